@@ -1,0 +1,1 @@
+"""How a model family's prompt is written and its output read."""

@@ -1,0 +1,67 @@
+"""Bytes from a client become typed values; every mistake becomes a `DecodeFailure` that names its path.
+
+Hostile JSON raises more than msgspec's own errors: deep nesting is a RecursionError, bad UTF-8 a
+UnicodeDecodeError. NUL is refused because Postgres text cannot hold it.
+"""
+
+import re
+from typing import Any, TypeVar
+
+import msgspec
+
+from server.wire.errors import DecodeFailure
+
+T = TypeVar("T")
+
+_PATH = re.compile(r" - at `(?:key in )?\$\.?(?P<path>[^`]*)`$")
+
+
+def decode(data: bytes, kind: type[T]) -> T:
+    """`data` as one JSON document of the given type. Raises DecodeFailure."""
+    try:
+        value = msgspec.json.decode(data, type=kind)
+        if rb"\u0000" in data:
+            _refuse_nul(msgspec.json.decode(data))
+    except msgspec.ValidationError as error:
+        raise _located(error) from error
+    except msgspec.DecodeError as error:
+        message = f"The request body is not valid JSON: {error}."
+        raise DecodeFailure(message, code="invalid_json") from error
+    except UnicodeDecodeError as error:
+        raise DecodeFailure("The request body is not valid UTF-8.", code="invalid_json") from error
+    except RecursionError as error:
+        raise DecodeFailure("The request body is nested too deeply.", code="invalid_json") from error
+    return value
+
+
+def convert(value: object, kind: Any, param: str) -> Any:  # noqa: ANN401 - the kind is the caller's
+    """`value` (as `decode` gives for `object`) as the given type; paths in errors begin with `param`."""
+    try:
+        return msgspec.convert(value, type=kind)
+    except msgspec.ValidationError as error:
+        raise _located(error, param) from error
+
+
+def _located(error: msgspec.ValidationError, prefix: str = "") -> DecodeFailure:
+    text = str(error)
+    found = _PATH.search(text)
+    path = found["path"] if found else ""
+    message = text[: found.start()] if found else text
+    if missing := re.search(r"missing required field `([^`]+)`", message):
+        path = f"{path}.{missing[1]}" if path else missing[1]
+    param = f"{prefix}{'.' if prefix and path and not path.startswith('[') else ''}{path}"
+    where = f" (at {param})" if param else ""
+    return DecodeFailure(f"{message}{where}.", param or None, "invalid_type")
+
+
+def _refuse_nul(value: object, path: str = "") -> None:
+    if isinstance(value, str) and "\0" in value:
+        raise DecodeFailure("Text must not contain the NUL character.", path or None, "invalid_text")
+    if isinstance(value, list):
+        for index, element in enumerate(value):
+            _refuse_nul(element, f"{path}[{index}]")
+    elif isinstance(value, dict):
+        for key, element in value.items():
+            if "\0" in key:
+                raise DecodeFailure("Keys must not contain the NUL character.", path or None, "invalid_text")
+            _refuse_nul(element, f"{path}.{key}" if path else key)

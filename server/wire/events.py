@@ -1,0 +1,165 @@
+"""The stream events this server sends, and the compact form in which deltas are kept.
+
+An event is kept as an `Event`: a delta as its bare text, everything else as its JSON. `render` makes the
+bytes that a client receives, always the same ones, so that a replay equals the first stream.
+"""
+
+from enum import IntEnum
+from typing import NamedTuple
+from uuid import UUID
+
+import msgspec
+
+
+from server.wire import ids
+from server.wire.items import Item, OutputText, ReasoningText
+from server.wire.response import Response
+
+
+class Kind(IntEnum):
+    """How an event's body is to be read. The numbers are stored; `v_events` names them too."""
+
+    WHOLE = 0
+    OUTPUT_TEXT_DELTA = 1
+    REASONING_TEXT_DELTA = 2
+
+
+class Event(NamedTuple):
+    """One event of a response, as the emitter makes and the store keeps it."""
+
+    sequence_number: int
+    kind: Kind
+    output_index: int
+    """0 for whole events, whose JSON has it."""
+    content_index: int
+    body: str
+    """JSON text of a whole event; the bare text of a delta."""
+
+
+class _Event(msgspec.Struct, frozen=True, tag_field="type"):
+    sequence_number: int
+
+
+class ResponseCreated(_Event, frozen=True, tag="response.created"):
+    response: Response
+
+
+class ResponseInProgress(_Event, frozen=True, tag="response.in_progress"):
+    response: Response
+
+
+class ResponseCompleted(_Event, frozen=True, tag="response.completed"):
+    response: Response
+
+
+class ResponseFailed(_Event, frozen=True, tag="response.failed"):
+    response: Response
+
+
+class ResponseIncomplete(_Event, frozen=True, tag="response.incomplete"):
+    response: Response
+
+
+class OutputItemAdded(_Event, frozen=True, tag="response.output_item.added"):
+    output_index: int
+    item: Item
+
+
+class OutputItemDone(_Event, frozen=True, tag="response.output_item.done"):
+    output_index: int
+    item: Item
+
+
+class ContentPartAdded(_Event, frozen=True, tag="response.content_part.added"):
+    item_id: str
+    output_index: int
+    content_index: int
+    part: OutputText | ReasoningText
+
+
+class ContentPartDone(_Event, frozen=True, tag="response.content_part.done"):
+    item_id: str
+    output_index: int
+    content_index: int
+    part: OutputText | ReasoningText
+
+
+class OutputTextDelta(_Event, frozen=True, tag="response.output_text.delta"):
+    item_id: str
+    output_index: int
+    content_index: int
+    delta: str
+    logprobs: tuple[()] = ()
+
+
+class OutputTextDone(_Event, frozen=True, tag="response.output_text.done"):
+    item_id: str
+    output_index: int
+    content_index: int
+    text: str
+    logprobs: tuple[()] = ()
+
+
+class ReasoningTextDelta(_Event, frozen=True, tag="response.reasoning_text.delta"):
+    item_id: str
+    output_index: int
+    content_index: int
+    delta: str
+
+
+class ReasoningTextDone(_Event, frozen=True, tag="response.reasoning_text.done"):
+    item_id: str
+    output_index: int
+    content_index: int
+    text: str
+
+
+WholeEvent = (
+    ResponseCreated
+    | ResponseInProgress
+    | ResponseCompleted
+    | ResponseFailed
+    | ResponseIncomplete
+    | OutputItemAdded
+    | OutputItemDone
+    | ContentPartAdded
+    | ContentPartDone
+    | OutputTextDone
+    | ReasoningTextDone
+)
+
+TERMINAL = frozenset({"response.completed", "response.failed", "response.incomplete"})
+
+_DELTAS: dict[Kind, tuple[type[OutputTextDelta] | type[ReasoningTextDelta], str]] = {
+    Kind.OUTPUT_TEXT_DELTA: (OutputTextDelta, "msg"),
+    Kind.REASONING_TEXT_DELTA: (ReasoningTextDelta, "rs"),
+}
+_TYPE_START = len('{"type":"')
+_encode = msgspec.json.Encoder().encode
+
+
+def whole(event: WholeEvent) -> Event:
+    """An event that is kept as its JSON text."""
+    return Event(event.sequence_number, Kind.WHOLE, 0, 0, _encode(event).decode())
+
+
+def event_type(event: Event) -> str:
+    """OpenAI's name of the event."""
+    if event.kind is Kind.WHOLE:
+        return event.body[_TYPE_START : event.body.index('"', _TYPE_START)]
+    return str(_DELTAS[event.kind][0].__struct_config__.tag)
+
+
+def is_terminal(event: Event) -> bool:
+    return event.kind is Kind.WHOLE and event_type(event) in TERMINAL
+
+
+def render(response: UUID, event: Event) -> bytes:
+    """The event's JSON, as every client of this response receives it."""
+    if event.kind is Kind.WHOLE:
+        return event.body.encode()
+    struct, prefix = _DELTAS[event.kind]
+    item = ids.item_id(prefix, response, "o", event.output_index)
+    return _encode(
+        struct(event.sequence_number, item, event.output_index, event.content_index, event.body)
+    )

@@ -1,0 +1,42 @@
+"""Identifiers: time-ordered UUIDs inside, OpenAI's prefixed strings outside.
+
+A response's public id is its UUID with a prefix, so neither a sequence nor a lookup table is needed. Item
+ids are derived from their response and place, so a run that is rebuilt after a crash makes the same ids.
+"""
+
+import os
+import time
+from typing import Literal
+from uuid import UUID
+
+Side = Literal["i", "o"]
+"""Input or output of a response."""
+
+
+def new_uuid() -> UUID:
+    """A UUIDv7 (RFC 9562): 48 bits of Unix milliseconds, then 74 random bits."""
+    milliseconds = time.time_ns() // 1_000_000
+    randomness = int.from_bytes(os.urandom(10), "big")
+    high = (milliseconds << 16) | 0x7000 | (randomness >> 68)
+    low = 0x8000_0000_0000_0000 | (randomness & 0x3FFF_FFFF_FFFF_FFFF)
+    return UUID(int=(high << 64) | low)
+
+
+def response_id(uuid: UUID) -> str:
+    return f"resp_{uuid.hex}"
+
+
+def parse_response_id(text: str) -> UUID | None:
+    """The UUID of a response id that this server could have made, else None."""
+    prefix, _, digits = text.partition("_")
+    if prefix != "resp" or len(digits) != 32 or not set(digits) <= set("0123456789abcdef"):
+        return None
+    return UUID(hex=digits)
+
+
+def item_id(prefix: str, response: UUID, side: Side, index: int) -> str:
+    """The id of the item at `index` of a response's input or output.
+
+    `prefix` is OpenAI's for the item's type: `msg` for messages, `rs` for reasoning.
+    """
+    return f"{prefix}_{response.hex}{side}{index:x}"

@@ -1,0 +1,58 @@
+"""The body of POST /v1/responses. Unknown fields are ignored, known ones are typed and bounded."""
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+Metadata = Annotated[
+    dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]], Meta(max_length=16)
+]
+Seed = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
+
+
+class ReasoningOptions(msgspec.Struct, frozen=True):
+    effort: Effort | None = None
+    summary: Literal["auto", "concise", "detailed"] | None = None
+
+
+class TextFormat(msgspec.Struct, frozen=True):
+    type: str = "text"
+
+
+class TextOptions(msgspec.Struct, frozen=True):
+    format: TextFormat | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+
+
+class CreateResponse(msgspec.Struct, frozen=True, kw_only=True):
+    """OpenAI's parameters, and `seed`, which vLLM added. Null means the default everywhere."""
+
+    model: str
+    input: str | Annotated[list[dict[str, Any]], Meta(max_length=4096)]
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    stream: bool | None = None
+    store: bool | None = None
+    background: bool | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    max_output_tokens: Annotated[int, Meta(ge=1)] | None = None
+    seed: Seed | None = None
+    metadata: Metadata | None = None
+    reasoning: ReasoningOptions | None = None
+    text: TextOptions | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    max_tool_calls: Annotated[int, Meta(ge=1)] | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
+    conversation: str | dict[str, Any] | None = None
+    prompt: dict[str, Any] | None = None
+    safety_identifier: Annotated[str, Meta(max_length=64)] | None = None
+    prompt_cache_key: Annotated[str, Meta(max_length=64)] | None = None
+    user: str | None = None

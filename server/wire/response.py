@@ -1,0 +1,142 @@
+"""The Response object. Every field that the SDKs or the Open Responses suite need is always present."""
+
+from typing import Any, Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from server.wire.items import Item
+
+Status = Literal["queued", "in_progress", "completed", "failed", "incomplete", "cancelled"]
+
+
+class ResponseError(msgspec.Struct, frozen=True):
+    code: str
+    message: str
+
+
+class IncompleteDetails(msgspec.Struct, frozen=True):
+    reason: str
+
+
+class InputTokensDetails(msgspec.Struct, frozen=True):
+    cached_tokens: int
+    cache_write_tokens: int = 0
+
+
+class OutputTokensDetails(msgspec.Struct, frozen=True):
+    reasoning_tokens: int
+
+
+class Usage(msgspec.Struct, frozen=True):
+    input_tokens: int
+    input_tokens_details: InputTokensDetails
+    output_tokens: int
+    output_tokens_details: OutputTokensDetails
+    total_tokens: int
+
+
+def usage(prompt: int, cached: int, output: int, reasoning: int) -> Usage:
+    """Token counts in OpenAI's shape."""
+    return Usage(prompt, InputTokensDetails(cached), output, OutputTokensDetails(reasoning), prompt + output)
+
+
+class ReasoningEcho(msgspec.Struct, frozen=True):
+    effort: str | None = None
+    summary: str | None = None
+
+
+class FormatEcho(msgspec.Struct, frozen=True):
+    type: str = "text"
+
+
+class TextEcho(msgspec.Struct, frozen=True):
+    format: FormatEcho = FormatEcho()
+    verbosity: str | UnsetType = UNSET
+
+
+class Echo(msgspec.Struct, frozen=True, kw_only=True):
+    """What a response repeats of its request, defaults filled in. Stored once, as `responses.request`."""
+
+    background: bool
+    frequency_penalty: float
+    instructions: str | None
+    max_output_tokens: int | None
+    max_tool_calls: int | None
+    metadata: dict[str, str]
+    model: str
+    parallel_tool_calls: bool
+    presence_penalty: float
+    previous_response_id: str | None
+    prompt_cache_key: str | None
+    reasoning: ReasoningEcho
+    safety_identifier: str | None
+    service_tier: Literal["default"]
+    store: bool
+    temperature: float
+    text: TextEcho
+    tool_choice: Any
+    tools: list[dict[str, Any]]
+    top_logprobs: int
+    top_p: float
+    truncation: str
+    user: str | None
+
+
+class Response(msgspec.Struct, frozen=True, kw_only=True):
+    """OpenAI's Response, in the order in which it is written."""
+
+    id: str
+    object: Literal["response"] = "response"
+    created_at: int
+    status: Status
+    background: bool
+    completed_at: int | None
+    error: ResponseError | None
+    frequency_penalty: float
+    incomplete_details: IncompleteDetails | None
+    instructions: str | None
+    max_output_tokens: int | None
+    max_tool_calls: int | None
+    metadata: dict[str, str]
+    model: str
+    output: list[Item] | list[msgspec.Raw]
+    parallel_tool_calls: bool
+    presence_penalty: float
+    previous_response_id: str | None
+    prompt_cache_key: str | None
+    reasoning: ReasoningEcho
+    safety_identifier: str | None
+    service_tier: Literal["default"]
+    store: bool
+    temperature: float
+    text: TextEcho
+    tool_choice: Any
+    tools: list[dict[str, Any]]
+    top_logprobs: int
+    top_p: float
+    truncation: str
+    usage: Usage | None
+    user: str | None
+
+
+class Deleted(msgspec.Struct, frozen=True):
+    """The answer to DELETE /v1/responses/{id}."""
+
+    id: str
+    object: Literal["response"] = "response"
+    deleted: bool = True
+
+
+class Model(msgspec.Struct, frozen=True):
+    """An entry of GET /v1/models."""
+
+    id: str
+    created: int
+    object: Literal["model"] = "model"
+    owned_by: str = "holdfast"
+
+
+class ModelList(msgspec.Struct, frozen=True):
+    data: list[Model]
+    object: Literal["list"] = "list"
