@@ -108,7 +108,15 @@ class JobRefused(Exception):
 
     def __init__(
         self,
-        reason: Literal["bad_token", "bad_limit", "bad_sampling", "too_long", "duplicate", "overloaded", "closed"],
+        reason: Literal[
+            "bad_token",
+            "bad_limit",
+            "bad_sampling",
+            "too_long",
+            "duplicate",
+            "overloaded",
+            "closed",
+        ],
         message: str,
     ) -> None:
         super().__init__(message)

@@ -1,0 +1,94 @@
+"""What the operator may set about the engine, checked when it is made.
+
+Any thread; frozen. Ignorant of environment variables and flags (the server reads those), and of torch:
+devices and dtypes are names here.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+DeviceName = Literal["auto", "cpu", "cuda"]
+DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
+
+
+class ModelRefused(Exception):
+    """The model cannot be served rightly by this engine; the message names what stands in the way."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """How much the scheduler may hold and do; the part of the settings that needs no model."""
+
+    kv_blocks: int
+    """Blocks that jobs can hold together."""
+    block_size: int = 16
+    """Tokens of a block: the grain of memory and of prefix reuse."""
+    token_budget: int = 512
+    """The most tokens that one step computes, prompts and outputs together."""
+    max_running: int = 64
+    """The most jobs in one step."""
+    max_waiting: int = 256
+    """The most accepted jobs beyond those that run."""
+
+    def __post_init__(self) -> None:
+        for name in ("kv_blocks", "block_size", "token_budget", "max_running"):
+            _require(getattr(self, name) >= 1, f"{name} must be at least 1")
+        _require(self.max_waiting >= 0, "max_waiting must be at least 0")
+        # One token for each running job must always fit, or the youngest ones would never move.
+        _require(self.token_budget >= self.max_running, "token_budget must be at least max_running")
+
+    def blocks_for(self, token_count: int) -> int:
+        """The blocks that hold this many tokens."""
+        return -(-token_count // self.block_size)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """The settings of the engine that runs a model."""
+
+    model: Path
+    """A directory with config.json and safetensors; nothing is fetched from a hub."""
+    device: DeviceName = "auto"
+    """`auto` is the first CUDA device where there is one, else the CPU."""
+    dtype: DtypeName = "auto"
+    """`auto` is the checkpoint's own on a GPU and float32 on a CPU."""
+    kv_memory: int | None = None
+    """Bytes for the KV cache; None is sized by the model and the free memory (see `engine.memory`)."""
+    kv_blocks: int | None = None
+    """Blocks of the KV cache, instead of bytes."""
+    block_size: int = 16
+    token_budget: int = 512
+    max_running: int = 64
+    max_waiting: int = 256
+    torch_threads: int | None = None
+    """CPU threads of one operation; None leaves torch's choice."""
+
+    def __post_init__(self) -> None:
+        _require(self.device in get_args(DeviceName), f"device {self.device!r} is not known")
+        _require(self.dtype in get_args(DtypeName), f"dtype {self.dtype!r} is not known")
+        _require(
+            self.kv_memory is None or self.kv_blocks is None,
+            "set kv_memory or kv_blocks, not both",
+        )
+        _require(self.kv_memory is None or self.kv_memory >= 1, "kv_memory must be at least 1")
+        _require(
+            self.torch_threads is None or self.torch_threads >= 1,
+            "torch_threads must be at least 1",
+        )
+        self.limits(self.kv_blocks if self.kv_blocks is not None else 1)
+
+    def limits(self, kv_blocks: int) -> Limits:
+        """These settings with the number of blocks that was found for them."""
+        return Limits(
+            kv_blocks=kv_blocks,
+            block_size=self.block_size,
+            token_budget=self.token_budget,
+            max_running=self.max_running,
+            max_waiting=self.max_waiting,
+        )
+
+
+def _require(condition: bool, sentence: str) -> None:
+    if not condition:
+        raise ValueError(sentence)

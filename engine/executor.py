@@ -1,0 +1,49 @@
+"""The border between the engine's loop and what computes a step: a model, or a script.
+
+Types only; engine thread. Ignorant of how tokens come about, and of torch.
+"""
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Protocol
+
+from engine.messages import Capabilities, FailureCode
+from engine.scheduler import Plan
+
+
+class OutOfMemory(Exception):
+    """The step did not fit into the device's memory; a smaller one may."""
+
+
+class EngineFault(BaseException):
+    """Nothing can be computed any more. A BaseException: no handler of one job's errors may keep it."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowFailure:
+    """One job's part of a step went wrong; the other jobs' parts stand."""
+
+    code: FailureCode
+    message: str
+
+
+class Executor(Protocol):
+    """Computes steps. Called on the engine thread only, but for `interrupt`."""
+
+    @property
+    def capabilities(self) -> Capabilities: ...
+
+    def thread_context(self) -> AbstractContextManager[object]:
+        """Entered by the engine thread for its whole life."""
+
+    def execute(self, plan: Plan) -> list[int | RowFailure]:
+        """Computes the plan; gives, in order, one token for each chunk that draws one.
+
+        Raises `OutOfMemory` or `EngineFault`; any other exception fails the jobs of this step.
+        """
+
+    def scrub(self, blocks: list[int]) -> None:
+        """Overwrites blocks whose content may not be finite."""
+
+    def interrupt(self) -> None:
+        """The engine is closing: stop waiting for anything but the computation. Any thread."""

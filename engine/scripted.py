@@ -1,0 +1,237 @@
+"""A second engine with the same handle: no model and no torch, for tests of everything around it.
+
+The executor below runs on the engine thread; `order`, `resume` and the rest of the handle on any. It is
+the true loop, scheduler and cache with another source of tokens, so jobs queue, share prefixes, are
+preempted and cancelled as on a model.
+
+An answer is a pure function of the prompt and, unless the job is greedy, of its seed. As with a model it
+does not matter where prompt ends and output begins: a job whose prompt is another's prompt plus its
+first outputs gives the rest of the other's outputs, and ends where that ended. No memory is involved,
+so this holds across processes too.
+"""
+
+import hashlib
+import threading
+from collections import deque
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Literal
+from weakref import WeakKeyDictionary
+
+from engine.config import Limits
+from engine.engine import ThreadedEngine
+from engine.executor import EngineFault, RowFailure
+from engine.messages import Capabilities, Deliver, FailureCode, Job
+from engine.scheduler import Plan
+from engine.sequence import TokenSequence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """What goes wrong, instead of a job's output token number `at_token` (from 0)."""
+
+    kind: Literal["fail", "hang", "die"]
+    """`fail`: the job ends in `Failed(code)`; `hang`: the engine thread stops, for all jobs, until
+    `resume` or `close`; `die`: the engine dies."""
+    at_token: int = 0
+    code: FailureCode = "engine_error"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Script:
+    """How one job is answered."""
+
+    tokens: tuple[int, ...] | None = None
+    """The whole answer, its stop token included; None draws `length` tokens from the vocabulary."""
+    length: int = 32
+    """Tokens of a drawn answer, of which the last is the stop token."""
+    fault: Fault | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScriptedConfig:
+    """The model that is played."""
+
+    vocabulary: tuple[int, ...]
+    """The ids that drawn answers are made of; give those that decode to plain text."""
+    stop_id: int
+    vocab_size: int
+    context_length: int = 8192
+    temperature: float = 0.0
+    top_p: float = 1.0
+    script: Script = Script()
+    """For every job that `scripts` of the engine says nothing about."""
+    step_seconds: float = 0.0
+    """The pace: the length of a step, and so the time between two tokens of a job."""
+    kv_blocks: int = 16384
+    token_budget: int = 8192
+    max_running: int = 64
+    max_waiting: int = 256
+
+    def __post_init__(self) -> None:
+        if not self.vocabulary or self.stop_id in self.vocabulary:
+            raise ValueError("vocabulary must have ids, and not the stop id")
+        if not all(0 <= token < self.vocab_size for token in (*self.vocabulary, self.stop_id)):
+            raise ValueError("vocabulary and stop_id must be below vocab_size")
+        if self.script.length < 1:
+            raise ValueError("a script's length must be at least 1")
+
+
+class ScriptedEngine(ThreadedEngine):
+    """`scripts` may choose a script by the job; None is the one in the config."""
+
+    def __init__(
+        self,
+        config: ScriptedConfig,
+        deliver: Deliver,
+        scripts: Callable[[Job], Script | None] = lambda _job: None,
+    ) -> None:
+        self._scripted = _ScriptedExecutor(config, scripts)
+        limits = Limits(
+            kv_blocks=config.kv_blocks,
+            token_budget=config.token_budget,
+            max_running=config.max_running,
+            max_waiting=config.max_waiting,
+        )
+        super().__init__(self._scripted, limits, deliver)
+
+    def order(self, fault: Fault) -> None:
+        """The next job that starts without a fault of its script gets this one. Any thread."""
+        self._scripted.ordered.append(fault)
+
+    def resume(self) -> None:
+        """Ends a hang. Any thread."""
+        self._scripted.resume()
+
+    @property
+    def hanging(self) -> threading.Event:
+        """Set while a `hang` lasts; to be waited for."""
+        return self._scripted.hanging
+
+
+class _ScriptedExecutor:
+    def __init__(self, config: ScriptedConfig, scripts: Callable[[Job], Script | None]) -> None:
+        self._config = config
+        self._scripts = scripts
+        self._answers: WeakKeyDictionary[TokenSequence, _Answer] = WeakKeyDictionary()
+        self._closing = threading.Event()
+        self._resumed = threading.Event()
+        self.hanging = threading.Event()
+        self.ordered: deque[Fault] = deque()
+        self.capabilities = Capabilities(
+            vocab_size=config.vocab_size,
+            context_length=config.context_length,
+            stop_ids=frozenset({config.stop_id}),
+            temperature=config.temperature,
+            top_p=config.top_p,
+        )
+
+    def thread_context(self) -> AbstractContextManager[object]:
+        return nullcontext()
+
+    def execute(self, plan: Plan) -> list[int | RowFailure]:
+        if self._config.step_seconds:
+            self._closing.wait(self._config.step_seconds)
+        return [self._next(chunk.sequence) for chunk in plan if chunk.draws]
+
+    def scrub(self, blocks: list[int]) -> None:
+        """There is nothing in the blocks."""
+
+    def interrupt(self) -> None:
+        self._closing.set()
+        self.resume()
+
+    def resume(self) -> None:
+        self._resumed.set()
+
+    def _next(self, sequence: TokenSequence) -> int | RowFailure:
+        answer = self._answers.get(sequence)
+        if answer is None:
+            answer = self._answers[sequence] = self._begin(sequence.job)
+        fault = answer.fault
+        if fault is not None and sequence.output_count == fault.at_token:
+            if fault.kind == "fail":
+                return RowFailure(fault.code, "A fault of the script.")
+            if fault.kind == "die":
+                raise EngineFault("A fault of the script.")
+            answer.fault = None
+            self._hang()
+        return answer.token(sequence)
+
+    def _begin(self, job: Job) -> "_Answer":
+        script = self._scripts(job) or self._config.script
+        fault = script.fault
+        if fault is None and self.ordered:
+            fault = self.ordered.popleft()
+        kind = _Drawn if script.tokens is None else _Given
+        return kind(job, script, self._config, fault)
+
+    def _hang(self) -> None:
+        self._resumed.clear()
+        if self._closing.is_set():  # checked after `clear`: `interrupt` sets them in this order
+            return
+        self.hanging.set()
+        self._resumed.wait()
+        self.hanging.clear()
+
+
+class _Answer:
+    """One job's answer, and how much of it the job's prompt already ends with."""
+
+    def __init__(
+        self, job: Job, script: Script, config: ScriptedConfig, fault: Fault | None
+    ) -> None:
+        self.job = job
+        self.script = script
+        self.config = config
+        self.fault = fault
+
+    def token(self, sequence: TokenSequence) -> int:
+        raise NotImplementedError
+
+
+class _Given(_Answer):
+    """An answer that the script spells out."""
+
+    def token(self, sequence: TokenSequence) -> int:
+        tokens = self.script.tokens or ()
+        index = self._already_given(tokens) + sequence.output_count
+        return tokens[index] if index < len(tokens) else self.config.stop_id
+
+    def _already_given(self, tokens: tuple[int, ...]) -> int:
+        prompt = self.job.prompt
+        longest = min(len(tokens), len(prompt))
+        return next((n for n in range(longest, 0, -1) if prompt[-n:] == tokens[:n]), 0)
+
+
+class _Drawn(_Answer):
+    """An answer in which each token is named by a digest of the seed and of all tokens before it.
+
+    A prompt that ends in tokens which this rule would have drawn is taken to continue an answer. A
+    prompt that does so by chance, one in as many as the vocabulary has ids, gets a shorter answer.
+    """
+
+    def __init__(
+        self, job: Job, script: Script, config: ScriptedConfig, fault: Fault | None
+    ) -> None:
+        super().__init__(job, script, config, fault)
+        seed = job.sampling.seed if job.sampling.temperature > 0 else 0
+        self._digest = hashlib.blake2b(str(seed).encode(), digest_size=8).digest()
+        self._read = 0
+        self._streak = 0
+
+    def token(self, sequence: TokenSequence) -> int:
+        for token_id in sequence.tokens[self._read :]:
+            self._streak = self._streak + 1 if token_id == self._expected() else 0
+            self._digest = hashlib.blake2b(
+                self._digest + token_id.to_bytes(8, "little"), digest_size=8
+            ).digest()
+        self._read = len(sequence.tokens)
+        if self._streak >= self.script.length - 1:
+            return self.config.stop_id
+        return self._expected()
+
+    def _expected(self) -> int:
+        vocabulary = self.config.vocabulary
+        return vocabulary[int.from_bytes(self._digest, "little") % len(vocabulary)]
