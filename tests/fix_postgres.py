@@ -1,0 +1,63 @@
+"""Databases for tests: one cluster a session, one fresh database a test."""
+
+import shutil
+import tempfile
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psycopg
+import pytest
+from psycopg import sql
+
+from server.store.database import upgrade
+from server.store.embedded import EmbeddedPostgres
+
+#: A test's database need not survive anything: three settings that make Postgres forget the disk.
+IN_A_HURRY = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[EmbeddedPostgres]:
+    """A running Postgres with nothing in it."""
+    data_dir = Path(tempfile.mkdtemp(prefix="holdfast-test-"))
+    try:
+        with EmbeddedPostgres(data_dir, options=IN_A_HURRY) as postgres:
+            yield postgres
+    finally:
+        shutil.rmtree(data_dir)
+
+
+@pytest.fixture(scope="session")
+def template_database(cluster: EmbeddedPostgres) -> Iterator[str]:
+    """The name of a database with the whole schema in it, to make others from."""
+    with _temporary_database(cluster, "template") as name:
+        upgrade(cluster.url_of(name))
+        yield name
+
+
+@pytest.fixture
+def database_url(cluster: EmbeddedPostgres, template_database: str) -> Iterator[str]:
+    """The URL of a database of this test's own, with the whole schema in it."""
+    with _temporary_database(cluster, "test", template=template_database) as name:
+        yield cluster.url_of(name)
+
+
+@pytest.fixture
+def empty_database_url(cluster: EmbeddedPostgres) -> Iterator[str]:
+    """The URL of a database of this test's own, with nothing in it."""
+    with _temporary_database(cluster, "empty") as name:
+        yield cluster.url_of(name)
+
+
+@contextmanager
+def _temporary_database(cluster: EmbeddedPostgres, kind: str, template: str = "template1") -> Iterator[str]:
+    name = f"{kind}_{uuid.uuid4().hex}"
+    names = {"name": sql.Identifier(name), "template": sql.Identifier(template)}
+    with psycopg.connect(cluster.url_of("postgres"), autocommit=True) as connection:
+        connection.execute(sql.SQL("CREATE DATABASE {name} TEMPLATE {template}").format(**names))
+        try:
+            yield name
+        finally:
+            connection.execute(sql.SQL("DROP DATABASE {name} WITH (FORCE)").format(**names))
