@@ -96,9 +96,7 @@ class Ledger:
 class Loop:
     """The thread's state. `run` is its body."""
 
-    def __init__(
-        self, executor: Executor, limits: Limits, ledger: Ledger, deliver: Deliver
-    ) -> None:
+    def __init__(self, executor: Executor, limits: Limits, ledger: Ledger, deliver: Deliver) -> None:
         self._executor = executor
         self._scheduler = Scheduler(limits)
         self._ledger = ledger

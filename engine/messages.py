@@ -135,6 +135,9 @@ class Capabilities:
     temperature: float
     """Default temperature of the model's generation_config; 0 where it does not sample."""
     top_p: float
+    """Default top_p of the same; 1 where it does not sample."""
+    top_k: int = 0
+    """Default top_k of the same; 0 where it has none or does not sample."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -157,9 +157,7 @@ class Scheduler:
         reused = self.pool.find(known)
         self.pool.hold(reused)
         needed = self.limits.blocks_for(len(sequence.tokens)) - len(reused)
-        fresh = (
-            self.pool.allocate(needed) if self.pool.free >= needed + len(self._running) else None
-        )
+        fresh = self.pool.allocate(needed) if self.pool.free >= needed + len(self._running) else None
         if fresh is None:
             self.pool.release(reused)
             return False

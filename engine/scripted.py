@@ -179,9 +179,7 @@ class _ScriptedExecutor:
 class _Answer:
     """One job's answer, and how much of it the job's prompt already ends with."""
 
-    def __init__(
-        self, job: Job, script: Script, config: ScriptedConfig, fault: Fault | None
-    ) -> None:
+    def __init__(self, job: Job, script: Script, config: ScriptedConfig, fault: Fault | None) -> None:
         self.job = job
         self.script = script
         self.config = config
@@ -212,9 +210,7 @@ class _Drawn(_Answer):
     prompt that does so by chance, one in as many as the vocabulary has ids, gets a shorter answer.
     """
 
-    def __init__(
-        self, job: Job, script: Script, config: ScriptedConfig, fault: Fault | None
-    ) -> None:
+    def __init__(self, job: Job, script: Script, config: ScriptedConfig, fault: Fault | None) -> None:
         super().__init__(job, script, config, fault)
         seed = job.sampling.seed if job.sampling.temperature > 0 else 0
         self._digest = hashlib.blake2b(str(seed).encode(), digest_size=8).digest()

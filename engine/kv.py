@@ -1,0 +1,57 @@
+"""The tensors behind the KV blocks.
+
+Made while loading, used by the engine thread. Ignorant of which block belongs to whom (`cache`) and of
+how the tensors are read (`attention`).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class LayerShape:
+    """The shape of one layer's keys and values for one token."""
+
+    heads: int
+    key_size: int
+    value_size: int
+
+    @property
+    def numbers(self) -> int:
+        """Stored for each token."""
+        return self.heads * (self.key_size + self.value_size)
+
+
+class KvStore:
+    """Per layer, keys and values as `[slots, heads, size]`; a block is `block_size` slots in a row.
+
+    All of it is allocated at once, so that a lack of memory shows while loading. Block 0 is the blank
+    one: always zero.
+    """
+
+    def __init__(
+        self,
+        shapes: Sequence[LayerShape],
+        blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        slots = (blocks + 1) * block_size
+        self.block_size = block_size
+        self.device = device
+        self.keys = [
+            torch.zeros(slots, shape.heads, shape.key_size, dtype=dtype, device=device) for shape in shapes
+        ]
+        self.values = [
+            torch.zeros(slots, shape.heads, shape.value_size, dtype=dtype, device=device) for shape in shapes
+        ]
+
+    def scrub(self, blocks: Sequence[int]) -> None:
+        """Makes the blocks zero again: a NaN that is masked is still a NaN for its neighbours."""
+        for block in blocks:
+            rows = slice(block * self.block_size, (block + 1) * self.block_size)
+            for tensor in (*self.keys, *self.values):
+                tensor[rows] = 0

@@ -1,0 +1,170 @@
+"""Loading: from a directory to a model that computes through our attention, or a refusal by name.
+
+Runs on the thread that starts the engine. safetensors only; code that comes with a model is never run;
+nothing is fetched. Ignorant of jobs and of how steps are computed.
+"""
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import transformers
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+
+from engine.attention import IMPLEMENTATION, ProbeStep
+from engine.config import EngineConfig, ModelRefused
+from engine.kv import LayerShape
+from engine.messages import Capabilities
+
+LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
+
+STRETCHED_ROPES = frozenset({"dynamic", "longrope"})
+"""Position encodings whose frequencies change, for the whole batch, with its longest sequence once
+that is beyond the length the model was first trained for. Up to that length they are constant."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """The model, unchanged but for its attention, and what was learnt of it."""
+
+    network: PreTrainedModel
+    device: torch.device
+    dtype: torch.dtype
+    shapes: list[LayerShape]
+    capabilities: Capabilities
+
+
+def load_model(config: EngineConfig, progress: Callable[[str], None]) -> LoadedModel:
+    """Raises `ModelRefused` for a model that cannot be loaded or would not be served rightly."""
+    if config.torch_threads is not None:
+        torch.set_num_threads(config.torch_threads)
+    device = _choose_device(config)
+    progress(f"reading {config.model}")
+    settings = _read_settings(config)
+    _refuse_unservable(settings.get_text_config())
+    dtype = _choose_dtype(config, settings, device)
+    progress(f"loading weights as {str(dtype).removeprefix('torch.')} on {device}")
+    network = _read_weights(config, dtype)
+    network.to(device=device)  # type: ignore[call-arg]  # its wrapper hides the keyword
+    progress("checking that every layer attends as it should")
+    shapes = _probe(network, device)
+    return LoadedModel(network, device, dtype, shapes, _describe(network))
+
+
+def _choose_device(config: EngineConfig) -> torch.device:
+    if config.device == "cuda" and not torch.cuda.is_available():
+        raise ModelRefused("There is no CUDA device here.")
+    if config.device == "cpu" or not torch.cuda.is_available():
+        return torch.device("cpu")
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def _choose_dtype(config: EngineConfig, settings: PretrainedConfig, device: torch.device) -> torch.dtype:
+    if config.dtype != "auto":
+        return getattr(torch, config.dtype)  # type: ignore[no-any-return]
+    own = settings.get_text_config().dtype or settings.dtype
+    # CPUs that compute in bfloat16 are few, and the others lose both speed and digits by it.
+    return own if device.type == "cuda" and isinstance(own, torch.dtype) else torch.float32
+
+
+def _read_settings(config: EngineConfig) -> PretrainedConfig:
+    if not (config.model / "config.json").is_file():
+        raise ModelRefused(f"There is no model in {config.model}: it has no config.json.")
+    try:
+        return AutoConfig.from_pretrained(config.model, trust_remote_code=False, local_files_only=True)
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelRefused(f"The model in {config.model} is not known: {error}") from error
+    return settings
+
+
+def _refuse_unservable(settings: PretrainedConfig) -> None:
+    name = settings.model_type
+    foreign = sorted(set(getattr(settings, "layer_types", None) or ()) - LAYER_TYPES)
+    if foreign:
+        raise ModelRefused(f"{name} has layers of kinds that are not served: {', '.join(foreign)}.")
+    if settings.is_encoder_decoder:
+        raise ModelRefused(f"{name} is an encoder and a decoder; only decoders are served.")
+    if getattr(settings, "num_kv_shared_layers", 0):
+        raise ModelRefused(f"{name} has layers that share their keys, which is not served.")
+
+
+def _read_weights(config: EngineConfig, dtype: torch.dtype) -> PreTrainedModel:
+    transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    try:
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            config.model,
+            dtype=dtype,
+            use_safetensors=True,
+            trust_remote_code=False,
+            local_files_only=True,
+            output_loading_info=True,
+        )
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelRefused(f"The weights in {config.model} cannot be read: {error}") from error
+    network: PreTrainedModel = loaded[0]
+    report: dict[str, Any] = loaded[1]
+    # transformers only warns, and fills what is missing with random numbers.
+    for trouble in ("missing_keys", "mismatched_keys", "error_msgs"):
+        if report[trouble]:
+            raise ModelRefused(f"The weights in {config.model}: {trouble} {report[trouble]}.")
+    name = type(network).__name__
+    if network._is_stateful:
+        raise ModelRefused(f"{name} keeps a state beside keys and values, which is not served.")
+    if "logits_to_keep" not in inspect.signature(network.forward).parameters:
+        raise ModelRefused(f"{name} cannot compute the logits of chosen tokens only.")
+    network.set_attn_implementation(IMPLEMENTATION)
+    network.eval()
+    return network
+
+
+def _probe(network: PreTrainedModel, device: torch.device) -> list[LayerShape]:
+    """Runs two tokens through the model: what it asks of attention must be what we implement."""
+    step = ProbeStep()
+    pair = torch.tensor([[0, 1]], device=device)
+    with torch.inference_mode():
+        network(
+            input_ids=pair,
+            position_ids=pair,
+            use_cache=False,
+            logits_to_keep=torch.tensor([1], device=device),
+            step=step,
+        )
+    layers = network.config.get_text_config().num_hidden_layers
+    if sorted(step.shapes) != list(range(layers)):
+        raise ModelRefused(
+            f"{type(network).__name__} has {layers} layers, of which {len(step.shapes)} use the "
+            "attention that we can replace."
+        )
+    return [step.shapes[layer] for layer in range(layers)]
+
+
+def _describe(network: PreTrainedModel) -> Capabilities:
+    settings = network.config.get_text_config()
+    defaults: Any = network.generation_config
+    ends = defaults.eos_token_id if defaults.eos_token_id is not None else settings.eos_token_id
+    if ends is None:
+        ends = []
+    return Capabilities(
+        vocab_size=settings.vocab_size,
+        context_length=_context_length(settings),
+        stop_ids=frozenset([ends] if isinstance(ends, int) else ends),
+        temperature=_number(defaults.temperature, 1.0) if defaults.do_sample else 0.0,
+        top_p=_number(defaults.top_p, 1.0) if defaults.do_sample else 1.0,
+        top_k=int(_number(defaults.top_k, 0)) if defaults.do_sample else 0,
+    )
+
+
+def _context_length(settings: PretrainedConfig) -> int:
+    length = int(settings.max_position_embeddings)
+    ropes = getattr(settings, "rope_parameters", None) or {}
+    # Either the parameters themselves, or one such mapping for each type of layer.
+    for rope in ropes.values() if all(isinstance(r, dict) for r in ropes.values()) else (ropes,):
+        if rope and rope.get("rope_type") in STRETCHED_ROPES:
+            length = min(length, rope.get("original_max_position_embeddings", length))
+    return length
+
+
+def _number(value: float | None, default: float) -> float:
+    return default if value is None else value

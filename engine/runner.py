@@ -1,0 +1,162 @@
+"""One step on a model: a plan becomes one packed forward pass, whose logits become tokens.
+
+Made by the thread that starts the engine, then used by the engine thread alone. Ignorant of who the
+jobs belong to and of why the plan is what it is.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from engine.attention import PagedStep, PromptChunk
+from engine.cache import BLANK_BLOCK
+from engine.config import EngineConfig, Limits
+from engine.executor import EngineFault, OutOfMemory, RowFailure
+from engine.kv import KvStore
+from engine.memory import count_blocks
+from engine.messages import Capabilities
+from engine.model import LoadedModel, load_model
+from engine.sampler import Draw, sample
+from engine.scheduler import Chunk, Plan
+
+
+@dataclass(frozen=True, slots=True)
+class PackedStep:
+    """A plan as tensors."""
+
+    token_ids: Tensor
+    """`[1, T]`, as are the positions."""
+    positions: Tensor
+    ends: Tensor
+    """The places in the packed row whose logits are drawn from."""
+    draws: list[Draw]
+    attention: PagedStep
+
+
+class ModelExecutor:
+    """Implements `executor.Executor` with a model."""
+
+    def __init__(self, model: LoadedModel, config: EngineConfig, store: KvStore) -> None:
+        self._network = model.network
+        self._threads = config.torch_threads
+        self._store = store
+        self.capabilities: Capabilities = model.capabilities
+
+    @staticmethod
+    def load(config: EngineConfig, progress: Callable[[str], None]) -> tuple["ModelExecutor", Limits]:
+        """Loads the model and makes its KV cache. Raises `ModelRefused`."""
+        model = load_model(config, progress)
+        context = model.capabilities.context_length
+        per_token = sum(shape.numbers for shape in model.shapes) * model.dtype.itemsize
+        on_gpu = model.device.type == "cuda"
+        blocks = count_blocks(
+            config,
+            block_bytes=per_token * config.block_size,
+            context_length=context,
+            gpu_free=torch.cuda.mem_get_info(model.device)[0] if on_gpu else None,
+        )
+        store = KvStore(model.shapes, blocks, config.block_size, model.dtype, model.device)
+        held = blocks * config.block_size
+        progress(f"the KV cache holds {held} tokens in {held * per_token / 2**20:.0f} MiB")
+        usable = replace(model.capabilities, context_length=min(context, held))
+        return ModelExecutor(replace(model, capabilities=usable), config, store), config.limits(blocks)
+
+    @contextmanager
+    def thread_context(self) -> Iterator[None]:
+        """Inference mode, like the number of threads, belongs to a thread."""
+        if self._threads is not None:
+            torch.set_num_threads(self._threads)
+        with torch.inference_mode():
+            yield
+
+    def execute(self, plan: Plan) -> list[int | RowFailure]:
+        try:
+            return self._compute(plan)
+        except torch.OutOfMemoryError as error:
+            torch.cuda.empty_cache()
+            raise OutOfMemory(str(error)) from error
+        except torch.AcceleratorError as error:
+            # After a fault of the device every later call on it fails too.
+            raise EngineFault(str(error)) from error
+        except (MemoryError, RuntimeError) as error:
+            if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
+                raise OutOfMemory(str(error)) from error
+            raise
+
+    def scrub(self, blocks: list[int]) -> None:
+        self._store.scrub(blocks)
+
+    def interrupt(self) -> None:
+        """A step is never waited in."""
+
+    def _compute(self, plan: Plan) -> list[int | RowFailure]:
+        packed = self._pack(plan)
+        logits = self._network(
+            input_ids=packed.token_ids,
+            position_ids=packed.positions,
+            use_cache=False,
+            logits_to_keep=packed.ends,
+            step=packed.attention,
+        ).logits
+        if not packed.draws:
+            return []
+        return [
+            RowFailure("engine_error", "The model gave no finite logits.") if token_id is None else token_id
+            for token_id in sample(logits[0].float(), packed.draws)
+        ]
+
+    def _pack(self, plan: Plan) -> PackedStep:
+        """Lays the chunks of the plan, which has those of one token first, end to end."""
+        token_ids: list[int] = []
+        positions: list[int] = []
+        slots: list[int] = []
+        ends: list[int] = []
+        draws: list[Draw] = []
+        prompts: list[PromptChunk] = []
+        for chunk in plan:
+            sequence, stop = chunk.sequence, chunk.start + chunk.count
+            chunk_slots = self._slots(chunk)
+            if chunk.count > 1:
+                begin = len(token_ids)
+                where = self._tensor([*chunk_slots, BLANK_BLOCK])
+                prompts.append(PromptChunk(begin, begin + chunk.count, chunk.start, where))
+            token_ids += sequence.tokens[chunk.start : stop]
+            positions += range(chunk.start, stop)
+            slots += chunk_slots[chunk.start :] if chunk.count > 1 else chunk_slots
+            if chunk.draws:
+                ends.append(len(token_ids) - 1)
+                draws.append(Draw(sequence.job.sampling, len(sequence.tokens)))
+        single = [chunk for chunk in plan if chunk.count == 1]
+        attention = PagedStep(
+            self._store,
+            slots=self._tensor(slots),
+            tables=self._tensor(self._tables(single)),
+            lengths=self._tensor([chunk.start + 1 for chunk in single]),
+            chunks=prompts,
+        )
+        return PackedStep(
+            self._tensor([token_ids]), self._tensor([positions]), self._tensor(ends), draws, attention
+        )
+
+    def _slots(self, chunk: Chunk) -> list[int]:
+        """Where the keys lie: of one token its own slot, of a longer chunk all slots up to its end."""
+        size = self._store.block_size
+        blocks = chunk.sequence.blocks
+        if chunk.count == 1:
+            return [blocks[chunk.start // size] * size + chunk.start % size]
+        stop = chunk.start + chunk.count
+        used = blocks[: -(-stop // size)]
+        return [block * size + place for block in used for place in range(size)][:stop]
+
+    def _tables(self, chunks: list[Chunk]) -> list[list[int]]:
+        """The blocks of each sequence, padded with blanks to one length, which leaves at least one."""
+        size = self._store.block_size
+        used = [chunk.sequence.blocks[: chunk.start // size + 1] for chunk in chunks]
+        width = max(map(len, used), default=0) + 1
+        return [[*blocks, *[BLANK_BLOCK] * (width - len(blocks))] for blocks in used]
+
+    def _tensor(self, numbers: list[int] | list[list[int]]) -> Tensor:
+        return torch.tensor(numbers, dtype=torch.long, device=self._store.device)
