@@ -20,7 +20,9 @@ BLANK_BLOCK = 0
 
 def root_digest(salt: str) -> bytes:
     """Where a chain of block digests starts. Chains of different salts never meet."""
-    return hashlib.blake2b(salt.encode(), digest_size=32, person=b"holdfast-kv").digest()
+    # Any string is a salt, also one with half a character in it.
+    encoded = salt.encode(errors="surrogatepass")
+    return hashlib.blake2b(encoded, digest_size=32, person=b"holdfast-kv").digest()
 
 
 def chained_digest(previous: bytes, token_ids: Sequence[int]) -> bytes:

@@ -6,7 +6,8 @@ the scripted engine, which is this handle over another executor, starts without 
 
 import math
 import threading
-from collections.abc import Callable
+from array import array
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from engine.config import EngineConfig, Limits
@@ -38,7 +39,7 @@ class ThreadedEngine:
         capabilities = self.capabilities
         if not job.prompt:
             raise JobRefused("bad_token", "The prompt is empty.")
-        if min(job.prompt) < 0 or max(job.prompt) >= capabilities.vocab_size:
+        if not _are_ids(job.prompt, capabilities.vocab_size):
             raise JobRefused("bad_token", f"Token ids must be 0 to {capabilities.vocab_size - 1}.")
         if job.max_tokens < 1:
             raise JobRefused("bad_limit", "max_tokens must be at least 1.")
@@ -104,6 +105,14 @@ def load(
 
     executor, limits = ModelExecutor.load(config, progress)
     return ThreadedEngine(executor, limits, deliver)
+
+
+def _are_ids(token_ids: Sequence[int], vocab_size: int) -> bool:
+    try:
+        numbers = array("q", token_ids)
+    except (TypeError, OverflowError):
+        return False
+    return min(numbers) >= 0 and max(numbers) < vocab_size
 
 
 def _check_sampling(sampling: Sampling) -> None:

@@ -78,9 +78,9 @@ class Ledger:
             self.inbox.put(job)
 
     def close(self, sentence: str) -> None:
-        """Refuses every job from now on."""
+        """Refuses every job from now on. The first sentence stays."""
         with self._lock:
-            self._closed = sentence
+            self._closed = self._closed or sentence
 
     def end(self, job_id: str) -> None:
         with self._lock:

@@ -73,7 +73,9 @@ def _read_settings(config: EngineConfig) -> PretrainedConfig:
     if not (config.model / "config.json").is_file():
         raise ModelRefused(f"There is no model in {config.model}: it has no config.json.")
     try:
-        return AutoConfig.from_pretrained(config.model, trust_remote_code=False, local_files_only=True)
+        settings: PretrainedConfig = AutoConfig.from_pretrained(
+            config.model, trust_remote_code=False, local_files_only=True
+        )
     except (OSError, ValueError, KeyError) as error:
         raise ModelRefused(f"The model in {config.model} is not known: {error}") from error
     return settings
@@ -115,7 +117,7 @@ def _read_weights(config: EngineConfig, dtype: torch.dtype) -> PreTrainedModel:
     if "logits_to_keep" not in inspect.signature(network.forward).parameters:
         raise ModelRefused(f"{name} cannot compute the logits of chosen tokens only.")
     network.set_attn_implementation(IMPLEMENTATION)
-    network.eval()
+    network.eval()  # type: ignore[no-untyped-call]
     return network
 
 
