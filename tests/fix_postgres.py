@@ -13,6 +13,8 @@ from psycopg import sql
 
 from server.store.database import upgrade
 from server.store.embedded import EmbeddedPostgres
+from tests.support.embedded_process import is_running
+from tests.support.eventually import eventually
 
 #: A test's database need not survive anything: three settings that make Postgres forget the disk.
 IN_A_HURRY = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
@@ -51,12 +53,28 @@ def empty_database_url(cluster: EmbeddedPostgres) -> Iterator[str]:
         yield cluster.url_of(name)
 
 
+@pytest.fixture
+def embedded_dir() -> Iterator[Path]:
+    """A path for an embedded database of this test's own, which Postgres can reach as any user."""
+    parent = Path(tempfile.mkdtemp(prefix="holdfast-test-"))
+    parent.chmod(0o711)
+    try:
+        data_dir = parent / "data"
+        yield data_dir
+        if data_dir.is_dir():
+            eventually(lambda: not is_running(data_dir))
+    finally:
+        shutil.rmtree(parent)
+
+
 @contextmanager
 def _temporary_database(cluster: EmbeddedPostgres, kind: str, template: str = "template1") -> Iterator[str]:
     name = f"{kind}_{uuid.uuid4().hex}"
     names = {"name": sql.Identifier(name), "template": sql.Identifier(template)}
     with psycopg.connect(cluster.url_of("postgres"), autocommit=True) as connection:
-        connection.execute(sql.SQL("CREATE DATABASE {name} TEMPLATE {template}").format(**names))
+        connection.execute(
+            sql.SQL("CREATE DATABASE {name} TEMPLATE {template} STRATEGY FILE_COPY").format(**names)
+        )
         try:
             yield name
         finally:

@@ -161,15 +161,12 @@ class EmbeddedPostgres:
         try:
             if not self.is_owner and self._attach_or_own(progress, deadline):
                 return
-            self._run_as_owner(progress, deadline)
+            if self._watcher is None or not self._await_answer(progress, deadline):
+                self._run_as_owner(progress, deadline)
         except OSError as error:
-            self._release()
             raise EmbeddedError(
                 f"The embedded Postgres cannot work in {self._directory.home}: {error}"
             ) from error
-        except BaseException:
-            self._release()
-            raise
 
     def _attach_or_own(self, progress: Progress, deadline: float) -> bool:
         """True once attached to another process's database, False once it is ours to run."""
@@ -193,17 +190,20 @@ class EmbeddedPostgres:
             time.sleep(POLL_S)
 
     def _run_as_owner(self, progress: Progress, deadline: float) -> None:
-        # A watcher that lives has a Postgres that lives: it may be recovering from the crash of one
-        # of its processes, or have no connection left, and a restart would make either worse.
-        if self._watcher is None or self._watcher.poll() is not None:
+        try:
             self._discard_watcher()
             cluster_lock = self._claim_cluster(progress, deadline)
             try:
                 self._launch(cluster_lock, progress)
             finally:
                 os.close(cluster_lock)
-        self._await_answer(progress, deadline)
-        self._create_database()
+            if not self._await_answer(progress, deadline):
+                complaint = last_complaint(self._directory, self._log_offset)
+                raise EmbeddedError(f"Postgres did not start: {complaint} (its log is {self._directory.log})")
+            self._create_database()
+        except BaseException:
+            self._release()
+            raise
 
     def _account(self) -> Account:
         return account_for(self._directory.pgdata, self._directory.home)
@@ -274,12 +274,16 @@ class EmbeddedPostgres:
         settings = [f"--{name}={value}" for name, value in self._settings.items()]
         return [program, *paths, "-h", "", "-p", str(PORT), *settings]
 
-    def _await_answer(self, progress: Progress, deadline: float) -> None:
+    def _await_answer(self, progress: Progress, deadline: float) -> bool:
+        """True once Postgres answers, False once it has ended.
+
+        One that lives is left alone: it may be recovering from the crash of one of its processes,
+        or have no connection left to give, and a restart would make either worse.
+        """
         waiting = _Once(progress)
         while (reach := _reach_of(self.url_of("postgres"))) != "up":
             if self._watcher is None or self._watcher.poll() is not None:
-                complaint = last_complaint(self._directory, self._log_offset)
-                raise EmbeddedError(f"Postgres did not start: {complaint} (its log is {self._directory.log})")
+                return False
             if reach == "recovering":
                 waiting.say("recovering after a crash")
             if time.monotonic() > deadline:
@@ -288,6 +292,7 @@ class EmbeddedPostgres:
                     f"(its log is {self._directory.log})."
                 )
             time.sleep(POLL_S)
+        return True
 
     def _create_database(self) -> None:
         try:

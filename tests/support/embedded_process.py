@@ -1,0 +1,157 @@
+"""A process of its own that owns or shares an embedded Postgres, for tests that kill it.
+
+`EmbeddedProcess` is the test's side; run as a program, this file is the other side. It starts, says
+so in one line of JSON, and obeys the lines it is sent until its standard input ends.
+"""
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import psycopg
+
+from server.store.embedded import EmbeddedError, EmbeddedPostgres
+from server.store.postgres_account import account_for
+from server.store.postgres_cluster import ClusterDirectory, try_lock
+
+REPOSITORY = Path(__file__).parents[2]
+PATIENCE_S = 60.0
+
+
+@dataclass(frozen=True)
+class Report:
+    """What the process says after each command."""
+
+    url: str = ""
+    is_owner: bool = False
+    watcher: int = 0
+    error: str = ""
+
+
+class EmbeddedProcess:
+    """Starts the process, in a process group of its own; leaving the block kills them all."""
+
+    def __init__(self, data_dir: Path, options: Mapping[str, str], **more: object) -> None:
+        settings = {"data_dir": str(data_dir), "options": dict(options), **more}
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.support.embedded_process", json.dumps(settings)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            bufsize=0,
+            cwd=REPOSITORY,
+            start_new_session=True,
+        )
+        self.pid = self._process.pid
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        _type: type[BaseException] | None,
+        _error: BaseException | None,
+        _traceback: TracebackType | None,
+    ) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            self.signal_group(signal.SIGKILL)
+        self._process.wait()
+        for stream in (self._process.stdin, self._process.stdout):
+            assert stream is not None
+            stream.close()
+
+    def report(self) -> Report:
+        """The next line that the process says."""
+        assert self._process.stdout is not None
+        readable, _, _ = select.select([self._process.stdout], [], [], PATIENCE_S)
+        assert readable, "the process said nothing"
+        return Report(**json.loads(self._process.stdout.readline()))
+
+    def ask(self, command: str) -> Report:
+        """Send a command and wait for what comes of it."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{command}\n".encode())
+        return self.report()
+
+    def kill(self) -> None:
+        """Kill -9 the process alone."""
+        self._process.kill()
+
+    def signal(self, number: int) -> None:
+        """Signal the process alone."""
+        self._process.send_signal(number)
+
+    def signal_group(self, number: int) -> None:
+        """Signal every process of its group, as a terminal or an init system would."""
+        os.killpg(self.pid, number)
+
+    def wait(self) -> int:
+        """The exit status, once there is one."""
+        return self._process.wait(PATIENCE_S)
+
+
+def is_running(data_dir: Path) -> bool:
+    """Whether any process of Postgres is left, as the kernel sees it."""
+    directory = ClusterDirectory(data_dir)
+    lock = try_lock(directory.cluster_lock, account_for(directory.pgdata, directory.home))
+    if lock is not None:
+        os.close(lock)
+    return lock is None
+
+
+def main() -> int:
+    settings = json.loads(sys.argv[1])
+    if "run_as" in settings:
+        _become(*settings["run_as"])
+    try:
+        with EmbeddedPostgres(Path(settings["data_dir"]), options=settings["options"]) as postgres:
+            _say(postgres)
+            for line in sys.stdin:
+                _obey(postgres, line.strip())
+    except KeyboardInterrupt:
+        return 130
+    except EmbeddedError as error:
+        sys.stdout.write(json.dumps({"error": str(error)}) + "\n")
+        return 1
+    return 0
+
+
+def _become(uid: int, gid: int, python: str) -> None:
+    """Drop to an ordinary user, who may not be able to read the Python that root uses."""
+    with contextlib.suppress(psycopg.OperationalError):
+        psycopg.connect("host=/nowhere")  # imports what it needs while that can still be read
+    os.setgroups([])
+    os.setgid(gid)
+    os.setuid(uid)
+    sys.executable = python
+
+
+def _obey(postgres: EmbeddedPostgres, command: str) -> None:
+    if command == "ensure":
+        postgres.ensure()
+    elif command == "fork" and os.fork() == 0:
+        signal.pause()  # until the test kills the whole group
+    _say(postgres)
+
+
+def _say(postgres: EmbeddedPostgres) -> None:
+    watcher = postgres._watcher
+    report = Report(
+        url=postgres.url,
+        is_owner=postgres.is_owner,
+        watcher=watcher.pid if watcher is not None else 0,
+    )
+    sys.stdout.write(json.dumps(report.__dict__) + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
