@@ -1,0 +1,1 @@
+"""HTTP and nothing else: requests to calls, results to answers. Plain functions."""

@@ -1,4 +1,4 @@
-"""The dialect of models with an ordinary Hugging Face chat template (ChatML, Llama, Mistral, Gemma and kin)."""
+"""The dialect of models with an ordinary Hugging Face chat template: ChatML, Llama, Mistral and kin."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,7 +18,9 @@ from server.wire.request import Effort
 class ChatParser:
     """Tokens of one job → text → reasoning and answer."""
 
-    def __init__(self, tokenizer: Tokenizer, splitter: ThinkSplitter | None, stop_ids: frozenset[int]) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, splitter: ThinkSplitter | None, stop_ids: frozenset[int]
+    ) -> None:
         self.reasoning_tokens = 0
         self._tokenizer = tokenizer
         self._stream = DecodeStream(skip_special_tokens=True)
@@ -76,7 +78,9 @@ class ChatDialect:
             variables["enable_thinking"] = effort not in ("none", "minimal")
         rendered = self._template.render(messages, **variables)
         return Prompt(
-            self._template.encode(rendered), self._stop_ids, opens_reasoning=rendered.rstrip().endswith(OPEN)
+            self._template.encode(rendered),
+            self._stop_ids,
+            opens_reasoning=rendered.rstrip().endswith(OPEN),
         )
 
     def parser(self, *, opens_reasoning: bool) -> ChatParser:

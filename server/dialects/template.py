@@ -43,9 +43,13 @@ class ChatTemplate:
         self._special = _special_tokens(config)
         self.thinks = "<think>" in source
         controls = sorted(
-            (token.content for token in self.tokenizer.get_added_tokens_decoder().values()), key=len, reverse=True
+            (token.content for token in self.tokenizer.get_added_tokens_decoder().values()),
+            key=len,
+            reverse=True,
         )
-        self._control = re.compile("|".join(map(re.escape, filter(lambda text: len(text) > 1, controls))) or r"(?!)")
+        self._control = re.compile(
+            "|".join(map(re.escape, filter(lambda text: len(text) > 1, controls))) or r"(?!)"
+        )
 
     def render(self, messages: Sequence[Message], **variables: object) -> str:
         """The prompt's text, generation prompt included, markers still in it."""
@@ -103,7 +107,9 @@ def _compile(source: str) -> Template:
     def strftime_now(pattern: str) -> str:
         return datetime.now().astimezone().strftime(pattern)
 
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
+    )
     environment.filters["tojson"] = tojson
     environment.globals["raise_exception"] = raise_exception
     environment.globals["strftime_now"] = strftime_now

@@ -1,0 +1,1 @@
+"""The life of a response: accepted, run, recorded, repaired."""

@@ -22,7 +22,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Literal, Self
+from typing import Literal, NamedTuple, Self
 from urllib.parse import quote
 
 import psycopg
@@ -59,14 +59,21 @@ POLL_S = 0.02
 
 SETTINGS = {
     "dynamic_shared_memory_type": "mmap",  # a container's /dev/shm has 64 MB
+    "log_checkpoints": "off",
+    "log_error_verbosity": "terse",  # a refused row's values are content, and logs outlive it
     "log_timezone": "UTC",
     "max_connections": "100",
     "shared_buffers": "128MB",
     "timezone": "UTC",
 }
 
-#: What a connection attempt shows. "up" includes a server that has no connection left to give.
-Reach = Literal["up", "starting", "recovering", "down"]
+
+class Reach(NamedTuple):
+    """What a connection attempt shows."""
+
+    #: "up" includes a server that has no connection left to give.
+    state: Literal["up", "starting", "recovering", "down"]
+    complaint: str = ""
 
 
 def _say_nothing(_message: str) -> None:
@@ -93,7 +100,7 @@ class EmbeddedPostgres:
                 "The embedded Postgres runs on Linux and macOS only: set DATABASE_URL to a "
                 "Postgres server, for example one in a container."
             )
-        self._directory = ClusterDirectory(data_dir.expanduser().resolve())
+        self._directory = ClusterDirectory(data_dir.resolve())
         self._pgbin = pgbin
         self._settings = {**SETTINGS, **(options or {})}
         self._start_timeout_s = start_timeout_s
@@ -173,19 +180,22 @@ class EmbeddedPostgres:
         account = self._account()
         make_home(self._directory, account)
         waiting = _Once(progress)
+        reach = Reach("down", "it has no socket")
         while True:
             self._owner_lock = try_lock(self._directory.owner_lock, account)
             if self.is_owner:
                 return False
             if self._directory.sockets.exists():
                 check_socket_directory(self._directory, account)
-                if _reach_of(self.url) == "up":
+                reach = _reach_of(self.url)
+                if reach.state == "up":
                     return True
             waiting.say("waiting for the process that owns the database")
             if time.monotonic() > deadline:
                 raise EmbeddedError(
                     f"Another process owns the database in {self._directory.home}, but the "
-                    f"database did not answer within {self._start_timeout_s:.0f} s."
+                    f"database did not answer within {self._start_timeout_s:.0f} s: "
+                    f"{reach.complaint}"
                 )
             time.sleep(POLL_S)
 
@@ -281,15 +291,15 @@ class EmbeddedPostgres:
         or have no connection left to give, and a restart would make either worse.
         """
         waiting = _Once(progress)
-        while (reach := _reach_of(self.url_of("postgres"))) != "up":
+        while (reach := _reach_of(self.url_of("postgres"))).state != "up":
             if self._watcher is None or self._watcher.poll() is not None:
                 return False
-            if reach == "recovering":
+            if reach.state == "recovering":
                 waiting.say("recovering after a crash")
             if time.monotonic() > deadline:
                 raise EmbeddedError(
-                    f"Postgres runs but did not answer within {self._start_timeout_s:.0f} s "
-                    f"(its log is {self._directory.log})."
+                    f"Postgres runs but did not answer within {self._start_timeout_s:.0f} s: "
+                    f"{reach.complaint} (its log is {self._directory.log})"
                 )
             time.sleep(POLL_S)
         return True
@@ -352,15 +362,15 @@ def _reach_of(url: str) -> Reach:
     try:
         psycopg.connect(url, connect_timeout=2).close()
     except psycopg.OperationalError as error:
-        message = str(error)
-        if "too many clients" in message or "connection slots are reserved" in message:
-            return "up"
-        if "starting up" in message:
-            return "starting"
-        if "recovery" in message or "not yet accepting" in message:
-            return "recovering"
-        return "down"
-    return "up"
+        complaint = str(error)
+        if "too many clients" in complaint or "connection slots are reserved" in complaint:
+            return Reach("up")
+        if "starting up" in complaint:
+            return Reach("starting", complaint)
+        if "recovery" in complaint or "not yet accepting" in complaint:
+            return Reach("recovering", complaint)
+        return Reach("down", complaint)
+    return Reach("up")
 
 
 _living: "weakref.WeakSet[EmbeddedPostgres]" = weakref.WeakSet()

@@ -67,8 +67,12 @@ class Account:
 
     def take(self, target: Path | int) -> None:
         """Make a file or directory that we just made (a path or a descriptor) this user's own."""
-        if self.is_other:
-            os.chown(target, self.uid, self.gid)
+        if not self.is_other:
+            return
+        if isinstance(target, int):
+            os.fchown(target, self.uid, self.gid)
+        else:
+            os.lchown(target, self.uid, self.gid)
 
     def closed_directory(self, path: Path) -> Path | None:
         """The first existing directory on the way to and including `path` closed to this user."""

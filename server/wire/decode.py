@@ -34,7 +34,7 @@ def decode(data: bytes, kind: type[T]) -> T:
     return value
 
 
-def convert(value: object, kind: Any, param: str) -> Any:  # noqa: ANN401 - the kind is the caller's
+def convert(value: object, kind: Any, param: str) -> Any:
     """`value` (as `decode` gives for `object`) as the given type; paths in errors begin with `param`."""
     try:
         return msgspec.convert(value, type=kind)

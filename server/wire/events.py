@@ -10,7 +10,6 @@ from uuid import UUID
 
 import msgspec
 
-
 from server.wire import ids
 from server.wire.items import Item, OutputText, ReasoningText
 from server.wire.response import Response
@@ -160,6 +159,4 @@ def render(response: UUID, event: Event) -> bytes:
         return event.body.encode()
     struct, prefix = _DELTAS[event.kind]
     item = ids.item_id(prefix, response, "o", event.output_index)
-    return _encode(
-        struct(event.sequence_number, item, event.output_index, event.content_index, event.body)
-    )
+    return _encode(struct(event.sequence_number, item, event.output_index, event.content_index, event.body))

@@ -40,3 +40,8 @@ def item_id(prefix: str, response: UUID, side: Side, index: int) -> str:
     `prefix` is OpenAI's for the item's type: `msg` for messages, `rs` for reasoning.
     """
     return f"{prefix}_{response.hex}{side}{index:x}"
+
+
+def new_request_id() -> str:
+    """The `x-request-id` of one HTTP exchange, found again in the log."""
+    return f"req_{new_uuid().hex}"

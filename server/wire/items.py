@@ -1,4 +1,4 @@
-"""Items: what a conversation is made of. OpenAI's field names; absent rather than null where clients differ."""
+"""Items, which conversations are made of: OpenAI's fields, absent rather than null where clients differ."""
 
 from typing import Annotated, Any, Literal
 
@@ -107,7 +107,9 @@ def _read_item(element: dict[str, Any], path: str) -> MessageInput | ReasoningIn
             return reasoning
         case other:
             raise DecodeFailure(
-                f"Input items of type {other!r} are not supported; use messages.", f"{path}.type", "unsupported_value"
+                f"Input items of type {other!r} are not supported; use messages.",
+                f"{path}.type",
+                "unsupported_value",
             )
 
 
@@ -124,7 +126,9 @@ def _read_part(part: dict[str, Any], path: str) -> ContentPart:
     kind = part.get("type")
     if kind not in PARTS:
         raise DecodeFailure(
-            f"Content of type {kind!r} is not supported; this model reads text.", f"{path}.type", "unsupported_value"
+            f"Content of type {kind!r} is not supported; this model reads text.",
+            f"{path}.type",
+            "unsupported_value",
         )
     converted: ContentPart = convert(part, PARTS[kind], path)
     return converted

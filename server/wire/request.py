@@ -6,7 +6,8 @@ import msgspec
 from msgspec import Meta
 
 Metadata = Annotated[
-    dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]], Meta(max_length=16)
+    dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]],
+    Meta(max_length=16),
 ]
 Seed = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]

@@ -1,0 +1,54 @@
+"""How Alembic runs: on a connection handed over by the server, on `-x url=`, or offline as SQL."""
+
+import psycopg
+from alembic import context
+from sqlalchemy import Connection, create_engine, pool, text
+
+from server.store.tables import metadata
+
+LOCK = 0x686F6C6466617374
+"""Session advisory lock (the bytes "holdfast"): of several replicas that upgrade at once, one does."""
+
+
+def run_on(connection: Connection) -> None:
+    context.configure(
+        connection=connection,
+        target_metadata=metadata,
+        transaction_per_migration=True,
+        compare_server_default=False,
+    )
+    connection.execute(text("set lock_timeout = '10s'"))
+    connection.execute(text(f"select pg_advisory_lock({LOCK})"))
+    connection.commit()
+    try:
+        with context.begin_transaction():
+            context.run_migrations()
+    finally:
+        connection.execute(text(f"select pg_advisory_unlock({LOCK})"))
+        connection.commit()
+
+
+def run_offline() -> None:
+    context.configure(dialect_name="postgresql", target_metadata=metadata, literal_binds=True)
+    with context.begin_transaction():
+        context.run_migrations()
+
+
+def run_online() -> None:
+    connection = context.config.attributes.get("connection")
+    if connection is not None:
+        run_on(connection)
+        return
+    url = context.get_x_argument(as_dictionary=True)["url"]
+    engine = create_engine(
+        "postgresql+psycopg://", creator=lambda: psycopg.connect(url), poolclass=pool.NullPool
+    )
+    with engine.connect() as own:
+        run_on(own)
+    engine.dispose()
+
+
+if context.is_offline_mode():
+    run_offline()
+else:
+    run_online()

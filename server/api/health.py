@@ -1,0 +1,40 @@
+"""/health: for load balancers and supervisors, open to everyone and telling nothing about anybody."""
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from server.api.json import as_json
+from server.services import Services
+from server.store.database import DatabaseError, clock
+
+
+class Health(msgspec.Struct, frozen=True):
+    status: str
+    reason: str | msgspec.UnsetType = msgspec.UNSET
+
+
+def live(_services: Services, request: Request, _body: bytes) -> Response:
+    """GET /health/live: the process answers."""
+    return as_json(request, Health("live"))
+
+
+def ready(services: Services, request: Request, _body: bytes) -> Response:
+    """GET /health/ready: new requests can be served; 503 and why, when they cannot."""
+    reason = _why_not(services)
+    if reason is None:
+        return as_json(request, Health("ready"))
+    return as_json(request, Health("unavailable", reason), 503)
+
+
+def _why_not(services: Services) -> str | None:
+    if not services.admission.open:
+        return "shutting down"
+    if not services.served.engine.stats().alive:
+        return "the engine is dead"
+    try:
+        with services.database.begin() as connection:
+            clock(connection)
+    except DatabaseError:
+        return "the database does not answer"
+    return None

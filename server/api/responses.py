@@ -1,0 +1,104 @@
+"""/v1/responses: create, retrieve, replay, delete."""
+
+from uuid import UUID
+
+from starlette.requests import Request
+from starlette.responses import Response as HttpResponse
+
+from server.api.json import as_json
+from server.auth import Caller
+from server.errors import InvalidRequest, NotFound
+from server.runs.read import read_response, read_stream
+from server.services import Services
+from server.store import deletion
+from server.stream.hub import Channel
+from server.stream.sse import Answer, Deferred, EventStream, Stored, Timing
+from server.wire import ids
+from server.wire.decode import decode
+from server.wire.request import CreateResponse
+from server.wire.response import Deleted
+
+
+def create(services: Services, caller: Caller, request: Request, body: bytes) -> Answer:
+    """POST /v1/responses"""
+    wanted = decode(body, CreateResponse)
+    admitted = services.admission.admit(caller, wanted)
+    if wanted.stream:
+        return _stream(services, caller, request, admitted.id, admitted.channel, 0)
+    return Deferred(admitted.channel, headers={"x-request-id": request.state.request_id})
+
+
+def retrieve(services: Services, caller: Caller, request: Request, _body: bytes) -> Answer:
+    """GET /v1/responses/{response_id}"""
+    response = _response_id(request)
+    with services.database.begin() as connection:
+        found = read_response(connection, caller.tenant, response)
+    if found is None:
+        raise _unknown(request)
+    if not _flag(request, "stream"):
+        return as_json(request, found)
+    position = _starting_after(request) + 1
+    return _stream(services, caller, request, response, services.hub.find(response), position)
+
+
+def delete(services: Services, caller: Caller, request: Request, _body: bytes) -> HttpResponse:
+    """DELETE /v1/responses/{response_id}"""
+    response = _response_id(request)
+    with services.database.begin() as connection:
+        running = deletion.delete(connection, caller.tenant, response)
+    if running is None:
+        raise _unknown(request)
+    if running:
+        services.served.engine.cancel(response.hex)
+    return as_json(request, Deleted(ids.response_id(response)))
+
+
+def _stream(
+    services: Services,
+    caller: Caller,
+    request: Request,
+    response: UUID,
+    channel: Channel | None,
+    position: int,
+) -> EventStream:
+    config = services.config
+
+    def read(first: int) -> Stored:
+        return read_stream(services.database, caller.tenant, response, first)
+
+    return EventStream(
+        channel,
+        read,
+        position=position,
+        timing=Timing(config.keep_alive_seconds, config.send_seconds),
+        headers={"x-request-id": request.state.request_id},
+    )
+
+
+def _response_id(request: Request) -> UUID:
+    response = ids.parse_response_id(request.path_params["response_id"])
+    if response is None:
+        raise _unknown(request)
+    return response
+
+
+def _unknown(request: Request) -> NotFound:
+    """What another tenant's id, a deleted one and one never made are all answered with."""
+    return NotFound(f"Response with id '{request.path_params['response_id'][:100]}' not found.")
+
+
+def _flag(request: Request, name: str) -> bool:
+    value = request.query_params.get(name, "false")
+    if value not in ("true", "false"):
+        raise InvalidRequest(f"{name} must be true or false.", param=name)
+    return value == "true"
+
+
+def _starting_after(request: Request) -> int:
+    """The sequence number that the client has seen last; -1 if none."""
+    value = request.query_params.get("starting_after")
+    if value is None:
+        return -1
+    if not (value.isascii() and value.isdigit() and len(value) < 10):
+        raise InvalidRequest("starting_after must be a whole number of at least 0.", param="starting_after")
+    return int(value)

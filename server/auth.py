@@ -1,0 +1,75 @@
+"""Who is calling: API keys, how they are made and checked. Keys are never stored, only their digests.
+
+A key is `hk_<id>_<secret>`: the id finds it, the SHA-256 of the whole key proves it. 256 random bits need no
+slow hash.
+"""
+
+import hashlib
+import hmac
+import secrets
+import threading
+from dataclasses import dataclass
+
+from starlette.requests import Request
+
+from server.errors import NotAuthenticated
+from server.store import keys
+from server.store.database import Database
+
+DEFAULT_TENANT = "default"
+_PREFIX = "hk"
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Whose request it is; `key_id` is None while the server has no key."""
+
+    tenant: str
+    key_id: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class NewKey:
+    """A key just made; `text` is shown once and kept nowhere."""
+
+    id: str
+    text: str
+    digest: bytes
+
+
+def make_key() -> NewKey:
+    key_id = secrets.token_hex(8)
+    text = f"{_PREFIX}_{key_id}_{secrets.token_hex(32)}"
+    return NewKey(key_id, text, _digest(text))
+
+
+def _digest(text: str) -> bytes:
+    return hashlib.sha256(text.encode()).digest()
+
+
+class Gate:
+    """Lets callers in. With no key ever made, everybody is the default tenant."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._closed = threading.Event()
+        """A key exists, so every call needs one; never reopened."""
+
+    def identify(self, request: Request) -> Caller:
+        """The caller of a request. Raises NotAuthenticated."""
+        scheme, _, text = request.headers.get("authorization", "").partition(" ")
+        with self._database.begin() as connection:
+            if not self._closed.is_set():
+                if not keys.any_exist(connection):
+                    return Caller(DEFAULT_TENANT, None)
+                self._closed.set()
+            if scheme.lower() != "bearer" or not text:
+                raise NotAuthenticated("Send an API key: `Authorization: Bearer <key>`.")
+            prefix, _, rest = text.strip().partition("_")
+            key_id = rest.partition("_")[0]
+            stored = keys.find(connection, key_id) if prefix == _PREFIX and key_id.isalnum() else None
+            digest = stored.digest if stored else bytes(32)
+            if not hmac.compare_digest(digest, _digest(text.strip())) or stored is None:
+                raise NotAuthenticated("The API key is not valid.")
+            keys.touch(connection, stored.tenant, stored.id)
+            return Caller(stored.tenant, stored.id)

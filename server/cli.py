@@ -1,0 +1,177 @@
+"""The `holdfast` command. Exit codes: 0 done, 1 refused with a sentence, 2 wrong usage, 70 start me again."""
+
+import argparse
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+
+from server import config as configuration
+from server.auth import DEFAULT_TENANT, make_key
+from server.config import Config
+from server.errors import ConfigError
+from server.open_database import OpenDatabase
+from server.store import keys
+from server.store.database import Database, schema_state, upgrade
+from server.store.postgres_account import EmbeddedError
+from server.store.postgres_binaries import psql_command
+from server.version import VERSION
+
+TENANT = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
+
+
+def say(line: str) -> None:
+    """To the person at the terminal; standard output is for results."""
+    print(line, file=sys.stderr, flush=True)  # noqa: T201 - this is a command line
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = _parser().parse_args(arguments)
+    flags = {
+        setting.name: value
+        for setting in configuration.settings()
+        if (value := getattr(options, setting.name, None)) is not None
+    }
+    try:
+        code: int = options.act(configuration.load(flags), options)
+    except (ConfigError, EmbeddedError) as error:
+        say(f"holdfast: {error}")
+        return 1
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="holdfast", description="A Responses API server that never forgets."
+    )
+    parser.add_argument("--version", action="version", version=f"holdfast {VERSION}")
+    commands = parser.add_subparsers(required=True, metavar="command")
+    _command(commands, "serve", "serve a model", _serve, everything=True)
+    key_commands = commands.add_parser("keys", help="API keys").add_subparsers(
+        required=True, metavar="command"
+    )
+    create = _command(key_commands, "create", "make a key and show it, once", _keys_create)
+    create.add_argument("--tenant", default=DEFAULT_TENANT, help="whose key it is (default: %(default)s)")
+    create.add_argument("--name", default="", help="a note for yourself")
+    create.add_argument("--if-none", action="store_true", help="do nothing when a key exists already")
+    _command(key_commands, "list", "list keys", _keys_list).add_argument("--tenant")
+    _command(key_commands, "revoke", "end a key", _keys_revoke).add_argument("key_id")
+    db_commands = commands.add_parser("db", help="the database").add_subparsers(
+        required=True, metavar="command"
+    )
+    _command(db_commands, "upgrade", "bring the schema to this release's", _db_upgrade)
+    psql = _command(commands, "psql", "open a SQL shell on the database", _psql)
+    psql.add_argument("arguments", nargs=argparse.REMAINDER, help="for psql")
+    return parser
+
+
+def _command(
+    commands: "argparse._SubParsersAction[argparse.ArgumentParser]",
+    name: str,
+    told: str,
+    act: Callable[[Config, argparse.Namespace], int],
+    *,
+    everything: bool = False,
+) -> argparse.ArgumentParser:
+    """A command with its settings: all of them, or those that say which database."""
+    command = commands.add_parser(name, help=told, description=told.capitalize() + ".")
+    command.set_defaults(act=act)
+    for setting in configuration.settings():
+        if everything or setting.name in ("data_dir", "database_url"):
+            choices = f" ({', '.join(setting.choices)})" if setting.choices else ""
+            default = f"; default: {setting.default}" if setting.default is not None else ""
+            command.add_argument(
+                setting.flag,
+                dest=setting.name,
+                metavar="X",
+                help=f"{setting.help}{choices}{default} [{setting.variable}]".replace("%", "%%"),
+            )
+    return command
+
+
+def _serve(config: Config, _options: argparse.Namespace) -> int:
+    from server.serve import configure_logging, serve
+
+    configure_logging(config.log_level)
+    return serve(config, say)
+
+
+def _with_database(config: Config, act: Callable[[Database], int]) -> int:
+    opened = OpenDatabase(config, lambda _line: None)
+    try:
+        opened.make_current()
+        database = Database(opened.url, pool_size=1)
+        try:
+            return act(database)
+        finally:
+            database.close()
+    finally:
+        opened.close()
+
+
+def _keys_create(config: Config, options: argparse.Namespace) -> int:
+    if not TENANT.fullmatch(options.tenant):
+        raise ConfigError(
+            "A tenant's name is 1 to 63 of a-z, 0-9, - and _, and begins with a letter or digit."
+        )
+
+    def create(database: Database) -> int:
+        with database.begin() as connection:
+            if options.if_none and keys.any_exist(connection):
+                say("A key exists already.")
+                return 0
+            key = make_key()
+            keys.add(connection, options.tenant, key.id, options.name, key.digest)
+        say(f"Key {key.id} of tenant {options.tenant}; it is shown this once:")
+        print(key.text)  # noqa: T201 - the result
+        return 0
+
+    return _with_database(config, create)
+
+
+def _keys_list(config: Config, options: argparse.Namespace) -> int:
+    def show(database: Database) -> int:
+        with database.begin() as connection:
+            found = keys.list_all(connection, options.tenant)
+        for key in found:
+            state = f"revoked {key.revoked_at:%Y-%m-%d}" if key.revoked_at else "valid"
+            used = f"used {key.last_used_at:%Y-%m-%d %H:%M}" if key.last_used_at else "never used"
+            columns = (key.id, key.tenant, f"made {key.created_at:%Y-%m-%d}", used, state, key.name)
+            print("\t".join(columns).rstrip())  # noqa: T201 - the result
+        return 0
+
+    return _with_database(config, show)
+
+
+def _keys_revoke(config: Config, options: argparse.Namespace) -> int:
+    def revoke(database: Database) -> int:
+        with database.begin() as connection:
+            if not keys.revoke(connection, options.key_id):
+                raise ConfigError(
+                    f"There is no valid key {options.key_id!r}; `holdfast keys list` shows them."
+                )
+        say(f"Key {options.key_id} is revoked.")
+        return 0
+
+    return _with_database(config, revoke)
+
+
+def _db_upgrade(config: Config, _options: argparse.Namespace) -> int:
+    opened = OpenDatabase(config, say)
+    try:
+        if schema_state(opened.url) == "unknown":
+            raise ConfigError("The database was made by a newer release of Holdfast; use that one.")
+        upgrade(opened.url)
+        say("The schema is current.")
+        return 0
+    finally:
+        opened.close()
+
+
+def _psql(config: Config, options: argparse.Namespace) -> int:
+    opened = OpenDatabase(config, say)
+    try:
+        command = psql_command(opened.url)
+        return subprocess.run([*command, *options.arguments], check=False).returncode
+    finally:
+        opened.close()

@@ -1,0 +1,179 @@
+"""Every setting: its flag, its environment variable, its default. The only reader of the environment.
+
+A flag wins over the environment, the environment over the default. `settings()` is what the README's table
+and `holdfast serve --help` are made from, so none of them can lack one.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import Field, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+from urllib.parse import urlsplit
+
+from server.errors import ConfigError
+
+PREFIX = "HOLDFAST_"
+LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
+
+
+def _setting(default: object, told: str, *, low: float | None = None, high: float | None = None) -> Any:
+    return field(default=default, metadata={"help": told, "low": low, "high": high})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """One server's settings, checked when made. Raises ConfigError with a sentence."""
+
+    host: str = _setting("127.0.0.1", "address to listen on; beyond loopback only once a key exists")
+    port: int = _setting(8000, "port to listen on", low=0, high=65535)
+    data_dir: Path | None = _setting(
+        None, "the embedded database's directory; default: holdfast in the XDG data directory"
+    )
+    database_url: str | None = _setting(
+        None, "a Postgres to use instead of the embedded one; DATABASE_URL is read too"
+    )
+    model: Path | None = _setting(None, "a Hugging Face model folder; default: the demo model")
+    model_name: str | None = _setting(None, "what clients call the model; default: the folder's name")
+    device: Literal["auto", "cpu", "cuda"] = _setting("auto", "where the model runs")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = _setting("auto", "the weights' number format")
+    engine: Literal["model", "scripted"] = _setting(
+        "model", "`scripted` answers with made-up words and no model: for tests and drills"
+    )
+    scripted_tokens: int = _setting(32, "tokens of an answer of the scripted engine", low=1)
+    scripted_step_seconds: float = _setting(0.0, "seconds between two tokens of the scripted engine", low=0)
+    max_running: int = _setting(64, "the most responses generated at the same time", low=1, high=4096)
+    max_waiting: int = _setting(256, "the most responses waiting for the engine", low=0, high=65536)
+    token_budget: int = _setting(512, "the most tokens computed in one step", low=1)
+    kv_memory: int | None = _setting(None, "bytes for the KV cache; default: by model and free memory", low=1)
+    torch_threads: int | None = _setting(None, "CPU threads of one operation; default: torch's choice", low=1)
+    max_body_bytes: int = _setting(10 * 1024 * 1024, "the largest request body", low=1024)
+    body_seconds: float = _setting(30.0, "how long a request body may take to arrive", low=0.1)
+    keep_alive_seconds: float = _setting(15.0, "silence after which a stream sends a comment", low=0.1)
+    send_seconds: float = _setting(30.0, "how long a client may stop reading before it is dropped", low=0.1)
+    grace_seconds: float = _setting(
+        15.0, "how long a stored response runs on after its last reader left", low=0
+    )
+    drain_seconds: float = _setting(20.0, "how long SIGTERM waits for running responses", low=0)
+    lease_seconds: float = _setting(10.0, "silence after which a replica counts as dead", low=2)
+    database_connections: int = _setting(
+        16, "connections for requests, and so their threads", low=1, high=1000
+    )
+    durability: Literal["normal", "strict"] = _setting(
+        "normal",
+        "`strict` waits for the disk at every token; `normal` at the start and end of a response",
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = _setting("info", "what is logged")
+
+    def __post_init__(self) -> None:
+        for setting in fields(self):
+            _check_range(setting, getattr(self, setting.name))
+        if self.token_budget < self.max_running:
+            raise ConfigError(
+                "token-budget must be at least max-running, or some responses would never move."
+            )
+        if self.database_url is not None and urlsplit(self.database_url).scheme not in (
+            "postgres",
+            "postgresql",
+        ):
+            raise ConfigError("database-url must begin with postgresql:// (libpq's form, without a driver).")
+
+    def __repr__(self) -> str:
+        """The settings, the database's password hidden."""
+        shown = {setting.name: getattr(self, setting.name) for setting in fields(self)}
+        if self.database_url is not None:
+            shown["database_url"] = _without_password(self.database_url)
+        return f"Config({', '.join(f'{name}={value!s}' for name, value in shown.items())})"
+
+    @property
+    def loopback(self) -> bool:
+        """Only this machine can reach the server."""
+        return self.host in LOOPBACK
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One setting as it is told to people."""
+
+    name: str
+    flag: str
+    variable: str
+    default: object
+    help: str
+    choices: tuple[str, ...]
+
+
+def settings() -> list[Setting]:
+    return [
+        Setting(
+            known.name,
+            "--" + known.name.replace("_", "-"),
+            PREFIX + known.name.upper(),
+            known.default,
+            known.metadata["help"],
+            get_args(known.type) if get_origin(known.type) is Literal else (),
+        )
+        for known in fields(Config)
+    ]
+
+
+def load(flags: Mapping[str, str], environment: Mapping[str, str] | None = None) -> Config:
+    """The settings from flags (by setting name) and the environment. Raises ConfigError.
+
+    An unknown HOLDFAST_ variable is refused: it is most likely a known one misspelt.
+    """
+    environment = os.environ if environment is None else environment
+    known = {setting.name: setting for setting in fields(Config)}
+    given: dict[str, tuple[str, str]] = {}
+    if "DATABASE_URL" in environment:
+        given["database_url"] = ("DATABASE_URL", environment["DATABASE_URL"])
+    for variable, value in environment.items():
+        if not variable.startswith(PREFIX):
+            continue
+        name = variable.removeprefix(PREFIX).lower()
+        if name not in known:
+            raise ConfigError(f"{variable} is not a setting; `holdfast serve --help` lists them.")
+        given[name] = (variable, value)
+    given |= {name: ("--" + name.replace("_", "-"), value) for name, value in flags.items()}
+    values: dict[str, Any] = {
+        name: _convert(known[name], value, source) for name, (source, value) in given.items() if value != ""
+    }
+    return Config(**values)
+
+
+def xdg_data_home() -> Path:
+    """Where programs keep their data for this user."""
+    home = os.environ.get("XDG_DATA_HOME", "")
+    return Path(home) if Path(home).is_absolute() else Path.home() / ".local" / "share"
+
+
+def _convert(setting: Field[Any], text: str, source: str) -> object:
+    kinds = [kind for kind in (get_args(setting.type) or (setting.type,)) if kind is not type(None)]
+    if get_origin(setting.type) is Literal:
+        if text not in get_args(setting.type):
+            raise ConfigError(f"{source} must be one of {', '.join(get_args(setting.type))}, not {text!r}.")
+        return text
+    kind = kinds[0]
+    try:
+        return kind(text)
+    except ValueError:
+        wanted = {int: "a whole number", float: "a number"}[kind]
+        raise ConfigError(f"{source} must be {wanted}, not {text!r}.") from None
+
+
+def _check_range(setting: Field[Any], value: object) -> None:
+    low, high = setting.metadata["low"], setting.metadata["high"]
+    if not isinstance(value, int | float):
+        return
+    flag = setting.name.replace("_", "-")
+    if value != value or (low is not None and value < low):
+        raise ConfigError(f"{flag} must be at least {low:g}, not {value}.")
+    if high is not None and value > high:
+        raise ConfigError(f"{flag} must be at most {high:g}, not {value}.")
+
+
+def _without_password(url: str) -> str:
+    parts = urlsplit(url)
+    if parts.password is None:
+        return url
+    return url.replace(f":{parts.password}@", ":***@", 1)

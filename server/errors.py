@@ -1,0 +1,160 @@
+"""The error tree, and its translation to OpenAI's error object.
+
+    ApiError
+    ├── InvalidRequest       400  the caller must change the request
+    │   └── UnknownModel     404
+    ├── NotAuthenticated     401  the caller must send a valid key
+    ├── NotFound             404  absent, deleted, or another tenant's: all the same
+    ├── MethodNotAllowed     405
+    ├── BodyTooSlow          408
+    ├── BodyTooLarge         413
+    ├── Overloaded           503  try again after a while
+    └── InternalError        500  our mistake; the cause is in the log
+    ClientGone                    nobody is left to answer
+    ConfigError                   a setting is wrong; told at the terminal
+
+A message is for the caller: what is wrong and what would be right, nothing about our insides.
+"""
+
+import logging
+from typing import ClassVar
+
+import msgspec
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from server.store.database import DatabaseError
+from server.wire.errors import DecodeFailure, ErrorBody, ErrorDetail
+from server.wire.ids import new_request_id
+
+log = logging.getLogger("holdfast.errors")
+
+
+class ApiError(Exception):
+    """Answered with `status` and an error object of `type` and `code`."""
+
+    status: ClassVar[int] = 500
+    type: ClassVar[str] = "server_error"
+    default_code: ClassVar[str | None] = None
+    retry: ClassVar[bool] = False
+    """Whether sending the same again can help; told to the SDK, which would try by itself."""
+
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+        self.code = code or self.default_code
+
+
+class InvalidRequest(ApiError):
+    status = 400
+    type = "invalid_request_error"
+
+
+class UnknownModel(InvalidRequest):
+    status = 404
+    default_code = "model_not_found"
+
+    def __init__(self, model: str, served: str) -> None:
+        super().__init__(
+            f"The model '{model[:100]}' does not exist here; this server has '{served}'.", param="model"
+        )
+
+
+class NotAuthenticated(ApiError):
+    status = 401
+    type = "invalid_request_error"
+    default_code = "invalid_api_key"
+
+
+class NotFound(ApiError):
+    status = 404
+    type = "invalid_request_error"
+    default_code = "not_found"
+
+
+class MethodNotAllowed(ApiError):
+    status = 405
+    type = "invalid_request_error"
+    default_code = "method_not_allowed"
+
+
+class BodyTooSlow(ApiError):
+    status = 408
+    type = "invalid_request_error"
+    default_code = "request_timeout"
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(f"The request body did not arrive within {seconds:g} seconds.")
+
+
+class BodyTooLarge(ApiError):
+    status = 413
+    type = "invalid_request_error"
+    default_code = "request_too_large"
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(f"The request body is larger than {limit} bytes.")
+
+
+class Overloaded(ApiError):
+    status = 503
+    default_code = "overloaded"
+    retry = True
+
+
+class InternalError(ApiError):
+    default_code = "internal_error"
+
+    def __init__(self) -> None:
+        super().__init__("The server made a mistake; it has been logged.")
+
+
+class ClientGone(Exception):
+    """The client left before its request was whole."""
+
+
+class ConfigError(Exception):
+    """A setting is wrong; the message is a sentence for the person at the terminal."""
+
+
+def answer(error: ApiError, request_id: str) -> Response:
+    """The error as an HTTP response."""
+    body = ErrorBody(ErrorDetail(str(error), error.type, error.param, error.code))
+    headers = {"x-request-id": request_id}
+    if error.retry:
+        headers["retry-after"] = "1"
+    else:
+        headers["x-should-retry"] = "false"
+    if isinstance(error, NotAuthenticated):
+        headers["www-authenticate"] = "Bearer"
+    return Response(
+        msgspec.json.encode(body), status_code=error.status, headers=headers, media_type="application/json"
+    )
+
+
+def translate(error: Exception) -> ApiError:
+    """Whatever went wrong as something a client may be told."""
+    match error:
+        case ApiError():
+            return error
+        case DecodeFailure():
+            return InvalidRequest(str(error), param=error.param, code=error.code)
+        case DatabaseError():
+            log.warning("the database does not answer: %s", error)
+            return Overloaded("The database does not answer at the moment; try again.")
+        case HTTPException(status_code=404):
+            return NotFound("There is nothing at this address.")
+        case HTTPException(status_code=405):
+            return MethodNotAllowed("This address does not take that method.")
+        case _:
+            return InternalError()
+
+
+def on_error(request: Request, error: Exception) -> Response:
+    """Starlette's handler for every exception that a route raises."""
+    request_id = getattr(request.state, "request_id", None) or new_request_id()
+    told = translate(error)
+    if isinstance(told, InternalError):
+        log.error("request %s failed", request_id, exc_info=error)
+    return answer(told, request_id)

@@ -1,0 +1,59 @@
+"""Which database, and in which state: `DATABASE_URL`, or the embedded Postgres, with its schema current."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from server.config import Config, xdg_data_home
+from server.errors import ConfigError
+from server.store.database import DatabaseError, schema_state, upgrade
+from server.store.embedded import EmbeddedPostgres
+from server.store.postgres_account import default_data_dir
+
+Say = Callable[[str], None]
+
+
+def data_dir(config: Config) -> Path:
+    return config.data_dir or default_data_dir(Path.home(), xdg_data_home())
+
+
+class OpenDatabase:
+    """A database that answers; closing it stops Postgres if this process started it."""
+
+    def __init__(self, config: Config, say: Say) -> None:
+        """Raises ConfigError or EmbeddedError, whose messages are for the person at the terminal."""
+        self._embedded: EmbeddedPostgres | None = None
+        if config.database_url is not None:
+            self.url = config.database_url
+        else:
+            directory = data_dir(config)
+            say(f"Postgres: embedded, in {directory}")
+            self._embedded = EmbeddedPostgres(directory)
+            self.url = self._embedded.start(say)
+
+    @property
+    def is_embedded(self) -> bool:
+        return self._embedded is not None
+
+    def restore(self) -> None:
+        """Brings back an embedded Postgres whose owner has gone; an external one is not ours to start."""
+        if self._embedded is not None:
+            self._embedded.ensure()
+
+    def close(self) -> None:
+        if self._embedded is not None:
+            self._embedded.stop()
+
+    def make_current(self) -> None:
+        """Migrates an embedded database; an external one must be current already."""
+        try:
+            state = schema_state(self.url)
+        except DatabaseError as error:
+            cause = str(error.orig or error).strip() if hasattr(error, "orig") else str(error)
+            raise ConfigError(f"The database does not answer: {cause}") from error
+        if state == "current":
+            return
+        if state == "unknown":
+            raise ConfigError("The database was made by a newer release of Holdfast; use that one.")
+        if not self.is_embedded:
+            raise ConfigError("The database's schema is behind this release; run: holdfast db upgrade")
+        upgrade(self.url)

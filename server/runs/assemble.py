@@ -1,0 +1,48 @@
+"""The Response object from its parts. The one place that puts them together, live or from the store.
+
+Pure.
+"""
+
+from collections.abc import Sequence
+from datetime import datetime
+from uuid import UUID
+
+import msgspec
+
+from server.runs.states import Ending
+from server.wire import ids
+from server.wire.items import Item
+from server.wire.response import Echo, IncompleteDetails, Response, ResponseError, Status, usage
+
+
+def assemble(
+    response: UUID,
+    created_at: datetime,
+    echo: Echo,
+    status: Status,
+    output: Sequence[Item] | Sequence[msgspec.Raw],
+    ending: Ending | None = None,
+) -> Response:
+    """The response as a client sees it; `ending` is there once it has ended."""
+    completed = ending is not None and ending.status == "completed"
+    return Response(
+        **msgspec.structs.asdict(echo),
+        id=ids.response_id(response),
+        created_at=int(created_at.timestamp()),
+        status=status,
+        completed_at=int(ending.finished_at.timestamp()) if ending and completed else None,
+        error=_error(ending),
+        incomplete_details=IncompleteDetails(ending.incomplete_reason)
+        if ending and ending.incomplete_reason
+        else None,
+        output=list(output),  # type: ignore[arg-type]  # one of the two, never mixed
+        usage=usage(ending.input_tokens, ending.cached_tokens, ending.output_tokens, ending.reasoning_tokens)
+        if ending
+        else None,
+    )
+
+
+def _error(ending: Ending | None) -> ResponseError | None:
+    if ending is None or ending.error_code is None:
+        return None
+    return ResponseError(ending.error_code, ending.error_message or "")

@@ -1,0 +1,49 @@
+"""The states of a response and the only ways between them.
+
+    queued ──▶ in_progress ──▶ completed
+       │            ├────────▶ incomplete   (the token limit was reached)
+       │            ├────────▶ failed       (engine error, or the replica died)
+       ├────────────┴────────▶ cancelled
+       └─────────────────────▶ failed
+
+Pure: knows neither database nor clock.
+"""
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal
+
+from server.wire.response import Status
+
+EndStatus = Literal["completed", "failed", "incomplete", "cancelled"]
+
+EDGES: dict[Status, frozenset[Status]] = {
+    "queued": frozenset({"in_progress", "cancelled", "failed"}),
+    "in_progress": frozenset({"completed", "incomplete", "failed", "cancelled"}),
+    "completed": frozenset(),
+    "incomplete": frozenset(),
+    "failed": frozenset(),
+    "cancelled": frozenset(),
+}
+
+ENDED = frozenset(status for status, ways in EDGES.items() if not ways)
+
+
+def is_edge(old: Status, new: Status) -> bool:
+    return new in EDGES[old]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """How a response ended; the columns that its row gets."""
+
+    status: EndStatus
+    first_token_at: datetime | None
+    finished_at: datetime
+    input_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    reasoning_tokens: int
+    error_code: str | None = None
+    error_message: str | None = None
+    incomplete_reason: str | None = None

@@ -1,0 +1,212 @@
+"""One server process from start to end: database, model, threads, HTTP, and the way down.
+
+The order down is: no new work, wait for what runs, tell the rest that it failed, write everything, stop
+listening. Hypercorn is driven in this process, so that a kill leaves no orphan behind.
+"""
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from uuid import UUID
+
+from hypercorn.asyncio import serve as hypercorn_serve
+from hypercorn.config import Config as HypercornConfig
+
+from server.app import build
+from server.auth import Gate
+from server.config import Config
+from server.errors import ConfigError
+from server.load_model import load_model, model_folder
+from server.open_database import OpenDatabase
+from server.runs.admit import Admission
+from server.runs.keeper import Keeper
+from server.runs.recorder import Recorder
+from server.runs.recovery import end_orphans
+from server.services import Services
+from server.store import keys, leases
+from server.store.database import Database
+from server.stream.hub import Hub
+from server.version import VERSION
+
+log = logging.getLogger("holdfast.serve")
+
+FENCED_EXIT = 70
+"""EX_SOFTWARE: this process was declared dead and must be started anew."""
+
+
+def serve(config: Config, say: Callable[[str], None]) -> int:
+    """Serves until SIGTERM or SIGINT; the process's exit code. Raises ConfigError before it listens."""
+    model_folder(config)
+    with ExitStack() as stack:
+        listener = stack.enter_context(_listen(config))
+        opened = OpenDatabase(config, say)
+        stack.callback(opened.close)
+        opened.make_current()
+        database = Database(
+            opened.url, pool_size=config.database_connections, strict=config.durability == "strict"
+        )
+        stack.callback(database.close)
+        _require_key_beyond_loopback(config, database)
+        runner = stack.enter_context(asyncio.Runner())
+        process = _Process(config, database, opened, runner.get_loop(), say)
+        stack.callback(process.stop)
+        process.run(runner, listener)
+        return process.exit_code
+
+
+def _listen(config: Config) -> socket.socket:
+    """The listening socket, taken first: a port in use is told before a model is loaded."""
+    try:
+        family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+        listener = socket.create_server((config.host, config.port), family=family, backlog=2048)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise ConfigError(f"Cannot listen on {config.host} port {config.port}: {reason}.") from error
+    listener.setblocking(False)
+    return listener
+
+
+def _require_key_beyond_loopback(config: Config, database: Database) -> None:
+    with database.begin() as connection:
+        if config.loopback or keys.any_exist(connection):
+            return
+    raise ConfigError(
+        f"There is no API key yet, so the server listens on loopback only, not on {config.host}; "
+        "make one with: holdfast keys create"
+    )
+
+
+class _Process:
+    """The threads of a server and how they are started and stopped."""
+
+    def __init__(
+        self,
+        config: Config,
+        database: Database,
+        opened: OpenDatabase,
+        loop: asyncio.AbstractEventLoop,
+        say: Callable[[str], None],
+    ) -> None:
+        self.exit_code = 0
+        self._config = config
+        self._say = say
+        self._loop = loop
+        self._ended = asyncio.Event()
+        self._draining = False
+        self._database = database
+        hub = Hub(loop)
+        self._replica = self._register()
+        self._recorder = Recorder(database, self._replica, hub, on_fenced=self._fenced)
+        served = load_model(config, self._recorder.deliver, say)
+        self._engine = served.engine
+        self._admission = Admission(
+            served, database, self._replica, self._recorder, hub, config.grace_seconds
+        )
+        self._keeper = Keeper(
+            database,
+            self._beat,
+            lambda: end_orphans(database, self._replica, served.dialect, self._recorder),
+            lease_seconds=config.lease_seconds,
+            on_fenced=self._fenced,
+            on_database_gone=opened.restore,
+        )
+        self._services = Services(
+            config=config,
+            database=database,
+            gate=Gate(database),
+            served=served,
+            replica=self._replica,
+            recorder=self._recorder,
+            hub=hub,
+            admission=self._admission,
+            started_at=int(time.time()),
+        )
+        self._recorder.start()
+        self._keeper.start()
+
+    def run(self, runner: asyncio.Runner, listener: socket.socket) -> None:
+        """Serves on the listener until the end is asked for."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._loop.add_signal_handler(number, self._asked_to_end)
+        settings = HypercornConfig()
+        settings.bind = [f"fd://{listener.fileno()}"]
+        settings.loglevel = "WARNING"
+        settings.graceful_timeout = 5.0
+        settings.keep_alive_timeout = 75.0
+        settings.alpn_protocols = ["http/1.1"]
+        settings.include_server_header = False
+        self._announce(listener)
+        runner.run(
+            hypercorn_serve(
+                build(self._services),  # type: ignore[arg-type]  # its ASGI types are narrower
+                settings,
+                shutdown_trigger=self._ended.wait,
+            )
+        )
+
+    def stop(self) -> None:
+        """Ends the threads and gives up the lease."""
+        self._engine.close(drain=False)
+        self._keeper.stop()
+        self._recorder.stop()
+        with self._database.begin() as connection:
+            leases.stop(connection, self._replica)
+
+    def _register(self) -> UUID:
+        with self._database.begin() as connection:
+            return leases.register(
+                connection,
+                host=socket.gethostname(),
+                pid=os.getpid(),
+                version=VERSION,
+                model=self._config.model_name or model_folder(self._config).name,
+            )
+
+    def _beat(self) -> None:
+        with self._database.begin() as connection:
+            leases.beat(connection, self._replica)
+
+    def _announce(self, listener: socket.socket) -> None:
+        host, port = listener.getsockname()[:2]
+        shown = f"[{host}]" if ":" in host else host
+        name = self._services.served.name
+        self._say(f"Ready: {name} at http://{shown}:{port}/v1 . Try:\n")
+        self._say(
+            f"  curl http://{shown}:{port}/v1/responses -H 'Content-Type: application/json'"
+            f""" -d '{{"model": "{name}", "input": "Hello!"}}'\n"""
+        )
+
+    def _fenced(self) -> None:
+        """Any thread: other replicas took over what this one ran; it must end and start anew."""
+        self.exit_code = FENCED_EXIT
+        self._loop.call_soon_threadsafe(self._ended.set)
+
+    def _asked_to_end(self) -> None:
+        """On the loop: the first signal drains, the second ends at once."""
+        if self._draining:
+            self._ended.set()
+            return
+        self._draining = True
+        self._admission.close()
+        threading.Thread(target=self._drain, name="drain", daemon=True).start()
+
+    def _drain(self) -> None:
+        if not self._recorder.wait_idle(self._config.drain_seconds):
+            for response in self._recorder.running():
+                self._recorder.fail(response, "The server was stopped while it was generating this response.")
+            self._engine.close(drain=False)
+            self._recorder.wait_idle(5.0)
+        self._loop.call_soon_threadsafe(self._ended.set)
+
+
+def configure_logging(level: str) -> None:
+    logging.basicConfig(
+        level=level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )

@@ -1,0 +1,25 @@
+"""What every handler may use, made once at start."""
+
+from dataclasses import dataclass
+from uuid import UUID
+
+from server.auth import Gate
+from server.config import Config
+from server.runs.admit import Admission, Served
+from server.runs.recorder import Recorder
+from server.store.database import Database
+from server.stream.hub import Hub
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Services:
+    config: Config
+    database: Database
+    gate: Gate
+    served: Served
+    replica: UUID
+    recorder: Recorder
+    hub: Hub
+    admission: Admission
+    started_at: int
+    """Unix seconds; the served model's `created`."""

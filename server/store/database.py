@@ -1,0 +1,148 @@
+"""Connections to Postgres and the schema's version. Knows no table."""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import Literal
+
+import psycopg
+from alembic import command
+from alembic.config import Config as AlembicConfig
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import Connection, Engine, create_engine, pool, text
+from sqlalchemy.exc import SQLAlchemyError
+
+from server.locations import migrations_folder
+
+__all__ = [
+    "Connection",
+    "Database",
+    "DatabaseError",
+    "SchemaState",
+    "clock",
+    "driver",
+    "durable",
+    "schema_state",
+    "upgrade",
+]
+
+SchemaState = Literal["current", "behind", "unknown"]
+"""`unknown`: the database has a revision that this release does not know, so it is newer."""
+
+DatabaseError = SQLAlchemyError
+"""What store functions raise when Postgres cannot be reached or refuses."""
+
+_TIMEOUTS = "-c statement_timeout=5s -c lock_timeout=1s -c idle_in_transaction_session_timeout=10s"
+
+
+class Database:
+    """A pool for handlers, and single connections for threads that keep theirs.
+
+    `url` is libpq's (`postgresql://…`), given to psycopg as it is.
+    """
+
+    def __init__(self, url: str, *, pool_size: int, strict: bool = False) -> None:
+        """`strict` makes every commit wait for the disk, not only those that say `durable`."""
+        self.url = url
+        self._strict = strict
+        self._engine = create_engine(
+            "postgresql+psycopg://",
+            creator=lambda: psycopg.connect(url, options=_TIMEOUTS, application_name="holdfast"),
+            pool_size=pool_size,
+            max_overflow=0,
+            pool_timeout=5,
+            pool_pre_ping=True,
+            json_serializer=_as_it_is,
+            json_deserializer=_as_it_is,
+        )
+
+    @contextmanager
+    def begin(self) -> Iterator[Connection]:
+        """One transaction from the pool."""
+        with self._engine.begin() as connection:
+            yield connection
+
+    def dedicate(self, name: str) -> Connection:
+        """A connection outside the pool and without time limits, for a thread of ours, which closes it.
+
+        Its commits do not wait for the disk, unless the database is strict or they say `durable`: a crash of
+        Postgres may lose the last moments of a stream, a crash of ours nothing.
+        """
+        options = "" if self._strict else "-c synchronous_commit=off"
+        engine = create_engine(
+            "postgresql+psycopg://",
+            creator=lambda: psycopg.connect(self.url, application_name=f"holdfast {name}", options=options),
+            poolclass=pool.NullPool,
+            json_serializer=_as_it_is,
+            json_deserializer=_as_it_is,
+        )
+        return engine.connect()
+
+    def close(self) -> None:
+        self._engine.dispose()
+
+
+def clock(connection: Connection) -> datetime:
+    """The database's time, the only one that is stored."""
+    now: datetime = connection.execute(text("select clock_timestamp()")).scalar_one()
+    return now
+
+
+def durable(connection: Connection) -> None:
+    """This transaction's commit waits for the disk, whatever the session's setting."""
+    connection.execute(text("set local synchronous_commit = on"))
+
+
+def driver(connection: Connection) -> psycopg.Connection:
+    """The psycopg connection underneath, for COPY, within the same transaction."""
+    raw = connection.connection.driver_connection
+    assert isinstance(raw, psycopg.Connection)
+    return raw
+
+
+def _as_it_is(document: str | bytes) -> str:
+    """JSON columns are text both ways: only msgspec encodes, and what was stored comes back the same."""
+    return document.decode() if isinstance(document, bytes) else document
+
+
+def upgrade(url: str) -> None:
+    """Brings the schema to this release's; several processes may do so at once."""
+    with _schema_connection(url) as connection:
+        config = _alembic()
+        config.attributes["connection"] = connection
+        command.upgrade(config, "head")
+
+
+def schema_state(url: str) -> SchemaState:
+    """How the database's schema stands to this release's."""
+    script = ScriptDirectory.from_config(_alembic())
+    with _schema_connection(url) as connection:
+        found = MigrationContext.configure(connection).get_current_revision()
+    if found == script.get_current_head():
+        return "current"
+    known = {revision.revision for revision in script.walk_revisions()}
+    return "behind" if found is None or found in known else "unknown"
+
+
+@contextmanager
+def _schema_connection(url: str) -> Iterator[Connection]:
+    logging.getLogger("alembic").setLevel(logging.WARNING)
+    engine: Engine = create_engine(
+        "postgresql+psycopg://", creator=lambda: psycopg.connect(url), poolclass=pool.NullPool
+    )
+    try:
+        with engine.connect() as connection:
+            yield connection
+    finally:
+        engine.dispose()
+
+
+def _alembic() -> AlembicConfig:
+    folder: Path = migrations_folder()
+    config = AlembicConfig()
+    config.set_main_option("script_location", str(folder).replace("%", "%%"))
+    config.set_main_option("path_separator", "os")
+    return config

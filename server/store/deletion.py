@@ -1,0 +1,52 @@
+"""Deleting responses. A row stays only while it is live or a live response's history runs through it."""
+
+from uuid import UUID
+
+from sqlalchemy import Connection, text
+
+_MARK = text(
+    """
+    update responses set deleted_at = clock_timestamp()
+    where tenant = :tenant and id = :id and deleted_at is null
+    returning status
+    """
+)
+_HAS_NEXT = text("select 1 from responses where tenant = :tenant and previous_id = :id limit 1")
+_DROP = text("delete from responses where tenant = :tenant and id = :id returning previous_id")
+_DELETED = text("select 1 from responses where tenant = :tenant and id = :id and deleted_at is not null")
+_STREAMS = [
+    text("delete from response_events_hot where tenant = :tenant and response_id = :id"),
+    text("delete from response_streams where tenant = :tenant and response_id = :id"),
+]
+_ITEMS = text("delete from items where tenant = :tenant and response_id = :id")
+
+
+def delete(connection: Connection, tenant: str, response_id: UUID) -> bool | None:
+    """Makes a response absent for every reader.
+
+    None if it was absent already; True if it is still running, so that its run must be cancelled: what the
+    run holds goes when it ends.
+    """
+    place = {"tenant": tenant, "id": response_id}
+    status = connection.execute(_MARK, place).scalar()
+    if status is None:
+        return None
+    if status in ("queued", "in_progress"):
+        return True
+    purge(connection, tenant, response_id)
+    return False
+
+
+def purge(connection: Connection, tenant: str, response_id: UUID) -> None:
+    """Removes a deleted, ended response; of its tombstoned ancestors, those that nothing needs any more."""
+    current: UUID | None = response_id
+    while current is not None:
+        place = {"tenant": tenant, "id": current}
+        if connection.execute(_DELETED, place).scalar() is None:
+            return
+        for statement in _STREAMS:
+            connection.execute(statement, place)
+        if connection.execute(_HAS_NEXT, place).scalar() is not None:
+            return
+        connection.execute(_ITEMS, place)
+        current = connection.execute(_DROP, place).scalar()

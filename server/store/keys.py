@@ -1,0 +1,85 @@
+"""API keys at rest: a public id, the digest of the whole key, and whose it is."""
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from sqlalchemy import Connection, func, insert, or_, select, update
+
+from server.store.tables import api_keys
+
+
+@dataclass(frozen=True, slots=True)
+class StoredKey:
+    tenant: str
+    id: str
+    name: str
+    digest: bytes
+    created_at: datetime
+    last_used_at: datetime | None
+    revoked_at: datetime | None
+
+
+_COLUMNS = (
+    api_keys.c.tenant,
+    api_keys.c.id,
+    api_keys.c.name,
+    api_keys.c.digest,
+    api_keys.c.created_at,
+    api_keys.c.last_used_at,
+    api_keys.c.revoked_at,
+)
+
+
+def add(connection: Connection, tenant: str, key_id: str, name: str, digest: bytes) -> None:
+    connection.execute(insert(api_keys).values(tenant=tenant, id=key_id, name=name, digest=digest))
+
+
+def any_exist(connection: Connection) -> bool:
+    """Whether a key was ever made, revoked ones included: revoking the last one opens nothing."""
+    return connection.execute(select(api_keys.c.id).limit(1)).first() is not None
+
+
+def find(connection: Connection, key_id: str) -> StoredKey | None:
+    """The valid key with that public id, of whichever tenant: how a tenant is known in the first place."""
+    row = connection.execute(
+        select(*_COLUMNS).where(
+            api_keys.c.id == key_id,
+            api_keys.c.revoked_at.is_(None),
+            or_(api_keys.c.expires_at.is_(None), api_keys.c.expires_at > func.clock_timestamp()),
+        )
+    ).first()
+    return StoredKey(*row) if row else None
+
+
+def touch(connection: Connection, tenant: str, key_id: str) -> None:
+    """Notes the key's use, at most once a minute so that a busy key writes little."""
+    connection.execute(
+        update(api_keys)
+        .where(
+            api_keys.c.tenant == tenant,
+            api_keys.c.id == key_id,
+            or_(
+                api_keys.c.last_used_at.is_(None),
+                api_keys.c.last_used_at < func.clock_timestamp() - func.make_interval(0, 0, 0, 0, 0, 1),
+            ),
+        )
+        .values(last_used_at=func.clock_timestamp())
+    )
+
+
+def list_all(connection: Connection, tenant: str | None) -> list[StoredKey]:
+    """Every key, newest first, or one tenant's."""
+    query = select(*_COLUMNS).order_by(api_keys.c.created_at.desc())
+    if tenant is not None:
+        query = query.where(api_keys.c.tenant == tenant)
+    return [StoredKey(*row) for row in connection.execute(query)]
+
+
+def revoke(connection: Connection, key_id: str) -> bool:
+    """Ends a key; False when there is no such valid key."""
+    ended = connection.execute(
+        update(api_keys)
+        .where(api_keys.c.id == key_id, api_keys.c.revoked_at.is_(None))
+        .values(revoked_at=func.clock_timestamp())
+    )
+    return ended.rowcount == 1

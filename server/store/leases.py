@@ -1,0 +1,78 @@
+"""Replicas: a row per server process, its heartbeat, and the fence that every commit passes.
+
+Only the database's clock counts. A replica id is random for each process start, so a restarted process is
+never taken for the one before it.
+"""
+
+from datetime import datetime
+from uuid import UUID
+
+from sqlalchemy import Connection, text
+
+from server.wire.ids import new_uuid
+
+
+class Fenced(Exception):
+    """This replica was declared dead; whatever it still holds belongs to others."""
+
+
+def register(connection: Connection, *, host: str, pid: int, version: str, model: str) -> UUID:
+    """A new replica row, alive from now on."""
+    replica = new_uuid()
+    connection.execute(
+        text(
+            "insert into replicas (id, state, host, pid, version, models)"
+            " values (:id, 'alive', :host, :pid, :version, array[:model])"
+        ),
+        {"id": replica, "host": host, "pid": pid, "version": version, "model": model},
+    )
+    return replica
+
+
+_FENCE = text("select clock_timestamp() from replicas where id = :id and state = 'alive' for share")
+
+
+def fence(connection: Connection, replica: UUID) -> datetime:
+    """The database's time, after locking the replica's row against being declared dead before commit.
+
+    Raises Fenced when that has happened already.
+    """
+    now: datetime | None = connection.execute(_FENCE, {"id": replica}).scalar()
+    if now is None:
+        raise Fenced
+    return now
+
+
+def beat(connection: Connection, replica: UUID) -> None:
+    """Keeps the lease. Raises Fenced."""
+    kept = connection.execute(
+        text("update replicas set heartbeat_at = clock_timestamp() where id = :id and state = 'alive'"),
+        {"id": replica},
+    )
+    if kept.rowcount == 0:
+        raise Fenced
+
+
+def stop(connection: Connection, replica: UUID) -> None:
+    """Says that this replica ended in good order."""
+    connection.execute(
+        text("update replicas set state = 'stopped' where id = :id and state = 'alive'"), {"id": replica}
+    )
+
+
+_BURY = text(
+    """
+    update replicas set state = 'dead' where id in (
+        select id from replicas
+        where state = 'alive' and heartbeat_at < clock_timestamp() - make_interval(secs => :ttl)
+        for update skip locked)
+    """
+)
+
+
+def bury(connection: Connection, ttl_seconds: float) -> None:
+    """Declares replicas dead whose heartbeat is older than that.
+
+    One whose commit is in flight holds its row locked; it is looked at again next time.
+    """
+    connection.execute(_BURY, {"ttl": ttl_seconds})

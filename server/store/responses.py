@@ -1,0 +1,230 @@
+"""Responses and their items: accepted, read, finished, deleted. JSON goes in and out as text."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final, Literal
+from uuid import UUID
+
+from sqlalchemy import Connection, Row, func, insert, select, text, update
+
+from server.runs.states import Ending
+from server.store.tables import items, responses, usage_ledger
+from server.wire.response import Status
+
+INPUT: Final = 0
+OUTPUT: Final = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewResponse:
+    """A response as it is accepted."""
+
+    tenant: str
+    id: UUID
+    previous_id: UUID | None
+    stream: bool
+    background: bool
+    model: str
+    replica_id: UUID
+    seed: int
+    prompt_hash: bytes
+    request: str
+    metadata: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewItem:
+    """An item with the columns that SQL users ask for; `payload` is its JSON."""
+
+    id: str
+    type: str
+    role: str | None
+    status: str
+    payload: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredResponse:
+    """A response's row."""
+
+    tenant: str
+    id: UUID
+    previous_id: UUID | None
+    status: Status
+    background: bool
+    attempt: int
+    seed: int
+    created_at: datetime
+    finished_at: datetime | None
+    input_tokens: int | None
+    cached_tokens: int | None
+    output_tokens: int | None
+    reasoning_tokens: int | None
+    error_code: str | None
+    error_message: str | None
+    incomplete_reason: str | None
+    request: str
+
+
+_STORED = [responses.c[name] for name in StoredResponse.__dataclass_fields__]
+
+
+def insert_accepted(connection: Connection, new: NewResponse) -> datetime:
+    """Adds a response that begins at once; its `created_at`."""
+    columns = {name: getattr(new, name) for name in NewResponse.__dataclass_fields__}
+    created: datetime = connection.execute(
+        insert(responses)
+        .values(**columns, status="in_progress", started_at=func.clock_timestamp())
+        .returning(responses.c.created_at)
+    ).scalar_one()
+    return created
+
+
+def insert_items(
+    connection: Connection, tenant: str, response_id: UUID, side: Literal[0, 1], new: Sequence[NewItem]
+) -> None:
+    if not new:
+        return
+    connection.execute(
+        insert(items),
+        [
+            {
+                "tenant": tenant,
+                "response_id": response_id,
+                "side": side,
+                "idx": index,
+                "id": item.id,
+                "type": item.type,
+                "role": item.role,
+                "status": item.status,
+                "payload": item.payload,
+            }
+            for index, item in enumerate(new)
+        ],
+    )
+
+
+def get(connection: Connection, tenant: str, response_id: UUID) -> StoredResponse | None:
+    """A response that exists for readers: neither another tenant's nor deleted."""
+    row = connection.execute(
+        select(*_STORED).where(
+            responses.c.tenant == tenant, responses.c.id == response_id, responses.c.deleted_at.is_(None)
+        )
+    ).first()
+    return _stored(row) if row else None
+
+
+def _stored(row: Row[tuple[object, ...]]) -> StoredResponse:
+    return StoredResponse(**row._mapping)
+
+
+def output_items(connection: Connection, tenant: str, response_id: UUID) -> list[str]:
+    """The JSON of a response's output items, in order."""
+    return list(
+        connection.scalars(
+            select(items.c.payload)
+            .where(items.c.tenant == tenant, items.c.response_id == response_id, items.c.side == OUTPUT)
+            .order_by(items.c.idx)
+        )
+    )
+
+
+_HISTORY = text(
+    """
+    with recursive chain (id, previous_id, depth) as (
+        select id, previous_id, 0 from responses where tenant = :tenant and id = :id
+        union all
+        select r.id, r.previous_id, c.depth + 1
+        from chain c join responses r on r.tenant = :tenant and r.id = c.previous_id
+    )
+    select i.payload::text
+    from chain c join items i on i.tenant = :tenant and i.response_id = c.id
+    order by c.depth desc, i.side, i.idx
+    """
+)
+
+
+def history(connection: Connection, tenant: str, response_id: UUID) -> list[str]:
+    """The JSON of every item of a chain of responses, oldest first; this response's output is last."""
+    return list(connection.scalars(_HISTORY, {"tenant": tenant, "id": response_id}))
+
+
+def finish(connection: Connection, tenant: str, response_id: UUID, replica: UUID, ending: Ending) -> bool:
+    """Ends a response that this replica runs. True if it was deleted meanwhile.
+
+    The caller's transaction has passed the fence, so the row is this replica's.
+    """
+    columns = {name: getattr(ending, name) for name in Ending.__dataclass_fields__}
+    row = connection.execute(
+        update(responses)
+        .where(
+            responses.c.tenant == tenant,
+            responses.c.id == response_id,
+            responses.c.replica_id == replica,
+            responses.c.status == "in_progress",
+        )
+        .values(**columns)
+        .returning(responses.c.deleted_at)
+    ).one()
+    return row.deleted_at is not None
+
+
+def record_usage(
+    connection: Connection,
+    *,
+    tenant: str,
+    response_id: UUID,
+    key_id: str | None,
+    model: str,
+    stored: bool,
+    started_at: datetime,
+    ending: Ending,
+) -> None:
+    """One line of metering, free of content; it outlives the response."""
+    connection.execute(
+        insert(usage_ledger).values(
+            tenant=tenant,
+            response_id=response_id,
+            key_id=key_id,
+            model=model,
+            status=ending.status,
+            stored=stored,
+            input_tokens=ending.input_tokens,
+            cached_tokens=ending.cached_tokens,
+            output_tokens=ending.output_tokens,
+            reasoning_tokens=ending.reasoning_tokens,
+            started_at=started_at,
+            finished_at=ending.finished_at,
+        )
+    )
+
+
+def is_metered(connection: Connection, tenant: str, response_id: UUID) -> bool:
+    """Whether a response's line in the ledger is there, which is so once its end is committed."""
+    place = (usage_ledger.c.tenant == tenant, usage_ledger.c.response_id == response_id)
+    return connection.execute(select(usage_ledger.c.model).where(*place)).first() is not None
+
+
+_CLAIM = text(
+    """
+    update responses set replica_id = :me, attempt = attempt + 1
+    where (tenant, id) in (
+        select r.tenant, r.id from responses r left join replicas p on p.id = r.replica_id
+        where r.status = 'in_progress' and (p.id is null or p.state <> 'alive')
+        for update of r skip locked limit :limit)
+    returning tenant, id
+    """
+)
+
+
+def claim_orphans(connection: Connection, me: UUID, limit: int) -> list[StoredResponse]:
+    """Takes over running responses whose replica is no longer alive."""
+    claimed = connection.execute(_CLAIM, {"me": me, "limit": limit}).all()
+    found = [
+        connection.execute(
+            select(*_STORED).where(responses.c.tenant == tenant, responses.c.id == response_id)
+        ).one()
+        for tenant, response_id in claimed
+    ]
+    return [_stored(row) for row in found]

@@ -1,0 +1,221 @@
+"""The schema as SQLAlchemy sees it. `migrations/` makes it; a test holds the two equal.
+
+Payloads are `json`, not `jsonb`: jsonb reorders keys and refuses NUL escapes, and a replay must give the
+bytes that were sent. Statuses are text with a CHECK, so that a new one is an ordinary migration. Nothing
+here is a trigger, an enum, a sequence or an extension, which keeps Postgres-compatible clusters possible.
+"""
+
+from sqlalchemy import (
+    ARRAY,
+    BigInteger,
+    Boolean,
+    CheckConstraint,
+    Column,
+    DateTime,
+    Double,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    SmallInteger,
+    Table,
+    Text,
+    UniqueConstraint,
+    Uuid,
+    text,
+)
+from sqlalchemy.dialects.postgresql import JSON, JSONB
+
+NAMING = {
+    "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+    "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+    "ck": "ck_%(table_name)s_%(constraint_name)s",
+    "pk": "pk_%(table_name)s",
+}
+
+metadata = MetaData(naming_convention=NAMING)
+
+_NOW = text("clock_timestamp()")
+
+
+def _time(name: str, *, required: bool = False) -> Column[object]:
+    return Column(
+        name,
+        DateTime(timezone=True),
+        nullable=not required,
+        server_default=_NOW if required else None,
+    )
+
+
+replicas = Table(
+    "replicas",
+    metadata,
+    Column("id", Uuid, primary_key=True, comment="random for every process start"),
+    Column("state", Text, nullable=False),
+    Column("host", Text, nullable=False),
+    Column("pid", Integer, nullable=False),
+    Column("version", Text, nullable=False),
+    Column("models", ARRAY(Text), nullable=False),
+    _time("started_at", required=True),
+    _time("heartbeat_at", required=True),
+    CheckConstraint("state in ('alive', 'stopped', 'dead')", name="state"),
+)
+
+responses = Table(
+    "responses",
+    metadata,
+    Column("tenant", Text, primary_key=True),
+    Column("id", Uuid, primary_key=True),
+    Column("previous_id", Uuid),
+    Column("conversation_id", Uuid),
+    Column("status", Text, nullable=False),
+    Column("background", Boolean, nullable=False),
+    Column("stream", Boolean, nullable=False),
+    Column("model", Text, nullable=False),
+    Column("priority", Integer, nullable=False, server_default="0"),
+    Column("replica_id", Uuid),
+    Column("attempt", Integer, nullable=False, server_default="1"),
+    Column("seed", BigInteger, nullable=False),
+    Column("prompt_hash", LargeBinary),
+    _time("cancel_requested_at"),
+    _time("created_at", required=True),
+    _time("queued_at"),
+    _time("started_at"),
+    _time("first_token_at"),
+    _time("finished_at"),
+    _time("expires_at"),
+    _time("deleted_at"),
+    Column("input_tokens", Integer),
+    Column("cached_tokens", Integer),
+    Column("output_tokens", Integer),
+    Column("reasoning_tokens", Integer),
+    Column("error_code", Text),
+    Column("error_message", Text),
+    Column("incomplete_reason", Text),
+    Column("request", JSON, nullable=False, comment="what the response repeats of its request"),
+    Column("metadata", JSONB, nullable=False, comment="for search; request has the exact text"),
+    CheckConstraint(
+        "status in ('queued', 'in_progress', 'completed', 'failed', 'incomplete', 'cancelled')",
+        name="status",
+    ),
+    Index("ix_responses_queue", "priority", "queued_at", postgresql_where=text("status = 'queued'")),
+    Index("ix_responses_replica_id", "replica_id", postgresql_where=text("status = 'in_progress'")),
+    Index(
+        "ix_responses_previous_id",
+        "tenant",
+        "previous_id",
+        postgresql_where=text("previous_id is not null"),
+    ),
+    Index("ix_responses_expires_at", "expires_at", postgresql_where=text("expires_at is not null")),
+    Index("ix_responses_created_at", "tenant", text("created_at desc")),
+    postgresql_with={"fillfactor": "80"},
+)
+
+items = Table(
+    "items",
+    metadata,
+    Column("tenant", Text, primary_key=True),
+    Column("response_id", Uuid, primary_key=True),
+    Column("side", SmallInteger, primary_key=True, autoincrement=False, comment="0 input, 1 output"),
+    Column("idx", Integer, primary_key=True, autoincrement=False),
+    Column("id", Text, nullable=False),
+    Column("type", Text, nullable=False),
+    Column("role", Text),
+    Column("status", Text),
+    Column("name", Text),
+    Column("call_id", Text),
+    Column("payload", JSON, nullable=False),
+    _time("created_at", required=True),
+    UniqueConstraint("tenant", "id"),
+)
+
+conversations = Table(
+    "conversations",
+    metadata,
+    Column("tenant", Text, primary_key=True),
+    Column("id", Uuid, primary_key=True),
+    Column("metadata", JSONB, nullable=False),
+    _time("created_at", required=True),
+)
+
+conversation_items = Table(
+    "conversation_items",
+    metadata,
+    Column("tenant", Text, primary_key=True),
+    Column("conversation_id", Uuid, primary_key=True),
+    Column("position", BigInteger, primary_key=True, autoincrement=False),
+    Column("item_id", Text, nullable=False),
+)
+
+response_events_hot = Table(
+    "response_events_hot",
+    metadata,
+    Column("tenant", Text, primary_key=True),
+    Column("response_id", Uuid, primary_key=True),
+    Column("first_seq", Integer, primary_key=True, autoincrement=False),
+    Column("n", Integer, nullable=False, comment="events in this row"),
+    Column("kind", SmallInteger, nullable=False, comment="0 whole event, else which delta"),
+    Column("output_index", Integer, nullable=False),
+    Column("content_index", Integer, nullable=False),
+    Column("attempt", Integer, nullable=False),
+    Column(
+        "body",
+        Text,
+        nullable=False,
+        comment="kind 0: the event's JSON; else a JSON array of deltas",
+    ),
+    Column(
+        "token_ids",
+        LargeBinary,
+        comment="int32, little-endian: what the engine gave, for exact resume",
+    ),
+    Column("at", Double, nullable=False, server_default=text("extract(epoch from clock_timestamp())")),
+    postgresql_with={
+        "autovacuum_vacuum_scale_factor": "0.02",
+        "autovacuum_vacuum_threshold": "1000",
+        "autovacuum_vacuum_cost_delay": "0",
+    },
+)
+
+response_streams = Table(
+    "response_streams",
+    metadata,
+    Column("tenant", Text, primary_key=True),
+    Column("response_id", Uuid, primary_key=True),
+    Column("last_seq", Integer, nullable=False),
+    Column("codec", SmallInteger, nullable=False, comment="1: JSON array of hot rows"),
+    Column("body", Text, nullable=False),
+    _time("finished_at", required=True),
+)
+
+api_keys = Table(
+    "api_keys",
+    metadata,
+    Column("tenant", Text, primary_key=True),
+    Column("id", Text, primary_key=True),
+    Column("name", Text, nullable=False),
+    Column("digest", LargeBinary, nullable=False, comment="SHA-256 of the whole key"),
+    _time("created_at", required=True),
+    _time("last_used_at"),
+    _time("expires_at"),
+    _time("revoked_at"),
+    UniqueConstraint("id"),
+)
+
+usage_ledger = Table(
+    "usage_ledger",
+    metadata,
+    Column("tenant", Text, primary_key=True),
+    Column("response_id", Uuid, primary_key=True),
+    Column("key_id", Text),
+    Column("model", Text, nullable=False),
+    Column("status", Text, nullable=False),
+    Column("stored", Boolean, nullable=False),
+    Column("input_tokens", Integer, nullable=False),
+    Column("cached_tokens", Integer, nullable=False),
+    Column("output_tokens", Integer, nullable=False),
+    Column("reasoning_tokens", Integer, nullable=False),
+    _time("started_at", required=True),
+    _time("finished_at", required=True),
+    Index("ix_usage_ledger_finished_at", "tenant", "finished_at"),
+)

@@ -1,0 +1,3 @@
+"""Which release it is."""
+
+VERSION = "0.1.0"
