@@ -101,7 +101,7 @@ def _dictionary_cuttings(seed: int) -> list[str]:
 def token_id(tokenizer: Tokenizer, token: str) -> int:
     """Return the id of a token that the tokenizer is known to have."""
     found = tokenizer.token_to_id(token)
-    assert found is not None, f"the tokenizer has no token {token!r}"  # noqa: S101 our own bug
+    assert found is not None, f"the tokenizer has no token {token!r}"
     return found
 
 

@@ -152,7 +152,7 @@ def _set_learning_rate(optimizers: tuple[Optimizer, ...], learning_rate: float) 
 
 
 def _step(model: Qwen3ForCausalLM, optimizers: tuple[Optimizer, ...], batch: Batch) -> float:
-    loss = _loss(model, batch)
+    loss = answer_loss(model, batch)
     loss.backward()  # type: ignore[no-untyped-call]
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     for optimizer in optimizers:
@@ -161,7 +161,7 @@ def _step(model: Qwen3ForCausalLM, optimizers: tuple[Optimizer, ...], batch: Bat
     return loss.item()
 
 
-def _loss(model: Qwen3ForCausalLM, batch: Batch) -> Tensor:
+def answer_loss(model: Qwen3ForCausalLM, batch: Batch) -> Tensor:
     """Return the loss of the next token, over the tokens that the assistant says."""
     with torch.autocast("cpu", dtype=torch.bfloat16):
         hidden = model.model(
