@@ -22,17 +22,12 @@ import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Literal, NamedTuple, Self
-from urllib.parse import quote
-
-import psycopg
-from psycopg import sql
+from typing import Self
 
 from server.store import postgres_watcher
 from server.store.postgres_account import Account, EmbeddedError, account_for, default_data_dir
 from server.store.postgres_binaries import Binaries, binaries_for, psql_command
 from server.store.postgres_cluster import (
-    PORT,
     ClusterDirectory,
     check_major,
     check_socket_directory,
@@ -45,6 +40,7 @@ from server.store.postgres_cluster import (
     running_postmaster,
     try_lock,
 )
+from server.store.postgres_socket import PORT, Reach, create_database, reach_of, url_over
 
 __all__ = ["EmbeddedError", "EmbeddedPostgres", "Progress", "default_data_dir", "psql_command"]
 
@@ -66,14 +62,6 @@ SETTINGS = {
     "shared_buffers": "128MB",
     "timezone": "UTC",
 }
-
-
-class Reach(NamedTuple):
-    """What a connection attempt shows."""
-
-    #: "up" includes a server that has no connection left to give.
-    state: Literal["up", "starting", "recovering", "down"]
-    complaint: str = ""
 
 
 def _say_nothing(_message: str) -> None:
@@ -134,9 +122,7 @@ class EmbeddedPostgres:
 
     def url_of(self, database: str) -> str:
         """The libpq URL of another database of the same cluster."""
-        # With the port, because libpq would otherwise take one from PGPORT.
-        socket_directory = quote(str(self._directory.sockets))
-        return f"postgresql://postgres@/{quote(database)}?host={socket_directory}&port={PORT}"
+        return url_over(self._directory.sockets, database)
 
     def start(self, progress: Progress = _say_nothing) -> str:
         """Start the database, or attach to the process that did; returns `url` once it answers."""
@@ -187,7 +173,7 @@ class EmbeddedPostgres:
                 return False
             if self._directory.sockets.exists():
                 check_socket_directory(self._directory, account)
-                reach = _reach_of(self.url)
+                reach = reach_of(self.url)
                 if reach.state == "up":
                     return True
             waiting.say("waiting for the process that owns the database")
@@ -210,7 +196,7 @@ class EmbeddedPostgres:
             if not self._await_answer(progress, deadline):
                 complaint = last_complaint(self._directory, self._log_offset)
                 raise EmbeddedError(f"Postgres did not start: {complaint} (its log is {self._directory.log})")
-            self._create_database()
+            create_database(self.url_of("postgres"), DATABASE)
         except BaseException:
             self._release()
             raise
@@ -291,7 +277,7 @@ class EmbeddedPostgres:
         or have no connection left to give, and a restart would make either worse.
         """
         waiting = _Once(progress)
-        while (reach := _reach_of(self.url_of("postgres"))).state != "up":
+        while (reach := reach_of(self.url_of("postgres"))).state != "up":
             if self._watcher is None or self._watcher.poll() is not None:
                 return False
             if reach.state == "recovering":
@@ -303,16 +289,6 @@ class EmbeddedPostgres:
                 )
             time.sleep(POLL_S)
         return True
-
-    def _create_database(self) -> None:
-        try:
-            with psycopg.connect(self.url_of("postgres"), autocommit=True) as connection:
-                query = "SELECT 1 FROM pg_database WHERE datname = %s"
-                if connection.execute(query, [DATABASE]).fetchone() is None:
-                    name = sql.Identifier(DATABASE)
-                    connection.execute(sql.SQL("CREATE DATABASE {}").format(name))
-        except psycopg.Error as error:
-            raise EmbeddedError(f"Cannot create the database {DATABASE!r}: {error}") from error
 
     def _release(self) -> None:
         """Stop what we own, wait until it is gone, and let the next owner in."""
@@ -356,21 +332,6 @@ class _Once:
         if not self._is_said:
             self._is_said = True
             self._progress(message)
-
-
-def _reach_of(url: str) -> Reach:
-    try:
-        psycopg.connect(url, connect_timeout=2).close()
-    except psycopg.OperationalError as error:
-        complaint = str(error)
-        if "too many clients" in complaint or "connection slots are reserved" in complaint:
-            return Reach("up")
-        if "starting up" in complaint:
-            return Reach("starting", complaint)
-        if "recovery" in complaint or "not yet accepting" in complaint:
-            return Reach("recovering", complaint)
-        return Reach("down", complaint)
-    return Reach("up")
 
 
 _living: "weakref.WeakSet[EmbeddedPostgres]" = weakref.WeakSet()

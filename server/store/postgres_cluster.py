@@ -25,13 +25,12 @@ from pathlib import Path
 
 from server.store.postgres_account import Account, EmbeddedError
 from server.store.postgres_binaries import Binaries, bin_directory_of_major
+from server.store.postgres_socket import SOCKET_NAME
 from server.store.postgres_watcher import POSTGRES_ENVIRONMENT
 
 if sys.platform != "win32":
     import fcntl
 
-PORT = 5432  # only a part of the socket's name
-SOCKET_NAME = f".s.PGSQL.{PORT}"
 #: A socket's path may have 107 bytes on Linux and 103 on macOS.
 MAX_SOCKET_PATH = 103
 MAX_LOG_BYTES = 10_000_000
