@@ -27,7 +27,7 @@ build no mask."""
 
 NEVER = float("-inf")
 
-IGNORABLE = frozenset({"dropout", "position_ids", "use_cache", "output_attentions"})
+IGNORABLE = frozenset({"dropout", "position_ids", "use_cache", "output_attentions", "output_router_logits"})
 """Arguments that models pass and that change nothing here. All others are implemented or refused."""
 
 

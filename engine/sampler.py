@@ -131,7 +131,8 @@ def _invert(cumulative: Tensor, draws: Sequence[Draw]) -> Tensor:
     column = torch.searchsorted(cumulative, shares * total, right=True)
     # Rounding can push a share up to the whole; the answer is then the last column that adds to it.
     last = torch.searchsorted(cumulative, total)
-    return column.minimum(last)[:, 0]
+    # The sums of a row of no numbers are none either: any column will do, as long as it exists.
+    return column.minimum(last)[:, 0].clamp_(max=cumulative.shape[1] - 1)
 
 
 def _column(numbers: Sequence[float], like: Tensor) -> Tensor:

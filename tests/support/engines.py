@@ -1,0 +1,204 @@
+"""Engines for tests: a listener that can be waited for, jobs, tiny random models, sabotage.
+
+torch is imported only by what needs it, so that tests of the scripted engine do without.
+"""
+
+import atexit
+import functools
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from engine.config import EngineConfig
+from engine.engine import ThreadedEngine, load
+from engine.executor import RowFailure
+from engine.messages import Failed, Finished, Job, Outbound, Sampling, Tokens
+from engine.scheduler import Plan
+from engine.scripted import Script, ScriptedConfig, ScriptedEngine
+
+PATIENCE = 60.0
+"""Seconds after which a test gives up waiting for what must come; never a time that a test needs."""
+
+VOCABULARY = 97
+"""Token ids of all models here."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """All that was said of one job."""
+
+    tokens: list[int]
+    last: Finished | Failed
+    deliveries: int
+    """In how many deliveries the job was mentioned."""
+
+
+class Listener:
+    """Takes an engine's deliveries; checks that no job is mentioned after its end."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[Outbound]] = []
+        self.when_told: Callable[[Outbound], None] = lambda _message: None
+        """Called on the engine thread with each message."""
+        self.broken: Exception | None = None
+        """Raised by each delivery, after it was noted."""
+        self._news = threading.Condition()
+        self._open = threading.Event()
+        self._open.set()
+
+    def __call__(self, messages: Sequence[Outbound], /) -> None:
+        with self._news:
+            self.batches.append(list(messages))
+            self._news.notify_all()
+        for message in messages:
+            self.when_told(message)
+        assert self._open.wait(PATIENCE)
+        if self.broken is not None:
+            raise self.broken
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """The engine thread stays in its next delivery until the block is left."""
+        self._open.clear()
+        try:
+            yield
+        finally:
+            self._open.set()
+
+    def wait(self, condition: Callable[[], bool]) -> None:
+        with self._news:
+            assert self._news.wait_for(condition, PATIENCE), f"only came: {self.batches[-3:]}"
+
+    def of(self, job_id: str) -> list[Outbound]:
+        """What was said of the job so far."""
+        return [m for batch in list(self.batches) for m in batch if m.job_id == job_id]
+
+    def outcome(self, job_id: str) -> Outcome:
+        """Waits for the job's end."""
+        self.wait(lambda: any(not isinstance(m, Tokens) for m in self.of(job_id)))
+        told = self.of(job_id)
+        *before, last = told
+        assert not isinstance(last, Tokens), f"{job_id} was told of after its end"
+        tokens: list[int] = []
+        for message in before:
+            assert isinstance(message, Tokens), f"{job_id} ended twice"
+            tokens += message.token_ids
+        mentions = sum(any(m.job_id == job_id for m in batch) for batch in list(self.batches))
+        return Outcome(tokens, last, mentions)
+
+
+@dataclass
+class Bench:
+    """An engine and its listener."""
+
+    engine: ThreadedEngine
+    listener: Listener
+
+    def run(self, *jobs: Job) -> list[Outcome]:
+        """Submits the jobs together, so that they share their steps, and waits for all."""
+        first, *rest = jobs
+        with self.listener.held():
+            self.engine.submit(first)
+            for job in rest:
+                self.engine.submit(job)
+        return [self.listener.outcome(job.job_id) for job in jobs]
+
+    def fail_steps(self, error: BaseException, *, times: int = 1) -> None:
+        """The next steps raise the error instead of computing."""
+        executor = self.engine._executor
+        compute = executor.execute
+        left = times
+
+        def sabotaged(plan: Plan) -> list[int | RowFailure]:
+            nonlocal left
+            left -= 1
+            if left >= 0:
+                raise error
+            return compute(plan)
+
+        executor.execute = sabotaged  # type: ignore[method-assign]
+
+
+def make_job(job_id: str, prompt: Sequence[int], max_tokens: int = 16, **fields: Any) -> Job:
+    """A greedy job, unless `temperature` or other fields of `Sampling` are given."""
+    sampling = {k: fields.pop(k) for k in ("seed", "temperature", "top_p", "top_k") if k in fields}
+    return Job(
+        job_id=job_id,
+        prompt=tuple(prompt),
+        max_tokens=max_tokens,
+        sampling=Sampling(**{"seed": 0, "temperature": 0.0, **sampling}),
+        **fields,
+    )
+
+
+def make_prompt(length: int, salt: int = 0) -> list[int]:
+    """Ids that are no pattern; different for each salt."""
+    return [(i * i * 31 + i * 7 + salt * 53 + salt * i) % (VOCABULARY - 1) + 1 for i in range(length)]
+
+
+def start_scripted(*, scripts: Callable[[Job], Script | None] = lambda _job: None, **settings: Any) -> Bench:
+    """The scripted engine; its stop id is 0."""
+    defaults: dict[str, Any] = {
+        "vocabulary": tuple(range(1, VOCABULARY)),
+        "stop_id": 0,
+        "vocab_size": VOCABULARY,
+        "context_length": 256,
+        "script": Script(length=200),
+    }
+    listener = Listener()
+    return Bench(ScriptedEngine(ScriptedConfig(**{**defaults, **settings}), listener, scripts), listener)
+
+
+def start_model(model: Path, **settings: Any) -> Bench:
+    """The engine on a model, on one CPU thread in float32."""
+    defaults: dict[str, Any] = {"device": "cpu", "dtype": "float32", "torch_threads": 1, "kv_blocks": 256}
+    listener = Listener()
+    return Bench(load(EngineConfig(model=model, **{**defaults, **settings}), listener), listener)
+
+
+@functools.cache
+def tiny_model() -> Path:
+    """A small Qwen3 with random weights."""
+    return save_random_model("Qwen3Config", num_hidden_layers=2)
+
+
+def save_random_model(config_name: str, **settings: Any) -> Path:
+    """Writes a model with random weights and gives its directory, which goes with the process.
+
+    The embeddings are not tied and the weights are large: otherwise a small random model repeats one
+    token for ever, and tests that compare tokens would pass whatever the engine did.
+    """
+    import torch
+    import transformers
+
+    torch.set_num_threads(1)
+    torch.manual_seed(7)
+    config = getattr(transformers, config_name)(
+        **{
+            "vocab_size": VOCABULARY,
+            "hidden_size": 32,
+            "intermediate_size": 48,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 8,
+            "max_position_embeddings": 256,
+            "initializer_range": 0.2,
+            "tie_word_embeddings": False,
+            "bos_token_id": None,
+            "eos_token_id": None,
+            "pad_token_id": None,
+            **settings,
+        }
+    )
+    model: Any = transformers.AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+        config, dtype=torch.float32
+    )
+    directory = tempfile.TemporaryDirectory(prefix="holdfast-model-")
+    atexit.register(directory.cleanup)
+    model.save_pretrained(directory.name)
+    return Path(directory.name)

@@ -1,0 +1,61 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.config import EngineConfig, Limits, ModelRefused
+from engine.memory import CPU_MOST, FULL_CONTEXTS, count_blocks, free_memory
+
+
+@pytest.mark.parametrize(
+    ("settings", "word"),
+    [
+        ({"device": "tpu"}, "device"),
+        ({"dtype": "int8"}, "dtype"),
+        ({"kv_blocks": 0}, "kv_blocks"),
+        ({"kv_memory": 0}, "kv_memory"),
+        ({"kv_memory": 1, "kv_blocks": 1}, "not both"),
+        ({"block_size": 0}, "block_size"),
+        ({"max_running": 0}, "max_running"),
+        ({"max_waiting": -1}, "max_waiting"),
+        ({"max_running": 65, "token_budget": 64}, "token_budget"),
+        ({"torch_threads": 0}, "torch_threads"),
+    ],
+)
+def test_a_setting_is_refused_with_its_name(settings: dict[str, Any], word: str) -> None:
+    with pytest.raises(ValueError, match=word):
+        EngineConfig(model=Path(), **settings)
+
+
+def test_blocks_are_counted_up() -> None:
+    limits = Limits(kv_blocks=1, block_size=16)
+    assert [limits.blocks_for(tokens) for tokens in (0, 1, 16, 17)] == [0, 1, 1, 2]
+
+
+def count(gpu_free: int | None = None, block_bytes: int = 1024, **settings: int) -> int:
+    config = EngineConfig(model=Path(), **settings)  # type: ignore[arg-type]
+    return count_blocks(config, block_bytes=block_bytes, context_length=160, gpu_free=gpu_free)
+
+
+def test_the_pool_is_as_large_as_it_was_told() -> None:
+    assert count(kv_blocks=7) == 7
+    assert count(kv_memory=10 * 1024 + 1) == 10
+    assert count(kv_memory=10**9) == 10**9 // 1024
+
+
+def test_the_pool_holds_a_few_dozen_contexts_of_a_small_model() -> None:
+    assert count() == FULL_CONTEXTS * 10
+
+
+def test_the_pool_is_bounded_by_memory() -> None:
+    assert count(block_bytes=2**25) * 2**25 <= min(CPU_MOST, free_memory())
+    assert count(gpu_free=100 * 1024) == 80
+
+
+def test_a_model_is_refused_when_not_one_block_fits() -> None:
+    with pytest.raises(ModelRefused, match="room for 0"):
+        count(gpu_free=0)
+
+
+def test_free_memory_is_a_plausible_number() -> None:
+    assert 2**20 < free_memory() < 2**50

@@ -1,0 +1,144 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from engine.config import EngineConfig, ModelRefused
+from engine.model import LoadedModel, load_model
+from tests.support.engines import save_random_model, tiny_model
+
+
+def loaded(model: Path, **settings: Any) -> LoadedModel:
+    config = EngineConfig(model=model, **{"device": "cpu", "torch_threads": 1, **settings})
+    return load_model(config, lambda _line: None)
+
+
+def refused(model: Path, **settings: Any) -> str:
+    with pytest.raises(ModelRefused) as refusal:
+        loaded(model, **settings)
+    return str(refusal.value)
+
+
+def test_loading_says_what_it_does() -> None:
+    lines: list[str] = []
+    load_model(EngineConfig(model=tiny_model(), device="cpu"), lines.append)
+    assert len(lines) >= 3
+
+
+def test_the_shapes_of_all_layers_are_learnt_from_the_model() -> None:
+    shapes = loaded(tiny_model()).shapes
+    assert [(s.heads, s.key_size, s.value_size) for s in shapes] == [(2, 8, 8)] * 2
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_a_model_has_the_dtype_that_was_asked_for(dtype: str) -> None:
+    model = loaded(tiny_model(), dtype=dtype)
+    assert model.dtype == model.network.dtype == getattr(torch, dtype)
+
+
+def test_a_cpu_computes_in_float32_when_nothing_else_was_asked_for() -> None:
+    model = save_random_model("LlamaConfig", dtype="bfloat16")
+    assert loaded(model).dtype == torch.float32
+
+
+def test_capabilities_come_from_the_models_generation_config(tmp_path: Path) -> None:
+    copy_model(tiny_model(), tmp_path)
+    defaults = {"do_sample": True, "temperature": 0.6, "top_p": 0.95, "top_k": 20, "eos_token_id": [3, 5]}
+    (tmp_path / "generation_config.json").write_text(json.dumps(defaults))
+    capabilities = loaded(tmp_path).capabilities
+    assert (capabilities.vocab_size, capabilities.context_length) == (97, 256)
+    assert capabilities.stop_ids == {3, 5}
+    assert (capabilities.temperature, capabilities.top_p, capabilities.top_k) == (0.6, 0.95, 20)
+
+
+def test_capabilities_are_greedy_when_the_model_does_not_sample() -> None:
+    capabilities = loaded(save_random_model("LlamaConfig", eos_token_id=4)).capabilities
+    assert (capabilities.temperature, capabilities.top_p, capabilities.top_k) == (0.0, 1.0, 0)
+    assert capabilities.stop_ids == {4}
+
+
+def test_the_context_ends_where_the_position_encoding_would_change_for_all() -> None:
+    rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64}
+    model = save_random_model("LlamaConfig", rope_parameters=rope)
+    assert loaded(model).capabilities.context_length == 64
+
+
+# Refusals
+
+
+def test_a_directory_without_a_model_is_refused(tmp_path: Path) -> None:
+    assert "config.json" in refused(tmp_path)
+
+
+def test_a_model_of_unknown_kind_is_refused_and_its_code_not_run(tmp_path: Path) -> None:
+    copy_model(tiny_model(), tmp_path)
+    edit_config(tmp_path, model_type="homemade", auto_map={"AutoConfig": "evil.Config"})
+    (tmp_path / "evil.py").write_text("raise SystemExit('it ran')")
+    assert "homemade" in refused(tmp_path) or "trust_remote_code" in refused(tmp_path)
+
+
+def test_a_model_with_linear_attention_is_refused_by_name() -> None:
+    model = save_random_model(
+        "Qwen3NextConfig",
+        linear_num_key_heads=2,
+        linear_num_value_heads=2,
+        linear_key_head_dim=8,
+        linear_value_head_dim=8,
+        num_experts=2,
+        moe_intermediate_size=16,
+        shared_expert_intermediate_size=16,
+        num_hidden_layers=4,
+    )
+    assert "qwen3_next has layers of kinds that are not served: linear_attention" in refused(model)
+
+
+def test_a_model_with_capped_attention_is_refused_by_name() -> None:
+    sentence = refused(save_random_model("Gemma2Config"))
+    assert "Gemma2Attention" in sentence
+    assert "softcap" in sentence
+
+
+def test_a_model_with_a_state_is_refused() -> None:
+    model = save_random_model(
+        "MambaConfig",
+        state_size=4,
+        num_heads=None,
+        num_attention_heads=None,
+        num_key_value_heads=None,
+        head_dim=None,
+    )
+    assert "mamba" in refused(model)
+
+
+def test_a_model_with_missing_weights_is_refused(tmp_path: Path) -> None:
+    copy_model(tiny_model(), tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    del weights["model.layers.1.self_attn.q_proj.weight"]
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    assert "model.layers.1.self_attn.q_proj.weight" in refused(tmp_path)
+
+
+def test_weights_that_are_not_safetensors_are_refused(tmp_path: Path) -> None:
+    copy_model(tiny_model(), tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    (tmp_path / "model.safetensors").unlink()
+    torch.save(weights, tmp_path / "pytorch_model.bin")
+    assert "safetensors" in refused(tmp_path)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_a_model_is_refused_when_the_device_is_not_there() -> None:
+    assert "CUDA" in refused(tiny_model(), device="cuda")
+
+
+def copy_model(model: Path, to: Path) -> None:
+    for file in model.iterdir():
+        (to / file.name).write_bytes(file.read_bytes())
+
+
+def edit_config(model: Path, **changes: Any) -> None:
+    file = model / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))

@@ -1,0 +1,166 @@
+"""What only a model can get wrong: chunks, preemption, reuse, and numbers that are none."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from engine.messages import Failed, Tokens
+from tests.support.engines import (
+    Bench,
+    Outcome,
+    make_job,
+    make_prompt,
+    save_random_model,
+    start_model,
+    tiny_model,
+)
+
+JOBS = [make_job(str(n), make_prompt(7 + 11 * n, n), 30) for n in range(5)]
+
+
+@pytest.fixture(scope="module", params=["Qwen3Config", "GptOssConfig"])
+def model(request: pytest.FixtureRequest) -> Callable[..., Bench]:
+    """Starts an engine on a plain model, or on one with windows, sinks and experts."""
+    path = save_random_model(
+        request.param, sliding_window=12, num_local_experts=4, num_experts_per_tok=2, num_hidden_layers=2
+    )
+    return lambda **settings: start_model(path, **settings)
+
+
+def tokens(outcomes: list[Outcome]) -> list[list[int]]:
+    assert not any(isinstance(outcome.last, Failed) for outcome in outcomes)
+    return [outcome.tokens for outcome in outcomes]
+
+
+def run_alone(start: Callable[..., Bench]) -> list[list[int]]:
+    """Each job with an engine of its own and nothing to share."""
+    result = []
+    for job in JOBS:
+        bench = start(max_running=1)
+        result += tokens(bench.run(job))
+        bench.engine.close(drain=True)
+    return result
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"token_budget": 5, "max_running": 5},
+        {"kv_blocks": 8},
+        {"kv_blocks": 9, "token_budget": 7, "max_running": 3},
+        {"block_size": 1, "kv_blocks": 200},
+        {"block_size": 64},
+    ],
+    ids=str,
+)
+def test_tokens_are_the_same_however_little_room_there_is(
+    model: Callable[..., Bench], settings: dict[str, Any]
+) -> None:
+    bench = model(**settings)
+    assert tokens(bench.run(*JOBS)) == run_alone(model)
+    bench.engine.close(drain=True)
+
+
+def test_a_tiny_pool_preempts() -> None:
+    bench = start_model(tiny_model(), kv_blocks=8)
+    before = bench.run(*JOBS)
+    # Without preemption each step would have given a token to all that had begun.
+    assert sum(outcome.deliveries for outcome in before) == 5 * 30
+    assert bench.engine.stats().steps > 31 + 5
+    bench.engine.close(drain=True)
+
+
+def test_tokens_are_the_same_when_the_beginning_is_reused(model: Callable[..., Bench]) -> None:
+    fresh, warm = model(), model()
+    history = make_prompt(60)
+    warm.run(make_job("first", history, 20))
+    (expected,) = fresh.run(make_job("second", history + make_prompt(15, 2), 20))
+    (outcome,) = warm.run(make_job("second", history + make_prompt(15, 2), 20))
+    assert (expected.last.usage.cached, outcome.last.usage.cached) == (0, 48)
+    assert outcome.tokens == expected.tokens
+    for bench in (fresh, warm):
+        bench.engine.close(drain=True)
+
+
+def test_a_running_jobs_beginning_is_reused_while_it_runs(model: Callable[..., Bench]) -> None:
+    bench = model()
+    (expected,) = bench.run(make_job("alone", make_prompt(40), 20, cache_salt="other"))
+
+    def submit_second(message: object) -> None:
+        if len(bench.listener.of("first")) == 3 and isinstance(message, Tokens):
+            bench.engine.submit(make_job("second", make_prompt(40), 20))
+
+    bench.listener.when_told = submit_second
+    (first,) = bench.run(make_job("first", make_prompt(40), 20))
+    bench.listener.when_told = lambda _message: None
+    second = bench.listener.outcome("second")
+    assert second.last.usage.cached == 32
+    assert first.tokens == second.tokens == expected.tokens
+    bench.engine.close(drain=True)
+
+
+def test_numbers_that_are_none_fail_their_job_and_reach_no_other() -> None:
+    bench = start_model(tiny_model(), kv_blocks=8)
+    poison = 96
+    executor: Any = bench.engine._executor
+    with torch.no_grad():
+        executor._network.get_input_embeddings().weight[poison] = float("nan")
+    bad = make_job("bad", [*(t % 96 for t in make_prompt(39, 9)), poison, 5, 6], 20)
+    fine = [make_job(str(n), [t % 96 for t in make_prompt(20, n)], 12, temperature=0.0) for n in range(3)]
+    expected = [bench.run(replace(job, job_id=f"first {job.job_id}"))[0].tokens for job in fine]
+    *others, failed = bench.run(*fine, bad)
+    assert isinstance(failed.last, Failed)
+    assert failed.last.code == "engine_error"
+    # Three times round the pool: whatever the bad job left behind would be met.
+    after = [bench.run(replace(job, job_id=f"{job.job_id} {n}"))[0] for n in range(3) for job in fine]
+    assert tokens(others) == expected
+    assert tokens(after) == expected * 3
+    (again,) = bench.run(replace(bad, job_id="again"))
+    assert again.last.usage.cached == 0
+    assert isinstance(again.last, Failed)
+    bench.engine.close(drain=True)
+
+
+def test_a_failed_device_ends_the_engine() -> None:
+    bench = start_model(tiny_model())
+    executor: Any = bench.engine._executor
+
+    def fault(*_args: object, **_kwargs: object) -> None:
+        raise torch.AcceleratorError("unspecified launch failure")
+
+    executor._network.forward = fault
+    (outcome,) = bench.run(make_job("a", make_prompt(20)))
+    assert isinstance(outcome.last, Failed)
+    assert outcome.last.code == "engine_dead"
+    assert not bench.engine.stats().alive
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError("none"),
+        torch.OutOfMemoryError("none"),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_a_lack_of_memory_is_known_as_such(error: Exception) -> None:
+    bench = start_model(tiny_model())
+    executor: Any = bench.engine._executor
+    forward = executor._network.forward
+
+    def starve(*_args: object, **_kwargs: object) -> None:
+        executor._network.forward = forward
+        raise error
+
+    starve.__signature__ = None  # type: ignore[attr-defined]
+    executor._network.forward = starve
+    (outcome,) = bench.run(make_job("a", [5]))
+    assert isinstance(outcome.last, Failed)
+    assert outcome.last.code == "out_of_memory"
+    assert bench.engine.stats().alive
+    bench.engine.close(drain=True)

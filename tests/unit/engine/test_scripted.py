@@ -1,0 +1,121 @@
+import subprocess
+import sys
+
+import pytest
+
+from engine.messages import Failed, FailureCode, Outbound
+from engine.scripted import Fault, Script, ScriptedConfig
+from tests.support.engines import make_job, make_prompt, start_scripted
+
+STOP = frozenset({0})
+
+
+def test_torch_is_not_imported_with_the_scripted_engine() -> None:
+    code = "import sys, engine.messages, engine.scripted; print({'torch', 'transformers'} & set(sys.modules))"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "set()"
+
+
+def test_a_drawn_answer_has_the_length_of_the_script_and_stops() -> None:
+    bench = start_scripted(vocabulary=(3, 5, 8), script=Script(length=12))
+    (outcome,) = bench.run(make_job("a", make_prompt(20), 50, stop_ids=STOP))
+    assert len(outcome.tokens) == 12
+    assert outcome.tokens[-1] == 0
+    assert set(outcome.tokens[:-1]) <= {3, 5, 8}
+    bench.engine.close(drain=True)
+
+
+def test_a_drawn_answer_ends_where_it_would_have_when_it_is_cut_at_any_token() -> None:
+    bench = start_scripted(script=Script(length=12))
+    prompt = make_prompt(20)
+    (whole,) = bench.run(make_job("a", prompt, 50, stop_ids=STOP, temperature=1.0, seed=4))
+    rests = [
+        make_job(str(n), prompt + whole.tokens[:n], 50, stop_ids=STOP, temperature=1.0, seed=4)
+        for n in range(12)
+    ]
+    for n, outcome in enumerate(bench.run(*rests)):
+        assert outcome.tokens == whole.tokens[n:]
+    bench.engine.close(drain=True)
+
+
+def test_a_given_answer_is_given_and_continued() -> None:
+    answer = (11, 12, 13, 11, 12, 0)
+    bench = start_scripted(scripts=lambda job: Script(tokens=answer) if 9 in job.prompt else None)
+    (outcome,) = bench.run(make_job("a", [9, 1, 2], 50, stop_ids=STOP))
+    assert outcome.tokens == list(answer)
+    for n in range(1, 6):
+        (rest,) = bench.run(make_job(str(n), [9, 1, 2, *answer[:n]], 50, stop_ids=STOP))
+        assert rest.tokens == list(answer[n:])
+    bench.engine.close(drain=True)
+
+
+@pytest.mark.parametrize("code", ["engine_error", "out_of_memory", "overloaded"])
+def test_a_job_fails_at_the_ordered_token(code: FailureCode) -> None:
+    bench = start_scripted()
+    bench.engine.order(Fault(kind="fail", at_token=3, code=code))  # type: ignore[attr-defined]
+    failing, fine = bench.run(make_job("a", make_prompt(20)), make_job("b", make_prompt(20)))
+    assert isinstance(failing.last, Failed)
+    assert failing.last.code == code
+    assert len(failing.tokens) == 3
+    assert len(fine.tokens) == 16
+    bench.engine.close(drain=True)
+
+
+def test_the_engine_dies_at_the_ordered_token() -> None:
+    bench = start_scripted(scripts=lambda _job: Script(fault=Fault(kind="die", at_token=2)))
+    (outcome,) = bench.run(make_job("a", make_prompt(20)))
+    assert isinstance(outcome.last, Failed)
+    assert outcome.last.code == "engine_dead"
+    assert len(outcome.tokens) == 2
+    assert not bench.engine.stats().alive
+
+
+def test_the_engine_hangs_at_the_ordered_token_until_it_is_resumed() -> None:
+    bench = start_scripted()
+    engine = bench.engine
+    (expected,) = bench.run(make_job("expected", make_prompt(20)))
+    engine.order(Fault(kind="hang", at_token=2))  # type: ignore[attr-defined]
+    engine.submit(make_job("a", make_prompt(20)))
+    assert engine.hanging.wait(30)  # type: ignore[attr-defined]
+    assert len(bench.listener.of("a")) == 2
+    assert engine.stats().alive
+    engine.resume()  # type: ignore[attr-defined]
+    assert bench.listener.outcome("a").tokens == expected.tokens
+    engine.close(drain=True)
+
+
+def test_a_hanging_engine_can_be_closed() -> None:
+    bench = start_scripted()
+    bench.engine.order(Fault(kind="hang"))  # type: ignore[attr-defined]
+    bench.engine.submit(make_job("a", make_prompt(20)))
+    assert bench.engine.hanging.wait(30)  # type: ignore[attr-defined]
+    bench.engine.close(drain=False)
+    bench.listener.outcome("a")
+
+
+def test_close_does_not_wait_for_the_pace() -> None:
+    bench = start_scripted(step_seconds=3600.0)
+
+    def nothing_came(_message: Outbound) -> None:
+        raise AssertionError("a step of an hour ended")
+
+    bench.listener.when_told = nothing_came
+    bench.engine.submit(make_job("a", make_prompt(20), 50))
+    bench.listener.when_told = lambda _message: None
+    bench.engine.close(drain=False)
+    assert bench.listener.outcome("a").last.usage.prompt == 20
+
+
+@pytest.mark.parametrize(
+    ("settings", "word"),
+    [
+        ({"vocabulary": ()}, "vocabulary"),
+        ({"stop_id": 1}, "stop id"),
+        ({"vocabulary": (200,)}, "below vocab_size"),
+        ({"script": Script(length=0)}, "length"),
+    ],
+)
+def test_a_script_that_cannot_be_played_is_refused(settings: dict[str, object], word: str) -> None:
+    good = {"vocabulary": (1, 2), "stop_id": 0, "vocab_size": 97}
+    with pytest.raises(ValueError, match=word):
+        ScriptedConfig(**{**good, **settings})  # type: ignore[arg-type]
