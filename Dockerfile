@@ -1,0 +1,24 @@
+# docker build .                                     the CPU image
+# docker build --build-arg TORCH=torch==2.13.0 .     the GPU image
+FROM python:3.11-slim
+
+ARG TORCH=torch==2.13.0+cpu
+ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
+
+RUN useradd --create-home --uid 10001 holdfast
+WORKDIR /app
+COPY constraints.txt ./
+RUN pip install --no-cache-dir --constraint constraints.txt --extra-index-url ${TORCH_INDEX} ${TORCH}
+COPY pyproject.toml README.md LICENSE alembic.ini ./
+COPY engine ./engine
+COPY server ./server
+COPY migrations ./migrations
+COPY demo/holdfast-demo ./demo/holdfast-demo
+RUN pip install --no-cache-dir --constraint constraints.txt .
+
+USER holdfast
+EXPOSE 8000
+ENV HOLDFAST_HOST=0.0.0.0
+HEALTHCHECK --start-period=120s CMD ["python", "-c", "import urllib.request as u; u.urlopen('http://127.0.0.1:8000/health/ready', timeout=3)"]
+ENTRYPOINT ["holdfast"]
+CMD ["serve"]

