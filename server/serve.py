@@ -135,14 +135,14 @@ class _Process:
         """Serves on the listener until the end is asked for."""
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(number, self._asked_to_end)
+        self._announce(listener)
         settings = HypercornConfig()
-        settings.bind = [f"fd://{listener.fileno()}"]
+        settings.bind = [f"fd://{listener.detach()}"]  # Hypercorn's from here on: it closes it
         settings.loglevel = "WARNING"
         settings.graceful_timeout = 5.0
         settings.keep_alive_timeout = 75.0
         settings.alpn_protocols = ["http/1.1"]
         settings.include_server_header = False
-        self._announce(listener)
         runner.run(
             hypercorn_serve(
                 build(self._services),  # type: ignore[arg-type]  # its ASGI types are narrower
