@@ -104,6 +104,8 @@ class Loop:
         self._sequences: dict[str, TokenSequence] = {}
         self._outbox: list[Outbound] = []
         self._arrivals = 0
+        self._steps = 0
+        self._tokens = 0
         self._closing: Close | None = None
         self.stats = Stats(
             running=0,
@@ -173,6 +175,12 @@ class Loop:
         sequence = TokenSequence(job, self._arrivals)
         self._sequences[job.job_id] = sequence
         self._scheduler.add(sequence)
+        try:
+            # Planning needs the digests; a job for which there are none must not get so far.
+            self._scheduler.prepare(sequence)
+        except Exception as error:
+            log.exception("job %s cannot be handled", sequence.job.job_id)
+            self._fail(sequence, "engine_error", _describe(error))
 
     # A step
 
@@ -187,22 +195,27 @@ class Loop:
         except Exception as error:
             log.exception("a step failed; its %d jobs end", len(plan))
             for chunk in plan:
-                self._fail(chunk.sequence, "engine_error", f"{type(error).__name__}: {error}")
+                self._fail(chunk.sequence, "engine_error", _describe(error))
             return
+        self._steps += 1
         self._scheduler.advance(plan)
         drawing = [chunk.sequence for chunk in plan if chunk.draws]
         for sequence, result in zip(drawing, drawn, strict=True):
             self._take(sequence, result)
-        self.stats = replace(self.stats, steps=self.stats.steps + 1)
 
     def _take(self, sequence: TokenSequence, result: int | RowFailure) -> None:
         if isinstance(result, RowFailure):
             self._discard_content(sequence)
             self._fail(sequence, result.code, result.message)
             return
-        reason = sequence.append(result)
+        self._tokens += 1
         self._outbox.append(Tokens(sequence.job.job_id, (result,)))
-        self.stats = replace(self.stats, tokens=self.stats.tokens + 1)
+        try:
+            reason = sequence.append(result)
+        except Exception as error:
+            log.exception("job %s cannot be handled", sequence.job.job_id)
+            self._fail(sequence, "engine_error", _describe(error))
+            return
         if reason is not None:
             self._finish(sequence, reason)
 
@@ -240,6 +253,8 @@ class Loop:
             self.stats,
             running=self._scheduler.running,
             kv_blocks_used=self._scheduler.pool.used,
+            steps=self._steps,
+            tokens=self._tokens,
         )
         messages, self._outbox = self._outbox, []
         for message in messages:
@@ -263,11 +278,14 @@ class Loop:
         for message in told:
             if not isinstance(message, Tokens):
                 self._ledger.end(message.job_id)
-        sentence = f"{type(error).__name__}: {error}"
         failures: list[Outbound] = []
         for job in self._ledger.end_all():
             sequence = self._sequences.get(job.job_id)
             usage = sequence.usage if sequence else Usage(prompt=len(job.prompt))
-            failures.append(Failed(job.job_id, "engine_dead", sentence, usage))
+            failures.append(Failed(job.job_id, "engine_dead", _describe(error), usage))
         if told or failures:
             self._call_deliver([*told, *failures])
+
+
+def _describe(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"

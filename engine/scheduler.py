@@ -68,6 +68,12 @@ class Scheduler:
         """Queues a sequence that, alone, fits into the pool with its whole output."""
         insort(self._waiting, sequence, key=_seniority)
 
+    def prepare(self, sequence: TokenSequence) -> list[bytes]:
+        """The digests of the blocks that might be found in the cache; the slow part of admission."""
+        size = self.limits.block_size
+        # The last token is always computed: its logits are what the next one is drawn from.
+        return sequence.block_digests((len(sequence.tokens) - 1) // size, size)
+
     def remove(self, sequence: TokenSequence) -> None:
         """Ends a sequence, wherever it is, and gives its blocks back."""
         if sequence in self._running:
@@ -152,9 +158,7 @@ class Scheduler:
         A block for each running job is left over: without it the new one would soon be preempted.
         """
         size = self.limits.block_size
-        # The last token is always computed: its logits are what the next one is drawn from.
-        known = sequence.block_digests((len(sequence.tokens) - 1) // size, size)
-        reused = self.pool.find(known)
+        reused = self.pool.find(self.prepare(sequence))
         self.pool.hold(reused)
         needed = self.limits.blocks_for(len(sequence.tokens)) - len(reused)
         fresh = self.pool.allocate(needed) if self.pool.free >= needed + len(self._running) else None

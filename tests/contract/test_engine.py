@@ -293,13 +293,6 @@ def test_the_newest_job_fails_and_the_others_go_on_when_memory_runs_out(bench: B
     assert [outcome.tokens for outcome in others] == expected[:2]
 
 
-def test_a_long_prompt_is_computed_in_smaller_pieces_when_memory_runs_out(bench: Bench) -> None:
-    (expected,) = bench.run(make_job("a", make_prompt(200), cache_salt="1"))
-    bench.fail_steps(OutOfMemory("none left"), times=2)
-    (outcome,) = bench.run(make_job("b", make_prompt(200), cache_salt="2"))
-    assert outcome.tokens == expected.tokens
-
-
 def test_every_job_is_told_at_once_when_the_engine_dies(start: Start) -> None:
     bench = start(max_running=1)
 
@@ -318,11 +311,11 @@ def test_every_job_is_told_at_once_when_the_engine_dies(start: Start) -> None:
     bench.engine.close(drain=True)
 
 
-def test_the_jobs_go_on_when_the_listener_raises(bench: Bench) -> None:
-    bench.listener.broken = RuntimeError("a listener's mistake")
-    (outcome,) = bench.run(make_job("a", make_prompt(20), max_tokens=5))
-    assert len(outcome.tokens) == 5
-    assert bench.engine.stats().alive
+@pytest.mark.parametrize("nonsense", [{"cache_salt": None}, {"stop_ids": None}], ids=str)
+def test_a_job_that_cannot_be_handled_fails_alone(bench: Bench, nonsense: dict[str, Any]) -> None:
+    neighbour, bad = bench.run(make_job("a", make_prompt(20)), make_job("b", make_prompt(20), **nonsense))
+    assert reason_of(bad.last) == "engine_error"
+    assert reason_of(neighbour.last) == "length"
 
 
 # Stats
