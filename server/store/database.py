@@ -12,6 +12,8 @@ from alembic import command
 from alembic.config import Config as AlembicConfig
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
+from psycopg.conninfo import conninfo_to_dict
+from psycopg.types.json import set_json_dumps, set_json_loads
 from sqlalchemy import Connection, Engine, create_engine, pool, text
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -50,13 +52,11 @@ class Database:
         self._strict = strict
         self._engine = create_engine(
             "postgresql+psycopg://",
-            creator=lambda: psycopg.connect(url, options=_TIMEOUTS, application_name="holdfast"),
+            creator=lambda: _connect(url, "holdfast", _TIMEOUTS),
             pool_size=pool_size,
             max_overflow=0,
             pool_timeout=5,
             pool_pre_ping=True,
-            json_serializer=_as_it_is,
-            json_deserializer=_as_it_is,
         )
 
     @contextmanager
@@ -74,10 +74,8 @@ class Database:
         options = "" if self._strict else "-c synchronous_commit=off"
         engine = create_engine(
             "postgresql+psycopg://",
-            creator=lambda: psycopg.connect(self.url, application_name=f"holdfast {name}", options=options),
+            creator=lambda: _connect(self.url, f"holdfast {name}", options),
             poolclass=pool.NullPool,
-            json_serializer=_as_it_is,
-            json_deserializer=_as_it_is,
         )
         return engine.connect()
 
@@ -103,8 +101,19 @@ def driver(connection: Connection) -> psycopg.Connection:
     return raw
 
 
+def _connect(url: str, name: str, options: str) -> psycopg.Connection:
+    """A connection on which JSON columns are text both ways.
+
+    Only msgspec encodes, and what was stored comes back the same; `options` are added to the URL's own.
+    """
+    given = conninfo_to_dict(url).get("options") or ""
+    connection = psycopg.connect(url, application_name=name, options=f"{given} {options}".strip())
+    set_json_dumps(_as_it_is, connection)
+    set_json_loads(_as_it_is, connection)
+    return connection
+
+
 def _as_it_is(document: str | bytes) -> str:
-    """JSON columns are text both ways: only msgspec encodes, and what was stored comes back the same."""
     return document.decode() if isinstance(document, bytes) else document
 
 
