@@ -26,7 +26,11 @@ def say(line: str) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    options, rest = parser.parse_known_args(arguments)
+    if rest and options.act is not _psql:
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    options.rest = [word for word in rest if word != "--"]
     flags = {
         setting.name: value
         for setting in configuration.settings()
@@ -60,8 +64,7 @@ def _parser() -> argparse.ArgumentParser:
         required=True, metavar="command"
     )
     _command(db_commands, "upgrade", "bring the schema to this release's", _db_upgrade)
-    psql = _command(commands, "psql", "open a SQL shell on the database", _psql)
-    psql.add_argument("arguments", nargs=argparse.REMAINDER, help="for psql")
+    _command(commands, "psql", "open a SQL shell on the database; takes psql's own arguments", _psql)
     return parser
 
 
@@ -172,6 +175,6 @@ def _psql(config: Config, options: argparse.Namespace) -> int:
     opened = OpenDatabase(config, say)
     try:
         command = psql_command(opened.url)
-        return subprocess.run([*command, *options.arguments], check=False).returncode
+        return subprocess.run([*command, *options.rest], check=False).returncode
     finally:
         opened.close()
