@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from demo.evaluation_cases import KINDS, Case, HeldOutVocabulary, Kind
 from demo.rendering import TURN_END, template_messages, template_tools
+from demo.threads import one_thread
 
 _SEED = 987_654_321
 DEFAULT_CASES = 50
@@ -105,24 +105,13 @@ def cases_of(kind: Kind, count: int) -> list[Case]:
     return [kind.write(vocabulary) for _ in range(min(count, kind.most_cases or count))]
 
 
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Compute on one thread: on a model this small two of them mostly wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
 def evaluate(folder: Path, cases: int, kinds: Sequence[Kind] = KINDS) -> list[Result]:
     """Return how the model does on each kind, printing each row as it is known."""
     subject = Subject(folder)
     results = []
     for kind in kinds:
         asked = cases_of(kind, cases)
-        with _one_thread():
+        with one_thread():
             answers = subject.answer(asked)
         mistakes = tuple(
             Mistake(case, answer)

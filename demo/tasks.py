@@ -81,9 +81,9 @@ def repeat(vocabulary: Vocabulary) -> list[Exchange]:
     The lines are numbered downwards, so that only the last line decides where to end; a model of
     this size does not learn to ask "is this the N of the request?" while counting up.
     """
-    words = [vocabulary.word() for _ in range(vocabulary.number(1, 4))]
+    said = vocabulary.stammer(2, 4) if vocabulary.chance(0.15) else vocabulary.words(1, 4)
     # "say x ten ten times" could mean two things.
-    clear = [w for w in words if not w.isdigit() and w not in NUMBER_WORDS.values()]
+    clear = [w for w in said.split() if not w.isdigit() and w not in NUMBER_WORDS.values()]
     text = " ".join(clear) or "bubble"
     times = vocabulary.number(2, 12 if vocabulary.chance(0.85) else 30)
     spelled = NUMBER_WORDS.get(times) if vocabulary.chance(0.5) else None
