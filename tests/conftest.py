@@ -1,1 +1,1 @@
-pytest_plugins = ["tests.fix_postgres"]
+pytest_plugins = ["tests.fix_postgres", "tests.fix_server"]

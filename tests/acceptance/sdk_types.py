@@ -1,0 +1,40 @@
+"""The SDK's own types as judges: pydantic in validating mode, where the SDK itself only constructs.
+
+What the types do not know must be on a list, so that a misspelt field does not pass as an extension.
+"""
+
+from typing import Any
+
+from openai import BaseModel
+from openai.types.responses import Response, ResponseStreamEvent
+from pydantic import TypeAdapter
+
+_EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
+_RESPONSE: TypeAdapter[Response] = TypeAdapter(Response)
+
+BEYOND_OPENAI = {"store", "presence_penalty", "frequency_penalty"}
+"""Fields of a response that the Open Responses specification wants and OpenAI's type does not have."""
+
+
+def check_event(json_text: str) -> None:
+    """Fails unless this is an event of OpenAI's, with its fields and no others."""
+    _check_fields(_EVENT.validate_json(json_text))
+
+
+def check_response(json_text: str | bytes) -> Response:
+    """The response, if it is one of OpenAI's."""
+    response = _RESPONSE.validate_json(json_text)
+    _check_fields(response)
+    return response
+
+
+def _check_fields(value: object) -> None:
+    if isinstance(value, BaseModel):
+        beyond = BEYOND_OPENAI if isinstance(value, Response) else set()
+        unknown = set(value.model_extra or ()) - beyond
+        assert not unknown, f"{type(value).__name__} has no {unknown}"
+        for name in type(value).model_fields:
+            _check_fields(getattr(value, name))
+    elif isinstance(value, list):
+        for element in value:
+            _check_fields(element)

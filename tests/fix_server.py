@@ -1,0 +1,130 @@
+"""Servers for tests: the real process, over real HTTP, on databases of their own.
+
+Most tests share `scripted_server`, which answers at once with made-up words and never imports torch. What
+must be slow to be seen is asked of `paced_server`. Only `demo_server` has a model. A test that stops, kills
+or configures a server starts its own with `start_server`.
+"""
+
+from collections.abc import Callable, Generator, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+from openai import OpenAI
+
+from server.store.embedded import EmbeddedPostgres
+from tests.fix_postgres import _temporary_database
+from tests.support.server_process import ServerProcess, living
+
+SCRIPTED: dict[str, object] = {"engine": "scripted", "scripted_tokens": 24}
+#: Long answers at a pace at which a test can be in the middle of one; ask for fewer by `max_output_tokens`.
+PACED: dict[str, object] = {"engine": "scripted", "scripted_tokens": 5000, "scripted_step_seconds": 0.02}
+
+
+class StartServer(Protocol):
+    """Starts a server with these flags and settings; it ends with the test."""
+
+    def __call__(self, *flags: str, **settings: object) -> ServerProcess: ...
+
+
+@pytest.fixture(scope="session")
+def demo_database(cluster: EmbeddedPostgres, template_database: str) -> Iterator[str]:
+    with _temporary_database(cluster, "demo", template=template_database) as name:
+        yield cluster.url_of(name)
+
+
+@pytest.fixture(scope="session")
+def demo_server(demo_database: str) -> Iterator[ServerProcess]:
+    """A server with the demo model."""
+    yield from _running(ServerProcess(demo_database, settings={"grace_seconds": 2, "torch_threads": 2}))
+
+
+@pytest.fixture(scope="session")
+def scripted_database(cluster: EmbeddedPostgres, template_database: str) -> Iterator[str]:
+    with _temporary_database(cluster, "scripted", template=template_database) as name:
+        yield cluster.url_of(name)
+
+
+@pytest.fixture(scope="session")
+def scripted_server(scripted_database: str) -> Iterator[ServerProcess]:
+    """A server whose answers are 24 tokens long and there at once."""
+    yield from _running(ServerProcess(scripted_database, settings=SCRIPTED))
+
+
+@pytest.fixture(scope="session")
+def paced_database(cluster: EmbeddedPostgres, template_database: str) -> Iterator[str]:
+    with _temporary_database(cluster, "paced", template=template_database) as name:
+        yield cluster.url_of(name)
+
+
+@pytest.fixture(scope="session")
+def paced_server(paced_database: str) -> Iterator[ServerProcess]:
+    """A server that gives 50 tokens a second, and whose responses live half a second without a reader."""
+    yield from _running(ServerProcess(paced_database, settings={"grace_seconds": 0.5, **PACED}))
+
+
+@pytest.fixture
+def start_server(database_url: str) -> Iterator[StartServer]:
+    """Starts servers on the test's own database; they count as dead after two seconds of silence."""
+    with _starter(database_url) as start:
+        yield start
+
+
+@pytest.fixture
+def start_embedded(embedded_dir: Path) -> Iterator[StartServer]:
+    """Starts servers on an embedded database of the test's own."""
+    with _starter(None, data_dir=embedded_dir) as start:
+        yield start
+
+
+@contextmanager
+def _starter(database_url: str | None, **defaults: object) -> Iterator[StartServer]:
+    with ExitStack() as stack:
+
+        def start(*flags: str, **settings: object) -> ServerProcess:
+            given = {"lease_seconds": 2, **SCRIPTED, **defaults, **settings}
+            server = ServerProcess(database_url, flags, given)
+            stack.callback(server.stop)
+            server.start()
+            return server
+
+        yield start
+
+
+def _running(server: ServerProcess) -> Iterator[ServerProcess]:
+    try:
+        server.start()
+        yield server
+    finally:
+        server.stop()
+
+
+Connect = Callable[..., OpenAI]
+
+
+@pytest.fixture
+def connect() -> Iterator[Connect]:
+    """Makes `openai` clients that never try twice and are closed after the test."""
+    clients: list[OpenAI] = []
+
+    def make(server: ServerProcess, key: str = "none") -> OpenAI:
+        client = OpenAI(base_url=server.api, api_key=key, max_retries=0, timeout=60)
+        clients.append(client)
+        return client
+
+    yield make
+    for client in clients:
+        client.close()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Shows what the servers said beside a failure that one of them may have caused."""
+    report = yield
+    if report.failed:
+        for server in list(living):
+            report.sections.append((f"server on port {server.port}", server.said()[-5000:]))
+    return report

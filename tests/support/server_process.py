@@ -1,0 +1,160 @@
+"""A real `holdfast serve` in a process group of its own, for tests that talk to it, stop it and kill it.
+
+Servers of one test session share nothing but the Postgres cluster; each has a port of its own, below the
+range from which the kernel gives ports to clients, so that it is still free when a server is started again.
+"""
+
+import contextlib
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import weakref
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import httpx
+
+from tests.support.eventually import eventually
+
+REPOSITORY = Path(__file__).parents[2]
+PATIENCE_S = 120.0
+"""Seconds after which a server that does not start or stop fails its test."""
+PORTS = range(20000, 32000)
+MODEL = "holdfast-demo"
+"""What the demo model is called, which the scripted engine takes its name and words from."""
+
+living: "weakref.WeakSet[ServerProcess]" = weakref.WeakSet()
+"""Servers that were started and not stopped: what they said is shown with a failed test."""
+
+
+def command(*arguments: str) -> list[str]:
+    """The `holdfast` command of this checkout."""
+    return [sys.executable, "-m", "server", *arguments]
+
+
+def environment(database_url: str | None, settings: Mapping[str, object]) -> dict[str, str]:
+    """This process's environment without any setting of ours but the given ones, by their names."""
+    inherited = {
+        name: value
+        for name, value in os.environ.items()
+        if name != "DATABASE_URL" and not name.startswith("HOLDFAST_")
+    }
+    database = {"DATABASE_URL": database_url} if database_url is not None else {}
+    given = {f"HOLDFAST_{name.upper()}": str(value) for name, value in settings.items()}
+    return inherited | {"PYTHONUNBUFFERED": "1"} | database | given
+
+
+def run_command(
+    *arguments: str, database_url: str | None = None, **settings: object
+) -> subprocess.CompletedProcess[str]:
+    """Runs `holdfast` with these arguments to its end."""
+    return subprocess.run(
+        command(*arguments),
+        env=environment(database_url, settings),
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+
+
+class ServerProcess:
+    """One server, which may be stopped or killed and started again on the same port."""
+
+    def __init__(
+        self,
+        database_url: str | None = None,
+        flags: Sequence[str] = (),
+        settings: Mapping[str, object] | None = None,
+    ) -> None:
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.api = f"{self.url}/v1"
+        self._flags = flags
+        self._environment = environment(database_url, {"port": self.port, **(settings or {})})
+        self._process: subprocess.Popen[bytes] | None = None
+        self._before = 0
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `stop`
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def start(self) -> None:
+        """Starts the process, which must not be there, and waits until it is ready."""
+        assert self._process is None
+        self._before = os.fstat(self._said.fileno()).st_size
+        self._process = subprocess.Popen(
+            command("serve", *self._flags),
+            env=self._environment,
+            cwd=REPOSITORY,
+            stdin=subprocess.DEVNULL,
+            stdout=self._said,
+            stderr=self._said,
+            start_new_session=True,
+        )
+        living.add(self)
+        eventually(self._is_ready, within=PATIENCE_S)
+
+    def _is_ready(self) -> bool:
+        assert self._process is not None
+        assert self._process.poll() is None, f"the server ended:\n{self.said()}"
+        if "Ready:" not in self.said(self._before):
+            return False  # its port takes connections before anybody answers them
+        return httpx.get(f"{self.url}/health/ready", timeout=PATIENCE_S).status_code == 200
+
+    def kill(self) -> None:
+        """Kill -9 of the whole process group."""
+        os.killpg(self.pid, signal.SIGKILL)
+        self._wait()
+
+    def restart(self) -> None:
+        """Kill -9, then a new process on the same port."""
+        self.kill()
+        self.start()
+
+    def ask_to_end(self) -> None:
+        """SIGTERM, as a supervisor sends it."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGTERM)
+
+    def wait(self) -> int:
+        """The exit code, once the process has ended by itself."""
+        return self._wait()
+
+    def _wait(self) -> int:
+        assert self._process is not None
+        code = self._process.wait(PATIENCE_S)
+        self._process = None
+        return code
+
+    def stop(self) -> None:
+        """Ends it for good, whatever state it is in."""
+        if self._process is not None:
+            self.ask_to_end()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(10)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
+            self._wait()
+        living.discard(self)
+        self._said.close()
+
+    def said(self, start: int = 0) -> str:
+        """Standard output and error of every start, from a byte on."""
+        size = os.fstat(self._said.fileno()).st_size
+        return os.pread(self._said.fileno(), size - start, start).decode(errors="replace")
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    while True:
+        port = random.choice(PORTS)  # noqa: S311 - no secret
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port

@@ -1,0 +1,153 @@
+"""Server-sent events as a client receives them: every byte kept, every rule of the framing checked.
+
+`openai` hides the bytes, so streams whose bytes matter are read here, over the standard library's HTTP
+client. A `Stream` may be read to its end or left in the middle, as clients do.
+"""
+
+import http.client
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+from urllib.parse import urlsplit
+
+DONE = b"data: [DONE]\n\n"
+PATIENCE_S = 60.0
+"""Seconds of silence after which a test fails; never a time that a test needs."""
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One event: its bytes with the blank line, its `event:` line and its `data:` line."""
+
+    raw: bytes
+    event: str
+    data: str
+
+    @property
+    def json(self) -> dict[str, Any]:
+        body: dict[str, Any] = json.loads(self.data)
+        return body
+
+    @property
+    def number(self) -> int:
+        number: int = self.json["sequence_number"]
+        return number
+
+
+def split(raw: bytes) -> list[bytes]:
+    """The blocks of a stream, comments among them. Fails unless all of them are whole."""
+    assert b"\r" not in raw, "lines must end in LF alone"
+    assert raw == b"" or raw.endswith(b"\n\n"), f"cut off: {raw[-80:]!r}"
+    return [block + b"\n\n" for block in raw.split(b"\n\n")[:-1]]
+
+
+def parse(raw: bytes) -> list[Frame]:
+    """The events of a stream, without comments and `[DONE]`, which may only come last."""
+    blocks = [block for block in split(raw) if not block.startswith(b":")]
+    assert DONE not in blocks[:-1], "events after [DONE]"
+    return [parse_frame(block) for block in blocks if block != DONE]
+
+
+def parse_frame(block: bytes) -> Frame:
+    """One event. Fails unless it is exactly an `event:` line and a `data:` line that agree."""
+    lines = block.decode().removesuffix("\n\n").split("\n")
+    assert len(lines) == 2, f"not two lines: {block!r}"
+    event, data = lines
+    assert event.startswith("event: "), block
+    assert data.startswith("data: "), block
+    frame = Frame(block, event.removeprefix("event: "), data.removeprefix("data: "))
+    assert frame.json["type"] == frame.event
+    return frame
+
+
+def join(frames: Sequence[Frame]) -> bytes:
+    """The bytes of a whole stream of these events."""
+    return b"".join(frame.raw for frame in frames) + DONE
+
+
+def text_of(frames: Sequence[Frame]) -> str:
+    """The answer as its deltas tell it."""
+    return "".join(frame.json["delta"] for frame in frames if frame.event == "response.output_text.delta")
+
+
+class Stream:
+    """An open stream; leaving the block closes the connection, at its end or not."""
+
+    def __init__(
+        self, url: str, path: str, body: dict[str, Any] | None = None, *, key: str | None = None
+    ) -> None:
+        """POSTs the body, or GETs without one."""
+        self.raw = b""
+        """All that was received so far."""
+        self.writes: list[bytes] = []
+        """The same in the pieces in which it was sent, which are HTTP's chunks."""
+        address = urlsplit(url)
+        assert address.hostname is not None
+        self._connection = http.client.HTTPConnection(address.hostname, address.port, timeout=PATIENCE_S)
+        headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {key}"} if key else {})
+        method = "GET" if body is None else "POST"
+        self._connection.request(method, path, None if body is None else json.dumps(body), headers)
+        self.response = self._connection.getresponse()
+        self.status = self.response.status
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        _type: type[BaseException] | None,
+        _error: BaseException | None,
+        _traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Hangs up."""
+        self.response.close()
+        self._connection.close()
+
+    def __iter__(self) -> Iterator[Frame]:
+        """The events as they come, up to `[DONE]`, which must be there."""
+        for block in self.blocks():
+            if block == DONE:
+                assert self.response.read() == b"", "bytes after [DONE]"
+                return
+            if not block.startswith(b":"):
+                yield parse_frame(block)
+        raise AssertionError("the stream ended without [DONE]")
+
+    def blocks(self) -> Iterator[bytes]:
+        """Every block as it comes, comments and `[DONE]` too, until the server ends the stream."""
+        told = 0
+        while written := self.response.read1(1 << 20):
+            self.writes.append(written)
+            self.raw += written
+            whole = self.raw[told:].rfind(b"\n\n") + 2
+            if whole >= 2:
+                yield from split(self.raw[told : told + whole])
+                told += whole
+        assert told == len(self.raw), f"cut off: {self.raw[told:]!r}"
+
+    def take(self, count: int) -> list[Frame]:
+        """The next events, as many."""
+        frames = iter(self)
+        return [next(frames) for _ in range(count)]
+
+    def read(self) -> bytes:
+        """Everything up to the end, which must be `[DONE]`."""
+        for _ in self:
+            pass
+        return self.raw
+
+
+def create(url: str, body: dict[str, Any], *, key: str | None = None) -> Stream:
+    """A new response's stream."""
+    return Stream(url, "/v1/responses", {**body, "stream": True}, key=key)
+
+
+def replay(url: str, response_id: str, after: int | None = None, *, key: str | None = None) -> Stream:
+    """A stored response's stream, from the start or after a sequence number."""
+    suffix = "" if after is None else f"&starting_after={after}"
+    return Stream(url, f"/v1/responses/{response_id}?stream=true{suffix}", key=key)
