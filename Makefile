@@ -29,7 +29,7 @@ check: $(VENV)/installed-dev ## lint, formatting, types, import rules
 	$(BIN)/lint-imports --no-logo
 
 faults: $(VENV)/installed-dev ## kill, stop and starve a running server for longer than the tests do
-	$(BIN)/python -m pytest -m faults --fault-rounds 40
+	FAULT_ROUNDS=60 $(BIN)/python -m pytest -m faults
 
 bench: $(VENV)/installed-dev ## measure, as ratios
 	$(BIN)/python -m bench

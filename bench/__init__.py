@@ -1,0 +1,1 @@
+"""Measurements, as ratios against a rival in the same run."""
