@@ -50,7 +50,6 @@ class Database:
         """`strict` makes every commit wait for the disk, not only those that say `durable`."""
         self.url = url
         self._strict = strict
-        # The dialect connects by itself, never a `creator`: its JSON functions travel with its own arguments.
         self._engine = create_engine(
             "postgresql+psycopg://",
             creator=lambda: _connect(url, "holdfast", _TIMEOUTS),
