@@ -211,6 +211,7 @@ class EmbeddedPostgres:
         """
         account = self._account()
         waiting = _Once(progress)
+        patient_until = time.monotonic() + postgres_watcher.FAST_SHUTDOWN_S
         while True:
             lock = try_lock(self._directory.cluster_lock, account)
             postmaster = running_postmaster(self._directory)
@@ -224,8 +225,9 @@ class EmbeddedPostgres:
                     f"on {self._directory.pgdata}: stop it first."
                 )
             if postmaster is not None:
+                is_patient = time.monotonic() < patient_until
                 with contextlib.suppress(ProcessLookupError):
-                    os.kill(postmaster.pid, signal.SIGINT)
+                    os.kill(postmaster.pid, signal.SIGINT if is_patient else signal.SIGQUIT)
             waiting.say("waiting for an earlier Postgres to stop")
             if time.monotonic() > deadline:
                 raise EmbeddedError(

@@ -69,10 +69,16 @@ class Account:
         """Make a file or directory that we just made (a path or a descriptor) this user's own."""
         if not self.is_other:
             return
-        if isinstance(target, int):
-            os.fchown(target, self.uid, self.gid)
-        else:
-            os.lchown(target, self.uid, self.gid)
+        try:
+            if isinstance(target, int):
+                os.fchown(target, self.uid, self.gid)
+            else:
+                os.lchown(target, self.uid, self.gid)
+        except PermissionError as error:
+            raise EmbeddedError(
+                f"Postgres does not run as root, and this root may not give files to {self.name} "
+                f"({error}): run holdfast as an ordinary user, or set DATABASE_URL."
+            ) from error
 
     def closed_directory(self, path: Path) -> Path | None:
         """The first existing directory on the way to and including `path` closed to this user."""

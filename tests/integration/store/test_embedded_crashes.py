@@ -11,6 +11,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from server.store import postgres_watcher
 from server.store.embedded import EmbeddedPostgres
 from server.store.postgres_cluster import ClusterDirectory, running_postmaster
 from tests.support.embedded_process import EmbeddedProcess, Report, is_running
@@ -58,10 +59,14 @@ def other_processes_at(url: str) -> list[int]:
         return [pid for (pid,) in connection.execute(query).fetchall()]
 
 
-def kill_9(*pids: int) -> None:
+def send(number: int, *pids: int) -> None:
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+            os.kill(pid, number)
+
+
+def kill_9(*pids: int) -> None:
+    send(signal.SIGKILL, *pids)
 
 
 def test_postgres_stops_when_its_owner_is_killed(embedded_dir: Path) -> None:
@@ -122,6 +127,17 @@ def test_a_start_stops_an_orphan_whose_watcher_was_killed_too(embedded_dir: Path
         with EmbeddedPostgres(embedded_dir, options=CRASH_SAFE) as postgres:
             assert postmaster_of(embedded_dir) != orphan
             assert row_in(postgres.url) == 42
+
+
+def test_a_start_stops_an_orphan_that_does_not_shut_down_when_asked(
+    embedded_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(postgres_watcher, "FAST_SHUTDOWN_S", 0.2)
+    with owner_with_a_row(embedded_dir) as (owner, report):
+        send(signal.SIGSTOP, *other_processes_at(report.url))
+        kill_9(report.watcher, owner.pid)
+        owner.wait()
+        assert the_next_start_finds_the_row(embedded_dir)
 
 
 def test_stop_leaves_nothing_when_the_watcher_was_killed(embedded_dir: Path) -> None:
