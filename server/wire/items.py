@@ -13,6 +13,10 @@ ItemStatus = Literal["in_progress", "completed", "incomplete"]
 MAX_TEXT = 10_485_760
 """Characters in one text, the Open Responses specification's limit."""
 
+MAX_NESTING = 32
+"""Levels of an annotation, the one part of an item whose shape is free. What is decoded must be encoded again,
+at whatever depth of the stack."""
+
 Text = Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
 
 
@@ -107,7 +111,7 @@ def _read_item(element: dict[str, Any], path: str) -> MessageInput | ReasoningIn
             return reasoning
         case other:
             raise DecodeFailure(
-                f"Input items of type {other!r} are not supported; use messages.",
+                f"Input items of type {_shown(other)} are not supported; use messages.",
                 f"{path}.type",
                 "unsupported_value",
             )
@@ -124,14 +128,34 @@ def read_content(message: MessageInput, path: str = "input") -> list[ContentPart
 
 def _read_part(part: dict[str, Any], path: str) -> ContentPart:
     kind = part.get("type")
-    if kind not in PARTS:
+    if not isinstance(kind, str) or kind not in PARTS:
         raise DecodeFailure(
-            f"Content of type {kind!r} is not supported; this model reads text.",
+            f"Content of type {_shown(kind)} is not supported; this model reads text.",
             f"{path}.type",
             "unsupported_value",
         )
     converted: ContentPart = convert(part, PARTS[kind], path)
+    if isinstance(converted, OutputText) and _is_deeper(converted.annotations, MAX_NESTING):
+        raise DecodeFailure("Annotations are nested too deeply.", f"{path}.annotations", "unsupported_value")
     return converted
+
+
+def _is_deeper(value: object, levels: int) -> bool:
+    match value:
+        case list():
+            inner = value
+        case dict():
+            inner = list(value.values())
+        case _:
+            return False
+    return levels == 0 or any(_is_deeper(element, levels - 1) for element in inner)
+
+
+def _shown(value: object) -> str:
+    """What a caller sent, short enough to be said back."""
+    if not isinstance(value, str):
+        return "null" if value is None else type(value).__name__
+    return repr(value[:100])
 
 
 def plain_text(parts: list[ContentPart]) -> str:

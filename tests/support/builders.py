@@ -1,0 +1,271 @@
+"""Values that tests of the server begin with, and a parser whose tokens spell out what it will say.
+
+A `SpelledParser` reads tokens that are code points: text by default, reasoning from `THINK` on. `HALF`
+stands for a token that cuts a character in two: it gives nothing until the next token comes.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+from uuid import UUID
+
+import msgspec
+from hypothesis import HealthCheck, settings
+from openai.types.responses import ResponseStreamEvent
+from pydantic import TypeAdapter
+
+from engine.messages import Usage
+from server.dialects.base import Delta, Prompt, ReasoningDelta, TextDelta
+from server.runs.recorder import stored_item
+from server.runs.run import Run, RunFacts
+from server.store import events, leases, responses
+from server.store.database import Connection, Database
+from server.store.responses import NewResponse
+from server.stream.hub import Hub, Published
+from server.wire import ids
+from server.wire.events import Event, render
+from server.wire.items import InputText, Item, Message
+from server.wire.response import Echo, FormatEcho, ReasoningEcho, TextEcho
+from tests.support.eventually import eventually
+
+TENANT = "acme"
+RESPONSE = UUID("01890000-0000-7000-8000-0000000000ab")
+CREATED = datetime(2026, 5, 4, 3, 2, 1, tzinfo=UTC)
+LATER = datetime(2026, 5, 4, 3, 2, 7, tzinfo=UTC)
+USAGE = Usage(prompt=11, cached=3, output=7)
+
+THINK = 0x200000
+HALF = 0x1FFFFF
+BREAK_PARSER = 0x1FFFFE
+"""A token that makes a `SpelledParser` raise, then and at its close."""
+
+SDK_EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
+
+
+def examples(count: int) -> settings:
+    """So many of hypothesis's examples, however long one of them takes on a busy machine."""
+    unimportant = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+    return settings(max_examples=count, deadline=None, suppress_health_check=unimportant)
+
+
+def say(text: str) -> tuple[int, ...]:
+    """Tokens that a `SpelledParser` reads as this answer."""
+    return tuple(map(ord, text))
+
+
+def think(text: str) -> tuple[int, ...]:
+    """Tokens that a `SpelledParser` reads as this reasoning."""
+    return tuple(THINK + ord(character) for character in text)
+
+
+class SpelledParser:
+    """See the head of this file."""
+
+    def __init__(self) -> None:
+        self.reasoning_tokens = 0
+        self._half = False
+        self._broken = False
+
+    def feed(self, token_ids: Sequence[int]) -> list[Delta]:
+        return [delta for token in token_ids for delta in self._read(token)]
+
+    def close(self) -> list[Delta]:
+        if self._broken:
+            raise RuntimeError("This parser is broken.")
+        cut, self._half = self._half, False
+        return [TextDelta("\ufffd")] if cut else []
+
+    def _read(self, token: int) -> list[Delta]:
+        if token == BREAK_PARSER:
+            self._broken = True
+            raise RuntimeError("A token that cannot be read.")
+        self._half = token == HALF
+        if self._half:
+            return []
+        if token < THINK:
+            return [TextDelta(chr(token))]
+        self.reasoning_tokens += 1
+        return [ReasoningDelta(chr(token - THINK))]
+
+
+class SpelledDialect:
+    """Prompts do not matter to it; its parsers are spelled ones."""
+
+    def write(self, instructions: str | None, items: Sequence[Item], effort: object) -> Prompt:
+        return Prompt((1, 2, 3), frozenset(), opens_reasoning=False)
+
+    def parser(self, *, opens_reasoning: bool) -> SpelledParser:
+        return SpelledParser()
+
+
+def make_echo(**changes: Any) -> Echo:
+    fields: dict[str, Any] = {
+        "background": False,
+        "frequency_penalty": 0.0,
+        "instructions": None,
+        "max_output_tokens": None,
+        "max_tool_calls": None,
+        "metadata": {},
+        "model": "model",
+        "parallel_tool_calls": True,
+        "presence_penalty": 0.0,
+        "previous_response_id": None,
+        "prompt_cache_key": None,
+        "reasoning": ReasoningEcho(),
+        "safety_identifier": None,
+        "service_tier": "default",
+        "store": True,
+        "temperature": 1.0,
+        "text": TextEcho(FormatEcho()),
+        "tool_choice": "auto",
+        "tools": [],
+        "top_logprobs": 0,
+        "top_p": 1.0,
+        "truncation": "disabled",
+        "user": None,
+    }
+    return Echo(**{**fields, **changes})
+
+
+def make_facts(**changes: Any) -> RunFacts:
+    fields: dict[str, Any] = {
+        "tenant": TENANT,
+        "id": RESPONSE,
+        "key_id": "k1",
+        "echo": make_echo(),
+        "created_at": CREATED,
+        "attempt": 1,
+        "prompt_tokens": 11,
+    }
+    return RunFacts(**{**fields, **changes})
+
+
+def make_run(**changes: Any) -> Run:
+    return Run(make_facts(**changes), SpelledParser())
+
+
+def make_message(response: UUID, index: int, text: str) -> Message:
+    return Message(ids.item_id("msg", response, "i", index), "completed", "user", [InputText(text)])
+
+
+def register(database: Database, model: str = "model") -> UUID:
+    """A replica that is alive."""
+    with database.begin() as connection:
+        return leases.register(connection, host="here", pid=1, version="0", model=model)
+
+
+def kill(database: Database, replica: UUID) -> None:
+    """Makes a replica's heartbeat old and has it declared dead."""
+    with database.begin() as connection:
+        connection.exec_driver_sql("update replicas set heartbeat_at = 'epoch' where id = %s", (replica,))
+        leases.bury(connection, 10.0)
+
+
+def insert_response(
+    connection: Connection,
+    replica: UUID,
+    *,
+    id: UUID,  # noqa: A002 - the column's name
+    tenant: str = TENANT,
+    previous: UUID | None = None,
+    echo: Echo | None = None,
+    inputs: Sequence[str] = (),
+) -> datetime:
+    """A response in progress with its input, as admission writes it; its `created_at`."""
+    request = echo or make_echo()
+    row = NewResponse(
+        tenant=tenant,
+        id=id,
+        previous_id=previous,
+        stream=True,
+        background=False,
+        model=request.model,
+        replica_id=replica,
+        seed=1,
+        prompt_hash=b"",
+        request=msgspec.json.encode(request).decode(),
+        metadata="{}",
+    )
+    created = responses.insert_accepted(connection, row)
+    given = [stored_item(make_message(id, index, text)) for index, text in enumerate(inputs)]
+    responses.insert_items(connection, tenant, id, responses.INPUT, given)
+    return created
+
+
+def accept(
+    database: Database,
+    replica: UUID,
+    *,
+    tenant: str = TENANT,
+    store: bool = True,
+    previous: UUID | None = None,
+) -> Run:
+    """A run that has begun, its row and first events written, unless it is not to be stored."""
+    response = ids.new_uuid()
+    echo = make_echo(store=store)
+    if not store:
+        run = make_run(id=response, tenant=tenant, echo=echo, created_at=datetime.now(UTC))
+        run.begin()
+        return run
+    with database.begin() as connection:
+        created = insert_response(
+            connection, replica, id=response, tenant=tenant, previous=previous, echo=echo, inputs=["Hello"]
+        )
+        run = make_run(id=response, tenant=tenant, echo=echo, created_at=created)
+        events.append(connection, events.pack(tenant, response, 1, run.begin(), []))
+    return run
+
+
+def rendered(response: UUID, made: Iterable[Event]) -> list[dict[str, Any]]:
+    """Events as a client's JSON parser sees them."""
+    return [msgspec.json.decode(render(response, event)) for event in made]
+
+
+@dataclass(frozen=True)
+class Told:
+    """One call of `publish`."""
+
+    batch: list[Published]
+
+
+class SpyHub(Hub):
+    """Follows every response; notes what it is told, and calls `when_told` first."""
+
+    def __init__(self) -> None:
+        super().__init__(asyncio.new_event_loop())
+        self._loop.close()
+        self.told: list[Told] = []
+        self.when_told: Callable[[list[Published]], None] = lambda _batch: None
+
+    def follows(self, response_id: UUID) -> bool:
+        return True
+
+    def publish(self, batch: Iterable[Published]) -> None:
+        given = list(batch)
+        self.when_told(given)
+        self.told.append(Told(given))
+
+    def frames(self, response: UUID) -> list[bytes]:
+        return [
+            frame
+            for told in list(self.told)
+            for published in told.batch
+            if published.response_id == response
+            for frame in published.frames
+        ]
+
+    def final(self, response: UUID) -> bytes:
+        """Waits for the response's end."""
+        return eventually(lambda: self._final(response))
+
+    def _final(self, response: UUID) -> bytes | None:
+        finals = [
+            published.final
+            for told in list(self.told)
+            for published in told.batch
+            if published.response_id == response and published.final is not None
+        ]
+        assert len(finals) < 2, "told twice of one end"
+        return finals[0] if finals else None

@@ -1,0 +1,216 @@
+import string
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from server.runs.context import new_items
+from server.wire.decode import convert, decode
+from server.wire.errors import DecodeFailure
+from server.wire.items import read_input
+from server.wire.request import CreateResponse
+from tests.support.builders import RESPONSE, examples
+
+LEAST = {"model": "m", "input": "x"}
+
+FIELDS = [*CreateResponse.__struct_fields__, "type", "role", "content", "text", "annotations", "summary"]
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(FIELDS) | st.text(max_size=4), inner)
+    ),
+    max_leaves=12,
+)
+
+
+def refuse(body: bytes | dict[str, Any]) -> DecodeFailure:
+    data = body if isinstance(body, bytes) else msgspec.json.encode(body)
+    with pytest.raises(DecodeFailure) as caught:
+        new_items(decode(data, CreateResponse), RESPONSE)
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b" ",
+        b"{",
+        b"null",
+        b"[]",
+        b'"text"',
+        b"{}x",
+        b"\xff\xfe",
+        b'{"model": "\xff", "input": "x"}',
+        b'{"model": "m", "input": "x", "other": NaN}',
+        b'{"model": "m", "input": "x", "temperature": 1e999}',
+        b'{"model": "m", "input": "x", "seed": ' + b"9" * 5000 + b"}",
+        b'{"model": "\\ud800", "input": "x"}',
+        b'{"model": "\\udc00\\ud800", "input": "x"}',
+        b'{"model": "a\x00b", "input": "x"}',
+        b'{"model": "m", "input": "x", "other": ' + b"[" * 1000 + b"]" * 1000 + b"}",
+        b'{"model": "m", "input": "x", "other": ' + b'{"a":' * 100_000,
+        b"[" * 5_000_000,
+        b'\xef\xbb\xbf{"model": "m", "input": "x"}',
+    ],
+)
+def test_hostile_bytes_are_refused_as_a_decode_failure(body: bytes) -> None:
+    assert refuse(body).code in ("invalid_json", "invalid_type")
+
+
+@pytest.mark.parametrize("depth", [10, 30, 31, 100, 700, *range(900, 1000, 5)])
+def test_nested_annotations_are_refused_or_can_be_stored_from_any_depth_of_the_stack(depth: int) -> None:
+    nested = b'{"a":' + b"[" * depth + b"]" * depth + b"}"
+    part = b'{"type":"output_text","text":"a","annotations":[' + nested + b"]}"
+    body = b'{"model":"m","input":[{"role":"assistant","content":[' + part + b"]}]}"
+
+    def below(frames: int) -> None:
+        if frames:
+            return below(frames - 1)
+        stored = msgspec.json.encode(items)
+        msgspec.json.decode(stored)
+        return None
+
+    try:
+        items = new_items(decode(body, CreateResponse), RESPONSE)
+    except DecodeFailure:
+        assert depth > 30
+        return
+    assert depth <= 30
+    below(100)
+
+
+@given(st.binary())
+@examples(300)
+def test_random_bytes_are_decoded_or_refused_and_nothing_else(data: bytes) -> None:
+    try:
+        new_items(decode(data, CreateResponse), RESPONSE)
+    except DecodeFailure as failure:
+        assert str(failure)
+
+
+@given(st.dictionaries(st.sampled_from(FIELDS), json_values) | json_values)
+@examples(200)
+def test_random_json_is_decoded_or_refused_and_nothing_else(value: object) -> None:
+    body = {**LEAST, **value} if isinstance(value, dict) else value
+    try:
+        data = msgspec.json.encode(body)
+    except (msgspec.MsgspecError, UnicodeEncodeError, OverflowError):
+        return
+    try:
+        new_items(decode(data, CreateResponse), RESPONSE)
+    except DecodeFailure as failure:
+        assert str(failure)
+
+
+@given(st.lists(json_values, max_size=3))
+@examples(200)
+def test_random_items_are_read_or_refused_and_nothing_else(elements: list[Any]) -> None:
+    body = msgspec.json.encode({"model": "m", "input": [{"role": "user", "content": elements}, *elements]})
+    try:
+        new_items(decode(body, CreateResponse), RESPONSE)
+    except DecodeFailure as failure:
+        assert failure.param is not None
+
+
+@pytest.mark.parametrize(
+    ("change", "param"),
+    [
+        ({"model": 1}, "model"),
+        ({"input": 1}, "input"),
+        ({"input": [1]}, "input[0]"),
+        ({"input": [{}, {"role": "user"}]}, "input[0].role"),
+        ({"input": [{"role": "wizard", "content": ""}]}, "input[0].role"),
+        ({"input": [{"role": "user", "content": 1}]}, "input[0].content"),
+        ({"input": [{"role": "user", "content": [{"type": "input_text"}]}]}, "input[0].content[0].text"),
+        (
+            {"input": [{"type": "reasoning", "summary": [{"type": "summary_text"}]}]},
+            "input[0].summary[0].text",
+        ),
+        ({"temperature": 2.1}, "temperature"),
+        ({"temperature": -0.1}, "temperature"),
+        ({"top_p": 1.01}, "top_p"),
+        ({"max_output_tokens": 0}, "max_output_tokens"),
+        ({"max_output_tokens": 1.5}, "max_output_tokens"),
+        ({"seed": -1}, "seed"),
+        ({"seed": 2**63}, "seed"),
+        ({"top_logprobs": 21}, "top_logprobs"),
+        ({"metadata": {"k": 1}}, "metadata[...]"),
+        ({"metadata": {str(n): "" for n in range(17)}}, "metadata"),
+        ({"metadata": {"k": "v" * 513}}, "metadata[...]"),
+        ({"reasoning": {"effort": "huge"}}, "reasoning.effort"),
+        ({"text": {"format": {"type": 1}}}, "text.format.type"),
+        ({"truncation": "maybe"}, "truncation"),
+        ({"stream": "yes"}, "stream"),
+        ({"safety_identifier": "s" * 65}, "safety_identifier"),
+        ({"prompt_cache_key": "s" * 65}, "prompt_cache_key"),
+    ],
+)
+def test_a_mistake_is_named_by_its_path(change: dict[str, Any], param: str) -> None:
+    failure = refuse({**LEAST, **change})
+    assert (failure.param, failure.code) == (param, "invalid_type")
+
+
+@pytest.mark.parametrize("missing", ["model", "input"])
+def test_a_missing_field_is_named(missing: str) -> None:
+    failure = refuse({name: value for name, value in LEAST.items() if name != missing})
+    assert failure.param == missing
+    assert missing in str(failure)
+
+
+@pytest.mark.parametrize(
+    ("change", "param"),
+    [
+        ({"instructions": "a\0"}, "instructions"),
+        ({"metadata": {"key": "\0"}}, "metadata.key"),
+        ({"metadata": {"\0": ""}}, "metadata"),
+        ({"unknown": ["", {"deep": "\0"}]}, "unknown[1].deep"),
+        ({"input": [{"role": "user", "content": "\0"}]}, "input[0].content"),
+    ],
+)
+def test_nul_is_refused_wherever_it_is(change: dict[str, Any], param: str) -> None:
+    failure = refuse({**LEAST, **change})
+    assert (failure.param, failure.code) == (param, "invalid_text")
+
+
+def test_text_that_spells_an_escaped_nul_is_not_one() -> None:
+    data = rb'{"model": "m", "input": "\\u0000"}'
+    assert decode(data, CreateResponse).input == r"\u0000"
+
+
+@given(st.dictionaries(st.text(string.ascii_letters, min_size=1), json_values, min_size=1))
+@examples(40)
+def test_unknown_fields_change_nothing(unknown: dict[str, Any]) -> None:
+    extra = {f"x_{name}": value for name, value in unknown.items()}
+    try:
+        body = msgspec.json.encode({**extra, **LEAST})
+        decoded = decode(body, CreateResponse)
+    except DecodeFailure as failure:
+        assert failure.code == "invalid_text"
+        return
+    assert decoded == CreateResponse(model="m", input="x")
+
+
+def test_null_means_the_default_in_every_optional_field() -> None:
+    optional = set(CreateResponse.__struct_fields__) - set(LEAST)
+    body = msgspec.json.encode({**LEAST, **dict.fromkeys(optional)})
+    assert decode(body, CreateResponse) == CreateResponse(model="m", input="x")
+
+
+def test_the_last_of_two_equal_keys_counts() -> None:
+    assert decode(b'{"model": "a", "input": "x", "model": "b"}', CreateResponse).model == "b"
+
+
+def test_a_path_inside_a_converted_value_begins_with_its_name() -> None:
+    with pytest.raises(DecodeFailure) as caught:
+        convert({"a": [1, "x"]}, dict[str, list[int]], "outer")
+    assert caught.value.param == "outer[...][1]"
+
+
+def test_an_unsupported_type_of_any_length_is_refused_in_a_short_sentence() -> None:
+    with pytest.raises(DecodeFailure) as caught:
+        read_input([{"type": "x" * 10_000}])
+    assert len(str(caught.value)) < 300

@@ -1,0 +1,146 @@
+from typing import Any, get_args
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from server.runs.assemble import assemble
+from server.store import events as log
+from server.stream.frames import frame
+from server.wire import events as wire
+from server.wire.events import Event, Kind, event_type, is_terminal, render
+from server.wire.items import Message, OutputText, Reasoning, ReasoningText
+from tests.support.builders import CREATED, RESPONSE, SDK_EVENT, TENANT, examples, make_echo
+
+AWKWARD = ["", "\0", "\u2028\u2029", '"\\/', "\\u0000", "😀", "\x01\x1f\x7f", "</think>", "\r\n\n", "é"]
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20) | st.sampled_from(AWKWARD)
+
+RUNNING = assemble(RESPONSE, CREATED, make_echo(), "in_progress", [])
+MESSAGE = Message(f"msg_{RESPONSE.hex}o1", "completed", "assistant", [OutputText("a")])
+REASONING = Reasoning(f"rs_{RESPONSE.hex}o0", "completed", [], [ReasoningText("b")])
+
+
+def make_whole(kind: type[Any], text: str = "a") -> Event:
+    """One whole event of that class, its fields filled by their names."""
+    filled: dict[str, object] = {
+        "sequence_number": 5,
+        "response": RUNNING,
+        "output_index": 1,
+        "content_index": 0,
+        "item_id": MESSAGE.id,
+        "item": MESSAGE,
+        "part": OutputText(text),
+        "text": text,
+    }
+    fields = kind.__struct_fields__
+    return wire.whole(kind(**{name: value for name, value in filled.items() if name in fields}))
+
+
+WHOLE = [make_whole(kind) for kind in get_args(wire.WholeEvent)]
+DELTAS = [Event(7, Kind.OUTPUT_TEXT_DELTA, 1, 0, "a"), Event(8, Kind.REASONING_TEXT_DELTA, 0, 0, "b")]
+
+
+def unpacked(events: list[Event]) -> list[Event]:
+    return [
+        event
+        for chunk in log.pack(TENANT, RESPONSE, 1, events, [])
+        for event in log.unpack(
+            chunk.first_seq, chunk.kind, chunk.output_index, chunk.content_index, chunk.body.encode()
+        )
+    ]
+
+
+@pytest.mark.parametrize("event", WHOLE + DELTAS, ids=event_type)
+def test_every_event_is_one_of_openais(event: Event) -> None:
+    read = SDK_EVENT.validate_json(render(RESPONSE, event))
+    assert read.type == event_type(event)
+    assert read.sequence_number == event.sequence_number
+    assert not read.model_extra
+
+
+@pytest.mark.parametrize("kind", get_args(wire.WholeEvent))
+def test_the_type_of_an_event_is_its_tag(kind: type[Any]) -> None:
+    event = make_whole(kind)
+    assert event_type(event) == kind.__struct_config__.tag
+    assert is_terminal(event) == (
+        event_type(event).rsplit(".", 1)[1] in ("completed", "failed", "incomplete")
+    )
+
+
+def test_a_reasoning_part_and_item_are_openais_too() -> None:
+    for event in (
+        wire.ContentPartAdded(2, REASONING.id, 0, 0, ReasoningText("")),
+        wire.OutputItemDone(3, 0, REASONING),
+    ):
+        SDK_EVENT.validate_json(render(RESPONSE, wire.whole(event)))
+
+
+def test_no_delta_is_terminal_whatever_it_says() -> None:
+    assert not is_terminal(Event(1, Kind.OUTPUT_TEXT_DELTA, 0, 0, '{"type":"response.completed"'))
+
+
+@given(texts, st.integers(0, 10**6), st.integers(0, 300), st.sampled_from(DELTAS))
+@examples(100)
+def test_a_rendered_delta_says_the_text_and_its_place(text: str, seq: int, index: int, sample: Event) -> None:
+    event = Event(seq, sample.kind, index, 0, text)
+    read = msgspec.json.decode(render(RESPONSE, event))
+    prefix = "msg" if sample.kind is Kind.OUTPUT_TEXT_DELTA else "rs"
+    assert (read["delta"], read["sequence_number"], read["output_index"]) == (text, seq, index)
+    assert read["item_id"] == f"{prefix}_{RESPONSE.hex}o{index:x}"
+
+
+@given(st.lists(st.tuples(texts, st.integers(0, 4)), max_size=12), st.integers(0, 1000))
+@examples(200)
+def test_events_unpacked_from_the_log_render_to_the_same_bytes(
+    said: list[tuple[str, int]], first: int
+) -> None:
+    events: list[Event] = []
+    for offset, (text, shape) in enumerate(said):
+        number = first + offset
+        match shape:
+            case 0:
+                events.append(wire.whole(wire.OutputTextDone(number, "i", 0, 0, text)))
+            case 1 | 2:
+                events.append(Event(number, Kind.OUTPUT_TEXT_DELTA, shape, 0, text))
+            case _:
+                events.append(Event(number, Kind.REASONING_TEXT_DELTA, shape, 0, text))
+    again = unpacked(events)
+    assert again == events
+    assert [render(RESPONSE, event) for event in again] == [render(RESPONSE, event) for event in events]
+
+
+def test_neighbouring_deltas_of_one_place_share_a_row_and_others_do_not() -> None:
+    events = [
+        Event(0, Kind.OUTPUT_TEXT_DELTA, 0, 0, "a"),
+        Event(1, Kind.OUTPUT_TEXT_DELTA, 0, 0, "b"),
+        Event(2, Kind.OUTPUT_TEXT_DELTA, 1, 0, "c"),
+        Event(3, Kind.REASONING_TEXT_DELTA, 1, 0, "d"),
+        make_whole(wire.OutputItemDone)._replace(sequence_number=4),
+        make_whole(wire.OutputItemDone)._replace(sequence_number=5),
+    ]
+    assert [(chunk.first_seq, chunk.n) for chunk in log.pack(TENANT, RESPONSE, 1, events, [])] == [
+        (0, 2),
+        (2, 1),
+        (3, 1),
+        (4, 1),
+        (5, 1),
+    ]
+
+
+def test_tokens_travel_on_the_first_row_and_only_there() -> None:
+    events = [WHOLE[0], *DELTAS]
+    chunks = log.pack(TENANT, RESPONSE, 1, events, [1, 2**31 - 1])
+    assert [chunk.token_ids for chunk in chunks] == [b"\1\0\0\0\xff\xff\xff\x7f", None, None]
+    assert log.pack(TENANT, RESPONSE, 1, events, [])[0].token_ids is None
+
+
+@given(texts)
+@examples(100)
+def test_a_frame_has_one_event_line_and_one_data_line(text: str) -> None:
+    for event in (Event(1, Kind.OUTPUT_TEXT_DELTA, 0, 0, text), make_whole(wire.OutputTextDone, text)):
+        data = render(RESPONSE, event)
+        made = frame(event, data)
+        assert made == b"event: " + event_type(event).encode() + b"\ndata: " + data + b"\n\n"
+        assert made.count(b"\n") == 3
+        assert b"\r" not in made
