@@ -9,7 +9,7 @@ RUN useradd --create-home --uid 10001 holdfast
 WORKDIR /app
 COPY constraints.txt ./
 RUN pip install --no-cache-dir --constraint constraints.txt --extra-index-url ${TORCH_INDEX} ${TORCH}
-COPY pyproject.toml README.md LICENSE alembic.ini ./
+COPY pyproject.toml README.md LICENSE ./
 COPY engine ./engine
 COPY server ./server
 COPY migrations ./migrations
