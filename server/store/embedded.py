@@ -95,6 +95,7 @@ class EmbeddedPostgres:
         self._mutex = threading.Lock()
         self._owner_lock: int | None = None
         self._watcher: subprocess.Popen[bytes] | None = None
+        self._log_offset = 0
         self._is_stopped = False
         _living.add(self)
 
