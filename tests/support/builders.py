@@ -4,6 +4,8 @@ A `SpelledParser` reads tokens that are code points: text by default, reasoning 
 stands for a token that cuts a character in two: it gives nothing until the next token comes.
 """
 
+# ruff: noqa: ARG002 - the fakes here have the arguments of what they stand for
+
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -258,7 +260,9 @@ class SpyHub(Hub):
 
     def final(self, response: UUID) -> bytes:
         """Waits for the response's end."""
-        return eventually(lambda: self._final(response))
+        found = eventually(lambda: self._final(response))
+        assert found is not None
+        return found
 
     def _final(self, response: UUID) -> bytes | None:
         finals = [

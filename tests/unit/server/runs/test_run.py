@@ -1,0 +1,147 @@
+import itertools
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.messages import FinishReason
+from server.runs.run import Run
+from server.wire.events import Event, event_type, render
+from server.wire.items import Item, Message, Reasoning
+from tests.support.builders import (
+    CREATED,
+    HALF,
+    LATER,
+    RESPONSE,
+    THINK,
+    USAGE,
+    examples,
+    make_run,
+    say,
+    think,
+)
+
+characters = st.characters(exclude_categories=["Cs"]).map(ord).filter(lambda code: code < 0x10FFFE)
+answers = st.lists(characters | st.just(HALF), max_size=15)
+reasonings = st.lists(characters.map(lambda code: THINK + code), max_size=6)
+tokens = st.builds(lambda first, then: [*first, *then], reasonings, answers)
+REASONS: list[FinishReason] = ["stop", "length", "cancelled"]
+
+
+def split(token_ids: Sequence[int], cuts: list[int]) -> list[tuple[int, ...]]:
+    places = sorted({0, len(token_ids), *(min(cut, len(token_ids)) for cut in cuts)})
+    return [tuple(token_ids[a:b]) for a, b in itertools.pairwise(places)]
+
+
+def play(run: Run, pieces: list[tuple[int, ...]], reason: FinishReason | None) -> list[Event]:
+    events = run.begin()
+    for piece in pieces:
+        events += run.tokens(piece, LATER)
+    if reason is None:
+        return events + run.fail("server_error", "Why.", LATER)
+    return events + run.finish(reason, USAGE, LATER)
+
+
+def text_of(items: list[Item]) -> list[tuple[str, str]]:
+    """Ids and texts."""
+    told = []
+    for item in items:
+        assert isinstance(item.content, list)
+        told.append((item.id, "".join(part.text for part in item.content)))  # type: ignore[union-attr]
+    return told
+
+
+@given(tokens, st.lists(st.integers(0, 20)), st.sampled_from([*REASONS, None]))
+@examples(150)
+def test_any_split_of_the_same_tokens_gives_the_same_output(
+    token_ids: list[int], cuts: list[int], reason: FinishReason | None
+) -> None:
+    whole, pieces = make_run(), make_run()
+    play(whole, split(token_ids, []), reason)
+    events = play(pieces, split(token_ids, cuts), reason)
+    assert whole.output == pieces.output
+    assert whole.ending == pieces.ending
+    assert whole.final == pieces.final
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+
+
+@given(tokens, st.lists(st.integers(0, 20)), st.integers(0, 20), st.sampled_from([*REASONS, None]))
+@examples(200)
+def test_a_run_that_is_resumed_at_any_cut_goes_on_as_if_it_had_not_been_cut(
+    token_ids: list[int], cuts: list[int], cut: int, reason: FinishReason | None
+) -> None:
+    pieces = split(token_ids, cuts)
+    before, after = pieces[:cut], pieces[cut:]
+    unbroken = make_run()
+    expected = play(unbroken, pieces, reason)
+    first = make_run()
+    stored = first.begin() + [event for piece in before for event in first.tokens(piece, LATER)]
+
+    second = make_run()
+    second.resume([token for piece in before for token in piece], len(stored))
+    rest = [event for piece in after for event in second.tokens(piece, LATER)]
+    if reason is None:
+        rest += second.fail("server_error", "Why.", LATER)
+    else:
+        rest += second.finish(reason, USAGE, LATER)
+
+    assert [render(RESPONSE, event) for event in stored + rest] == [
+        render(RESPONSE, event) for event in expected
+    ]
+
+
+@given(tokens, st.integers(2, 50))
+@examples(50)
+def test_a_resumed_run_takes_the_number_it_is_given(token_ids: list[int], next_seq: int) -> None:
+    run = make_run()
+    run.resume(token_ids, next_seq)
+    events = run.finish("stop", USAGE, LATER)
+    assert [event.sequence_number for event in events] == [next_seq + n for n in range(len(events))]
+
+
+@pytest.mark.parametrize(
+    ("reason", "status", "why"),
+    [
+        ("stop", "completed", None),
+        ("length", "incomplete", "max_output_tokens"),
+        ("cancelled", "cancelled", None),
+    ],
+)
+def test_the_engines_reason_becomes_the_status(reason: FinishReason, status: str, why: str | None) -> None:
+    run = make_run()
+    play(run, [think("r"), say("ab")], reason)
+    assert run.ending is not None
+    assert (run.ending.status, run.ending.incomplete_reason) == (status, why)
+    assert (run.ending.input_tokens, run.ending.cached_tokens, run.ending.output_tokens) == (11, 3, 7)
+    assert run.ending.reasoning_tokens == 1
+    assert (run.ending.first_token_at, run.ending.finished_at) == (LATER, LATER)
+    assert run.final is not None
+    assert run.final.created_at == int(CREATED.timestamp())
+
+
+def test_a_failed_run_keeps_its_output_and_counts_its_tokens_itself() -> None:
+    run = make_run()
+    events = play(run, [think("r"), say("ab")], None)
+    assert event_type(events[-1]) == "response.failed"
+    assert [type(item) for item in run.output] == [Reasoning, Message]
+    assert [text for _, text in text_of(run.output)] == ["r", "ab"]
+    assert run.ending is not None
+    assert (run.ending.input_tokens, run.ending.output_tokens) == (11, 3)
+    assert (run.ending.error_code, run.ending.error_message) == ("server_error", "Why.")
+
+
+def test_what_the_parser_held_back_is_told_at_the_end() -> None:
+    run = make_run()
+    assert run.tokens((*say("a"), HALF), LATER) != []
+    assert run.tokens((HALF,), LATER) == []
+    events = run.finish("length", USAGE, LATER)
+    assert events[0].body == "\ufffd"
+    assert [text for _, text in text_of(run.output)] == ["a\ufffd"]
+
+
+def test_a_run_has_no_final_response_before_its_end() -> None:
+    run = make_run()
+    run.begin()
+    run.tokens(say("a"), LATER)
+    assert (run.ending, run.final) == (None, None)
