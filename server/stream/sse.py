@@ -143,6 +143,8 @@ class EventStream:
 
     async def _blocks(self, waker: asyncio.Event, gone: asyncio.Future[None]) -> AsyncIterator[bytes]:
         """Whole frames, as many at a time as are ready; ends after `[DONE]` or when the client has gone."""
+        clock = asyncio.get_running_loop().time
+        silent_since = clock()
         while not gone.done():
             waker.clear()
             frames, ended = await self._next()
@@ -152,8 +154,12 @@ class EventStream:
             elif ended:
                 yield DONE
                 return
-            elif not await self._wait(waker, gone):
+            elif clock() - silent_since >= self._timing.keep_alive:
                 yield KEEP_ALIVE
+            else:
+                await self._wait(waker, gone, silent_since + self._timing.keep_alive - clock())
+                continue
+            silent_since = clock()
 
     async def _next(self) -> tuple[list[bytes], bool]:
         if self._channel:
@@ -163,21 +169,16 @@ class EventStream:
         stored = await run_in_threadpool(self._read, self._position)
         return stored.frames, stored.ended
 
-    async def _wait(self, waker: asyncio.Event, gone: asyncio.Future[None]) -> bool:
-        """False when it is time for a keep-alive."""
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._timing.keep_alive
+    async def _wait(self, waker: asyncio.Event, gone: asyncio.Future[None], seconds: float) -> None:
+        """Until there may be more, the client has gone, or it is time for a sign of life."""
         if self._channel is None:
-            loop.call_later(_POLL_SECONDS, waker.set)
+            seconds = min(seconds, _POLL_SECONDS)
         woken = asyncio.ensure_future(waker.wait())
         try:
             waited: set[asyncio.Future[Any]] = {woken, gone}
-            done, _ = await asyncio.wait(
-                waited, timeout=deadline - loop.time(), return_when=asyncio.FIRST_COMPLETED
-            )
+            await asyncio.wait(waited, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         finally:
             woken.cancel()
-        return bool(done)
 
 
 class Deferred:
