@@ -86,7 +86,7 @@ def _refuse_unservable(settings: PretrainedConfig) -> None:
     foreign = sorted(set(getattr(settings, "layer_types", None) or ()) - LAYER_TYPES)
     if foreign:
         raise ModelRefused(f"{name} has layers of kinds that are not served: {', '.join(foreign)}.")
-    if settings.is_encoder_decoder:
+    if getattr(settings, "is_encoder_decoder", False):
         raise ModelRefused(f"{name} is an encoder and a decoder; only decoders are served.")
     if getattr(settings, "num_kv_shared_layers", 0):
         raise ModelRefused(f"{name} has layers that share their keys, which is not served.")
@@ -125,14 +125,17 @@ def _probe(network: PreTrainedModel, device: torch.device) -> list[LayerShape]:
     """Runs two tokens through the model: what it asks of attention must be what we implement."""
     step = ProbeStep()
     pair = torch.tensor([[0, 1]], device=device)
-    with torch.inference_mode():
-        network(
-            input_ids=pair,
-            position_ids=pair,
-            use_cache=False,
-            logits_to_keep=torch.tensor([1], device=device),
-            step=step,
-        )
+    try:
+        with torch.inference_mode():
+            network(
+                input_ids=pair,
+                position_ids=pair,
+                use_cache=False,
+                logits_to_keep=torch.tensor([1], device=device),
+                step=step,
+            )
+    except (TypeError, ValueError, AttributeError, RuntimeError) as error:
+        raise ModelRefused(f"{type(network).__name__} cannot be run in one packed row: {error}") from error
     layers = network.config.get_text_config().num_hidden_layers
     if sorted(step.shapes) != list(range(layers)):
         raise ModelRefused(
@@ -145,7 +148,9 @@ def _probe(network: PreTrainedModel, device: torch.device) -> list[LayerShape]:
 def _describe(network: PreTrainedModel) -> Capabilities:
     settings = network.config.get_text_config()
     defaults: Any = network.generation_config
-    ends = defaults.eos_token_id if defaults.eos_token_id is not None else settings.eos_token_id
+    ends = defaults.eos_token_id
+    if ends is None:
+        ends = getattr(settings, "eos_token_id", None)
     if ends is None:
         ends = []
     return Capabilities(
@@ -159,7 +164,9 @@ def _describe(network: PreTrainedModel) -> Capabilities:
 
 
 def _context_length(settings: PretrainedConfig) -> int:
-    length = int(settings.max_position_embeddings)
+    length = getattr(settings, "max_position_embeddings", None)
+    if length is None:
+        raise ModelRefused(f"{settings.model_type} does not say how long its context is.")
     ropes = getattr(settings, "rope_parameters", None) or {}
     # Either the parameters themselves, or one such mapping for each type of layer.
     for rope in ropes.values() if all(isinstance(r, dict) for r in ropes.values()) else (ropes,):

@@ -1,6 +1,7 @@
 """Greedy tokens equal `model.generate` for many architectures, none of which the engine knows by name."""
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,6 +9,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from tests.support.engines import make_job, make_prompt, save_random_model, start_model
+
+DEMO = Path(__file__).parents[3] / "demo" / "holdfast-demo"
 
 WINDOW = {"sliding_window": 12}
 EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 24}
@@ -52,16 +55,30 @@ def test_greedy_tokens_equal_those_of_generate(case: Case) -> None:
     reference: Any = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     # A budget below the prompts' lengths: they are computed in chunks, beside those that generate.
     bench = start_model(model, token_budget=24, max_running=4)
-    prompts = [make_prompt(length, salt) for salt, length in enumerate((5, 29, 50))]
+    prompts = [
+        make_prompt(length, salt) for salt, length in enumerate((5, WINDOW["sliding_window"] + 1, 29, 50))
+    ]
     outcomes = bench.run(*(make_job(str(n), p, 14) for n, p in enumerate(prompts)))
     for prompt, outcome in zip(prompts, outcomes, strict=True):
         assert outcome.tokens == generate(reference, prompt, 14)
-    assert len(set(outcomes[2].tokens)) > 3, "a model that repeats itself proves nothing"
+    assert len(set(outcomes[3].tokens)) > 3, "a model that repeats itself proves nothing"
 
-    second_turn = prompts[2] + outcomes[2].tokens + make_prompt(9, 4)
+    second_turn = prompts[3] + outcomes[3].tokens + make_prompt(9, 4)
     (outcome,) = bench.run(make_job("second turn", second_turn, 10))
     assert outcome.last.usage.cached == 48
     assert outcome.tokens == generate(reference, second_turn, 10)
+    bench.engine.close(drain=True)
+
+
+def test_the_demo_model_is_served_as_generate_would_run_it() -> None:
+    reference: Any = AutoModelForCausalLM.from_pretrained(DEMO, dtype=torch.float32)
+    bench = start_model(DEMO)
+    prompts = [make_prompt(20 + 30 * n, n) for n in range(4)]
+    jobs = [
+        make_job(str(n), p, 30, stop_ids=bench.engine.capabilities.stop_ids) for n, p in enumerate(prompts)
+    ]
+    for prompt, outcome in zip(prompts, bench.run(*jobs), strict=True):
+        assert outcome.tokens == generate(reference, prompt, 30)
     bench.engine.close(drain=True)
 
 
