@@ -164,7 +164,7 @@ def _describe(network: PreTrainedModel) -> Capabilities:
 
 
 def _context_length(settings: PretrainedConfig) -> int:
-    length = getattr(settings, "max_position_embeddings", None)
+    length: int | None = getattr(settings, "max_position_embeddings", None)
     if length is None:
         raise ModelRefused(f"{settings.model_type} does not say how long its context is.")
     ropes = getattr(settings, "rope_parameters", None) or {}
