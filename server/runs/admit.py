@@ -116,6 +116,7 @@ class Admission:
                 seed=request.seed if request.seed is not None else secrets.randbits(63),
                 temperature=echo.temperature,
                 top_p=max(echo.top_p, SMALLEST_TOP_P),
+                top_k=self._served.engine.capabilities.top_k,
             ),
             stop_ids=prompt.stop_ids,
             cache_salt=caller.tenant,
