@@ -1,0 +1,85 @@
+"""The bytes that each token id stands for, read from a model folder's tokenizer.json.
+
+Made while loading, frozen, used on any thread. For what must look into tokens while they are drawn: stop
+strings and grammars. Bytes, because a token may hold a part of a character. Ignorant of prompts, of how
+text becomes tokens, and of torch.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+_SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
+"""How SentencePiece writes a space."""
+_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+"""How it writes a byte that is in no other token."""
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """What a model's token ids spell."""
+
+    tokens: tuple[bytes, ...]
+    """By id. A special token has the text it is written with; an id that no token has is empty."""
+    special: frozenset[int] = frozenset()
+    """Control tokens, such as a turn's end: no part of what a model says."""
+
+    def spell(self, token_ids: Iterable[int]) -> bytes:
+        """The bytes of these tokens, special ones included."""
+        return b"".join([self.tokens[token_id] for token_id in token_ids])
+
+
+def read_vocabulary(folder: Path, size: int) -> Vocabulary | None:
+    """The vocabulary of a model with `size` token ids; None where the folder has no tokenizer.json.
+
+    Raises ValueError, with a sentence, for a tokenizer whose tokens have no bytes of their own.
+    """
+    file = folder / "tokenizer.json"
+    if not file.is_file():
+        return None
+    try:
+        tokenizer: Any = Tokenizer.from_file(str(file))
+    except Exception as error:  # the library raises nothing narrower
+        raise ValueError(f"{file} cannot be read: {error}") from error
+    kinds = list(_kinds(json.loads(tokenizer.decoder.__getstate__()) if tokenizer.decoder else {}))
+    added = tokenizer.get_added_tokens_decoder()
+    tokens = [b""] * size
+    for text, token_id in tokenizer.get_vocab(with_added_tokens=True).items():
+        if token_id < size:
+            whole = token_id in added
+            tokens[token_id] = added[token_id].content.encode() if whole else _bytes_of(text, kinds)
+    special = frozenset(token_id for token_id, token in added.items() if token.special and token_id < size)
+    return Vocabulary(tuple(tokens), special)
+
+
+def _kinds(decoder: dict[str, Any]) -> Iterator[str]:
+    """The names of the decoder's parts."""
+    yield decoder.get("type", "")
+    for part in decoder.get("decoders", ()):
+        yield from _kinds(part)
+
+
+def _bytes_of(text: str, kinds: list[str]) -> bytes:
+    if "ByteLevel" in kinds:
+        letters = _byte_letters()
+        # Text outside the alphabet stands for itself, as in the library.
+        return b"".join(bytes([letters[c]]) if c in letters else c.encode() for c in text)
+    if "ByteFallback" in kinds and (byte := _BYTE.fullmatch(text)):
+        return bytes([int(byte[1], 16)])
+    if {"Metaspace", "Replace", "ByteFallback"} & set(kinds):
+        return text.replace(_SPACE, " ").encode()
+    raise ValueError(f"Tokens that are decoded by {kinds} have no bytes of their own.")
+
+
+@cache
+def _byte_letters() -> dict[str, int]:
+    """The byte-level alphabet: a printable letter for every byte, of which most stand for themselves."""
+    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    rest = [byte for byte in range(256) if byte not in plain]
+    return {chr(byte): byte for byte in plain} | {chr(256 + n): byte for n, byte in enumerate(rest)}
