@@ -1,7 +1,7 @@
 """Everything that crosses the engine thread's border, and nothing else.
 
-Inwards go `Job` and `Cancel`; outwards come `Tokens`, `Finished` and `Failed`, handed over in one list
-per engine step. All of it is plain data (no tensor, no callable), so that the engine can be moved to a
+Inwards go `Job` and `Cancel`; outwards come `Tokens`, `PromptLogprobs`, `Finished` and `Failed`, handed
+over in one list per engine step. All of it is plain data (no tensor, no callable), so that the engine can be moved to a
 process of its own. Token ids only: this file knows nothing of text, HTTP, items or tenants.
 """
 
@@ -10,9 +10,17 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 FinishReason = Literal["stop", "length", "cancelled"]
-"""`stop`: a stop token came; `length`: the limit was reached; `cancelled`: `Cancel` was received."""
+"""`stop`: a stop token or a stop string came; `length`: the limit was reached; `cancelled`: `Cancel` was received."""
 
-FailureCode = Literal["out_of_memory", "engine_error", "engine_dead", "overloaded"]
+FailureCode = Literal["out_of_memory", "engine_error", "engine_dead", "overloaded", "deadline"]
+"""`deadline`: the job's time was over. A failure, for OpenAI's API knows no incomplete response that ran out
+of time; what the job gave until then is delivered, and its usage told."""
+
+MAX_BIASES = 1024
+MAX_STOP_STRINGS = 32
+MAX_STOP_BYTES = 512
+"""Of one stop string, in UTF-8: what is looked for in every step of a job is small."""
+MAX_LOGPROBS = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +39,16 @@ class Sampling:
     """Draw from the smallest set of tokens whose probability reaches this. In (0, 1]."""
     top_k: int = 0
     """Draw from the k likeliest tokens; 0 is no limit."""
+    min_p: float = 0.0
+    """Draw from the tokens that are at least this likely, relative to the likeliest. 0 to 1."""
+    presence_penalty: float = 0.0
+    """Taken off the logit of each token that the output has. -2 to 2."""
+    frequency_penalty: float = 0.0
+    """Taken off the logit of a token once for each time that the output has it. -2 to 2."""
+    repetition_penalty: float = 1.0
+    """Divides the logit of each token that prompt or output has, or multiplies a negative one. 0.01 to 100."""
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """Added to the logits of these ids: at most `MAX_BIASES` pairs, ids rising, biases -100 to 100."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +64,26 @@ class Job:
     """Generation ends with the first of these; it is delivered as the last token."""
     cache_salt: str = ""
     """Jobs share cached prefixes only with jobs of the same salt."""
+    priority: int = 0
+    """Lower runs earlier, and takes the memory of higher ones where there is too little."""
+    share: str = ""
+    """Whom the job is for. Among jobs of one priority, the share that was given the fewest tokens is next."""
+    deadline_seconds: float | None = None
+    """From `submit` on, waiting included; then the job ends with `Failed("deadline")`. Above 0."""
+    min_tokens: int = 0
+    """Output tokens, before which no stop id is drawn and no stop string ends the job."""
+    ignore_eos: bool = False
+    """Stop ids are tokens like others."""
+    stop_strings: tuple[str, ...] = ()
+    """Generation ends when the bytes of the output tokens have one of these, across tokens too. The token
+    that completes it is delivered. At most `MAX_STOP_STRINGS` of at most `MAX_STOP_BYTES`."""
+    logprobs: int | None = None
+    """Tell of each token how likely it was, and of so many of the likeliest; at most `MAX_LOGPROBS`."""
+    prompt_logprobs: int | None = None
+    """The same of the prompt, in `PromptLogprobs`; such a job takes nothing from the prefix cache."""
+    output_offset: int = 0
+    """So many of the prompt's last tokens are earlier output of the same job. Penalties, `min_tokens` and
+    stop strings count them as output, so that a job which was cut goes on as it would have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +94,33 @@ class Cancel:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """How likely a token was to the model itself: before biases, penalties, masks and temperature."""
+
+    chosen: float
+    """Of the token itself: the natural logarithm of its probability."""
+    top: tuple[tuple[int, float], ...] = ()
+    """The likeliest ids and theirs, likeliest first and equals by id; as many as the job asked for."""
+
+
+@dataclass(frozen=True, slots=True)
 class Tokens:
     """The tokens that one step gave one job, in order."""
 
     job_id: str
     token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+    """One for each token, if the job asked for them."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLogprobs:
+    """Logprobs of a stretch of a job's prompt; all of them come, in order, before the first `Tokens`."""
+
+    job_id: str
+    begin: int
+    """The place of the first token told of. The prompt's first token has no logprob: it starts at 1."""
+    logprobs: tuple[TokenLogprobs, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +133,30 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
+class StopHit:
+    """Which stop string ended a job, and where it lies in the output's last tokens.
+
+    The text to show is that of the tokens before these, and the first `before` bytes of these.
+    """
+
+    text: str
+    tokens: int
+    """So many of the last tokens hold bytes of it. With an `output_offset` some may be earlier output."""
+    before: int
+    """Bytes of these tokens before it begins, all in the first of them."""
+    after: int
+    """Bytes of these tokens after it ends, all in the last of them."""
+
+
+@dataclass(frozen=True, slots=True)
 class Finished:
     """The job ended as it should. Its last message."""
 
     job_id: str
     reason: FinishReason
     usage: Usage
+    stop_hit: StopHit | None = None
+    """Where the reason is a stop string."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,13 +169,27 @@ class Failed:
     usage: Usage = field(default_factory=Usage)
 
 
-Outbound = Tokens | Finished | Failed
+Outbound = Tokens | PromptLogprobs | Finished | Failed
 
 
 class Deliver(Protocol):
-    """Called on the engine thread once per step with that step's messages; must not block."""
+    """Called on the engine thread once per step with that step's messages; must not block.
+
+    When that thread hangs in a step, the thread that watches it makes the one call that tells all jobs;
+    there are never two calls at a time.
+    """
 
     def __call__(self, messages: Sequence[Outbound], /) -> None: ...
+
+
+class OnDead(Protocol):
+    """Called once, on a thread of the engine, when it has died for good; must not block.
+
+    Every job was told before. What serves the engine should end the process, so that it starts anew. After a
+    first death of which it recovers by itself, only `Stats.deaths` is counted, and `alive` is False meanwhile.
+    """
+
+    def __call__(self, why: str, /) -> None: ...
 
 
 class JobRefused(Exception):
@@ -112,9 +204,11 @@ class JobRefused(Exception):
             "bad_token",
             "bad_limit",
             "bad_sampling",
+            "bad_stop",
             "too_long",
             "duplicate",
             "overloaded",
+            "share_full",
             "closed",
         ],
         message: str,
@@ -138,11 +232,24 @@ class Capabilities:
     """Default top_p of the same; 1 where it does not sample."""
     top_k: int = 0
     """Default top_k of the same; 0 where it has none or does not sample."""
+    min_p: float = 0.0
+    """Default min_p of the same; 0 where it has none or does not sample."""
+    repetition_penalty: float = 1.0
+    """Default repetition_penalty of the same; it counts where the model does not sample, too."""
 
 
 @dataclass(frozen=True, slots=True)
+class StepSeconds:
+    """How long the recent steps took: half of them at most `p50`, and so on."""
+
+    p50: float = 0.0
+    p90: float = 0.0
+    p99: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Stats:
-    """A snapshot of the engine; counters run from its start."""
+    """A snapshot of the engine; counters run from its start, through its deaths."""
 
     running: int
     waiting: int
@@ -150,7 +257,24 @@ class Stats:
     kv_blocks_total: int
     steps: int
     tokens: int
+    """Generated."""
     alive: bool
+    computed_tokens: int = 0
+    """That went through the model, of prompts and outputs, those of preempted jobs each time."""
+    prompt_tokens: int = 0
+    """Of the jobs that were begun."""
+    cached_tokens: int = 0
+    """Of the prompt tokens, those that the prefix cache had."""
+    preemptions: int = 0
+    deaths: int = 0
+    tokens_per_second: float = 0.0
+    """Generated in the recent seconds; 0 after a while without work."""
+    step_seconds: StepSeconds = StepSeconds()
+
+    @property
+    def prefix_hit_rate(self) -> float:
+        """The part of all prompt tokens that was not computed."""
+        return self.cached_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
 
 
 class Engine(Protocol):
