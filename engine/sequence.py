@@ -4,7 +4,9 @@ Engine thread. Ignorant of other jobs, of memory's limits and of torch.
 """
 
 from engine.cache import chained_digest, root_digest
-from engine.messages import FinishReason, Job, Usage
+from engine.messages import FinishReason, Job, StopHit, Usage
+from engine.stops import StopStrings
+from engine.vocabulary import Vocabulary
 
 
 class TokenSequence:
@@ -18,11 +20,14 @@ class TokenSequence:
         "computed",
         "digests",
         "job",
+        "prompt_told",
         "published",
+        "stop_hit",
+        "stops",
         "tokens",
     )
 
-    def __init__(self, job: Job, arrival: int) -> None:
+    def __init__(self, job: Job, arrival: int, vocabulary: Vocabulary | None = None) -> None:
         self.job = job
         self.arrival = arrival
         """Its place in the order of acceptance."""
@@ -37,6 +42,15 @@ class TokenSequence:
         """The first so many blocks are known to the pool by their content."""
         self.cached: int | None = None
         """Prompt tokens found in the cache when the job first ran; None until then."""
+        self.prompt_told = 0
+        """The logprobs of the first so many prompt tokens are told, if the job wants them."""
+        self.stops: StopStrings | None = None
+        if job.stop_strings:
+            assert vocabulary is not None, "a job with stop strings was accepted without a vocabulary"
+            earlier = job.prompt[len(job.prompt) - job.output_offset :]
+            self.stops = StopStrings(job.stop_strings, vocabulary, earlier)
+        self.stop_hit: StopHit | None = None
+        """The stop string that ended the output."""
 
     @property
     def remaining(self) -> int:
@@ -46,6 +60,33 @@ class TokenSequence:
     @property
     def output_count(self) -> int:
         return len(self.tokens) - len(self.job.prompt)
+
+    @property
+    def output_position(self) -> int:
+        """Output tokens so far, those included that came before the job was cut."""
+        return self.output_count + self.job.output_offset
+
+    @property
+    def must_go_on(self) -> bool:
+        """The next token may not be a stop id."""
+        return self.output_position < self.job.min_tokens and not self.job.ignore_eos
+
+    @property
+    def untold(self) -> range:
+        """The prompt tokens whose logprobs are wanted and not told. The first token has none."""
+        if self.job.prompt_logprobs is None:
+            return range(0)
+        return range(max(self.prompt_told, 1), len(self.job.prompt) - self.job.output_offset)
+
+    @property
+    def reusable(self) -> int:
+        """The first so many tokens need not be computed if their keys and values are in the cache.
+
+        The last one always is: its logits are what the next is drawn from. So is the one before each
+        prompt token whose logprob is still to be told.
+        """
+        untold = self.untold
+        return untold[0] - 1 if untold else len(self.tokens) - 1
 
     @property
     def usage(self) -> Usage:
@@ -62,7 +103,11 @@ class TokenSequence:
     def append(self, token_id: int) -> FinishReason | None:
         """Takes the token that was drawn; says why the job ends with it, if it does."""
         self.tokens.append(token_id)
-        if token_id in self.job.stop_ids:
+        if self.stops is not None:
+            self.stop_hit = self.stops.push(token_id, ends=self.output_position > self.job.min_tokens)
+        if token_id in self.job.stop_ids and not self.job.ignore_eos:
+            return "stop"
+        if self.stop_hit is not None:
             return "stop"
         if self.output_count >= self.job.max_tokens:
             return "length"
