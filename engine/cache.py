@@ -33,6 +33,16 @@ def chained_digest(previous: bytes, token_ids: Sequence[int]) -> bytes:
     return hashlib.blake2b(previous + array("i", token_ids).tobytes(), digest_size=32).digest()
 
 
+def extend_chain(
+    chain: list[bytes], salt: str, token_ids: Sequence[int], count: int, block_size: int
+) -> None:
+    """Adds the digests of the next blocks of a sequence, until there are `count`. Pure; any thread."""
+    previous = chain[-1] if chain else root_digest(salt)
+    for begin in range(len(chain) * block_size, count * block_size, block_size):
+        previous = chained_digest(previous, token_ids[begin : begin + block_size])
+        chain.append(previous)
+
+
 class BlockPool:
     """The blocks 1 .. `total`. Every method is all or nothing."""
 

@@ -3,7 +3,9 @@
 Engine thread. Ignorant of other jobs, of memory's limits and of torch.
 """
 
-from engine.cache import chained_digest, root_digest
+from collections.abc import Sequence
+
+from engine.cache import extend_chain
 from engine.messages import FinishReason, Job, StopHit, Usage
 from engine.stops import StopStrings
 from engine.vocabulary import Vocabulary
@@ -15,6 +17,7 @@ class TokenSequence:
     __slots__ = (
         "__weakref__",  # what a step needs to keep of a job hangs on its sequence and goes with it
         "arrival",
+        "awaits",
         "blocks",
         "cached",
         "computed",
@@ -25,21 +28,32 @@ class TokenSequence:
         "stop_hit",
         "stops",
         "tokens",
+        "turn",
     )
 
-    def __init__(self, job: Job, arrival: int, vocabulary: Vocabulary | None = None) -> None:
+    def __init__(
+        self,
+        job: Job,
+        arrival: int,
+        vocabulary: Vocabulary | None = None,
+        digests: Sequence[bytes] = (),
+    ) -> None:
         self.job = job
         self.arrival = arrival
         """Its place in the order of acceptance."""
+        self.turn: int | None = None
+        """Its place in the order in which jobs first ran; None until then."""
         self.tokens: list[int] = list(job.prompt)
         self.computed = 0
         """The first so many tokens have their keys and values in `blocks`."""
         self.blocks: list[int] = []
-        self.digests: list[bytes] = []
+        self.digests: list[bytes] = list(digests)
         """Of the full blocks of `tokens`, as far as they were asked for; a function of the tokens
         and the salt alone, so they outlive a preemption."""
         self.published = 0
         """The first so many blocks are known to the pool by their content."""
+        self.awaits: bytes | None = None
+        """The digest of a block that another job is about to compute for both."""
         self.cached: int | None = None
         """Prompt tokens found in the cache when the job first ran; None until then."""
         self.prompt_told = 0
@@ -94,10 +108,7 @@ class TokenSequence:
 
     def block_digests(self, count: int, block_size: int) -> list[bytes]:
         """The digests of the first `count` blocks, all of which must be full."""
-        while len(self.digests) < count:
-            start = len(self.digests) * block_size
-            previous = self.digests[-1] if self.digests else root_digest(self.job.cache_salt)
-            self.digests.append(chained_digest(previous, self.tokens[start : start + block_size]))
+        extend_chain(self.digests, self.job.cache_salt, self.tokens, count, block_size)
         return self.digests[:count]
 
     def append(self, token_id: int) -> FinishReason | None:
