@@ -1,22 +1,33 @@
-"""Who runs next: admission by memory, chunked prefill beside decode, preemption.
+"""Who runs next: admission by memory, chunked prefill beside decode, preemption, priorities.
 
-Engine thread. Pure bookkeeping: no torch, no clock, no messages. The order of acceptance is the only
-priority, and it is what rules out starvation: the oldest job always moves, because it may take the
-memory of every younger one. A job that is preempted loses its blocks, keeps its tokens, and recomputes
-(its published blocks are usually still there to be found again).
+Engine thread. Pure bookkeeping: no torch, no clock, no messages. A job that is preempted loses its blocks,
+keeps its tokens, and recomputes (its published blocks are usually still there to be found again).
 
     waiting --admit--> running --remove--> (ended)
        ^                  |
        +-----preempt------+
+
+The order of all jobs is that of (priority, first turn); those that had no turn yet come after, as
+`waiting` orders them. What is promised about it:
+
+- The first job in this order is in every plan, as it may take the memory and the place of all others.
+- A job is preempted only for one before it, and comes back before any that had its turn later.
+- So a job ends after finitely many steps, unless jobs of better priority never cease to come.
+
+A job whose next block another one is about to compute waits for it: many jobs with one prompt cost one
+prefill. It waits for running jobs of its own or a better priority only. Those come first in the order, so
+they always move on, and in all their steps but the last they leave nothing of the budget anyway.
 """
 
 from bisect import insort
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from engine.cache import BlockPool
 from engine.config import Limits
 from engine.sequence import TokenSequence
+from engine.waiting import WaitingRoom, turn_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +51,27 @@ CALM_STEPS = 100
 """So many steps without memory trouble, and a budget that was halved is doubled again."""
 
 
+@dataclass(slots=True)
+class Tally:
+    """Counts that only rise; see `messages.Stats`."""
+
+    computed_tokens: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    preemptions: int = 0
+
+
 class Scheduler:
     """Holds every accepted sequence that has not ended, and the blocks of those that run."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, tally: Tally | None = None) -> None:
         self.limits = limits
+        self.tally = tally or Tally()
         self.pool = BlockPool(limits.kv_blocks)
-        self._waiting: list[TokenSequence] = []  # both lists: oldest first
-        self._running: list[TokenSequence] = []
+        self._waiting = WaitingRoom()
+        self._running: list[TokenSequence] = []  # in the order of the head of this file
+        self._coming: dict[bytes, TokenSequence] = {}
+        """Blocks that running jobs are to compute and have not yet, by their digests."""
         self._budget = limits.token_budget
         self._calm = 0
 
@@ -66,57 +90,59 @@ class Scheduler:
 
     def add(self, sequence: TokenSequence) -> None:
         """Queues a sequence that, alone, fits into the pool with its whole output."""
-        insort(self._waiting, sequence, key=_seniority)
+        self._waiting.enter(sequence)
 
     def prepare(self, sequence: TokenSequence) -> list[bytes]:
         """The digests of the blocks that might be found in the cache; the slow part of admission."""
         size = self.limits.block_size
-        # The last token is always computed: its logits are what the next one is drawn from.
-        return sequence.block_digests((len(sequence.tokens) - 1) // size, size)
+        return sequence.block_digests(sequence.reusable // size, size)
 
     def remove(self, sequence: TokenSequence) -> None:
         """Ends a sequence, wherever it is, and gives its blocks back."""
-        if sequence in self._running:
+        runs = bool(sequence.blocks)
+        if runs:
             self._running.remove(sequence)
-        else:
-            self._waiting.remove(sequence)
-        self._release(sequence)
+            self._release(sequence)
+        self._waiting.leave(sequence, waiting=not runs)
 
     def plan(self) -> Plan:
         """Chooses the next step. Not empty while there are sequences.
 
-        The order is: one token for every job that is generating, then prompts that were begun, then
-        new jobs. So a long prompt never holds up a job that is generating, and `token_budget >=
-        max_running` leaves at least one token for whoever comes last.
+        After jobs that are more urgent than running ones were let in, the order is: one token for every
+        job that is generating, then prompts that were begun, then new jobs. So a long prompt never holds
+        up a job that is generating, and `token_budget >= max_running` leaves at least one token for
+        whoever comes first in the order.
         """
-        left = self._budget
-        chunks: list[Chunk] = []
-        for sequence in list(self._running):
-            if sequence.remaining == 1 and self._grow(sequence):
-                chunks.append(Chunk(sequence, sequence.computed, 1))
-                left -= 1
+        self._admit_urgent()
+        singles = [
+            Chunk(sequence, sequence.computed, 1)
+            for sequence in tuple(self._running)
+            if sequence.remaining == 1 and self._grow(sequence)
+        ]
+        left = self._budget - len(singles)
+        prompts: list[Chunk] = []
         for sequence in self._running:
-            if sequence.remaining > 1 and left > 0:
-                left -= self._add_prefill(chunks, sequence, left)
-        while left > 0 and self._waiting and len(self._running) < self.limits.max_running:
-            sequence = self._waiting[0]
+            if left > 0 and sequence.remaining > 1:
+                left -= self._add_prefill(prompts, sequence, left)
+        while left > 0 and self._waiting:
+            sequence = self._waiting.head()
             if not self._admit(sequence):
                 break
-            left -= self._add_prefill(chunks, sequence, left)
-        chunks.sort(key=_is_long)
-        return tuple(chunks)
+            left -= self._add_prefill(prompts, sequence, left)
+        singles += [chunk for chunk in prompts if chunk.count == 1]
+        return (*singles, *(chunk for chunk in prompts if chunk.count > 1))
 
     def advance(self, plan: Plan) -> None:
         """Takes note that the step was computed: its full blocks may be reused from now on."""
+        size = self.limits.block_size
         for chunk in plan:
             sequence = chunk.sequence
             sequence.computed = chunk.start + chunk.count
-            full = sequence.computed // self.limits.block_size
-            if full > sequence.published:
-                digests = sequence.block_digests(full, self.limits.block_size)
-                for index in range(sequence.published, full):
-                    self.pool.publish(sequence.blocks[index], digests[index])
-                sequence.published = full
+            self.tally.computed_tokens += chunk.count
+            if sequence.computed // size > sequence.published:
+                self._publish(sequence, sequence.computed // size)
+            if chunk.draws:
+                self._waiting.charge(sequence)
         self._calm += 1
         if self._calm >= CALM_STEPS and self._budget < self.limits.token_budget:
             self._budget = min(self._budget * 2, self.limits.token_budget)
@@ -133,7 +159,13 @@ class Scheduler:
     def check_integrity(self) -> None:
         """Asserts that no block is lost and none is held twice by mistake."""
         self.pool.check_integrity(sequence.blocks for sequence in self.sequences())
+        assert len(self._waiting) == sum(1 for _ in self._waiting), "the waiting jobs are miscounted"
         assert all(not sequence.blocks for sequence in self._waiting), "a waiting job holds blocks"
+        assert all(sequence.blocks for sequence in self._running), "a running job holds no blocks"
+        assert self._running == sorted(self._running, key=_rank), "the running jobs are out of order"
+        assert set(self._coming.values()) <= set(self._running), "a job awaits what nobody computes"
+
+    # Growth
 
     def _add_prefill(self, chunks: list[Chunk], sequence: TokenSequence, left: int) -> int:
         count = min(sequence.remaining, left)
@@ -141,10 +173,11 @@ class Scheduler:
         return count
 
     def _grow(self, sequence: TokenSequence) -> bool:
-        """Makes room for the next token, at the cost of the youngest; False if that is itself."""
-        while len(sequence.blocks) < self.limits.blocks_for(len(sequence.tokens)):
+        """Makes room for the next token, at the cost of the last in the order; False if that is itself."""
+        size = self.limits.block_size
+        while len(sequence.blocks) * size < len(sequence.tokens):
             if not sequence.blocks:
-                return False  # preempted by an older one, earlier in this plan
+                return False  # preempted by an earlier one in this plan
             fresh = self.pool.allocate(1)
             if fresh is None:
                 self._preempt(self._running[-1])
@@ -152,43 +185,118 @@ class Scheduler:
                 sequence.blocks += fresh
         return True
 
-    def _admit(self, sequence: TokenSequence) -> bool:
+    def _publish(self, sequence: TokenSequence, full: int) -> None:
+        digests = sequence.block_digests(full, self.limits.block_size)
+        for index in range(sequence.published, full):
+            self.pool.publish(sequence.blocks[index], digests[index])
+        self._retract(sequence, digests[sequence.published : full])
+        sequence.published = full
+
+    # Admission
+
+    def _admit_urgent(self) -> None:
+        """Lets in waiting jobs of better priority than some that run, at the cost of those."""
+        while self._waiting and self._running:
+            if self._waiting.best_priority() >= self._running[-1].job.priority:
+                return
+            if not self._admit(self._waiting.head(), preempting=True):
+                return
+
+    def _admit(self, sequence: TokenSequence, *, preempting: bool = False) -> bool:
         """Moves a sequence from waiting to running if all its tokens so far find room.
 
-        A block for each running job is left over: without it the new one would soon be preempted.
+        `preempting` makes room at the cost of jobs of worse priority, none of which may be planned yet.
         """
-        size = self.limits.block_size
-        reused = self.pool.find(self.prepare(sequence))
+        if self._is_coming(sequence.awaits, sequence):
+            return False
+        digests = self.prepare(sequence)
+        reused = self.pool.find(digests)
+        fresh_digests = digests[len(reused) :]
+        sequence.awaits = self._last_coming(fresh_digests, sequence)
+        if sequence.awaits is not None:
+            return False
         self.pool.hold(reused)
         needed = self.limits.blocks_for(len(sequence.tokens)) - len(reused)
-        fresh = self.pool.allocate(needed) if self.pool.free >= needed + len(self._running) else None
-        if fresh is None:
+        victims = self._find_victims(needed, sequence.job.priority if preempting else None)
+        if victims is None:
             self.pool.release(reused)
             return False
-        sequence.blocks = reused + fresh
-        sequence.computed = len(reused) * size
-        sequence.published = len(reused)
-        if sequence.cached is None:
-            sequence.cached = sequence.computed
-        self._waiting.remove(sequence)
-        insort(self._running, sequence, key=_seniority)
+        for victim in victims:
+            self._preempt(victim)
+        fresh = self.pool.allocate(needed)
+        assert fresh is not None, "the victims' blocks were miscounted"
+        for digest in fresh_digests:
+            self._coming.setdefault(digest, sequence)
+        self._start(sequence, reused, fresh)
         return True
 
+    def _start(self, sequence: TokenSequence, reused: list[int], fresh: list[int]) -> None:
+        sequence.blocks = reused + fresh
+        sequence.computed = len(reused) * self.limits.block_size
+        sequence.published = len(reused)
+        prompt = len(sequence.job.prompt)
+        self._waiting.take_turn(sequence, cost=prompt - sequence.computed)
+        if sequence.cached is None:
+            sequence.cached = sequence.computed
+            self.tally.prompt_tokens += prompt
+            self.tally.cached_tokens += sequence.cached
+        insort(self._running, sequence, key=_rank)
+
+    def _find_victims(self, needed: int, priority: int | None) -> list[TokenSequence] | None:
+        """Whom to preempt so that one more job, which needs so many blocks, can run; None if it cannot.
+
+        Only jobs of worse than this priority, the last in the order first. A block for each running job
+        is left over: without it the new one would soon be preempted.
+        """
+        victims: list[TokenSequence] = []
+        given: Counter[int] = Counter()
+        free, places = self.pool.free, len(self._running)
+        while places == self.limits.max_running or free < needed + places:
+            if priority is None or places == 0 or self._running[places - 1].job.priority <= priority:
+                return None
+            places -= 1
+            victims.append(self._running[places])
+            given.update(victims[-1].blocks)
+            free += sum(given[block] == self.pool.holders(block) for block in victims[-1].blocks)
+        return victims
+
+    def _last_coming(self, digests: Iterable[bytes], sequence: TokenSequence) -> bytes | None:
+        """The last of the next blocks that others are about to compute; None if none of them is."""
+        last = None
+        for digest in digests:
+            if not self._is_coming(digest, sequence):
+                break
+            last = digest
+        return last
+
+    def _is_coming(self, digest: bytes | None, sequence: TokenSequence) -> bool:
+        """Whether a job that comes first in the order is about to compute this block."""
+        if digest is None:
+            return False
+        owner = self._coming.get(digest)
+        return owner is not None and owner.job.priority <= sequence.job.priority
+
+    # Giving back
+
     def _preempt(self, sequence: TokenSequence) -> None:
+        self.tally.preemptions += 1
         self._running.remove(sequence)
         self._release(sequence)
-        insort(self._waiting, sequence, key=_seniority)
+        self._waiting.come_back(sequence)
 
     def _release(self, sequence: TokenSequence) -> None:
+        self._retract(sequence, sequence.digests[sequence.published :])
         self.pool.release(sequence.blocks)
         sequence.blocks = []
         sequence.computed = 0
         sequence.published = 0
 
+    def _retract(self, sequence: TokenSequence, digests: Iterable[bytes]) -> None:
+        """Nobody has to wait for these blocks of this sequence any longer."""
+        for digest in digests:
+            if self._coming.get(digest) is sequence:
+                del self._coming[digest]
 
-def _seniority(sequence: TokenSequence) -> int:
-    return sequence.arrival
 
-
-def _is_long(chunk: Chunk) -> bool:
-    return chunk.count > 1
+def _rank(sequence: TokenSequence) -> tuple[int, int]:
+    return sequence.job.priority, turn_of(sequence)
