@@ -4,11 +4,12 @@ Types only; engine thread. Ignorant of how tokens come about, and of torch.
 """
 
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
-from engine.messages import Capabilities, FailureCode
+from engine.messages import Capabilities, FailureCode, PromptLogprobs, TokenLogprobs
 from engine.scheduler import Plan
+from engine.vocabulary import Vocabulary
 
 
 class OutOfMemory(Exception):
@@ -27,17 +28,39 @@ class RowFailure:
     message: str
 
 
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """One job's next token."""
+
+    token_id: int
+    logprobs: TokenLogprobs | None = None
+    """If the job asked for them."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What a step gave."""
+
+    drawn: list[Drawn | RowFailure]
+    """In order, one for each chunk that draws."""
+    prompt_logprobs: list[PromptLogprobs] = field(default_factory=list)
+
+
 class Executor(Protocol):
     """Computes steps. Called on the engine thread only, but for `interrupt`."""
 
     @property
     def capabilities(self) -> Capabilities: ...
 
+    @property
+    def vocabulary(self) -> Vocabulary | None:
+        """What the tokens spell; None if that is not known."""
+
     def thread_context(self) -> AbstractContextManager[object]:
         """Entered by the engine thread for its whole life."""
 
-    def execute(self, plan: Plan) -> list[int | RowFailure]:
-        """Computes the plan; gives, in order, one token for each chunk that draws one.
+    def execute(self, plan: Plan) -> StepResult:
+        """Computes the plan.
 
         Raises `OutOfMemory` or `EngineFault`; any other exception fails the jobs of this step.
         """

@@ -17,6 +17,7 @@ from engine.attention import IMPLEMENTATION, ProbeStep
 from engine.config import EngineConfig, ModelRefused
 from engine.kv import LayerShape
 from engine.messages import Capabilities
+from engine.vocabulary import Vocabulary, read_vocabulary
 
 LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 
@@ -34,6 +35,7 @@ class LoadedModel:
     dtype: torch.dtype
     shapes: list[LayerShape]
     capabilities: Capabilities
+    vocabulary: Vocabulary | None
 
 
 def load_model(config: EngineConfig, progress: Callable[[str], None]) -> LoadedModel:
@@ -50,7 +52,13 @@ def load_model(config: EngineConfig, progress: Callable[[str], None]) -> LoadedM
     network.to(device=device)  # type: ignore[call-arg]  # its wrapper hides the keyword
     progress("checking that every layer attends as it should")
     shapes = _probe(network, device)
-    return LoadedModel(network, device, dtype, shapes, _describe(network))
+    capabilities = _describe(network)
+    try:
+        vocabulary = read_vocabulary(config.model, capabilities.vocab_size)
+    except ValueError as error:
+        progress(f"stop strings and grammars are not served: {error}")
+        vocabulary = None
+    return LoadedModel(network, device, dtype, shapes, capabilities, vocabulary)
 
 
 def _choose_device(config: EngineConfig) -> torch.device:
@@ -160,6 +168,8 @@ def _describe(network: PreTrainedModel) -> Capabilities:
         temperature=_number(defaults.temperature, 1.0) if defaults.do_sample else 0.0,
         top_p=_number(defaults.top_p, 1.0) if defaults.do_sample else 1.0,
         top_k=int(_number(defaults.top_k, 0)) if defaults.do_sample else 0,
+        min_p=_number(defaults.min_p, 0.0) if defaults.do_sample else 0.0,
+        repetition_penalty=_number(defaults.repetition_penalty, 1.0),
     )
 
 

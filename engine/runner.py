@@ -7,6 +7,7 @@ jobs belong to and of why the plan is what it is.
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -14,13 +15,16 @@ from torch import Tensor
 from engine.attention import PagedStep, PromptChunk
 from engine.cache import BLANK_BLOCK
 from engine.config import EngineConfig, Limits
-from engine.executor import EngineFault, OutOfMemory, RowFailure
+from engine.executor import EngineFault, OutOfMemory, StepResult
 from engine.kv import KvStore
+from engine.logprobs import measure_many
 from engine.memory import count_blocks
-from engine.messages import Capabilities
+from engine.messages import Capabilities, PromptLogprobs
 from engine.model import LoadedModel, load_model
+from engine.penalties import TokenCounts, changes_logits
 from engine.sampler import Draw, sample
 from engine.scheduler import Chunk, Plan
+from engine.sequence import TokenSequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +35,24 @@ class PackedStep:
     """`[1, T]`, as are the positions."""
     positions: Tensor
     ends: Tensor
-    """The places in the packed row whose logits are drawn from."""
+    """The places in the packed row whose logits are wanted: first those that are drawn from."""
     draws: list[Draw]
+    asked: list["Asked"]
+    """What the logits after these are for."""
     attention: PagedStep
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A stretch of prompt tokens whose logprobs are to be told. Their logits come one place earlier."""
+
+    sequence: TokenSequence
+    begin: int
+    end: int
+
+    @property
+    def token_ids(self) -> list[int]:
+        return self.sequence.tokens[self.begin : self.end]
 
 
 class ModelExecutor:
@@ -43,7 +62,9 @@ class ModelExecutor:
         self._network = model.network
         self._threads = config.torch_threads
         self._store = store
+        self._counts: WeakKeyDictionary[TokenSequence, TokenCounts] = WeakKeyDictionary()
         self.capabilities: Capabilities = model.capabilities
+        self.vocabulary = model.vocabulary
 
     @staticmethod
     def load(config: EngineConfig, progress: Callable[[str], None]) -> tuple["ModelExecutor", Limits]:
@@ -72,7 +93,7 @@ class ModelExecutor:
         with torch.inference_mode():
             yield
 
-    def execute(self, plan: Plan) -> list[int | RowFailure]:
+    def execute(self, plan: Plan) -> StepResult:
         try:
             return self._compute(plan)
         except torch.OutOfMemoryError as error:
@@ -92,7 +113,7 @@ class ModelExecutor:
     def interrupt(self) -> None:
         """A step is never waited in."""
 
-    def _compute(self, plan: Plan) -> list[int | RowFailure]:
+    def _compute(self, plan: Plan) -> StepResult:
         packed = self._pack(plan)
         logits = self._network(
             input_ids=packed.token_ids,
@@ -101,12 +122,19 @@ class ModelExecutor:
             logits_to_keep=packed.ends,
             step=packed.attention,
         ).logits
-        if not packed.draws:
-            return []
-        return [
-            RowFailure("engine_error", "The model gave no finite logits.") if token_id is None else token_id
-            for token_id in sample(logits[0].float(), packed.draws)
-        ]
+        drawing = len(packed.draws)
+        told = self._tell(logits[0, drawing:], packed.asked)
+        return StepResult(sample(logits[0, :drawing].float(), packed.draws) if drawing else [], told)
+
+    def _tell(self, logits: Tensor, asked: list[Asked]) -> list[PromptLogprobs]:
+        """What was asked of prompts; its logits follow each other in `logits`."""
+        told = []
+        for ask in asked:
+            rows, logits = logits.tensor_split((ask.end - ask.begin,))
+            wanted = ask.sequence.job.prompt_logprobs or 0
+            found = measure_many(rows, ask.token_ids, wanted)
+            told.append(PromptLogprobs(ask.sequence.job.job_id, ask.begin, tuple(found)))
+        return told
 
     def _pack(self, plan: Plan) -> PackedStep:
         """Lays the chunks of the plan, which has those of one token first, end to end."""
@@ -115,6 +143,8 @@ class ModelExecutor:
         slots: list[int] = []
         ends: list[int] = []
         draws: list[Draw] = []
+        asked: list[Asked] = []
+        asked_ends: list[int] = []
         prompts: list[PromptChunk] = []
         for chunk in plan:
             sequence, stop = chunk.sequence, chunk.start + chunk.count
@@ -128,7 +158,13 @@ class ModelExecutor:
             slots += chunk_slots[chunk.start :] if chunk.count > 1 else chunk_slots
             if chunk.draws:
                 ends.append(len(token_ids) - 1)
-                draws.append(Draw(sequence.job.sampling, len(sequence.tokens)))
+                draws.append(self._draw(sequence))
+            untold = sequence.untold
+            if untold and untold[0] <= stop:
+                ask = Asked(sequence, untold[0], min(stop + 1, untold.stop))
+                first = len(token_ids) - stop - 1  # where the packed row would have the place -1
+                asked.append(ask)
+                asked_ends += range(first + ask.begin, first + ask.end)
         single = [chunk for chunk in plan if chunk.count == 1]
         attention = PagedStep(
             self._store,
@@ -138,7 +174,28 @@ class ModelExecutor:
             chunks=prompts,
         )
         return PackedStep(
-            self._tensor([token_ids]), self._tensor([positions]), self._tensor(ends), draws, attention
+            token_ids=self._tensor([token_ids]),
+            positions=self._tensor([positions]),
+            ends=self._tensor(ends + asked_ends),
+            draws=draws,
+            asked=asked,
+            attention=attention,
+        )
+
+    def _draw(self, sequence: TokenSequence) -> Draw:
+        job = sequence.job
+        counts = None
+        if changes_logits(job.sampling):
+            counts = self._counts.get(sequence)
+            if counts is None:
+                counts = self._counts[sequence] = TokenCounts(job)
+            counts.catch_up(sequence.tokens)
+        return Draw(
+            job.sampling,
+            len(sequence.tokens),
+            counts,
+            job.stop_ids if sequence.must_go_on and job.grammar is None else frozenset(),
+            job.logprobs,
         )
 
     def _slots(self, chunk: Chunk) -> list[int]:

@@ -11,6 +11,7 @@ so this holds across processes too.
 """
 
 import hashlib
+import math
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -21,10 +22,11 @@ from weakref import WeakKeyDictionary
 
 from engine.config import Limits
 from engine.engine import ThreadedEngine
-from engine.executor import EngineFault, RowFailure
-from engine.messages import Capabilities, Deliver, FailureCode, Job
-from engine.scheduler import Plan
+from engine.executor import Drawn, EngineFault, RowFailure, StepResult
+from engine.messages import Capabilities, Deliver, FailureCode, Job, PromptLogprobs, TokenLogprobs
+from engine.scheduler import Chunk, Plan
 from engine.sequence import TokenSequence
+from engine.vocabulary import Vocabulary
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +70,8 @@ class ScriptedConfig:
     token_budget: int = 8192
     max_running: int = 64
     max_waiting: int = 256
+    spelling: Vocabulary | None = None
+    """What the ids spell, for jobs with stop strings; without it they are refused."""
 
     def __post_init__(self) -> None:
         if not self.vocabulary or self.stop_id in self.vocabulary:
@@ -119,6 +123,7 @@ class _ScriptedExecutor:
         self._resumed = threading.Event()
         self.hanging = threading.Event()
         self.ordered: deque[Fault] = deque()
+        self.vocabulary = config.spelling
         self.capabilities = Capabilities(
             vocab_size=config.vocab_size,
             context_length=config.context_length,
@@ -130,10 +135,11 @@ class _ScriptedExecutor:
     def thread_context(self) -> AbstractContextManager[object]:
         return nullcontext()
 
-    def execute(self, plan: Plan) -> list[int | RowFailure]:
+    def execute(self, plan: Plan) -> StepResult:
         if self._config.step_seconds:
             self._closing.wait(self._config.step_seconds)
-        return [self._next(chunk.sequence) for chunk in plan if chunk.draws]
+        told = [said for chunk in plan if (said := _tell(chunk)) is not None]
+        return StepResult([self._next(chunk.sequence) for chunk in plan if chunk.draws], told)
 
     def scrub(self, blocks: list[int]) -> None:
         """There is nothing in the blocks."""
@@ -145,7 +151,7 @@ class _ScriptedExecutor:
     def resume(self) -> None:
         self._resumed.set()
 
-    def _next(self, sequence: TokenSequence) -> int | RowFailure:
+    def _next(self, sequence: TokenSequence) -> Drawn | RowFailure:
         answer = self._answers.get(sequence)
         if answer is None:
             answer = self._answers[sequence] = self._begin(sequence.job)
@@ -157,7 +163,11 @@ class _ScriptedExecutor:
                 raise EngineFault("A fault of the script.")
             answer.fault = None
             self._hang()
-        return answer.token(sequence)
+        token_id = answer.token(sequence)
+        if sequence.must_go_on and token_id in sequence.job.stop_ids:
+            token_id = next((i for i in self._config.vocabulary if i not in sequence.job.stop_ids), token_id)
+        wanted = sequence.job.logprobs
+        return Drawn(token_id, None if wanted is None else _logprobs(token_id, wanted))
 
     def _begin(self, job: Job) -> "_Answer":
         script = self._scripts(job) or self._config.script
@@ -174,6 +184,23 @@ class _ScriptedExecutor:
         self.hanging.set()
         self._resumed.wait()
         self.hanging.clear()
+
+
+def _logprobs(token_id: int, wanted: int) -> TokenLogprobs:
+    """Plausible ones: each id half as likely as the one before, the token itself first."""
+    others = [other for other in range(wanted + 1) if other != token_id][: max(0, wanted - 1)]
+    top = tuple((other, -math.log(2) * place) for place, other in enumerate([token_id, *others], start=1))
+    return TokenLogprobs(-math.log(2), top[:wanted])
+
+
+def _tell(chunk: Chunk) -> PromptLogprobs | None:
+    """What the chunk's job wants to be told of its prompt."""
+    job, untold = chunk.sequence.job, chunk.sequence.untold
+    stop = min(chunk.start + chunk.count + 1, untold.stop)
+    if not untold or untold[0] >= stop:
+        return None
+    found = [_logprobs(token_id, job.prompt_logprobs or 0) for token_id in job.prompt[untold[0] : stop]]
+    return PromptLogprobs(job.job_id, untold[0], tuple(found))
 
 
 class _Answer:

@@ -15,7 +15,7 @@ from typing import Any
 
 from engine.config import EngineConfig
 from engine.engine import ThreadedEngine, load
-from engine.executor import RowFailure
+from engine.executor import StepResult
 from engine.messages import Failed, Finished, Job, Outbound, Sampling, Tokens
 from engine.scheduler import Plan
 from engine.scripted import Script, ScriptedConfig, ScriptedEngine
@@ -113,7 +113,7 @@ class Bench:
         compute = executor.execute
         left = times
 
-        def sabotaged(plan: Plan) -> list[int | RowFailure]:
+        def sabotaged(plan: Plan) -> StepResult:
             nonlocal left
             left -= 1
             if left >= 0:

@@ -3,10 +3,19 @@ from itertools import accumulate
 import pytest
 import torch
 
+from engine import sampler
+from engine.drawing import uniform
+from engine.executor import Drawn
 from engine.messages import Sampling
-from engine.sampler import Draw, sample, uniform
+from engine.sampler import Draw
 
 MANY = 400
+
+
+def sample(logits: torch.Tensor, draws: list[Draw]) -> list[int | None]:
+    """The token ids alone."""
+    results = sampler.sample(logits.clone(), draws)
+    return [result.token_id if isinstance(result, Drawn) else None for result in results]
 
 
 def logits_of(rows: int, vocabulary: int, spread: float = 2.0, seed: int = 0) -> torch.Tensor:
@@ -32,8 +41,9 @@ def plainly(row: torch.Tensor, draw: Draw) -> tuple[int, float, list[int]]:
             break
         kept.append(token)
         reached += scaled[token].item() / mass
-    if not sampling.top_k and sampling.top_p == 1:
+    if not sampling.top_k and sampling.top_p == 1 and not sampling.min_p:
         kept.sort()  # without a cut the draw runs through the vocabulary as it is
+    kept = [token for token in kept if scaled[token] >= sampling.min_p * scaled.max()]
     sums = list(accumulate(scaled[token].item() for token in kept))
     share = uniform(sampling.seed, draw.position) * sums[-1]
     place = next(i for i, total in enumerate(sums) if total > share)
@@ -54,6 +64,11 @@ def plainly(row: torch.Tensor, draw: Draw) -> tuple[int, float, list[int]]:
         {"top_k": 90},
         {"top_k": 10_000},
         {"top_k": 40, "top_p": 0.8, "temperature": 1.4},
+        {"top_k": 90, "top_p": 0.4, "temperature": 3.0},
+        {"min_p": 0.1},
+        {"min_p": 0.002, "temperature": 3.0},
+        {"min_p": 0.05, "top_k": 20, "top_p": 0.9},
+        {"min_p": 1.0},
         {"top_p": 0.999, "temperature": 3.0},
     ],
     ids=str,

@@ -1,0 +1,96 @@
+"""What of a job's wishes can be met at all; the sentences for those that cannot.
+
+Any thread, pure. Ignorant of queues and memory, which `engine` knows of.
+"""
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+from engine.messages import (
+    MAX_BIASES,
+    MAX_LOGPROBS,
+    MAX_STOP_BYTES,
+    MAX_STOP_STRINGS,
+    Job,
+    JobRefused,
+    Sampling,
+)
+
+SEED_RANGE = range(-(2**63), 2**64)
+
+MAX_BIAS = 100.0
+
+RANGES = {
+    "min_p": (0.0, 1.0),
+    "presence_penalty": (-2.0, 2.0),
+    "frequency_penalty": (-2.0, 2.0),
+    "repetition_penalty": (0.01, 100.0),  # beyond these, logits would leave float32
+}
+
+
+def refuse_bad_sampling(sampling: Sampling, vocab_size: int) -> None:
+    """Raises `JobRefused` for numbers that nothing can be drawn by."""
+    # Written so that NaN, for which every comparison is false, is refused.
+    if not 0 <= sampling.temperature < math.inf:
+        raise JobRefused("bad_sampling", "temperature must be a number of at least 0.")
+    if not 0 < sampling.top_p <= 1:
+        raise JobRefused("bad_sampling", "top_p must be above 0 and at most 1.")
+    if sampling.top_k < 0:
+        raise JobRefused("bad_sampling", "top_k must be at least 0.")
+    if sampling.seed not in SEED_RANGE:
+        raise JobRefused("bad_sampling", "seed must fit into 64 bits.")
+    for name, (low, high) in RANGES.items():
+        if not _is_number(getattr(sampling, name), low, high):
+            raise JobRefused("bad_sampling", f"{name} must be a number from {low:g} to {high:g}.")
+    _refuse_bad_bias(sampling.logit_bias, vocab_size)
+
+
+def refuse_bad_output(job: Job, *, has_vocabulary: bool) -> None:
+    """Raises `JobRefused` for wishes about the output that cannot be met."""
+    if not _is_count(job.output_offset, len(job.prompt)):
+        raise JobRefused("bad_limit", "output_offset must be 0 to the number of prompt tokens.")
+    if not _is_count(job.min_tokens, job.max_tokens + job.output_offset):
+        raise JobRefused("bad_limit", "min_tokens must be at least 0 and at most max_tokens.")
+    for name in ("logprobs", "prompt_logprobs"):
+        wanted = getattr(job, name)
+        if wanted is not None and not _is_count(wanted, MAX_LOGPROBS):
+            raise JobRefused("bad_limit", f"{name} must be 0 to {MAX_LOGPROBS}.")
+    _refuse_bad_stops(job.stop_strings)
+    if job.stop_strings and not has_vocabulary:
+        raise JobRefused(
+            "bad_stop", "This model has no tokenizer.json, so its tokens have no text to stop at."
+        )
+
+
+def _refuse_bad_bias(biases: Sequence[tuple[int, float]], vocab_size: int) -> None:
+    if not isinstance(biases, tuple) or len(biases) > MAX_BIASES:
+        raise JobRefused("bad_sampling", f"logit_bias must be a tuple of at most {MAX_BIASES} pairs.")
+    for pair in biases:
+        if not isinstance(pair, tuple) or len(pair) != 2 or not _is_count(pair[0], vocab_size - 1):
+            raise JobRefused("bad_sampling", f"logit_bias is for token ids from 0 to {vocab_size - 1}.")
+        if not _is_number(pair[1], -MAX_BIAS, MAX_BIAS):
+            raise JobRefused("bad_sampling", f"A logit_bias must be from {-MAX_BIAS:g} to {MAX_BIAS:g}.")
+    if any(one[0] >= other[0] for one, other in pairwise(biases)):
+        raise JobRefused("bad_sampling", "logit_bias must name each token id once, in rising order.")
+
+
+def _refuse_bad_stops(stops: Sequence[str]) -> None:
+    if not isinstance(stops, tuple) or len(stops) > MAX_STOP_STRINGS:
+        raise JobRefused("bad_stop", f"stop_strings must be a tuple of at most {MAX_STOP_STRINGS}.")
+    for text in stops:
+        try:
+            size = len(text.encode())
+        except (AttributeError, UnicodeEncodeError):
+            raise JobRefused("bad_stop", "A stop string must be Unicode text.") from None
+        if not 1 <= size <= MAX_STOP_BYTES:
+            raise JobRefused("bad_stop", f"A stop string must have 1 to {MAX_STOP_BYTES} bytes in UTF-8.")
+
+
+def _is_number(value: Any, low: float, high: float) -> bool:
+    return isinstance(value, int | float) and low <= value <= high
+
+
+def _is_count(value: Any, high: int) -> bool:
+    return isinstance(value, int) and 0 <= value <= high
