@@ -30,11 +30,18 @@ class Limits:
     """The most jobs in one step."""
     max_waiting: int = 256
     """The most accepted jobs beyond those that run."""
+    max_of_share: int | None = None
+    """The most accepted jobs of one share that have not ended."""
+    hang_seconds: float = 300.0
+    """A step that takes longer is a death. Far above what the longest one may take: on a CPU a full
+    budget of a large model takes a minute, and on a GPU the first step may compile."""
 
     def __post_init__(self) -> None:
         for name in ("kv_blocks", "block_size", "token_budget", "max_running"):
             _require(getattr(self, name) >= 1, f"{name} must be at least 1")
         _require(self.max_waiting >= 0, "max_waiting must be at least 0")
+        _require(self.max_of_share is None or self.max_of_share >= 1, "max_of_share must be at least 1")
+        _require(self.hang_seconds > 0, "hang_seconds must be above 0")
         # One token for each running job must always fit, or the youngest ones would never move.
         _require(self.token_budget >= self.max_running, "token_budget must be at least max_running")
 
@@ -61,6 +68,8 @@ class EngineConfig:
     token_budget: int = 512
     max_running: int = 64
     max_waiting: int = 256
+    max_of_share: int | None = None
+    hang_seconds: float = 300.0
     torch_threads: int | None = None
     """CPU threads of one operation; None leaves torch's choice."""
 
@@ -86,6 +95,8 @@ class EngineConfig:
             token_budget=self.token_budget,
             max_running=self.max_running,
             max_waiting=self.max_waiting,
+            max_of_share=self.max_of_share,
+            hang_seconds=self.hang_seconds,
         )
 
 

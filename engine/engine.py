@@ -4,31 +4,44 @@ Any thread; the work is the engine thread's (`loop`). Ignorant of torch until `l
 the scripted engine, which is this handle over another executor, starts without it.
 """
 
-import math
-import threading
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from time import monotonic
 
+from engine.cache import extend_chain
 from engine.config import EngineConfig, Limits
 from engine.executor import Executor
-from engine.loop import Close, Ledger, Loop
-from engine.messages import Cancel, Capabilities, Deliver, Job, JobRefused, Sampling, Stats
-
-SEED_RANGE = range(-(2**63), 2**64)
+from engine.ledger import Accepted, Close, Ledger
+from engine.loop import Loop
+from engine.messages import Cancel, Capabilities, Deliver, Job, JobRefused, OnDead, Stats
+from engine.meter import Meter
+from engine.refusals import refuse_bad_output, refuse_bad_sampling
+from engine.supervisor import Supervisor
 
 
 class ThreadedEngine:
     """Implements `messages.Engine` with one thread, which starts here and ends with `close`."""
 
-    def __init__(self, executor: Executor, limits: Limits, deliver: Deliver) -> None:
+    def __init__(
+        self,
+        executor: Executor,
+        limits: Limits,
+        deliver: Deliver,
+        on_dead: OnDead = lambda _why: None,
+    ) -> None:
         self._executor = executor
         self._limits = limits
-        self._ledger = Ledger(limits.max_running + limits.max_waiting)
-        self._loop = Loop(executor, limits, self._ledger, deliver)
-        # A daemon: a program that ends without `close` must not hang on a running job.
-        self._thread = threading.Thread(target=self._loop.run, name="holdfast-engine", daemon=True)
-        self._thread.start()
+        self._ledger = Ledger(limits.max_running + limits.max_waiting, limits.max_of_share)
+        self._meter = Meter(limits.kv_blocks)
+        self._supervisor = Supervisor(
+            lambda watchdog: Loop(executor, limits, self._ledger, deliver, self._meter, watchdog),
+            self._ledger,
+            self._meter,
+            on_dead,
+            limits.hang_seconds,
+        )
+        self._supervisor.start()
 
     @property
     def capabilities(self) -> Capabilities:
@@ -43,7 +56,11 @@ class ThreadedEngine:
             raise JobRefused("bad_token", f"Token ids must be 0 to {capabilities.vocab_size - 1}.")
         if job.max_tokens < 1:
             raise JobRefused("bad_limit", "max_tokens must be at least 1.")
-        _check_sampling(job.sampling)
+        # Written so that NaN, for which every comparison is false, is refused.
+        if job.deadline_seconds is not None and not job.deadline_seconds > 0:
+            raise JobRefused("bad_limit", "deadline_seconds must be above 0.")
+        refuse_bad_sampling(job.sampling, capabilities.vocab_size)
+        refuse_bad_output(job, has_vocabulary=self._executor.vocabulary is not None)
         total = len(job.prompt) + job.max_tokens
         if total > capabilities.context_length:
             raise JobRefused(
@@ -59,12 +76,15 @@ class ThreadedEngine:
             )
 
     def submit(self, job: Job) -> None:
-        """Queues the job. Raises `JobRefused`. Any thread.
+        """Queues the job. Raises `JobRefused`. Any thread, on which the slow work for a long prompt is done.
 
-        `overloaded` is said when as many jobs as may run and may wait together have not ended.
+        `overloaded` is said when as many jobs as may run and may wait together have not ended, `share_full`
+        when as many of this share have not as one may have.
         """
+        due = None if job.deadline_seconds is None else monotonic() + job.deadline_seconds
         self.check(job)
-        self._ledger.accept(job)
+        self._ledger.check(job)
+        self._ledger.accept(Accepted(job, self._digest(job), due))
 
     def cancel(self, job_id: str) -> None:
         """Asks for the job's end; idempotent. Any thread."""
@@ -72,12 +92,8 @@ class ThreadedEngine:
 
     def stats(self) -> Stats:
         """Any thread. `waiting` counts every accepted job that is in no step."""
-        snapshot = self._loop.stats
-        return replace(
-            snapshot,
-            waiting=max(0, len(self._ledger) - snapshot.running),
-            alive=snapshot.alive and self._thread.is_alive(),
-        )
+        snapshot = self._meter.stats
+        return replace(snapshot, waiting=max(0, len(self._ledger) - snapshot.running))
 
     def close(self, *, drain: bool) -> None:
         """Ends the thread: after the accepted jobs (`drain`), or after cancelling them.
@@ -88,14 +104,23 @@ class ThreadedEngine:
         self._ledger.close("The engine is closed.")
         self._ledger.inbox.put(Close(drain))
         self._executor.interrupt()
-        if threading.current_thread() is not self._thread:
-            self._thread.join()
+        self._supervisor.wait_until_ended()
+
+    def _digest(self, job: Job) -> list[bytes]:
+        size = self._limits.block_size
+        chain: list[bytes] = []
+        try:
+            extend_chain(chain, job.cache_salt, job.prompt, len(job.prompt) // size, size)
+        except (AttributeError, TypeError):
+            return []  # not a job at all; the engine thread meets the same and fails it
+        return chain
 
 
 def load(
     config: EngineConfig,
     deliver: Deliver,
     progress: Callable[[str], None] = lambda _line: None,
+    on_dead: OnDead = lambda _why: None,
 ) -> ThreadedEngine:
     """Loads the model (seconds to minutes; `progress` gets a line for each stage) and starts on it.
 
@@ -104,7 +129,7 @@ def load(
     from engine.runner import ModelExecutor  # torch comes in here and nowhere above
 
     executor, limits = ModelExecutor.load(config, progress)
-    return ThreadedEngine(executor, limits, deliver)
+    return ThreadedEngine(executor, limits, deliver, on_dead)
 
 
 def _are_ids(token_ids: Sequence[int], vocab_size: int) -> bool:
@@ -113,15 +138,3 @@ def _are_ids(token_ids: Sequence[int], vocab_size: int) -> bool:
     except (TypeError, OverflowError):
         return False
     return min(numbers) >= 0 and max(numbers) < vocab_size
-
-
-def _check_sampling(sampling: Sampling) -> None:
-    # Written so that NaN, for which every comparison is false, is refused.
-    if not 0 <= sampling.temperature < math.inf:
-        raise JobRefused("bad_sampling", "temperature must be a number of at least 0.")
-    if not 0 < sampling.top_p <= 1:
-        raise JobRefused("bad_sampling", "top_p must be above 0 and at most 1.")
-    if sampling.top_k < 0:
-        raise JobRefused("bad_sampling", "top_k must be at least 0.")
-    if sampling.seed not in SEED_RANGE:
-        raise JobRefused("bad_sampling", "seed must fit into 64 bits.")

@@ -1,20 +1,20 @@
 """The engine thread: inbox -> schedule -> compute -> hand out, once a step.
 
-Everything here but `Ledger` runs on the engine thread. Ignorant of models, of torch (that is the
-executor's) and of who listens. What it promises: each job of the ledger gets exactly one `Finished` or
-`Failed`, whatever goes wrong; trouble of one job stays that job's; the messages of a step are
-delivered together.
+Runs on the engine thread. Ignorant of models, of torch (that is the executor's) and of who listens. What it
+promises: each job of the ledger gets exactly one `Finished` or `Failed`, whatever goes wrong; trouble of one
+job stays that job's; the messages of a step are delivered together. Scheduler and cache are ignorant of time:
+deadlines are kept here.
 """
 
 import logging
 import queue
-import sys
-import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from time import monotonic
 
 from engine.config import Limits
-from engine.executor import Executor, OutOfMemory, RowFailure
+from engine.deadlines import Deadlines
+from engine.executor import Drawn, Executor, OutOfMemory, RowFailure
+from engine.ledger import Accepted, Close, Inbound, Ledger
 from engine.messages import (
     Cancel,
     Deliver,
@@ -22,117 +22,79 @@ from engine.messages import (
     FailureCode,
     Finished,
     FinishReason,
-    Job,
-    JobRefused,
     Outbound,
-    Stats,
     Tokens,
     Usage,
 )
+from engine.meter import Meter
 from engine.scheduler import Plan, Scheduler
 from engine.sequence import TokenSequence
+from engine.watchdog import StepAbandoned, Watchdog
 
 log = logging.getLogger(__name__)
-
-SWITCH_INTERVAL = 0.0005
-"""Seconds a busy Python thread may keep the GIL from the engine thread, which gives it up at every
-torch operation; Python's default of 5 ms makes steps up to three times as long beside such a thread."""
 
 IDLE_CHECK_AFTER = 1.0
 """Seconds without work after which the engine checks its books."""
 
 
-@dataclass(frozen=True, slots=True)
-class Close:
-    """Ends the thread: after the accepted jobs, or after cancelling them."""
-
-    drain: bool
-
-
-Inbound = Job | Cancel | Close
-
-
-class Ledger:
-    """The accepted jobs that have not ended, and the inbox they came through. Any thread."""
-
-    def __init__(self, capacity: int) -> None:
-        self.inbox: queue.SimpleQueue[Inbound] = queue.SimpleQueue()
-        self._capacity = capacity
-        self._jobs: dict[str, Job] = {}
-        self._closed: str | None = None
-        self._lock = threading.Lock()
-
-    def __len__(self) -> int:
-        return len(self._jobs)
-
-    def accept(self, job: Job) -> None:
-        """Queues the job or raises `JobRefused`."""
-        with self._lock:
-            if self._closed is not None:
-                raise JobRefused("closed", self._closed)
-            if job.job_id in self._jobs:
-                raise JobRefused("duplicate", f"Job {job.job_id} is already in the engine.")
-            if len(self._jobs) >= self._capacity:
-                raise JobRefused("overloaded", "The engine has as many jobs as it may hold.")
-            self._jobs[job.job_id] = job
-            self.inbox.put(job)
-
-    def close(self, sentence: str) -> None:
-        """Refuses every job from now on. The first sentence stays."""
-        with self._lock:
-            self._closed = self._closed or sentence
-
-    def end(self, job_id: str) -> None:
-        with self._lock:
-            del self._jobs[job_id]
-
-    def end_all(self) -> list[Job]:
-        with self._lock:
-            jobs = list(self._jobs.values())
-            self._jobs.clear()
-            return jobs
-
-
 class Loop:
-    """The thread's state. `run` is its body."""
+    """One life of the engine thread. `run` is its body."""
 
-    def __init__(self, executor: Executor, limits: Limits, ledger: Ledger, deliver: Deliver) -> None:
+    def __init__(
+        self,
+        executor: Executor,
+        limits: Limits,
+        ledger: Ledger,
+        deliver: Deliver,
+        meter: Meter,
+        watchdog: Watchdog,
+    ) -> None:
         self._executor = executor
-        self._scheduler = Scheduler(limits)
+        self._scheduler = Scheduler(limits, meter.tally)
         self._ledger = ledger
         self._deliver = deliver
+        self._meter = meter
+        self._watchdog = watchdog
         self._sequences: dict[str, TokenSequence] = {}
+        self._deadlines = Deadlines()
         self._outbox: list[Outbound] = []
         self._arrivals = 0
-        self._steps = 0
-        self._tokens = 0
         self._closing: Close | None = None
-        self.stats = Stats(
-            running=0,
-            waiting=0,
-            kv_blocks_used=0,
-            kv_blocks_total=limits.kv_blocks,
-            steps=0,
-            tokens=0,
-            alive=True,
-        )
-        """A snapshot that is replaced whole before each delivery."""
 
-    def run(self) -> None:
-        """The life of the engine thread. Never raises: an engine that dies says so to every job."""
+    def run(self, *, after_death: bool = False) -> BaseException | None:
+        """Gives what it died of, of which no job has been told, or None after it was closed."""
         try:
-            sys.setswitchinterval(min(SWITCH_INTERVAL, sys.getswitchinterval()))
             with self._executor.thread_context():
+                if after_death:
+                    self._executor.scrub(list(range(1, self._scheduler.pool.total + 1)))
+                self._meter.tell(running=0, kv_blocks_used=0)
                 self._work_until_closed()
             self._scheduler.check_integrity()
+        except StepAbandoned as abandoned:
+            return abandoned
         except BaseException as error:
             log.exception("the engine died")
-            self._die(error)
-        self.stats = replace(self.stats, alive=False)
+            return error
+        return None
+
+    def bury(self, cause: BaseException) -> None:
+        """Tells every job of the engine's death at once, also those that are still in the inbox."""
+        told = self._outbox  # what the last step gave before it broke
+        ended = {message.job_id for message in told if isinstance(message, Finished | Failed)}
+        failures: list[Outbound] = []
+        for job in self._ledger.end_all():
+            if job.job_id not in ended:
+                sequence = self._sequences.get(job.job_id)
+                usage = sequence.usage if sequence else Usage(prompt=len(job.prompt))
+                failures.append(Failed(job.job_id, "engine_dead", _describe(cause), usage))
+        if told or failures:
+            self._call_deliver([*told, *failures])
 
     def _work_until_closed(self) -> None:
         while not (self._closing and self._scheduler.idle):
             self._read_inbox()
+            if self._deadlines:
+                self._end_overdue()
             if not self._scheduler.idle:
                 self._step()
             self._hand_out()
@@ -143,23 +105,20 @@ class Loop:
         """Takes all that is there; waits for something only when there is nothing to compute."""
         if self._scheduler.idle and not self._closing:
             self._handle(self._wait())
-        while True:
-            try:
-                message = self._ledger.inbox.get_nowait()
-            except queue.Empty:
-                return
-            self._handle(message)
+        while not self._ledger.inbox.empty():
+            self._handle(self._ledger.inbox.get())
 
     def _wait(self) -> Inbound:
         try:
             return self._ledger.inbox.get(timeout=IDLE_CHECK_AFTER)
         except queue.Empty:
             self._scheduler.check_integrity()
+            self._meter.rest()
         return self._ledger.inbox.get()
 
     def _handle(self, message: Inbound) -> None:
         match message:
-            case Job():
+            case Accepted():
                 self._begin(message)
             case Cancel(job_id):
                 if sequence := self._sequences.get(job_id):
@@ -170,25 +129,37 @@ class Loop:
                     for sequence in list(self._sequences.values()):
                         self._finish(sequence, "cancelled")
 
-    def _begin(self, job: Job) -> None:
+    def _begin(self, accepted: Accepted) -> None:
+        job = accepted.job
         self._arrivals += 1
-        sequence = TokenSequence(job, self._arrivals)
-        self._sequences[job.job_id] = sequence
-        self._scheduler.add(sequence)
         try:
+            sequence = TokenSequence(job, self._arrivals, self._executor.vocabulary, accepted.digests)
             # Planning needs the digests; a job for which there are none must not get so far.
             self._scheduler.prepare(sequence)
         except Exception as error:
-            log.exception("job %s cannot be handled", sequence.job.job_id)
-            self._fail(sequence, "engine_error", _describe(error))
+            log.exception("job %s cannot be handled", job.job_id)
+            usage = Usage(prompt=len(job.prompt))
+            self._outbox.append(Failed(job.job_id, "engine_error", _describe(error), usage))
+            return
+        self._sequences[job.job_id] = sequence
+        self._scheduler.add(sequence)
+        if accepted.due is not None:
+            self._deadlines.add(sequence, accepted.due)
+
+    def _end_overdue(self) -> None:
+        for sequence in self._deadlines.pop_overdue(monotonic()):
+            seconds = sequence.job.deadline_seconds
+            self._fail(sequence, "deadline", f"The job was not done within {seconds} seconds.")
 
     # A step
 
     def _step(self) -> None:
         plan = self._scheduler.plan()
         assert plan, "there are jobs, but none of them can move"
+        began = monotonic()
         try:
-            drawn = self._executor.execute(plan)
+            with self._watchdog:
+                result = self._executor.execute(plan)
         except OutOfMemory as error:
             self._relieve_memory(plan, error)
             return
@@ -197,21 +168,24 @@ class Loop:
             for chunk in plan:
                 self._fail(chunk.sequence, "engine_error", _describe(error))
             return
-        self._steps += 1
         self._scheduler.advance(plan)
+        for told in result.prompt_logprobs:
+            self._sequences[told.job_id].prompt_told = told.begin + len(told.logprobs)
+        self._outbox += result.prompt_logprobs
         drawing = [chunk.sequence for chunk in plan if chunk.draws]
-        for sequence, result in zip(drawing, drawn, strict=True):
-            self._take(sequence, result)
+        for sequence, drawn in zip(drawing, result.drawn, strict=True):
+            self._take(sequence, drawn)
+        self._meter.count_step(began, monotonic(), len(drawing))
 
-    def _take(self, sequence: TokenSequence, result: int | RowFailure) -> None:
+    def _take(self, sequence: TokenSequence, result: Drawn | RowFailure) -> None:
         if isinstance(result, RowFailure):
             self._discard_content(sequence)
             self._fail(sequence, result.code, result.message)
             return
-        self._tokens += 1
-        self._outbox.append(Tokens(sequence.job.job_id, (result,)))
+        logprobs = None if result.logprobs is None else (result.logprobs,)
+        self._outbox.append(Tokens(sequence.job.job_id, (result.token_id,), logprobs))
         try:
-            reason = sequence.append(result)
+            reason = sequence.append(result.token_id)
         except Exception as error:
             log.exception("job %s cannot be handled", sequence.job.job_id)
             self._fail(sequence, "engine_error", _describe(error))
@@ -220,12 +194,12 @@ class Loop:
             self._finish(sequence, reason)
 
     def _relieve_memory(self, plan: Plan, error: OutOfMemory) -> None:
-        """Computes less at a time if the step had a prompt in it; else the newest job goes."""
+        """Computes less at a time if the step had a prompt in it; else the last job in the order goes."""
         if plan[-1].count > 1 and self._scheduler.shrink():
             log.warning("out of memory: prompts will be computed in smaller chunks")
             return
-        newest = max((chunk.sequence for chunk in plan), key=lambda sequence: sequence.arrival)
-        self._fail(newest, "out_of_memory", str(error))
+        last = self._scheduler.last_of(plan)
+        self._fail(last, "out_of_memory", str(error))
 
     def _discard_content(self, sequence: TokenSequence) -> None:
         """What this job wrote must reach no other job, neither by reuse nor as a rest in a block."""
@@ -236,7 +210,7 @@ class Loop:
     # Ends
 
     def _finish(self, sequence: TokenSequence, reason: FinishReason) -> None:
-        self._end(sequence, Finished(sequence.job.job_id, reason, sequence.usage))
+        self._end(sequence, Finished(sequence.job.job_id, reason, sequence.usage, sequence.stop_hit))
 
     def _fail(self, sequence: TokenSequence, code: FailureCode, message: str) -> None:
         log.warning("job %s failed (%s): %s", sequence.job.job_id, code, message)
@@ -244,21 +218,16 @@ class Loop:
 
     def _end(self, sequence: TokenSequence, last: Finished | Failed) -> None:
         self._scheduler.remove(sequence)
+        self._deadlines.forget(sequence)
         del self._sequences[sequence.job.job_id]
         self._outbox.append(last)
 
     def _hand_out(self) -> None:
         """Delivers the step's messages. A job leaves the ledger first: its id is free once told."""
-        self.stats = replace(
-            self.stats,
-            running=self._scheduler.running,
-            kv_blocks_used=self._scheduler.pool.used,
-            steps=self._steps,
-            tokens=self._tokens,
-        )
+        self._meter.tell(running=self._scheduler.running, kv_blocks_used=self._scheduler.pool.used)
         messages, self._outbox = self._outbox, []
         for message in messages:
-            if not isinstance(message, Tokens):
+            if isinstance(message, Finished | Failed):
                 self._ledger.end(message.job_id)
         if messages:
             self._call_deliver(messages)
@@ -269,22 +238,6 @@ class Loop:
         except Exception:
             # The listener's bug must not end everybody's jobs; there is nobody else to tell.
             log.exception("the listener failed on %d messages", len(messages))
-
-    def _die(self, error: BaseException) -> None:
-        """Tells every job at once, also those that are still in the inbox."""
-        self._ledger.close("The engine died.")
-        self.stats = replace(self.stats, alive=False, running=0)
-        told = self._outbox  # what the last step gave before it broke
-        for message in told:
-            if not isinstance(message, Tokens):
-                self._ledger.end(message.job_id)
-        failures: list[Outbound] = []
-        for job in self._ledger.end_all():
-            sequence = self._sequences.get(job.job_id)
-            usage = sequence.usage if sequence else Usage(prompt=len(job.prompt))
-            failures.append(Failed(job.job_id, "engine_dead", _describe(error), usage))
-        if told or failures:
-            self._call_deliver([*told, *failures])
 
 
 def _describe(error: BaseException) -> str:

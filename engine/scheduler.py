@@ -156,6 +156,10 @@ class Scheduler:
         self._budget = smaller
         return shrunk
 
+    def last_of(self, plan: Plan) -> TokenSequence:
+        """Of the jobs of a plan the one that comes last in the order."""
+        return max((chunk.sequence for chunk in plan), key=_rank)
+
     def check_integrity(self) -> None:
         """Asserts that no block is lost and none is held twice by mistake."""
         self.pool.check_integrity(sequence.blocks for sequence in self.sequences())

@@ -4,10 +4,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from engine import loop
+from engine import loop, supervisor
 from engine.executor import OutOfMemory
 from engine.messages import Failed
-from tests.support.engines import PATIENCE, Bench, make_job, make_prompt, start_scripted
+from tests.support.engines import Bench, make_job, make_prompt, start_scripted
+from tests.support.eventually import eventually
 
 
 @pytest.fixture
@@ -45,10 +46,9 @@ def test_an_idle_engine_checks_its_books_and_dies_when_they_are_wrong(
     monkeypatch.setattr(loop, "IDLE_CHECK_AFTER", 0.01)
     bench = start_scripted()
     bench.run(make_job("a", make_prompt(20)))
-    bench.engine._loop._scheduler.pool._holders[1] += 1
+    bench.engine._supervisor.loop._scheduler.pool._holders[1] += 1
     bench.engine.cancel("nobody")  # wakes it, so that it becomes idle again
-    bench.engine._thread.join(PATIENCE)
-    assert not bench.engine.stats().alive
+    eventually(lambda: bench.engine.stats().deaths == 1)
     assert "block 1 is counted 1 times, held 0 times" in caplog.text
 
 
@@ -63,7 +63,7 @@ def test_an_idle_engine_whose_books_are_right_lives_on(monkeypatch: pytest.Monke
 
 def test_the_engine_thread_makes_other_threads_give_way_sooner(bench: Bench) -> None:
     bench.run(make_job("a", make_prompt(20)))
-    assert sys.getswitchinterval() <= loop.SWITCH_INTERVAL
+    assert sys.getswitchinterval() <= supervisor.SWITCH_INTERVAL
 
 
 def test_a_failed_job_is_logged_by_its_id(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:

@@ -1,0 +1,77 @@
+"""Tells from outside when a step of the engine thread hangs.
+
+The engine thread enters and leaves the watchdog around each step; a thread of its own sleeps until a step
+would be overdue. Both agree, under a lock, on whether a step ended in time: once it is declared lost, the
+engine thread learns so when it comes back, and must not say a word any more. Ignorant of jobs.
+"""
+
+import threading
+from collections.abc import Callable
+from time import monotonic
+from types import TracebackType
+
+LONGEST_SLEEP = 3600.0
+"""Seconds; threading cannot wait for ever by a number."""
+
+
+class StepAbandoned(BaseException):
+    """The step that the engine thread comes back from was declared lost; all was said without it."""
+
+
+class Watchdog:
+    """Calls `on_hang` once, on a thread of its own, when a step takes longer than `patience` seconds."""
+
+    def __init__(self, patience: float, on_hang: Callable[[], None]) -> None:
+        self._patience = patience
+        self._on_hang = on_hang
+        self._lock = threading.Lock()
+        self._since: float | None = None
+        self._lost = False
+        self._dismissed = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="holdfast-watchdog", daemon=True)
+
+    @property
+    def lost(self) -> bool:
+        """A step was declared lost, and the engine thread with it."""
+        return self._lost
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def dismiss(self) -> None:
+        """Lets the thread end; idempotent."""
+        self._dismissed.set()
+
+    def join(self) -> None:
+        """Waits for the thread's end, unless it is the one that calls."""
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def __enter__(self) -> None:
+        with self._lock:
+            self._since = monotonic()
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        with self._lock:
+            self._since = None
+            if self._lost:
+                raise StepAbandoned
+
+    def _watch(self) -> None:
+        while not self._dismissed.wait(self._sleep_seconds()):
+            if self._declare_lost():
+                self._on_hang()
+                return
+
+    def _sleep_seconds(self) -> float:
+        """A step that begins after this was asked cannot be overdue before the sleep ends."""
+        with self._lock:
+            waited = 0.0 if self._since is None else monotonic() - self._since
+        return min(max(self._patience - waited, 0.001), LONGEST_SLEEP)
+
+    def _declare_lost(self) -> bool:
+        with self._lock:
+            self._lost = self._since is not None and monotonic() - self._since > self._patience
+            return self._lost
