@@ -12,6 +12,7 @@ from time import monotonic
 from engine.cache import extend_chain
 from engine.config import EngineConfig, Limits
 from engine.executor import Executor
+from engine.grammar import check_grammar
 from engine.ledger import Accepted, Close, Ledger
 from engine.loop import Loop
 from engine.messages import Cancel, Capabilities, Deliver, Job, JobRefused, OnDead, Stats
@@ -48,7 +49,7 @@ class ThreadedEngine:
         return self._executor.capabilities
 
     def check(self, job: Job) -> None:
-        """Raises `JobRefused` if the job could never run. Pure; any thread."""
+        """Raises `JobRefused` if the job could never run. Any thread; a new grammar is compiled meanwhile."""
         capabilities = self.capabilities
         if not job.prompt:
             raise JobRefused("bad_token", "The prompt is empty.")
@@ -56,6 +57,8 @@ class ThreadedEngine:
             raise JobRefused("bad_token", f"Token ids must be 0 to {capabilities.vocab_size - 1}.")
         if job.max_tokens < 1:
             raise JobRefused("bad_limit", "max_tokens must be at least 1.")
+        if not _are_ids((abs(job.priority),), 2**31):
+            raise JobRefused("bad_limit", "priority must be a number of 32 bits.")
         # Written so that NaN, for which every comparison is false, is refused.
         if job.deadline_seconds is not None and not job.deadline_seconds > 0:
             raise JobRefused("bad_limit", "deadline_seconds must be above 0.")
@@ -74,6 +77,7 @@ class ThreadedEngine:
                 f"{total} tokens are more than the KV cache can hold, "
                 f"{self._limits.kv_blocks * self._limits.block_size}.",
             )
+        check_grammar(job, self._executor.grammars)
 
     def submit(self, job: Job) -> None:
         """Queues the job. Raises `JobRefused`. Any thread, on which the slow work for a long prompt is done.
@@ -105,6 +109,8 @@ class ThreadedEngine:
         self._ledger.inbox.put(Close(drain))
         self._executor.interrupt()
         self._supervisor.wait_until_ended()
+        if self._executor.grammars is not None:
+            self._executor.grammars.close()
 
     def _digest(self, job: Job) -> list[bytes]:
         size = self._limits.block_size

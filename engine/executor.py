@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from engine.grammar import GrammarCompiler
 from engine.messages import Capabilities, FailureCode, PromptLogprobs, TokenLogprobs
 from engine.scheduler import Plan
 from engine.vocabulary import Vocabulary
@@ -55,6 +56,10 @@ class Executor(Protocol):
     @property
     def vocabulary(self) -> Vocabulary | None:
         """What the tokens spell; None if that is not known."""
+
+    @property
+    def grammars(self) -> GrammarCompiler | None:
+        """Compiles the grammars of jobs; None if what the tokens spell is not known."""
 
     def thread_context(self) -> AbstractContextManager[object]:
         """Entered by the engine thread for its whole life."""

@@ -1,8 +1,8 @@
 """Everything that crosses the engine thread's border, and nothing else.
 
 Inwards go `Job` and `Cancel`; outwards come `Tokens`, `PromptLogprobs`, `Finished` and `Failed`, handed
-over in one list per engine step. All of it is plain data (no tensor, no callable), so that the engine can be moved to a
-process of its own. Token ids only: this file knows nothing of text, HTTP, items or tenants.
+over in one list per engine step. All of it is plain data (no tensor, no callable), so that the engine can
+be moved to a process of its own. Token ids only: this file knows nothing of text, HTTP, items or tenants.
 """
 
 from collections.abc import Sequence
@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 FinishReason = Literal["stop", "length", "cancelled"]
-"""`stop`: a stop token or a stop string came; `length`: the limit was reached; `cancelled`: `Cancel` was received."""
+"""`stop`: a stop token or a stop string came; `length`: the limit was reached; `cancelled`: `Cancel` was
+received."""
 
 FailureCode = Literal["out_of_memory", "engine_error", "engine_dead", "overloaded", "deadline"]
 """`deadline`: the job's time was over. A failure, for OpenAI's API knows no incomplete response that ran out
@@ -46,9 +47,21 @@ class Sampling:
     frequency_penalty: float = 0.0
     """Taken off the logit of a token once for each time that the output has it. -2 to 2."""
     repetition_penalty: float = 1.0
-    """Divides the logit of each token that prompt or output has, or multiplies a negative one. 0.01 to 100."""
+    """Divides the logit of each token that prompt or output has; multiplies a negative one. 0.01 to 100."""
     logit_bias: tuple[tuple[int, float], ...] = ()
     """Added to the logits of these ids: at most `MAX_BIASES` pairs, ids rising, biases -100 to 100."""
+
+
+GrammarKind = Literal["json_schema", "json_object", "regex", "lark", "structural_tags"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grammar:
+    """What a job's output must be, token by token. `engine.grammar_source` says what `text` may hold."""
+
+    kind: GrammarKind
+    text: str = ""
+    """The schema as JSON, the pattern, the Lark grammar, or the tags as JSON; nothing for `json_object`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +94,9 @@ class Job:
     """Tell of each token how likely it was, and of so many of the likeliest; at most `MAX_LOGPROBS`."""
     prompt_logprobs: int | None = None
     """The same of the prompt, in `PromptLogprobs`; such a job takes nothing from the prefix cache."""
+    grammar: Grammar | None = None
+    """Only tokens that it allows are drawn, and stop ids exactly where it may end: it comes before
+    `min_tokens`, `ignore_eos` and biases. It begins with the output, earlier output included."""
     output_offset: int = 0
     """So many of the prompt's last tokens are earlier output of the same job. Penalties, `min_tokens` and
     stop strings count them as output, so that a job which was cut goes on as it would have."""
@@ -185,8 +201,8 @@ class Deliver(Protocol):
 class OnDead(Protocol):
     """Called once, on a thread of the engine, when it has died for good; must not block.
 
-    Every job was told before. What serves the engine should end the process, so that it starts anew. After a
-    first death of which it recovers by itself, only `Stats.deaths` is counted, and `alive` is False meanwhile.
+    Every job was told before. What serves the engine should end the process, so that it starts anew. A first
+    death, of which it recovers by itself, is only counted in `Stats.deaths`; `alive` is False meanwhile.
     """
 
     def __call__(self, why: str, /) -> None: ...
@@ -205,6 +221,7 @@ class JobRefused(Exception):
             "bad_limit",
             "bad_sampling",
             "bad_stop",
+            "bad_grammar",
             "too_long",
             "duplicate",
             "overloaded",

@@ -7,6 +7,7 @@ jobs belong to and of why the plan is what it is.
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from weakref import WeakKeyDictionary
 
 import torch
@@ -15,9 +16,11 @@ from torch import Tensor
 from engine.attention import PagedStep, PromptChunk
 from engine.cache import BLANK_BLOCK
 from engine.config import EngineConfig, Limits
-from engine.executor import EngineFault, OutOfMemory, StepResult
+from engine.executor import Drawn, EngineFault, OutOfMemory, RowFailure, StepResult
+from engine.grammar import Followers, GrammarCompiler
 from engine.kv import KvStore
 from engine.logprobs import measure_many
+from engine.masking import apply_masks
 from engine.memory import count_blocks
 from engine.messages import Capabilities, PromptLogprobs
 from engine.model import LoadedModel, load_model
@@ -65,6 +68,8 @@ class ModelExecutor:
         self._counts: WeakKeyDictionary[TokenSequence, TokenCounts] = WeakKeyDictionary()
         self.capabilities: Capabilities = model.capabilities
         self.vocabulary = model.vocabulary
+        self.grammars = None if model.vocabulary is None else GrammarCompiler(model.vocabulary)
+        self._followers = Followers(self.grammars)
 
     @staticmethod
     def load(config: EngineConfig, progress: Callable[[str], None]) -> tuple["ModelExecutor", Limits]:
@@ -124,7 +129,21 @@ class ModelExecutor:
         ).logits
         drawing = len(packed.draws)
         told = self._tell(logits[0, drawing:], packed.asked)
-        return StepResult(sample(logits[0, :drawing].float(), packed.draws) if drawing else [], told)
+        sequences = [chunk.sequence for chunk in plan if chunk.draws]
+        return StepResult(self._sample(logits[0, :drawing].float(), packed.draws, sequences), told)
+
+    def _sample(
+        self, logits: Tensor, draws: list[Draw], sequences: list[TokenSequence]
+    ) -> list[Drawn | RowFailure]:
+        if not draws:
+            return []
+        masks = self._followers.masks(sequences)
+        if masks is None:
+            return sample(logits, draws)
+        drawn = sample(logits, draws, partial(apply_masks, masks=masks))
+        for row, sentence in masks.failed.items():
+            drawn[row] = RowFailure("engine_error", sentence)
+        return drawn
 
     def _tell(self, logits: Tensor, asked: list[Asked]) -> list[PromptLogprobs]:
         """What was asked of prompts; its logits follow each other in `logits`."""

@@ -23,6 +23,7 @@ from weakref import WeakKeyDictionary
 from engine.config import Limits
 from engine.engine import ThreadedEngine
 from engine.executor import Drawn, EngineFault, RowFailure, StepResult
+from engine.grammar import Followers, GrammarCompiler, Masks
 from engine.messages import Capabilities, Deliver, FailureCode, Job, PromptLogprobs, TokenLogprobs
 from engine.scheduler import Chunk, Plan
 from engine.sequence import TokenSequence
@@ -124,6 +125,8 @@ class _ScriptedExecutor:
         self.hanging = threading.Event()
         self.ordered: deque[Fault] = deque()
         self.vocabulary = config.spelling
+        self.grammars = None if config.spelling is None else GrammarCompiler(config.spelling)
+        self._followers = Followers(self.grammars)
         self.capabilities = Capabilities(
             vocab_size=config.vocab_size,
             context_length=config.context_length,
@@ -139,7 +142,10 @@ class _ScriptedExecutor:
         if self._config.step_seconds:
             self._closing.wait(self._config.step_seconds)
         told = [said for chunk in plan if (said := _tell(chunk)) is not None]
-        return StepResult([self._next(chunk.sequence) for chunk in plan if chunk.draws], told)
+        sequences = [chunk.sequence for chunk in plan if chunk.draws]
+        masks = self._followers.masks(sequences)
+        drawn = [self._next(sequence) for sequence in sequences]
+        return StepResult(drawn if masks is None else self._obey(drawn, sequences, masks), told)
 
     def scrub(self, blocks: list[int]) -> None:
         """There is nothing in the blocks."""
@@ -169,6 +175,34 @@ class _ScriptedExecutor:
         wanted = sequence.job.logprobs
         return Drawn(token_id, None if wanted is None else _logprobs(token_id, wanted))
 
+    def _obey(
+        self, drawn: list[Drawn | RowFailure], sequences: list[TokenSequence], masks: Masks
+    ) -> list[Drawn | RowFailure]:
+        """Puts tokens that the grammars allow in the place of others."""
+        for row in masks.rows:
+            said = drawn[row]
+            if row in masks.failed:
+                drawn[row] = RowFailure("engine_error", masks.failed[row])
+            elif isinstance(said, Drawn):
+                sequence = sequences[row]
+                token_id = self._allowed(said.token_id, sequence, masks.of(row))
+                wanted = sequence.job.logprobs
+                drawn[row] = Drawn(token_id, None if wanted is None else _logprobs(token_id, wanted))
+        return drawn
+
+    def _allowed(self, token_id: int, sequence: TokenSequence, mask: memoryview) -> int:
+        """The token if it is allowed; else a stop id, if the answer is long enough; else any that is."""
+        stops = [stop for stop in sorted(sequence.job.stop_ids) if _has(mask, stop)]
+        script = self._answers[sequence].script
+        if _has(mask, token_id):
+            return token_id
+        if stops and sequence.output_position + 1 >= script.length:
+            return stops[0]
+        usual = [usual for usual in self._config.vocabulary if _has(mask, usual)]
+        usual = usual or stops or [other for other in range(self._config.vocab_size) if _has(mask, other)]
+        key = f"{sequence.job.sampling.seed}:{sequence.tokens[-8:]}".encode()
+        return usual[int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little") % len(usual)]
+
     def _begin(self, job: Job) -> "_Answer":
         script = self._scripts(job) or self._config.script
         fault = script.fault
@@ -184,6 +218,10 @@ class _ScriptedExecutor:
         self.hanging.set()
         self._resumed.wait()
         self.hanging.clear()
+
+
+def _has(mask: memoryview, token_id: int) -> bool:
+    return bool(mask[token_id // 8] >> token_id % 8 & 1)
 
 
 def _logprobs(token_id: int, wanted: int) -> TokenLogprobs:

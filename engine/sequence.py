@@ -116,7 +116,7 @@ class TokenSequence:
         self.tokens.append(token_id)
         if self.stops is not None:
             self.stop_hit = self.stops.push(token_id, ends=self.output_position > self.job.min_tokens)
-        if token_id in self.job.stop_ids and not self.job.ignore_eos:
+        if token_id in self.job.stop_ids and not (self.job.ignore_eos and self.job.grammar is None):
             return "stop"
         if self.stop_hit is not None:
             return "stop"

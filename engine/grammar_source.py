@@ -1,0 +1,207 @@
+"""From a job's `Grammar` to one grammar in Lark, the language that the masks are compiled from.
+
+Pure functions; any thread. Everything is checked against the bounds of `grammar_limits` on the way. What
+a grammar may be: a JSON schema (local references only); nothing but "some JSON object"; a regular
+expression for the whole output; a Lark grammar; or structural tags: free text until a trigger, from
+there on a tag.
+
+    {"triggers": ["<call"],
+     "tags": [{"begin": "<call name=a>", "schema": {...}, "end": "</call>"}, ...],
+     "at_least_one": false, "stop_after_first": false}
+
+Each tag begins with one of the triggers. Between begin and end stands what its `schema` or `regex` asks
+for, or, without either, any text. Where a string has the text of a special token, that token is meant.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from engine.grammar_limits import (
+    MAX_PATTERN,
+    MAX_TAGS,
+    BadGrammar,
+    check_lark,
+    check_pattern,
+    check_schema,
+    parse_json,
+)
+from engine.messages import Grammar
+
+HEADER = '%llguidance {"no_forcing": true}\n'
+"""Every token that fits is allowed, also where only one text does: the model chooses how to spell it."""
+WHITESPACE = r"[ ]?|\n[ \t]{0,40}"
+"""Between the parts of JSON. Without a bound, a model that likes blanks would never come to an end."""
+TEXT = "TEXT: /(.|\\n)+/\nANY: /(.|\\n)*/\n"
+
+_TAG_KEYS = {"begin", "schema", "regex", "end"}
+_DIRECTIVE = re.compile(r"(?<![\w%])%(\w+)")
+_DIRECTIVES = {"ignore", "import"}
+_LARK_STRINGS = re.compile(r'//[^\n]*|"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\n])+/')
+
+
+def to_lark(grammar: Grammar, special: Mapping[int, str]) -> str:
+    """The Lark source; `special` are the texts of the special tokens. Raises `BadGrammar`."""
+    match grammar.kind:
+        case "json_schema":
+            lark = f"start: {_json(parse_json(grammar.text))}\n"
+        case "json_object":
+            lark = f"start: {_json({'type': 'object'})}\n"
+        case "regex":
+            lark = f"start: {_regex(grammar.text)}\n"
+        case "lark":
+            lark = _lark(grammar.text)
+        case "structural_tags":
+            lark = _Tags(parse_json(grammar.text), special).to_lark()
+        case _:
+            raise BadGrammar(f"There are no grammars of kind {grammar.kind!r}.")
+    try:
+        lark.encode()
+    except UnicodeEncodeError:
+        raise BadGrammar("The grammar has half a character: a surrogate without its other.") from None
+    return HEADER + lark
+
+
+def _json(schema: Any) -> str:
+    check_schema(schema)
+    if schema is False:
+        raise BadGrammar("The schema is false: no value would fit it.")
+    options = {"whitespace_pattern": WHITESPACE}
+    return "%json " + json.dumps({**({} if schema is True else schema), "x-guidance": options})
+
+
+def _regex(pattern: Any) -> str:
+    if not isinstance(pattern, str):
+        raise BadGrammar("A regular expression must be a string.")
+    check_pattern(pattern)
+    inside = re.sub(r"\\.|[/\n]", _escape_in_lark, pattern, flags=re.DOTALL)
+    return f"/(?:{inside})/"
+
+
+def _escape_in_lark(found: re.Match[str]) -> str:
+    return {"/": "\\/", "\n": "\\n", "\\\n": "\\n"}.get(found[0], found[0])
+
+
+def _lark(text: str) -> str:
+    check_lark(text)
+    for directive in _DIRECTIVE.findall(_LARK_STRINGS.sub('""', text)):
+        if directive not in _DIRECTIVES:
+            raise BadGrammar(f"%{directive} is not served; %ignore and %import are.")
+    return text + "\n"
+
+
+Segment = str | int
+"""Text, or the id of a special token."""
+
+
+class _Tags:
+    """Structural tags on their way to Lark."""
+
+    def __init__(self, described: Any, special: Mapping[int, str]) -> None:
+        if not isinstance(described, dict):
+            raise BadGrammar("Structural tags must be an object.")
+        if unknown := described.keys() - {"triggers", "tags", "at_least_one", "stop_after_first"}:
+            raise BadGrammar(f"Structural tags have no {min(unknown)!r}.")
+        self._special = {text: token_id for token_id, text in special.items() if text}
+        longest_first = sorted(self._special, key=len, reverse=True)
+        self._split = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
+        self._described = described
+        self._rules: list[str] = []
+
+    def to_lark(self) -> str:
+        triggers = [self._segments(text, "A trigger") for text in _strings(self._described, "triggers")]
+        tags = self._described.get("tags")
+        if not isinstance(tags, list) or not tags or not triggers:
+            raise BadGrammar("Structural tags need tags and triggers.")
+        if max(len(tags), len(triggers)) > MAX_TAGS:
+            raise BadGrammar(f"There may be {MAX_TAGS} structural tags.")
+        bodies: list[list[str]] = [[] for _ in triggers]
+        for number, tag in enumerate(tags):
+            which, body = self._tag(tag, number)
+            bodies[which].append(body)
+        calls = [
+            f"{self._head(trigger, number)} ({' | '.join(of_trigger)})"
+            for number, (trigger, of_trigger) in enumerate(zip(triggers, bodies, strict=True))
+            if of_trigger
+        ]
+        heads = {trigger[0] for trigger in triggers if isinstance(trigger[0], int)}
+        free = ["TEXT", *_tokens(set(self._special.values()) - heads)]
+        start = {
+            (False, False): "(free | call)*",
+            (True, False): "free* call (free | call)*",
+            (False, True): "free* call?",
+            (True, True): "free* call",
+        }[self._flag("at_least_one"), self._flag("stop_after_first")]
+        lines = [f"start: {start}", f"free: {' | '.join(free)}", f"call: {' | '.join(calls)}"]
+        return "\n".join([*lines, *self._rules, TEXT])
+
+    def _flag(self, name: str) -> bool:
+        value = self._described.get(name, False)
+        if not isinstance(value, bool):
+            raise BadGrammar(f"{name} must be true or false.")
+        return value
+
+    def _head(self, trigger: list[Segment], number: int) -> str:
+        """What ends free text: a special token, or the first place where the trigger's text is complete."""
+        if isinstance(trigger[0], int):
+            return _sequence(trigger)
+        self._rules.append(f"trigger_{number}[lazy]: ANY {_sequence(trigger)}")
+        return f"trigger_{number}"
+
+    def _tag(self, tag: Any, number: int) -> tuple[int, str]:
+        """Which trigger the tag has, and what follows that trigger."""
+        if not isinstance(tag, dict) or (tag.keys() - _TAG_KEYS):
+            raise BadGrammar("A tag has begin, end, and one of schema and regex, or neither.")
+        begin = tag.get("begin")
+        for which, trigger in enumerate(_strings(self._described, "triggers")):
+            if isinstance(begin, str) and begin.startswith(trigger):
+                rest = self._segments(begin[len(trigger) :])
+                return which, " ".join([_sequence(rest), *self._content(tag, number)])
+        raise BadGrammar("A tag must begin with one of the triggers.")
+
+    def _content(self, tag: Mapping[str, Any], number: int) -> list[str]:
+        end = tag.get("end", "")
+        if not isinstance(end, str):
+            raise BadGrammar("The end of a tag must be a string.")
+        segments = self._segments(end)
+        if "schema" in tag and "regex" in tag:
+            raise BadGrammar("A tag has a schema or a regex, not both.")
+        if "schema" in tag:
+            return [_json(tag["schema"]), _sequence(segments)]
+        if "regex" in tag:
+            return [_regex(tag["regex"]), _sequence(segments)]
+        if not segments:
+            raise BadGrammar("A tag without schema and regex needs an end.")
+        if isinstance(segments[0], int):
+            return ["TEXT?", _sequence(segments)]
+        self._rules.append(f"until_{number}[lazy]: ANY {_sequence(segments[:1])}")
+        return [f"until_{number}", _sequence(segments[1:])]
+
+    def _segments(self, text: str, what: str = "") -> list[Segment]:
+        if len(text) > MAX_PATTERN:
+            raise BadGrammar(f"A text of a tag may have {MAX_PATTERN} characters.")
+        segments: list[Segment] = []
+        start = 0
+        for found in self._split.finditer(text):
+            segments += [text[start : found.start()], self._special[found[0]]]
+            start = found.end()
+        segments = [segment for segment in [*segments, text[start:]] if segment != ""]
+        if what and (not segments or (isinstance(segments[0], str) and len(segments) > 1)):
+            raise BadGrammar(f"{what} must be text without special tokens, or begin with one.")
+        return segments
+
+
+def _strings(described: Mapping[str, Any], key: str) -> list[str]:
+    texts = described.get(key)
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        raise BadGrammar(f"{key} must be an array of strings.")
+    return texts
+
+
+def _sequence(segments: Iterable[Segment]) -> str:
+    return " ".join(f"<[{part}]>" if isinstance(part, int) else json.dumps(part) for part in segments)
+
+
+def _tokens(token_ids: set[int]) -> list[str]:
+    return [f"<[{','.join(map(str, sorted(token_ids)))}]>"] if token_ids else []
