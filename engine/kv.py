@@ -51,7 +51,6 @@ class KvStore:
 
     def scrub(self, blocks: Sequence[int]) -> None:
         """Makes the blocks zero again: a NaN that is masked is still a NaN for its neighbours."""
-        for block in blocks:
-            rows = slice(block * self.block_size, (block + 1) * self.block_size)
-            for tensor in (*self.keys, *self.values):
-                tensor[rows] = 0
+        where = torch.tensor(blocks, dtype=torch.long, device=self.device)
+        for tensor in (*self.keys, *self.values):
+            tensor.unflatten(0, (-1, self.block_size)).index_fill_(0, where, 0)

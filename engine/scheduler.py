@@ -114,17 +114,20 @@ class Scheduler:
         whoever comes first in the order.
         """
         self._admit_urgent()
-        singles = [
-            Chunk(sequence, sequence.computed, 1)
-            for sequence in tuple(self._running)
-            if sequence.remaining == 1 and self._grow(sequence)
-        ]
+        size = self.limits.block_size
+        singles: list[Chunk] = []
+        for sequence in tuple(self._running):
+            length = len(sequence.tokens)
+            if length - sequence.computed == 1 and (
+                length <= len(sequence.blocks) * size or self._grow(sequence)
+            ):
+                singles.append(Chunk(sequence, length - 1, 1))
         left = self._budget - len(singles)
         prompts: list[Chunk] = []
         for sequence in self._running:
             if left > 0 and sequence.remaining > 1:
                 left -= self._add_prefill(prompts, sequence, left)
-        while left > 0 and self._waiting:
+        while left > 0 and self._waiting and len(self._running) < self.limits.max_running:
             sequence = self._waiting.head()
             if not self._admit(sequence):
                 break
@@ -138,11 +141,11 @@ class Scheduler:
         for chunk in plan:
             sequence = chunk.sequence
             sequence.computed = chunk.start + chunk.count
-            self.tally.computed_tokens += chunk.count
             if sequence.computed // size > sequence.published:
                 self._publish(sequence, sequence.computed // size)
             if chunk.draws:
                 self._waiting.charge(sequence)
+        self.tally.computed_tokens += sum(chunk.count for chunk in plan)
         self._calm += 1
         if self._calm >= CALM_STEPS and self._budget < self.limits.token_budget:
             self._budget = min(self._budget * 2, self.limits.token_budget)

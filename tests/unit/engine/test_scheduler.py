@@ -1,55 +1,10 @@
-from dataclasses import dataclass, field
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.config import Limits
-from engine.messages import FinishReason
-from engine.scheduler import CALM_STEPS, Plan, Scheduler
+from engine.scheduler import CALM_STEPS
 from engine.sequence import TokenSequence
-from tests.support.engines import make_job, make_prompt
-
-
-@dataclass
-class Play:
-    """A scheduler whose steps are computed by nobody: each token is its own position."""
-
-    limits: Limits
-    scheduler: Scheduler = field(init=False)
-    arrivals: int = 0
-    ended: dict[str, FinishReason] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.scheduler = Scheduler(self.limits)
-
-    def add(self, prompt: int, output: int, salt: int = 0) -> TokenSequence:
-        self.arrivals += 1
-        job = make_job(str(self.arrivals), make_prompt(prompt, salt), output)
-        sequence = TokenSequence(job, self.arrivals)
-        self.scheduler.add(sequence)
-        return sequence
-
-    def step(self) -> Plan:
-        plan = self.scheduler.plan()
-        self.scheduler.advance(plan)
-        drawing = [chunk.sequence for chunk in plan if chunk.draws]
-        for chunk in plan:
-            assert chunk.sequence.computed == chunk.start + chunk.count
-        for sequence in drawing:
-            if reason := sequence.append(len(sequence.tokens)):
-                self.end(sequence, reason)
-        self.scheduler.check_integrity()
-        return plan
-
-    def end(self, sequence: TokenSequence, reason: FinishReason) -> None:
-        assert sequence.job.job_id not in self.ended, "a job ended twice"
-        self.ended[sequence.job.job_id] = reason
-        self.scheduler.remove(sequence)
-
-
-def limits(**settings: int) -> Limits:
-    return Limits(**{"kv_blocks": 64, "block_size": 4, "token_budget": 32, "max_running": 8, **settings})
+from tests.support.play import Play, limits
 
 
 def test_a_long_prompt_is_computed_in_chunks_beside_a_job_that_generates() -> None:
@@ -152,7 +107,69 @@ def test_a_cancelled_job_gives_all_its_blocks_back(state: str) -> None:
     assert play.scheduler.pool.used == 0
 
 
-@settings(max_examples=80, deadline=None)
+# Priorities
+
+
+def test_a_job_of_better_priority_starts_before_those_that_came_first() -> None:
+    play = Play(limits(max_running=1))
+    first, second, urgent = play.add(6, 3), play.add(6, 3, 1), play.add(6, 3, 2, priority=-1)
+    play.finish()
+    assert [s.turn for s in (urgent, first, second)] == [1, 2, 3]
+
+
+def test_an_urgent_job_takes_the_place_of_the_least_urgent_and_youngest() -> None:
+    play = Play(limits(max_running=3))
+    fine, old, young = play.add(6, 20, priority=1), play.add(6, 20, 1, priority=2), play.add(6, 20, 2, priority=2)
+    play.step()
+    urgent = play.add(6, 20, 3, priority=1)
+    assert {chunk.sequence for chunk in play.step()} == {fine, old, urgent}
+    assert not young.blocks
+    assert play.scheduler.tally.preemptions == 1
+    play.finish()
+    assert len(young.tokens) == 26
+
+
+def test_an_urgent_job_takes_the_memory_of_as_many_as_it_needs() -> None:
+    play = Play(limits(kv_blocks=11))
+    others = [play.add(8, 8, salt, priority=5) for salt in range(3)]
+    play.step()
+    play.add(24, 4, 9)
+    play.step()
+    assert [bool(other.blocks) for other in others] == [True, False, False]
+
+
+def test_an_urgent_job_preempts_nobody_when_that_would_not_be_enough() -> None:
+    play = Play(limits(kv_blocks=12))
+    play.add(24, 16)
+    lesser = play.add(4, 8, 1, priority=5)
+    play.step()
+    play.add(24, 4, 9)
+    play.step()
+    assert lesser.blocks
+    assert play.scheduler.tally.preemptions == 0
+
+
+def test_a_job_is_never_preempted_for_one_of_its_own_priority_that_came_later() -> None:
+    play = Play(limits(kv_blocks=8, max_running=2))
+    first = play.add(12, 16)
+    play.step()
+    play.add(12, 4, 1)
+    while first.job.job_id not in play.ended:
+        assert first in {chunk.sequence for chunk in play.step()}
+
+
+def test_an_urgent_prompt_is_computed_before_one_that_was_begun() -> None:
+    play = Play(limits())
+    long = play.add(200, 1)
+    play.step()
+    urgent = play.add(20, 1, 1, priority=-1)
+    assert [(c.sequence, c.count) for c in play.step()] == [(urgent, 20), (long, 12)]
+
+
+# Whatever comes
+
+
+@settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_every_job_ends_once_and_no_block_is_lost_whatever_comes(data: st.DataObject) -> None:
     blocks = data.draw(st.integers(4, 20), label="blocks")
@@ -165,12 +182,16 @@ def test_every_job_ends_once_and_no_block_is_lost_whatever_comes(data: st.DataOb
         )
     )
     live: list[TokenSequence] = []
-    for _ in range(data.draw(st.integers(1, 30), label="length")):
+    for _ in range(data.draw(st.integers(1, 40), label="length")):
         match data.draw(st.sampled_from(["add", "add", "step", "step", "cancel", "shrink"])):
             case "add":
                 prompt = data.draw(st.integers(1, blocks * 4 - 1))
                 output = data.draw(st.integers(1, min(12, blocks * 4 - prompt)))
-                live.append(play.add(prompt, output, data.draw(st.integers(0, 2))))
+                # Three salts: most jobs share a beginning with some other.
+                salt = data.draw(st.integers(0, 2))
+                priority = data.draw(st.sampled_from([0, 0, 0, -1, 5]))
+                share = data.draw(st.sampled_from("abc"))
+                live.append(play.add(prompt, output, salt, priority=priority, share=share))
             case "step" if not play.scheduler.idle:
                 check_step(play)
             case "cancel" if live:
@@ -186,14 +207,32 @@ def test_every_job_ends_once_and_no_block_is_lost_whatever_comes(data: st.DataOb
         assert steps < 5000, "a job starves"
     assert len(play.ended) == play.arrivals
     assert play.scheduler.pool.free == blocks
+    assert not play.scheduler._coming
+    assert not play.scheduler._waiting._levels
 
 
 def check_step(play: Play) -> None:
     """Steps, and checks what must hold of any plan."""
-    oldest = min(play.scheduler.sequences(), key=lambda sequence: sequence.arrival)
+    before = list(play.scheduler.sequences())
+    best = min(sequence.job.priority for sequence in before)
+    turned = [s for s in before if s.job.priority == best and s.turn is not None]
     plan = play.step()
     chunks = {chunk.sequence for chunk in plan}
-    assert oldest in chunks, "the oldest job must always move"
+    if turned:
+        assert min(turned, key=rank) in chunks, "the first job in the order must always move"
+    else:
+        assert best in {s.job.priority for s in chunks}, "the first job in the order must always move"
     assert len(chunks) == len(plan) <= play.limits.max_running
     assert sum(chunk.count for chunk in plan) <= play.limits.token_budget
     assert all(chunk.count >= 1 for chunk in plan)
+    counts = [chunk.count for chunk in plan]
+    assert counts == [1] * counts.count(1) + [count for count in counts if count > 1]
+    after = list(play.scheduler.sequences())
+    running = [rank(s) for s in after if s.blocks]
+    put_back = [rank(s) for s in after if not s.blocks and s.turn is not None]
+    assert not running or not put_back or max(running) < min(put_back), "one was preempted for a later one"
+
+
+def rank(sequence: TokenSequence) -> tuple[int, int]:
+    assert sequence.turn is not None
+    return sequence.job.priority, sequence.turn

@@ -1,0 +1,54 @@
+"""A scheduler whose steps are computed by nobody: each token that is drawn is its own position."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from engine.config import Limits
+from engine.messages import FinishReason
+from engine.scheduler import Plan, Scheduler
+from engine.sequence import TokenSequence
+from tests.support.engines import make_job, make_prompt
+
+
+def limits(**settings: Any) -> Limits:
+    return Limits(**{"kv_blocks": 64, "block_size": 4, "token_budget": 32, "max_running": 8, **settings})
+
+
+@dataclass
+class Play:
+    limits: Limits
+    scheduler: Scheduler = field(init=False)
+    arrivals: int = 0
+    ended: dict[str, FinishReason] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.scheduler = Scheduler(self.limits)
+
+    def add(self, prompt: int, output: int, salt: int = 0, **fields: Any) -> TokenSequence:
+        self.arrivals += 1
+        job = make_job(str(self.arrivals), make_prompt(prompt, salt), output, **fields)
+        sequence = TokenSequence(job, self.arrivals)
+        self.scheduler.add(sequence)
+        return sequence
+
+    def step(self) -> Plan:
+        plan = self.scheduler.plan()
+        self.scheduler.advance(plan)
+        drawing = [chunk.sequence for chunk in plan if chunk.draws]
+        for chunk in plan:
+            assert chunk.sequence.computed == chunk.start + chunk.count
+        for sequence in drawing:
+            if reason := sequence.append(len(sequence.tokens)):
+                self.end(sequence, reason)
+        self.scheduler.check_integrity()
+        return plan
+
+    def finish(self) -> None:
+        """Steps until nothing is left."""
+        while not self.scheduler.idle:
+            self.step()
+
+    def end(self, sequence: TokenSequence, reason: FinishReason) -> None:
+        assert sequence.job.job_id not in self.ended, "a job ended twice"
+        self.ended[sequence.job.job_id] = reason
+        self.scheduler.remove(sequence)

@@ -1,0 +1,197 @@
+"""Turns of the shares, and jobs that begin alike."""
+
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.sequence import TokenSequence
+from engine.waiting import FEW_SHARES
+from tests.support.play import Play, limits
+
+# Shares
+
+
+def shares_by_turn(sequences: list[TokenSequence]) -> str:
+    turned = sorted((s.turn, s.job.share) for s in sequences if s.turn is not None)
+    return "".join(share for _, share in turned)
+
+
+def test_one_job_of_a_share_is_next_when_another_share_has_queued_a_thousand() -> None:
+    play = Play(limits(max_running=2))
+    many = [play.add(6, 3, salt, share="a") for salt in range(1000)]
+    for _ in range(20):
+        play.step()
+    turns = sum(s.turn is not None for s in many)
+    one = play.add(6, 3, 1, share="b")
+    while one.turn is None:
+        play.step()
+    assert one.turn == turns + 1
+
+
+def test_shares_take_turns_when_their_jobs_are_alike() -> None:
+    play = Play(limits(max_running=1))
+    jobs = [play.add(6, 3, n, share=share) for n, share in enumerate("aaaabbbbcccc")]
+    play.finish()
+    assert shares_by_turn(jobs) == "abcabcabcabc"
+
+
+def test_a_share_with_long_jobs_gets_fewer_of_them_done() -> None:
+    play = Play(limits(max_running=1))
+    long = [play.add(18, 6, n, share="a") for n in range(4)]
+    short = [play.add(6, 2, 10 + n, share="b") for n in range(12)]
+    while sum(s.turn is not None for s in short) < 9:
+        play.step()
+    assert sum(s.turn is not None for s in long) == 3
+
+
+def test_a_share_that_was_away_has_earned_no_credit() -> None:
+    play = Play(limits(max_running=1))
+    play.add(6, 3, share="b")
+    play.finish()
+    jobs = [play.add(6, 3, 1 + n, share="a") for n in range(20)]
+    while shares_by_turn(jobs) != "a" * 8:
+        play.step()
+    jobs += [play.add(6, 3, 30 + n, share="b") for n in range(6)]
+    play.finish()
+    assert shares_by_turn(jobs)[8:18] == "ba" * 5
+
+
+def test_what_the_cache_had_costs_a_share_nothing() -> None:
+    play = Play(limits(max_running=1))
+    play.add(21, 1)
+    play.finish()
+    warm = [play.add(21, 1, share="warm") for _ in range(9)]
+    cold = [play.add(21, 1, 1 + n, share="cold") for n in range(9)]
+    while sum(s.turn is not None for s in cold) < 2:
+        play.step()
+    assert all(s.turn is not None for s in warm)
+
+
+def test_accounts_that_are_settled_are_forgotten() -> None:
+    play = Play(limits(max_running=1))
+    for n in range(20 * FEW_SHARES):
+        play.add(5, 1, n, share=str(n))
+        play.add(5, 1, n, share="always here")
+        if n > 3:
+            play.step()
+    assert len(play.scheduler._waiting._levels[0].shares) < 20 * FEW_SHARES + 2
+    play.finish()
+    assert not play.scheduler._waiting._levels
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    sizes=st.lists(st.tuples(st.integers(1, 20), st.integers(1, 10)), min_size=1, max_size=6),
+    others=st.lists(st.tuples(st.integers(1, 20), st.integers(1, 10)), min_size=1, max_size=6),
+    running=st.integers(1, 4),
+)
+def test_shares_that_wait_are_given_the_same(
+    sizes: list[tuple[int, int]], others: list[tuple[int, int]], running: int
+) -> None:
+    """No more apart than what jobs can run up between two turns: a prompt, and all running outputs."""
+    play = Play(limits(max_running=running))
+    most = 20 + running * 10
+    for n in range(12):
+        play.add(*sizes[n % len(sizes)], n, share="a")
+        play.add(*others[n % len(others)], 50 + n, share="b")
+    while not play.scheduler.idle:
+        level = play.scheduler._waiting._levels[0]
+        if len(level._queueing) == 2:
+            assert abs(level.shares["a"].given - level.shares["b"].given) <= most
+        play.step()
+
+
+def test_the_order_costs_little_when_thousands_wait() -> None:
+    play = Play(limits(max_running=8, kv_blocks=4096))
+    for n in range(5000):
+        play.add(4, 2, n, share=str(n % 50))
+    began = time.process_time()
+    for _ in range(100):
+        play.scheduler.advance(plan := play.scheduler.plan())
+        for chunk in plan:
+            if chunk.draws and (reason := chunk.sequence.append(1)):
+                play.end(chunk.sequence, reason)
+    assert time.process_time() - began < 2.0, "a step with thousands of waiting jobs takes 20 ms"
+
+
+# Jobs that begin alike
+
+
+def test_jobs_of_one_prompt_cost_one_prefill() -> None:
+    play = Play(limits(token_budget=16))
+    jobs = [play.add(50, 5) for _ in range(6)]
+    play.finish()
+    # The rest of the prompt after its last whole block, and the outputs but for the last of each.
+    assert play.scheduler.tally.computed_tokens == 48 + 6 * (50 - 48) + 6 * 4
+    assert [job.cached for job in jobs] == [0, 48, 48, 48, 48, 48]
+    assert len(play.ended) == 6
+
+
+def test_jobs_that_join_during_the_prefill_wait_for_it() -> None:
+    play = Play(limits(token_budget=16))
+    first = play.add(50, 5)
+    play.step()
+    late = play.add(50, 5)
+    steps = 0
+    while late.turn is None:
+        play.step()
+        steps += 1
+    assert first.computed >= 50
+    assert steps == 3, "two for what they share, and in the third it starts"
+    assert late.cached == 48
+
+
+def test_a_job_that_shares_only_a_beginning_waits_for_no_more_than_that() -> None:
+    play = Play(limits(token_budget=16, kv_blocks=128))
+    long = play.add(200, 1)
+    play.step()
+    half = play.add(40, 1)
+    while half.turn is None:
+        play.step()
+    assert long.computed < 100
+    assert half.cached == 36
+
+
+def test_the_next_takes_over_when_the_one_that_computes_is_cancelled() -> None:
+    play = Play(limits(token_budget=16))
+    first, second, third = (play.add(50, 5) for _ in range(3))
+    play.step()
+    play.end(first, "cancelled")
+    play.finish()
+    assert (second.cached, third.cached) == (16, 48)
+    assert len(play.ended) == 3
+
+
+def test_nobody_waits_for_a_job_of_worse_priority() -> None:
+    play = Play(limits(token_budget=16))
+    lesser = play.add(50, 5, priority=3)
+    play.step()
+    urgent = play.add(50, 5)
+    plan = play.step()
+    assert urgent.cached == 16
+    assert plan[0].sequence is urgent
+    play.finish()
+    assert len(lesser.tokens) == len(urgent.tokens) == 55
+
+
+def test_nobody_waits_for_a_job_of_another_salt() -> None:
+    play = Play(limits(token_budget=64, kv_blocks=128))
+    play.add(20, 5, cache_salt="one")
+    other = play.add(20, 5, cache_salt="another")
+    play.step()
+    assert other.turn == 2
+
+
+@pytest.mark.parametrize("running", [1, 2, 8])
+def test_jobs_that_each_begin_with_the_one_before_all_end(running: int) -> None:
+    play = Play(limits(max_running=running, kv_blocks=20))
+    for n in range(1, 12):
+        play.add(4 * n + 1, 6)
+    steps = 0
+    while not play.scheduler.idle:
+        play.step()
+        steps += 1
+    assert steps < 11 * 8
+    assert len(play.ended) == 11
