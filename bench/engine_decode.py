@@ -2,7 +2,14 @@
 
 from collections.abc import Callable, Sequence
 
-from bench.engine_subjects import EngineSubject, make_model, make_prompts, read_network, run_dynamic, run_static
+from bench.engine_subjects import (
+    EngineSubject,
+    make_model,
+    make_prompts,
+    read_network,
+    run_dynamic,
+    run_static,
+)
 from bench.rounds import Act, best_of, divide, take_times, tell
 
 OUTPUT = 64

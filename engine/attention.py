@@ -4,11 +4,12 @@ Engine thread. All tokens of a step come as one packed row `[1, T]`: first one t
 that generate, then chunks of prompts. Ignorant of jobs and of models: it sees slots, positions, and the
 query, key and value of one layer at a time.
 
-Written with `scaled_dot_product_attention` alone, so it runs on every device; it is the reference for
-any faster kernel. A sink (gpt-oss) is one more column whose key and value are zero and whose mask is
-the sink's logit, which is exact; the blank block has such columns ready.
+Written with `scaled_dot_product_attention`, so it runs on every device; it is the reference for any
+faster kernel. A sink (gpt-oss) is one more column whose key and value are zero and whose mask is the
+sink's logit, which is exact. Nothing here waits for the device: what shapes depend on, the host knows.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -20,12 +21,17 @@ from transformers import AttentionInterface
 
 from engine.config import ModelRefused
 from engine.kv import KvStore, LayerShape
+from engine.shelves import Shelf
 
 IMPLEMENTATION = "holdfast_paged"
 """The name under which transformers knows `paged_attention`. No mask function goes with it, so models
 build no mask."""
 
 NEVER = float("-inf")
+
+STRETCH = 128
+"""Rows of a prompt that are attended to at once where a mask is made for every head, or where a window
+makes it useless to look at all columns for every row."""
 
 IGNORABLE = frozenset({"dropout", "position_ids", "use_cache", "output_attentions", "output_router_logits"})
 """Arguments that models pass and that change nothing here. All others are implemented or refused."""
@@ -46,6 +52,8 @@ class LayerCall:
     """A token sees so many tokens, itself included; None is all before it."""
     sinks: Tensor | None
     """One logit for each query head."""
+    softcap: float | None = None
+    """Scores are bent to stay within this."""
 
 
 class Step(Protocol):
@@ -66,6 +74,7 @@ def paged_attention(
     scaling: float | None = None,
     sliding_window: int | None = None,
     s_aux: Tensor | None = None,
+    softcap: float | None = None,
     is_causal: bool | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
@@ -87,7 +96,7 @@ def paged_attention(
     if not isinstance(layer, int):
         raise ModelRefused(f"{name} does not number its layers")
     q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
-    return step.attend(LayerCall(layer, q, k, v, scaling, sliding_window, s_aux))[None], None
+    return step.attend(LayerCall(layer, q, k, v, scaling, sliding_window, s_aux, softcap))[None], None
 
 
 AttentionInterface.register(IMPLEMENTATION, paged_attention)
@@ -122,100 +131,170 @@ class PromptChunk:
         return self.past + self.end - self.begin
 
 
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """Keys and values of several jobs for one layer, as `[jobs, heads, columns, size]`."""
+
+    key: Tensor
+    value: Tensor
+    first: int
+    """The position of the first column."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeRows(ABC):
+    """One token each of some jobs: the rows `begin` .. `end` of the packed row."""
+
+    begin: int
+    end: int
+    lengths: Tensor
+    """`[jobs]`: their tokens, the new one included."""
+    shortest: int
+    longest: int
+
+    @abstractmethod
+    def read(self, call: LayerCall, first: int) -> Columns:
+        """What they may see from the position `first` on, and with sinks a column of zeros for each."""
+
+    @abstractmethod
+    def blanks(self, columns: Columns) -> Tensor:
+        """`[jobs]`: which column it is that is zero."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShelfRows(DecodeRows):
+    """Jobs whose keys and values lie side by side; read in place."""
+
+    shelf: Shelf
+    slots: Tensor
+    """Where on the shelf, counted through all its rows, each new token goes."""
+
+    def read(self, call: LayerCall, first: int) -> Columns:
+        new, jobs = slice(self.begin, self.end), self.end - self.begin
+        last = self.longest + (call.sinks is not None)
+        found = []
+        for shelf, fresh in ((self.shelf.keys, call.key), (self.shelf.values, call.value)):
+            rows = shelf[call.layer]
+            rows.view(-1, *rows.shape[2:]).index_copy_(0, self.slots, fresh[new])
+            found.append(rows[:jobs, first:last].transpose(1, 2))
+        return Columns(found[0], found[1], first)
+
+    def blanks(self, columns: Columns) -> Tensor:
+        return self.lengths - columns.first
+
+
+@dataclass(frozen=True, slots=True)
+class GatheredRows(DecodeRows):
+    """Jobs whose blocks are gathered for each layer: for every device, and needs no memory of its own."""
+
+    store: KvStore
+    tables: Tensor
+    """`[jobs, blocks]`: padded with the blank one, which is also the last of each row."""
+
+    def read(self, call: LayerCall, first: int) -> Columns:
+        first_block = first // self.store.block_size
+        tables = self.tables[:, first_block:] if call.sinks is not None else self.tables[:, first_block:-1]
+        found = []
+        for stored in (self.store.keys[call.layer], self.store.values[call.layer]):
+            blocks = stored.view(len(stored) // self.store.block_size, -1)
+            rows = blocks.index_select(0, tables.reshape(-1))
+            found.append(rows.view(len(tables), -1, *stored.shape[1:]).transpose(1, 2))
+        return Columns(found[0], found[1], first_block * self.store.block_size)
+
+    def blanks(self, columns: Columns) -> Tensor:
+        return torch.full_like(self.lengths, columns.key.shape[2] - 1)
+
+
 class PagedStep:
     """One forward pass over the store. Masks are made once a step, not once a layer."""
 
     def __init__(
-        self,
-        store: KvStore,
-        *,
-        slots: Tensor,
-        tables: Tensor,
-        lengths: Tensor,
-        chunks: Sequence[PromptChunk],
+        self, store: KvStore, slots: Tensor, decodes: Sequence[DecodeRows], chunks: Sequence[PromptChunk]
     ) -> None:
-        """`slots` `[T]` says where each token's key goes.
-
-        `tables` `[B, blocks]`: the blocks of the B jobs that generate, padded with the blank one,
-        which is also the last of each row. `lengths` `[B]`: their tokens, the new one included.
-        """
+        """`slots` `[T]` says where each token's key goes."""
         self._store = store
         self._slots = slots
-        self._tables = tables
-        self._lengths = lengths
+        self._decodes = decodes
         self._chunks = chunks
-        self._decode_masks: dict[int | None, Tensor] = {}
-        self._chunk_masks: dict[tuple[int, int | None], Tensor] = {}
+        self._masks: dict[tuple[int, int | None, int], Tensor] = {}
 
     def attend(self, call: LayerCall) -> Tensor:
         self._store.keys[call.layer].index_copy_(0, self._slots, call.key)
         self._store.values[call.layer].index_copy_(0, self._slots, call.value)
-        out = call.query.new_empty(*call.query.shape[:2], call.value.shape[2])
-        generating = len(self._tables)
-        if generating:
-            out[:generating] = self._decode(call, call.query[:generating])
-        for chunk in self._chunks:
-            out[chunk.begin : chunk.end] = self._prefill(call, chunk)
-        return out
+        parts = [self._decode(call, rows) for rows in self._decodes]
+        parts += [self._prefill(call, chunk) for chunk in self._chunks]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-    def _decode(self, call: LayerCall, query: Tensor) -> Tensor:
-        """One token of each generating job, all jobs in one call.
-
-        The query heads that share a key head are folded into the place of query positions, so no
-        key is copied for them.
-        """
-        jobs, heads, size = query.shape
-        key = self._gather(self._store.keys[call.layer], blank=call.sinks is not None)
-        value = self._gather(self._store.values[call.layer], blank=call.sinks is not None)
-        shared = key.shape[1]
-        mask = self._decode_mask(call.window, query.dtype)[:, None, None]
-        if call.sinks is None:
-            mask = mask[..., : key.shape[2]]
-        else:
-            mask = _with_sinks(mask, call.sinks.view(1, shared, heads // shared, 1))
-        folded = query.view(jobs, shared, heads // shared, size)
-        out = scaled_dot_product_attention(folded, key, value, attn_mask=mask, scale=call.scale)
-        return out.reshape(jobs, heads, value.shape[3])
-
-    def _gather(self, tensor: Tensor, *, blank: bool) -> Tensor:
-        """`[B, heads, tokens, size]` of all generating jobs, with the blank block or without."""
-        tables = self._tables if blank else self._tables[:, :-1]
-        _, heads, size = tensor.shape
-        blocks = tensor.view(-1, self._store.block_size * heads * size)
-        rows = blocks.index_select(0, tables.reshape(-1))
-        return rows.view(len(tables), -1, heads, size).transpose(1, 2)
+    def _decode(self, call: LayerCall, rows: DecodeRows) -> Tensor:
+        """All jobs of `rows` in one call, over the columns that at least one of them sees."""
+        window = call.window if _cuts(call.window, rows.longest) else None
+        first = 0 if window is None else max(rows.shortest - window, 0)
+        seen = rows.read(call, first)
+        query = call.query[rows.begin : rows.end]
+        width = seen.key.shape[2]
+        if call.sinks is None and seen.first == first and rows.shortest == first + width:
+            return _one_token_each(query, seen.key, seen.value, None, call)
+        mask = self._decode_mask(rows, window, seen.first, width, query.dtype)[:, None, None]
+        if call.sinks is not None:
+            mask = mask.repeat(1, len(call.sinks), 1, 1)
+            places = rows.blanks(seen).view(-1, 1, 1, 1).expand((*mask.shape[:2], 1, 1))
+            mask.scatter_(3, places, call.sinks.to(mask.dtype).view(1, -1, 1, 1).expand(places.shape))
+        return _one_token_each(query, seen.key, seen.value, mask, call)
 
     def _prefill(self, call: LayerCall, chunk: PromptChunk) -> Tensor:
         rows = slice(chunk.begin, chunk.end)
+        window = call.window if _cuts(call.window, chunk.total) else None
         query = call.query[rows]
-        if chunk.past == 0 and call.sinks is None and not _cuts(call.window, chunk.total):
+        if chunk.past == 0 and call.sinks is None and call.softcap is None and window is None:
             # A prompt from its start needs nothing from the store.
-            return _over_heads(query, call.key[rows], call.value[rows], None, call.scale)
-        slots, mask = chunk.slots, self._chunk_mask(chunk, call.window, query.dtype)[None, None]
+            return _over_heads(query, call.key[rows], call.value[rows], None, call)
+        count = chunk.end - chunk.begin
+        stretch = count
+        if window is not None or call.sinks is not None or call.softcap is not None:
+            stretch = max(STRETCH, window or 0)
+        parts = [
+            self._prefill_stretch(call, chunk, window, begin, min(begin + stretch, count))
+            for begin in range(0, count, stretch)
+        ]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _prefill_stretch(
+        self, call: LayerCall, chunk: PromptChunk, window: int | None, begin: int, end: int
+    ) -> Tensor:
+        """The rows `begin` .. `end` of the chunk, over the columns that at least one of them sees."""
+        first = 0 if window is None else max(chunk.past + begin + 1 - window, 0)
+        last = chunk.past + end
+        slots = chunk.slots[first:last]
+        mask = self._chunk_mask(chunk, window, begin, end, first, call.query.dtype)[None, None]
         if call.sinks is None:
-            slots, mask = slots[:-1], mask[..., :-1]
+            mask = mask[..., :-1]
         else:
-            mask = _with_sinks(mask, call.sinks.view(1, -1, 1, 1))
+            slots = torch.cat((slots, chunk.slots[-1:]))
+            mask = _with_sinks(mask, call.sinks)
         key = self._store.keys[call.layer].index_select(0, slots)
         value = self._store.values[call.layer].index_select(0, slots)
-        return _over_heads(query, key, value, mask, call.scale)
+        return _over_heads(call.query[chunk.begin + begin : chunk.begin + end], key, value, mask, call)
 
-    def _decode_mask(self, window: int | None, dtype: torch.dtype) -> Tensor:
-        mask = self._decode_masks.get(window)
+    def _decode_mask(
+        self, rows: DecodeRows, window: int | None, first: int, width: int, dtype: torch.dtype
+    ) -> Tensor:
+        mask = self._masks.get((rows.begin, window, width))
         if mask is None:
-            width = self._tables.shape[1] * self._store.block_size
-            position = torch.arange(width, device=self._store.device)
-            mask = _visibility(position, self._lengths - 1, window, dtype)
-            self._decode_masks[window] = mask
+            position = torch.arange(first, first + width, device=self._store.device)
+            mask = _visibility(position, rows.lengths - 1, window, dtype)
+            self._masks[rows.begin, window, width] = mask
         return mask
 
-    def _chunk_mask(self, chunk: PromptChunk, window: int | None, dtype: torch.dtype) -> Tensor:
+    def _chunk_mask(
+        self, chunk: PromptChunk, window: int | None, begin: int, end: int, first: int, dtype: torch.dtype
+    ) -> Tensor:
         """One column wider than the tokens are: for a sink."""
-        mask = self._chunk_masks.get((chunk.begin, window))
+        mask = self._masks.get((chunk.begin + begin, window, end))
         if mask is None:
-            position = torch.arange(chunk.total + 1, device=self._store.device)
-            mask = _visibility(position, position[chunk.past : -1], window, dtype)
-            self._chunk_masks[chunk.begin, window] = mask
+            position = torch.arange(first, chunk.past + end + 1, device=self._store.device)
+            own = position[chunk.past + begin - first : -1]
+            mask = _visibility(position, own, window, dtype)
+            self._masks[chunk.begin + begin, window, end] = mask
         return mask
 
 
@@ -233,22 +312,61 @@ def _visibility(position: Tensor, own: Tensor, window: int | None, dtype: torch.
 
 def _with_sinks(mask: Tensor, sinks: Tensor) -> Tensor:
     """The mask for every head, with the sink's logit in the last column, which is a blank one."""
-    whole = (mask + torch.zeros_like(sinks, dtype=mask.dtype)).contiguous()
-    whole[..., -1:] = sinks.to(mask.dtype)
+    whole = mask.repeat(1, len(sinks), 1, 1)
+    whole[..., -1] = sinks.to(mask.dtype)[:, None]
     return whole
 
 
-def _over_heads(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None
+def _one_token_each(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, call: LayerCall
 ) -> Tensor:
+    """`[jobs, heads, size]` over `[jobs, kv_heads, columns, size]` twice -> `[jobs, heads, size]`.
+
+    The mask is `[jobs, heads or 1, 1, columns]`.
+    """
+    jobs, heads, size = query.shape
+    shared = key.shape[1]
+    if call.softcap is not None:
+        return _capped(query[:, :, None], key, value, mask, call)[:, :, 0]
+    if query.device.type == "cpu" and query.dtype != torch.float32:
+        # One row for each head is a path of its own in torch for CPUs, and there the faster one.
+        out = scaled_dot_product_attention(
+            query[:, :, None], key, value, attn_mask=mask, scale=call.scale, enable_gqa=heads != shared
+        )
+        return out[:, :, 0]
+    # The query heads that share a key head are folded into the place of query positions, so that no
+    # key is copied or read twice for them.
+    folded = query.reshape(jobs, shared, heads // shared, size)
+    if mask is not None and mask.shape[1] != 1:
+        mask = mask.view(jobs, shared, heads // shared, -1)
+    out = scaled_dot_product_attention(folded, key, value, attn_mask=mask, scale=call.scale)
+    return out.reshape(jobs, heads, value.shape[3])
+
+
+def _over_heads(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, call: LayerCall) -> Tensor:
     """`[n, heads, size]`, `[m, kv_heads, size]` twice -> `[n, heads, size]`; causal without mask."""
+    q, k, v = (tensor.transpose(0, 1)[None] for tensor in (query, key, value))
+    if call.softcap is not None:
+        return _capped(q, k, v, mask, call)[0].transpose(0, 1)
     out = scaled_dot_product_attention(
-        query.transpose(0, 1)[None],
-        key.transpose(0, 1)[None],
-        value.transpose(0, 1)[None],
+        q,
+        k,
+        v,
         attn_mask=mask,
         is_causal=mask is None,
-        scale=scale,
+        scale=call.scale,
         enable_gqa=query.shape[1] != key.shape[1],
     )
     return out[0].transpose(0, 1)
+
+
+def _capped(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, call: LayerCall) -> Tensor:
+    """`[jobs, heads, n, size]`, written out: torch's attention cannot bend scores (Gemma 2)."""
+    assert call.softcap is not None
+    scale = query.shape[-1] ** -0.5 if call.scale is None else call.scale
+    group = query.shape[1] // key.shape[1]
+    key, value = (tensor.repeat_interleave(group, dim=1) for tensor in (key, value))
+    scores = (query @ key.transpose(2, 3)).mul_(scale / call.softcap).tanh_().mul_(call.softcap)
+    if mask is not None:
+        scores = scores + mask
+    return scores.softmax(dim=-1, dtype=torch.float32).to(value.dtype) @ value

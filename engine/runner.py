@@ -13,8 +13,6 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from engine.attention import PagedStep, PromptChunk
-from engine.cache import BLANK_BLOCK
 from engine.config import EngineConfig, Limits
 from engine.executor import Drawn, EngineFault, OutOfMemory, RowFailure, StepResult
 from engine.grammar import Followers, GrammarCompiler
@@ -24,25 +22,11 @@ from engine.masking import apply_masks
 from engine.memory import count_blocks
 from engine.messages import Capabilities, PromptLogprobs
 from engine.model import LoadedModel, load_model
+from engine.packing import Packer, Wish
 from engine.penalties import TokenCounts, changes_logits
 from engine.sampler import Draw, sample
-from engine.scheduler import Chunk, Plan
+from engine.scheduler import Plan
 from engine.sequence import TokenSequence
-
-
-@dataclass(frozen=True, slots=True)
-class PackedStep:
-    """A plan as tensors."""
-
-    token_ids: Tensor
-    """`[1, T]`, as are the positions."""
-    positions: Tensor
-    ends: Tensor
-    """The places in the packed row whose logits are wanted: first those that are drawn from."""
-    draws: list[Draw]
-    asked: list["Asked"]
-    """What the logits after these are for."""
-    attention: PagedStep
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +49,7 @@ class ModelExecutor:
         self._network = model.network
         self._threads = config.torch_threads
         self._store = store
+        self._packer = Packer(store)
         self._counts: WeakKeyDictionary[TokenSequence, TokenCounts] = WeakKeyDictionary()
         self.capabilities: Capabilities = model.capabilities
         self.vocabulary = model.vocabulary
@@ -119,7 +104,8 @@ class ModelExecutor:
         """A step is never waited in."""
 
     def _compute(self, plan: Plan) -> StepResult:
-        packed = self._pack(plan)
+        asked = self._asked(plan)
+        packed = self._packer.pack(plan, [wish for wish, _ in asked])
         logits = self._network(
             input_ids=packed.token_ids,
             position_ids=packed.positions,
@@ -127,10 +113,10 @@ class ModelExecutor:
             logits_to_keep=packed.ends,
             step=packed.attention,
         ).logits
-        drawing = len(packed.draws)
-        told = self._tell(logits[0, drawing:], packed.asked)
         sequences = [chunk.sequence for chunk in plan if chunk.draws]
-        return StepResult(self._sample(logits[0, :drawing].float(), packed.draws, sequences), told)
+        draws = [self._draw(sequence) for sequence in sequences]
+        told = self._tell(logits[0, len(draws) :], [ask for _, ask in asked])
+        return StepResult(self._sample(logits[0, : len(draws)].float(), draws, sequences), told)
 
     def _sample(
         self, logits: Tensor, draws: list[Draw], sequences: list[TokenSequence]
@@ -155,51 +141,16 @@ class ModelExecutor:
             told.append(PromptLogprobs(ask.sequence.job.job_id, ask.begin, tuple(found)))
         return told
 
-    def _pack(self, plan: Plan) -> PackedStep:
-        """Lays the chunks of the plan, which has those of one token first, end to end."""
-        token_ids: list[int] = []
-        positions: list[int] = []
-        slots: list[int] = []
-        ends: list[int] = []
-        draws: list[Draw] = []
-        asked: list[Asked] = []
-        asked_ends: list[int] = []
-        prompts: list[PromptChunk] = []
-        for chunk in plan:
-            sequence, stop = chunk.sequence, chunk.start + chunk.count
-            chunk_slots = self._slots(chunk)
-            if chunk.count > 1:
-                begin = len(token_ids)
-                where = self._tensor([*chunk_slots, BLANK_BLOCK])
-                prompts.append(PromptChunk(begin, begin + chunk.count, chunk.start, where))
-            token_ids += sequence.tokens[chunk.start : stop]
-            positions += range(chunk.start, stop)
-            slots += chunk_slots[chunk.start :] if chunk.count > 1 else chunk_slots
-            if chunk.draws:
-                ends.append(len(token_ids) - 1)
-                draws.append(self._draw(sequence))
-            untold = sequence.untold
+    def _asked(self, plan: Plan) -> list[tuple[Wish, Asked]]:
+        """The prompt tokens whose logprobs this step can tell."""
+        asked = []
+        for index, chunk in enumerate(plan):
+            untold, stop = chunk.sequence.untold, chunk.start + chunk.count
             if untold and untold[0] <= stop:
-                ask = Asked(sequence, untold[0], min(stop + 1, untold.stop))
-                first = len(token_ids) - stop - 1  # where the packed row would have the place -1
-                asked.append(ask)
-                asked_ends += range(first + ask.begin, first + ask.end)
-        single = [chunk for chunk in plan if chunk.count == 1]
-        attention = PagedStep(
-            self._store,
-            slots=self._tensor(slots),
-            tables=self._tensor(self._tables(single)),
-            lengths=self._tensor([chunk.start + 1 for chunk in single]),
-            chunks=prompts,
-        )
-        return PackedStep(
-            token_ids=self._tensor([token_ids]),
-            positions=self._tensor([positions]),
-            ends=self._tensor(ends + asked_ends),
-            draws=draws,
-            asked=asked,
-            attention=attention,
-        )
+                ask = Asked(chunk.sequence, untold[0], min(stop + 1, untold.stop))
+                places = range(ask.begin - 1 - chunk.start, ask.end - 1 - chunk.start)
+                asked.append((Wish(index, places), ask))
+        return asked
 
     def _draw(self, sequence: TokenSequence) -> Draw:
         job = sequence.job
@@ -216,23 +167,3 @@ class ModelExecutor:
             job.stop_ids if sequence.must_go_on and job.grammar is None else frozenset(),
             job.logprobs,
         )
-
-    def _slots(self, chunk: Chunk) -> list[int]:
-        """Where the keys lie: of one token its own slot, of a longer chunk all slots up to its end."""
-        size = self._store.block_size
-        blocks = chunk.sequence.blocks
-        if chunk.count == 1:
-            return [blocks[chunk.start // size] * size + chunk.start % size]
-        stop = chunk.start + chunk.count
-        used = blocks[: -(-stop // size)]
-        return [block * size + place for block in used for place in range(size)][:stop]
-
-    def _tables(self, chunks: list[Chunk]) -> list[list[int]]:
-        """The blocks of each sequence, padded with blanks to one length, which leaves at least one."""
-        size = self._store.block_size
-        used = [chunk.sequence.blocks[: chunk.start // size + 1] for chunk in chunks]
-        width = max(map(len, used), default=0) + 1
-        return [[*blocks, *[BLANK_BLOCK] * (width - len(blocks))] for blocks in used]
-
-    def _tensor(self, numbers: list[int] | list[list[int]]) -> Tensor:
-        return torch.tensor(numbers, dtype=torch.long, device=self._store.device)
