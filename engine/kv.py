@@ -53,4 +53,4 @@ class KvStore:
         """Makes the blocks zero again: a NaN that is masked is still a NaN for its neighbours."""
         where = torch.tensor(blocks, dtype=torch.long, device=self.device)
         for tensor in (*self.keys, *self.values):
-            tensor.unflatten(0, (-1, self.block_size)).index_fill_(0, where, 0)
+            tensor.view(-1, self.block_size, *tensor.shape[1:]).index_fill_(0, where, 0)

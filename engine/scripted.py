@@ -24,19 +24,24 @@ from engine.config import Limits
 from engine.engine import ThreadedEngine
 from engine.executor import Drawn, EngineFault, RowFailure, StepResult
 from engine.grammar import Followers, GrammarCompiler, Masks
-from engine.messages import Capabilities, Deliver, FailureCode, Job, PromptLogprobs, TokenLogprobs
+from engine.messages import Capabilities, Deliver, FailureCode, Job, OnDead, PromptLogprobs, TokenLogprobs
 from engine.scheduler import Chunk, Plan
 from engine.sequence import TokenSequence
 from engine.vocabulary import Vocabulary
+
+
+class Crash(BaseException):
+    """What the engine dies of when the device is not to blame."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
     """What goes wrong, instead of a job's output token number `at_token` (from 0)."""
 
-    kind: Literal["fail", "hang", "die"]
+    kind: Literal["fail", "hang", "die", "crash"]
     """`fail`: the job ends in `Failed(code)`; `hang`: the engine thread stops, for all jobs, until
-    `resume` or `close`; `die`: the engine dies."""
+    `resume` or `close`; `die`: the engine dies for good; `crash`: it dies, and lives on if it is
+    the first time in a minute."""
     at_token: int = 0
     code: FailureCode = "engine_error"
 
@@ -71,6 +76,8 @@ class ScriptedConfig:
     token_budget: int = 8192
     max_running: int = 64
     max_waiting: int = 256
+    max_of_share: int | None = None
+    hang_seconds: float = 300.0
     spelling: Vocabulary | None = None
     """What the ids spell, for jobs with stop strings; without it they are refused."""
 
@@ -91,6 +98,7 @@ class ScriptedEngine(ThreadedEngine):
         config: ScriptedConfig,
         deliver: Deliver,
         scripts: Callable[[Job], Script | None] = lambda _job: None,
+        on_dead: OnDead = lambda _why: None,
     ) -> None:
         self._scripted = _ScriptedExecutor(config, scripts)
         limits = Limits(
@@ -98,8 +106,10 @@ class ScriptedEngine(ThreadedEngine):
             token_budget=config.token_budget,
             max_running=config.max_running,
             max_waiting=config.max_waiting,
+            max_of_share=config.max_of_share,
+            hang_seconds=config.hang_seconds,
         )
-        super().__init__(self._scripted, limits, deliver)
+        super().__init__(self._scripted, limits, deliver, on_dead)
 
     def order(self, fault: Fault) -> None:
         """The next job that starts without a fault of its script gets this one. Any thread."""
@@ -167,6 +177,8 @@ class _ScriptedExecutor:
                 return RowFailure(fault.code, "A fault of the script.")
             if fault.kind == "die":
                 raise EngineFault("A fault of the script.")
+            if fault.kind == "crash":
+                raise Crash("A fault of the script.")
             answer.fault = None
             self._hang()
         token_id = answer.token(sequence)

@@ -16,7 +16,7 @@ from typing import Any
 from engine.config import EngineConfig
 from engine.engine import ThreadedEngine, load
 from engine.executor import StepResult
-from engine.messages import Failed, Finished, Job, Outbound, Sampling, Tokens
+from engine.messages import Failed, Finished, Job, OnDead, Outbound, Sampling, Tokens
 from engine.scheduler import Plan
 from engine.scripted import Script, ScriptedConfig, ScriptedEngine
 
@@ -140,7 +140,12 @@ def make_prompt(length: int, salt: int = 0) -> list[int]:
     return [(i * i * 31 + i * 7 + salt * 53 + salt * i) % (VOCABULARY - 1) + 1 for i in range(length)]
 
 
-def start_scripted(*, scripts: Callable[[Job], Script | None] = lambda _job: None, **settings: Any) -> Bench:
+def start_scripted(
+    *,
+    scripts: Callable[[Job], Script | None] = lambda _job: None,
+    on_dead: OnDead = lambda _why: None,
+    **settings: Any,
+) -> Bench:
     """The scripted engine; its stop id is 0."""
     defaults: dict[str, Any] = {
         "vocabulary": tuple(range(1, VOCABULARY)),
@@ -150,7 +155,8 @@ def start_scripted(*, scripts: Callable[[Job], Script | None] = lambda _job: Non
         "script": Script(length=200),
     }
     listener = Listener()
-    return Bench(ScriptedEngine(ScriptedConfig(**{**defaults, **settings}), listener, scripts), listener)
+    config = ScriptedConfig(**{**defaults, **settings})
+    return Bench(ScriptedEngine(config, listener, scripts, on_dead), listener)
 
 
 def start_model(model: Path, **settings: Any) -> Bench:

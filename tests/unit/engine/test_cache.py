@@ -109,6 +109,49 @@ def test_digests_differ_by_salt_by_content_and_by_what_came_before() -> None:
     assert len(set(names)) == len(names)
 
 
+class Oldest:
+    """What least recently used means, spelled out: all free blocks in a list, looked through each time."""
+
+    def __init__(self, total: int) -> None:
+        self.empty = set(range(1, total + 1))
+        self.used: list[int] = []  # free and with content, least recently used first
+
+    def check_given(self, blocks: list[int]) -> None:
+        """The blocks are those that must go: all empty ones first, then the oldest."""
+        expected = min(len(blocks), len(self.empty))
+        assert len(self.empty & set(blocks)) == expected
+        self.empty -= set(blocks)
+        oldest, self.used = self.used[: len(blocks) - expected], self.used[len(blocks) - expected :]
+        assert sorted(set(blocks) & set(oldest)) == sorted(oldest)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_the_blocks_that_go_are_always_the_least_recently_used(data: st.DataObject) -> None:
+    pool, oldest = BlockPool(12), Oldest(12)
+    held: list[list[int]] = []
+    for step in range(data.draw(st.integers(1, 40))):
+        match data.draw(st.sampled_from(["fill", "share", "release", "empty"])):
+            case "fill" if pool.free >= 3:
+                held.append(filled(pool, 3, str(step)))
+                oldest.check_given(held[-1])
+            case "share":
+                blocks = pool.find(digests_of(3, str(data.draw(st.integers(0, step)))))
+                pool.hold(blocks)
+                oldest.used = [block for block in oldest.used if block not in blocks]
+                held.append(blocks)
+            case "release" if held:
+                blocks = held.pop(data.draw(st.integers(0, len(held) - 1)))
+                pool.release(blocks)
+                oldest.used += [block for block in reversed(blocks) if not pool.holders(block)]
+            case "empty" if pool.free:
+                (block,) = pool.allocate(1) or []
+                oldest.check_given([block])
+                pool.release([block])
+                oldest.empty.add(block)
+        assert pool.free == len(oldest.empty) + len(oldest.used)
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_no_block_is_lost_whatever_is_held_and_released(data: st.DataObject) -> None:

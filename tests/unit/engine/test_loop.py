@@ -1,14 +1,28 @@
 import logging
+import math
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pytest
 
-from engine import loop, supervisor
+from engine import cache, loop, supervisor
 from engine.executor import OutOfMemory
-from engine.messages import Failed
+from engine.messages import Failed, JobRefused, Outbound
+from engine.meter import Meter
 from tests.support.engines import Bench, make_job, make_prompt, start_scripted
 from tests.support.eventually import eventually
+
+
+class Clock:
+    """Stands still unless it is moved."""
+
+    def __init__(self) -> None:
+        self.now = 5000.0
+
+    def __call__(self) -> float:
+        return self.now
 
 
 @pytest.fixture
@@ -72,3 +86,172 @@ def test_a_failed_job_is_logged_by_its_id(bench: Bench, caplog: pytest.LogCaptur
         bench.run(make_job("job-77", make_prompt(20)))
     assert "job-77" in caplog.text
     assert "a broken step" in caplog.text
+
+
+# Deadlines
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(loop, "monotonic", clock)
+    monkeypatch.setattr("engine.engine.monotonic", clock)
+    return clock
+
+
+def test_a_job_fails_when_its_time_is_over_and_what_it_gave_stands(bench: Bench, clock: Clock) -> None:
+    def pass_time(_message: Outbound) -> None:
+        clock.now += 1.0
+
+    bench.listener.when_told = pass_time
+    late, free = bench.run(
+        make_job("late", make_prompt(20), 50, deadline_seconds=9.5), make_job("free", make_prompt(20, 1), 20)
+    )
+    assert isinstance(late.last, Failed)
+    assert late.last.code == "deadline"
+    assert 4 <= len(late.tokens) == late.last.usage.output <= 6
+    assert len(free.tokens) == 20
+    assert bench.engine.stats().alive
+
+
+def test_the_time_of_a_waiting_job_counts_from_its_submission(clock: Clock) -> None:
+    bench = start_scripted(max_running=1)
+
+    def pass_time(_message: Outbound) -> None:
+        clock.now += 1.0
+
+    bench.listener.when_told = pass_time
+    runs, waits = bench.run(
+        make_job("runs", make_prompt(20), 30), make_job("waits", make_prompt(20, 1), deadline_seconds=10.0)
+    )
+    assert isinstance(waits.last, Failed)
+    assert (waits.last.code, waits.tokens) == ("deadline", [])
+    assert len(runs.tokens) == 30
+    bench.engine.close(drain=True)
+
+
+def test_a_job_in_time_is_left_alone_and_so_is_the_next_of_its_id(bench: Bench, clock: Clock) -> None:
+    (first,) = bench.run(make_job("a", make_prompt(20), deadline_seconds=5.0))
+    bench.listener.batches.clear()
+    clock.now += 100.0
+    (second,) = bench.run(make_job("a", make_prompt(20)))
+    assert len(first.tokens) == len(second.tokens) == 16
+
+
+@pytest.mark.parametrize(
+    "fields", [{"deadline_seconds": 0.0}, {"deadline_seconds": math.nan}, {"priority": 2**40}]
+)
+def test_a_job_with_a_limit_that_is_none_is_refused(bench: Bench, fields: dict[str, Any]) -> None:
+    with pytest.raises(JobRefused) as refusal:
+        bench.engine.submit(make_job("a", make_prompt(20), **fields))
+    assert refusal.value.reason == "bad_limit"
+
+
+# Limits
+
+
+def test_a_share_is_refused_when_it_has_as_many_jobs_as_one_may() -> None:
+    bench = start_scripted(max_of_share=2)
+    with bench.listener.held():
+        for n in range(2):
+            bench.engine.submit(make_job(str(n), make_prompt(20, n), share="greedy"))
+        with pytest.raises(JobRefused) as refusal:
+            bench.engine.submit(make_job("2", make_prompt(20), share="greedy"))
+        bench.engine.submit(make_job("other", make_prompt(20), share="modest"))
+    assert refusal.value.reason == "share_full"
+    for job_id in ("0", "1", "other"):
+        assert len(bench.listener.outcome(job_id).tokens) == 16
+    bench.engine.submit(make_job("2", make_prompt(20), share="greedy"))
+    bench.engine.close(drain=True)
+
+
+def test_a_limit_of_shares_that_is_none_is_refused() -> None:
+    with pytest.raises(ValueError, match="max_of_share"):
+        start_scripted(max_of_share=0)
+    with pytest.raises(ValueError, match="hang_seconds"):
+        start_scripted(hang_seconds=0.0)
+
+
+# Memory
+
+
+def test_the_last_job_in_the_order_fails_when_generating_alone_is_too_much(bench: Bench) -> None:
+    def starve_when_all_generate(_message: Outbound) -> None:
+        if len(bench.listener.of("urgent")) == 3:
+            bench.listener.when_told = lambda _message: None
+            bench.fail_steps(OutOfMemory("none left"), times=2)
+
+    bench.listener.when_told = starve_when_all_generate
+    first, second, third, urgent = bench.run(
+        make_job("first", make_prompt(20)),
+        make_job("second", make_prompt(20, 1)),
+        make_job("third", make_prompt(20, 2)),
+        make_job("urgent", make_prompt(20, 3), priority=-1),
+    )
+    assert [o.last.code for o in (second, third) if isinstance(o.last, Failed)] == ["out_of_memory"] * 2
+    assert len(first.tokens) == len(urgent.tokens) == 16
+    assert bench.engine.stats().alive
+
+
+# Figures
+
+
+def test_figures_tell_of_prompts_the_cache_and_recent_steps(bench: Bench) -> None:
+    bench.run(make_job("a", make_prompt(40)))
+    bench.run(make_job("b", make_prompt(40)))
+    stats = bench.engine.stats()
+    assert (stats.prompt_tokens, stats.cached_tokens, stats.tokens) == (80, 32, 32)
+    assert stats.prefix_hit_rate == 0.4
+    assert stats.computed_tokens == 80 - 32 + 32 - 2
+    assert 0 < stats.step_seconds.p50 <= stats.step_seconds.p90 <= stats.step_seconds.p99
+    assert stats.tokens_per_second > 0
+    assert (stats.preemptions, stats.deaths) == (0, 0)
+
+
+def test_an_idle_engine_has_no_speed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "IDLE_CHECK_AFTER", 0.01)
+    bench = start_scripted()
+    bench.run(make_job("a", make_prompt(20)))
+    eventually(lambda: bench.engine.stats().tokens_per_second == 0.0)
+    assert bench.engine.stats().tokens == 16
+    bench.engine.close(drain=True)
+
+
+def test_preemptions_are_counted() -> None:
+    bench = start_scripted(kv_blocks=9)
+    bench.run(*(make_job(str(n), make_prompt(20, n), 40) for n in range(4)))
+    assert bench.engine.stats().preemptions > 0
+    bench.engine.close(drain=True)
+
+
+def test_percentiles_are_those_of_the_recent_steps() -> None:
+    meter = Meter(8)
+    for n in range(100):
+        meter.count_step(1000.0 + n, 1000.5 + n, 1)
+    for n in range(100):
+        meter.count_step(2000.0 + n / 100, 2000.0 + n / 100 + (n + 1) / 10_000, 3)
+    meter.tell(running=0, kv_blocks_used=0)
+    seconds = meter.stats.step_seconds
+    assert (round(seconds.p50, 4), round(seconds.p90, 4), round(seconds.p99, 4)) == (0.005, 0.009, 0.0099)
+    assert meter.stats.tokens_per_second == pytest.approx(300, rel=0.02)
+
+
+# The way in
+
+
+def test_the_thread_that_submits_does_the_slow_work_for_a_long_prompt(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench = start_scripted(context_length=200_000)
+    threads: list[str] = []
+    make = cache.chained_digest
+
+    def noted(previous: bytes, token_ids: Sequence[int]) -> bytes:
+        threads.append(threading.current_thread().name)
+        return make(previous, token_ids)
+
+    monkeypatch.setattr(cache, "chained_digest", noted)
+    bench.run(make_job("a", make_prompt(100_000), 4))
+    assert threads.count("holdfast-engine") == 0
+    assert len(threads) == 6250
+    bench.engine.close(drain=True)

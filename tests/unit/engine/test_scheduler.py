@@ -119,7 +119,11 @@ def test_a_job_of_better_priority_starts_before_those_that_came_first() -> None:
 
 def test_an_urgent_job_takes_the_place_of_the_least_urgent_and_youngest() -> None:
     play = Play(limits(max_running=3))
-    fine, old, young = play.add(6, 20, priority=1), play.add(6, 20, 1, priority=2), play.add(6, 20, 2, priority=2)
+    fine, old, young = (
+        play.add(6, 20, priority=1),
+        play.add(6, 20, 1, priority=2),
+        play.add(6, 20, 2, priority=2),
+    )
     play.step()
     urgent = play.add(6, 20, 3, priority=1)
     assert {chunk.sequence for chunk in play.step()} == {fine, old, urgent}

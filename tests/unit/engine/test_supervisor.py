@@ -1,0 +1,276 @@
+"""The deaths of an engine, told and survived."""
+
+import gc
+import logging
+import resource
+import threading
+from collections.abc import Iterator
+from random import Random
+from typing import Any
+
+import pytest
+
+from engine import supervisor
+from engine.engine import ThreadedEngine
+from engine.executor import EngineFault
+from engine.messages import Failed, JobRefused, Outbound, Tokens
+from engine.scripted import Fault, Script
+from tests.support.engines import (
+    PATIENCE,
+    Bench,
+    make_job,
+    make_prompt,
+    start_model,
+    start_scripted,
+    tiny_model,
+)
+from tests.support.eventually import eventually
+
+
+class Broken(BaseException):
+    """What no handler of one job's errors keeps, and no failure of the device."""
+
+
+class Owner:
+    """Notes that an engine died for good."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+        self.news = threading.Event()
+
+    def __call__(self, why: str, /) -> None:
+        self.told.append(why)
+        self.news.set()
+
+
+@pytest.fixture
+def owner() -> Owner:
+    return Owner()
+
+
+@pytest.fixture
+def bench(owner: Owner) -> Iterator[Bench]:
+    bench = start_scripted(on_dead=owner)
+    yield bench
+    bench.engine.close(drain=False)
+
+
+def codes(bench: Bench, *job_ids: str) -> list[str]:
+    lasts = [bench.listener.outcome(job_id).last for job_id in job_ids]
+    return [last.code if isinstance(last, Failed) else last.reason for last in lasts]
+
+
+def kill(bench: Bench, job_id: str, error: BaseException | None = None) -> None:
+    """Has the engine die in the step of this job."""
+    bench.fail_steps(error or Broken("a broken book"))
+    bench.run(make_job(job_id, make_prompt(20)))
+
+
+def test_the_engine_lives_on_after_a_first_death(bench: Bench, owner: Owner) -> None:
+    (before,) = bench.run(make_job("before", make_prompt(40)))
+    kill(bench, "victim")
+    assert codes(bench, "victim") == ["engine_dead"]
+    (after,) = bench.run(make_job("after", make_prompt(40)))
+    assert after.tokens == before.tokens
+    assert after.last.usage.cached == 0, "what the old life had cached is not trusted"
+    assert (bench.engine.stats().alive, bench.engine.stats().deaths) == (True, 1)
+    assert not owner.told
+
+
+def test_every_job_is_told_of_a_death_before_another_life_begins(bench: Bench) -> None:
+    alive: list[bool] = []
+
+    def look(message: Outbound) -> None:
+        if isinstance(message, Failed):
+            alive.append(bench.engine.stats().alive)
+
+    bench.listener.when_told = look
+    bench.fail_steps(Broken("a broken book"))
+    bench.run(*(make_job(str(n), make_prompt(20, n)) for n in range(5)))
+    assert alive == [False] * 5
+    assert [len(batch) for batch in bench.listener.batches] == [5]
+    eventually(lambda: bench.engine.stats().alive)
+
+
+def test_a_second_death_within_a_minute_is_final(bench: Bench, owner: Owner) -> None:
+    kill(bench, "first")
+    kill(bench, "second")
+    assert owner.news.wait(PATIENCE)
+    assert codes(bench, "first", "second") == ["engine_dead"] * 2
+    assert not bench.engine.stats().alive
+    assert bench.engine.stats().deaths == 2
+    with pytest.raises(JobRefused) as refusal:
+        bench.engine.submit(make_job("late", make_prompt(20)))
+    assert refusal.value.reason == "closed"
+    assert owner.told == ["Broken: a broken book"]
+
+
+def test_a_second_death_after_a_minute_is_survived(
+    bench: Bench, owner: Owner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr(supervisor, "monotonic", lambda: now)
+    for n in range(3):
+        kill(bench, str(n))
+        now += supervisor.RECOVERY_SECONDS
+    (after,) = bench.run(make_job("after", make_prompt(20)))
+    assert len(after.tokens) == 16
+    assert not owner.told
+
+
+def test_a_failure_of_the_device_is_final_at_once(bench: Bench, owner: Owner) -> None:
+    kill(bench, "victim", EngineFault("the device is gone"))
+    assert owner.news.wait(PATIENCE)
+    assert bench.engine.stats().deaths == 1
+    assert not bench.engine.stats().alive
+
+
+def test_a_death_while_closing_is_no_news_to_the_owner(bench: Bench, owner: Owner) -> None:
+    with bench.listener.held():
+        bench.engine.submit(make_job("a", make_prompt(20)))
+        bench.listener.wait(lambda: bool(bench.listener.batches))
+        bench.fail_steps(Broken("a broken book"))
+        closing = threading.Thread(target=lambda: bench.engine.close(drain=True))
+        closing.start()
+        eventually(lambda: bench.engine._ledger.closed)
+    closing.join(PATIENCE)
+    assert codes(bench, "a") == ["engine_dead"]
+    assert not owner.told
+
+
+def test_an_engine_that_hangs_is_declared_dead_from_outside(owner: Owner) -> None:
+    bench = start_scripted(on_dead=owner, hang_seconds=0.05)
+    engine: Any = bench.engine
+    engine.order(Fault(kind="hang", at_token=2))
+    for n in range(3):
+        engine.submit(make_job(str(n), make_prompt(20, n)))
+    assert owner.news.wait(PATIENCE)
+    assert codes(bench, "0", "1", "2") == ["engine_dead"] * 3
+    assert not engine.stats().alive
+    assert engine.hanging.is_set(), "the thread hangs still"
+    with pytest.raises(JobRefused):
+        engine.submit(make_job("late", make_prompt(20)))
+    told = sum(map(len, bench.listener.batches))
+    engine.close(drain=True)  # does not wait for the thread, but lets it go
+    engine._supervisor._thread.join(PATIENCE)
+    assert not engine._supervisor._thread.is_alive()
+    assert sum(map(len, bench.listener.batches)) == told, "it came back and spoke"
+
+
+def test_a_slow_step_within_the_limit_is_no_death() -> None:
+    bench = start_scripted(hang_seconds=PATIENCE)
+    engine: Any = bench.engine
+    engine.order(Fault(kind="hang", at_token=2))
+    engine.submit(make_job("a", make_prompt(20)))
+    assert engine.hanging.wait(PATIENCE)
+    engine.resume()
+    assert codes(bench, "a") == ["length"]
+    bench.engine.close(drain=True)
+
+
+# Nothing is left behind
+
+
+@pytest.fixture
+def silence() -> Iterator[None]:
+    """No records of errors, which hold on to all that the error went through."""
+    logging.disable()
+    yield
+    logging.disable(logging.NOTSET)
+
+
+@pytest.mark.usefixtures("silence")
+@pytest.mark.parametrize("kind", ["scripted", pytest.param("model", marks=pytest.mark.slow)])
+def test_fifty_lives_leave_no_thread_and_no_memory(kind: str) -> None:
+    def live(cycle: int) -> None:
+        bench = start_scripted() if kind == "scripted" else start_model(tiny_model(), kv_blocks=64)
+        for n in range(3):
+            bench.engine.submit(make_job(str(n), make_prompt(20, n), max_tokens=4))
+        if cycle % 5 == 4:
+            bench.fail_steps(Broken("a broken book"))
+        bench.engine.close(drain=cycle % 2 == 0)
+        assert len([m for batch in bench.listener.batches for m in batch if not isinstance(m, Tokens)]) == 3
+
+    for cycle in range(3):
+        live(cycle)
+    threads, before = ours(), count(kind)
+    for cycle in range(50):
+        live(cycle)
+    assert ours() == threads
+    assert count(kind) <= before + (100 if kind == "scripted" else 0)
+
+
+def ours() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if "holdfast" in thread.name]
+
+
+def count(kind: str) -> int:
+    """The objects that Python holds, or the tensors among them."""
+    gc.collect()
+    if kind == "scripted":
+        return len(gc.get_objects())
+    import torch
+
+    # By the type: some libraries' objects warn when they are asked what they are.
+    return sum(issubclass(type(thing), torch.Tensor) for thing in gc.get_objects())
+
+
+def test_five_hundred_jobs_of_which_some_are_cancelled_leave_every_block_free() -> None:
+    random = Random(5)
+    bench = start_scripted(kv_blocks=40, max_running=12, max_waiting=600)
+    most = 0
+
+    def look(_message: Outbound) -> None:
+        nonlocal most
+        most = max(most, bench.engine.stats().kv_blocks_used)
+
+    bench.listener.when_told = look
+    for n in range(500):
+        job = make_job(
+            str(n),
+            make_prompt(random.randint(1, 200), random.randint(0, 5)),
+            random.randint(1, 40),
+            priority=random.choice([0, 0, 1]),
+            share=random.choice("abc"),
+            deadline_seconds=random.choice([None, None, 0.0005, 60.0]),
+        )
+        bench.engine.submit(job)
+        if random.random() < 0.3:
+            bench.engine.cancel(str(random.randint(0, n)))
+    ends = codes(bench, *map(str, range(500)))
+    assert set(ends) <= {"length", "cancelled", "deadline"}
+    assert {"length", "cancelled"} <= set(ends)
+    bench.engine.close(drain=True)  # checks the books
+    assert 20 < most <= 40
+    assert bench.engine.stats().kv_blocks_used == 0
+    assert sum(not isinstance(m, Tokens) for batch in bench.listener.batches for m in batch) == 500
+
+
+@pytest.mark.slow
+def test_memory_is_flat_over_ten_thousand_jobs() -> None:
+    bench = start_scripted(kv_blocks=64, script=Script(length=8))
+    engine: ThreadedEngine = bench.engine
+
+    def run_thousand(begin: int) -> int:
+        for n in range(begin, begin + 1000, 50):
+            jobs = [
+                make_job(str(i), make_prompt(30, i), 8, share=str(i), deadline_seconds=1e6)
+                for i in range(n, n + 50)
+            ]
+            bench.run(*jobs)
+            bench.listener.batches.clear()
+        gc.collect()
+        return resident()
+
+    for begin in range(0, 3000, 1000):
+        settled = run_thousand(begin)
+    for begin in range(3000, 10_000, 1000):
+        now = run_thousand(begin)
+    assert engine.stats().tokens == 80_000
+    assert now - settled < 4 * 2**20, f"{now - settled} bytes more"
+    engine.close(drain=True)
+
+
+def resident() -> int:
+    with open("/proc/self/statm") as statm:
+        return int(statm.read().split()[1]) * resource.getpagesize()
