@@ -29,6 +29,9 @@ from engine.vocabulary import Vocabulary
 CACHE_BYTES = 256 * 2**20
 COMPILE_SECONDS = 2.0
 THREADS = 2
+STACK_BYTES = 64 * 2**20
+"""Of a compiling thread: schemas within schemas are calls within calls there, and a stack that ends
+ends the process. See `grammar_limits.MAX_CHAIN`."""
 
 BASE_BYTES = 64 * 2**10
 BYTES_PER_CHARACTER = 96
@@ -110,6 +113,8 @@ class GrammarCompiler:
         except BadGrammar as error:
             raise JobRefused("bad_grammar", str(error)) from None
         except TimeoutError:
+            if not future.running() and not future.done():
+                raise JobRefused("overloaded", "Too many grammars are being compiled.") from None
             raise JobRefused(
                 "bad_grammar", f"The grammar takes more than {COMPILE_SECONDS:g} s to compile."
             ) from None
@@ -135,7 +140,11 @@ class GrammarCompiler:
                 raise JobRefused("closed", "The engine is closed.")
             if self._pool is None:
                 self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="holdfast-grammar")
-            future = self._made[digest] = self._pool.submit(self._compile, grammar)
+            usual = threading.stack_size(STACK_BYTES)  # for the threads that this may start
+            try:
+                future = self._made[digest] = self._pool.submit(self._compile, grammar)
+            finally:
+                threading.stack_size(usual)
             return future
 
     def _evict(self) -> None:

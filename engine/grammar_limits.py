@@ -9,6 +9,8 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from decimal import Decimal
+from math import isfinite
 from typing import Any
 
 MAX_TEXT = 400_000
@@ -18,14 +20,19 @@ MAX_RAW_DEPTH = 64
 MAX_DEPTH = 10
 """Objects and arrays within each other in what a schema describes."""
 MAX_PROPERTIES = 5_000
-MAX_OPTIONAL = 500
+MAX_OPTIONAL = 300
 """Optional properties of one object: the work for them grows with their square."""
 MAX_SUBSCHEMAS = 10_000
+MAX_CHAIN = 2_000
+"""Different $refs times the deepest nesting: how deep schemas can lie in each other through references,
+and so how much of its stack a compile may need (16 kB for each, measured)."""
 MAX_ENUM_VALUES = 1_000
 MAX_NAMES = 120_000
 """Characters of property names, definition names and enum values together."""
 MAX_COUNT = 10_000
 """Of minLength, maxItems and the like."""
+MAX_DIVISOR = 10_000
+"""Of multipleOf, without its decimal point: a grammar needs a state for every remainder."""
 MAX_PATTERN = 512
 MAX_PATTERN_DEPTH = 16
 MAX_REPETITION = 10_000
@@ -39,6 +46,7 @@ _COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "m
 _ONE = ("additionalProperties", "items", "additionalItems", "contains", "propertyNames", "not")
 _ONE_SAME_VALUE = ("if", "then", "else")
 _LISTS = ("anyOf", "oneOf", "allOf")
+_LISTS_OF_ITEMS = ("prefixItems",)
 _DEFINITIONS = ("$defs", "definitions")
 _REPETITION = re.compile(r"\{(\d*)(,?)(\d*)\}")
 _LARK_LITERAL = re.compile(
@@ -55,7 +63,7 @@ def parse_json(text: str) -> Any:
     if len(text) > MAX_TEXT:
         raise BadGrammar(f"A grammar may have {MAX_TEXT} characters; this one has {len(text)}.")
     try:
-        value = json.loads(text, parse_constant=_refuse_constant)
+        value = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite)
     except RecursionError:
         raise BadGrammar("The JSON is nested too deeply.") from None
     except ValueError as error:
@@ -67,7 +75,7 @@ def parse_json(text: str) -> Any:
 def check_schema(schema: Any) -> None:
     """Raises `BadGrammar` for a JSON schema outside the bounds; most of its meaning is not looked at."""
     tally = _Tally()
-    places = [_Place(schema, 0)]
+    places = [_Place(schema, 0, 1)]
     while places:
         place = places.pop()
         if isinstance(place.schema, bool):
@@ -75,6 +83,7 @@ def check_schema(schema: Any) -> None:
         if not isinstance(place.schema, dict):
             raise BadGrammar("A schema must be an object, true or false, and so must all within it.")
         tally.subschemas += 1
+        tally.nesting = max(tally.nesting, place.nesting)
         _check_keywords(place.schema, tally)
         places += _inner(place)
         tally.check()
@@ -104,6 +113,8 @@ class _Place:
     schema: Any
     depth: int
     """Of objects and arrays around the value that this schema describes."""
+    nesting: int
+    """Of schemas, this one included."""
 
 
 @dataclass(slots=True)
@@ -112,7 +123,8 @@ class _Tally:
     properties: int = 0
     enum_values: int = 0
     names: int = 0
-    seen: set[str] = field(default_factory=set)
+    references: set[str] = field(default_factory=set)
+    nesting: int = 0
 
     def check(self) -> None:
         for count, limit, what in (
@@ -120,6 +132,7 @@ class _Tally:
             (self.properties, MAX_PROPERTIES, "properties"),
             (self.enum_values, MAX_ENUM_VALUES, "enum values"),
             (self.names, MAX_NAMES, "characters of names and values"),
+            (len(self.references) * self.nesting, MAX_CHAIN, "schemas within each other by reference"),
         ):
             if count > limit:
                 raise BadGrammar(f"A schema may have {limit} {what}; this one has more.")
@@ -131,11 +144,16 @@ def _check_keywords(schema: Mapping[str, Any], tally: _Tally) -> None:
         count = schema.get(name)
         if isinstance(count, int | float) and count > MAX_COUNT:
             raise BadGrammar(f"{name} may be at most {MAX_COUNT}.")
+    divisor = schema.get("multipleOf", 1)
+    if isinstance(divisor, int | float) and _digits(divisor + 0) > MAX_DIVISOR:
+        raise BadGrammar(f"multipleOf may be at most {MAX_DIVISOR}, its decimal point left out.")
     if isinstance(pattern := schema.get("pattern"), str):
         check_pattern(pattern)
     reference = schema.get("$ref", "#")
     if not isinstance(reference, str) or not reference.startswith("#"):
         raise BadGrammar('A $ref must point into the same schema: "#" or "#/...".')
+    if "$ref" in schema:
+        tally.references.add(reference)
     if "$dynamicRef" in schema or "$recursiveRef" in schema:
         raise BadGrammar("Of the references only $ref is served.")
     values = schema.get("enum", [])
@@ -155,30 +173,24 @@ def _check_keywords(schema: Mapping[str, Any], tally: _Tally) -> None:
 
 def _inner(place: _Place) -> Iterator[_Place]:
     """The schemas within a schema."""
-    schema, deeper = place.schema, place.depth + 1
-    for name, inner in _mapping(schema, "patternProperties").items():
-        check_pattern(name)
-        yield _Place(inner, deeper)
-    for inner in _mapping(schema, "properties").values():
-        yield _Place(inner, deeper)
+    schema, nesting = place.schema, place.nesting + 1
+    for pattern in _mapping(schema, "patternProperties"):
+        check_pattern(pattern)
+    for keyword in ("properties", "patternProperties"):
+        for inner in _mapping(schema, keyword).values():
+            yield _Place(inner, place.depth + 1, nesting)
     for keyword in _DEFINITIONS:
         for name, inner in _mapping(schema, keyword).items():
             if len(name) > MAX_PATTERN:
                 raise BadGrammar(f"The name of a definition may have {MAX_PATTERN} characters.")
-            yield _Place(inner, 0)
-    for keyword in _ONE_SAME_VALUE:
-        if keyword in schema:
-            yield _Place(schema[keyword], place.depth)
-    for keyword in _ONE:
-        if keyword in schema:
-            inner = schema[keyword]
-            yield from (_Place(each, deeper) for each in (inner if isinstance(inner, list) else [inner]))
-    for keyword in (*_LISTS, "prefixItems"):
-        branches = schema.get(keyword, [])
-        if not isinstance(branches, list):
+            yield _Place(inner, 0, 1)
+    for keyword in (*_ONE, *_ONE_SAME_VALUE, *_LISTS, *_LISTS_OF_ITEMS):
+        within = schema.get(keyword, [])
+        if keyword in _LISTS and not isinstance(within, list):
             raise BadGrammar(f"{keyword} must be an array.")
-        depth = deeper if keyword == "prefixItems" else place.depth
-        yield from (_Place(branch, depth) for branch in branches)
+        deeper = keyword in _ONE or keyword in _LISTS_OF_ITEMS
+        for inner in within if isinstance(within, list) else [within]:
+            yield _Place(inner, place.depth + deeper, nesting)
 
 
 def _mapping(schema: Mapping[str, Any], keyword: str) -> Mapping[str, Any]:
@@ -186,6 +198,12 @@ def _mapping(schema: Mapping[str, Any], keyword: str) -> Mapping[str, Any]:
     if not isinstance(inner, dict):
         raise BadGrammar(f"{keyword} must be an object.")
     return inner
+
+
+def _digits(number: float) -> int:
+    """The number without its decimal point: 25 for 2.5, 250 for 250."""
+    exponent = Decimal(repr(number)).as_tuple().exponent
+    return int(Decimal(repr(number)).scaleb(-min(exponent, 0) if isinstance(exponent, int) else 0))
 
 
 def _check_raw_depth(value: Any) -> None:
@@ -246,6 +264,13 @@ def _atom_end(text: str, position: int) -> int:
     while end < len(text) and text[end] != "]":
         end += 2 if text[end] == "\\" else 1
     return end + 1
+
+
+def _finite(digits: str) -> float:
+    number = float(digits)
+    if not isfinite(number):
+        raise ValueError(f"{digits[:40]} is larger than any number here")
+    return number
 
 
 def _refuse_constant(name: str) -> None:

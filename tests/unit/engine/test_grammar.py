@@ -1,0 +1,375 @@
+"""Compiling grammars: what is refused, how long it takes, what is kept; and the masks of tags."""
+
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from engine.grammar import COMPILE_SECONDS, Followers, GrammarCompiler
+from engine.grammar_limits import MAX_CHAIN, MAX_OPTIONAL
+from engine.messages import Grammar, JobRefused
+from engine.sequence import TokenSequence
+from engine.vocabulary import Vocabulary
+from tests.support.engines import make_job
+from tests.support.grammars import CALL, END, SIZE, TOKENS, VOCABULARY, grammar, ids_of, schema
+
+
+@pytest.fixture
+def compiler() -> Iterator[GrammarCompiler]:
+    made = GrammarCompiler(VOCABULARY)
+    yield made
+    made.close()
+
+
+def allowed(compiler: GrammarCompiler, wanted: Grammar, output: list[int]) -> set[int]:
+    """The tokens that may come after this output."""
+    job = make_job("a", [5, *output], stop_ids=frozenset({END}), grammar=wanted, output_offset=len(output))
+    masks = Followers(compiler).masks([TokenSequence(job, 1)])
+    assert masks is not None
+    assert not masks.failed
+    mask = masks.of(0)
+    return {token_id for token_id in range(SIZE) if mask[token_id // 8] >> token_id % 8 & 1}
+
+
+# Refusals
+
+
+def nested(levels: int) -> Any:
+    inner: Any = {"type": "integer"}
+    for _ in range(levels):
+        inner = {"type": "object", "properties": {"a": inner}, "required": ["a"]}
+    return inner
+
+
+def deep_text(levels: int) -> str:
+    return '{"type":"object","properties":{"a":' * levels + "{}" + "}}" * levels
+
+
+HOSTILE = {
+    "nested 11": schema(nested(11)),
+    **{f"nested {levels}": schema(deep_text(levels)) for levels in (100, 400, 1_000, 10_000)},
+    "optional properties": schema(
+        {"type": "object", "properties": {f"p{n}": {"type": "string"} for n in range(MAX_OPTIONAL + 1)}}
+    ),
+    "repetition of repetition": grammar("regex", "(.{0,500}){0,500}"),
+    "repetition in a schema": schema({"type": "string", "pattern": "^(.{0,500}){0,500}$"}),
+    "groups": grammar("regex", "(" * 5_000 + "a" + ")" * 5_000),
+    "classes": grammar("regex", "[" * 400),
+    "backslashes": grammar("regex", "\\" * 511),
+    "lark groups": grammar("lark", "start: " + "(" * 5_000 + '"a"' + ")" * 5_000),
+    "lark brackets": grammar("lark", "start: " + "[" * 5_000),
+    "lark doublings": grammar(
+        "lark", "start: T0\n" + "".join(f"T{n}: T{n + 1} T{n + 1}\n" for n in range(40)) + 'T40: "a"'
+    ),
+    "lark in circles": grammar("lark", "start: start"),
+    "lark terminals in circles": grammar("lark", "start: A\nA: B\nB: A"),
+    "lark schema": grammar("lark", "start: %json {}"),
+    "reference to itself": schema({"$ref": "#"}),
+    "references in circles": schema(
+        {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}}
+    ),
+    "chain of references": schema(
+        {"$ref": "#/$defs/0", "$defs": {str(n): {"$ref": f"#/$defs/{n + 1}"} for n in range(4_000)}}
+    ),
+    "reference elsewhere": schema({"$ref": "http://169.254.169.254/schema"}),
+    "reference to nothing": schema({"$ref": "#/nothing"}),
+    "multiples": schema({"type": "integer", "multipleOf": 1234567891}),
+    "alternatives of all": schema(
+        {"allOf": [{"anyOf": [{"minimum": a * b} for a in range(90)]} for b in range(50)]}
+    ),
+    "nothing fits": schema({"type": "integer", "minimum": 5, "maximum": 3}),
+    "false": schema("false"),
+    "an unknown format": schema({"type": "string", "format": "no such"}),
+    "an unknown type": schema({"type": "strnig"}),
+    "a bad pattern": schema({"type": "string", "pattern": "(["}),
+    "tags without end": grammar("structural_tags", {"triggers": ["<"], "tags": [{"begin": "<a"}]}),
+    "tags without trigger": grammar(
+        "structural_tags", {"triggers": ["<"], "tags": [{"begin": "a", "schema": {}}]}
+    ),
+    "too many tags": grammar(
+        "structural_tags",
+        {"triggers": ["<"], "tags": [{"begin": f"<{n}", "schema": {}, "end": ">"} for n in range(129)]},
+    ),
+    "half a character": grammar("regex", "\ud800"),
+    "half a character in a schema": schema('{"enum": ["\\ud800"]}'),
+    "zero": grammar("lark", "\0"),
+    "too long": schema(" " * 500_000),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_grammar_is_refused_in_time(compiler: GrammarCompiler, name: str) -> None:
+    begun = time.process_time()
+    with pytest.raises(JobRefused) as refusal:
+        compiler.compiled(HOSTILE[name])
+    assert refusal.value.reason == "bad_grammar"
+    assert len(str(refusal.value)) > 20
+    assert time.process_time() - begun < COMPILE_SECONDS
+
+
+def strings(count: int, name: str, *, required: bool) -> dict[str, Any]:
+    names = [f"{name}{n}" for n in range(count)]
+    return {
+        "type": "object",
+        "properties": {each: {"type": "string"} for each in names},
+        "required": names if required else [],
+        "additionalProperties": False,
+    }
+
+
+def references(kind: str, count: int) -> dict[str, Any]:
+    def wrap(inner: dict[str, Any]) -> dict[str, Any]:
+        of_kind = {
+            "object": {"type": "object", "properties": {"a": inner}, "required": ["a"]},
+            "anyOf": {"anyOf": [inner, {"type": "null"}]},
+            "allOf": {"allOf": [inner, {"type": "object"}]},
+        }
+        return of_kind[kind]
+
+    links = {str(n): wrap({"$ref": f"#/$defs/{n + 1}"}) for n in range(count)}
+    return {"$ref": "#/$defs/0", "$defs": {**links, str(count): {"type": "object"}}}
+
+
+def most_optional() -> dict[str, Any]:
+    groups = {f"o{n}": strings(MAX_OPTIONAL, f"q{n}_", required=False) for n in range(16)}
+    return {"type": "object", "properties": groups, "required": list(groups)}
+
+
+WORST = {
+    "nested": nested(10),
+    "properties": strings(4_999, "p", required=True),
+    "long names": strings(4_999, "x" * 18, required=True),
+    "optional": most_optional(),
+    "enum": {"enum": [f"v{n} " * 20 for n in range(1_000)]},
+    "enum of arrays": {"enum": [[n] * 20 for n in range(1_000)]},
+    "counts": {"type": "array", "minItems": 9_999, "items": {"type": "string", "minLength": 10_000}},
+    "multiple": {"type": "number", "multipleOf": 9973},
+    "branches": {"anyOf": [strings(1, f"k{n}_", required=True) for n in range(1_000)]},
+    "chain of objects": references("object", MAX_CHAIN // 2 - 2),
+    "chain of choices": references("anyOf", MAX_CHAIN // 2 - 2),
+    "chain of unions": references("allOf", MAX_CHAIN // 2 - 2),
+}
+
+
+@pytest.mark.parametrize("name", WORST)
+def test_the_worst_legal_schema_compiles_in_time(
+    compiler: GrammarCompiler, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.grammar.COMPILE_SECONDS", 60)  # the machine of a test has other work
+    compiler.compiled(grammar("json_object"))
+    begun = time.process_time()
+    compiler.compiled(schema(WORST[name]))
+    assert time.process_time() - begun < COMPILE_SECONDS
+
+
+def test_a_schema_with_a_deep_chain_leaves_the_stack_of_other_threads_alone(
+    compiler: GrammarCompiler,
+) -> None:
+    before = threading.stack_size()
+    compiler.compiled(schema(WORST["chain of objects"]))
+    assert threading.stack_size() == before
+
+
+def test_a_panic_of_the_library_is_a_refusal(
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class PanicException(BaseException):
+        pass
+
+    def panic(_grammar: Grammar) -> None:
+        raise PanicException("it broke")
+
+    monkeypatch.setattr(compiler, "_compile_unguarded", panic)
+    with pytest.raises(JobRefused, match="it broke"):
+        compiler.compiled(schema({}))
+
+
+def test_a_compile_that_takes_too_long_is_refused(
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on = threading.Event()
+    monkeypatch.setattr("engine.grammar.COMPILE_SECONDS", 0.05)
+    monkeypatch.setattr(compiler, "_compile_unguarded", lambda _grammar: go_on.wait(60))
+    reasons = []
+    for pattern in ("a", "b", "c"):
+        with pytest.raises(JobRefused) as refusal:
+            compiler.compiled(grammar("regex", pattern))
+        reasons.append(refusal.value.reason)
+    go_on.set()
+    assert reasons == ["bad_grammar", "bad_grammar", "overloaded"]
+
+
+# What is kept
+
+
+def test_a_grammar_is_compiled_once_whoever_asks(compiler: GrammarCompiler) -> None:
+    with ThreadPoolExecutor(8) as callers:
+        found = list(callers.map(lambda _n: compiler.compiled(schema({"enum": [1, 2]})), range(16)))
+    assert len(set(map(id, found))) == 1
+
+
+def test_what_is_kept_stays_within_its_bytes_and_the_oldest_goes() -> None:
+    compiler = GrammarCompiler(VOCABULARY, cache_bytes=2**20)
+    first = compiler.compiled(grammar("regex", "first"))
+    often = compiler.compiled(grammar("regex", "often"))
+    for n in range(100):
+        compiler.compiled(grammar("regex", f"number {n}"))
+        assert compiler.compiled(grammar("regex", "often")) is often
+        with pytest.raises(JobRefused):
+            compiler.compiled(grammar("regex", f"({n}"))
+        assert compiler.size <= 2**20 + 2**17
+    assert compiler.compiled(grammar("regex", "first")) is not first
+    compiler.close()
+
+
+def test_a_grammar_in_use_counts_for_what_it_has_worked_out(compiler: GrammarCompiler) -> None:
+    compiled = compiler.compiled(grammar("regex", "(a|b)*a(a|b){9}"))
+    before = compiled.size
+    compiled.spend(0.01)
+    assert compiled.size == before + 10**6
+    compiled.spend(1e9)
+    assert compiled.size < 64 * 2**20
+
+
+def test_no_grammar_is_compiled_and_no_thread_left_when_it_is_closed(compiler: GrammarCompiler) -> None:
+    kept = compiler.compiled(grammar("regex", "a"))
+    compiler.close()
+    assert compiler.compiled(grammar("regex", "a")) is kept
+    with pytest.raises(JobRefused) as refusal:
+        compiler.compiled(grammar("regex", "b"))
+    assert refusal.value.reason == "closed"
+    assert not [thread for thread in threading.enumerate() if "holdfast-grammar" in thread.name]
+
+
+def test_neither_torch_nor_the_library_is_imported_before_a_grammar_comes() -> None:
+    code = "import sys, engine.scripted; print({'torch', 'llguidance', 'numpy'} & set(sys.modules))"
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert said.stdout.strip() == "set()"
+
+
+# Masks
+
+
+def test_every_spelling_of_a_forced_text_is_allowed(compiler: GrammarCompiler) -> None:
+    wanted = schema({"const": True})
+    assert {TOKENS[token_id] for token_id in allowed(compiler, wanted, [])} == {"t", "true"}
+    assert {TOKENS[token_id] for token_id in allowed(compiler, wanted, ids_of("t"))} == {"r"}
+    assert allowed(compiler, wanted, ids_of("true")) == {END}
+
+
+def test_the_end_is_allowed_exactly_where_the_grammar_may_end(compiler: GrammarCompiler) -> None:
+    wanted = grammar("regex", "a{2,3}")
+    ends = [END in allowed(compiler, wanted, ids_of("a" * count)) for count in range(4)]
+    assert ends == [False, False, True, True]
+    assert allowed(compiler, wanted, ids_of("aaa")) == {END}
+
+
+def test_blanks_between_the_parts_of_json_come_to_an_end(compiler: GrammarCompiler) -> None:
+    wanted = schema({"type": "object", "properties": {"a": {}}, "required": ["a"]})
+    after_blank = allowed(compiler, wanted, ids_of("{ "))
+    assert not {TOKENS[token_id] for token_id in after_blank} & {" ", "\n"}
+    assert TOKENS.index(" ") not in allowed(compiler, wanted, ids_of("{\n" + " " * 40))
+
+
+TAGS = {
+    "triggers": ["<call", TOKENS[CALL]],
+    "tags": [
+        {"begin": "<call a>", "schema": {"const": 1}, "end": "!"},
+        {"begin": "<call b>", "regex": "[xy]", "end": ""},
+        {"begin": TOKENS[CALL] + "to", "end": TOKENS[END] + "."},
+        {"begin": TOKENS[CALL] + "in", "end": "|" + TOKENS[CALL]},
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("said", "may_follow"),
+    [
+        ("<call", " "),
+        ("x <call ", "ab"),
+        ("<call a>", "1"),
+        ("<call a>1", "!"),
+        ("<call b>", "xy"),
+        (TOKENS[CALL], "ti"),
+        ("free " + TOKENS[CALL] + "in text|", TOKENS[CALL]),
+        (TOKENS[CALL] + "to text" + TOKENS[END], "."),
+    ],
+)
+def test_from_a_trigger_on_only_the_tag_may_follow(
+    compiler: GrammarCompiler, said: str, may_follow: str
+) -> None:
+    ids = _ids_with_special(said)
+    follow = {TOKENS[token_id] for token_id in allowed(compiler, grammar("structural_tags", TAGS), ids)}
+    assert follow - {"12", "13", "  "} == ({may_follow} if may_follow in TOKENS else set(may_follow))
+
+
+@pytest.mark.parametrize("said", ["", "free", "<cal", "<call a>1!", "<call b>x and more", "a" + TOKENS[END]])
+def test_outside_tags_all_text_is_free(compiler: GrammarCompiler, said: str) -> None:
+    free = allowed(compiler, grammar("structural_tags", TAGS), _ids_with_special(said))
+    assert {END, CALL, *ids_of("azAZ{}")} <= free
+
+
+@pytest.mark.parametrize(
+    ("flags", "begin", "after_one"),
+    [
+        ({}, True, {END, CALL, *ids_of("a")}),
+        ({"at_least_one": True}, False, {END, CALL, *ids_of("a")}),
+        ({"stop_after_first": True}, True, {END}),
+        ({"at_least_one": True, "stop_after_first": True}, False, {END}),
+    ],
+    ids=str,
+)
+def test_tags_may_be_required_and_may_be_the_last(
+    compiler: GrammarCompiler, flags: dict[str, bool], begin: bool, after_one: set[int]
+) -> None:
+    wanted = grammar("structural_tags", {**TAGS, **flags})
+    assert (END in allowed(compiler, wanted, ids_of("free"))) == begin
+    after = allowed(compiler, wanted, ids_of("<call a>1!"))
+    assert after == after_one if after_one == {END} else after_one <= after
+
+
+def _ids_with_special(said: str) -> list[int]:
+    for special in (END, CALL):
+        said = said.replace(TOKENS[special], chr(special))
+    return [ord(letter) if ord(letter) < 2 else TOKENS.index(letter) for letter in said]
+
+
+# Bits
+
+
+def test_a_vocabulary_of_any_size_has_its_last_token_and_its_end_apart() -> None:
+    for size in (31, 32, 33, 63, 64, 65):
+        tokens = (b"", *(b"x" for _ in range(size - 2)), b"a")
+        compiler = GrammarCompiler(Vocabulary(tokens, frozenset({0})))
+        job = make_job("a", [1], stop_ids=frozenset({0, -1, 9999}), grammar=grammar("regex", "a"))
+        sequence = TokenSequence(job, 1)
+        followers = Followers(compiler)
+        told = []
+        for token_id in (size - 1, 0):
+            masks = followers.masks([sequence])
+            assert masks is not None
+            told.append([n for n in range(masks.stride * 8) if masks.of(0)[n // 8] >> n % 8 & 1])
+            sequence.append(token_id)
+        assert told == [[size - 1], [0]]
+        compiler.close()
+
+
+def test_masks_bar_what_they_do_not_allow_whatever_rows_they_are_of() -> None:
+    import torch
+
+    from engine.grammar import Masks
+    from engine.masking import apply_masks
+
+    logits = torch.arange(3 * 20, dtype=torch.float32).view(3, 20)
+    masks = Masks([0, 2], bytearray([0b101, 0, 0b1000, 0, 0xFF, 0xFF, 0xFF, 0]), 4)
+    apply_masks(changed := logits.clone(), masks)
+    assert torch.equal(changed[1:], logits[1:])
+    assert changed[0].isfinite().nonzero().flatten().tolist() == [0, 2, 19]
+    one = Masks([0], bytearray([0b10, 0, 0, 0]), 4)
+    apply_masks(changed := logits[:1].clone(), one)
+    assert changed[0].isfinite().nonzero().flatten().tolist() == [1]
