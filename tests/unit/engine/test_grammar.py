@@ -124,7 +124,7 @@ def strings(count: int, name: str, *, required: bool) -> dict[str, Any]:
 
 def references(kind: str, count: int) -> dict[str, Any]:
     def wrap(inner: dict[str, Any]) -> dict[str, Any]:
-        of_kind = {
+        of_kind: dict[str, dict[str, Any]] = {
             "object": {"type": "object", "properties": {"a": inner}, "required": ["a"]},
             "anyOf": {"anyOf": [inner, {"type": "null"}]},
             "allOf": {"allOf": [inner, {"type": "object"}]},
