@@ -4,6 +4,7 @@ import gc
 import logging
 import resource
 import threading
+import time
 from collections.abc import Iterator
 from random import Random
 from typing import Any
@@ -12,8 +13,9 @@ import pytest
 
 from engine import supervisor
 from engine.engine import ThreadedEngine
-from engine.executor import EngineFault
+from engine.executor import EngineFault, StepResult
 from engine.messages import Failed, JobRefused, Outbound, Tokens
+from engine.scheduler import Plan
 from engine.scripted import Fault, Script
 from tests.support.engines import (
     PATIENCE,
@@ -90,6 +92,50 @@ def test_every_job_is_told_of_a_death_before_another_life_begins(bench: Bench) -
     assert alive == [False] * 5
     assert [len(batch) for batch in bench.listener.batches] == [5]
     eventually(lambda: bench.engine.stats().alive)
+
+
+def test_a_death_is_told_to_hundreds_of_jobs_within_a_second() -> None:
+    bench = start_scripted(max_waiting=600)
+    told_after: list[float] = []
+
+    def note(message: Outbound) -> None:
+        if isinstance(message, Failed):
+            told_after.append(time.monotonic() - died_at)
+
+    def die(_plan: Plan) -> StepResult:
+        nonlocal died_at
+        died_at = time.monotonic()
+        raise Broken("a broken book")
+
+    died_at = 0.0
+    bench.listener.when_told = note
+    with bench.listener.held():
+        bench.engine.submit(make_job("first", make_prompt(20)))
+        bench.listener.wait(lambda: bool(bench.listener.batches))
+        for n in range(600):
+            bench.engine.submit(make_job(str(n), make_prompt(20, n)))
+        bench.engine._executor.execute = die  # type: ignore[method-assign]
+    eventually(lambda: len(told_after) == 601)
+    assert max(told_after) < 1.0
+    bench.engine.close(drain=False)
+
+
+def test_a_job_that_comes_between_two_lives_is_served(bench: Bench) -> None:
+    def submit_another(message: Outbound) -> None:
+        if isinstance(message, Failed):
+            bench.engine.submit(make_job("between", make_prompt(20)))
+
+    bench.listener.when_told = submit_another
+    kill(bench, "victim")
+    assert codes(bench, "victim", "between") == ["engine_dead", "length"]
+
+
+def test_a_crash_of_the_script_is_survived(bench: Bench, owner: Owner) -> None:
+    bench.engine.order(Fault(kind="crash", at_token=2))  # type: ignore[attr-defined]
+    bench.run(make_job("victim", make_prompt(20)))
+    bench.run(make_job("after", make_prompt(20)))
+    assert codes(bench, "victim", "after") == ["engine_dead", "length"]
+    assert not owner.told
 
 
 def test_a_second_death_within_a_minute_is_final(bench: Bench, owner: Owner) -> None:
