@@ -1,10 +1,18 @@
 """`python -m bench [name …]` runs the measurements, all of them by default."""
 
 import sys
+from importlib import import_module
 
-from bench import serving
-
-BENCHES = {"serving": serving.run}
+BENCHES = (
+    "serving",
+    "engine_decode",
+    "engine_sampling",
+    "engine_batching",
+    "engine_turns",
+    "engine_host",
+    "engine_resume",
+)
+"""Each is a module here with a `run`, which says in its docstring what it shows and what it costs."""
 
 
 def main(names: list[str]) -> int:
@@ -13,8 +21,9 @@ def main(names: list[str]) -> int:
         print(f"unknown: {', '.join(unknown)}; there are: {', '.join(BENCHES)}")
         return 2
     for name in names or BENCHES:
-        print(f"== {name}: {BENCHES[name].__doc__}")
-        BENCHES[name]()
+        run = import_module(f"bench.{name}").run
+        print(f"== {name}: {run.__doc__}")
+        run()
     return 0
 
 

@@ -6,6 +6,7 @@ on one CPU thread, so that CPU time is what the work costs and not how well it w
 
 import atexit
 import functools
+import json
 import tempfile
 import threading
 import time
@@ -13,6 +14,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import tokenizers
+import tokenizers.decoders
+import tokenizers.models
+import tokenizers.pre_tokenizers
+import tokenizers.trainers
 import torch
 import transformers
 from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, DynamicCache, StaticCache
@@ -22,6 +28,7 @@ from engine.engine import load
 from engine.messages import Failed, Job, Outbound, Sampling, Tokens
 
 transformers.utils.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
 torch.set_num_threads(1)
 
 Prompts = list[list[int]]
@@ -42,15 +49,21 @@ NULL = {
     "num_key_value_heads": 1, "head_dim": 16, "intermediate_size": 16,
 }  # fmt: skip
 """A model that computes next to nothing: what is left is the host's own work."""
+SMALL = {
+    "vocab_size": 512, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 16, "intermediate_size": 128,
+}  # fmt: skip
+"""For what needs many jobs and no particular speed."""
 
 
 @functools.cache
 def make_model(kind: str) -> Path:
-    """Writes a model with random weights, one of `qwen`, `gpt_oss` and `null`; it goes with the process."""
+    """Writes a model with random weights, `qwen`, `gpt_oss`, `null` or `small`; it goes with the process."""
     config_name, settings = {
         "qwen": ("Qwen3Config", QWEN),
         "gpt_oss": ("GptOssConfig", GPT_OSS),
         "null": ("Qwen3Config", NULL),
+        "small": ("Qwen3Config", SMALL),
     }[kind]
     torch.manual_seed(7)
     config = getattr(transformers, config_name)(
@@ -67,6 +80,22 @@ def make_model(kind: str) -> Path:
     atexit.register(folder.cleanup)
     model.save_pretrained(folder.name)
     return Path(folder.name)
+
+
+def give_tokenizer(folder: Path, size: int) -> None:
+    """Writes a tokenizer of so many tokens, learnt from Python's own library: grammars need to know
+    what tokens spell."""
+    tokenizer: Any = tokenizers.Tokenizer(tokenizers.models.BPE())
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=size,
+        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    sources = sorted(Path(json.__file__).parents[1].glob("*.py"))
+    tokenizer.train([str(source) for source in sources], trainer)
+    tokenizer.save(str(folder / "tokenizer.json"))
 
 
 def make_prompts(lengths: Sequence[int], salt: int, vocabulary: int = 128) -> Prompts:
@@ -106,6 +135,11 @@ class EngineSubject:
                 for row, (prompt, limit) in enumerate(zip(prompts, limits, strict=True))
             ]
         )
+
+    def run_all(self, prompts: Prompts, limits: Sequence[int], gaps: Sequence[float]) -> Prompts:
+        """As `run`, with pauses of so many seconds before each prompt, if there are any."""
+        jobs = [self.job(prompt, limit) for prompt, limit in zip(prompts, limits, strict=True)]
+        return self.run_jobs(jobs, gaps)
 
     def job(self, prompt: list[int], limit: int, sampling: Sampling = GREEDY, **fields: Any) -> Job:
         self._count += 1
@@ -170,7 +204,9 @@ class ContinuousBatching:
         settings = ContinuousBatchingConfig(
             page_size=page_size, num_blocks=-(-tokens // page_size) + 64, max_batch_tokens=512
         )
-        greedy = transformers.GenerationConfig(do_sample=False, max_new_tokens=16, eos_token_id=-1)
+        greedy = transformers.GenerationConfig(  # type: ignore[no-untyped-call]
+            do_sample=False, max_new_tokens=16, eos_token_id=-1
+        )
         self._manager = network.init_continuous_batching(
             generation_config=greedy, continuous_batching_config=settings
         )

@@ -1,0 +1,51 @@
+"""Whether a seeded job that is cut anywhere goes on as it would have."""
+
+import random
+
+from bench.engine_subjects import SMALL, EngineSubject, make_model
+from bench.rounds import tell
+from engine.messages import Job, Sampling
+
+CASES = 1000
+TOGETHER = 50
+
+
+def run() -> None:
+    """Share of 1,000 seeded jobs that are the same when cut at a random token; 1 minute of CPU."""
+    engine = EngineSubject(make_model("small"))
+    dice = random.Random(11)  # noqa: S311
+    equal: list[float] = []
+    for _ in range(CASES // TOGETHER):
+        jobs = [draw_job(engine, dice) for _ in range(TOGETHER)]
+        whole = engine.run_jobs(jobs)
+        cuts = [dice.randint(1, job.max_tokens - 1) for job in jobs]
+        rests = [
+            engine.job(
+                [*job.prompt, *tokens[:cut]],
+                job.max_tokens - cut,
+                job.sampling,
+                output_offset=cut,
+            )
+            for job, tokens, cut in zip(jobs, whole, cuts, strict=True)
+        ]
+        dice.shuffle(order := list(range(TOGETHER)))
+        found = dict(zip(order, engine.run_jobs([rests[row] for row in order]), strict=True))
+        equal += [float(found[row] == whole[row][cuts[row] :]) for row in range(TOGETHER)]
+    engine.close()
+    share = sum(equal) / len(equal)
+    tell(f"share of {len(equal)} cut jobs that are the same", [share], ">=0.99")
+
+
+def draw_job(engine: EngineSubject, dice: random.Random) -> Job:
+    sampling = Sampling(
+        seed=dice.getrandbits(63),
+        temperature=dice.uniform(0.3, 1.3),
+        top_p=dice.choice([1.0, dice.uniform(0.5, 1.0)]),
+        top_k=dice.choice([0, dice.randint(2, 50)]),
+        min_p=dice.choice([0.0, 0.05]),
+        presence_penalty=dice.choice([0.0, 0.5]),
+        frequency_penalty=dice.choice([0.0, 0.5]),
+        repetition_penalty=dice.choice([1.0, 1.2]),
+    )
+    prompt = [dice.randrange(SMALL["vocab_size"]) for _ in range(dice.randint(1, 120))]
+    return engine.job(prompt, dice.randint(2, 60), sampling)
