@@ -38,14 +38,16 @@ BYTES_PER_CHARACTER = 96
 """Memory of a grammar that was compiled; measured on schemas, patterns and enumerations."""
 BYTES_PER_SECOND = 100e6
 """A grammar in use remembers what it worked out, and so grows with the time spent on its masks."""
-MAX_STATES = 20_000
-"""What a grammar can remember, about 2 kB each; one that needs more fails its job."""
+MAX_STATES = 100_000
+"""What a grammar can remember, up to 2 kB each. A job that needs more than that by itself fails."""
 
 
 class CompiledGrammar:
     """A grammar ready to be followed by any number of jobs, which share what it has worked out."""
 
-    def __init__(self, start: Any, source: str) -> None:
+    def __init__(self, start: Any, source: str, digest: bytes) -> None:
+        self.digest = digest
+        """Of what it was compiled from."""
         self._start = start
         self._own = BASE_BYTES + BYTES_PER_CHARACTER * len(source)
         self._grown = 0.0
@@ -121,6 +123,13 @@ class GrammarCompiler:
         self._evict()
         return compiled
 
+    def forget(self, compiled: CompiledGrammar) -> None:
+        """Drops the grammar, if it is this one that is kept: who asks again gets a new one."""
+        with self._lock:
+            future = self._made.get(compiled.digest)
+            if future is not None and _made(future) is compiled:
+                del self._made[compiled.digest]
+
     def close(self) -> None:
         """Ends the pool's threads; grammars that are kept can still be found."""
         with self._lock:
@@ -180,7 +189,7 @@ class GrammarCompiler:
         mask = first.compute_bitmask()
         if first.is_error() or not any(mask):
             raise BadGrammar("Nothing that the model can write would fit the grammar.")
-        return CompiledGrammar(matcher, source)
+        return CompiledGrammar(matcher, source, _digest(grammar))
 
     def _load_tokenizer(self) -> Any:
         """The library's form of the vocabulary, made by the first that needs it."""
@@ -243,18 +252,33 @@ class Followers:
         stride = mask_stride(vocab_size)
         masks = Masks(rows, bytearray(stride * len(rows)), stride)
         address = ctypes.addressof(ctypes.c_char.from_buffer(masks.bits))
-        begun = time.perf_counter()
         for place, row in enumerate(rows):
             try:
-                follower = self._follow(sequences[row])
-                follower.matcher.unsafe_compute_mask_ptr(address + place * stride, stride)
-                masks.failed |= _finish(masks, place, follower.matcher, sequences[row].job, vocab_size)
-                follower.compiled.spend(-begun + (begun := time.perf_counter()))
+                matcher = self._compute(sequences[row], address + place * stride, stride)
+                masks.failed |= _finish(masks, place, matcher, sequences[row].job, vocab_size)
             except BaseException as error:  # the library's panics are no Exceptions
                 if isinstance(error, KeyboardInterrupt | SystemExit):
                     raise
                 masks.failed[row] = f"{type(error).__name__}: {_one_line(str(error))}"
         return masks
+
+    def _compute(self, sequence: TokenSequence, address: int, stride: int) -> Any:
+        """Writes one mask; gives the matcher that made it.
+
+        What a grammar has worked out is shared by its jobs, and there is a limit to it. A job that meets
+        the limit, maybe by the work of others, starts anew with a grammar that remembers nothing.
+        """
+        for last in (False, True):
+            begun = time.perf_counter()
+            follower = self._follow(sequence)
+            follower.matcher.unsafe_compute_mask_ptr(address, stride)
+            follower.compiled.spend(time.perf_counter() - begun)
+            if last or not follower.matcher.is_error():
+                break
+            del self._followers[sequence]
+            assert self._compiler is not None
+            self._compiler.forget(follower.compiled)
+        return follower.matcher
 
     def _follow(self, sequence: TokenSequence) -> Follower:
         follower = self._followers.get(sequence)
@@ -319,10 +343,16 @@ def _digest(grammar: Grammar) -> bytes:
     return hashlib.blake2b(named, digest_size=16).digest()
 
 
-def _size(future: Future[CompiledGrammar]) -> int:
+def _made(future: Future[CompiledGrammar]) -> CompiledGrammar | None:
+    """What was made; None if nothing was, or not yet."""
     if not future.done() or future.cancelled() or future.exception() is not None:
-        return BASE_BYTES  # a refusal is much less, but many must not be kept either
-    return future.result().size
+        return None
+    return future.result()
+
+
+def _size(future: Future[CompiledGrammar]) -> int:
+    made = _made(future)
+    return BASE_BYTES if made is None else made.size  # a refusal is less, but too many are too many
 
 
 def _one_line(text: str) -> str:
