@@ -58,7 +58,7 @@ def compare(dtype: str, count: int, rounds: int) -> None:
     methods: dict[str, Act] = {
         "sampled": lambda turn: engine.run(prompts(turn), limits, drawn, logprobs=5),
         "without top_p": lambda turn: engine.run(prompts(turn), limits, whole, logprobs=5),
-        "schema": lambda turn: engine.run(prompts(turn), limits, grammar=SCHEMA),
+        "schema": lambda turn: engine.run(prompts(turn), limits, grammar=SCHEMA, stop_ids=frozenset({0})),
         "DynamicCache": lambda turn: run_dynamic(network, prompts(turn), OUTPUT),
         "StaticCache": lambda turn: run_static(network, prompts(turn), OUTPUT),
     }
