@@ -58,6 +58,8 @@ class Loop:
         self._sequences: dict[str, TokenSequence] = {}
         self._deadlines = Deadlines()
         self._outbox: list[Outbound] = []
+        self._ended: list[str] = []
+        """The jobs whose last message is in the outbox."""
         self._arrivals = 0
         self._closing: Close | None = None
 
@@ -80,7 +82,7 @@ class Loop:
     def bury(self, cause: BaseException) -> None:
         """Tells every job of the engine's death at once, also those that are still in the inbox."""
         told = self._outbox  # what the last step gave before it broke
-        ended = {message.job_id for message in told if isinstance(message, Finished | Failed)}
+        ended = set(self._ended)
         failures: list[Outbound] = []
         for job in self._ledger.end_all():
             if job.job_id not in ended:
@@ -140,6 +142,7 @@ class Loop:
             log.exception("job %s cannot be handled", job.job_id)
             usage = Usage(prompt=len(job.prompt))
             self._outbox.append(Failed(job.job_id, "engine_error", _describe(error), usage))
+            self._ended.append(job.job_id)
             return
         self._sequences[job.job_id] = sequence
         self._scheduler.add(sequence)
@@ -221,14 +224,14 @@ class Loop:
         self._deadlines.forget(sequence)
         del self._sequences[sequence.job.job_id]
         self._outbox.append(last)
+        self._ended.append(last.job_id)
 
     def _hand_out(self) -> None:
         """Delivers the step's messages. A job leaves the ledger first: its id is free once told."""
         self._meter.tell(running=self._scheduler.running, kv_blocks_used=self._scheduler.pool.used)
-        messages, self._outbox = self._outbox, []
-        for message in messages:
-            if isinstance(message, Finished | Failed):
-                self._ledger.end(message.job_id)
+        for job_id in self._ended:
+            self._ledger.end(job_id)
+        messages, self._outbox, self._ended = self._outbox, [], []
         if messages:
             self._call_deliver(messages)
 

@@ -72,7 +72,8 @@ class WaitingRoom:
 
     def charge(self, sequence: TokenSequence) -> None:
         """A token was drawn for this running job."""
-        self._levels[sequence.job.priority].shares[sequence.job.share].given += 1
+        job = sequence.job
+        self._levels[job.priority].shares[job.share].given += 1
 
     def leave(self, sequence: TokenSequence, *, waiting: bool) -> None:
         """The job has ended; `waiting` says that it was here."""
