@@ -2,23 +2,21 @@
 
 Engine thread. Ignorant of penalties, masks and logprobs: these logits are what is drawn from.
 
-There are three kinds of rows: greedy ones take the maximum; open ones draw from the whole distribution;
-cut ones (top_k, top_p, min_p) draw from its head. For the last the vocabulary is not sorted: a few of
-the highest logits usually hold all that can be drawn, and rows for which they may not are looked at
-again with more of them, so the result is that of a full sort.
+There are three kinds of rows. Greedy ones take the maximum. Those with a top_k draw from a list of the
+highest logits. All others draw from the whole vocabulary without sorting it: a token that top_p rules
+out is drawn anew, by the next random number and among the likelier ones. So the tokens that top_p
+allows are drawn as if the rest had been cut off before, equally likely ones being in or out together.
 """
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from engine.logprobs import HIGHEST, top_in_order
+from engine.logprobs import top_in_order
 from engine.messages import Sampling
 
-WIDENING = 16
 COLDEST = 1e-10
 """A lower temperature than this draws the maximum in any case, and would divide by zero in float32."""
 
@@ -32,124 +30,100 @@ def choose(logits: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
     The token of a row whose highest logit is not finite means nothing.
     """
     highest, token_ids = logits.max(dim=-1)
-    cut = [row for row, (sampling, _) in enumerate(draws) if sampling.temperature > 0 and _is_cut(sampling)]
-    whole = [
-        row for row, (sampling, _) in enumerate(draws) if sampling.temperature > 0 and not _is_cut(sampling)
-    ]
-    for rows, draw_rows in ((whole, _draw_from_all), (cut, _draw_from_head)):
+    drawing = [row for row, (sampling, _) in enumerate(draws) if sampling.temperature > 0]
+    listed = [row for row in drawing if 0 < draws[row][0].top_k < logits.shape[-1]]
+    whole = [row for row in drawing if not 0 < draws[row][0].top_k < logits.shape[-1]]
+    for rows, draw_rows in ((whole, _draw_from_all), (listed, _draw_from_list)):
         if len(rows) == len(draws):
-            token_ids = draw_rows(logits, highest, _Knobs.of(draws, logits))
+            token_ids = draw_rows(logits, highest, draws)
         elif rows:
             index = torch.tensor(rows, device=logits.device)
-            knobs = _Knobs.of([draws[row] for row in rows], logits)
-            token_ids[index] = draw_rows(logits[index], highest[index], knobs)
+            token_ids[index] = draw_rows(logits[index], highest[index], [draws[row] for row in rows])
     return highest, token_ids
 
 
-def uniform(seed: int, position: int) -> float:
+def uniform(seed: int, position: int, attempt: int = 0) -> float:
     """The random number in [0, 1) of this seed at this position, the same on every machine."""
-    counter = f"{seed}:{position}".encode()
-    digest = hashlib.blake2b(counter, digest_size=8, person=b"holdfast-draw").digest()
+    counter = f"{seed}:{position}:{attempt}" if attempt else f"{seed}:{position}"
+    digest = hashlib.blake2b(counter.encode(), digest_size=8, person=b"holdfast-draw").digest()
     return (int.from_bytes(digest, "little") >> 11) / 2**53
 
 
-@dataclass(frozen=True, slots=True)
-class _Knobs:
-    """The rows' samplings as columns `[rows, 1]`."""
-
-    temperature: Tensor
-    share: Tensor
-    """The random number of this draw."""
-    top_p: Tensor
-    min_p: Tensor
-    top_k: Tensor
-    """The size of the vocabulary where there is no limit."""
-
-    @staticmethod
-    def of(draws: Draws, logits: Tensor) -> "_Knobs":
-        vocabulary = logits.shape[-1]
-        numbers = [
-            (
-                max(sampling.temperature, COLDEST),
-                uniform(sampling.seed, position),
-                sampling.top_p,
-                sampling.min_p,
-            )
-            for sampling, position in draws
-        ]
-        limits = [min(sampling.top_k or vocabulary, vocabulary) for sampling, _ in draws]
-        columns = torch.tensor(numbers, dtype=logits.dtype, device=logits.device).T[:, :, None]
-        temperature, share, top_p, min_p = columns.contiguous()
-        top_k = torch.tensor(limits, device=logits.device)[:, None]
-        return _Knobs(temperature, share, top_p, min_p, top_k)
-
-    def at(self, rows: Tensor) -> "_Knobs":
-        return _Knobs(
-            self.temperature[rows], self.share[rows], self.top_p[rows], self.min_p[rows], self.top_k[rows]
-        )
-
-
-def _is_cut(sampling: Sampling) -> bool:
-    return sampling.top_k > 0 or sampling.top_p < 1 or sampling.min_p > 0
-
-
-def _weights(logits: Tensor, highest: Tensor, knobs: _Knobs) -> Tensor:
-    """Of which the highest is 1, so that none can overflow."""
-    return (logits - highest[:, None]).div_(knobs.temperature).exp_()
-
-
-def _draw_from_all(logits: Tensor, highest: Tensor, knobs: _Knobs) -> Tensor:
-    return _invert(_weights(logits, highest, knobs).cumsum(dim=-1), knobs)
-
-
-def _draw_from_head(logits: Tensor, highest: Tensor, knobs: _Knobs) -> Tensor:
-    """Looks at few candidates first, and at more for the rows that are not settled by them."""
-    vocabulary = logits.shape[-1]
-    mass = _weights(logits, highest, knobs).sum(dim=-1, keepdim=True)
-    size = min(HIGHEST, vocabulary)
-    token_ids, settled = _draw_from_top(logits, highest, mass, knobs, size)
-    while not settled.all():
-        size = min(size * WIDENING, vocabulary)
-        rows = (~settled).nonzero()[:, 0]
-        token_ids[rows], settled[rows] = _draw_from_top(
-            logits[rows], highest[rows], mass[rows], knobs.at(rows), size
-        )
+def _draw_from_all(logits: Tensor, highest: Tensor, draws: Draws) -> Tensor:
+    weights = _weights(logits, highest, draws)
+    allowed = weights
+    if any(sampling.min_p > 0 for sampling, _ in draws):
+        allowed = weights.where(weights >= _column([s.min_p for s, _ in draws], weights), 0)
+    reached = allowed.cumsum(dim=-1)
+    token_ids = _invert(reached, draws)
+    limited = [row for row, (sampling, _) in enumerate(draws) if sampling.top_p < 1]
+    if limited:
+        # top_p is a share of everything, min_p or not.
+        total = reached[:, -1] if allowed is weights else weights.sum(dim=-1)
+        _keep_to_top_p(token_ids, limited, weights, total, draws)
     return token_ids
 
 
-def _draw_from_top(
-    logits: Tensor, highest: Tensor, mass: Tensor, knobs: _Knobs, size: int
-) -> tuple[Tensor, Tensor]:
-    """Draws from the `size` highest logits; says for which rows that is the true result.
+def _keep_to_top_p(token_ids: Tensor, rows: list[int], weights: Tensor, total: Tensor, draws: Draws) -> None:
+    """Draws anew, in these rows, the tokens that top_p rules out.
 
-    A row is settled when the last token it keeps is strictly above the last candidate: then no token
-    outside could have been kept, nor have changed the order, in which equals stand by their ids.
+    Such a token is one that is less likely than others which together reach top_p. All that top_p allows
+    is among those others, so the next draw is from them; the likeliest token is always allowed.
     """
-    vocabulary = logits.shape[-1]
-    values, token_ids = top_in_order(logits, size)
-    weights = _weights(values, highest, knobs)
-    weights[torch.arange(size, device=logits.device)[None] >= knobs.top_k] = 0
+    index = torch.tensor(rows, device=weights.device)
+    limits = total[index] * torch.tensor([draws[row][0].top_p for row in rows], device=weights.device)
+    if len(rows) < len(weights):
+        weights = weights[index]
+    attempt = 0
+    while True:
+        attempt += 1
+        drawn = weights.gather(1, token_ids[index, None])
+        # Ones and zeros as floats: with booleans this takes twice as long on a CPU.
+        likelier = torch.gt(weights, drawn, out=torch.empty_like(weights)).mul_(weights)
+        above = likelier.sum(dim=-1)
+        # The sums of a row of no numbers are none either: nothing is drawn anew there. Nor is it where
+        # nothing is likelier, though a tiny top_p may be rounded to none at all.
+        out = ((above >= limits) & (above > 0)).nonzero()[:, 0]
+        if not len(out):
+            return
+        index, limits, weights = index[out], limits[out], weights[out]
+        again = [draws[row] for row in index.tolist()]
+        token_ids[index] = _invert(likelier[out].cumsum(dim=-1), again, attempt)
+
+
+def _draw_from_list(logits: Tensor, highest: Tensor, draws: Draws) -> Tensor:
+    """For rows with a top_k: the list is as long as the largest of them."""
+    limits = [sampling.top_k for sampling, _ in draws]
+    values, token_ids = top_in_order(logits, max(limits))
+    weights = _weights(values, highest, draws)
+    places = torch.arange(values.shape[1], device=logits.device)
+    weights[places >= torch.tensor(limits, device=logits.device)[:, None]] = 0
     reached = weights.cumsum(dim=-1)
-    # top_p is a share of what top_k left. The sum is read off the running one: a sum of its own
-    # would depend on how many candidates there are.
-    total = torch.where(knobs.top_k <= size, reached[:, -1:], mass)
-    kept = (reached - weights < knobs.top_p * total) & (weights > 0) & (weights >= knobs.min_p)
-    kept[:, 0] = True
-    last_kept = kept.sum(dim=-1, keepdim=True) - 1
-    settled = values.gather(1, last_kept)[:, 0] > values[:, -1]
-    # The sum of what a larger top_k leaves is not known yet.
-    settled &= ((knobs.top_k <= size) | (knobs.top_k == vocabulary) | (knobs.top_p == 1))[:, 0]
-    if size == vocabulary:
-        settled[:] = True
-    column = _invert(weights.where(kept, 0).cumsum(dim=-1), knobs)
-    return token_ids.gather(1, column[:, None])[:, 0], settled
+    top_p = _column([sampling.top_p for sampling, _ in draws], weights)
+    min_p = _column([sampling.min_p for sampling, _ in draws], weights)
+    # The first of those that are equally likely decides for all of them, as in the other rows.
+    before = (reached - weights).where(values != values.roll(1, dims=1), 0).cummax(dim=-1).values
+    kept = (before < top_p * reached[:, -1:]) & (weights >= min_p)
+    column = _invert(weights.where(kept, 0).cumsum(dim=-1), draws)
+    return token_ids.gather(1, column[:, None])[:, 0]
 
 
-def _invert(cumulative: Tensor, knobs: _Knobs) -> Tensor:
+def _weights(logits: Tensor, highest: Tensor, draws: Draws) -> Tensor:
+    """The probabilities but for a factor: the highest is 1, so that none can overflow."""
+    temperature = _column([max(sampling.temperature, COLDEST) for sampling, _ in draws], logits)
+    return (logits - highest[:, None]).div_(temperature).exp_()
+
+
+def _invert(cumulative: Tensor, draws: Draws, attempt: int = 0) -> Tensor:
     """The first column whose running sum is above the row's random share of the whole sum."""
+    shares = _column([uniform(sampling.seed, position, attempt) for sampling, position in draws], cumulative)
     total = cumulative[:, -1:].contiguous()
-    column = torch.searchsorted(cumulative, knobs.share * total, right=True)
+    column = torch.searchsorted(cumulative, shares * total, right=True)
     # Rounding can push a share up to the whole; the answer is then the last column that adds to it.
     last = torch.searchsorted(cumulative, total)
     # The sums of a row of no numbers are none either: any column will do, as long as it exists.
     return column.minimum(last)[:, 0].clamp_(max=cumulative.shape[1] - 1)
+
+
+def _column(numbers: Sequence[float], like: Tensor) -> Tensor:
+    return torch.tensor(numbers, dtype=like.dtype, device=like.device)[:, None]

@@ -14,18 +14,28 @@ from engine.messages import TokenLogprobs
 ROWS_AT_ONCE = 64
 """Of a prompt: what is computed beside the logits themselves stays small."""
 
-HIGHEST = 64
-"""So many are looked at, more than can be told: among equals at the border, ids decide who is told."""
+NEVER = float("-inf")
+SPARE = 3
+WIDENING = 16
 
 
-def top_in_order(logits: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """The highest values of each row, falling, and their ids, rising among equals."""
-    if size >= logits.shape[-1]:
-        return logits.sort(dim=-1, descending=True, stable=True)
-    values, token_ids = logits.topk(size, dim=-1)
-    token_ids, by_id = token_ids.sort(dim=-1)
-    values, by_value = values.gather(1, by_id).sort(dim=-1, descending=True, stable=True)
-    return values, token_ids.gather(1, by_value)
+def top_in_order(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The `count` highest values of each row, falling, and their ids, rising among equals.
+
+    Without sorting the vocabulary. Among equals at the border `topk` chooses as it likes: where the last
+    of the list has more equals than a few, more are looked at. Tokens that are forbidden have no order.
+    """
+    size = count + SPARE
+    while size < logits.shape[-1]:
+        values, token_ids = logits.topk(size, dim=-1)
+        border, last = values[:, count - 1], values[:, -1]
+        if not ((border == last) & (last > NEVER)).any():
+            token_ids, by_id = token_ids.sort(dim=-1)
+            values, by_value = values.gather(1, by_id).sort(dim=-1, descending=True, stable=True)
+            return values[:, :count], token_ids.gather(1, by_value)[:, :count]
+        size *= WIDENING
+    values, token_ids = logits.sort(dim=-1, descending=True, stable=True)
+    return values[:, :count], token_ids[:, :count]
 
 
 def measure(logits: Tensor, token_ids: Tensor, wanted: Sequence[int]) -> list[TokenLogprobs]:
@@ -35,8 +45,8 @@ def measure(logits: Tensor, token_ids: Tensor, wanted: Sequence[int]) -> list[To
     most = max(wanted, default=0)
     if not most:
         return [TokenLogprobs(logprob) for logprob in chosen]
-    values, top_ids = top_in_order(logits, HIGHEST)
-    tops = zip(top_ids[:, :most].tolist(), (values[:, :most] - total).tolist(), strict=True)
+    values, top_ids = top_in_order(logits, most)
+    tops = zip(top_ids.tolist(), (values - total).tolist(), strict=True)
     return [
         TokenLogprobs(logprob, tuple(zip(ids[:count], logprobs[:count], strict=True)))
         for logprob, (ids, logprobs), count in zip(chosen, tops, wanted, strict=True)
