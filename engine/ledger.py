@@ -102,6 +102,4 @@ class Ledger:
             raise JobRefused("overloaded", f"The engine has {self._capacity} jobs, as many as it may hold.")
         most = self._capacity_of_share
         if most is not None and self._of_share[job.share] >= most:
-            raise JobRefused(
-                "share_full", f"This share has {most} jobs here, as many as one may have."
-            )
+            raise JobRefused("share_full", f"This share has {most} jobs here, as many as one may have.")

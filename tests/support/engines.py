@@ -79,14 +79,14 @@ class Listener:
 
     def outcome(self, job_id: str) -> Outcome:
         """Waits for the job's end."""
-        self.wait(lambda: any(not isinstance(m, Tokens) for m in self.of(job_id)))
+        self.wait(lambda: any(isinstance(m, Finished | Failed) for m in self.of(job_id)))
         told = self.of(job_id)
         *before, last = told
-        assert not isinstance(last, Tokens), f"{job_id} was told of after its end"
+        assert isinstance(last, Finished | Failed), f"{job_id} was told of after its end"
         tokens: list[int] = []
         for message in before:
-            assert isinstance(message, Tokens), f"{job_id} ended twice"
-            tokens += message.token_ids
+            assert not isinstance(message, Finished | Failed), f"{job_id} ended twice"
+            tokens += message.token_ids if isinstance(message, Tokens) else ()
         mentions = sum(any(m.job_id == job_id for m in batch) for batch in list(self.batches))
         return Outcome(tokens, last, mentions)
 
