@@ -81,12 +81,25 @@ class Run:
                 status, why = "incomplete", "max_output_tokens"
             case "cancelled":
                 status, why = "cancelled", None
-        return self._end(status, usage, at, incomplete_reason=why)
+        rest = self._emit(self._parser.close())
+        return rest + self._end(status, usage, at, incomplete_reason=why)
 
-    def fail(self, code: str, message: str, at: datetime, usage: EngineUsage | None = None) -> list[Event]:
-        """The last events of a response that cannot be finished; what there is of its output is kept."""
+    def fail(
+        self,
+        code: str,
+        message: str,
+        at: datetime,
+        usage: EngineUsage | None = None,
+        *,
+        readable: bool = True,
+    ) -> list[Event]:
+        """The last events of a response that cannot be finished; what there is of its output is kept.
+
+        A parser that has raised is not `readable`: what it held back is lost.
+        """
         counted = usage or EngineUsage(prompt=self.facts.prompt_tokens, output=self._tokens)
-        return self._end("failed", counted, at, error_code=code, error_message=message)
+        rest = self._emit(self._parser.close()) if readable else []
+        return rest + self._end("failed", counted, at, error_code=code, error_message=message)
 
     def _end(
         self,
@@ -98,7 +111,6 @@ class Run:
         error_message: str | None = None,
         incomplete_reason: str | None = None,
     ) -> list[Event]:
-        events = self._emit(self._parser.close())
         self.ending = Ending(
             status=status,
             first_token_at=self._first_token_at,
@@ -111,8 +123,8 @@ class Run:
             error_message=error_message,
             incomplete_reason=incomplete_reason,
         )
-        last, self.final = self._emitter.end(self.ending)
-        return events + last
+        events, self.final = self._emitter.end(self.ending)
+        return events
 
     def _emit(self, deltas: Sequence[Delta]) -> list[Event]:
         return [event for delta in deltas for event in self._emitter.delta(delta)]

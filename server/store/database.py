@@ -94,11 +94,15 @@ def durable(connection: Connection) -> None:
     connection.execute(text("set local synchronous_commit = on"))
 
 
-def driver(connection: Connection) -> psycopg.Connection:
-    """The psycopg connection underneath, for COPY, within the same transaction."""
+@contextmanager
+def driver(connection: Connection) -> Iterator[psycopg.Connection]:
+    """The psycopg connection underneath, for COPY, within the same transaction. Raises DatabaseError."""
     raw = connection.connection.driver_connection
     assert isinstance(raw, psycopg.Connection)
-    return raw
+    try:
+        yield raw
+    except psycopg.Error as error:
+        raise DatabaseError(str(error)) from error
 
 
 def _connect(url: str, name: str, options: str) -> psycopg.Connection:
