@@ -6,7 +6,7 @@ client. A `Stream` may be read to its end or left in the middle, as clients do.
 
 import http.client
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
@@ -76,7 +76,7 @@ class Stream:
     """An open stream; leaving the block closes the connection, at its end or not."""
 
     def __init__(
-        self, url: str, path: str, body: dict[str, Any] | None = None, *, key: str | None = None
+        self, url: str, path: str, body: Mapping[str, object] | None = None, *, key: str | None = None
     ) -> None:
         """POSTs the body, or GETs without one."""
         self.raw = b""
@@ -142,7 +142,7 @@ class Stream:
         return self.raw
 
 
-def create(url: str, body: dict[str, Any], *, key: str | None = None) -> Stream:
+def create(url: str, body: Mapping[str, object], *, key: str | None = None) -> Stream:
     """A new response's stream."""
     return Stream(url, "/v1/responses", {**body, "stream": True}, key=key)
 
