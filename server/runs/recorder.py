@@ -20,7 +20,7 @@ from engine.messages import Failed, Finished, Outbound, Tokens
 from server.runs.run import Run
 from server.runs.states import Ending
 from server.store import deletion, events, leases, responses
-from server.store.database import Connection, Database, DatabaseError, durable
+from server.store.database import Connection, Database, Unreachable, durable
 from server.store.responses import NewItem
 from server.stream.frames import frame
 from server.stream.hub import Hub, Published
@@ -170,7 +170,7 @@ class Recorder:
                         self._write(connection, steps)
                     elif not self._written(connection, steps):
                         self._write(connection, steps)
-            except DatabaseError as error:
+            except Unreachable as error:
                 log.warning("commit failed, trying again: %s", type(error).__name__)
                 self._disconnect()
                 time.sleep(_RETRY_SECONDS)

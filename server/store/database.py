@@ -15,7 +15,7 @@ from alembic.script import ScriptDirectory
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.types.json import set_json_dumps, set_json_loads
 from sqlalchemy import Connection, Engine, create_engine, pool, text
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import InterfaceError, OperationalError, SQLAlchemyError
 
 from server.locations import migrations_folder
 
@@ -24,6 +24,7 @@ __all__ = [
     "Database",
     "DatabaseError",
     "SchemaState",
+    "Unreachable",
     "clock",
     "driver",
     "durable",
@@ -36,6 +37,9 @@ SchemaState = Literal["current", "behind", "unknown"]
 
 DatabaseError = SQLAlchemyError
 """What store functions raise when Postgres cannot be reached or refuses."""
+
+Unreachable = (OperationalError, InterfaceError)
+"""Those of them that may pass: a connection lost, a server restarting, a disk that is full for now."""
 
 _TIMEOUTS = "-c statement_timeout=5s -c lock_timeout=1s -c idle_in_transaction_session_timeout=10s"
 
