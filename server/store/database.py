@@ -105,6 +105,8 @@ def driver(connection: Connection) -> Iterator[psycopg.Connection]:
     assert isinstance(raw, psycopg.Connection)
     try:
         yield raw
+    except (psycopg.OperationalError, psycopg.InterfaceError) as error:
+        raise OperationalError("copy", None, error) from error
     except psycopg.Error as error:
         raise DatabaseError(str(error)) from error
 
