@@ -59,7 +59,8 @@ def test_events_are_read_as_they_were_written_before_and_after_compaction(
 
 def view(connection: Connection, response: UUID) -> list[dict[str, Any]]:
     rows = connection.exec_driver_sql(
-        "select *, payload::text as payload_text from v_events where response_id = %s order by sequence_number",
+        "select *, payload::text as payload_text from v_events"
+        " where response_id = %s order by sequence_number",
         (f"resp_{response.hex}",),
     )
     return [dict(row) for row in rows.mappings()]
