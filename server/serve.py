@@ -12,13 +12,14 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from uuid import UUID
 
 from hypercorn.asyncio import serve as hypercorn_serve
 from hypercorn.config import Config as HypercornConfig
 
+from engine.messages import Outbound
 from server.app import build
 from server.auth import Gate
 from server.config import Config
@@ -45,7 +46,6 @@ def serve(config: Config, say: Callable[[str], None]) -> int:
     """Serves until SIGTERM or SIGINT; the process's exit code. Raises ConfigError before it listens."""
     model_folder(config)
     with ExitStack() as stack:
-        listener = stack.enter_context(_listen(config))
         opened = OpenDatabase(config, say)
         stack.callback(opened.close)
         opened.make_current()
@@ -54,6 +54,7 @@ def serve(config: Config, say: Callable[[str], None]) -> int:
         )
         stack.callback(database.close)
         _require_key_beyond_loopback(config, database)
+        listener = stack.enter_context(_listen(config))
         runner = stack.enter_context(asyncio.Runner())
         process = _Process(config, database, opened, runner.get_loop(), say)
         stack.callback(process.stop)
@@ -62,12 +63,12 @@ def serve(config: Config, say: Callable[[str], None]) -> int:
 
 
 def _listen(config: Config) -> socket.socket:
-    """The listening socket, taken first: a port in use is told before a model is loaded."""
+    """The listening socket, taken early: a port in use is told before a model is loaded."""
     try:
         family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
         listener = socket.create_server((config.host, config.port), family=family, backlog=2048)
     except OSError as error:
-        reason = error.strerror or str(error)
+        reason = error.strerror if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
         raise ConfigError(f"Cannot listen on {config.host} port {config.port}: {reason}.") from error
     listener.setblocking(False)
     return listener
@@ -102,10 +103,10 @@ class _Process:
         self._draining = False
         self._database = database
         hub = Hub(loop)
-        self._replica = self._register()
-        self._recorder = Recorder(database, self._replica, hub, on_fenced=self._fenced)
-        served = load_model(config, self._recorder.deliver, say)
+        served = load_model(config, self._deliver, say)
         self._engine = served.engine
+        self._replica = self._register()  # when the heartbeat is near: loading may outlast a lease
+        self._recorder = Recorder(database, self._replica, hub, on_fenced=self._fenced)
         self._admission = Admission(
             served, database, self._replica, self._recorder, hub, config.grace_seconds
         )
@@ -168,6 +169,10 @@ class _Process:
                 version=VERSION,
                 model=self._config.model_name or model_folder(self._config).name,
             )
+
+    def _deliver(self, messages: Sequence[Outbound], /) -> None:
+        """The engine thread, which was there before the recorder."""
+        self._recorder.deliver(messages)
 
     def _beat(self) -> None:
         with self._database.begin() as connection:
