@@ -64,6 +64,13 @@ def paced_server(paced_database: str) -> Iterator[ServerProcess]:
     yield from _running(ServerProcess(paced_database, settings={"grace_seconds": 0.5, **PACED}))
 
 
+@pytest.fixture(scope="module")
+def module_database(cluster: EmbeddedPostgres, template_database: str) -> Iterator[str]:
+    """The URL of a database that the tests of a module share."""
+    with _temporary_database(cluster, "module", template=template_database) as name:
+        yield cluster.url_of(name)
+
+
 @pytest.fixture
 def start_server(database_url: str) -> Iterator[StartServer]:
     """Starts servers on the test's own database; they count as dead after two seconds of silence."""
