@@ -1,5 +1,6 @@
 import itertools
 from collections.abc import Sequence
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
