@@ -1,6 +1,5 @@
 import itertools
 from collections.abc import Sequence
-from itertools import pairwise
 
 import pytest
 from hypothesis import given
