@@ -11,7 +11,6 @@ import httpx
 import psycopg
 import pytest
 
-from tests.fix_server import StartServer
 from tests.support.server_process import MODEL, ServerProcess, run_command
 
 UNREACHABLE = "postgresql://someone:correct-horse@127.0.0.1:1/nothing"
@@ -102,21 +101,6 @@ def test_database_of_newer_release_is_refused(database_url: str) -> None:
 def test_flag_wins_over_environment(database_url: str) -> None:
     ended = run_command("serve", "--port", "70000", database_url=database_url, port=1)
     assert "70000" in ended.stderr
-
-
-def test_psql_and_keys_share_embedded_database_with_server(
-    start_embedded: StartServer, embedded_dir: Path
-) -> None:
-    server = start_embedded()
-    httpx.post(f"{server.api}/responses", json={"model": MODEL, "input": "Hello"})
-    asked = run_command("psql", "-Atc", "select status from responses", data_dir=embedded_dir)
-    assert (asked.returncode, asked.stdout) == (0, "completed\n"), asked.stderr
-    plain = run_command("psql", "--data-dir", str(embedded_dir), "-c", "select 1")
-    assert plain.returncode == 0
-    assert "(1 row)" in plain.stdout
-    assert run_command("psql", "-c", "nonsense", data_dir=embedded_dir).returncode == 1
-    assert run_command("keys", "list", data_dir=embedded_dir).returncode == 0
-    assert httpx.get(f"{server.api}/models").status_code == 200
 
 
 def test_printed_curl_line_works_as_it_is(scripted_server: ServerProcess) -> None:

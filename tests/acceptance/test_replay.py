@@ -60,7 +60,7 @@ def test_replays_are_whole_when_answers_are_there_at_once(scripted_server: Serve
             assert stream.read() == raw
 
 
-@pytest.mark.parametrize("taken", [1, 2, 5, 20])
+@pytest.mark.parametrize("taken", [1, 20])
 def test_client_completes_stream_when_it_was_cut(
     paced_server: ServerProcess, connect: Connect, taken: int
 ) -> None:

@@ -1,10 +1,8 @@
 """Two servers on one database: either shows what the other keeps, and neither takes the other for dead."""
 
 import httpx
-import psycopg
 
 from tests.fix_server import PACED, StartServer
-from tests.support.eventually import eventually
 from tests.support.server_process import MODEL
 from tests.support.sse import create, parse, replay
 
@@ -31,16 +29,3 @@ def test_streams_of_killed_replica_are_ended_by_the_one_that_is_left(start_serve
         frames = parse(followed.read())
     assert frames[:20] == seen
     assert frames[-1].event == "response.failed"
-
-
-def test_replica_lives_when_its_model_takes_longer_to_load_than_a_lease(
-    start_server: StartServer, database_url: str
-) -> None:
-    start_server()
-    with psycopg.connect(database_url, autocommit=True) as connection:
-        states = "select state from replicas order by started_at"
-        slow = start_server(engine="model")
-        assert httpx.post(f"{slow.api}/responses", json=LONG).json()["status"] in ("completed", "incomplete")
-        assert connection.execute(states).fetchall() == [("alive",), ("alive",)]
-        slow.kill()
-        eventually(lambda: connection.execute(states).fetchall() == [("alive",), ("dead",)])

@@ -42,7 +42,7 @@ def test_stream_that_is_too_long_ends_failed_when_server_is_asked_to_end(start_s
 
 
 def test_new_responses_are_refused_while_server_drains(start_server: StartServer) -> None:
-    server = start_server(scripted_tokens=100, scripted_step_seconds=0.02)
+    server = start_server(scripted_tokens=60, scripted_step_seconds=0.02)
     with create(server.url, HELLO) as stream:
         stream.take(5)
         server.ask_to_end()
