@@ -121,6 +121,7 @@ def test_bytes_are_whole_frames_and_end_with_done(scripted_server: ServerProcess
     assert raw.endswith(b"\n\n" + DONE)
     assert b"\nid:" not in raw
     assert b"\r" not in raw
+    assert stream.writes
     assert all(written.endswith(b"\n\n") for written in stream.writes), "an event came in two pieces"
     assert parse(raw)
 
