@@ -1,6 +1,6 @@
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
@@ -16,6 +16,7 @@ from server.store.database import Database
 from server.wire.events import event_type, is_terminal, render
 from tests.integration.runs.recorded import Bench, finished, recording, tokens
 from tests.support.builders import (
+    BREAK_PARSER,
     HALF,
     LATER,
     TENANT,
@@ -129,6 +130,7 @@ def test_reasoning_is_repaired_whoever_opened_it(database_url: str, opened: bool
     ),
     st.booleans(),
 )
+@example(given_tokens=[[CLOSE, *ids("because")]], opened=True)
 @examples(25)
 def test_any_tokens_in_any_steps_are_repaired(
     database_url: str, given_tokens: list[list[int]], opened: bool
@@ -138,6 +140,27 @@ def test_any_tokens_in_any_steps_are_repaired(
         before = leave(bench.database, run, given_tokens)
         end_orphans(bench.database, bench.replica, real, bench.recorder)
         check(bench, run, before)
+
+
+def test_an_orphan_whose_tokens_cannot_be_read_again_ends_with_what_it_told(database_url: str) -> None:
+    with recording(database_url) as bench:
+        others_words, unreadable = orphan(bench, SpelledDialect()), orphan(bench, SpelledDialect())
+        told = [*think("wh"), *say("be")]
+        before = [
+            leave(bench.database, others_words, [told]),
+            leave(bench.database, unreadable, [told]),
+        ]
+        with bench.database.begin() as connection:
+            for run, token in ((others_words, ord("x")), (unreadable, BREAK_PARSER)):
+                connection.exec_driver_sql(
+                    "update response_events_hot set token_ids = %s where response_id = %s and first_seq = 2",
+                    (token.to_bytes(4, "little"), run.facts.id),
+                )
+        assert end_orphans(bench.database, bench.replica, SpelledDialect(), bench.recorder) == 2
+        for run, seen in zip((others_words, unreadable), before, strict=True):
+            output = check(bench, run, seen)["output"]
+            assert isinstance(output, list)
+            assert [item["content"][0]["text"] for item in output] == ["wh", "be"]
 
 
 def test_the_responses_of_living_replicas_are_left_alone(database_url: str) -> None:
