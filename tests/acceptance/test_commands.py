@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import signal
 import socket
 import subprocess
 import sys
@@ -11,7 +12,15 @@ import httpx
 import psycopg
 import pytest
 
-from tests.support.server_process import MODEL, ServerProcess, run_command
+from tests.support.server_process import (
+    MODEL,
+    PATIENCE_S,
+    REPOSITORY,
+    ServerProcess,
+    command,
+    environment,
+    run_command,
+)
 
 UNREACHABLE = "postgresql://someone:correct-horse@127.0.0.1:1/nothing"
 """A database that nothing may be asked of in a test that uses it, with a secret in its address."""
@@ -69,6 +78,21 @@ def test_other_addresses_than_loopback_are_refused_without_a_key(database_url: s
     assert "holdfast keys create" in ended.stderr
 
 
+def test_command_ends_quietly_when_it_is_interrupted_before_its_server_is_ready() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # a database that takes the call and says nothing
+        silent.settimeout(PATIENCE_S)
+        url = f"postgresql://someone@127.0.0.1:{silent.getsockname()[1]}/nothing"
+        settings = environment(url, {"engine": "scripted", "port": 0})
+        starting = subprocess.Popen(
+            command("serve"), env=settings, cwd=REPOSITORY, stderr=subprocess.PIPE, text=True
+        )
+        with starting, silent.accept()[0]:
+            starting.send_signal(signal.SIGINT)
+            _, said = starting.communicate(timeout=PATIENCE_S)
+    assert "Traceback" not in said
+    assert starting.returncode == 130
+
+
 def test_wrong_usage_has_an_exit_code_of_its_own() -> None:
     assert run_command("serve", "--prot", "1").returncode == 2
     assert run_command().returncode == 2
@@ -92,8 +116,8 @@ def test_external_database_that_is_behind_is_refused_until_it_is_upgraded(empty_
 def test_database_of_newer_release_is_refused(database_url: str) -> None:
     with psycopg.connect(database_url) as connection:
         connection.execute("update alembic_version set version_num = '9999'")
-    for command in (["serve", "--port", "0"], ["db", "upgrade"], ["keys", "list"]):
-        ended = run_command(*command, database_url=database_url)
+    for arguments in (["serve", "--port", "0"], ["db", "upgrade"], ["keys", "list"]):
+        ended = run_command(*arguments, database_url=database_url)
         assert ended.returncode == 1
         assert "newer release" in ended.stderr
 
