@@ -5,6 +5,7 @@ listening. Hypercorn is driven in this process, so that a kill leaves no orphan 
 """
 
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -137,6 +138,7 @@ class _Process:
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(number, self._asked_to_end)
         self._announce(listener)
+        gc.freeze()  # a model is a million objects that never go: no collection needs to look at them
         settings = HypercornConfig()
         settings.bind = [f"fd://{listener.detach()}"]  # Hypercorn's from here on: it closes it
         settings.loglevel = "WARNING"
