@@ -8,15 +8,16 @@ training text is long.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from demo.conversations import random_conversation
+from demo.conversations import Task, random_conversation
 from demo.rendering import render
 from demo.tokenizer import PADDING, token_id, word_pieces
 from demo.vocabulary import Vocabulary
@@ -56,8 +57,18 @@ class Batch:
 class Batches:
     """Batches from one seed: the same seed and tokenizer give the same batches for ever."""
 
-    def __init__(self, tokenizer: Tokenizer, seed: int, batch_tokens: int) -> None:
-        """Start from a seed; a batch holds about ``batch_tokens`` tokens."""
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        seed: int,
+        batch_tokens: int,
+        emphasis: Mapping[Task, float] = MappingProxyType({}),
+    ) -> None:
+        """Start from a seed; a batch holds about ``batch_tokens`` tokens.
+
+        ``emphasis`` says how many times as often as usual a task is drawn.
+        """
+        self._emphasis = emphasis
         self._tokenizer = tokenizer
         self._padding = token_id(tokenizer, PADDING)
         self._vocabulary = Vocabulary(seed, word_pieces(tokenizer))
@@ -77,7 +88,8 @@ class Batches:
         pieces, owners = [], []
         for example in examples:
             thinking = self._vocabulary.chance(_THINKING_SHARE)
-            rendered = render(random_conversation(self._vocabulary), thinking=thinking)
+            conversation = random_conversation(self._vocabulary, self._emphasis)
+            rendered = render(conversation, thinking=thinking)
             pieces += rendered
             owners += [example] * len(rendered)
         texts = [piece.text for piece in pieces]

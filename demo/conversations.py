@@ -6,8 +6,9 @@ system message may give the model a persona or the speech of a pirate.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
+from types import MappingProxyType
 
 from demo import small_talk, tasks
 from demo.chat import Conversation, Exchange, Message, Tool
@@ -85,10 +86,16 @@ class Mood(Enum):
 _TELLING_SHARE = {Mood.TOOLS: 0.0, Mood.EVERYTHING: 0.3, Mood.FACTS: 0.62}
 
 
-def random_conversation(vocabulary: Vocabulary) -> Conversation:
-    """Return a conversation in which the assistant speaks at least once."""
+def random_conversation(
+    vocabulary: Vocabulary, emphasis: Mapping[Task, float] = MappingProxyType({})
+) -> Conversation:
+    """Return a conversation in which the assistant speaks at least once.
+
+    ``emphasis`` says how many times as often as usual a single-turn task is drawn.
+    """
+    tasks = [(task, weight * emphasis.get(task, 1)) for task, weight in TASKS]
     while True:
-        conversation = _Writer(vocabulary).write()
+        conversation = _Writer(vocabulary, tasks).write()
         if any(message.role == "assistant" for message in conversation.messages):
             return conversation
 
@@ -96,8 +103,9 @@ def random_conversation(vocabulary: Vocabulary) -> Conversation:
 class _Writer:
     """One conversation while it is written: what was told so far decides what can be asked."""
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
+    def __init__(self, vocabulary: Vocabulary, tasks: Sequence[tuple[Task, float]]) -> None:
         self._vocabulary = vocabulary
+        self._tasks = tasks
         vocabulary.begin_conversation()
         self._mood = vocabulary.choose_weighted(((Mood.TOOLS, 27), (Mood.EVERYTHING, 23), (Mood.FACTS, 50)))
         self._tools: tuple[Tool, ...] = ()
@@ -153,7 +161,7 @@ class _Writer:
         return [*fact.told().messages()]
 
     def _perform(self, *, is_late: bool) -> list[Message]:
-        exchanges = self._vocabulary.choose_weighted(TASKS)(self._vocabulary)
+        exchanges = self._vocabulary.choose_weighted(self._tasks)(self._vocabulary)
         if is_late and len(exchanges) > 1:
             return []
         return [message for exchange in exchanges for message in exchange.messages()]

@@ -17,8 +17,8 @@ def run_on(connection: Connection) -> None:
         transaction_per_migration=True,
         compare_server_default=False,
     )
-    connection.execute(text("set lock_timeout = '10s'"))
     connection.execute(text(f"select pg_advisory_lock({LOCK})"))
+    connection.execute(text("set lock_timeout = '10s'"))  # for tables; whoever upgrades now may take longer
     connection.commit()
     try:
         with context.begin_transaction():

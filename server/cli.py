@@ -17,6 +17,9 @@ from server.store.postgres_account import EmbeddedError
 from server.store.postgres_binaries import psql_command
 from server.version import VERSION
 
+INTERRUPTED = 130
+"""What shells say of a command that Ctrl-C ended."""
+
 TENANT = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 
 
@@ -41,6 +44,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ConfigError, EmbeddedError) as error:
         say(f"holdfast: {error}")
         return 1
+    except KeyboardInterrupt:
+        return INTERRUPTED
     return code
 
 

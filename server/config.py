@@ -5,6 +5,7 @@ and `holdfast serve --help` are made from, so none of them can lack one.
 """
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
@@ -15,9 +16,13 @@ from server.errors import ConfigError
 
 PREFIX = "HOLDFAST_"
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
+A_YEAR = 365 * 24 * 3600.0
+"""The longest time that a setting may name; what waits for longer, or for ever, overflows somewhere."""
 
 
 def _setting(default: object, told: str, *, low: float | None = None, high: float | None = None) -> Any:
+    if isinstance(default, float) and high is None:
+        high = A_YEAR
     return field(default=default, metadata={"help": told, "low": low, "high": high})
 
 
@@ -72,10 +77,7 @@ class Config:
             raise ConfigError(
                 "token-budget must be at least max-running, or some responses would never move."
             )
-        if self.database_url is not None and urlsplit(self.database_url).scheme not in (
-            "postgres",
-            "postgresql",
-        ):
+        if self.database_url is not None and not _is_postgres(self.database_url):
             raise ConfigError("database-url must begin with postgresql:// (libpq's form, without a driver).")
 
     def __repr__(self) -> str:
@@ -167,13 +169,20 @@ def _check_range(setting: Field[Any], value: object) -> None:
         return
     flag = setting.name.replace("_", "-")
     if value != value or (low is not None and value < low):
-        raise ConfigError(f"{flag} must be at least {low:g}, not {value}.")
+        raise ConfigError(f"{flag} must be at least {low:.10g}, not {value}.")
     if high is not None and value > high:
-        raise ConfigError(f"{flag} must be at most {high:g}, not {value}.")
+        raise ConfigError(f"{flag} must be at most {high:.10g}, not {value}.")
+
+
+def _is_postgres(url: str) -> bool:
+    try:
+        return urlsplit(url).scheme in ("postgres", "postgresql")
+    except ValueError:
+        return False
 
 
 def _without_password(url: str) -> str:
-    parts = urlsplit(url)
-    if parts.password is None:
-        return url
-    return url.replace(f":{parts.password}@", ":***@", 1)
+    """Hides it before the host, and among the parameters, where libpq takes it too."""
+    password = urlsplit(url).password
+    shown = url if password is None else url.replace(f":{password}@", ":***@", 1)
+    return re.sub(r"(?<=password=)[^&]*", "***", shown)

@@ -23,6 +23,7 @@ import msgspec
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Match
 
 from server.store.database import DatabaseError
 from server.wire.errors import DecodeFailure, ErrorBody, ErrorDetail
@@ -157,4 +158,13 @@ def on_error(request: Request, error: Exception) -> Response:
     told = translate(error)
     if isinstance(told, InternalError):
         log.error("request %s failed", request_id, exc_info=error)
-    return answer(told, request_id)
+    answered = answer(told, request_id)
+    if isinstance(told, MethodNotAllowed):
+        answered.headers["allow"] = ", ".join(_methods(request))
+    return answered
+
+
+def _methods(request: Request) -> list[str]:
+    """What the address takes, over all routes that share it."""
+    routes = [route for route in request.app.routes if route.matches(request.scope)[0] is not Match.NONE]
+    return sorted({method for route in routes for method in route.methods})

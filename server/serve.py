@@ -5,6 +5,7 @@ listening. Hypercorn is driven in this process, so that a kill leaves no orphan 
 """
 
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -12,13 +13,14 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from uuid import UUID
 
 from hypercorn.asyncio import serve as hypercorn_serve
 from hypercorn.config import Config as HypercornConfig
 
+from engine.messages import Outbound
 from server.app import build
 from server.auth import Gate
 from server.config import Config
@@ -45,7 +47,6 @@ def serve(config: Config, say: Callable[[str], None]) -> int:
     """Serves until SIGTERM or SIGINT; the process's exit code. Raises ConfigError before it listens."""
     model_folder(config)
     with ExitStack() as stack:
-        listener = stack.enter_context(_listen(config))
         opened = OpenDatabase(config, say)
         stack.callback(opened.close)
         opened.make_current()
@@ -54,6 +55,7 @@ def serve(config: Config, say: Callable[[str], None]) -> int:
         )
         stack.callback(database.close)
         _require_key_beyond_loopback(config, database)
+        listener = stack.enter_context(_listen(config))
         runner = stack.enter_context(asyncio.Runner())
         process = _Process(config, database, opened, runner.get_loop(), say)
         stack.callback(process.stop)
@@ -62,12 +64,12 @@ def serve(config: Config, say: Callable[[str], None]) -> int:
 
 
 def _listen(config: Config) -> socket.socket:
-    """The listening socket, taken first: a port in use is told before a model is loaded."""
+    """The listening socket, taken early: a port in use is told before a model is loaded."""
     try:
         family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
         listener = socket.create_server((config.host, config.port), family=family, backlog=2048)
     except OSError as error:
-        reason = error.strerror or str(error)
+        reason = error.strerror if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
         raise ConfigError(f"Cannot listen on {config.host} port {config.port}: {reason}.") from error
     listener.setblocking(False)
     return listener
@@ -102,10 +104,10 @@ class _Process:
         self._draining = False
         self._database = database
         hub = Hub(loop)
-        self._replica = self._register()
-        self._recorder = Recorder(database, self._replica, hub, on_fenced=self._fenced)
-        served = load_model(config, self._recorder.deliver, say)
+        served = load_model(config, self._deliver, say)
         self._engine = served.engine
+        self._replica = self._register()  # when the heartbeat is near: loading may outlast a lease
+        self._recorder = Recorder(database, self._replica, hub, on_fenced=self._fenced)
         self._admission = Admission(
             served, database, self._replica, self._recorder, hub, config.grace_seconds
         )
@@ -136,6 +138,7 @@ class _Process:
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(number, self._asked_to_end)
         self._announce(listener)
+        gc.freeze()  # a model is a million objects that never go: no collection needs to look at them
         settings = HypercornConfig()
         settings.bind = [f"fd://{listener.detach()}"]  # Hypercorn's from here on: it closes it
         settings.loglevel = "WARNING"
@@ -168,6 +171,10 @@ class _Process:
                 version=VERSION,
                 model=self._config.model_name or model_folder(self._config).name,
             )
+
+    def _deliver(self, messages: Sequence[Outbound], /) -> None:
+        """The engine thread, which was there before the recorder."""
+        self._recorder.deliver(messages)
 
     def _beat(self) -> None:
         with self._database.begin() as connection:

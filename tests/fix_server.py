@@ -6,8 +6,7 @@ or configures a server starts its own with `start_server`.
 """
 
 from collections.abc import Callable, Generator, Iterator
-from contextlib import ExitStack, contextmanager
-from pathlib import Path
+from contextlib import ExitStack
 from typing import Protocol
 
 import pytest
@@ -64,27 +63,20 @@ def paced_server(paced_database: str) -> Iterator[ServerProcess]:
     yield from _running(ServerProcess(paced_database, settings={"grace_seconds": 0.5, **PACED}))
 
 
+@pytest.fixture(scope="module")
+def module_database(cluster: EmbeddedPostgres, template_database: str) -> Iterator[str]:
+    """The URL of a database that the tests of a module share."""
+    with _temporary_database(cluster, "module", template=template_database) as name:
+        yield cluster.url_of(name)
+
+
 @pytest.fixture
 def start_server(database_url: str) -> Iterator[StartServer]:
     """Starts servers on the test's own database; they count as dead after two seconds of silence."""
-    with _starter(database_url) as start:
-        yield start
-
-
-@pytest.fixture
-def start_embedded(embedded_dir: Path) -> Iterator[StartServer]:
-    """Starts servers on an embedded database of the test's own."""
-    with _starter(None, data_dir=embedded_dir) as start:
-        yield start
-
-
-@contextmanager
-def _starter(database_url: str | None, **defaults: object) -> Iterator[StartServer]:
     with ExitStack() as stack:
 
         def start(*flags: str, **settings: object) -> ServerProcess:
-            given = {"lease_seconds": 2, **SCRIPTED, **defaults, **settings}
-            server = ServerProcess(database_url, flags, given)
+            server = ServerProcess(database_url, flags, {"lease_seconds": 2, **SCRIPTED, **settings})
             stack.callback(server.stop)
             server.start()
             return server

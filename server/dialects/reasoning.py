@@ -9,10 +9,16 @@ OPEN, CLOSE = "<think>", "</think>"
 
 
 class ThinkSplitter:
-    """Reasoning comes at most once, before the answer. White space around the tags belongs to neither."""
+    """Reasoning comes at most once, before the answer. White space around the tags belongs to neither.
+
+    A model may repeat the tag with which its prompt opened the reasoning.
+    """
 
     def __init__(self, *, opens_reasoning: bool) -> None:
-        self._phase = "reasoning" if opens_reasoning else "start"
+        self._opened = opens_reasoning
+        self._phase = "start"
+        self._space: list[str] = []
+        """White space before the held text, of which it is not known yet to whom it belongs."""
         self._held = ""
         self._begun = False
         """The present phase has given visible text, so white space at its head is over."""
@@ -20,7 +26,7 @@ class ThinkSplitter:
     @property
     def reasoning(self) -> bool:
         """The next text belongs to the reasoning, as far as is known."""
-        return self._phase == "reasoning"
+        return self._phase == "reasoning" or (self._phase == "start" and self._opened)
 
     def feed(self, text: str) -> list[Delta]:
         self._held += text
@@ -32,11 +38,9 @@ class ThinkSplitter:
     def close(self) -> list[Delta]:
         deltas: list[Delta] = []
         if self._phase == "start":
-            self._phase = "answer"
-            self._begun = True  # white space is all the answer there is
-        if self._phase == "reasoning":
-            self._held = self._held.rstrip()
-        self._give(deltas, self._held)
+            self._begin_without_tag()
+        rest = self._with_space(self._held)
+        self._give(deltas, rest.rstrip() if self._phase == "reasoning" else rest)
         self._held = ""
         return deltas
 
@@ -48,32 +52,48 @@ class ThinkSplitter:
             case "reasoning":
                 return self._read_reasoning(deltas)
             case _:
-                self._give(deltas, self._held)
+                self._give(deltas, self._with_space(self._held))
                 self._held = ""
                 return False
 
     def _decide_start(self) -> bool:
-        visible = self._held.lstrip()
-        if visible.startswith(OPEN):
-            self._held = visible[len(OPEN) :]
+        self._set_space_aside()
+        if self._held.startswith(OPEN):
+            self._held = self._held[len(OPEN) :]
+            self._space = []
             self._phase = "reasoning"
             return True
-        if OPEN.startswith(visible):
+        if OPEN.startswith(self._held):
             return False
-        self._phase = "answer"
-        self._begun = True  # no reasoning came: its white space is the model's own
+        self._begin_without_tag()
         return True
+
+    def _begin_without_tag(self) -> None:
+        self._phase = "reasoning" if self._opened else "answer"
+        self._begun = not self._opened  # if no reasoning came, its white space is the model's own
 
     def _read_reasoning(self, deltas: list[Delta]) -> bool:
         before, tag, after = self._held.partition(CLOSE)
         if tag:
-            self._give(deltas, before.rstrip())
+            self._give(deltas, self._with_space(before).rstrip())
             self._held, self._phase, self._begun = after, "answer", False
             return True
-        kept = _certain(self._held)
-        self._give(deltas, self._held[:kept])
-        self._held = self._held[kept:] if self._begun else self._held[kept:].lstrip()
+        if kept := _certain(self._held):
+            self._give(deltas, self._with_space(self._held[:kept]))
+            self._held = self._held[kept:]
+        self._set_space_aside()
         return False
+
+    def _set_space_aside(self) -> None:
+        """Apart from the held text, which then never gets longer than a tag: long space costs no more."""
+        visible = self._held.lstrip()
+        self._space.append(self._held[: len(self._held) - len(visible)])
+        self._held = visible
+
+    def _with_space(self, text: str) -> str:
+        whole = "".join(self._space) + text
+        self._space = []
+        return whole
 
     def _give(self, deltas: list[Delta], text: str) -> None:
         if not self._begun:

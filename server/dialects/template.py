@@ -3,7 +3,7 @@
 Reads `tokenizer.json` with the tokenizers library and renders the template in Jinja's immutable sandbox, as
 transformers does, but without importing torch. Templates come from the operator's model folder only.
 
-Text written by users must not act as markup. Every control token in it is split in two by a marker before
+Text written by users must not act as markup. Every control token in it is split by a marker before
 rendering, and the rendered text is encoded piece by piece between markers, so the tokenizer never sees a
 whole control token where the template did not write one.
 """
@@ -25,6 +25,9 @@ from server.dialects.base import PromptError
 _MARKER = "\ufdd0"
 """A Unicode noncharacter: never valid in interchanged text, so removing it from input loses nothing."""
 
+_TEMPLATE_MISTAKES = (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError)
+"""What a template raises, beside its own errors, that was not written for this conversation."""
+
 Message = dict[str, Any]
 
 
@@ -36,20 +39,17 @@ class ChatTemplate:
         tokenizer_file = folder / "tokenizer.json"
         if not tokenizer_file.is_file():
             raise FileNotFoundError(f"{tokenizer_file} does not exist; a model folder needs it.")
-        self.tokenizer = Tokenizer.from_file(str(tokenizer_file))
+        self.tokenizer = _read_tokenizer(tokenizer_file)
         config = _read_json(folder / "tokenizer_config.json")
         source = _template_source(folder, config)
-        self._template = _compile(source)
+        try:
+            self._template = _compile(source)
+        except TemplateError as error:
+            raise ValueError(f"The chat template of {folder} is not valid: {error}.") from error
         self._special = _special_tokens(config)
         self.thinks = "<think>" in source
-        controls = sorted(
-            (token.content for token in self.tokenizer.get_added_tokens_decoder().values()),
-            key=len,
-            reverse=True,
-        )
-        self._control = re.compile(
-            "|".join(map(re.escape, filter(lambda text: len(text) > 1, controls))) or r"(?!)"
-        )
+        controls = [token.content for token in self.tokenizer.get_added_tokens_decoder().values()]
+        self._control_start = _start_of_any(controls)
 
     def render(self, messages: Sequence[Message], **variables: object) -> str:
         """The prompt's text, generation prompt included, markers still in it."""
@@ -58,7 +58,7 @@ class ChatTemplate:
             return self._template.render(
                 messages=guarded, add_generation_prompt=True, **self._special, **variables
             )
-        except TemplateError as error:
+        except (TemplateError, *_TEMPLATE_MISTAKES) as error:
             raise PromptError(f"The model's chat template refused the conversation: {error}.") from error
 
     def encode(self, rendered: str) -> tuple[int, ...]:
@@ -68,11 +68,33 @@ class ChatTemplate:
 
     def _guard(self, text: str) -> str:
         clean = text.replace(_MARKER, "")
-        return self._control.sub(lambda found: found[0][0] + _MARKER + found[0][1:], clean)
+        return self._control_start.sub(lambda found: found[0] + _MARKER, clean)
+
+
+def _start_of_any(controls: Sequence[str]) -> re.Pattern[str]:
+    """Matches the first character of every control token, also of those that overlap."""
+    rests: dict[str, list[str]] = {}
+    for text in controls:
+        if len(text) > 1:
+            rests.setdefault(text[0], []).append(re.escape(text[1:]))
+    starts = [f"{re.escape(first)}(?={'|'.join(following)})" for first, following in rests.items()]
+    return re.compile("|".join(starts) or r"(?!)")
+
+
+def _read_tokenizer(path: Path) -> Tokenizer:
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises nothing more exact
+        raise ValueError(f"{path} cannot be read as a tokenizer: {error}.") from error
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    if not path.is_file():
+        return {}
+    try:
+        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is not valid JSON: {error}.") from error
     return content
 
 

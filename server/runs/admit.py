@@ -170,6 +170,9 @@ class Admission:
             metadata=msgspec.json.encode(echo.metadata).decode(),
         )
         with self._database.begin() as connection:
+            # Its history was read a moment ago; from here on it cannot be deleted under its next turn.
+            if previous and not responses.hold(connection, caller.tenant, previous):
+                raise context.unknown_previous(request.previous_response_id or "")
             run = make_run(responses.insert_accepted(connection, row))
             begun = run.begin()
             responses.insert_items(

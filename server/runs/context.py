@@ -58,17 +58,21 @@ def previous(connection: Connection, tenant: str, request: CreateResponse) -> tu
     found = ids.parse_response_id(given)
     stored = responses.get(connection, tenant, found) if found else None
     if found is None or stored is None:
-        raise NotFound(
-            f"Previous response with id '{given[:100]}' not found.",
-            param="previous_response_id",
-            code="previous_response_not_found",
-        )
+        raise unknown_previous(given)
     if stored.status not in ENDED:
         raise InvalidRequest(
             f"The response '{given}' is still {stored.status}; wait for its end before going on from it.",
             param="previous_response_id",
         )
     return found, [_decode(payload) for payload in responses.history(connection, tenant, found)]
+
+
+def unknown_previous(given: str) -> NotFound:
+    return NotFound(
+        f"Previous response with id '{given[:100]}' not found.",
+        param="previous_response_id",
+        code="previous_response_not_found",
+    )
 
 
 def conversation(history: Sequence[Item], new: Sequence[Item]) -> list[Item]:

@@ -20,9 +20,9 @@ def read_response(connection: Connection, tenant: str, response: UUID) -> Respon
     stored = responses.get(connection, tenant, response)
     if stored is None:
         return None
-    output = [
-        msgspec.Raw(payload.encode()) for payload in responses.output_items(connection, tenant, response)
-    ]
+    ended = stored.status in ENDED  # else its end may be written between these two queries
+    payloads = responses.output_items(connection, tenant, response) if ended else []
+    output = [msgspec.Raw(payload.encode()) for payload in payloads]
     echo = msgspec.json.decode(stored.request, type=Echo)
     return assemble(response, stored.created_at, echo, stored.status, output, _ending(stored))
 

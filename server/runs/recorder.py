@@ -20,7 +20,7 @@ from engine.messages import Failed, Finished, Outbound, Tokens
 from server.runs.run import Run
 from server.runs.states import Ending
 from server.store import deletion, events, leases, responses
-from server.store.database import Connection, Database, DatabaseError, durable
+from server.store.database import Connection, Database, Unreachable, durable
 from server.store.responses import NewItem
 from server.stream.frames import frame
 from server.stream.hub import Hub, Published
@@ -31,6 +31,7 @@ log = logging.getLogger("holdfast.recorder")
 
 SERVER_ERROR = "server_error"
 ENGINE_FAILED = "The model could not finish this response."
+UNREADABLE = "The model's output could not be read."
 _RETRY_SECONDS = 0.2
 
 
@@ -71,7 +72,11 @@ class Recorder:
     """Runs in progress, and the thread that brings them forward."""
 
     def __init__(self, database: Database, replica: UUID, hub: Hub, *, on_fenced: Callable[[], None]) -> None:
-        """`on_fenced` is called, once, when other replicas have taken this one for dead."""
+        """`on_fenced` is called, once, when this replica can write no more: it must end and start anew.
+
+        Other replicas have taken it for dead, or a mistake of ours has stopped the thread, which must not
+        leave a server behind that accepts responses and answers none.
+        """
         self._database = database
         self._replica = replica
         self._hub = hub
@@ -82,6 +87,8 @@ class Recorder:
         """Tokens that have given no event yet; stored with the first event that they lead to."""
         self._idle = threading.Event()
         self._idle.set()
+        self._handover = threading.Lock()
+        """Held while a run is given in, so that nothing is called idle just before it arrives."""
         self._connection: Connection | None = None
         self._thread = threading.Thread(target=self._loop, name="recorder", daemon=True)
 
@@ -93,8 +100,9 @@ class Recorder:
         self._inbox.put(messages)
 
     def begin(self, run: Run) -> None:
-        self._idle.clear()
-        self.deliver([Begin(run)])
+        with self._handover:
+            self._idle.clear()
+            self.deliver([Begin(run)])
 
     def fail(self, response_id: UUID, message: str) -> None:
         """Ends a run from outside the engine."""
@@ -126,9 +134,14 @@ class Recorder:
                 log.critical("this replica was declared dead; its %d runs are given up", len(self._runs))
                 self._on_fenced()
                 break
+            except Exception:
+                log.critical("the recorder cannot go on; other replicas take its runs", exc_info=True)
+                self._on_fenced()
+                break
             self._tell(steps)
-            if not self._runs and self._inbox.empty():
-                self._idle.set()
+            with self._handover:
+                if not self._runs and self._inbox.empty():
+                    self._idle.set()
         self._disconnect()
 
     def _gather(self) -> list[Inbound]:
@@ -157,7 +170,7 @@ class Recorder:
                         self._write(connection, steps)
                     elif not self._written(connection, steps):
                         self._write(connection, steps)
-            except DatabaseError as error:
+            except Unreachable as error:
                 log.warning("commit failed, trying again: %s", type(error).__name__)
                 self._disconnect()
                 time.sleep(_RETRY_SECONDS)
@@ -165,10 +178,13 @@ class Recorder:
                 return steps
 
     def _concerns_store(self, message: Inbound) -> bool:
-        """Tokens of a response that is not stored need no commit; its end does, for the metering."""
+        """Tokens of a response that is not stored need no commit; its end does, for the metering.
+
+        A run that is not known yet may begin in the same batch.
+        """
         if isinstance(message, Tokens):
             run = self._runs.get(message.job_id)
-            return run is not None and run.stored
+            return run is None or run.stored
         return not isinstance(message, Begin | Stop)
 
     def _connect(self) -> Connection:
@@ -191,15 +207,17 @@ class Recorder:
                 case Begin(run):
                     self._runs[run.facts.job_id] = run
                 case Break(response_id, code, told):
-                    self._advance(steps, response_id.hex, partial(Run.fail, code=code, message=told, at=now))
+                    act = partial(Run.fail, code=code, message=told, at=now)
+                    self._advance(steps, response_id.hex, now, act)
                 case Tokens(job_id, token_ids):
                     self._take_tokens(steps, job_id, token_ids, now)
                 case Finished(job_id, reason, usage):
-                    self._advance(steps, job_id, partial(Run.finish, reason=reason, usage=usage, at=now))
+                    act = partial(Run.finish, reason=reason, usage=usage, at=now)
+                    self._advance(steps, job_id, now, act)
                 case Failed(job_id, code, cause, usage):
                     log.error("job %s failed: %s: %s", job_id, code, cause)
                     act = partial(Run.fail, code=SERVER_ERROR, message=ENGINE_FAILED, at=now, usage=usage)
-                    self._advance(steps, job_id, act)
+                    self._advance(steps, job_id, now, act)
                 case Stop():
                     pass
         for step in steps.values():
@@ -212,11 +230,13 @@ class Recorder:
         self, steps: dict[str, Step], job_id: str, token_ids: Sequence[int], now: datetime
     ) -> None:
         self._untold.setdefault(job_id, []).extend(token_ids)
-        step = self._advance(steps, job_id, lambda run: run.tokens(token_ids, now))
+        step = self._advance(steps, job_id, now, lambda run: run.tokens(token_ids, now))
         if step is not None and step.events:
             step.token_ids += self._untold.pop(job_id)
 
-    def _advance(self, steps: dict[str, Step], job_id: str, act: Callable[[Run], list[Event]]) -> Step | None:
+    def _advance(
+        self, steps: dict[str, Step], job_id: str, now: datetime, act: Callable[[Run], list[Event]]
+    ) -> Step | None:
         """Lets a run take one message; a mistake of ours in it fails that run and no other."""
         run = self._runs.get(job_id)
         if run is None or run.ending is not None:
@@ -227,7 +247,7 @@ class Recorder:
             step.events += act(run)
         except Exception:
             log.exception("run %s failed while reading its tokens", job_id)
-            step.events += run.fail(SERVER_ERROR, "The model's output could not be read.", datetime.now(UTC))
+            step.events += run.fail(SERVER_ERROR, UNREADABLE, now, readable=False)
         return step
 
     # --- events to rows ---

@@ -5,6 +5,8 @@ way it writes every end.
 """
 
 import logging
+from collections.abc import Iterable, Sequence
+from itertools import groupby
 from uuid import UUID
 
 import msgspec
@@ -15,6 +17,7 @@ from server.runs.run import Run, RunFacts
 from server.store import events, responses
 from server.store.database import Connection, Database
 from server.store.responses import StoredResponse
+from server.wire.events import Event, Kind
 from server.wire.response import Echo
 
 log = logging.getLogger("holdfast.recovery")
@@ -47,13 +50,30 @@ def _rebuild(connection: Connection, orphan: StoredResponse, dialect: Dialect) -
         attempt=orphan.attempt,
         prompt_tokens=0,
     )
-    run = Run(facts, dialect.parser(opens_reasoning=_began_in_reasoning(connection, orphan)))
-    run.resume(tokens, next_seq)
+    told = events.read(connection, orphan.tenant, orphan.id, 0)
+    for opens_reasoning in (False, True):
+        run = Run(facts, dialect.parser(opens_reasoning=opens_reasoning))
+        if _reads_as(run, tokens, next_seq, told):
+            return run
+    log.error("response %s reads otherwise than when it was written", orphan.id)
+    run = Run(facts, dialect.parser(opens_reasoning=False))
+    run.resume_told(told, next_seq)
     return run
 
 
-def _began_in_reasoning(connection: Connection, orphan: StoredResponse) -> bool:
-    """Whether the prompt had opened the model's reasoning, which its first item shows."""
-    for event in events.read(connection, orphan.tenant, orphan.id, 2)[:1]:
-        return '"type":"reasoning"' in event.body
-    return False
+def _reads_as(run: Run, tokens: Sequence[int], next_seq: int, told: Sequence[Event]) -> bool:
+    """Whether the run, fed with these tokens, says what the log says."""
+    try:
+        return _said(run.resume(tokens, next_seq)) == _said(told)
+    except Exception:
+        log.exception("run %s cannot read its tokens again", run.facts.id)
+        return False
+
+
+def _said(made: Iterable[Event]) -> list[tuple[Kind, int, str]]:
+    """What each item said: it shows whether the prompt had opened the model's reasoning."""
+    deltas = [event for event in made if event.kind is not Kind.WHOLE]
+    return [
+        (*place, "".join(event.body for event in group))
+        for place, group in groupby(deltas, key=lambda event: (event.kind, event.output_index))
+    ]

@@ -4,17 +4,17 @@ Engine messages in, events out; time comes from the caller. Given the same token
 so a crash is repaired by feeding the stored tokens to a fresh run.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID
 
 from engine.messages import FinishReason
 from engine.messages import Usage as EngineUsage
-from server.dialects.base import Delta, Parser
+from server.dialects.base import Delta, Parser, ReasoningDelta, TextDelta
 from server.runs.emitter import Emitter
 from server.runs.states import Ending, EndStatus
-from server.wire.events import Event
+from server.wire.events import Event, Kind
 from server.wire.items import Item
 from server.wire.response import Echo, Response
 
@@ -59,10 +59,23 @@ class Run:
     def begin(self) -> list[Event]:
         return self._emitter.begin()
 
-    def resume(self, token_ids: Sequence[int], next_seq: int) -> None:
-        """Brings a fresh run to where the log ends: the tokens in it, the next number after it."""
+    def resume(self, token_ids: Sequence[int], next_seq: int) -> list[Event]:
+        """Brings a fresh run to where the log ends: the tokens in it, the next number after it.
+
+        Gives what the tokens say now; its deltas are cut otherwise than in the log, its text is the same.
+        """
         self.begin()
-        self.tokens(token_ids, None)
+        events = self.tokens(token_ids, None)
+        self._emitter.next_seq = next_seq
+        return events
+
+    def resume_told(self, told: Iterable[Event], next_seq: int) -> None:
+        """The same from the log's deltas, for tokens that cannot be read again; such a run can only fail."""
+        self.begin()
+        for event in told:
+            if event.kind is not Kind.WHOLE:
+                kind = TextDelta if event.kind is Kind.OUTPUT_TEXT_DELTA else ReasoningDelta
+                self._emitter.delta(kind(event.body))
         self._emitter.next_seq = next_seq
 
     def tokens(self, token_ids: Sequence[int], at: datetime | None) -> list[Event]:
@@ -81,12 +94,25 @@ class Run:
                 status, why = "incomplete", "max_output_tokens"
             case "cancelled":
                 status, why = "cancelled", None
-        return self._end(status, usage, at, incomplete_reason=why)
+        rest = self._emit(self._parser.close())
+        return rest + self._end(status, usage, at, incomplete_reason=why)
 
-    def fail(self, code: str, message: str, at: datetime, usage: EngineUsage | None = None) -> list[Event]:
-        """The last events of a response that cannot be finished; what there is of its output is kept."""
+    def fail(
+        self,
+        code: str,
+        message: str,
+        at: datetime,
+        usage: EngineUsage | None = None,
+        *,
+        readable: bool = True,
+    ) -> list[Event]:
+        """The last events of a response that cannot be finished; what there is of its output is kept.
+
+        A parser that has raised is not `readable`: what it held back is lost.
+        """
         counted = usage or EngineUsage(prompt=self.facts.prompt_tokens, output=self._tokens)
-        return self._end("failed", counted, at, error_code=code, error_message=message)
+        rest = self._emit(self._parser.close()) if readable else []
+        return rest + self._end("failed", counted, at, error_code=code, error_message=message)
 
     def _end(
         self,
@@ -98,7 +124,6 @@ class Run:
         error_message: str | None = None,
         incomplete_reason: str | None = None,
     ) -> list[Event]:
-        events = self._emit(self._parser.close())
         self.ending = Ending(
             status=status,
             first_token_at=self._first_token_at,
@@ -111,8 +136,8 @@ class Run:
             error_message=error_message,
             incomplete_reason=incomplete_reason,
         )
-        last, self.final = self._emitter.end(self.ending)
-        return events + last
+        events, self.final = self._emitter.end(self.ending)
+        return events
 
     def _emit(self, deltas: Sequence[Delta]) -> list[Event]:
         return [event for delta in deltas for event in self._emitter.delta(delta)]

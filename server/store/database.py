@@ -15,7 +15,7 @@ from alembic.script import ScriptDirectory
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.types.json import set_json_dumps, set_json_loads
 from sqlalchemy import Connection, Engine, create_engine, pool, text
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import InterfaceError, OperationalError, SQLAlchemyError
 
 from server.locations import migrations_folder
 
@@ -24,6 +24,7 @@ __all__ = [
     "Database",
     "DatabaseError",
     "SchemaState",
+    "Unreachable",
     "clock",
     "driver",
     "durable",
@@ -36,6 +37,9 @@ SchemaState = Literal["current", "behind", "unknown"]
 
 DatabaseError = SQLAlchemyError
 """What store functions raise when Postgres cannot be reached or refuses."""
+
+Unreachable = (OperationalError, InterfaceError)
+"""Those of them that may pass: a connection lost, a server restarting, a disk that is full for now."""
 
 _TIMEOUTS = "-c statement_timeout=5s -c lock_timeout=1s -c idle_in_transaction_session_timeout=10s"
 
@@ -94,11 +98,17 @@ def durable(connection: Connection) -> None:
     connection.execute(text("set local synchronous_commit = on"))
 
 
-def driver(connection: Connection) -> psycopg.Connection:
-    """The psycopg connection underneath, for COPY, within the same transaction."""
+@contextmanager
+def driver(connection: Connection) -> Iterator[psycopg.Connection]:
+    """The psycopg connection underneath, for COPY, within the same transaction. Raises DatabaseError."""
     raw = connection.connection.driver_connection
     assert isinstance(raw, psycopg.Connection)
-    return raw
+    try:
+        yield raw
+    except (psycopg.OperationalError, psycopg.InterfaceError) as error:
+        raise OperationalError("copy", None, error) from error
+    except psycopg.Error as error:
+        raise DatabaseError(str(error)) from error
 
 
 def _connect(url: str, name: str, options: str) -> psycopg.Connection:

@@ -13,7 +13,14 @@ _MARK = text(
 )
 _HAS_NEXT = text("select 1 from responses where tenant = :tenant and previous_id = :id limit 1")
 _DROP = text("delete from responses where tenant = :tenant and id = :id returning previous_id")
-_DELETED = text("select 1 from responses where tenant = :tenant and id = :id and deleted_at is not null")
+_REMOVABLE = text(
+    """
+    select 1 from responses
+    where tenant = :tenant and id = :id and deleted_at is not null and status not in ('queued', 'in_progress')
+    for update
+    """
+)
+"""Locks the row: of two transactions that remove its last descendants, the later sees that none is left."""
 _STREAMS = [
     text("delete from response_events_hot where tenant = :tenant and response_id = :id"),
     text("delete from response_streams where tenant = :tenant and response_id = :id"),
@@ -42,7 +49,7 @@ def purge(connection: Connection, tenant: str, response_id: UUID) -> None:
     current: UUID | None = response_id
     while current is not None:
         place = {"tenant": tenant, "id": current}
-        if connection.execute(_DELETED, place).scalar() is None:
+        if connection.execute(_REMOVABLE, place).scalar() is None:
             return
         for statement in _STREAMS:
             connection.execute(statement, place)

@@ -92,7 +92,8 @@ def unpack(first_seq: int, kind: int, output_index: int, content_index: int, bod
 def append(connection: Connection, chunks: Iterable[Chunk]) -> None:
     """Adds rows to the log within the caller's transaction."""
     with (
-        driver(connection).cursor() as cursor,
+        driver(connection) as raw,
+        raw.cursor() as cursor,
         cursor.copy(
             "copy response_events_hot (tenant, response_id, first_seq, n, kind, output_index,"
             " content_index, attempt, body, token_ids) from stdin (format binary)"

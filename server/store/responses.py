@@ -115,6 +115,20 @@ def get(connection: Connection, tenant: str, response_id: UUID) -> StoredRespons
     return _stored(row) if row else None
 
 
+def hold(connection: Connection, tenant: str, response_id: UUID) -> bool:
+    """Keeps a response from being deleted until the transaction ends; False if it is absent already."""
+    return (
+        connection.execute(
+            select(responses.c.id)
+            .where(
+                responses.c.tenant == tenant, responses.c.id == response_id, responses.c.deleted_at.is_(None)
+            )
+            .with_for_update(read=True)
+        ).first()
+        is not None
+    )
+
+
 def _stored(row: Row[tuple[object, ...]]) -> StoredResponse:
     return StoredResponse(**row._mapping)
 

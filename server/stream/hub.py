@@ -37,6 +37,7 @@ class Channel:
         self._wakers: set[asyncio.Event] = set()
         self._on_abandoned = on_abandoned
         self._grace = grace if stored else 0.0
+        self._abandonment: asyncio.TimerHandle | None = None
 
     @property
     def ended(self) -> bool:
@@ -50,6 +51,8 @@ class Channel:
 
     def join(self) -> asyncio.Event:
         """A reader's event, set whenever there is more."""
+        if self._abandonment is not None:
+            self._abandonment.cancel()
         waker = asyncio.Event()
         self._wakers.add(waker)
         return waker
@@ -57,7 +60,7 @@ class Channel:
     def leave(self, waker: asyncio.Event) -> None:
         self._wakers.discard(waker)
         if not self._wakers and not self.ended:
-            asyncio.get_running_loop().call_later(self._grace, self._abandon)
+            self._abandonment = asyncio.get_running_loop().call_later(self._grace, self._abandon)
 
     def _abandon(self) -> None:
         if not self._wakers and not self.ended:

@@ -72,7 +72,7 @@ class Endpoint:
 
     async def _read(self, request: Request, receive: Receive) -> bytes:
         declared = request.headers.get("content-length", "")
-        size = int(declared) if declared.isdigit() else 0
+        size = int(declared) if declared.isdecimal() and len(declared) < 20 else 0
         if size > self._max_body * _DRAIN_FACTOR:
             raise BodyTooLarge(self._max_body)
         chunks: list[bytes] = []

@@ -14,8 +14,8 @@ MAX_TEXT = 10_485_760
 """Characters in one text, the Open Responses specification's limit."""
 
 MAX_NESTING = 32
-"""Levels of an annotation, the one part of an item whose shape is free. What is decoded must be encoded again,
-at whatever depth of the stack."""
+"""Levels of an annotation, the one part of an item whose shape is free: what is decoded must be encoded
+again, at whatever depth of the stack."""
 
 Text = Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
 

@@ -1,9 +1,11 @@
 """What people talk about: the demo model through the official client, across turns and across kills."""
 
+import psycopg
 from openai import OpenAI
 from openai.types.responses import Response
 
-from tests.fix_server import Connect, StartServer
+from tests.fix_server import SCRIPTED, Connect, StartServer
+from tests.support.eventually import eventually
 from tests.support.server_process import MODEL, ServerProcess
 
 
@@ -33,25 +35,36 @@ def test_model_knows_no_name_when_turn_does_not_go_on_from_another(
 
 
 def test_conversation_goes_on_when_server_was_killed_between_turns(
-    demo_server: ServerProcess, connect: Connect
+    start_server: StartServer, connect: Connect
 ) -> None:
-    client = connect(demo_server)
-    told = ask(client, "My name is Penelope.")
-    before = client.responses.with_raw_response.retrieve(told.id).http_response.content
-    demo_server.restart()
-    after = client.responses.with_raw_response.retrieve(told.id).http_response.content
-    assert "Penelope" in ask(client, "What is my name?", told).output_text
-    assert after == before
-
-
-def test_conversation_goes_on_when_embedded_database_was_killed_too(
-    start_embedded: StartServer, connect: Connect
-) -> None:
-    server = start_embedded(engine="model")
+    server = start_server()  # whose answers are a function of all tokens of the conversation
     client = connect(server)
-    told = ask(client, "My name is Theodora.")
+    told = ask(client, "My name is Penelope.")
+    kept = client.responses.with_raw_response.retrieve(told.id).http_response.content
+    before = ask(client, "What is my name?", told)
     server.restart()
-    assert "Theodora" in ask(client, "What is my name?", told).output_text
+    assert client.responses.with_raw_response.retrieve(told.id).http_response.content == kept
+    after = ask(client, "What is my name?", told)
+    assert after.output_text == before.output_text
+    assert after.output_text != ask(client, "What is my name?").output_text
+
+
+def test_conversation_goes_on_when_replica_was_killed_and_loads_longer_than_a_lease(
+    demo_server: ServerProcess, demo_database: str, connect: Connect
+) -> None:
+    neighbour = ServerProcess(demo_database, settings={**SCRIPTED, "lease_seconds": 2})
+    try:
+        neighbour.start()
+        client = connect(demo_server)
+        told = ask(client, "My name is Penelope.")
+        demo_server.restart()
+        assert "Penelope" in ask(client, "What is my name?", told).output_text
+        states = "select state from replicas order by started_at"
+        with psycopg.connect(demo_database, autocommit=True) as connection:
+            expected = [("dead",), ("alive",), ("alive",)]
+            eventually(lambda: connection.execute(states).fetchall()[-3:] == expected)
+    finally:
+        neighbour.stop()
 
 
 def test_model_answers_when_input_is_list_of_messages(demo_server: ServerProcess, connect: Connect) -> None:

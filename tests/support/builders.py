@@ -233,11 +233,15 @@ class Told:
 
 
 class SpyHub(Hub):
-    """Follows every response; notes what it is told, and calls `when_told` first."""
+    """Follows every response; notes what it is told, and calls `when_told` first.
+
+    `turns` counts also the times at which there was nothing to tell.
+    """
 
     def __init__(self) -> None:
         super().__init__(asyncio.new_event_loop())
         self._loop.close()
+        self.turns = 0
         self.told: list[Told] = []
         self.when_told: Callable[[list[Published]], None] = lambda _batch: None
 
@@ -246,8 +250,10 @@ class SpyHub(Hub):
 
     def publish(self, batch: Iterable[Published]) -> None:
         given = list(batch)
-        self.when_told(given)
-        self.told.append(Told(given))
+        if given:
+            self.when_told(given)
+            self.told.append(Told(given))
+        self.turns += 1
 
     def frames(self, response: UUID) -> list[bytes]:
         return [

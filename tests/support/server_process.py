@@ -112,7 +112,7 @@ class ServerProcess:
     def kill(self) -> None:
         """Kill -9 of the whole process group."""
         os.killpg(self.pid, signal.SIGKILL)
-        self._wait()
+        self.wait()
 
     def restart(self) -> None:
         """Kill -9, then a new process on the same port."""
@@ -125,10 +125,7 @@ class ServerProcess:
         self._process.send_signal(signal.SIGTERM)
 
     def wait(self) -> int:
-        """The exit code, once the process has ended by itself."""
-        return self._wait()
-
-    def _wait(self) -> int:
+        """The exit code, once the process has ended."""
         assert self._process is not None
         code = self._process.wait(PATIENCE_S)
         self._process = None
@@ -137,12 +134,7 @@ class ServerProcess:
     def stop(self) -> None:
         """Ends it for good, whatever state it is in."""
         if self._process is not None:
-            self.ask_to_end()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(10)
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.pid, signal.SIGKILL)
-            self._wait()
+            self.kill()
         living.discard(self)
         self._said.close()
 
@@ -155,6 +147,6 @@ class ServerProcess:
 def free_port() -> int:
     """A port that nobody listens on."""
     while True:
-        port = random.choice(PORTS)  # noqa: S311 - no secret
+        port = random.choice(PORTS)
         with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
             return port

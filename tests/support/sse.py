@@ -5,8 +5,10 @@ client. A `Stream` may be read to its end or left in the middle, as clients do.
 """
 
 import http.client
+import itertools
 import json
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
@@ -76,13 +78,16 @@ class Stream:
     """An open stream; leaving the block closes the connection, at its end or not."""
 
     def __init__(
-        self, url: str, path: str, body: dict[str, Any] | None = None, *, key: str | None = None
+        self, url: str, path: str, body: Mapping[str, object] | None = None, *, key: str | None = None
     ) -> None:
         """POSTs the body, or GETs without one."""
         self.raw = b""
         """All that was received so far."""
         self.writes: list[bytes] = []
         """The same in the pieces in which it was sent, which are HTTP's chunks."""
+        self._whole: deque[bytes] = deque()
+        self._cut = b""
+        self._write = b""
         address = urlsplit(url)
         assert address.hostname is not None
         self._connection = http.client.HTTPConnection(address.hostname, address.port, timeout=PATIENCE_S)
@@ -109,9 +114,10 @@ class Stream:
         self._connection.close()
 
     def __iter__(self) -> Iterator[Frame]:
-        """The events as they come, up to `[DONE]`, which must be there."""
+        """The next events as they come, up to `[DONE]`, which must be there."""
         for block in self.blocks():
             if block == DONE:
+                assert not self._whole, "events after [DONE]"
                 assert self.response.read() == b"", "bytes after [DONE]"
                 return
             if not block.startswith(b":"):
@@ -120,20 +126,27 @@ class Stream:
 
     def blocks(self) -> Iterator[bytes]:
         """Every block as it comes, comments and `[DONE]` too, until the server ends the stream."""
-        told = 0
-        while written := self.response.read1(1 << 20):
-            self.writes.append(written)
-            self.raw += written
-            whole = self.raw[told:].rfind(b"\n\n") + 2
-            if whole >= 2:
-                yield from split(self.raw[told : told + whole])
-                told += whole
-        assert told == len(self.raw), f"cut off: {self.raw[told:]!r}"
+        while self._whole or self._receive():
+            while self._whole:
+                yield self._whole.popleft()
+
+    def _receive(self) -> bool:
+        """Waits for more; False at the end of the stream, which must be the end of a block."""
+        written = self.response.read1(1 << 20)
+        self._write += written
+        if self._write and not getattr(self.response, "chunk_left", 0):  # else a part of a long one
+            self.writes.append(self._write)
+            self._write = b""
+        self.raw += written
+        self._cut += written
+        whole, blank, self._cut = self._cut.rpartition(b"\n\n")
+        self._whole.extend(split(whole + blank))
+        assert written or not self._cut, f"cut off: {self._cut!r}"
+        return bool(written)
 
     def take(self, count: int) -> list[Frame]:
         """The next events, as many."""
-        frames = iter(self)
-        return [next(frames) for _ in range(count)]
+        return list(itertools.islice(self, count))
 
     def read(self) -> bytes:
         """Everything up to the end, which must be `[DONE]`."""
@@ -142,7 +155,7 @@ class Stream:
         return self.raw
 
 
-def create(url: str, body: dict[str, Any], *, key: str | None = None) -> Stream:
+def create(url: str, body: Mapping[str, object], *, key: str | None = None) -> Stream:
     """A new response's stream."""
     return Stream(url, "/v1/responses", {**body, "stream": True}, key=key)
 

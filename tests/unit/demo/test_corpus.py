@@ -11,9 +11,10 @@ from demo import words
 from demo.batches import UNTRAINED, Batch, Batches
 from demo.conversations import random_conversation
 from demo.evaluate import cases_of
-from demo.evaluation_cases import HELD_OUT_NAMES, HELD_OUT_WORDS, KINDS
+from demo.evaluation_cases import HELD_OUT_NAMES, HELD_OUT_WORDS, KINDS, Kind
 from demo.facts import random_fact
 from demo.rendering import TURN_END
+from demo.small_talk import knock
 from demo.tasks import add_or_subtract, echo, repeat
 from demo.tokenizer import train_tokenizer, word_pieces
 from demo.vocabulary import Vocabulary
@@ -37,6 +38,15 @@ def test_corpus_is_the_same_for_the_same_seed() -> None:
 
 def test_corpus_differs_for_another_seed() -> None:
     assert corpus(seed=5) != corpus(seed=6)
+
+
+def test_corpus_has_more_of_a_task_when_it_is_emphasised() -> None:
+    def count_knocks(emphasis: float) -> int:
+        vocabulary = Vocabulary(7)
+        conversations = [random_conversation(vocabulary, {knock: emphasis}) for _ in range(200)]
+        return str(conversations).count("A knock knock joke.")
+
+    assert count_knocks(0) < count_knocks(1) < count_knocks(20)
 
 
 def test_tokenizer_is_the_same_for_the_same_seed() -> None:
@@ -79,10 +89,8 @@ def test_words_of_the_evaluation_are_in_no_list_of_the_corpus() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
-def test_evaluation_asks_the_same_cases_each_time(kind: object) -> None:
-    chosen = next(known for known in KINDS if known is kind)
-
-    assert cases_of(chosen, 5) == cases_of(chosen, 5)
+def test_evaluation_asks_the_same_cases_each_time(kind: Kind) -> None:
+    assert cases_of(kind, 5) == cases_of(kind, 5)
 
 
 def test_echo_answers_with_a_part_of_the_request() -> None:

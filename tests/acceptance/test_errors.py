@@ -1,0 +1,210 @@
+"""Mistakes of clients: OpenAI's error object, naming the parameter, and never a word about our insides."""
+
+import json
+from collections.abc import Mapping
+
+import httpx
+import pytest
+from openai import APIStatusError, BadRequestError, NotFoundError
+
+from tests.acceptance.error_object import check_error
+from tests.fix_server import Connect
+from tests.support.server_process import MODEL, ServerProcess
+from tests.support.sse import create
+
+HELLO: dict[str, object] = {"model": MODEL, "input": "Hello"}
+UNKNOWN_ID = "resp_" + "0" * 32
+
+
+def post(server: ServerProcess, body: Mapping[str, object]) -> httpx.Response:
+    return httpx.post(f"{server.api}/responses", json=body)
+
+
+WRONG = [
+    ({"input": "Hello"}, "model"),
+    ({"model": MODEL}, "input"),
+    ({"model": None, "input": "Hello"}, "model"),
+    ({"model": 7, "input": "Hello"}, "model"),
+    ({**HELLO, "input": 7}, "input"),
+    ({**HELLO, "input": None}, "input"),
+    ({**HELLO, "input": {}}, "input"),
+    ({**HELLO, "input": ["Hello"]}, "input[0]"),
+    ({**HELLO, "input": [{"role": "user"}]}, "input[0].content"),
+    ({**HELLO, "input": [{"content": "Hello"}]}, "input[0].role"),
+    ({**HELLO, "input": [{"role": "wizard", "content": "Hello"}]}, "input[0].role"),
+    ({**HELLO, "input": [{"role": "user", "content": 7}]}, "input[0].content"),
+    ({**HELLO, "input": [{"role": "user", "content": [7]}]}, "input[0].content[0]"),
+    ({**HELLO, "input": [{"role": "user", "content": [{"type": "input_text"}]}]}, "input[0].content[0].text"),
+    ({**HELLO, "input": [{"role": "user", "content": [{"text": "x"}]}]}, "input[0].content[0].type"),
+    ({**HELLO, "input": [{"type": ["message"]}]}, "input[0].type"),
+    ({**HELLO, "input": [{"type": "telepathy"}]}, "input[0].type"),
+    ({**HELLO, "instructions": 7}, "instructions"),
+    ({**HELLO, "stream": "yes"}, "stream"),
+    ({**HELLO, "store": 1}, "store"),
+    ({**HELLO, "temperature": "hot"}, "temperature"),
+    ({**HELLO, "temperature": 2.5}, "temperature"),
+    ({**HELLO, "temperature": -1}, "temperature"),
+    ({**HELLO, "top_p": 1.5}, "top_p"),
+    ({**HELLO, "max_output_tokens": 0}, "max_output_tokens"),
+    ({**HELLO, "max_output_tokens": 1.5}, "max_output_tokens"),
+    ({**HELLO, "seed": -1}, "seed"),
+    ({**HELLO, "metadata": {"a": 1}}, "metadata[...]"),
+    ({**HELLO, "metadata": {str(n): "x" for n in range(17)}}, "metadata"),
+    ({**HELLO, "metadata": {"a": "x" * 513}}, "metadata[...]"),
+    ({**HELLO, "previous_response_id": 7}, "previous_response_id"),
+    ({**HELLO, "reasoning": {"effort": "enormous"}}, "reasoning.effort"),
+    ({**HELLO, "text": {"verbosity": 7}}, "text.verbosity"),
+    ({**HELLO, "truncation": "maybe"}, "truncation"),
+]
+
+
+@pytest.mark.parametrize(("body", "param"), WRONG, ids=[f"{n}-{param}" for n, (_, param) in enumerate(WRONG)])
+def test_wrong_value_is_refused_by_name(
+    scripted_server: ServerProcess, body: Mapping[str, object], param: str
+) -> None:
+    error = check_error(post(scripted_server, body), 400, "invalid_request_error")
+    assert error["param"] == param
+
+
+UNSUPPORTED: list[tuple[str, object]] = [
+    ("background", True),
+    ("conversation", "conv_1"),
+    ("prompt", {"id": "p"}),
+    ("tools", [{"type": "function", "name": "f", "parameters": {}}]),
+    ("tool_choice", "required"),
+    ("text.format", {"text": {"format": {"type": "json_object"}}}),
+    ("top_logprobs", 3),
+    ("presence_penalty", 1),
+    ("frequency_penalty", 1),
+]
+
+
+@pytest.mark.parametrize(("param", "value"), UNSUPPORTED, ids=[param for param, _ in UNSUPPORTED])
+def test_parameter_that_cannot_be_honoured_is_refused(
+    scripted_server: ServerProcess, param: str, value: object
+) -> None:
+    given = value if isinstance(value, dict) and "text" in value else {param: value}
+    error = check_error(post(scripted_server, {**HELLO, **given}), 400, "invalid_request_error")
+    assert error["param"] == param
+    assert error["code"] == "unsupported_parameter"
+
+
+def test_parameters_that_change_nothing_are_accepted(scripted_server: ServerProcess) -> None:
+    tolerated = {
+        "include": ["reasoning.encrypted_content", "something.new"],
+        "client_metadata": {"app": "x"},
+        "service_tier": "flex",
+        "stream_options": {"include_obfuscation": True},
+        "tools": [],
+        "tool_choice": "auto",
+        "prompt_cache_key": "k",
+        "safety_identifier": "s",
+        "never_heard_of": {"a": [1]},
+        "metadata": None,
+        "temperature": None,
+    }
+    assert post(scripted_server, {**HELLO, **tolerated}).status_code == 200
+
+
+def test_unknown_model_is_not_found(scripted_server: ServerProcess, connect: Connect) -> None:
+    error = check_error(post(scripted_server, {**HELLO, "model": "gpt-9"}), 404, "invalid_request_error")
+    assert (error["param"], error["code"]) == ("model", "model_not_found")
+    check_error(httpx.get(f"{scripted_server.api}/models/gpt-9"), 404, "invalid_request_error")
+    with pytest.raises(NotFoundError):
+        connect(scripted_server).responses.create(model="gpt-9", input="Hello")
+
+
+def test_models_are_listed(scripted_server: ServerProcess, connect: Connect) -> None:
+    client = connect(scripted_server)
+    (model,) = client.models.list()
+    assert model.id == MODEL
+    assert client.models.retrieve(MODEL) == model
+
+
+def test_deleted_id_and_unknown_one_look_the_same(scripted_server: ServerProcess) -> None:
+    gone = post(scripted_server, HELLO).json()["id"]
+    httpx.delete(f"{scripted_server.api}/responses/{gone}")
+    for method, suffix in (("GET", ""), ("GET", "?stream=true"), ("DELETE", "")):
+        deleted, unknown = (
+            httpx.request(method, f"{scripted_server.api}/responses/{given}{suffix}")
+            for given in (gone, UNKNOWN_ID)
+        )
+        check_error(unknown, 404, "invalid_request_error")
+        assert (deleted.status_code, deleted.text.replace(gone, UNKNOWN_ID)) == (404, unknown.text)
+    deleted, unknown = (
+        post(scripted_server, {**HELLO, "previous_response_id": given}) for given in (gone, UNKNOWN_ID)
+    )
+    error = check_error(unknown, 404, "invalid_request_error")
+    assert (error["param"], error["code"]) == ("previous_response_id", "previous_response_not_found")
+    assert (deleted.status_code, deleted.text.replace(gone, UNKNOWN_ID)) == (404, unknown.text)
+
+
+@pytest.mark.parametrize(
+    "strange", ["resp_1", "resp_", "x", "resp_" + "F" * 32, "msg_" + "0" * 32, "%00", "%ff", "..", "a" * 5000]
+)
+def test_strange_id_is_not_found(scripted_server: ServerProcess, strange: str) -> None:
+    check_error(httpx.get(f"{scripted_server.api}/responses/{strange}"), 404, "invalid_request_error")
+
+
+@pytest.mark.parametrize("after", ["-1", "x", "1.5", "", "1e3", "٣", "99999999999999999999", "+1", " 1"])
+def test_bad_starting_after_is_refused_by_name(scripted_server: ServerProcess, after: str) -> None:
+    response_id = post(scripted_server, HELLO).json()["id"]
+    address = f"{scripted_server.api}/responses/{response_id}"
+    answer = httpx.get(address, params={"stream": "true", "starting_after": after})
+    assert check_error(answer, 400, "invalid_request_error")["param"] == "starting_after"
+
+
+def test_bad_stream_flag_is_refused_by_name(scripted_server: ServerProcess) -> None:
+    response_id = post(scripted_server, HELLO).json()["id"]
+    answer = httpx.get(f"{scripted_server.api}/responses/{response_id}?stream=maybe")
+    assert check_error(answer, 400, "invalid_request_error")["param"] == "stream"
+
+
+@pytest.mark.parametrize("path", ["/", "/v1", "/v2/responses", "/v1/responses/a/b", "/v1/chat/completions"])
+def test_unknown_address_is_not_found(scripted_server: ServerProcess, path: str) -> None:
+    check_error(httpx.get(scripted_server.url + path), 404, "invalid_request_error")
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("PUT", "responses"),
+        ("GET", "responses"),
+        ("POST", "models"),
+        ("PATCH", "responses/x"),
+    ],
+)
+def test_wrong_method_is_refused(scripted_server: ServerProcess, method: str, path: str) -> None:
+    answer = httpx.request(method, f"{scripted_server.api}/{path}")
+    check_error(answer, 405, "invalid_request_error")
+    takes = {"responses": "POST", "models": "GET, HEAD", "responses/x": "DELETE, GET, HEAD"}
+    assert answer.headers["allow"] == takes[path]
+
+
+def test_too_long_input_is_refused_before_anything_is_kept(
+    scripted_server: ServerProcess, connect: Connect
+) -> None:
+    with pytest.raises(BadRequestError) as refused:
+        connect(scripted_server).responses.create(model=MODEL, input="Hello there. " * 10_000)
+    assert refused.value.code == "context_length_exceeded"
+    assert refused.value.param == "input"
+
+
+def test_going_on_from_running_response_is_refused(paced_server: ServerProcess) -> None:
+    with create(paced_server.url, HELLO) as stream:
+        running = stream.take(3)[0].json["response"]["id"]
+        answer = post(paced_server, {**HELLO, "previous_response_id": running})
+    assert check_error(answer, 400, "invalid_request_error")["param"] == "previous_response_id"
+
+
+def test_refused_stream_is_an_error_and_not_a_stream(scripted_server: ServerProcess) -> None:
+    answer = post(scripted_server, {**HELLO, "stream": True, "model": "gpt-9"})
+    check_error(answer, 404, "invalid_request_error")
+
+
+def test_client_library_is_told_not_to_try_again(scripted_server: ServerProcess, connect: Connect) -> None:
+    with pytest.raises(APIStatusError) as refused:
+        connect(scripted_server).responses.create(model=MODEL, input="Hello", temperature=9)
+    assert refused.value.response.headers["x-should-retry"] == "false"
+    assert refused.value.request_id is not None
+    assert json.loads(refused.value.response.text)["error"]["param"] == "temperature"

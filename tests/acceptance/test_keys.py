@@ -1,0 +1,205 @@
+"""Keys: made, listed and revoked at the terminal; asked for on every route once one exists."""
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import httpx
+import psycopg
+import pytest
+from openai import AuthenticationError
+
+from server.app import OPEN_ROUTES, ROUTES
+from tests.acceptance.error_object import check_error
+from tests.acceptance.traces import tables_with
+from tests.fix_server import SCRIPTED, Connect, StartServer
+from tests.support.server_process import MODEL, ServerProcess, run_command
+
+HELLO = {"model": MODEL, "input": "Hello"}
+UNKNOWN_ID = "resp_" + "0" * 32
+
+
+@dataclass(frozen=True)
+class Key:
+    id: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Keyed:
+    """A server that began without a key, and the key that was made while it ran."""
+
+    server: ServerProcess
+    database_url: str
+    key: Key
+
+
+@dataclass(frozen=True)
+class Tenants:
+    """The keys of two tenants, and the id of a response of ours."""
+
+    ours: Key
+    theirs: Key
+    response_id: str
+
+
+def make_key(database_url: str, *flags: str) -> Key:
+    made = run_command("keys", "create", *flags, database_url=database_url)
+    assert made.returncode == 0, made.stderr
+    text = made.stdout.strip()
+    assert text not in made.stderr
+    return Key(text.split("_")[1], text)
+
+
+@pytest.fixture(scope="module")
+def keyed(module_database: str) -> Iterator[Keyed]:
+    server = ServerProcess(module_database, settings=SCRIPTED)
+    try:
+        server.start()
+        assert call(server, "GET", "/v1/models", None).status_code == 200
+        yield Keyed(server, module_database, make_key(module_database))
+    finally:
+        server.stop()
+
+
+@pytest.fixture(scope="module")
+def tenants(keyed: Keyed) -> Tenants:
+    ours, theirs = (make_key(keyed.database_url, "--tenant", name) for name in ("a", "b"))
+    return Tenants(ours, theirs, call(keyed.server, "POST", "/v1/responses", ours.text).json()["id"])
+
+
+def address(path: str, response_id: str) -> str:
+    """A path of the route table with its parameters filled in."""
+    return path.replace("{response_id}", response_id).replace("{model:path}", MODEL)
+
+
+def call(
+    server: ServerProcess, method: str, path: str, key: str | None, response_id: str = UNKNOWN_ID
+) -> httpx.Response:
+    return httpx.request(
+        method,
+        server.url + address(path, response_id),
+        headers={"authorization": f"Bearer {key}"} if key is not None else {},
+        json=HELLO if method == "POST" else None,
+    )
+
+
+def test_every_route_needs_a_key_once_one_exists(keyed: Keyed) -> None:
+    server, key = keyed.server, keyed.key
+    wrong = [
+        None,
+        "none",
+        "hk_",
+        key.text[:-1],
+        key.text + "0",
+        key.text.upper(),
+        f"hk_{key.id}_{'0' * 64}",
+        f"hk_{'0' * 16}_{'0' * 64}",
+        f"hk_{key.id}' or '1'='1_x",
+    ]
+    assert ROUTES
+    for method, path, _ in ROUTES:
+        for given in wrong:
+            answer = call(server, method, path, given)
+            error = check_error(answer, 401, "invalid_request_error")
+            assert error["code"] == "invalid_api_key"
+            assert answer.headers["www-authenticate"] == "Bearer"
+        assert call(server, method, path, key.text).status_code in (200, 404)
+    for method, path, _ in OPEN_ROUTES:
+        assert call(server, method, path, None).status_code == 200
+
+
+def test_official_client_is_let_in_with_its_key_only(keyed: Keyed, connect: Connect) -> None:
+    assert connect(keyed.server, keyed.key.text).responses.create(model=MODEL, input="Hello").output_text
+    with pytest.raises(AuthenticationError):
+        connect(keyed.server, "sk-wrong").responses.create(model=MODEL, input="Hello")
+
+
+def test_revoked_key_is_refused(keyed: Keyed) -> None:
+    key = make_key(keyed.database_url)
+    assert call(keyed.server, "GET", "/v1/models", key.text).status_code == 200
+    assert run_command("keys", "revoke", key.id, database_url=keyed.database_url).returncode == 0
+    check_error(call(keyed.server, "GET", "/v1/models", key.text), 401, "invalid_request_error")
+    again = run_command("keys", "revoke", key.id, database_url=keyed.database_url)
+    assert again.returncode == 1
+    assert "no valid key" in again.stderr
+
+
+def test_revoking_the_last_key_opens_nothing(start_server: StartServer, database_url: str) -> None:
+    key = make_key(database_url)
+    run_command("keys", "revoke", key.id, database_url=database_url)
+    server = start_server()
+    check_error(call(server, "GET", "/v1/models", None), 401, "invalid_request_error")
+
+
+def test_keys_are_listed_without_their_secret(database_url: str) -> None:
+    key = make_key(database_url, "--tenant", "acme", "--name", "for the build")
+    other = make_key(database_url)
+    listed = run_command("keys", "list", database_url=database_url).stdout.splitlines()
+    assert [line.split("\t")[:2] for line in listed] == [[other.id, "default"], [key.id, "acme"]]
+    assert listed[1].endswith("for the build")
+    assert key.text not in "\n".join(listed)
+    of_tenant = run_command("keys", "list", "--tenant", "acme", database_url=database_url).stdout
+    assert of_tenant.splitlines() == [listed[1]]
+
+
+def test_first_key_is_made_only_once_when_asked_so(keyed: Keyed) -> None:
+    again = run_command("keys", "create", "--if-none", database_url=keyed.database_url)
+    assert (again.returncode, again.stdout) == (0, "")
+
+
+def test_key_of_strange_tenant_is_refused(keyed: Keyed) -> None:
+    made = run_command("keys", "create", "--tenant", "No Such Name", database_url=keyed.database_url)
+    assert (made.returncode, made.stdout) == (1, "")
+    assert "tenant's name" in made.stderr
+
+
+def test_digest_alone_is_kept_of_a_key(keyed: Keyed) -> None:
+    key = keyed.key
+    assert call(keyed.server, "POST", "/v1/responses", key.text).status_code == 200
+    secret = key.text.rsplit("_", 1)[1]
+    with psycopg.connect(keyed.database_url, autocommit=True) as connection:
+        for trace in (key.text, secret, key.text.encode().hex()):
+            assert tables_with(connection, trace) == []
+        stored = connection.execute("select digest from api_keys where id = %s", [key.id]).fetchall()
+    assert stored == [(hashlib.sha256(key.text.encode()).digest(),)]
+    assert secret not in keyed.server.said()
+
+
+def test_tenant_gets_for_anothers_id_what_an_unknown_id_gives_on_every_route(
+    keyed: Keyed, tenants: Tenants
+) -> None:
+    server, theirs = keyed.server, tenants.theirs.text
+    with_id = [(method, path) for method, path, _ in ROUTES if "{response_id}" in path]
+    assert with_id
+    for method, path in with_id:
+        for suffix in ("", "?stream=true", "?stream=true&starting_after=3"):
+            foreign = call(server, method, path + suffix, theirs, tenants.response_id)
+            absent = call(server, method, path + suffix, theirs, UNKNOWN_ID)
+            check_error(absent, 404, "invalid_request_error")
+            assert foreign.status_code == 404
+            assert foreign.text.replace(tenants.response_id, UNKNOWN_ID) == absent.text
+    own = call(server, "GET", "/v1/responses/{response_id}", tenants.ours.text, tenants.response_id)
+    assert own.status_code == 200
+
+
+def test_tenant_cannot_go_on_from_anothers_response(keyed: Keyed, tenants: Tenants) -> None:
+    def go_on(key: Key, previous: str) -> httpx.Response:
+        body = {**HELLO, "previous_response_id": previous}
+        headers = {"authorization": f"Bearer {key.text}"}
+        return httpx.post(f"{keyed.server.api}/responses", json=body, headers=headers)
+
+    absent = go_on(tenants.theirs, UNKNOWN_ID)
+    assert check_error(absent, 404, "invalid_request_error")["code"] == "previous_response_not_found"
+    foreign = go_on(tenants.theirs, tenants.response_id)
+    assert foreign.text.replace(tenants.response_id, UNKNOWN_ID) == absent.text
+    assert go_on(tenants.ours, tenants.response_id).status_code == 200
+
+
+def test_ledger_names_tenant_and_key(keyed: Keyed, tenants: Tenants) -> None:
+    with psycopg.connect(keyed.database_url) as connection:
+        found = connection.execute(
+            "select tenant, key_id from usage_ledger where response_id = %s",
+            [tenants.response_id.removeprefix("resp_")],
+        ).fetchall()
+    assert found == [("a", tenants.ours.id)]

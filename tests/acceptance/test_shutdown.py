@@ -1,0 +1,64 @@
+"""SIGTERM: what runs may finish, what cannot is told so, and the exit code is 0."""
+
+import httpx
+
+from tests.fix_server import StartServer
+from tests.support.eventually import eventually
+from tests.support.server_process import MODEL, ServerProcess
+from tests.support.sse import DONE, create, parse
+
+HELLO = {"model": MODEL, "input": "Hello"}
+
+
+def is_draining(server: ServerProcess) -> bool:
+    return httpx.get(f"{server.url}/health/ready").status_code == 503
+
+
+def test_running_stream_finishes_when_server_is_asked_to_end(start_server: StartServer) -> None:
+    server = start_server(scripted_tokens=60, scripted_step_seconds=0.02)
+    with create(server.url, HELLO) as stream:
+        stream.take(5)
+        server.ask_to_end()
+        raw = stream.read()
+    assert server.wait() == 0
+    assert raw.endswith(DONE)
+    assert parse(raw)[-1].event == "response.completed"
+
+
+def test_stream_that_is_too_long_ends_failed_when_server_is_asked_to_end(start_server: StartServer) -> None:
+    server = start_server(scripted_tokens=5000, scripted_step_seconds=0.02, drain_seconds=0.5)
+    with create(server.url, HELLO) as stream:
+        stream.take(5)
+        server.ask_to_end()
+        raw = stream.read()
+    assert server.wait() == 0
+    assert raw.endswith(DONE)
+    final = parse(raw)[-1]
+    assert final.event == "response.failed"
+    server.start()
+    kept = httpx.get(f"{server.api}/responses/{final.json['response']['id']}").json()
+    assert kept == final.json["response"]
+    assert "Traceback" not in server.said()
+
+
+def test_new_responses_are_refused_while_server_drains(start_server: StartServer) -> None:
+    server = start_server(scripted_tokens=60, scripted_step_seconds=0.02)
+    with create(server.url, HELLO) as stream:
+        stream.take(5)
+        server.ask_to_end()
+        eventually(lambda: is_draining(server))
+        refused = httpx.post(f"{server.api}/responses", json=HELLO)
+        stream.read()
+    assert refused.status_code == 503
+    assert refused.headers["retry-after"] == "1"
+    assert refused.json()["error"]["type"] == "server_error"
+    assert server.wait() == 0
+
+
+def test_idle_server_ends_quietly(start_server: StartServer) -> None:
+    server = start_server()
+    httpx.post(f"{server.api}/responses", json=HELLO)
+    server.ask_to_end()
+    assert server.wait() == 0
+    assert "Traceback" not in server.said()
+    assert "ERROR" not in server.said()

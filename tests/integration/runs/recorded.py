@@ -1,0 +1,97 @@
+"""A recorder without an engine: hand-fed messages, a hub that tells what it heard, and a look at the rows."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+import psycopg
+
+from engine.messages import Finished, FinishReason, Tokens, Usage
+from server.runs.recorder import Inbound, Recorder
+from server.runs.run import Run
+from server.store import events
+from server.store.database import Database
+from server.stream.frames import frame
+from server.wire.events import Event, render
+from tests.support.builders import TENANT, SpyHub, accept, register
+from tests.support.eventually import eventually
+
+TABLES = ("responses", "items", "response_events_hot", "response_streams", "usage_ledger")
+
+
+def tokens(run: Run, given: Sequence[int]) -> Tokens:
+    return Tokens(run.facts.job_id, tuple(given))
+
+
+def finished(run: Run, reason: FinishReason = "stop", output: int = 3) -> Finished:
+    return Finished(run.facts.job_id, reason, Usage(prompt=5, cached=1, output=output))
+
+
+@dataclass
+class Bench:
+    """One recorder and what is around it."""
+
+    database: Database
+    replica: UUID
+    hub: SpyHub
+    recorder: Recorder
+    fenced: list[bool]
+
+    def accept(self, **about: Any) -> Run:
+        return accept(self.database, self.replica, **about)
+
+    def begin(self, **about: Any) -> Run:
+        """A run that the recorder has."""
+        run = self.accept(**about)
+        self.recorder.begin(run)
+        return run
+
+    def feed(self, *messages: Inbound) -> None:
+        """Delivers the messages in one piece and waits until they are committed and told."""
+        told = len(self.hub.told)
+        self.recorder.deliver(messages)
+        eventually(lambda: len(self.hub.told) > told)
+
+    def stored(self, response: UUID, tenant: str = TENANT) -> list[Event]:
+        """The committed events, as another connection sees them."""
+        with self.database.begin() as connection:
+            return events.read(connection, tenant, response, 0)
+
+    def frames(self, response: UUID, tenant: str = TENANT) -> list[bytes]:
+        stored = self.stored(response, tenant)
+        return [frame(event, render(response, event)) for event in stored]
+
+    def counts(self) -> dict[str, int]:
+        """How many rows each table has."""
+        with self.database.begin() as connection:
+            return {
+                table: connection.exec_driver_sql(f"select count(*) from {table}").scalar_one()  # noqa: S608
+                for table in TABLES
+            }
+
+
+@contextmanager
+def recording(url: str) -> Iterator[Bench]:
+    """A started recorder, stopped at the end."""
+    database = Database(url, pool_size=4)
+    replica = register(database)
+    hub = SpyHub()
+    fenced: list[bool] = []
+    recorder = Recorder(database, replica, hub, on_fenced=lambda: fenced.append(True))
+    recorder.start()
+    try:
+        yield Bench(database, replica, hub, recorder, fenced)
+    finally:
+        recorder.stop()
+        database.close()
+
+
+def terminate_recorder(url: str) -> None:
+    """Kills the recorder's connection from outside, as an administrator or a failover would."""
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(
+            "select pg_terminate_backend(pid, 5000) from pg_stat_activity"
+            " where application_name = 'holdfast recorder' and datname = current_database()"
+        )

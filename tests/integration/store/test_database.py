@@ -1,0 +1,92 @@
+from collections.abc import Iterator
+
+import psycopg
+import pytest
+from sqlalchemy import text
+
+from server.store.database import Connection, Database, DatabaseError, clock, driver, durable
+
+
+@pytest.fixture
+def strict(database_url: str) -> Iterator[Database]:
+    opened = Database(database_url, pool_size=1, strict=True)
+    yield opened
+    opened.close()
+
+
+def show(connection: Connection, setting: str) -> str:
+    found: str = connection.exec_driver_sql(f"show {setting}").scalar_one()
+    return found
+
+
+def test_a_transaction_that_raises_leaves_nothing(database: Database) -> None:
+    def insert_and_raise() -> None:
+        with database.begin() as connection:
+            connection.execute(text("insert into conversations values ('t', gen_random_uuid(), '{}')"))
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        insert_and_raise()
+    with database.begin() as connection:
+        assert connection.execute(text("select 1 from conversations")).first() is None
+
+
+def test_requests_have_time_limits_and_our_threads_have_none(database: Database) -> None:
+    own = database.dedicate("test")
+    with database.begin() as connection:
+        limits = ("statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout")
+        assert "0" not in [show(connection, limit) for limit in limits]
+        assert [show(own, limit) for limit in limits] == ["0"] * 3
+        assert show(own, "application_name") == "holdfast test"
+    own.close()
+
+
+def test_a_dedicated_connection_waits_for_the_disk_when_it_says_durable(database: Database) -> None:
+    own = database.dedicate("test")
+    with own.begin():
+        assert show(own, "synchronous_commit") == "off"
+        durable(own)
+        assert show(own, "synchronous_commit") == "on"
+    with own.begin():
+        assert show(own, "synchronous_commit") == "off"
+    own.close()
+
+
+def test_a_strict_database_leaves_the_servers_own_setting(strict: Database, database_url: str) -> None:
+    with psycopg.connect(database_url) as connection:
+        expected = connection.execute("show synchronous_commit").fetchone()
+    own = strict.dedicate("test")
+    assert (show(own, "synchronous_commit"),) == expected
+    own.close()
+
+
+def test_a_pooled_connection_that_was_killed_is_replaced(database: Database, database_url: str) -> None:
+    with database.begin() as connection:
+        pid = connection.exec_driver_sql("select pg_backend_pid()").scalar_one()
+    with psycopg.connect(database_url, autocommit=True) as administrator:
+        administrator.execute("select pg_terminate_backend(%s, 5000)", (pid,))
+    with database.begin() as connection:
+        assert connection.exec_driver_sql("select pg_backend_pid()").scalar_one() != pid
+
+
+def test_a_database_that_is_not_there_is_a_database_error() -> None:
+    absent = Database("postgresql:///?host=/nowhere", pool_size=1)
+    with pytest.raises(DatabaseError), absent.begin():
+        pass
+    with pytest.raises(DatabaseError):
+        absent.dedicate("test")
+
+
+def test_an_error_of_the_driver_is_a_database_error(database: Database) -> None:
+    with database.begin() as connection:
+        before = clock(connection)
+    with pytest.raises(DatabaseError), database.begin() as connection, driver(connection) as raw:
+        raw.execute("select nonsense")
+    with database.begin() as connection:
+        assert clock(connection) > before
+
+
+def test_json_comes_back_as_the_text_that_it_was(database: Database) -> None:
+    with database.begin() as connection:
+        found = connection.execute(text("""select '{"b": 1e2,  "a": "\\u0000"}'::json""")).scalar_one()
+    assert found == '{"b": 1e2,  "a": "\\u0000"}'

@@ -1,0 +1,149 @@
+import threading
+from uuid import UUID
+
+import pytest
+
+from server.runs.recorder import Recorder
+from server.store import leases
+from server.store.database import Connection, Database
+from server.wire.ids import new_uuid
+from tests.support.builders import SpyHub, accept, kill, register
+from tests.support.eventually import eventually
+
+
+def state(database: Database, replica: UUID) -> str:
+    with database.begin() as connection:
+        found: str = connection.exec_driver_sql(
+            "select state from replicas where id = %s", (replica,)
+        ).scalar_one()
+        return found
+
+
+def age(connection: Connection, replica: UUID, seconds: float) -> None:
+    connection.exec_driver_sql(
+        "update replicas set heartbeat_at = clock_timestamp() - make_interval(secs => %s) where id = %s",
+        (seconds, replica),
+    )
+
+
+def test_a_replica_passes_the_fence_until_it_is_buried(database: Database) -> None:
+    replica = register(database)
+    with database.begin() as connection:
+        before = leases.fence(connection, replica)
+        assert leases.fence(connection, replica) > before
+    kill(database, replica)
+    assert state(database, replica) == "dead"
+    with database.begin() as connection, pytest.raises(leases.Fenced):
+        leases.fence(connection, replica)
+    with database.begin() as connection, pytest.raises(leases.Fenced):
+        leases.beat(connection, replica)
+
+
+def test_an_unknown_replica_is_fenced(database: Database) -> None:
+    with database.begin() as connection:
+        with pytest.raises(leases.Fenced):
+            leases.fence(connection, new_uuid())
+        with pytest.raises(leases.Fenced):
+            leases.beat(connection, new_uuid())
+
+
+def test_only_silent_replicas_are_buried_and_a_beat_prevents_it(database: Database) -> None:
+    silent, beating, fresh = (register(database) for _ in range(3))
+    with database.begin() as connection:
+        age(connection, silent, 11)
+        age(connection, beating, 11)
+        leases.beat(connection, beating)
+        leases.bury(connection, 10)
+    assert [state(database, replica) for replica in (silent, beating, fresh)] == ["dead", "alive", "alive"]
+
+
+def test_a_stopped_replica_is_fenced_and_not_buried(database: Database) -> None:
+    replica = register(database)
+    with database.begin() as connection:
+        leases.stop(connection, replica)
+        age(connection, replica, 11)
+        leases.bury(connection, 10)
+    assert state(database, replica) == "stopped"
+    with database.begin() as connection, pytest.raises(leases.Fenced):
+        leases.fence(connection, replica)
+
+
+def test_a_dead_replica_does_not_become_a_stopped_one(database: Database) -> None:
+    replica = register(database)
+    kill(database, replica)
+    with database.begin() as connection:
+        leases.stop(connection, replica)
+    assert state(database, replica) == "dead"
+
+
+def test_a_burial_passes_by_a_replica_whose_commit_is_in_flight(database: Database) -> None:
+    replica, other = register(database), register(database)
+    with database.begin() as connection:
+        age(connection, replica, 11)
+        age(connection, other, 11)
+    with database.begin() as connection:
+        leases.fence(connection, replica)
+        with database.begin() as undertaker:
+            leases.bury(undertaker, 10)
+        assert state(database, replica) == "alive"
+    assert state(database, other) == "dead"
+    with database.begin() as connection:
+        leases.bury(connection, 10)
+    assert state(database, replica) == "dead"
+
+
+def test_a_commit_that_meets_a_burial_in_flight_waits_for_it_and_is_fenced(database: Database) -> None:
+    replica = register(database)
+    outcome: list[str] = []
+
+    def commit() -> None:
+        connection = database.dedicate("zombie")
+        try:
+            with connection.begin():
+                leases.fence(connection, replica)
+            outcome.append("committed")
+        except leases.Fenced:
+            outcome.append("fenced")
+        finally:
+            connection.close()
+
+    zombie = threading.Thread(target=commit)
+    with database.begin() as undertaker:
+        age(undertaker, replica, 11)
+        leases.bury(undertaker, 10)
+        zombie.start()
+        eventually(lambda: outcome or _waits(database))
+        assert outcome == []
+    zombie.join(30)
+    assert outcome == ["fenced"]
+
+
+def test_a_buried_replicas_recorder_is_fenced_while_another_replicas_goes_on(database: Database) -> None:
+    zombie, living = register(database), register(database)
+    told: dict[UUID, list[bool]] = {zombie: [], living: []}
+    hub = SpyHub()
+    recorders = [
+        Recorder(database, zombie, hub, on_fenced=lambda: told[zombie].append(True)),
+        Recorder(database, living, hub, on_fenced=lambda: told[living].append(True)),
+    ]
+    for recorder in recorders:
+        recorder.start()
+    kill(database, zombie)
+    for recorder, replica in zip(recorders, (zombie, living), strict=True):
+        run = accept(database, replica)
+        recorder.begin(run)
+        recorder.fail(run.facts.id, "Ended.")
+    eventually(lambda: told[zombie] and recorders[1].wait_idle(0))
+    for recorder in recorders:
+        recorder.stop()
+    assert told == {zombie: [True], living: []}
+
+
+def _waits(database: Database) -> bool:
+    with database.begin() as connection:
+        return bool(
+            connection.exec_driver_sql(
+                "select count(*) from pg_stat_activity where application_name = 'holdfast zombie'"
+                " and wait_event_type = 'Lock' and datname = current_database()"
+            ).scalar_one()
+        )

@@ -1,0 +1,236 @@
+from typing import Any
+from uuid import UUID
+
+import msgspec
+import pytest
+from sqlalchemy.exc import IntegrityError
+
+from server.runs.recorder import stored_item
+from server.runs.states import Ending
+from server.store import deletion, responses
+from server.store.database import Connection, Database
+from server.wire.ids import item_id, new_uuid
+from server.wire.items import InputText, Message, OutputText
+from tests.support.builders import LATER, TENANT, insert_response, kill, make_echo, make_message, register
+
+
+def make_ending(**changes: Any) -> Ending:
+    fields: dict[str, Any] = {
+        "status": "completed",
+        "first_token_at": LATER,
+        "finished_at": LATER,
+        "input_tokens": 4,
+        "cached_tokens": 3,
+        "output_tokens": 2,
+        "reasoning_tokens": 1,
+    }
+    return Ending(**{**fields, **changes})
+
+
+def insert_output(connection: Connection, response: UUID, *texts: str) -> None:
+    made = [
+        Message(item_id("msg", response, "o", index), "completed", "assistant", [OutputText(text)])
+        for index, text in enumerate(texts)
+    ]
+    responses.insert_items(
+        connection, TENANT, response, responses.OUTPUT, [stored_item(item) for item in made]
+    )
+
+
+def plant_chain(connection: Connection, replica: UUID, length: int) -> list[UUID]:
+    chain: list[UUID] = []
+    for turn in range(length):
+        response = new_uuid()
+        previous = chain[-1] if chain else None
+        insert_response(
+            connection, replica, id=response, previous=previous, inputs=[f"in {turn}.0", f"in {turn}.1"]
+        )
+        insert_output(connection, response, f"out {turn}.0", f"out {turn}.1")
+        chain.append(response)
+    return chain
+
+
+def texts(payloads: list[str]) -> list[str]:
+    read = [msgspec.json.decode(payload, type=Message) for payload in payloads]
+    return [part.text for item in read for part in item.content if isinstance(part, InputText | OutputText)]
+
+
+@pytest.mark.parametrize("deleted", [(), (0,), (48, 1, 25)])
+def test_the_history_of_a_chain_of_50_is_in_order(database: Database, deleted: tuple[int, ...]) -> None:
+    replica = register(database)
+    with database.begin() as connection:
+        chain = plant_chain(connection, replica, 50)
+        for turn in deleted:
+            assert deletion.delete(connection, TENANT, chain[turn]) is True
+        found = texts(responses.history(connection, TENANT, chain[-1]))
+        part = texts(responses.history(connection, TENANT, chain[2]))
+    expected = [f"{side} {turn}.{n}" for turn in range(50) for side in ("in", "out") for n in (0, 1)]
+    assert found == expected
+    assert part == expected[:12]
+
+
+def test_branches_of_one_response_do_not_see_each_other(database: Database) -> None:
+    replica = register(database)
+    with database.begin() as connection:
+        (root,) = plant_chain(connection, replica, 1)
+        left, right = new_uuid(), new_uuid()
+        insert_response(connection, replica, id=left, previous=root, inputs=["left"])
+        insert_response(connection, replica, id=right, previous=root, inputs=["right"])
+        assert texts(responses.history(connection, TENANT, left))[4:] == ["left"]
+        assert texts(responses.history(connection, TENANT, right))[4:] == ["right"]
+
+
+def test_a_response_is_read_as_it_was_accepted_and_finished(database: Database) -> None:
+    replica = register(database)
+    response = new_uuid()
+    echo = make_echo(instructions='"\u2028', metadata={"k": "v"})
+    ending = make_ending(
+        status="failed", error_code="server_error", error_message="Why.", incomplete_reason="x"
+    )
+    with database.begin() as connection:
+        created = insert_response(connection, replica, id=response, echo=echo)
+        running = responses.get(connection, TENANT, response)
+        assert responses.finish(connection, TENANT, response, replica, ending) is False
+        ended = responses.get(connection, TENANT, response)
+    assert running is not None
+    assert (running.status, running.attempt, running.created_at) == ("in_progress", 1, created)
+    assert (running.finished_at, running.output_tokens) == (None, None)
+    assert running.request == msgspec.json.encode(echo).decode()
+    assert ended is not None
+    for name in (
+        "status",
+        "finished_at",
+        "input_tokens",
+        "cached_tokens",
+        "output_tokens",
+        "reasoning_tokens",
+        "error_code",
+        "error_message",
+        "incomplete_reason",
+    ):
+        assert getattr(ended, name) == getattr(ending, name)
+
+
+def test_a_response_ends_once_and_only_by_its_replica(database: Database) -> None:
+    mine, other = register(database), register(database)
+    response = new_uuid()
+    with database.begin() as connection:
+        insert_response(connection, mine, id=response)
+    for replica in (other, mine):
+        with database.begin() as connection:
+            if replica == mine:
+                responses.finish(connection, TENANT, response, mine, make_ending())
+            else:
+                with pytest.raises(Exception, match="No row was found"):
+                    responses.finish(connection, TENANT, response, other, make_ending())
+    with database.begin() as connection, pytest.raises(Exception, match="No row was found"):
+        responses.finish(connection, TENANT, response, mine, make_ending(status="failed"))
+
+
+def test_a_deleted_response_is_absent_and_says_so_at_its_end(database: Database) -> None:
+    replica = register(database)
+    response = new_uuid()
+    with database.begin() as connection:
+        insert_response(connection, replica, id=response)
+        deletion.delete(connection, TENANT, response)
+        assert responses.get(connection, TENANT, response) is None
+        assert responses.finish(connection, TENANT, response, replica, make_ending()) is True
+
+
+def test_a_tenant_sees_nothing_of_another(database: Database) -> None:
+    replica = register(database)
+    with database.begin() as connection:
+        (response,) = plant_chain(connection, replica, 1)
+        assert responses.get(connection, "other", response) is None
+        assert responses.output_items(connection, "other", response) == []
+        assert responses.history(connection, "other", response) == []
+        with pytest.raises(Exception, match="No row was found"):
+            responses.finish(connection, "other", response, replica, make_ending())
+        responses.record_usage(
+            connection,
+            tenant=TENANT,
+            response_id=response,
+            key_id=None,
+            model="m",
+            stored=True,
+            started_at=LATER,
+            ending=make_ending(),
+        )
+        assert responses.is_metered(connection, TENANT, response)
+        assert not responses.is_metered(connection, "other", response)
+
+
+def test_a_history_does_not_cross_into_another_tenant(database: Database) -> None:
+    replica = register(database)
+    stranger = new_uuid()
+    with database.begin() as connection:
+        (response,) = plant_chain(connection, replica, 1)
+        insert_response(
+            connection, replica, id=stranger, tenant="other", previous=response, inputs=["theirs"]
+        )
+        assert texts(responses.history(connection, "other", stranger)) == ["theirs"]
+
+
+def test_two_tenants_may_have_a_response_of_the_same_id(database: Database) -> None:
+    replica = register(database)
+    response = new_uuid()
+    with database.begin() as connection:
+        insert_response(connection, replica, id=response, inputs=["mine"])
+        insert_response(connection, replica, id=response, tenant="other", inputs=["theirs"])
+        assert deletion.delete(connection, "other", response) is True
+        assert responses.get(connection, TENANT, response) is not None
+        assert texts(responses.history(connection, TENANT, response)) == ["mine"]
+
+
+def test_items_come_back_byte_for_byte(database: Database) -> None:
+    replica = register(database)
+    response = new_uuid()
+    awkward = 'a\0\u2028"\\u0000😀'
+    with database.begin() as connection:
+        insert_response(connection, replica, id=response)
+        insert_output(connection, response, awkward, "second")
+        found = responses.output_items(connection, TENANT, response)
+    assert texts(found) == [awkward, "second"]
+    assert [msgspec.json.encode(msgspec.json.decode(text)).decode() for text in found] == found
+
+
+def test_an_item_cannot_be_written_twice(database: Database) -> None:
+    replica = register(database)
+    response = new_uuid()
+    item = stored_item(make_message(response, 0, "a"))
+    with database.begin() as connection:
+        insert_response(connection, replica, id=response, inputs=["a"])
+    with pytest.raises(IntegrityError), database.begin() as connection:
+        responses.insert_items(connection, TENANT, response, responses.INPUT, [item])
+
+
+def test_orphans_are_claimed_once_and_only_from_replicas_that_are_not_alive(database: Database) -> None:
+    dead, stopped, alive, me = (register(database) for _ in range(4))
+    left = {dead: new_uuid(), stopped: new_uuid(), alive: new_uuid(), new_uuid(): new_uuid()}
+    ended = new_uuid()
+    with database.begin() as connection:
+        for replica, response in left.items():
+            insert_response(connection, replica, id=response)
+        insert_response(connection, dead, id=ended)
+        responses.finish(connection, TENANT, ended, dead, make_ending())
+        connection.exec_driver_sql("update replicas set state = 'stopped' where id = %s", (stopped,))
+    kill(database, dead)
+    with database.begin() as connection:
+        claimed = responses.claim_orphans(connection, me, 10)
+        assert {orphan.id for orphan in claimed} == {id_ for r, id_ in left.items() if r != alive}
+        assert {orphan.attempt for orphan in claimed} == {2}
+        assert responses.claim_orphans(connection, me, 10) == []
+
+
+def test_no_more_orphans_are_claimed_than_asked_for_and_none_by_two(database: Database) -> None:
+    dead = register(database)
+    with database.begin() as connection:
+        for _ in range(5):
+            insert_response(connection, dead, id=new_uuid())
+    kill(database, dead)
+    first, second = register(database), register(database)
+    with database.begin() as one, database.begin() as two:
+        ours = responses.claim_orphans(one, first, 3)
+        theirs = responses.claim_orphans(two, second, 3)
+    assert (len(ours), len(theirs)) == (3, 2)
+    assert not {orphan.id for orphan in ours} & {orphan.id for orphan in theirs}

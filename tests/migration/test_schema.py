@@ -1,0 +1,174 @@
+import io
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
+
+import psycopg
+import pytest
+from alembic import command
+from alembic.config import Config
+from sqlalchemy import Connection, create_engine, event, inspect, pool
+
+from server.store.database import _alembic, schema_state, upgrade
+from server.store.tables import metadata
+from tests.support.eventually import eventually
+
+REPOSITORY = Path(__file__).parents[2]
+LOCK = int.from_bytes(b"holdfast", "big")
+WAITING = "select 1 from pg_locks where locktype = 'advisory' and not granted"
+
+
+@contextmanager
+def alembic_on(url: str) -> Iterator[tuple[Config, Connection]]:
+    engine = create_engine(
+        "postgresql+psycopg://", creator=lambda: psycopg.connect(url), poolclass=pool.NullPool
+    )
+    with engine.connect() as connection:
+        config = _alembic()
+        config.attributes["connection"] = connection
+        yield config, connection
+    engine.dispose()
+
+
+def tables_of(url: str) -> set[str]:
+    with alembic_on(url) as (_, connection):
+        return set(inspect(connection).get_table_names()) | set(inspect(connection).get_view_names())
+
+
+def query(url: str, statement: str) -> list[tuple[object, ...]]:
+    with psycopg.connect(url, autocommit=True) as connection:
+        return connection.execute(statement).fetchall()
+
+
+def test_an_empty_database_is_brought_to_the_present_schema(empty_database_url: str) -> None:
+    assert schema_state(empty_database_url) == "behind"
+    upgrade(empty_database_url)
+    assert schema_state(empty_database_url) == "current"
+    assert tables_of(empty_database_url) == {*metadata.tables, "v_events", "alembic_version"}
+    assert query(empty_database_url, "select * from v_events") == []
+
+
+def test_the_migrated_schema_is_the_one_that_the_code_knows(database_url: str) -> None:
+    with alembic_on(database_url) as (config, _):
+        command.check(config)
+
+
+def test_a_difference_to_the_code_would_be_noticed(database_url: str) -> None:
+    with alembic_on(database_url) as (config, connection):
+        connection.exec_driver_sql("alter table items drop column call_id")
+        connection.commit()
+        with pytest.raises(Exception, match="call_id"):
+            command.check(config)
+
+
+def test_an_upgrade_of_a_current_schema_changes_nothing(database_url: str) -> None:
+    everything = "select table_name, column_name, data_type from information_schema.columns order by 1, 2"
+    before = query(database_url, everything)
+    query(
+        database_url,
+        "insert into conversations (tenant, id, metadata) values ('t', gen_random_uuid(), '{}') returning 1",
+    )
+    upgrade(database_url)
+    assert query(database_url, everything) == before
+    assert len(query(database_url, "select 1 from conversations")) == 1
+
+
+def test_four_upgrades_at_once_all_succeed(empty_database_url: str) -> None:
+    code = "import sys; from server.store.database import upgrade; upgrade(sys.argv[1])"
+    with psycopg.connect(empty_database_url, autocommit=True) as holder:
+        holder.execute("select pg_advisory_lock(%s)", (LOCK,))
+        upgrades = [
+            subprocess.Popen([sys.executable, "-c", code, empty_database_url], cwd=REPOSITORY)
+            for _ in range(4)
+        ]
+        eventually(lambda: len(query(empty_database_url, WAITING)) == 4, within=60)
+    assert [process.wait(60) for process in upgrades] == [0] * 4
+    assert schema_state(empty_database_url) == "current"
+    assert query(empty_database_url, "select count(*) from alembic_version") == [(1,)]
+
+
+def test_an_upgrade_waits_for_another_without_a_limit(empty_database_url: str) -> None:
+    """A migration may take long; whoever waits for it must not give up, so no lock timeout holds there."""
+    limits: list[str] = []
+
+    def note(_connection: object, cursor: psycopg.Cursor[tuple[str]], statement: str, *_rest: object) -> None:
+        if "pg_advisory_lock" in statement:
+            row = cursor.execute("show lock_timeout").fetchone()
+            assert row is not None
+            limits.append(row[0])
+
+    with alembic_on(empty_database_url) as (config, connection):
+        event.listen(connection, "before_cursor_execute", note)
+        command.upgrade(config, "head")
+    assert limits == ["0"]
+
+
+def test_an_upgrade_waits_for_another_one(empty_database_url: str) -> None:
+    with psycopg.connect(empty_database_url, autocommit=True) as holder:
+        holder.execute("select pg_advisory_lock(%s)", (LOCK,))
+        second = threading.Thread(target=upgrade, args=(empty_database_url,))
+        second.start()
+        eventually(lambda: query(empty_database_url, WAITING))
+        assert schema_state(empty_database_url) == "behind"
+    second.join(60)
+    assert schema_state(empty_database_url) == "current"
+
+
+def test_no_lock_is_left_after_an_upgrade(empty_database_url: str) -> None:
+    upgrade(empty_database_url)
+    assert query(empty_database_url, "select 1 from pg_locks where locktype = 'advisory'") == []
+
+
+def test_the_schema_goes_down_to_nothing_and_up_again(database_url: str) -> None:
+    with alembic_on(database_url) as (config, _):
+        command.downgrade(config, "base")
+    assert schema_state(database_url) == "behind"
+    assert tables_of(database_url) == {"alembic_version"}
+    upgrade(database_url)
+    with alembic_on(database_url) as (config, _):
+        command.check(config)
+
+
+def test_a_revision_that_this_release_does_not_know_is_unknown(database_url: str) -> None:
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        connection.execute("update alembic_version set version_num = '9999'")
+    assert schema_state(database_url) == "unknown"
+
+
+def test_every_key_of_a_table_begins_with_the_tenant(database_url: str) -> None:
+    with alembic_on(database_url) as (_, connection):
+        inspector = inspect(connection)
+        keys = {
+            table: inspector.get_pk_constraint(table)["constrained_columns"]
+            for table in inspector.get_table_names()
+            if table not in ("alembic_version", "replicas")
+        }
+    assert len(keys) == len(metadata.tables) - 1
+    assert {table for table, columns in keys.items() if columns[0] != "tenant"} == set()
+
+
+def test_nothing_in_the_schema_keeps_compatible_clusters_away(database_url: str) -> None:
+    kinds = (
+        "select relname from pg_class where relnamespace = 'public'::regnamespace and relkind in ('S', 'p')"
+    )
+    assert query(database_url, kinds) == []
+    assert query(database_url, "select tgname from pg_trigger where not tgisinternal") == []
+    assert query(database_url, "select typname from pg_type where typtype = 'e'") == []
+    assert query(database_url, "select extname from pg_extension where extname <> 'plpgsql'") == []
+
+
+def test_the_migrations_can_be_written_out_as_sql(empty_database_url: str) -> None:
+    written = io.StringIO()
+    config = _alembic()
+    config.output_buffer = written
+    with redirect_stdout(written):
+        command.upgrade(config, "head", sql=True)
+    with psycopg.connect(empty_database_url, autocommit=True) as connection:
+        connection.execute(written.getvalue().encode())
+    assert schema_state(empty_database_url) == "current"
+    with alembic_on(empty_database_url) as (config, _):
+        command.check(config)
+    assert query(empty_database_url, "select * from v_events") == []

@@ -1,0 +1,140 @@
+import time
+from collections.abc import Sequence
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from server.dialects.base import ReasoningDelta
+from server.dialects.reasoning import CLOSE, OPEN, ThinkSplitter
+from tests.support.builders import examples
+
+PIECES = ["<", ">", "/", "<think", "think>", OPEN, CLOSE, "</", "</thi", " ", "\n", "\t", "a", "b<c", "é", ""]
+texts = st.lists(st.sampled_from(PIECES), max_size=12).map("".join)
+cuts = st.lists(st.integers(0, 60), max_size=15)
+
+
+def split(pieces: Sequence[str], *, opened: bool = False) -> tuple[str, str]:
+    """Reasoning and answer."""
+    splitter = ThinkSplitter(opens_reasoning=opened)
+    deltas = [delta for piece in pieces for delta in splitter.feed(piece)] + splitter.close()
+    assert all(delta.text for delta in deltas)
+    kinds = [isinstance(delta, ReasoningDelta) for delta in deltas]
+    assert kinds == sorted(kinds, reverse=True), "reasoning came after the answer began"
+    thought = "".join(delta.text for delta in deltas if isinstance(delta, ReasoningDelta))
+    return thought, "".join(delta.text for delta in deltas if not isinstance(delta, ReasoningDelta))
+
+
+def pieces_of(text: str, places: list[int]) -> list[str]:
+    bounds = [0, *sorted(min(place, len(text)) for place in places), len(text)]
+    return [text[a:b] for a, b in pairwise(bounds)]
+
+
+@given(texts, cuts, st.booleans())
+@examples(400)
+def test_any_split_of_the_same_text_gives_the_same_result(text: str, places: list[int], opened: bool) -> None:
+    whole = split([text], opened=opened)
+    assert split(pieces_of(text, places), opened=opened) == whole
+    assert split(list(text), opened=opened) == whole
+
+
+@given(texts.filter(lambda text: not text.lstrip().startswith(OPEN)), texts)
+@examples(200)
+def test_reasoning_is_what_is_between_the_tags(thought: str, answer: str) -> None:
+    text = f"{OPEN}{thought}{CLOSE}{answer}"
+    before, _, after = f"{thought}{CLOSE}{answer}".partition(CLOSE)
+    for shape, opened in ((text, False), (text, True), (text.removeprefix(OPEN), True)):
+        assert split([shape], opened=opened) == (before.strip(), after.lstrip())
+
+
+@given(texts.filter(lambda text: not text.lstrip().startswith(OPEN)))
+@examples(200)
+def test_a_text_that_does_not_open_reasoning_is_the_answer_unchanged(text: str) -> None:
+    assert split([text]) == ("", text)
+
+
+@given(texts, texts, st.booleans())
+@examples(200)
+def test_no_closing_tag_is_in_the_reasoning(thought: str, answer: str, opened: bool) -> None:
+    assert CLOSE not in split([f"{OPEN}{thought}{CLOSE}{answer}"], opened=opened)[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "opened", "expected"),
+    [
+        ("", False, ("", "")),
+        ("", True, ("", "")),
+        ("plain", False, ("", "plain")),
+        ("  indented\n", False, ("", "  indented\n")),
+        (" \n", False, ("", " \n")),
+        ("<think>why</think>because", False, ("why", "because")),
+        ("\n <think>\n why \n</think>\n\n because \n", False, ("why", "because \n")),
+        ("<think></think>because", False, ("", "because")),
+        ("<think>\n\n</think>\n\nbecause", False, ("", "because")),
+        ("<think>why", False, ("why", "")),
+        ("<think>why </thi", False, ("why </thi", "")),
+        ("<think>why \n", False, ("why", "")),
+        ("<think>a  b</think>", False, ("a  b", "")),
+        ("why</think>because", True, ("why", "because")),
+        ("\nwhy\n</think>\nbecause", True, ("why", "because")),
+        ("<think>why</think>because", True, ("why", "because")),
+        ("\n<think>\nwhy</think>because", True, ("why", "because")),
+        ("<thi", True, ("<thi", "")),
+        ("because </think> it is", False, ("", "because </think> it is")),
+        ("a <think>b</think>", False, ("", "a <think>b</think>")),
+        ("<think>a</think>b<think>c</think>", False, ("a", "b<think>c</think>")),
+        ("<thin", False, ("", "<thin")),
+        ("<thinking", False, ("", "<thinking")),
+        ("<think>1 < 2 </ think></think>yes", False, ("1 < 2 </ think>", "yes")),
+    ],
+)
+def test_tags_and_white_space(text: str, opened: bool, expected: tuple[str, str]) -> None:
+    assert split([text], opened=opened) == expected
+    assert split(list(text), opened=opened) == expected
+
+
+def test_only_what_could_become_a_tag_is_held_back() -> None:
+    splitter = ThinkSplitter(opens_reasoning=False)
+    assert splitter.feed("<thin") == []
+    assert splitter.feed("k>why") == [ReasoningDelta("why")]
+    assert splitter.feed(" </thinner") == [ReasoningDelta(" </thinner")]
+    assert splitter.feed("  ") == []
+    assert splitter.reasoning
+    assert splitter.feed("</think>") == []
+    assert not splitter.reasoning
+
+
+def test_a_prompt_that_opened_the_reasoning_is_in_it_from_the_start() -> None:
+    assert ThinkSplitter(opens_reasoning=True).reasoning
+    assert not ThinkSplitter(opens_reasoning=False).reasoning
+
+
+def seconds_for(text: str, opened: bool) -> float:
+    """The better of two, so that a busy machine is not taken for a slow splitter."""
+    best = float("inf")
+    for _ in range(2):
+        started = time.process_time()
+        split(list(text), opened=opened)
+        best = min(best, time.process_time() - started)
+    return best
+
+
+@pytest.mark.parametrize(
+    ("unit", "head", "opened"),
+    [
+        ("a", "", True),
+        ("<", "", True),
+        ("</think", "", True),
+        ("\n\n\n x", "", True),
+        ("</thin ", "", True),
+        (" ", "", True),
+        (" ", "a", True),
+        (" ", "", False),
+        (" ", "<think>a</think>", False),
+    ],
+)
+def test_the_cost_grows_with_the_length_and_not_with_its_square(unit: str, head: str, opened: bool) -> None:
+    """200,000 characters, one by one, against a sixteenth of them; a square would be 256 times as dear."""
+    small = (unit * 12_500)[:12_500]
+    assert seconds_for(head + small * 16, opened) < 64 * max(seconds_for(head + small, opened), 0.005)

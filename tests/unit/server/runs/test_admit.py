@@ -1,0 +1,151 @@
+from typing import Any, get_args
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.messages import Capabilities, JobRefused
+from server.errors import InvalidRequest, Overloaded
+from server.runs.admit import hash_prompt, make_echo, refusal, too_long
+from server.runs.unsupported import refuse_unsupported
+from server.wire.request import CreateResponse
+
+MODEL = Capabilities(vocab_size=100, context_length=50, stop_ids=frozenset({0}), temperature=0.7, top_p=0.9)
+
+
+def make_request(**fields: Any) -> CreateResponse:
+    return CreateResponse(model="m", input="x", **fields)
+
+
+def test_what_a_request_leaves_open_is_filled_in() -> None:
+    echo = msgspec.to_builtins(make_echo(make_request(), MODEL))
+    assert echo == {
+        "background": False,
+        "frequency_penalty": 0.0,
+        "instructions": None,
+        "max_output_tokens": None,
+        "max_tool_calls": None,
+        "metadata": {},
+        "model": "m",
+        "parallel_tool_calls": True,
+        "presence_penalty": 0.0,
+        "previous_response_id": None,
+        "prompt_cache_key": None,
+        "reasoning": {"effort": None, "summary": None},
+        "safety_identifier": None,
+        "service_tier": "default",
+        "store": True,
+        "temperature": 0.7,
+        "text": {"format": {"type": "text"}},
+        "tool_choice": "auto",
+        "tools": [],
+        "top_logprobs": 0,
+        "top_p": 0.9,
+        "truncation": "disabled",
+        "user": None,
+    }
+
+
+def test_what_a_request_says_is_repeated() -> None:
+    body = {
+        "model": "m",
+        "input": "x",
+        "instructions": "Be brief.",
+        "max_output_tokens": 5,
+        "max_tool_calls": 2,
+        "metadata": {"k": "v"},
+        "parallel_tool_calls": False,
+        "previous_response_id": "resp_1",
+        "prompt_cache_key": "p",
+        "reasoning": {"effort": "low", "summary": "auto"},
+        "safety_identifier": "s",
+        "store": False,
+        "temperature": 0.0,
+        "text": {"format": {"type": "text"}, "verbosity": "low"},
+        "tool_choice": "none",
+        "top_p": 0.0,
+        "truncation": "auto",
+        "user": "u",
+    }
+    echo = msgspec.to_builtins(make_echo(msgspec.convert(body, CreateResponse), MODEL))
+    assert {name: echo[name] for name in body if name != "input"} == {
+        name: value for name, value in body.items() if name != "input"
+    }
+
+
+def test_an_echo_is_stored_and_read_back_the_same() -> None:
+    echo = make_echo(make_request(metadata={"k": "v"}), MODEL)
+    assert msgspec.json.decode(msgspec.json.encode(echo), type=type(echo)) == echo
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"background": True}, "background"),
+        ({"conversation": "conv_1"}, "conversation"),
+        ({"conversation": {"id": "conv_1"}}, "conversation"),
+        ({"prompt": {"id": "p"}}, "prompt"),
+        ({"tools": [{"type": "function"}]}, "tools"),
+        ({"tools": [{"type": "function"}], "tool_choice": "auto"}, "tools"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "name": "f"}}, "tool_choice"),
+        ({"text": {"format": {"type": "json_object"}}}, "text.format"),
+        ({"text": {"format": {"type": "json_schema"}}}, "text.format"),
+        ({"top_logprobs": 1}, "top_logprobs"),
+        ({"presence_penalty": 0.1}, "presence_penalty"),
+        ({"frequency_penalty": -0.1}, "frequency_penalty"),
+    ],
+)
+def test_what_would_change_the_answer_is_refused_by_name(fields: dict[str, Any], param: str) -> None:
+    request = msgspec.convert({"model": "m", "input": "x", **fields}, CreateResponse)
+    with pytest.raises(InvalidRequest) as caught:
+        refuse_unsupported(request)
+    assert (caught.value.param, caught.value.code) == (param, "unsupported_parameter")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"background": False, "tools": [], "top_logprobs": 0, "presence_penalty": 0, "frequency_penalty": 0},
+        {"tools": [{"type": "function"}], "tool_choice": "none"},
+        {"tool_choice": "auto"},
+        {"text": {}},
+        {"text": {"format": {"type": "text"}, "verbosity": "high"}},
+        {"reasoning": {"effort": "high"}, "max_tool_calls": 1, "truncation": "auto", "user": "u"},
+    ],
+)
+def test_what_changes_nothing_is_accepted(fields: dict[str, Any]) -> None:
+    refuse_unsupported(msgspec.convert({"model": "m", "input": "x", **fields}, CreateResponse))
+
+
+REASONS = get_args(JobRefused.__init__.__annotations__["reason"])
+
+
+@pytest.mark.parametrize("reason", REASONS)
+def test_every_refusal_of_the_engine_is_an_answer(reason: Any) -> None:
+    told = refusal(JobRefused(reason, "Said by the engine."))
+    if reason in ("overloaded", "closed"):
+        assert isinstance(told, Overloaded)
+    else:
+        assert isinstance(told, InvalidRequest)
+        assert str(told) == "Said by the engine."
+    assert told.code == {
+        "too_long": "context_length_exceeded",
+        "overloaded": "overloaded",
+        "closed": "overloaded",
+    }.get(reason)
+
+
+def test_an_input_without_room_for_an_answer_says_both_numbers() -> None:
+    told = too_long(60, 50)
+    assert (told.code, told.param) == ("context_length_exceeded", "input")
+    assert "60" in str(told)
+    assert "50" in str(told)
+
+
+@given(st.lists(st.integers(0, 2**31 - 1), max_size=6), st.lists(st.integers(0, 2**31 - 1), max_size=6))
+def test_different_prompts_have_different_hashes(one: list[int], other: list[int]) -> None:
+    assert (hash_prompt(one) == hash_prompt(tuple(other))) == (one == other)
+    assert len(hash_prompt(one)) == 32

@@ -1,0 +1,150 @@
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any, cast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from starlette.requests import Request
+
+from server import auth
+from server.auth import DEFAULT_TENANT, Caller, Gate, make_key
+from server.errors import NotAuthenticated
+from server.store.database import Database
+from server.store.keys import StoredKey
+from tests.support.builders import examples
+
+
+class Keys:
+    """Stands for the table of keys and for the database around it."""
+
+    def __init__(self) -> None:
+        self.stored: dict[str, StoredKey] = {}
+        self.touched: list[tuple[str, str]] = []
+        self.asked_whether_any = 0
+
+    @contextmanager
+    def begin(self) -> Iterator["Keys"]:
+        yield self
+
+    def add(self, tenant: str) -> str:
+        key = make_key()
+        now = datetime.now(UTC)
+        self.stored[key.id] = StoredKey(tenant, key.id, "", key.digest, now, None, None)
+        return key.text
+
+    def any_exist(self, _connection: object) -> bool:
+        self.asked_whether_any += 1
+        return bool(self.stored)
+
+    def find(self, _connection: object, key_id: str) -> StoredKey | None:
+        return self.stored.get(key_id)
+
+    def touch(self, _connection: object, tenant: str, key_id: str) -> None:
+        self.touched.append((tenant, key_id))
+
+
+@pytest.fixture
+def keys(monkeypatch: pytest.MonkeyPatch) -> Keys:
+    made = Keys()
+    monkeypatch.setattr(auth, "keys", made)
+    return made
+
+
+def identify(keys: Keys, header: str | None, gate: Gate | None = None) -> Caller:
+    headers = [] if header is None else [(b"authorization", header.encode("latin-1"))]
+    scope: dict[str, Any] = {"type": "http", "method": "GET", "path": "/", "headers": headers}
+    return (gate or Gate(cast("Database", keys))).identify(Request(scope))
+
+
+def test_a_new_key_is_found_by_its_id_and_proved_by_its_digest() -> None:
+    key = make_key()
+    prefix, key_id, secret = key.text.split("_")
+    assert (prefix, key_id) == ("hk", key.id)
+    assert len(secret) == 64
+    assert key.digest == hashlib.sha256(key.text.encode()).digest()
+
+
+def test_no_two_keys_are_equal() -> None:
+    assert len({make_key().text for _ in range(100)}) == 100
+
+
+def test_everybody_is_the_default_tenant_until_there_is_a_key(keys: Keys) -> None:
+    assert identify(keys, None) == Caller(DEFAULT_TENANT, None)
+    assert identify(keys, "Bearer anything") == Caller(DEFAULT_TENANT, None)
+
+
+def test_the_first_key_closes_the_gate_for_good(keys: Keys) -> None:
+    gate = Gate(cast("Database", keys))
+    identify(keys, None, gate)
+    text = keys.add("acme")
+    with pytest.raises(NotAuthenticated):
+        identify(keys, None, gate)
+    assert identify(keys, f"Bearer {text}", gate).tenant == "acme"
+    keys.stored.clear()
+    with pytest.raises(NotAuthenticated):
+        identify(keys, None, gate)
+    assert keys.asked_whether_any == 2
+
+
+@pytest.mark.parametrize("form", ["Bearer {}", "bearer {}", "BEARER {}", "Bearer  {} "])
+def test_a_valid_key_names_its_tenant_and_is_noted(keys: Keys, form: str) -> None:
+    text = keys.add("acme")
+    key_id = text.split("_")[1]
+    assert identify(keys, form.format(text)) == Caller("acme", key_id)
+    assert keys.touched == [("acme", key_id)]
+
+
+def test_the_key_of_one_tenant_is_never_another(keys: Keys) -> None:
+    ours, theirs = keys.add("ours"), keys.add("theirs")
+    mixed = f"hk_{ours.split('_')[1]}_{theirs.split('_')[2]}"
+    assert identify(keys, f"Bearer {ours}").tenant == "ours"
+    with pytest.raises(NotAuthenticated):
+        identify(keys, f"Bearer {mixed}")
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        "",
+        "Bearer",
+        "Bearer ",
+        "Basic {0}",
+        "{0}",
+        "Bearer {0}x",
+        "Bearer x{0}",
+        "Bearer {1}",
+        "Bearer hk_{2}",
+        "Bearer hk_{2}_",
+        "Bearer hk__{3}",
+        "Bearer xx_{2}_{3}",
+        "Bearer hk_%_{3}",
+        "Bearer hk_\xff_{3}",
+        "Bearer hk_\0_{3}",
+    ],
+)
+def test_anything_but_a_valid_key_is_refused_and_not_noted(keys: Keys, form: str) -> None:
+    text = keys.add("acme")
+    _, key_id, secret = text.split("_")
+    with pytest.raises(NotAuthenticated):
+        identify(keys, form.format(text, text[:-1], key_id, secret))
+    assert keys.touched == []
+
+
+def test_a_stored_digest_of_zeros_lets_nobody_in(keys: Keys) -> None:
+    text = keys.add("acme")
+    key_id = text.split("_")[1]
+    keys.stored[key_id] = replace(keys.stored[key_id], digest=bytes(32))
+    with pytest.raises(NotAuthenticated):
+        identify(keys, f"Bearer {text}")
+
+
+@given(st.text(st.characters(max_codepoint=255)))
+@examples(150)
+def test_any_header_is_refused_and_nothing_else(keys: Keys, header: str) -> None:
+    keys.add("acme")
+    with pytest.raises(NotAuthenticated):
+        identify(keys, header)

@@ -1,0 +1,223 @@
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from server.config import Config, Setting, load, settings, xdg_data_home
+from server.errors import ConfigError
+from tests.support.builders import examples
+
+ALL = {setting.name: setting for setting in settings()}
+#: A value for every setting, other than its default, as it is written, and as it is read.
+VALUES: dict[str, tuple[str, object]] = {
+    "host": ("0.0.0.0", "0.0.0.0"),  # noqa: S104
+    "port": ("9000", 9000),
+    "data_dir": ("/data", Path("/data")),
+    "database_url": ("postgresql://db/x", "postgresql://db/x"),
+    "model": ("/models/m", Path("/models/m")),
+    "model_name": ("name", "name"),
+    "device": ("cuda", "cuda"),
+    "dtype": ("float16", "float16"),
+    "engine": ("scripted", "scripted"),
+    "durability": ("strict", "strict"),
+    "log_level": ("debug", "debug"),
+    "kv_memory": ("1000000", 1000000),
+    "torch_threads": ("3", 3),
+}
+
+
+def value_of(setting: Setting) -> tuple[str, object]:
+    if setting.name in VALUES:
+        return VALUES[setting.name]
+    if isinstance(setting.default, float):
+        return "17.5", 17.5
+    assert isinstance(setting.default, int), f"give {setting.name} a value in VALUES"
+    return str(setting.default + 1), setting.default + 1
+
+
+def refuse(flags: Mapping[str, str], environment: Mapping[str, str]) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load(flags, environment)
+    return str(caught.value)
+
+
+def test_every_field_is_a_setting_with_a_sentence_about_it() -> None:
+    assert list(ALL) == [field.name for field in dataclasses.fields(Config)]
+    assert all(setting.help for setting in ALL.values())
+
+
+def test_without_flags_and_variables_the_defaults_hold() -> None:
+    config = load({}, {})
+    assert config == Config()
+    assert all(getattr(config, name) == setting.default for name, setting in ALL.items())
+
+
+@pytest.mark.parametrize("setting", ALL.values(), ids=ALL.keys())
+def test_every_setting_is_read_from_its_variable_and_from_its_flag(setting: Setting) -> None:
+    written, read = value_of(setting)
+    assert setting.flag == "--" + setting.name.replace("_", "-")
+    assert setting.variable == "HOLDFAST_" + setting.name.upper()
+    assert getattr(load({}, {setting.variable: written}), setting.name) == read
+    assert getattr(load({setting.name: written}, {}), setting.name) == read
+    assert read != setting.default
+
+
+@pytest.mark.parametrize("setting", ALL.values(), ids=ALL.keys())
+def test_a_flag_wins_over_the_variable_which_is_not_even_read(setting: Setting) -> None:
+    written, read = value_of(setting)
+    other = "no value" if setting.name not in ("host", "data_dir", "model", "model_name") else "/other"
+    assert getattr(load({setting.name: written}, {setting.variable: other}), setting.name) == read
+
+
+def test_an_empty_value_means_the_default() -> None:
+    assert load({"model_name": ""}, {"HOLDFAST_PORT": "", "DATABASE_URL": ""}) == Config()
+
+
+def test_database_url_is_read_too_and_the_own_variable_wins() -> None:
+    usual = {"DATABASE_URL": "postgresql://usual/x"}
+    assert load({}, usual).database_url == "postgresql://usual/x"
+    own = {"HOLDFAST_DATABASE_URL": "postgresql://own/x", **usual}
+    assert load({}, own).database_url == "postgresql://own/x"
+    assert load({"database_url": "postgresql://flag/x"}, own).database_url == "postgresql://flag/x"
+
+
+def test_other_variables_are_nothing_to_us() -> None:
+    assert load({}, {"PATH": "/bin", "holdfast_port": "x", "PORT": "1"}) == Config()
+
+
+@pytest.mark.parametrize(
+    "variable", ["HOLDFAST_PROT", "HOLDFAST_", "HOLDFAST_PORT_", "HOLDFAST_DATABASE-URL"]
+)
+def test_an_unknown_variable_is_refused_by_name(variable: str) -> None:
+    assert variable in refuse({}, {variable: "1"})
+
+
+@pytest.mark.parametrize(
+    ("name", "written"),
+    [
+        ("port", "http"),
+        ("port", "1.5"),
+        ("port", "9" * 6000),
+        ("drain_seconds", "long"),
+        ("drain_seconds", "1,5"),
+        ("device", "gpu"),
+        ("durability", "Strict"),
+        ("log_level", "verbose"),
+    ],
+)
+def test_a_value_of_the_wrong_kind_is_refused_by_its_source(name: str, written: str) -> None:
+    by_variable = refuse({}, {ALL[name].variable: written})
+    by_flag = refuse({name: written}, {})
+    assert ALL[name].variable in by_variable
+    assert ALL[name].flag in by_flag
+    assert all(choice in by_flag for choice in ALL[name].choices)
+
+
+@pytest.mark.parametrize(
+    ("name", "written"),
+    [
+        ("port", "-1"),
+        ("port", "65536"),
+        ("max_running", "0"),
+        ("max_running", "4097"),
+        ("lease_seconds", "1.9"),
+        ("keep_alive_seconds", "0"),
+        ("database_connections", "0"),
+        *(
+            (setting.name, written)
+            for setting in ALL.values()
+            if isinstance(setting.default, float)
+            for written in ("nan", "inf", "-inf", "1e300", "-1")
+        ),
+    ],
+)
+def test_a_value_out_of_range_is_refused_by_name(name: str, written: str) -> None:
+    assert name.replace("_", "-") in refuse({name: written}, {})
+
+
+def test_fewer_tokens_a_step_than_responses_are_refused() -> None:
+    assert "token-budget" in refuse({"token_budget": "10", "max_running": "11"}, {})
+    assert load({"token_budget": "11", "max_running": "11"}, {}).token_budget == 11
+
+
+@pytest.mark.parametrize(
+    "url", ["mysql://x/y", "host=db dbname=x", "postgresql+psycopg://db/x", "/var/db", "postgresql://[::1/x"]
+)
+def test_a_database_url_that_is_not_postgres_is_refused(url: str) -> None:
+    assert "database-url" in refuse({"database_url": url}, {})
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://me:s3cret@db/x",
+        "postgres://me:s3cret@db:5432/x?sslmode=require",
+        "postgresql://me:p@s3cret@db/x",
+        "postgresql://me:s3cret%40@db/x",
+        "postgresql://db/x?user=me&password=s3cret",
+        "postgresql://db/x?password=s3cret&sslmode=require",
+        "postgresql://me@db/x?sslpassword=s3cret",
+    ],
+)
+def test_a_password_is_not_in_what_a_configuration_prints(url: str) -> None:
+    config = load({"database_url": url}, {})
+    assert config.database_url == url
+    for shown in (repr(config), str(config), f"{config}"):
+        assert "s3cret" not in shown
+        assert "***" in shown
+        assert "db" in shown
+
+
+@given(st.text(st.characters(exclude_characters="[]", exclude_categories=["Cs"]), min_size=5))
+@examples(100)
+def test_no_password_of_a_url_is_printed(password: str) -> None:
+    written = quote(f"{password}!", safe="")
+    shown = repr(Config(database_url=f"postgresql://me:{written}@db/x?password={written}"))
+    assert f":{written}@" not in shown
+    assert f"password={written}" not in shown
+
+
+def test_a_url_without_a_password_is_printed_as_it_is() -> None:
+    assert "postgresql://me@db/x?sslmode=require" in repr(
+        Config(database_url="postgresql://me@db/x?sslmode=require")
+    )
+
+
+@given(st.dictionaries(st.sampled_from(sorted(ALL)), st.text(max_size=12)))
+@examples(300)
+def test_any_values_are_read_or_refused_and_nothing_else(flags: dict[str, str]) -> None:
+    sentence = "." if _is_valid(flags) else refuse(flags, {})
+    assert sentence.endswith(".")
+
+
+def _is_valid(flags: dict[str, str]) -> bool:
+    try:
+        load(flags, {})
+    except ConfigError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [("127.0.0.1", True), ("::1", True), ("localhost", True), ("0.0.0.0", False), ("db", False)],  # noqa: S104
+)
+def test_only_this_machines_own_addresses_are_loopback(host: str, expected: bool) -> None:
+    assert Config(host=host).loopback is expected
+
+
+def test_a_configuration_cannot_be_changed() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Config().port = 1  # type: ignore[misc]
+
+
+def test_the_data_directory_follows_xdg_when_that_is_absolute(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", "/xdg")
+    assert xdg_data_home() == Path("/xdg")
+    for ignored in ("", "relative"):
+        monkeypatch.setenv("XDG_DATA_HOME", ignored)
+        assert xdg_data_home() == Path.home() / ".local" / "share"

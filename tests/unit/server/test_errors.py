@@ -1,0 +1,99 @@
+import json
+from collections.abc import Iterator
+
+import pytest
+from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.routing import Route
+
+from server import errors
+from server.errors import ApiError, on_error, translate
+from server.wire.errors import DecodeFailure
+
+
+def leaves(kind: type[ApiError]) -> Iterator[type[ApiError]]:
+    yield kind
+    for child in kind.__subclasses__():
+        yield from leaves(child)
+
+
+EXAMPLES: list[tuple[Exception, int, str | None]] = [
+    (errors.InvalidRequest("No."), 400, None),
+    (errors.UnknownModel("x", "y"), 404, "model_not_found"),
+    (errors.NotAuthenticated("No."), 401, "invalid_api_key"),
+    (errors.NotFound("No."), 404, "not_found"),
+    (errors.MethodNotAllowed("No."), 405, "method_not_allowed"),
+    (errors.BodyTooSlow(30), 408, "request_timeout"),
+    (errors.BodyTooLarge(10), 413, "request_too_large"),
+    (errors.Overloaded("No."), 503, "overloaded"),
+    (errors.InternalError(), 500, "internal_error"),
+    (DecodeFailure("No.", "input[0]", "invalid_type"), 400, "invalid_type"),
+    (OperationalError("select secret", {}, Exception("10.0.0.7")), 503, "overloaded"),
+    (PoolTimeout("secret"), 503, "overloaded"),
+    (HTTPException(404), 404, "not_found"),
+    (HTTPException(405), 405, "method_not_allowed"),
+    (HTTPException(418), 500, "internal_error"),
+    (RuntimeError("secret"), 500, "internal_error"),
+    (RecursionError("secret"), 500, "internal_error"),
+]
+
+
+def make_request() -> Request:
+    app = Starlette(routes=[Route("/", lambda _request: None, methods=["POST"])])
+    about = {"type": "http", "method": "GET", "path": "/", "headers": [], "query_string": b"", "app": app}
+    return Request(about)
+
+
+def test_every_error_of_the_tree_has_an_example_here() -> None:
+    assert set(leaves(ApiError)) - {ApiError} <= {type(error) for error, _, _ in EXAMPLES}
+
+
+@pytest.mark.parametrize(("error", "status", "code"), EXAMPLES, ids=lambda value: type(value).__name__)
+def test_whatever_goes_wrong_is_an_error_object(error: Exception, status: int, code: str | None) -> None:
+    answer = on_error(make_request(), error)
+    told = json.loads(bytes(answer.body))["error"]
+    assert answer.status_code == status
+    assert set(told) == {"message", "type", "param", "code"}
+    assert told["code"] == code
+    assert told["type"] == ("server_error" if status >= 500 else "invalid_request_error")
+    assert told["message"].endswith(".")
+    assert "secret" not in told["message"]
+    assert "10.0.0.7" not in told["message"]
+    assert answer.headers["content-type"] == "application/json"
+    assert answer.headers["x-request-id"].startswith("req_")
+
+
+@pytest.mark.parametrize(("error", "status", "code"), EXAMPLES, ids=lambda value: type(value).__name__)
+def test_only_what_may_pass_is_worth_another_try(error: Exception, status: int, code: str | None) -> None:
+    headers = on_error(make_request(), error).headers
+    assert ("retry-after" in headers) == (status == 503)
+    assert (headers.get("x-should-retry") == "false") == (status != 503)
+
+
+def test_only_a_mistake_of_ours_is_logged_with_its_cause(caplog: pytest.LogCaptureFixture) -> None:
+    on_error(make_request(), errors.InvalidRequest("No."))
+    assert caplog.records == []
+    on_error(make_request(), RuntimeError("the cause"))
+    assert "the cause" in caplog.text
+
+
+def test_the_request_keeps_its_id() -> None:
+    request = make_request()
+    request.state.request_id = "req_1"
+    assert on_error(request, RuntimeError()).headers["x-request-id"] == "req_1"
+
+
+def test_a_caller_without_a_key_is_told_how_to_send_one() -> None:
+    assert on_error(make_request(), errors.NotAuthenticated("No.")).headers["www-authenticate"] == "Bearer"
+
+
+def test_a_decode_failure_keeps_its_path() -> None:
+    told = translate(DecodeFailure("No.", "input[0]", "invalid_type"))
+    assert (told.param, str(told)) == ("input[0]", "No.")
+
+
+def test_a_model_of_any_length_is_said_back_in_a_short_sentence() -> None:
+    assert len(str(errors.UnknownModel("x" * 100_000, "served"))) < 300
