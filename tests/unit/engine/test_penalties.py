@@ -1,0 +1,242 @@
+import random
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import (
+    LogitNormalization,
+    LogitsProcessor,
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    SequenceBiasLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from engine import sampler
+from engine.executor import Drawn
+from engine.messages import Job, Sampling, TokenLogprobs
+from engine.penalties import TokenCounts, change_logits
+from engine.sampler import Draw
+
+SIZE = 60
+
+
+def logits_of(rows: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(rows, SIZE, generator=torch.Generator().manual_seed(seed)) * 3
+
+
+def counts_of(prompt: list[int], output: list[int], offset: int = 0, **fields: Any) -> TokenCounts:
+    """Of a job with this output, of which `offset` tokens came before it was cut."""
+    given_prompt = [*prompt, *output[:offset]]
+    job = Job(
+        job_id="a",
+        prompt=tuple(given_prompt),
+        max_tokens=1,
+        sampling=Sampling(seed=1, **fields),
+        output_offset=offset,
+    )
+    counts = TokenCounts(job)
+    for n in range(offset, len(output) + 1):
+        counts.catch_up([*prompt, *output[:n]])
+    return counts
+
+
+def changed(logits: torch.Tensor, counts: TokenCounts) -> torch.Tensor:
+    logits = logits.clone()
+    change_logits(logits, [0], [counts])
+    return logits
+
+
+def plainly(logits: torch.Tensor, prompt: list[int], output: list[int], sampling: Sampling) -> torch.Tensor:
+    """The definition, token by token."""
+    result = logits.clone()
+    biases = dict(sampling.logit_bias)
+    for token in range(SIZE):
+        value = result[0, token].item() + biases.get(token, 0.0)
+        if token in prompt or token in output:
+            factor = sampling.repetition_penalty
+            value = value / factor if value > 0 else value * factor
+        value -= sampling.frequency_penalty * output.count(token)
+        value -= sampling.presence_penalty * (token in output)
+        result[0, token] = value
+    return result
+
+
+token_lists = st.lists(st.integers(0, SIZE - 1), max_size=150)
+wishes = st.fixed_dictionaries(
+    {},
+    optional={
+        "presence_penalty": st.floats(-2, 2),
+        "frequency_penalty": st.floats(-2, 2),
+        "repetition_penalty": st.floats(0.1, 5),
+        "logit_bias": st.dictionaries(st.integers(0, SIZE - 1), st.floats(-100, 100)).map(
+            lambda biases: tuple(sorted(biases.items()))
+        ),
+    },
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(token_lists, token_lists, wishes, st.data())
+def test_logits_are_changed_as_defined_however_the_job_was_cut(
+    prompt: list[int], output: list[int], fields: dict[str, Any], data: st.DataObject
+) -> None:
+    logits = logits_of(1)
+    offset = data.draw(st.integers(0, len(output)))
+    whole = changed(logits, counts_of(prompt, output, **fields))
+    cut = changed(logits, counts_of(prompt, output, offset, **fields))
+    expected = plainly(logits, prompt, output, Sampling(seed=1, **fields))
+    assert torch.allclose(whole, expected, atol=1e-4)
+    assert torch.equal(whole, cut)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.tuples(token_lists, token_lists, wishes), min_size=1, max_size=6), st.randoms())
+def test_a_row_is_changed_alike_alone_beside_others_and_in_any_order(
+    rows: list[tuple[list[int], list[int], dict[str, Any]]], order: random.Random
+) -> None:
+    logits = logits_of(len(rows))
+    counts = [counts_of(prompt, output, **fields) for prompt, output, fields in rows]
+    alone = torch.cat([changed(logits[row : row + 1], own) for row, own in enumerate(counts)])
+    places = order.sample(range(len(rows)), len(rows))
+    together = logits.clone()
+    change_logits(together, places, [counts[place] for place in places])
+    assert torch.equal(together, alone)
+
+
+def test_a_job_without_tokens_to_count_changes_nothing() -> None:
+    logits = logits_of(2)
+    together = logits.clone()
+    change_logits(together, [0, 1], [counts_of([1], []), counts_of([3], [4], presence_penalty=1.0)])
+    assert torch.equal(together[0], logits[0])
+    assert (together != logits).nonzero().tolist() == [[1, 4]]
+
+
+def test_a_long_output_is_counted_when_its_arrays_grow() -> None:
+    output = list(range(SIZE)) * 3
+    counts = counts_of([], output, frequency_penalty=1.0)
+    assert torch.allclose(changed(logits_of(1), counts), logits_of(1) - 3)
+    many = [int(n) for n in torch.randperm(5000, generator=torch.Generator().manual_seed(0))]
+    logits = torch.zeros(1, 5000)
+    change_logits(logits, [0], [counts_of([], many[:4000], presence_penalty=1.0)])
+    assert sorted((logits[0] == -1).nonzero()[:, 0].tolist()) == sorted(many[:4000])
+
+
+# transformers
+
+
+def test_repetition_penalty_is_that_of_transformers() -> None:
+    tokens = [3, 9, 9, 50, 0, 0, 7]
+    theirs = RepetitionPenaltyLogitsProcessor(1.7)(torch.tensor([tokens]), logits_of(1))  # type: ignore[no-untyped-call]
+    ours = changed(logits_of(1), counts_of(tokens[:4], tokens[4:], repetition_penalty=1.7))
+    assert torch.equal(ours, theirs)
+
+
+def test_logit_bias_is_that_of_transformers() -> None:
+    biases = {5: -7.5, 6: 3.25, 59: 100.0}
+    processor = SequenceBiasLogitsProcessor({(token,): bias for token, bias in biases.items()})  # type: ignore[no-untyped-call]
+    theirs = processor(torch.tensor([[1, 2]]), logits_of(1))
+    ours = changed(logits_of(1), counts_of([1, 2], [], logit_bias=tuple(biases.items())))
+    assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize(
+    ("fields", "warpers"),
+    [
+        ({"top_p": 0.7}, [TopPLogitsWarper(0.7)]),  # type: ignore[no-untyped-call]
+        ({"top_k": 6}, [TopKLogitsWarper(6)]),  # type: ignore[no-untyped-call]
+        ({"min_p": 0.1}, [MinPLogitsWarper(0.1)]),  # type: ignore[no-untyped-call]
+        ({"top_k": 20, "top_p": 0.8}, [TopKLogitsWarper(20), TopPLogitsWarper(0.8)]),  # type: ignore[no-untyped-call]
+        ({"top_p": 0.9, "min_p": 0.08}, [TopPLogitsWarper(0.9), MinPLogitsWarper(0.08)]),  # type: ignore[no-untyped-call]
+        (
+            {"top_k": 30, "top_p": 0.97, "min_p": 0.02},
+            [TopKLogitsWarper(30), TopPLogitsWarper(0.97), MinPLogitsWarper(0.02)],  # type: ignore[no-untyped-call]
+        ),
+    ],
+    ids=str,
+)
+def test_what_can_be_drawn_is_what_transformers_would_leave(
+    fields: dict[str, Any], warpers: list[LogitsProcessor | LogitNormalization]
+) -> None:
+    tokens = [3, 9, 50, 0, 7]
+    ids = torch.tensor([tokens])
+    left = logits_of(1)
+    for warper in (
+        RepetitionPenaltyLogitsProcessor(1.3),  # type: ignore[no-untyped-call]
+        TemperatureLogitsWarper(1.5),  # type: ignore[no-untyped-call]
+        *warpers,
+    ):
+        left = warper(ids, left)  # type: ignore[operator]
+    fields = {**fields, "temperature": 1.5, "repetition_penalty": 1.3}
+    many = 4000
+    counts = counts_of(tokens, [], **fields)
+    draws = [Draw(Sampling(seed=seed, **fields), 5, counts) for seed in range(many)]
+    results = sampler.sample(logits_of(1).repeat(many, 1), draws)
+    drawn = [result.token_id for result in results if isinstance(result, Drawn)]
+    chances = left.softmax(-1)[0]
+    assert set(drawn) <= set((chances > 0).nonzero()[:, 0].tolist())
+    assert set(drawn) >= set((chances > 0.005).nonzero()[:, 0].tolist())
+    shares = torch.tensor(drawn).bincount(minlength=SIZE) / many
+    assert (shares - chances).abs().max() < 0.03
+
+
+# The order of things
+
+
+def test_logprobs_are_those_of_the_model_whatever_changes_the_logits() -> None:
+    logits = logits_of(3)
+    expected = logits.log_softmax(-1)
+    counts = counts_of([1, 2], [3, 4], presence_penalty=2.0, logit_bias=((5, 90.0),))
+    fields = {"presence_penalty": 2.0, "logit_bias": ((5, 90.0),), "temperature": 0.3}
+    draws = [
+        Draw(Sampling(seed=0, **fields), 4, counts, frozenset({7}), wanted)  # type: ignore[arg-type]
+        for wanted in (0, None, 6)
+    ]
+
+    def mask(changed_logits: torch.Tensor) -> None:
+        changed_logits[:, 10:] = float("-inf")
+
+    first, second, third = (r for r in sampler.sample(logits.clone(), draws, mask) if isinstance(r, Drawn))
+    assert (first.token_id, second.token_id, third.token_id) == (5, 5, 5)
+    assert second.logprobs is None
+    assert first.logprobs == TokenLogprobs(pytest.approx(expected[0, 5].item(), abs=1e-5), ())
+    assert third.logprobs is not None
+    values, ids = expected[2].topk(6)
+    assert [token for token, _ in third.logprobs.top] == ids.tolist()
+    assert [value for _, value in third.logprobs.top] == pytest.approx(values.tolist(), abs=1e-5)
+
+
+def test_the_mask_has_the_last_word_over_biases() -> None:
+    def mask(logits: torch.Tensor) -> None:
+        assert logits[0, 5] > 90
+        logits[:, 5] = float("-inf")
+
+    counts = counts_of([1], [], logit_bias=((5, 100.0),))
+    draw = Draw(Sampling(seed=0, temperature=0.0, logit_bias=((5, 100.0),)), 1, counts)
+    (drawn,) = sampler.sample(logits_of(1), [draw], mask)
+    expected = logits_of(1)[0]
+    expected[5] = float("-inf")
+    assert drawn == Drawn(int(expected.argmax()))
+
+
+def test_a_row_that_may_draw_nothing_fails_alone_and_says_so() -> None:
+    everything = frozenset(range(SIZE))
+    draws = [Draw(Sampling(seed=1, top_p=0.5), 3, None, ids) for ids in (frozenset({1}), everything)]
+    drawn, failed = sampler.sample(logits_of(2), draws)
+    assert isinstance(drawn, Drawn)
+    assert not isinstance(failed, Drawn)
+    assert "forbidden" in failed.message
+
+
+def test_equal_logits_are_told_in_the_order_of_their_ids() -> None:
+    logits = torch.zeros(2, 2000)
+    logits[:, 1990] = 1.0
+    draws = [Draw(Sampling(seed=1), 3, logprobs=wanted) for wanted in (4, 20)]
+    for row, drawn in enumerate(sampler.sample(logits, draws)):
+        assert isinstance(drawn, Drawn)
+        assert drawn.logprobs is not None
+        assert [token for token, _ in drawn.logprobs.top] == [1990, *range(3 if row == 0 else 19)]
