@@ -47,8 +47,17 @@ class Config:
     )
     scripted_tokens: int = _setting(32, "tokens of an answer of the scripted engine", low=1)
     scripted_step_seconds: float = _setting(0.0, "seconds between two tokens of the scripted engine", low=0)
+    scripted_crash_at: int | None = _setting(
+        None, "the token of an answer at which the scripted engine crashes", low=0
+    )
     max_running: int = _setting(64, "the most responses generated at the same time", low=1, high=4096)
     max_waiting: int = _setting(256, "the most responses waiting for the engine", low=0, high=65536)
+    max_of_tenant: int | None = _setting(
+        None, "the most unfinished responses of one tenant; default: no limit of its own", low=1
+    )
+    hang_seconds: float = _setting(
+        300.0, "how long one step of the engine may take before it counts as dead", low=1
+    )
     token_budget: int = _setting(512, "the most tokens computed in one step", low=1)
     kv_memory: int | None = _setting(None, "bytes for the KV cache; default: by model and free memory", low=1)
     torch_threads: int | None = _setting(None, "CPU threads of one operation; default: torch's choice", low=1)

@@ -8,6 +8,7 @@
     ├── MethodNotAllowed     405
     ├── BodyTooSlow          408
     ├── BodyTooLarge         413
+    ├── TooManyRequests      429  this caller has too many; try again after a while
     ├── Overloaded           503  try again after a while
     └── InternalError        500  our mistake; the cause is in the log
     ClientGone                    nobody is left to answer
@@ -96,6 +97,13 @@ class BodyTooLarge(ApiError):
 
     def __init__(self, limit: int) -> None:
         super().__init__(f"The request body is larger than {limit} bytes.")
+
+
+class TooManyRequests(ApiError):
+    status = 429
+    type = "rate_limit_error"
+    default_code = "rate_limit_exceeded"
+    retry = True
 
 
 class Overloaded(ApiError):

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from engine.messages import Deliver, Engine
+from engine.messages import Deliver, Engine, OnDead
 from server.config import Config
 from server.dialects.pick import pick
 from server.errors import ConfigError
@@ -18,13 +18,13 @@ def model_folder(config: Config) -> Path:
     return folder.resolve()
 
 
-def load_model(config: Config, deliver: Deliver, say: Callable[[str], None]) -> Served:
+def load_model(config: Config, deliver: Deliver, say: Callable[[str], None], on_dead: OnDead) -> Served:
     """Loads what the settings name. Raises ConfigError, with a sentence, if it cannot be served."""
     folder = model_folder(config)
     if config.engine == "scripted":
-        engine = _scripted(config, folder, deliver)
+        engine = _scripted(config, folder, deliver, on_dead)
     else:
-        engine = _real(config, folder, deliver, say)
+        engine = _real(config, folder, deliver, say, on_dead)
     try:
         dialect = pick(folder, engine.capabilities.stop_ids)
     except (OSError, ValueError) as error:
@@ -33,7 +33,9 @@ def load_model(config: Config, deliver: Deliver, say: Callable[[str], None]) -> 
     return Served(name=config.model_name or folder.name, engine=engine, dialect=dialect)
 
 
-def _real(config: Config, folder: Path, deliver: Deliver, say: Callable[[str], None]) -> Engine:
+def _real(
+    config: Config, folder: Path, deliver: Deliver, say: Callable[[str], None], on_dead: OnDead
+) -> Engine:
     from engine.config import EngineConfig, ModelRefused
     from engine.engine import load
 
@@ -45,15 +47,17 @@ def _real(config: Config, folder: Path, deliver: Deliver, say: Callable[[str], N
         token_budget=config.token_budget,
         max_running=config.max_running,
         max_waiting=config.max_waiting,
+        max_of_share=config.max_of_tenant,
+        hang_seconds=config.hang_seconds,
         torch_threads=config.torch_threads,
     )
     try:
-        return load(wanted, deliver, say)
+        return load(wanted, deliver, say, on_dead)
     except (ModelRefused, OSError, ValueError) as error:
         raise ConfigError(f"{folder} cannot be served: {error}") from error
 
 
-def _scripted(config: Config, folder: Path, deliver: Deliver) -> Engine:
+def _scripted(config: Config, folder: Path, deliver: Deliver, on_dead: OnDead) -> Engine:
     from server.scripted_model import scripted_engine
 
-    return scripted_engine(config, folder, deliver)
+    return scripted_engine(config, folder, deliver, on_dead)

@@ -5,13 +5,13 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from engine.messages import Deliver, Engine
-from engine.scripted import Script, ScriptedConfig, ScriptedEngine
+from engine.messages import Deliver, Engine, OnDead
+from engine.scripted import Fault, Script, ScriptedConfig, ScriptedEngine
 from server.config import Config
 from server.errors import ConfigError
 
 
-def scripted_engine(config: Config, folder: Path, deliver: Deliver) -> Engine:
+def scripted_engine(config: Config, folder: Path, deliver: Deliver, on_dead: OnDead) -> Engine:
     """An engine that answers with plain words of the folder's tokenizer."""
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     special = set(tokenizer.get_added_tokens_decoder())
@@ -22,17 +22,22 @@ def scripted_engine(config: Config, folder: Path, deliver: Deliver) -> Engine:
             if token not in special and text.isascii() and text.isalpha()
         )
     )
+    crash = config.scripted_crash_at
+    fault = Fault(kind="crash", at_token=crash) if crash is not None else None
     return ScriptedEngine(
         ScriptedConfig(
             vocabulary=words,
             stop_id=_stop_id(folder),
             vocab_size=tokenizer.get_vocab_size(),
-            script=Script(length=config.scripted_tokens),
+            script=Script(length=config.scripted_tokens, fault=fault),
             step_seconds=config.scripted_step_seconds,
             max_running=config.max_running,
             max_waiting=config.max_waiting,
+            max_of_share=config.max_of_tenant,
+            hang_seconds=config.hang_seconds,
         ),
         deliver,
+        on_dead=on_dead,
     )
 
 

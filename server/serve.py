@@ -39,8 +39,8 @@ from server.version import VERSION
 
 log = logging.getLogger("holdfast.serve")
 
-FENCED_EXIT = 70
-"""EX_SOFTWARE: this process was declared dead and must be started anew."""
+START_AGAIN_EXIT = 70
+"""EX_SOFTWARE: this process was declared dead, or its engine died twice; it must be started anew."""
 
 
 def serve(config: Config, say: Callable[[str], None]) -> int:
@@ -104,7 +104,7 @@ class _Process:
         self._draining = False
         self._database = database
         hub = Hub(loop)
-        served = load_model(config, self._deliver, say)
+        served = load_model(config, self._deliver, say, self._engine_died)
         self._engine = served.engine
         self._replica = self._register()  # when the heartbeat is near: loading may outlast a lease
         self._recorder = Recorder(database, self._replica, hub, on_fenced=self._fenced)
@@ -192,7 +192,15 @@ class _Process:
 
     def _fenced(self) -> None:
         """Any thread: other replicas took over what this one ran; it must end and start anew."""
-        self.exit_code = FENCED_EXIT
+        self._end_with(START_AGAIN_EXIT)
+
+    def _engine_died(self, why: str) -> None:
+        """A thread of the engine: it told every job, and will not come back in this process."""
+        log.critical("the engine died for good: %s", why)
+        self._end_with(START_AGAIN_EXIT)
+
+    def _end_with(self, exit_code: int) -> None:
+        self.exit_code = exit_code
         self._loop.call_soon_threadsafe(self._ended.set)
 
     def _asked_to_end(self) -> None:

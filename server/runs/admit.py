@@ -18,7 +18,7 @@ import msgspec
 from engine.messages import Capabilities, Engine, Job, JobRefused, Sampling
 from server.auth import Caller
 from server.dialects.base import Dialect, Prompt, PromptError
-from server.errors import ApiError, InvalidRequest, Overloaded, UnknownModel
+from server.errors import ApiError, InvalidRequest, Overloaded, TooManyRequests, UnknownModel
 from server.runs import context
 from server.runs.recorder import Recorder, stored_item
 from server.runs.run import Run, RunFacts
@@ -105,9 +105,10 @@ class Admission:
     def _make_job(
         self, caller: Caller, request: CreateResponse, response: UUID, prompt: Prompt, echo: Echo
     ) -> Job:
-        room = self._served.engine.capabilities.context_length - len(prompt.token_ids)
+        model = self._served.engine.capabilities
+        room = model.context_length - len(prompt.token_ids)
         if room < 1:
-            raise too_long(len(prompt.token_ids), self._served.engine.capabilities.context_length)
+            raise too_long(len(prompt.token_ids), model.context_length)
         job = Job(
             job_id=response.hex,
             prompt=prompt.token_ids,
@@ -116,10 +117,15 @@ class Admission:
                 seed=request.seed if request.seed is not None else secrets.randbits(63),
                 temperature=echo.temperature,
                 top_p=max(echo.top_p, SMALLEST_TOP_P),
-                top_k=self._served.engine.capabilities.top_k,
+                top_k=model.top_k,
+                min_p=model.min_p,
+                repetition_penalty=model.repetition_penalty,
+                presence_penalty=echo.presence_penalty,
+                frequency_penalty=echo.frequency_penalty,
             ),
             stop_ids=prompt.stop_ids,
             cache_salt=caller.tenant,
+            share=caller.tenant,
         )
         try:
             self._served.engine.check(job)
@@ -209,14 +215,14 @@ def make_echo(request: CreateResponse, model: Capabilities) -> Echo:
     text = request.text
     return Echo(
         background=False,
-        frequency_penalty=0.0,
+        frequency_penalty=request.frequency_penalty or 0.0,
         instructions=request.instructions,
         max_output_tokens=request.max_output_tokens,
         max_tool_calls=request.max_tool_calls,
         metadata=request.metadata or {},
         model=request.model,
         parallel_tool_calls=request.parallel_tool_calls is not False,
-        presence_penalty=0.0,
+        presence_penalty=request.presence_penalty or 0.0,
         previous_response_id=request.previous_response_id,
         prompt_cache_key=request.prompt_cache_key,
         reasoning=ReasoningEcho(request.reasoning.effort, request.reasoning.summary)
@@ -248,8 +254,10 @@ def refusal(refused: JobRefused) -> ApiError:
             return InvalidRequest(str(refused), param="input", code="context_length_exceeded")
         case "overloaded":
             return Overloaded("The server has more requests than it can take; try again later.")
+        case "share_full":
+            return TooManyRequests("You have as many requests here as one may have; try again later.")
         case "closed":
-            return Overloaded("The server is shutting down.")
+            return Overloaded("The engine does not take requests at the moment.")
         case _:
             return InvalidRequest(str(refused))
 

@@ -25,8 +25,6 @@ _REFUSED: list[tuple[str, Callable[[CreateResponse], object], str]] = [
     ),
     ("text.format", lambda r: _format(r) != "text", "Only text output is available."),
     ("top_logprobs", lambda r: r.top_logprobs, "Log probabilities are not available."),
-    ("presence_penalty", lambda r: r.presence_penalty, "Penalties are not available."),
-    ("frequency_penalty", lambda r: r.frequency_penalty, "Penalties are not available."),
 ]
 
 
