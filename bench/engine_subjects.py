@@ -40,10 +40,11 @@ QWEN = {
 }  # fmt: skip
 """42 million parameters."""
 GPT_OSS = {
-    "vocab_size": 4096, "hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 8,
-    "num_key_value_heads": 2, "head_dim": 32, "intermediate_size": 256, "num_local_experts": 8,
+    "vocab_size": 4096, "hidden_size": 512, "num_hidden_layers": 4, "num_attention_heads": 8,
+    "num_key_value_heads": 2, "head_dim": 64, "intermediate_size": 512, "num_local_experts": 8,
     "num_experts_per_tok": 2, "sliding_window": 128,
 }  # fmt: skip
+"""30 million parameters."""
 NULL = {
     "vocab_size": 128, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1,
     "num_key_value_heads": 1, "head_dim": 16, "intermediate_size": 16,

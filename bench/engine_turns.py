@@ -8,7 +8,8 @@ from engine.messages import Finished, Outbound
 
 ROUNDS = 7
 HISTORY, NEW, ANSWER = 900, 60, 8
-TURNS = 20
+TURNS, TURN_NEW, TURN_ANSWER = 20, 30, 18
+"""The last of these turns has a history of 912 tokens."""
 
 
 def run() -> None:
@@ -47,7 +48,7 @@ def follow_conversation(kind: str) -> None:
         text: list[int] = []
         for turn in range(TURNS):
             before = len(text)
-            text = text + make_prompts([NEW], 100 * conversation + turn)[0]
+            text = text + make_prompts([TURN_NEW], 100 * conversation + turn)[0]
             wait, answer, found = first_token(engine, text)
             if turn:
                 seen, cached = seen + before, cached + found
@@ -72,6 +73,6 @@ def first_token(engine: EngineSubject, prompt: list[int]) -> tuple[float, list[i
 
     engine.when_told = note
     start = time.process_time()
-    (answer,) = engine.run([prompt], [ANSWER])
+    (answer,) = engine.run([prompt], [TURN_ANSWER])
     engine.when_told = lambda _message: None
     return marks[0] - start, answer, found[0]

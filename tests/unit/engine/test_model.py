@@ -95,12 +95,6 @@ def test_a_model_with_linear_attention_is_refused_by_name() -> None:
     assert "qwen3_next has layers of kinds that are not served: linear_attention" in refused(model)
 
 
-def test_a_model_with_capped_attention_is_refused_by_name() -> None:
-    sentence = refused(save_random_model("Gemma2Config"))
-    assert "Gemma2Attention" in sentence
-    assert "softcap" in sentence
-
-
 def test_a_model_with_a_state_is_refused() -> None:
     model = save_random_model(
         "MambaConfig",

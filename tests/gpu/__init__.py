@@ -1,0 +1,1 @@
+"""What needs an accelerator; `python -m pytest -m gpu`."""
