@@ -53,6 +53,7 @@ TESTS = {
     "acceptance": "the real process over HTTP, with the official client",
     "contract": "one suite over every engine",
     "faults": "kills and other accidents, repeated",
+    "gpu": "what only an accelerator can show",
     "integration": "the store and the recorder on a real Postgres",
     "migration": "the schema, up, down and at once",
     "support": "what tests share",
