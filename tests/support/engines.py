@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from dataclasses import fields as dc_fields
 from pathlib import Path
 from typing import Any
 
@@ -125,7 +126,7 @@ class Bench:
 
 def make_job(job_id: str, prompt: Sequence[int], max_tokens: int = 16, **fields: Any) -> Job:
     """A greedy job, unless `temperature` or other fields of `Sampling` are given."""
-    sampling = {k: fields.pop(k) for k in ("seed", "temperature", "top_p", "top_k") if k in fields}
+    sampling = {field.name: fields.pop(field.name) for field in dc_fields(Sampling) if field.name in fields}
     return Job(
         job_id=job_id,
         prompt=tuple(prompt),

@@ -18,7 +18,7 @@ from transformers import (
 
 from engine import sampler
 from engine.executor import Drawn
-from engine.messages import Job, Sampling, TokenLogprobs
+from engine.messages import Job, Sampling
 from engine.penalties import TokenCounts, change_logits
 from engine.sampler import Draw
 
@@ -131,14 +131,14 @@ def test_a_long_output_is_counted_when_its_arrays_grow() -> None:
 
 def test_repetition_penalty_is_that_of_transformers() -> None:
     tokens = [3, 9, 9, 50, 0, 0, 7]
-    theirs = RepetitionPenaltyLogitsProcessor(1.7)(torch.tensor([tokens]), logits_of(1))  # type: ignore[no-untyped-call]
+    theirs = RepetitionPenaltyLogitsProcessor(1.7)(torch.tensor([tokens]), logits_of(1))
     ours = changed(logits_of(1), counts_of(tokens[:4], tokens[4:], repetition_penalty=1.7))
     assert torch.equal(ours, theirs)
 
 
 def test_logit_bias_is_that_of_transformers() -> None:
     biases = {5: -7.5, 6: 3.25, 59: 100.0}
-    processor = SequenceBiasLogitsProcessor({(token,): bias for token, bias in biases.items()})  # type: ignore[no-untyped-call]
+    processor = SequenceBiasLogitsProcessor([[[token], bias] for token, bias in biases.items()])
     theirs = processor(torch.tensor([[1, 2]]), logits_of(1))
     ours = changed(logits_of(1), counts_of([1, 2], [], logit_bias=tuple(biases.items())))
     assert torch.equal(ours, theirs)
@@ -147,14 +147,14 @@ def test_logit_bias_is_that_of_transformers() -> None:
 @pytest.mark.parametrize(
     ("fields", "warpers"),
     [
-        ({"top_p": 0.7}, [TopPLogitsWarper(0.7)]),  # type: ignore[no-untyped-call]
-        ({"top_k": 6}, [TopKLogitsWarper(6)]),  # type: ignore[no-untyped-call]
-        ({"min_p": 0.1}, [MinPLogitsWarper(0.1)]),  # type: ignore[no-untyped-call]
-        ({"top_k": 20, "top_p": 0.8}, [TopKLogitsWarper(20), TopPLogitsWarper(0.8)]),  # type: ignore[no-untyped-call]
-        ({"top_p": 0.9, "min_p": 0.08}, [TopPLogitsWarper(0.9), MinPLogitsWarper(0.08)]),  # type: ignore[no-untyped-call]
+        ({"top_p": 0.7}, [TopPLogitsWarper(0.7)]),
+        ({"top_k": 6}, [TopKLogitsWarper(6)]),
+        ({"min_p": 0.1}, [MinPLogitsWarper(0.1)]),
+        ({"top_k": 20, "top_p": 0.8}, [TopKLogitsWarper(20), TopPLogitsWarper(0.8)]),
+        ({"top_p": 0.9, "min_p": 0.08}, [TopPLogitsWarper(0.9), MinPLogitsWarper(0.08)]),
         (
             {"top_k": 30, "top_p": 0.97, "min_p": 0.02},
-            [TopKLogitsWarper(30), TopPLogitsWarper(0.97), MinPLogitsWarper(0.02)],  # type: ignore[no-untyped-call]
+            [TopKLogitsWarper(30), TopPLogitsWarper(0.97), MinPLogitsWarper(0.02)],
         ),
     ],
     ids=str,
@@ -166,11 +166,11 @@ def test_what_can_be_drawn_is_what_transformers_would_leave(
     ids = torch.tensor([tokens])
     left = logits_of(1)
     for warper in (
-        RepetitionPenaltyLogitsProcessor(1.3),  # type: ignore[no-untyped-call]
-        TemperatureLogitsWarper(1.5),  # type: ignore[no-untyped-call]
+        RepetitionPenaltyLogitsProcessor(1.3),
+        TemperatureLogitsWarper(1.5),
         *warpers,
     ):
-        left = warper(ids, left)  # type: ignore[operator]
+        left = warper(ids, left)
     fields = {**fields, "temperature": 1.5, "repetition_penalty": 1.3}
     many = 4000
     counts = counts_of(tokens, [], **fields)
@@ -203,7 +203,9 @@ def test_logprobs_are_those_of_the_model_whatever_changes_the_logits() -> None:
     first, second, third = (r for r in sampler.sample(logits.clone(), draws, mask) if isinstance(r, Drawn))
     assert (first.token_id, second.token_id, third.token_id) == (5, 5, 5)
     assert second.logprobs is None
-    assert first.logprobs == TokenLogprobs(pytest.approx(expected[0, 5].item(), abs=1e-5), ())
+    assert first.logprobs is not None
+    assert first.logprobs.top == ()
+    assert first.logprobs.chosen == pytest.approx(expected[0, 5].item(), abs=1e-5)
     assert third.logprobs is not None
     values, ids = expected[2].topk(6)
     assert [token for token, _ in third.logprobs.top] == ids.tolist()
