@@ -68,8 +68,8 @@ def _kinds(decoder: dict[str, Any]) -> Iterator[str]:
 def _bytes_of(text: str, kinds: list[str]) -> bytes:
     if "ByteLevel" in kinds:
         letters = _byte_letters()
-        # Text outside the alphabet stands for itself, as in the library.
-        return b"".join(bytes([letters[c]]) if c in letters else c.encode() for c in text)
+        # A token with a letter outside the alphabet stands for itself, as in the library.
+        return bytes([letters[c] for c in text]) if letters.keys() >= set(text) else text.encode()
     if "ByteFallback" in kinds and (byte := _BYTE.fullmatch(text)):
         return bytes([int(byte[1], 16)])
     if {"Metaspace", "Replace", "ByteFallback"} & set(kinds):
