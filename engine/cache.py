@@ -18,11 +18,16 @@ BLANK_BLOCK = 0
 """Never given out and never written: padding of block tables points to it, so it must stay finite."""
 
 
-def root_digest(salt: str) -> bytes:
-    """Where a chain of block digests starts. Chains of different salts never meet."""
+def root_digest(salt: str, adapter: str = "") -> bytes:
+    """Where a chain of block digests starts. Chains of different salts or adapters never meet."""
     # Any string is a salt, also one with half a character in it.
     encoded = salt.encode(errors="surrogatepass")
-    return hashlib.blake2b(encoded, digest_size=32, person=b"holdfast-kv").digest()
+    digest = hashlib.blake2b(encoded, digest_size=32, person=b"holdfast-kv").digest()
+    if not adapter:
+        return digest
+    # The same tokens have other keys and values with an adapter.
+    encoded = adapter.encode(errors="surrogatepass")
+    return hashlib.blake2b(digest + encoded, digest_size=32, person=b"holdfast-adapt").digest()
 
 
 def chained_digest(previous: bytes, token_ids: Sequence[int]) -> bytes:
@@ -34,10 +39,15 @@ def chained_digest(previous: bytes, token_ids: Sequence[int]) -> bytes:
 
 
 def extend_chain(
-    chain: list[bytes], salt: str, token_ids: Sequence[int], count: int, block_size: int
+    chain: list[bytes],
+    salt: str,
+    token_ids: Sequence[int],
+    count: int,
+    block_size: int,
+    adapter: str = "",
 ) -> None:
     """Adds the digests of the next blocks of a sequence, until there are `count`. Pure; any thread."""
-    previous = chain[-1] if chain else root_digest(salt)
+    previous = chain[-1] if chain else root_digest(salt, adapter)
     for begin in range(len(chain) * block_size, count * block_size, block_size):
         previous = chained_digest(previous, token_ids[begin : begin + block_size])
         chain.append(previous)

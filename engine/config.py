@@ -56,6 +56,8 @@ class EngineConfig:
 
     model: Path
     """A directory with config.json and safetensors; nothing is fetched from a hub."""
+    adapters: tuple[tuple[str, Path], ...] = ()
+    """Names and folders of LoRA adapters of this model, in peft's format."""
     device: DeviceName = "auto"
     """`auto` is the first CUDA device where there is one, else the CPU."""
     dtype: DtypeName = "auto"
@@ -81,6 +83,9 @@ class EngineConfig:
             "set kv_memory or kv_blocks, not both",
         )
         _require(self.kv_memory is None or self.kv_memory >= 1, "kv_memory must be at least 1")
+        names = [name for name, _ in self.adapters]
+        _require(all(names), "an adapter in adapters has no name")
+        _require(len(set(names)) == len(names), "two adapters in adapters have one name")
         _require(
             self.torch_threads is None or self.torch_threads >= 1,
             "torch_threads must be at least 1",

@@ -17,7 +17,7 @@ from engine.ledger import Accepted, Close, Ledger
 from engine.loop import Loop
 from engine.messages import Cancel, Capabilities, Deliver, Job, JobRefused, OnDead, Stats
 from engine.meter import Meter
-from engine.refusals import refuse_bad_output, refuse_bad_sampling
+from engine.refusals import refuse_bad_output, refuse_bad_sampling, refuse_unknown_adapter
 from engine.supervisor import Supervisor
 
 
@@ -62,6 +62,7 @@ class ThreadedEngine:
         # Written so that NaN, for which every comparison is false, is refused.
         if job.deadline_seconds is not None and not job.deadline_seconds > 0:
             raise JobRefused("bad_limit", "deadline_seconds must be above 0.")
+        refuse_unknown_adapter(job.adapter, capabilities.adapters)
         refuse_bad_sampling(job.sampling, capabilities.vocab_size)
         refuse_bad_output(job, has_vocabulary=self._executor.vocabulary is not None)
         total = len(job.prompt) + job.max_tokens
@@ -116,7 +117,7 @@ class ThreadedEngine:
         size = self._limits.block_size
         chain: list[bytes] = []
         try:
-            extend_chain(chain, job.cache_salt, job.prompt, len(job.prompt) // size, size)
+            extend_chain(chain, job.cache_salt, job.prompt, len(job.prompt) // size, size, job.adapter)
         except (AttributeError, TypeError):
             return []  # not a job at all; the engine thread meets the same and fails it
         return chain

@@ -75,8 +75,10 @@ class Job:
     sampling: Sampling
     stop_ids: frozenset[int] = frozenset()
     """Generation ends with the first of these; it is delivered as the last token."""
+    adapter: str = ""
+    """Compute with this one of `Capabilities.adapters`; with none, the base model."""
     cache_salt: str = ""
-    """Jobs share cached prefixes only with jobs of the same salt."""
+    """Jobs share cached prefixes only with jobs of the same salt and adapter."""
     priority: int = 0
     """Lower runs earlier, and takes the memory of higher ones where there is too little."""
     share: str = ""
@@ -222,6 +224,7 @@ class JobRefused(Exception):
             "bad_sampling",
             "bad_stop",
             "bad_grammar",
+            "bad_adapter",
             "too_long",
             "duplicate",
             "overloaded",
@@ -253,6 +256,8 @@ class Capabilities:
     """Default min_p of the same; 0 where it has none or does not sample."""
     repetition_penalty: float = 1.0
     """Default repetition_penalty of the same; it counts where the model does not sample, too."""
+    adapters: tuple[str, ...] = ()
+    """Names of the adapters that jobs may ask for."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,12 +5,13 @@ nothing waits for. Ignorant of what is drawn from the logits.
 """
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from engine.adapters import AdapterStep, find_owners, lay_out
 from engine.attention import DecodeRows, GatheredRows, PagedStep, PromptChunk, ShelfRows
 from engine.cache import BLANK_BLOCK
 from engine.kv import KvStore
@@ -28,6 +29,8 @@ class PackedRow:
     ends: Tensor
     """The places in the packed row whose logits are wanted."""
     attention: PagedStep
+    adapters: AdapterStep | None
+    """None if no job of the plan has an adapter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +77,10 @@ class _Stretch:
 class Packer:
     """Lays plans out. On the CPU the jobs that generate are kept on shelves."""
 
-    def __init__(self, store: KvStore) -> None:
+    def __init__(self, store: KvStore, adapters: Mapping[str, int] | None = None) -> None:
+        """`adapters` has a place for each name."""
         self._store = store
+        self._adapters = adapters or {}
         self._shelves = Shelves(store) if store.device.type == "cpu" else None
         self._places = torch.arange(store.block_size, device=store.device)
 
@@ -94,19 +99,30 @@ class Packer:
         for wish in wishes:
             first = begin_of[plan[wish.chunk].sequence]
             ends += range(first + wish.places.start, first + wish.places.stop)
-        token_ids = numbers.add(
-            token for c in ordered for token in c.sequence.tokens[c.start : c.start + c.count]
-        )
-        positions = numbers.add(place for c in ordered for place in range(c.start, c.start + c.count))
+        token_list: list[int] = []
+        places: list[int] = []
+        for chunk in ordered:
+            stop = chunk.start + chunk.count
+            token_list += chunk.sequence.tokens[chunk.start : stop]
+            places += range(chunk.start, stop)
+        token_ids, positions = numbers.add(token_list), numbers.add(places)
         slots = numbers.add(self._slot(chunk) for chunk in ordered if chunk.count == 1)
         wanted = numbers.add(ends)
+        owners = find_owners(ordered, self._adapters) if self._adapters else []
+        places = numbers.add(owners)
         numbers.send(self._store.device)
         return PackedRow(
             numbers[token_ids][None],
             numbers[positions][None],
             numbers[wanted],
             self._attention(numbers, stretches, slots),
+            self._adapt(ordered, owners, numbers[places]),
         )
+
+    def _adapt(self, ordered: list[Chunk], owners: list[int], places: Tensor) -> AdapterStep | None:
+        counts = [chunk.count for chunk in ordered]
+        stretches = lay_out(counts, owners) if owners else []
+        return AdapterStep(sum(counts), stretches, places) if stretches else None
 
     def _order(self, plan: Plan, single: list[Chunk], numbers: Numbers) -> list[_Stretch]:
         """First the jobs with one token, shelf by shelf, then those that have to be gathered."""

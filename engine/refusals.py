@@ -47,6 +47,12 @@ def refuse_bad_sampling(sampling: Sampling, vocab_size: int) -> None:
     _refuse_bad_bias(sampling.logit_bias, vocab_size)
 
 
+def refuse_unknown_adapter(adapter: str, known: Sequence[str]) -> None:
+    """Raises `JobRefused` if a job names an adapter that was not loaded."""
+    if adapter != "" and adapter not in known:
+        raise JobRefused("bad_adapter", f"There is no adapter {adapter!r} of this model.")
+
+
 def refuse_bad_output(job: Job, *, has_vocabulary: bool) -> None:
     """Raises `JobRefused` for wishes about the output that cannot be met."""
     if not _is_count(job.output_offset, len(job.prompt)):

@@ -13,6 +13,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
+from engine.adapters import Adapters, install_adapters
 from engine.config import EngineConfig, Limits
 from engine.executor import Drawn, EngineFault, OutOfMemory, RowFailure, StepResult
 from engine.grammar import Followers, GrammarCompiler
@@ -45,11 +46,12 @@ class Asked:
 class ModelExecutor:
     """Implements `executor.Executor` with a model."""
 
-    def __init__(self, model: LoadedModel, config: EngineConfig, store: KvStore) -> None:
+    def __init__(self, model: LoadedModel, adapters: Adapters, config: EngineConfig, store: KvStore) -> None:
         self._network = model.network
         self._threads = config.torch_threads
         self._store = store
-        self._packer = Packer(store)
+        self._adapters = adapters
+        self._packer = Packer(store, adapters.places)
         self._counts: WeakKeyDictionary[TokenSequence, TokenCounts] = WeakKeyDictionary()
         self.capabilities: Capabilities = model.capabilities
         self.vocabulary = model.vocabulary
@@ -60,6 +62,7 @@ class ModelExecutor:
     def load(config: EngineConfig, progress: Callable[[str], None]) -> tuple["ModelExecutor", Limits]:
         """Loads the model and makes its KV cache. Raises `ModelRefused`."""
         model = load_model(config, progress)
+        adapters = install_adapters(model.network, config.adapters, progress)
         context = model.capabilities.context_length
         per_token = sum(shape.numbers for shape in model.shapes) * model.dtype.itemsize
         on_gpu = model.device.type == "cuda"
@@ -72,8 +75,9 @@ class ModelExecutor:
         store = KvStore(model.shapes, blocks, config.block_size, model.dtype, model.device)
         held = blocks * config.block_size
         progress(f"the KV cache holds {held} tokens in {held * per_token / 2**20:.0f} MiB")
-        usable = replace(model.capabilities, context_length=min(context, held))
-        return ModelExecutor(replace(model, capabilities=usable), config, store), config.limits(blocks)
+        usable = replace(model.capabilities, context_length=min(context, held), adapters=adapters.names)
+        executor = ModelExecutor(replace(model, capabilities=usable), adapters, config, store)
+        return executor, config.limits(blocks)
 
     @contextmanager
     def thread_context(self) -> Iterator[None]:
@@ -106,6 +110,7 @@ class ModelExecutor:
     def _compute(self, plan: Plan) -> StepResult:
         asked = self._asked(plan)
         packed = self._packer.pack(plan, [wish for wish, _ in asked])
+        self._adapters.step = packed.adapters
         logits = self._network(
             input_ids=packed.token_ids,
             position_ids=packed.positions,

@@ -78,6 +78,8 @@ class ScriptedConfig:
     max_waiting: int = 256
     max_of_share: int | None = None
     hang_seconds: float = 300.0
+    adapters: tuple[str, ...] = ()
+    """Names that jobs may ask for; drawn answers differ by them."""
     spelling: Vocabulary | None = None
     """What the ids spell, for jobs with stop strings; without it they are refused."""
 
@@ -143,6 +145,7 @@ class _ScriptedExecutor:
             stop_ids=frozenset({config.stop_id}),
             temperature=config.temperature,
             top_p=config.top_p,
+            adapters=config.adapters,
         )
 
     def thread_context(self) -> AbstractContextManager[object]:
@@ -290,7 +293,8 @@ class _Drawn(_Answer):
     def __init__(self, job: Job, script: Script, config: ScriptedConfig, fault: Fault | None) -> None:
         super().__init__(job, script, config, fault)
         seed = job.sampling.seed if job.sampling.temperature > 0 else 0
-        self._digest = hashlib.blake2b(str(seed).encode(), digest_size=8).digest()
+        start = f"{seed}{job.adapter}".encode(errors="surrogatepass")
+        self._digest = hashlib.blake2b(start, digest_size=8).digest()
         self._read = 0
         self._streak = 0
 

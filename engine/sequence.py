@@ -48,8 +48,8 @@ class TokenSequence:
         """The first so many tokens have their keys and values in `blocks`."""
         self.blocks: list[int] = []
         self.digests: list[bytes] = list(digests)
-        """Of the full blocks of `tokens`, as far as they were asked for; a function of the tokens
-        and the salt alone, so they outlive a preemption."""
+        """Of the full blocks of `tokens`, as far as they were asked for; a function of the tokens,
+        the salt and the adapter alone, so they outlive a preemption."""
         self.published = 0
         """The first so many blocks are known to the pool by their content."""
         self.awaits: bytes | None = None
@@ -108,7 +108,8 @@ class TokenSequence:
 
     def block_digests(self, count: int, block_size: int) -> list[bytes]:
         """The digests of the first `count` blocks, all of which must be full."""
-        extend_chain(self.digests, self.job.cache_salt, self.tokens, count, block_size)
+        job = self.job
+        extend_chain(self.digests, job.cache_salt, self.tokens, count, block_size, job.adapter)
         return self.digests[:count]
 
     def append(self, token_id: int) -> FinishReason | None:
