@@ -105,14 +105,12 @@ class Shelves:
 
     def _remove_all_but(self, of: dict[TokenSequence, Chunk]) -> None:
         for shelf in self._shelves.values():
-            for row in reversed(range(len(shelf.jobs))):
-                chunk = of.get(shelf.jobs[row])
-                # A step that failed, or a job that began anew, leaves a row with other tokens in it.
-                if (
-                    chunk is None
-                    or chunk.start != shelf.filled[row]
-                    or not _fits(chunk.start, shelf.capacity)
-                ):
+            starts = [chunk.start if (chunk := of.get(job)) else -1 for job in shelf.jobs]
+            # A step that failed, or a job that began anew, leaves a row with other tokens in it.
+            if starts == shelf.filled and (not starts or _fits(max(starts), shelf.capacity)):
+                continue
+            for row in reversed(range(len(starts))):
+                if starts[row] != shelf.filled[row] or not _fits(starts[row], shelf.capacity):
                     shelf.remove(row)
 
     def _seat(self, capacity: int, chunks: list[Chunk]) -> int:
