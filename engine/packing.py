@@ -100,29 +100,29 @@ class Packer:
             first = begin_of[plan[wish.chunk].sequence]
             ends += range(first + wish.places.start, first + wish.places.stop)
         token_list: list[int] = []
-        places: list[int] = []
+        position_list: list[int] = []
         for chunk in ordered:
             stop = chunk.start + chunk.count
             token_list += chunk.sequence.tokens[chunk.start : stop]
-            places += range(chunk.start, stop)
-        token_ids, positions = numbers.add(token_list), numbers.add(places)
+            position_list += range(chunk.start, stop)
+        token_ids, positions = numbers.add(token_list), numbers.add(position_list)
         slots = numbers.add(self._slot(chunk) for chunk in ordered if chunk.count == 1)
         wanted = numbers.add(ends)
         owners = find_owners(ordered, self._adapters) if self._adapters else []
-        places = numbers.add(owners)
+        owner_rows = numbers.add(owners)
         numbers.send(self._store.device)
         return PackedRow(
             numbers[token_ids][None],
             numbers[positions][None],
             numbers[wanted],
             self._attention(numbers, stretches, slots),
-            self._adapt(ordered, owners, numbers[places]),
+            self._adapt(ordered, owners, numbers[owner_rows]),
         )
 
-    def _adapt(self, ordered: list[Chunk], owners: list[int], places: Tensor) -> AdapterStep | None:
+    def _adapt(self, ordered: list[Chunk], owners: list[int], sent: Tensor) -> AdapterStep | None:
         counts = [chunk.count for chunk in ordered]
         stretches = lay_out(counts, owners) if owners else []
-        return AdapterStep(sum(counts), stretches, places) if stretches else None
+        return AdapterStep(sum(counts), stretches, sent) if stretches else None
 
     def _order(self, plan: Plan, single: list[Chunk], numbers: Numbers) -> list[_Stretch]:
         """First the jobs with one token, shelf by shelf, then those that have to be gathered."""

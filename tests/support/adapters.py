@@ -48,7 +48,8 @@ def new_folder() -> Path:
 
 
 def read_base(model: Path) -> Any:
-    return AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
+    network: Any = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    return network.eval()
 
 
 def make_adapter(

@@ -1,5 +1,6 @@
 """Jobs with LoRA adapters get the tokens of the model that the adapter was merged into, in any company."""
 
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -171,8 +172,8 @@ def test_a_beginning_is_reused_by_jobs_of_the_same_adapter_only(
 
 def test_salts_and_adapters_are_not_taken_for_each_other(bench: Bench) -> None:
     bench.run(make_job("a", make_prompt(37), adapter="a1", cache_salt="x"))
-    for n, fields in enumerate(({"cache_salt": "xa1"}, {"cache_salt": "a1"}, {"adapter": "a1"})):
-        (outcome,) = bench.run(make_job(f"b{n}", make_prompt(37), **fields))
+    for n, (salt, adapter) in enumerate([("xa1", ""), ("a1", ""), ("", "a1"), ("a1", "a1")]):
+        (outcome,) = bench.run(make_job(f"b{n}", make_prompt(37), cache_salt=salt, adapter=adapter))
         assert outcome.last.usage.cached == 0
 
 
@@ -265,6 +266,9 @@ def test_rows_are_computed_with_few_adapters_beside_their_own(
 def test_peft_reads_the_same_of_a_folder(model: Path, bench: Bench, adapters: dict[str, MadeAdapter]) -> None:
     peft = pytest.importorskip("peft", reason="peft is not installed; it is no dependency")
     for name in ("a0", "a5", "a7"):
-        network = peft.PeftModel.from_pretrained(merge(model, None), adapters[name].folder)
+        # Its own use of transformers draws warnings.
+        with warnings.catch_warnings(action="ignore"):
+            network = peft.PeftModel.from_pretrained(merge(model, None), adapters[name].folder)
+            theirs = generate(network, make_prompt(37))
         (outcome,) = bench.run(make_job(name, make_prompt(37), COUNT, adapter=name))
-        assert outcome.tokens == generate(network, make_prompt(37))
+        assert outcome.tokens == theirs
