@@ -95,7 +95,8 @@ class Job:
     logprobs: int | None = None
     """Tell of each token how likely it was, and of so many of the likeliest; at most `MAX_LOGPROBS`."""
     prompt_logprobs: int | None = None
-    """The same of the prompt, in `PromptLogprobs`; such a job takes nothing from the prefix cache."""
+    """The same of the prompt but for earlier output, in `PromptLogprobs`. It is computed whole: such a job
+    takes nothing from the prefix cache."""
     grammar: Grammar | None = None
     """Only tokens that it allows are drawn, and stop ids exactly where it may end: it comes before
     `min_tokens`, `ignore_eos` and biases. It begins with the output, earlier output included."""

@@ -7,6 +7,7 @@ from tokenizers import Tokenizer
 
 from engine.messages import Deliver, Engine, OnDead
 from engine.scripted import Fault, Script, ScriptedConfig, ScriptedEngine
+from engine.vocabulary import read_vocabulary
 from server.config import Config
 from server.errors import ConfigError
 
@@ -29,6 +30,7 @@ def scripted_engine(config: Config, folder: Path, deliver: Deliver, on_dead: OnD
             vocabulary=words,
             stop_id=_stop_id(folder),
             vocab_size=tokenizer.get_vocab_size(),
+            spelling=read_vocabulary(folder, tokenizer.get_vocab_size()),
             script=Script(length=config.scripted_tokens, fault=fault),
             step_seconds=config.scripted_step_seconds,
             max_running=config.max_running,

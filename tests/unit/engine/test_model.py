@@ -46,12 +46,13 @@ def test_a_cpu_computes_in_float32_when_nothing_else_was_asked_for() -> None:
 
 def test_capabilities_come_from_the_models_generation_config(tmp_path: Path) -> None:
     copy_model(tiny_model(), tmp_path)
-    defaults = {"do_sample": True, "temperature": 0.6, "top_p": 0.95, "top_k": 20, "eos_token_id": [3, 5]}
+    sampling = {"temperature": 0.6, "top_p": 0.95, "top_k": 20, "min_p": 0.05, "repetition_penalty": 1.1}
+    defaults = {"do_sample": True, "eos_token_id": [3, 5], **sampling}
     (tmp_path / "generation_config.json").write_text(json.dumps(defaults))
     capabilities = loaded(tmp_path).capabilities
     assert (capabilities.vocab_size, capabilities.context_length) == (97, 256)
     assert capabilities.stop_ids == {3, 5}
-    assert (capabilities.temperature, capabilities.top_p, capabilities.top_k) == (0.6, 0.95, 20)
+    assert {name: getattr(capabilities, name) for name in sampling} == sampling
 
 
 def test_capabilities_are_greedy_when_the_model_does_not_sample() -> None:
