@@ -231,7 +231,7 @@ class ContinuousBatching:
             outputs[self._manager.add_request(prompt, max_new_tokens=limit)] = []
         left = len(prompts)
         while left:
-            result = self._manager.get_result(timeout=60)
+            result = self._manager.get_result(timeout=600)
             assert result is not None
             assert result.error is None, result.error
             if result.is_finished():
