@@ -66,15 +66,18 @@ class ModelExecutor:
         context = model.capabilities.context_length
         per_token = sum(shape.numbers for shape in model.shapes) * model.dtype.itemsize
         on_gpu = model.device.type == "cuda"
+        # On a CPU the shelves may hold every token once more.
+        copies = 1 if on_gpu else 2
         blocks = count_blocks(
             config,
-            block_bytes=per_token * config.block_size,
+            block_bytes=per_token * config.block_size * copies,
             context_length=context,
             gpu_free=torch.cuda.mem_get_info(model.device)[0] if on_gpu else None,
         )
         store = KvStore(model.shapes, blocks, config.block_size, model.dtype, model.device)
         held = blocks * config.block_size
-        progress(f"the KV cache holds {held} tokens in {held * per_token / 2**20:.0f} MiB")
+        size = held * per_token * copies / 2**20
+        progress(f"the KV cache holds {held} tokens in at most {size:.0f} MiB")
         usable = replace(model.capabilities, context_length=min(context, held), adapters=adapters.names)
         executor = ModelExecutor(replace(model, capabilities=usable), adapters, config, store)
         return executor, config.limits(blocks)
