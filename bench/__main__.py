@@ -11,6 +11,7 @@ BENCHES = (
     "engine_turns",
     "engine_host",
     "engine_resume",
+    "engine_adapters",
 )
 """Each is a module here with a `run`, which says in its docstring what it shows and what it costs."""
 
