@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from engine.adapters import NOBODY, AdaptedRows, lay_out
+from engine.adapters import NOBODY, AdaptedLayer, AdaptedRows, Adapters, AdapterStep, Layout, lay_out
 from engine.config import EngineConfig
 from engine.messages import Job, JobRefused, Tokens
 from tests.support.adapters import ATTENTION, DENSE, MadeAdapter, make_adapter, merge
@@ -194,19 +194,28 @@ def test_logprobs_are_those_of_the_merged_model(
                 assert logprob == pytest.approx(float(row_truth[token_id]), abs=1e-4)
 
 
-def test_what_overflows_for_one_adapter_reaches_no_neighbour(
-    model: Path, expected: dict[str, list[int]]
-) -> None:
-    wild = make_adapter(model, ("q_proj",), seed=1)
-    for layer in (0, 1):
-        key = f"base_model__model__model__layers__{layer}__self_attn__q_proj__lora_A__weight"
-        wild.edit_weights(**{key: torch.full((4, 32), 3e38)})
-    bench = start(model, {"wild": wild, "tame": make_adapter(model, seed=3)})
-    (alone,) = bench.run(make_job("alone", make_prompt(37), 30, adapter="tame"))
-    base, _, tame = bench.run(*jobs_for(["", "wild", "tame"]))
-    assert base.tokens == expected[""]
-    assert tame.tokens == alone.tokens
-    bench.engine.close(drain=True)
+def test_what_overflows_with_one_adapter_reaches_no_row_of_another() -> None:
+    adapters = Adapters(["wild", "tame"])
+    layout = Layout((0, 1, 2), torch.tensor([0, 1]))
+    base = torch.nn.Linear(2, 2, bias=False)
+    down, up = torch.tensor([[1e30, 1e30], [1.0, 0.0]]), torch.ones(2, 2)
+    layer = AdaptedLayer(base, layout, down, up, adapters)
+    adapters.step = AdapterStep(2, [AdaptedRows(0, 2, 0, 2, mixed=True)], torch.tensor([1, 0]))
+    hidden = torch.tensor([[[1e20, 1.0], [1.0, 1.0]]])
+    with torch.inference_mode():
+        out = layer(hidden)
+        assert torch.equal(out[0, 0], base(hidden)[0, 0] + 1e20)
+        assert torch.isfinite(out).all()
+
+
+def test_rows_that_are_not_the_steps_are_not_guessed_at() -> None:
+    adapters = Adapters(["a"])
+    layer = AdaptedLayer(
+        torch.nn.Linear(2, 2), Layout((0, 1), torch.tensor([0])), torch.ones(1, 2), torch.ones(1, 2), adapters
+    )
+    adapters.step = AdapterStep(3, [AdaptedRows(0, 3, 0, 1)], torch.tensor([]))
+    with torch.inference_mode(), pytest.raises(RuntimeError, match="other rows"):
+        layer(torch.ones(1, 2, 2))
 
 
 @pytest.mark.parametrize("name", ["a9", "A0", " "])
