@@ -40,6 +40,9 @@ class Config:
     )
     model: Path | None = _setting(None, "a Hugging Face model folder; default: the demo model")
     model_name: str | None = _setting(None, "what clients call the model; default: the folder's name")
+    adapters: str | None = _setting(
+        None, "LoRA adapters in peft's format, served as models beside it: name=folder, with commas between"
+    )
     device: Literal["auto", "cpu", "cuda"] = _setting("auto", "where the model runs")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = _setting("auto", "the weights' number format")
     engine: Literal["model", "scripted"] = _setting(

@@ -18,6 +18,7 @@ A message is for the caller: what is wrong and what would be right, nothing abou
 """
 
 import logging
+from collections.abc import Sequence
 from typing import ClassVar
 
 import msgspec
@@ -57,9 +58,10 @@ class UnknownModel(InvalidRequest):
     status = 404
     default_code = "model_not_found"
 
-    def __init__(self, model: str, served: str) -> None:
+    def __init__(self, model: str, served: Sequence[str]) -> None:
+        there = ", ".join(f"'{name}'" for name in served)
         super().__init__(
-            f"The model '{model[:100]}' does not exist here; this server has '{served}'.", param="model"
+            f"The model '{model[:100]}' does not exist here; this server has {there}.", param="model"
         )
 
 

@@ -30,7 +30,26 @@ def load_model(config: Config, deliver: Deliver, say: Callable[[str], None], on_
     except (OSError, ValueError) as error:
         engine.close(drain=False)
         raise ConfigError(str(error)) from error
-    return Served(name=config.model_name or folder.name, engine=engine, dialect=dialect)
+    return Served(name=model_name(config), engine=engine, dialect=dialect)
+
+
+def model_name(config: Config) -> str:
+    """What clients call the model."""
+    return config.model_name or model_folder(config).name
+
+
+def read_adapters(config: Config) -> tuple[tuple[str, Path], ...]:
+    """The setting's `name=folder,…` as pairs. Raises ConfigError."""
+    text = config.adapters or ""
+    pairs = [entry.strip().partition("=") for entry in text.split(",") if entry.strip()]
+    for name, equals, folder in pairs:
+        if not (name and equals and folder):
+            raise ConfigError(f"adapters must be name=folder, with commas between, not {text!r}.")
+        if name == model_name(config):
+            raise ConfigError(f"An adapter cannot be called {name}, which is the model's own name.")
+        if not (Path(folder) / "adapter_config.json").is_file():
+            raise ConfigError(f"{folder} is not an adapter's folder: it has no adapter_config.json.")
+    return tuple((name, Path(folder).resolve()) for name, _, folder in pairs)
 
 
 def _real(
@@ -41,6 +60,7 @@ def _real(
 
     wanted = EngineConfig(
         model=folder,
+        adapters=read_adapters(config),
         device=config.device,
         dtype=config.dtype,
         kv_memory=config.kv_memory,

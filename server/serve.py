@@ -25,7 +25,7 @@ from server.app import build
 from server.auth import Gate
 from server.config import Config
 from server.errors import ConfigError
-from server.load_model import load_model, model_folder
+from server.load_model import load_model, model_name, read_adapters
 from server.open_database import OpenDatabase
 from server.runs.admit import Admission
 from server.runs.keeper import Keeper
@@ -45,7 +45,8 @@ START_AGAIN_EXIT = 70
 
 def serve(config: Config, say: Callable[[str], None]) -> int:
     """Serves until SIGTERM or SIGINT; the process's exit code. Raises ConfigError before it listens."""
-    model_folder(config)
+    model_name(config)  # these two find what cannot be served before anything is started
+    read_adapters(config)
     with ExitStack() as stack:
         opened = OpenDatabase(config, say)
         stack.callback(opened.close)
@@ -169,7 +170,7 @@ class _Process:
                 host=socket.gethostname(),
                 pid=os.getpid(),
                 version=VERSION,
-                model=self._config.model_name or model_folder(self._config).name,
+                model=model_name(self._config),
             )
 
     def _deliver(self, messages: Sequence[Outbound], /) -> None:

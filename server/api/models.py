@@ -12,16 +12,16 @@ from server.wire.response import Model, ModelList
 
 def list_models(services: Services, _caller: Caller, request: Request, _body: bytes) -> Response:
     """GET /v1/models"""
-    return as_json(request, ModelList([_model(services)]))
+    return as_json(request, ModelList([_model(services, name) for name in services.served.names]))
 
 
 def retrieve(services: Services, _caller: Caller, request: Request, _body: bytes) -> Response:
     """GET /v1/models/{model}"""
     name = request.path_params["model"]
-    if name != services.served.name:
-        raise UnknownModel(name, services.served.name)
-    return as_json(request, _model(services))
+    if name not in services.served.names:
+        raise UnknownModel(name, services.served.names)
+    return as_json(request, _model(services, name))
 
 
-def _model(services: Services) -> Model:
-    return Model(services.served.name, services.started_at)
+def _model(services: Services, name: str) -> Model:
+    return Model(name, services.started_at)

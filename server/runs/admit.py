@@ -46,6 +46,11 @@ class Served:
     engine: Engine
     dialect: Dialect
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What clients may ask for: the model and its adapters."""
+        return (self.name, *self.engine.capabilities.adapters)
+
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
@@ -82,8 +87,8 @@ class Admission:
         if self._closed.is_set():
             raise Overloaded("The server is shutting down.")
         refuse_unsupported(request)
-        if request.model != self._served.name:
-            raise UnknownModel(request.model, self._served.name)
+        if request.model not in self._served.names:
+            raise UnknownModel(request.model, self._served.names)
         response = new_uuid()
         new = context.new_items(request, response)
         with self._database.begin() as connection:
@@ -126,6 +131,7 @@ class Admission:
             stop_ids=prompt.stop_ids,
             cache_salt=caller.tenant,
             share=caller.tenant,
+            adapter=request.model if request.model != self._served.name else "",
         )
         try:
             self._served.engine.check(job)

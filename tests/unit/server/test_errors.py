@@ -22,7 +22,7 @@ def leaves(kind: type[ApiError]) -> Iterator[type[ApiError]]:
 
 EXAMPLES: list[tuple[Exception, int, str | None]] = [
     (errors.InvalidRequest("No."), 400, None),
-    (errors.UnknownModel("x", "y"), 404, "model_not_found"),
+    (errors.UnknownModel("x", ["y"]), 404, "model_not_found"),
     (errors.NotAuthenticated("No."), 401, "invalid_api_key"),
     (errors.NotFound("No."), 404, "not_found"),
     (errors.MethodNotAllowed("No."), 405, "method_not_allowed"),
@@ -96,4 +96,4 @@ def test_a_decode_failure_keeps_its_path() -> None:
 
 
 def test_a_model_of_any_length_is_said_back_in_a_short_sentence() -> None:
-    assert len(str(errors.UnknownModel("x" * 100_000, "served"))) < 300
+    assert len(str(errors.UnknownModel("x" * 100_000, ["served"]))) < 300
