@@ -141,3 +141,13 @@ def test_model_is_greedy_when_temperature_is_zero(demo_server: ServerProcess, co
     client = connect(demo_server)
     texts = {client.responses.create(model=MODEL, input="Hello", temperature=0).output_text for _ in range(2)}
     assert texts == {client.responses.create(model=MODEL, input="Hello", top_p=0).output_text}
+
+
+def test_a_frequency_penalty_ends_a_repetition(demo_server: ServerProcess, connect: Connect) -> None:
+    client = connect(demo_server)
+    question = "Say bubble 12 times."
+    plain = client.responses.create(model=MODEL, input=question)
+    changed = client.responses.create(model=MODEL, input=question, extra_body={"frequency_penalty": 2})
+    assert plain.output_text.count("bubble") == 12
+    assert changed.output_text.count("bubble") < 12
+    assert changed.to_dict()["frequency_penalty"] == 2

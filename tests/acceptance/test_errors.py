@@ -74,8 +74,6 @@ UNSUPPORTED: list[tuple[str, object]] = [
     ("tool_choice", "required"),
     ("text.format", {"text": {"format": {"type": "json_object"}}}),
     ("top_logprobs", 3),
-    ("presence_penalty", 1),
-    ("frequency_penalty", 1),
 ]
 
 

@@ -63,13 +63,13 @@ def test_evaluation_fails_when_a_kind_is_below_its_floor(
 
 def test_evaluation_command_exits_with_its_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
     result = Result(KINDS[0], cases=1, mistakes=())
-    asked: list[tuple[Path, int]] = []
+    asked: list[tuple[Path, int, int]] = []
 
-    def answer(folder: Path, cases: int) -> list[Result]:
-        asked.append((folder, cases))
+    def answer(folder: Path, cases: int, *, seed: int) -> list[Result]:
+        asked.append((folder, cases, seed))
         return [result]
 
     monkeypatch.setattr(evaluate, "evaluate", answer)
 
-    assert evaluate.main([str(SHIPPED), "--cases", "3"]) == 0
-    assert asked == [(SHIPPED, 3)]
+    assert evaluate.main([str(SHIPPED), "--cases", "3", "--seed", "4"]) == 0
+    assert asked == [(SHIPPED, 3, 4)]
