@@ -19,7 +19,7 @@ from demo.evaluation_cases import KINDS, Case, HeldOutVocabulary, Kind
 from demo.rendering import TURN_END, template_messages, template_tools
 from demo.threads import one_thread
 
-_SEED = 987_654_321
+DEFAULT_SEED = 987_654_321
 DEFAULT_CASES = 50
 
 
@@ -99,18 +99,20 @@ def _until_turn_end(text: str) -> str:
     return answer if end else f"{answer}..."
 
 
-def cases_of(kind: Kind, count: int) -> list[Case]:
-    """Return the cases of a kind: always the same ones for the same count."""
-    vocabulary = HeldOutVocabulary(f"{_SEED} {kind.name}")
+def cases_of(kind: Kind, count: int, seed: int = DEFAULT_SEED) -> list[Case]:
+    """Return the cases of a kind: always the same ones for the same count and seed."""
+    vocabulary = HeldOutVocabulary(f"{seed} {kind.name}")
     return [kind.write(vocabulary) for _ in range(min(count, kind.most_cases or count))]
 
 
-def evaluate(folder: Path, cases: int, kinds: Sequence[Kind] = KINDS) -> list[Result]:
+def evaluate(
+    folder: Path, cases: int, kinds: Sequence[Kind] = KINDS, seed: int = DEFAULT_SEED
+) -> list[Result]:
     """Return how the model does on each kind, printing each row as it is known."""
     subject = Subject(folder)
     results = []
     for kind in kinds:
-        asked = cases_of(kind, cases)
+        asked = cases_of(kind, cases, seed)
         with one_thread():
             answers = subject.answer(asked)
         mistakes = tuple(
@@ -136,8 +138,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m demo.evaluate", description=__doc__)
     parser.add_argument("model", type=Path, help="a Hugging Face folder")
     parser.add_argument("--cases", type=int, default=DEFAULT_CASES, help="cases of each kind")
+    parser.add_argument("--seed", type=int, default=DEFAULT_SEED, help="other cases, other seed")
     options = parser.parse_args(arguments)
-    return 0 if is_good_enough(evaluate(options.model, options.cases)) else 1
+    results = evaluate(options.model, options.cases, seed=options.seed)
+    return 0 if is_good_enough(results) else 1
 
 
 if __name__ == "__main__":

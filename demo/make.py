@@ -20,7 +20,7 @@ from demo.evaluation_cases import KINDS, Kind
 from demo.export import describe, export
 from demo.threads import one_thread
 from demo.tokenizer import VOCABULARY_SIZE, train_tokenizer
-from demo.train import STAGES, Shape, Stage, new_model, train_stage
+from demo.train import STAGES, Average, Shape, Stage, new_model, train_stage
 
 _SEED = 1
 _TOKENIZER_SEED = 11
@@ -51,7 +51,7 @@ SMOKE = Recipe(
     tokenizer_conversations=50,
     vocabulary_size=400,
     shape=Shape(hidden=16, intermediate=32, layers=1, heads=2, key_value_heads=1, head_size=8),
-    stages=(Stage("smoke", tokens=1500, batch_tokens=1024, learning_rate=1e-3, seed=1),),
+    stages=(Stage("smoke", tokens=1500, batch_tokens=1024, learning_rate=1e-3, seed=1, share=1),),
     kinds=tuple(kind for kind in KINDS if kind.name in ("greeting", "recall of a name")),
 )
 
@@ -62,10 +62,12 @@ def make(recipe: Recipe, folder: Path, cases: int) -> bool:
     tokenizer = train_tokenizer(recipe.tokenizer_conversations, _TOKENIZER_SEED, recipe.vocabulary_size)
     model = new_model(tokenizer, recipe.shape)
     print(f"{model.num_parameters():,} parameters, {tokenizer.get_vocab_size():,} tokens")
+    average = Average()
     for stage in recipe.stages:
         with one_thread():
             train_stage(model, tokenizer, stage)
-        export(model, tokenizer, folder)
+        average.add(model, stage.share)
+        export(average.model(like=model), tokenizer, folder)
     print(describe(folder))
     return is_good_enough(evaluate(folder, cases, recipe.kinds))
 
