@@ -27,6 +27,9 @@ VALUES: dict[str, tuple[str, object]] = {
     "log_level": ("debug", "debug"),
     "kv_memory": ("1000000", 1000000),
     "torch_threads": ("3", 3),
+    "adapters": ("sql=/adapters/sql", "sql=/adapters/sql"),
+    "scripted_crash_at": ("5", 5),
+    "max_of_tenant": ("7", 7),
 }
 
 

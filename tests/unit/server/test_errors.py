@@ -28,6 +28,7 @@ EXAMPLES: list[tuple[Exception, int, str | None]] = [
     (errors.MethodNotAllowed("No."), 405, "method_not_allowed"),
     (errors.BodyTooSlow(30), 408, "request_timeout"),
     (errors.BodyTooLarge(10), 413, "request_too_large"),
+    (errors.TooManyRequests("No."), 429, "rate_limit_exceeded"),
     (errors.Overloaded("No."), 503, "overloaded"),
     (errors.InternalError(), 500, "internal_error"),
     (DecodeFailure("No.", "input[0]", "invalid_type"), 400, "invalid_type"),
