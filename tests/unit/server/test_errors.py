@@ -59,7 +59,8 @@ def test_whatever_goes_wrong_is_an_error_object(error: Exception, status: int, c
     assert answer.status_code == status
     assert set(told) == {"message", "type", "param", "code"}
     assert told["code"] == code
-    assert told["type"] == ("server_error" if status >= 500 else "invalid_request_error")
+    kinds = {429: "rate_limit_error"}
+    assert told["type"] == kinds.get(status, "server_error" if status >= 500 else "invalid_request_error")
     assert told["message"].endswith(".")
     assert "secret" not in told["message"]
     assert "10.0.0.7" not in told["message"]
@@ -70,8 +71,8 @@ def test_whatever_goes_wrong_is_an_error_object(error: Exception, status: int, c
 @pytest.mark.parametrize(("error", "status", "code"), EXAMPLES, ids=lambda value: type(value).__name__)
 def test_only_what_may_pass_is_worth_another_try(error: Exception, status: int, code: str | None) -> None:
     headers = on_error(make_request(), error).headers
-    assert ("retry-after" in headers) == (status == 503)
-    assert (headers.get("x-should-retry") == "false") == (status != 503)
+    assert ("retry-after" in headers) == (status in (429, 503))
+    assert (headers.get("x-should-retry") == "false") == (status not in (429, 503))
 
 
 def test_only_a_mistake_of_ours_is_logged_with_its_cause(caplog: pytest.LogCaptureFixture) -> None:
