@@ -73,7 +73,7 @@ class EngineConfig:
     max_of_share: int | None = None
     hang_seconds: float = 300.0
     torch_threads: int | None = None
-    """CPU threads of one operation; None leaves torch's choice."""
+    """CPU threads of one operation; None is one for a small model, and else torch's choice."""
 
     def __post_init__(self) -> None:
         _require(self.device in get_args(DeviceName), f"device {self.device!r} is not known")

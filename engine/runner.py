@@ -43,12 +43,16 @@ class Asked:
         return self.sequence.tokens[self.begin : self.end]
 
 
+SMALL_MODEL = 20_000_000
+"""Parameters below which threads of one operation wait for each other longer than they compute."""
+
+
 class ModelExecutor:
     """Implements `executor.Executor` with a model."""
 
     def __init__(self, model: LoadedModel, adapters: Adapters, config: EngineConfig, store: KvStore) -> None:
         self._network = model.network
-        self._threads = config.torch_threads
+        self._threads = config.torch_threads or (1 if _is_small(model) else None)
         self._store = store
         self._adapters = adapters
         self._packer = Packer(store, adapters.places)
@@ -175,3 +179,7 @@ class ModelExecutor:
             job.stop_ids if sequence.must_go_on and job.grammar is None else frozenset(),
             job.logprobs,
         )
+
+
+def _is_small(model: LoadedModel) -> bool:
+    return model.network.num_parameters() < SMALL_MODEL

@@ -63,7 +63,9 @@ class Config:
     )
     token_budget: int = _setting(512, "the most tokens computed in one step", low=1)
     kv_memory: int | None = _setting(None, "bytes for the KV cache; default: by model and free memory", low=1)
-    torch_threads: int | None = _setting(None, "CPU threads of one operation; default: torch's choice", low=1)
+    torch_threads: int | None = _setting(
+        None, "CPU threads of one operation; default: one for a small model, else torch's choice", low=1
+    )
     max_body_bytes: int = _setting(10 * 1024 * 1024, "the largest request body", low=1024)
     body_seconds: float = _setting(30.0, "how long a request body may take to arrive", low=0.1)
     keep_alive_seconds: float = _setting(15.0, "silence after which a stream sends a comment", low=0.1)
