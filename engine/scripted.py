@@ -13,6 +13,7 @@ so this holds across processes too.
 import hashlib
 import math
 import threading
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -256,7 +257,7 @@ def _tell(chunk: Chunk) -> PromptLogprobs | None:
     return PromptLogprobs(job.job_id, untold[0], tuple(found))
 
 
-class _Answer:
+class _Answer(ABC):
     """One job's answer, and how much of it the job's prompt already ends with."""
 
     def __init__(self, job: Job, script: Script, config: ScriptedConfig, fault: Fault | None) -> None:
@@ -265,8 +266,9 @@ class _Answer:
         self.config = config
         self.fault = fault
 
+    @abstractmethod
     def token(self, sequence: TokenSequence) -> int:
-        raise NotImplementedError
+        """The next token of the answer."""
 
 
 class _Given(_Answer):

@@ -34,7 +34,7 @@ def cluster() -> Iterator[EmbeddedPostgres]:
 @pytest.fixture(scope="session")
 def template_database(cluster: EmbeddedPostgres) -> Iterator[str]:
     """The name of a database with the whole schema in it, to make others from."""
-    with _temporary_database(cluster, "template") as name:
+    with temporary_database(cluster, "template") as name:
         upgrade(cluster.url_of(name))
         yield name
 
@@ -42,14 +42,14 @@ def template_database(cluster: EmbeddedPostgres) -> Iterator[str]:
 @pytest.fixture
 def database_url(cluster: EmbeddedPostgres, template_database: str) -> Iterator[str]:
     """The URL of a database of this test's own, with the whole schema in it."""
-    with _temporary_database(cluster, "test", template=template_database) as name:
+    with temporary_database(cluster, "test", template=template_database) as name:
         yield cluster.url_of(name)
 
 
 @pytest.fixture
 def empty_database_url(cluster: EmbeddedPostgres) -> Iterator[str]:
     """The URL of a database of this test's own, with nothing in it."""
-    with _temporary_database(cluster, "empty") as name:
+    with temporary_database(cluster, "empty") as name:
         yield cluster.url_of(name)
 
 
@@ -68,7 +68,7 @@ def embedded_dir() -> Iterator[Path]:
 
 
 @contextmanager
-def _temporary_database(cluster: EmbeddedPostgres, kind: str, template: str = "template1") -> Iterator[str]:
+def temporary_database(cluster: EmbeddedPostgres, kind: str, template: str = "template1") -> Iterator[str]:
     name = f"{kind}_{uuid.uuid4().hex}"
     names = {"name": sql.Identifier(name), "template": sql.Identifier(template)}
     with psycopg.connect(cluster.url_of("postgres"), autocommit=True) as connection:

@@ -13,7 +13,7 @@ import pytest
 from openai import OpenAI
 
 from server.store.embedded import EmbeddedPostgres
-from tests.fix_postgres import _temporary_database
+from tests.fix_postgres import temporary_database
 from tests.support.server_process import ServerProcess, living
 
 SCRIPTED: dict[str, object] = {"engine": "scripted", "scripted_tokens": 24}
@@ -29,7 +29,7 @@ class StartServer(Protocol):
 
 @pytest.fixture(scope="session")
 def demo_database(cluster: EmbeddedPostgres, template_database: str) -> Iterator[str]:
-    with _temporary_database(cluster, "demo", template=template_database) as name:
+    with temporary_database(cluster, "demo", template=template_database) as name:
         yield cluster.url_of(name)
 
 
@@ -41,7 +41,7 @@ def demo_server(demo_database: str) -> Iterator[ServerProcess]:
 
 @pytest.fixture(scope="session")
 def scripted_database(cluster: EmbeddedPostgres, template_database: str) -> Iterator[str]:
-    with _temporary_database(cluster, "scripted", template=template_database) as name:
+    with temporary_database(cluster, "scripted", template=template_database) as name:
         yield cluster.url_of(name)
 
 
@@ -53,7 +53,7 @@ def scripted_server(scripted_database: str) -> Iterator[ServerProcess]:
 
 @pytest.fixture(scope="session")
 def paced_database(cluster: EmbeddedPostgres, template_database: str) -> Iterator[str]:
-    with _temporary_database(cluster, "paced", template=template_database) as name:
+    with temporary_database(cluster, "paced", template=template_database) as name:
         yield cluster.url_of(name)
 
 
@@ -66,7 +66,7 @@ def paced_server(paced_database: str) -> Iterator[ServerProcess]:
 @pytest.fixture(scope="module")
 def module_database(cluster: EmbeddedPostgres, template_database: str) -> Iterator[str]:
     """The URL of a database that the tests of a module share."""
-    with _temporary_database(cluster, "module", template=template_database) as name:
+    with temporary_database(cluster, "module", template=template_database) as name:
         yield cluster.url_of(name)
 
 
