@@ -2,7 +2,6 @@
 
 import math
 import threading
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -10,39 +9,12 @@ import pytest
 
 from engine.executor import EngineFault, OutOfMemory
 from engine.messages import Failed, Finished, Job, JobRefused, Outbound, Tokens, Usage
+from tests.contract.conftest import Start
 from tests.support.engines import (
     Bench,
     make_job,
     make_prompt,
-    start_model,
-    start_scripted,
-    tiny_model,
 )
-
-Start = Callable[..., Bench]
-
-STARTS: dict[str, Start] = {
-    "scripted": start_scripted,
-    "model": lambda **settings: start_model(tiny_model(), **settings),
-}
-
-
-@pytest.fixture(params=STARTS)
-def start(request: pytest.FixtureRequest) -> Iterator[Start]:
-    started: list[Bench] = []
-
-    def start_one(**settings: Any) -> Bench:
-        started.append(STARTS[request.param](**settings))
-        return started[-1]
-
-    yield start_one
-    for bench in started:
-        bench.engine.close(drain=False)
-
-
-@pytest.fixture
-def bench(start: Start) -> Bench:
-    return start()
 
 
 def reason_of(last: Finished | Failed) -> str:

@@ -1,32 +1,10 @@
 """What every engine promises of the order in which jobs run, and of prompts that begin alike."""
 
-from collections.abc import Callable, Iterator
 from typing import Any
 
-import pytest
-
 from engine.messages import Failed, Finished, Job, Outbound, Tokens
-from tests.support.engines import Bench, make_job, make_prompt, start_model, start_scripted, tiny_model
-
-Start = Callable[..., Bench]
-
-STARTS: dict[str, Start] = {
-    "scripted": start_scripted,
-    "model": lambda **settings: start_model(tiny_model(), **settings),
-}
-
-
-@pytest.fixture(params=STARTS)
-def start(request: pytest.FixtureRequest) -> Iterator[Start]:
-    started: list[Bench] = []
-
-    def start_one(**settings: Any) -> Bench:
-        started.append(STARTS[request.param](**settings))
-        return started[-1]
-
-    yield start_one
-    for bench in started:
-        bench.engine.close(drain=False)
+from tests.contract.conftest import Start
+from tests.support.engines import Bench, make_job, make_prompt
 
 
 def order_of_ends(bench: Bench) -> list[str]:

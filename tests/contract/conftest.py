@@ -1,0 +1,33 @@
+"""Both engines, for suites that hold whatever computes the tokens."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from tests.support.engines import Bench, start_model, start_scripted, tiny_model
+
+Start = Callable[..., Bench]
+
+STARTS: dict[str, Start] = {
+    "scripted": start_scripted,
+    "model": lambda **settings: start_model(tiny_model(), **settings),
+}
+
+
+@pytest.fixture(params=STARTS)
+def start(request: pytest.FixtureRequest) -> Iterator[Start]:
+    started: list[Bench] = []
+
+    def start_one(**settings: Any) -> Bench:
+        started.append(STARTS[request.param](**settings))
+        return started[-1]
+
+    yield start_one
+    for bench in started:
+        bench.engine.close(drain=False)
+
+
+@pytest.fixture
+def bench(start: Start) -> Bench:
+    return start()
