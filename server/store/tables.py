@@ -75,6 +75,9 @@ responses = Table(
     Column("priority", Integer, nullable=False, server_default="0"),
     Column("replica_id", Uuid),
     Column("attempt", Integer, nullable=False, server_default="1"),
+    Column(
+        "deaths", Integer, nullable=False, server_default="0", comment="replicas that died while they ran it"
+    ),
     Column("seed", BigInteger, nullable=False),
     Column("prompt_hash", LargeBinary),
     _time("cancel_requested_at"),
@@ -92,13 +95,20 @@ responses = Table(
     Column("error_code", Text),
     Column("error_message", Text),
     Column("incomplete_reason", Text),
+    Column("key_id", Text),
     Column("request", JSON, nullable=False, comment="what the response repeats of its request"),
+    Column("asked", JSON, comment="the request without its input: what a run is begun again from"),
     Column("metadata", JSONB, nullable=False, comment="for search; request has the exact text"),
     CheckConstraint(
         "status in ('queued', 'in_progress', 'completed', 'failed', 'incomplete', 'cancelled')",
         name="status",
     ),
-    Index("ix_responses_queue", "priority", "queued_at", postgresql_where=text("status = 'queued'")),
+    Index(
+        "ix_responses_unowned",
+        "priority",
+        "queued_at",
+        postgresql_where=text("replica_id is null and status in ('queued', 'in_progress')"),
+    ),
     Index("ix_responses_replica_id", "replica_id", postgresql_where=text("status = 'in_progress'")),
     Index(
         "ix_responses_previous_id",
@@ -218,4 +228,15 @@ usage_ledger = Table(
     _time("started_at", required=True),
     _time("finished_at", required=True),
     Index("ix_usage_ledger_finished_at", "tenant", "finished_at"),
+)
+
+idempotency_keys = Table(
+    "idempotency_keys",
+    metadata,
+    Column("tenant", Text, primary_key=True),
+    Column("key", Text, primary_key=True),
+    Column("digest", LargeBinary, nullable=False, comment="SHA-256 of the request that used it first"),
+    Column("response_id", Uuid, nullable=False),
+    _time("created_at", required=True),
+    Index("ix_idempotency_keys_created_at", "created_at"),
 )
