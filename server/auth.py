@@ -14,7 +14,7 @@ from starlette.requests import Request
 
 from server.errors import NotAuthenticated
 from server.store import keys
-from server.store.database import Database
+from server.store.database import Connection, Database
 
 DEFAULT_TENANT = "default"
 _PREFIX = "hk"
@@ -58,18 +58,21 @@ class Gate:
     def identify(self, request: Request) -> Caller:
         """The caller of a request. Raises NotAuthenticated."""
         scheme, _, text = request.headers.get("authorization", "").partition(" ")
-        with self._database.begin() as connection:
-            if not self._closed.is_set():
-                if not keys.any_exist(connection):
-                    return Caller(DEFAULT_TENANT, None)
-                self._closed.set()
-            if scheme.lower() != "bearer" or not text:
-                raise NotAuthenticated("Send an API key: `Authorization: Bearer <key>`.")
-            prefix, _, rest = text.strip().partition("_")
-            key_id = rest.partition("_")[0]
-            stored = keys.find(connection, key_id) if prefix == _PREFIX and key_id.isalnum() else None
-            digest = stored.digest if stored else bytes(32)
-            if not hmac.compare_digest(digest, _digest(text.strip())) or stored is None:
-                raise NotAuthenticated("The API key is not valid.")
-            keys.touch(connection, stored.tenant, stored.id)
-            return Caller(stored.tenant, stored.id)
+        given = text.strip() if scheme.lower() == "bearer" else ""
+        return self._database.retry(lambda connection: self._look_up(connection, given))
+
+    def _look_up(self, connection: Connection, given: str) -> Caller:
+        if not self._closed.is_set():
+            if not keys.any_exist(connection):
+                return Caller(DEFAULT_TENANT, None)
+            self._closed.set()
+        if not given:
+            raise NotAuthenticated("Send an API key: `Authorization: Bearer <key>`.")
+        prefix, _, rest = given.partition("_")
+        key_id = rest.partition("_")[0]
+        stored = keys.find(connection, key_id) if prefix == _PREFIX and key_id.isalnum() else None
+        digest = stored.digest if stored else bytes(32)
+        if not hmac.compare_digest(digest, _digest(given)) or stored is None:
+            raise NotAuthenticated("The API key is not valid.")
+        keys.touch(connection, stored.tenant, stored.id)
+        return Caller(stored.tenant, stored.id)

@@ -33,8 +33,7 @@ def _why_not(services: Services) -> str | None:
     if not services.served.engine.stats().alive:
         return "the engine is dead"
     try:
-        with services.database.begin() as connection:
-            clock(connection)
+        services.database.retry(clock, seconds=0)
     except DatabaseError:
         return "the database does not answer"
     return None

@@ -31,8 +31,7 @@ def create(services: Services, caller: Caller, request: Request, body: bytes) ->
 def retrieve(services: Services, caller: Caller, request: Request, _body: bytes) -> Answer:
     """GET /v1/responses/{response_id}"""
     response = _response_id(request)
-    with services.database.begin() as connection:
-        found = read_response(connection, caller.tenant, response)
+    found = services.database.retry(lambda connection: read_response(connection, caller.tenant, response))
     if found is None:
         raise _unknown(request)
     if not _flag(request, "stream"):

@@ -11,7 +11,7 @@ from server.store.database import Connection, Database
 from server.store.responses import StoredResponse
 from server.stream.frames import frame
 from server.stream.sse import Stored
-from server.wire.events import render
+from server.wire.events import Event, render
 from server.wire.response import Echo, Response
 
 
@@ -49,8 +49,11 @@ def read_stream(database: Database, tenant: str, response: UUID, position: int) 
 
     The status is read before the events: once it says that the response has ended, all of them are there.
     """
-    with database.begin() as connection:
+
+    def work(connection: Connection) -> tuple[StoredResponse | None, list[Event]]:
         stored = responses.get(connection, tenant, response)
-        found = events.read(connection, tenant, response, position) if stored else []
+        return stored, events.read(connection, tenant, response, position) if stored else []
+
+    stored, found = database.retry(work)
     frames = [frame(event, render(response, event)) for event in found]
     return Stored(frames, stored is None or stored.status in ENDED)

@@ -1,23 +1,24 @@
 """Connections to Postgres and the schema's version. Knows no table."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import Literal
+from time import monotonic, sleep
+from typing import Any, Literal, TypeVar
 
 import psycopg
 from alembic import command
 from alembic.config import Config as AlembicConfig
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from psycopg.conninfo import conninfo_to_dict
-from psycopg.types.json import set_json_dumps, set_json_loads
-from sqlalchemy import Connection, Engine, create_engine, pool, text
+from sqlalchemy import Connection, Engine, create_engine, event, pool, text
 from sqlalchemy.exc import InterfaceError, OperationalError, SQLAlchemyError
 
 from server.locations import migrations_folder
+from server.store.connect import LIMITS, PATIENCE_S, PING_S, PatientConnection, connect, url_in_time
+from server.store.outage import Outage
 
 __all__ = [
     "Connection",
@@ -41,7 +42,17 @@ DatabaseError = SQLAlchemyError
 Unreachable = (OperationalError, InterfaceError)
 """Those of them that may pass: a connection lost, a server restarting, a disk that is full for now."""
 
-_TIMEOUTS = "-c statement_timeout=5s -c lock_timeout=1s -c idle_in_transaction_session_timeout=10s"
+T = TypeVar("T")
+
+OUTAGE_S = 5.0
+"""How long a request waits for a database that restarts."""
+
+_PAUSE_S = 0.1
+_OWN_THREADS = 2
+"""Connections beyond the requests', so that no crowd of them keeps a heartbeat from being sent."""
+
+_REPEATABLE = frozenset({"40001", "40P01", "55P03", "25P03"})
+"""Serialization failure, deadlock, a lock not got in time, a transaction that was silent for too long."""
 
 
 class Database:
@@ -51,40 +62,94 @@ class Database:
     """
 
     def __init__(self, url: str, *, pool_size: int, strict: bool = False) -> None:
-        """`strict` makes every commit wait for the disk, not only those that say `durable`."""
+        """`pool_size` is the number of threads that serve requests.
+
+        `strict` makes every commit wait for the disk, not only those that say `durable`.
+        """
         self.url = url
         self._strict = strict
+        self._outage = Outage()
         self._engine = create_engine(
             "postgresql+psycopg://",
-            creator=lambda: _connect(url, "holdfast", _TIMEOUTS),
-            pool_size=pool_size,
+            creator=lambda: connect(url, "holdfast", LIMITS),
+            pool_size=pool_size + _OWN_THREADS,
             max_overflow=0,
             pool_timeout=5,
             pool_pre_ping=True,
         )
+        event.listen(self._engine, "checkin", _be_quick)
+        event.listen(self._engine, "checkout", _be_patient)
 
     @contextmanager
     def begin(self) -> Iterator[Connection]:
         """One transaction from the pool."""
-        with self._engine.begin() as connection:
-            yield connection
+        began = monotonic()
+        try:
+            with self._engine.begin() as connection:
+                self._outage.ended()
+                yield connection
+        except Unreachable as error:
+            if _is_gone(error):
+                self._outage.began(began)
+            raise
+
+    def retry(self, work: Callable[[Connection], T], seconds: float = OUTAGE_S) -> T:
+        """What `work` gives in a transaction, which is run again when Postgres was away or refused for now.
+
+        So `work` must be repeatable, also after a commit whose answer was lost: what it changes it must find
+        changed. The tries end after so many seconds, or so many after the outage began that is going on, and
+        the last one's DatabaseError is raised; every try is limited itself, so that nobody waits much longer.
+        """
+        deadline = self._outage.deadline(seconds)
+        while True:
+            try:
+                with self._outage.turn(deadline), self.begin() as connection:
+                    return work(connection)
+            except Unreachable as error:
+                if monotonic() >= deadline or not _may_pass(error):
+                    raise
+            sleep(_PAUSE_S)
 
     def dedicate(self, name: str) -> Connection:
-        """A connection outside the pool and without time limits, for a thread of ours, which closes it.
+        """A connection outside the pool, for a thread of ours, which closes it.
 
         Its commits do not wait for the disk, unless the database is strict or they say `durable`: a crash of
         Postgres may lose the last moments of a stream, a crash of ours nothing.
         """
-        options = "" if self._strict else "-c synchronous_commit=off"
+        options = LIMITS if self._strict else f"{LIMITS} -c synchronous_commit=off"
         engine = create_engine(
             "postgresql+psycopg://",
-            creator=lambda: _connect(self.url, f"holdfast {name}", options),
+            creator=lambda: connect(self.url, f"holdfast {name}", options),
             poolclass=pool.NullPool,
         )
         return engine.connect()
 
     def close(self) -> None:
         self._engine.dispose()
+
+
+def _be_quick(connection: PatientConnection | None, _record: Any) -> None:
+    """The next thing that this connection is asked is whether it is still there."""
+    if connection is not None:
+        connection.patience = PING_S
+
+
+def _be_patient(connection: PatientConnection, _record: Any, _proxy: Any) -> None:
+    connection.patience = PATIENCE_S
+
+
+def _is_gone(error: OperationalError | InterfaceError) -> bool:
+    """Whether Postgres did not answer at all, or said that it stops or starts."""
+    sqlstate = _sqlstate(error)
+    return sqlstate == "" or sqlstate.startswith(("08", "57P"))
+
+
+def _may_pass(error: OperationalError | InterfaceError) -> bool:
+    return _is_gone(error) or _sqlstate(error) in _REPEATABLE
+
+
+def _sqlstate(error: OperationalError | InterfaceError) -> str:
+    return getattr(error.orig, "sqlstate", None) or ""
 
 
 def clock(connection: Connection) -> datetime:
@@ -111,22 +176,6 @@ def driver(connection: Connection) -> Iterator[psycopg.Connection]:
         raise DatabaseError(str(error)) from error
 
 
-def _connect(url: str, name: str, options: str) -> psycopg.Connection:
-    """A connection on which JSON columns are text both ways.
-
-    Only msgspec encodes, and what was stored comes back the same; `options` are added to the URL's own.
-    """
-    given = conninfo_to_dict(url).get("options") or ""
-    connection = psycopg.connect(url, application_name=name, options=f"{given} {options}".strip())
-    set_json_dumps(_as_it_is, connection)
-    set_json_loads(_as_it_is, connection)
-    return connection
-
-
-def _as_it_is(document: str | bytes) -> str:
-    return document.decode() if isinstance(document, bytes) else document
-
-
 def upgrade(url: str) -> None:
     """Brings the schema to this release's; several processes may do so at once."""
     with _schema_connection(url) as connection:
@@ -150,7 +199,7 @@ def schema_state(url: str) -> SchemaState:
 def _schema_connection(url: str) -> Iterator[Connection]:
     logging.getLogger("alembic").setLevel(logging.WARNING)
     engine: Engine = create_engine(
-        "postgresql+psycopg://", creator=lambda: psycopg.connect(url), poolclass=pool.NullPool
+        "postgresql+psycopg://", creator=lambda: psycopg.connect(url_in_time(url)), poolclass=pool.NullPool
     )
     try:
         with engine.connect() as connection:

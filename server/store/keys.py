@@ -52,17 +52,23 @@ def find(connection: Connection, key_id: str) -> StoredKey | None:
 
 
 def touch(connection: Connection, tenant: str, key_id: str) -> None:
-    """Notes the key's use, at most once a minute so that a busy key writes little."""
-    connection.execute(
-        update(api_keys)
+    """Notes the key's use, at most once a minute so that a busy key writes little.
+
+    Whoever finds the key's row locked leaves it: no request waits for another one's note.
+    """
+    a_minute_ago = func.clock_timestamp() - func.make_interval(0, 0, 0, 0, 0, 1)
+    due = (
+        select(api_keys.c.id)
         .where(
             api_keys.c.tenant == tenant,
             api_keys.c.id == key_id,
-            or_(
-                api_keys.c.last_used_at.is_(None),
-                api_keys.c.last_used_at < func.clock_timestamp() - func.make_interval(0, 0, 0, 0, 0, 1),
-            ),
+            or_(api_keys.c.last_used_at.is_(None), api_keys.c.last_used_at < a_minute_ago),
         )
+        .with_for_update(skip_locked=True)
+    )
+    connection.execute(
+        update(api_keys)
+        .where(api_keys.c.tenant == tenant, api_keys.c.id.in_(due))
         .values(last_used_at=func.clock_timestamp())
     )
 

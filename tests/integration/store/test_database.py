@@ -31,12 +31,12 @@ def test_a_transaction_that_raises_leaves_nothing(database: Database) -> None:
         assert connection.execute(text("select 1 from conversations")).first() is None
 
 
-def test_requests_have_time_limits_and_our_threads_have_none(database: Database) -> None:
+def test_every_session_has_time_limits(database: Database) -> None:
     own = database.dedicate("test")
     with database.begin() as connection:
         limits = ("statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout")
         assert "0" not in [show(connection, limit) for limit in limits]
-        assert [show(own, limit) for limit in limits] == ["0"] * 3
+        assert "0" not in [show(own, limit) for limit in limits]
         assert show(own, "application_name") == "holdfast test"
     own.close()
 

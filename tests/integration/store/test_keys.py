@@ -91,6 +91,15 @@ def test_a_use_is_noted_and_not_again_within_a_minute(database: Database) -> Non
         assert last >= first
 
 
+def test_a_use_of_a_key_whose_row_is_locked_is_not_noted(database: Database) -> None:
+    with database.begin() as connection:
+        key = add(connection, "acme")
+    with database.begin() as other, database.begin() as connection:
+        keys.revoke(other, key)
+        keys.touch(connection, "acme", key)
+        assert _used(connection, key) is None
+
+
 def _used(connection: Connection, key: str) -> datetime | None:
     found = keys.find(connection, key)
     assert found is not None

@@ -1,6 +1,5 @@
 import hashlib
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, cast
@@ -26,9 +25,8 @@ class Keys:
         self.touched: list[tuple[str, str]] = []
         self.asked_whether_any = 0
 
-    @contextmanager
-    def begin(self) -> Iterator["Keys"]:
-        yield self
+    def retry(self, work: Callable[["Keys"], Caller]) -> Caller:
+        return work(self)
 
     def add(self, tenant: str) -> str:
         key = make_key()

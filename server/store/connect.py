@@ -1,0 +1,97 @@
+"""One connection to Postgres: what both ends are told, and how long a silent server is waited for.
+
+A server that is gone without a word is noticed in three ways: the kernel gives up on bytes that nobody
+acknowledges, a statement that is not answered is given up here, and the server drops a session of ours that
+stays silent in the middle of a transaction, so that no lock outlives the one who held it.
+"""
+
+from collections.abc import Generator
+from time import monotonic
+from typing import Any, TypeVar
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.pq import TransactionStatus
+from psycopg.types.json import set_json_dumps, set_json_loads
+
+LIMITS = "-c statement_timeout=5s -c lock_timeout=1s -c idle_in_transaction_session_timeout=5s"
+"""What the server holds every session to that serves requests or records them."""
+
+PATIENCE_S = 6.0
+"""How long an answer may take: longer than the server's own limit, which is the one to be told of."""
+
+PING_S = 2.0
+"""How long the answer to nothing may take, which is asked before a connection is used again."""
+
+_NETWORK = {
+    "connect_timeout": "3",
+    "keepalives_idle": "5",
+    "keepalives_interval": "2",
+    "keepalives_count": "3",
+    "tcp_user_timeout": "6000",
+}
+"""libpq's words, for connections over TCP; the URL's own values win."""
+
+_SERVER_SIDE = (
+    "-c tcp_keepalives_idle=5 -c tcp_keepalives_interval=2 -c tcp_keepalives_count=3 -c tcp_user_timeout=6000"
+)
+"""The same for the server's end, whose session would outlive a client that vanished by hours."""
+
+_T = TypeVar("_T")
+_NOTHING = 0
+"""What psycopg tells a command that waits when nothing has come for a while."""
+
+
+class PatientConnection(psycopg.Connection[Any]):
+    """A connection whose commands raise OperationalError, and which is closed, when no answer comes in time.
+
+    The time is for each exchange with the server; COPY of many rows is many.
+    """
+
+    patience = PATIENCE_S
+
+    def wait(self, gen: Generator[Any, Any, _T], *args: Any, **kwargs: Any) -> _T:
+        """Where psycopg waits for everything but connecting."""
+        return super().wait(self._in_time(gen), *args, **kwargs)
+
+    def _in_time(self, gen: Generator[Any, Any, _T]) -> Generator[Any, Any, _T]:
+        deadline = monotonic() + self.patience
+        try:
+            wanted = next(gen)
+            while True:
+                ready = yield wanted
+                if ready == _NOTHING and monotonic() > deadline and self._is_busy():
+                    self.pgconn.finish()
+                    raise psycopg.OperationalError("the server does not answer")
+                wanted = gen.send(ready)
+        except StopIteration as ended:
+            result: _T = ended.value
+            return result
+
+    def _is_busy(self) -> bool:
+        """An answer is due; a session that waits for notifications is not."""
+        return self.pgconn.transaction_status == TransactionStatus.ACTIVE
+
+
+def connect(url: str, name: str, options: str) -> PatientConnection:
+    """A connection on which JSON columns are text both ways.
+
+    Only msgspec encodes, and what was stored comes back the same; `options` are added to the URL's own.
+    """
+    given = conninfo_to_dict(url).get("options") or ""
+    connection = PatientConnection.connect(
+        url_in_time(url), application_name=name, options=f"{given} {_SERVER_SIDE} {options}".strip()
+    )
+    set_json_dumps(_as_it_is, connection)
+    set_json_loads(_as_it_is, connection)
+    return connection
+
+
+def url_in_time(url: str) -> str:
+    """The connection string with limits on the network's silence."""
+    given = conninfo_to_dict(url)
+    return make_conninfo(url, **{name: value for name, value in _NETWORK.items() if name not in given})
+
+
+def _as_it_is(document: str | bytes) -> str:
+    return document.decode() if isinstance(document, bytes) else document

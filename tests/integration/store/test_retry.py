@@ -1,0 +1,112 @@
+"""Work that is repeated when Postgres was away: how often, for how long, and what is not repeated."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import psycopg
+import pytest
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from sqlalchemy import text
+
+from server.store.database import Connection, Database, DatabaseError, clock
+from tests.support.eventually import eventually
+
+
+class Work:
+    """Notes a run in a row, and comes to grief in the first runs."""
+
+    def __init__(self, grief: str, *, runs: int = 1) -> None:
+        self.runs = 0
+        self._grief = grief
+        self._failing = runs
+
+    def __call__(self, connection: Connection) -> int:
+        self.runs += 1
+        connection.execute(text("insert into conversations values ('t', gen_random_uuid(), '{}')"))
+        if self.runs <= self._failing:
+            connection.exec_driver_sql(self._grief)
+        return self.runs
+
+
+@pytest.fixture
+def administrator(database_url: str) -> Iterator[psycopg.Connection]:
+    with psycopg.connect(make_conninfo(database_url, dbname="postgres"), autocommit=True) as connection:
+        yield connection
+
+
+def rows(database: Database) -> int:
+    with database.begin() as connection:
+        found: int = connection.exec_driver_sql("select count(*) from conversations").scalar_one()
+    return found
+
+
+def raising(sqlstate: str) -> str:
+    return f"do $$ begin raise exception sqlstate '{sqlstate}'; end $$"
+
+
+@pytest.mark.parametrize("sqlstate", ["40001", "40P01", "55P03", "57P01"])
+def test_work_is_repeated_after_what_may_pass(database: Database, sqlstate: str) -> None:
+    assert database.retry(Work(raising(sqlstate), runs=2)) == 3
+    assert rows(database) == 1
+
+
+def test_work_is_repeated_when_its_connection_was_cut(database: Database) -> None:
+    assert database.retry(Work("select pg_terminate_backend(pg_backend_pid())")) == 2
+    assert rows(database) == 1
+
+
+@pytest.mark.parametrize("sqlstate", ["53100", "23505", "42601"])
+def test_work_is_not_repeated_after_what_stays(database: Database, sqlstate: str) -> None:
+    work = Work(raising(sqlstate))
+    with pytest.raises(DatabaseError):
+        database.retry(work)
+    assert work.runs == 1
+
+
+def test_work_is_run_once_when_there_is_no_time(database: Database) -> None:
+    work = Work(raising("40001"))
+    with pytest.raises(DatabaseError):
+        database.retry(work, seconds=0)
+    assert work.runs == 1
+
+
+def test_a_mistake_of_the_work_is_raised_as_it_is(database: Database) -> None:
+    def divide(_connection: Connection) -> float:
+        return 1 / 0
+
+    with pytest.raises(ZeroDivisionError):
+        database.retry(divide)
+
+
+def test_work_waits_for_a_database_that_comes_back(
+    database: Database, database_url: str, administrator: psycopg.Connection
+) -> None:
+    name = str(conninfo_to_dict(database_url)["dbname"])
+    administrator.execute(f"alter database {name} allow_connections false")
+    try:
+        administrator.execute(
+            "select pg_terminate_backend(pid) from pg_stat_activity where datname = %s", [name]
+        )
+        with ThreadPoolExecutor(8) as pool:
+            waiting = [pool.submit(database.retry, clock, 60.0) for _ in range(8)]
+            eventually(lambda: database._outage._since is not None)
+            assert not any(work.done() for work in waiting)
+            administrator.execute(f"alter database {name} allow_connections true")
+            assert all(work.result() for work in waiting)
+    finally:
+        administrator.execute(f"alter database {name} allow_connections true")
+
+
+def test_no_time_is_spent_on_an_outage_that_has_lasted(database: Database) -> None:
+    work = Work(raising("57P01"), runs=1000)
+    database._outage.began(0.0)
+    with pytest.raises(DatabaseError):
+        database.retry(work, seconds=0.5)
+    assert work.runs == 1
+
+
+def test_requests_leave_connections_for_our_own_threads(database_url: str) -> None:
+    database = Database(database_url, pool_size=1)
+    with database.begin() as one, database.begin() as other:
+        assert clock(one) < clock(other)
+    database.close()

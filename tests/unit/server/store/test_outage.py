@@ -1,0 +1,77 @@
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from time import monotonic
+
+import pytest
+
+from server.store.outage import Outage, StillAway
+from tests.support.eventually import eventually
+
+LONG = 60.0
+
+
+def test_everybody_may_try_while_there_is_no_outage() -> None:
+    outage = Outage()
+    with outage.turn(monotonic()), outage.turn(monotonic()):
+        pass
+
+
+def test_nobody_tries_while_another_does_in_an_outage() -> None:
+    outage = Outage()
+    outage.began(monotonic())
+    with outage.turn(monotonic()), pytest.raises(StillAway), outage.turn(monotonic()):
+        pass
+
+
+def test_the_next_one_tries_when_a_try_has_failed() -> None:
+    outage = Outage()
+    outage.began(monotonic())
+    with pytest.raises(ZeroDivisionError), outage.turn(monotonic()):
+        raise ZeroDivisionError
+    with outage.turn(monotonic()):
+        pass
+
+
+def test_who_waits_goes_on_when_the_database_is_back() -> None:
+    outage = Outage()
+    outage.began(monotonic())
+    went_on = threading.Semaphore(0)
+
+    def wait() -> None:
+        with outage.turn(monotonic() + LONG):
+            went_on.release()
+
+    with ThreadPoolExecutor(3) as pool:
+        with outage.turn(monotonic()):
+            waiters = [pool.submit(wait) for _ in range(3)]
+            outage.ended()
+            for _ in waiters:
+                assert went_on.acquire(timeout=LONG)
+        for waiter in waiters:
+            waiter.result()
+
+
+def test_an_outage_is_waited_for_from_its_beginning_on() -> None:
+    outage = Outage()
+    outage.began(100.0)
+    outage.began(200.0)
+    assert outage.deadline(5.0) == 105.0
+    outage.ended()
+    assert outage.deadline(5.0) > 105.0
+
+
+def test_one_that_waits_for_its_turn_gets_it_after_a_failed_try() -> None:
+    outage = Outage()
+    outage.began(monotonic())
+    turns: list[int] = []
+
+    def wait() -> None:
+        with outage.turn(monotonic() + LONG):
+            turns.append(1)
+
+    waiter = threading.Thread(target=wait)
+    with outage.turn(monotonic()):
+        waiter.start()
+        assert turns == []
+    eventually(lambda: turns == [1])
+    waiter.join()
