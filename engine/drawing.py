@@ -9,37 +9,91 @@ allows are drawn as if the rest had been cut off before, equally likely ones bei
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
+from engine.columns import find_highest, find_share, stretch_maxima, stretch_sums
 from engine.logprobs import top_in_order
 from engine.messages import Sampling
+from engine.transfer import send
 
 COLDEST = 1e-10
 """A lower temperature than this draws the maximum in any case, and would divide by zero in float32."""
 
-Draws = Sequence[tuple[Sampling, int]]
-"""Of each row, how to draw and at which position: the number of tokens before, prompt and output."""
+NARROW = 4096
+"""A vocabulary below this is looked at whole: few long steps cost more than many short ones spare."""
 
 
-def choose(logits: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
-    """`[rows, vocabulary]` in float32 -> the highest logit and the token of each row.
+class Group:
+    """The rows of a batch that draw in one way, and what stays the same of them from step to step."""
 
-    The token of a row whose highest logit is not finite means nothing.
-    """
-    highest, token_ids = logits.max(dim=-1)
-    drawing = [row for row, (sampling, _) in enumerate(draws) if sampling.temperature > 0]
-    listed = [row for row in drawing if 0 < draws[row][0].top_k < logits.shape[-1]]
-    whole = [row for row in drawing if not 0 < draws[row][0].top_k < logits.shape[-1]]
-    for rows, draw_rows in ((whole, _draw_from_all), (listed, _draw_from_list)):
-        if len(rows) == len(draws):
-            token_ids = draw_rows(logits, highest, draws)
-        elif rows:
-            index = torch.tensor(rows, device=logits.device)
-            token_ids[index] = draw_rows(logits[index], highest[index], [draws[row] for row in rows])
-    return highest, token_ids
+    def __init__(
+        self, rows: Sequence[int], samplings: Sequence[Sampling], count: int, device: torch.device
+    ) -> None:
+        """Of a batch of `count` rows these, each with its sampling."""
+        self.rows = rows
+        self.samplings = samplings
+        self.index = None if len(rows) == count else send(rows, torch.long, device)
+        """None if that is all rows."""
+        self.colds = _column([max(s.temperature, COLDEST) for s in samplings], device)
+        self.is_plain = all(s.temperature == 1 for s in samplings)
+        self.min_p = _column([s.min_p for s in samplings], device)
+        self.has_min_p = any(s.min_p > 0 for s in samplings)
+        self.top_p = _column([s.top_p for s in samplings], device)
+        self.top_k = send([s.top_k for s in samplings], torch.long, device)[:, None]
+        self.most = max(s.top_k for s in samplings)
+        limited = [row for row, s in enumerate(samplings) if s.top_p < 1]
+        self.limited = send(limited, torch.long, device) if limited else None
+        """The places in this group that have a top_p."""
+
+
+class Chooser:
+    """Draws for the rows of a batch, step after step."""
+
+    def __init__(self, samplings: Sequence[Sampling], vocab_size: int, device: torch.device) -> None:
+        greedy, listed, whole = [], [], []
+        for row, sampling in enumerate(samplings):
+            if sampling.temperature <= 0:
+                greedy.append(row)
+            elif 0 < sampling.top_k < vocab_size:
+                listed.append(row)
+            else:
+                whole.append(row)
+
+        def group(rows: list[int]) -> Group | None:
+            return Group(rows, [samplings[row] for row in rows], len(samplings), device) if rows else None
+
+        self._greedy, self._listed, self._whole = group(greedy), group(listed), group(whole)
+
+    def choose(self, logits: Tensor, positions: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """`[rows, vocabulary]` in float32 -> the highest logit and the token of each row.
+
+        `positions` are the numbers of tokens before, prompt and output. The token of a row whose highest
+        logit is not finite means nothing.
+        """
+        highest, token_ids = self._highest(logits)
+        for group, draw in ((self._whole, _draw_from_all), (self._listed, _draw_from_list)):
+            if group is None:
+                continue
+            own = [positions[row] for row in group.rows]
+            if group.index is None:
+                token_ids = draw(logits, highest, group, own)
+            else:
+                token_ids[group.index] = draw(logits[group.index], highest[group.index], group, own)
+        return highest, token_ids
+
+    def _highest(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """The tokens are right for greedy rows only, if there are any."""
+        if logits.shape[1] < NARROW:
+            values, token_ids = logits.max(dim=1)
+            return values, token_ids
+        maxima = stretch_maxima(logits)
+        highest = maxima.amax(dim=1)
+        if self._greedy is None:
+            return highest, torch.zeros(len(logits), dtype=torch.long, device=logits.device)
+        return highest, find_highest(logits, maxima)
 
 
 def uniform(seed: int, position: int, attempt: int = 0) -> float:
@@ -49,81 +103,89 @@ def uniform(seed: int, position: int, attempt: int = 0) -> float:
     return (int.from_bytes(digest, "little") >> 11) / 2**53
 
 
-def _draw_from_all(logits: Tensor, highest: Tensor, draws: Draws) -> Tensor:
-    weights = _weights(logits, highest, draws)
+def _draw_from_all(logits: Tensor, highest: Tensor, group: Group, positions: Sequence[int]) -> Tensor:
+    weights = _weights(logits, highest, group)
     allowed = weights
-    if any(sampling.min_p > 0 for sampling, _ in draws):
-        allowed = weights.where(weights >= _column([s.min_p for s, _ in draws], weights), 0)
-    reached = allowed.cumsum(dim=-1)
-    token_ids = _invert(reached, draws)
-    limited = [row for row, (sampling, _) in enumerate(draws) if sampling.top_p < 1]
-    if limited:
+    if group.has_min_p:
+        allowed = _keep(torch.ge, weights, group.min_p)
+    sums = stretch_sums(allowed)
+    token_ids = find_share(allowed, sums, _shares(group, positions, weights.device))
+    if group.limited is not None:
         # top_p is a share of everything, min_p or not.
-        total = reached[:, -1] if allowed is weights else weights.sum(dim=-1)
-        _keep_to_top_p(token_ids, limited, weights, total, draws)
+        total = sums.sum(dim=1, keepdim=True) if allowed is weights else weights.sum(dim=1, keepdim=True)
+        _keep_to_top_p(token_ids, weights, total * group.top_p, group, positions)
     return token_ids
 
 
-def _keep_to_top_p(token_ids: Tensor, rows: list[int], weights: Tensor, total: Tensor, draws: Draws) -> None:
-    """Draws anew, in these rows, the tokens that top_p rules out.
+def _keep_to_top_p(
+    token_ids: Tensor, weights: Tensor, limits: Tensor, group: Group, positions: Sequence[int]
+) -> None:
+    """Draws anew the tokens that top_p rules out.
 
     Such a token is one that is less likely than others which together reach top_p. All that top_p allows
     is among those others, so the next draw is from them; the likeliest token is always allowed.
     """
-    index = torch.tensor(rows, device=weights.device)
-    limits = total[index] * torch.tensor([draws[row][0].top_p for row in rows], device=weights.device)
-    if len(rows) < len(weights):
-        weights = weights[index]
+    index = group.limited
+    assert index is not None
+    if len(index) < len(weights):
+        weights, limits = weights[index], limits[index]
     attempt = 0
     while True:
         attempt += 1
-        drawn = weights.gather(1, token_ids[index, None])
-        # Ones and zeros as floats: with booleans this takes twice as long on a CPU.
-        likelier = torch.gt(weights, drawn, out=torch.empty_like(weights)).mul_(weights)
-        above = likelier.sum(dim=-1)
+        likelier = _keep(torch.gt, weights, weights.gather(1, token_ids[index, None]))
+        sums = stretch_sums(likelier)
+        above = sums.sum(dim=1, keepdim=True)
         # The sums of a row of no numbers are none either: nothing is drawn anew there. Nor is it where
         # nothing is likelier, though a tiny top_p may be rounded to none at all.
         out = ((above >= limits) & (above > 0)).nonzero()[:, 0]
         if not len(out):
             return
         index, limits, weights = index[out], limits[out], weights[out]
-        again = [draws[row] for row in index.tolist()]
-        token_ids[index] = _invert(likelier[out].cumsum(dim=-1), again, attempt)
+        shares = _shares(group, positions, weights.device, index.tolist(), attempt)
+        token_ids[index] = find_share(likelier[out], sums[out], shares)
 
 
-def _draw_from_list(logits: Tensor, highest: Tensor, draws: Draws) -> Tensor:
+def _draw_from_list(logits: Tensor, highest: Tensor, group: Group, positions: Sequence[int]) -> Tensor:
     """For rows with a top_k: the list is as long as the largest of them."""
-    limits = [sampling.top_k for sampling, _ in draws]
-    values, token_ids = top_in_order(logits, max(limits))
-    weights = _weights(values, highest, draws)
-    places = torch.arange(values.shape[1], device=logits.device)
-    weights[places >= torch.tensor(limits, device=logits.device)[:, None]] = 0
-    reached = weights.cumsum(dim=-1)
-    top_p = _column([sampling.top_p for sampling, _ in draws], weights)
-    min_p = _column([sampling.min_p for sampling, _ in draws], weights)
+    values, token_ids = top_in_order(logits, group.most)
+    weights = _weights(values, highest, group)
+    weights[torch.arange(group.most, device=logits.device) >= group.top_k] = 0
+    reached = weights.cumsum(dim=1)
     # The first of those that are equally likely decides for all of them, as in the other rows.
-    before = (reached - weights).where(values != values.roll(1, dims=1), 0).cummax(dim=-1).values
-    kept = (before < top_p * reached[:, -1:]) & (weights >= min_p)
-    column = _invert(weights.where(kept, 0).cumsum(dim=-1), draws)
+    before = (reached - weights).where(values != values.roll(1, dims=1), 0).cummax(dim=1).values
+    kept = (before < group.top_p * reached[:, -1:]) & (weights >= group.min_p)
+    kept_weights = weights.where(kept, 0)
+    sums = stretch_sums(kept_weights)
+    column = find_share(kept_weights, sums, _shares(group, positions, logits.device))
     return token_ids.gather(1, column[:, None])[:, 0]
 
 
-def _weights(logits: Tensor, highest: Tensor, draws: Draws) -> Tensor:
+def _weights(logits: Tensor, highest: Tensor, group: Group) -> Tensor:
     """The probabilities but for a factor: the highest is 1, so that none can overflow."""
-    temperature = _column([max(sampling.temperature, COLDEST) for sampling, _ in draws], logits)
-    return (logits - highest[:, None]).div_(temperature).exp_()
+    weights = logits - highest[:, None]
+    if not group.is_plain:
+        weights.div_(group.colds)
+    return weights.exp_()
 
 
-def _invert(cumulative: Tensor, draws: Draws, attempt: int = 0) -> Tensor:
-    """The first column whose running sum is above the row's random share of the whole sum."""
-    shares = _column([uniform(sampling.seed, position, attempt) for sampling, position in draws], cumulative)
-    total = cumulative[:, -1:].contiguous()
-    column = torch.searchsorted(cumulative, shares * total, right=True)
-    # Rounding can push a share up to the whole; the answer is then the last column that adds to it.
-    last = torch.searchsorted(cumulative, total)
-    # The sums of a row of no numbers are none either: any column will do, as long as it exists.
-    return column.minimum(last)[:, 0].clamp_(max=cumulative.shape[1] - 1)
+def _keep(compare: Callable[..., Tensor], weights: Tensor, border: Tensor) -> Tensor:
+    """The weights beyond the border; zero for the others."""
+    # Ones and zeros as floats: with booleans this takes twice as long on a CPU.
+    return compare(weights, border, out=torch.empty_like(weights)).mul_(weights)
 
 
-def _column(numbers: Sequence[float], like: Tensor) -> Tensor:
-    return torch.tensor(numbers, dtype=like.dtype, device=like.device)[:, None]
+def _shares(
+    group: Group,
+    positions: Sequence[int],
+    device: torch.device,
+    rows: Sequence[int] | None = None,
+    attempt: int = 0,
+) -> Tensor:
+    """A random number for each row of the group, or for these of them."""
+    some = range(len(positions)) if rows is None else rows
+    numbers = [uniform(group.samplings[row].seed, positions[row], attempt) for row in some]
+    return _column(numbers, device)
+
+
+def _column(numbers: Sequence[float], device: torch.device) -> Tensor:
+    return send(numbers, torch.float32, device)[:, None]

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from engine.columns import find_top, stretch_maxima
 from engine.messages import TokenLogprobs
 
 ROWS_AT_ONCE = 64
@@ -19,15 +20,50 @@ SPARE = 3
 WIDENING = 16
 
 
-def top_in_order(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+class Reading:
+    """Of rows of logits what their logprobs need, read off before the logits are changed."""
+
+    def __init__(self, logits: Tensor, most: int) -> None:
+        """`logits` `[rows, vocabulary]` in float32; of each row the `most` likeliest are to be told."""
+        maxima = stretch_maxima(logits)
+        highest = maxima.amax(dim=1, keepdim=True)
+        self.total = (logits - highest).exp_().sum(dim=1, keepdim=True).log_() + highest
+        """`[rows, 1]`: what a logit is more than its logprob."""
+        self.ids, self.values = None, None
+        if most:
+            values, self.ids = top_in_order(logits, most, maxima)
+            self.values = values - self.total
+
+    def numbers(self, chosen: Tensor) -> Tensor:
+        """All of it as one tensor of doubles, for one transfer; `chosen` are the tokens' logits.
+
+        Of each row: its token's logprob; the ids of the likeliest; their logprobs.
+        """
+        parts = [(chosen[:, None] - self.total).double()]
+        if self.ids is not None and self.values is not None:
+            parts += [self.ids.double(), self.values.double()]
+        return torch.cat(parts, dim=1)
+
+
+def tell(numbers: Sequence[Sequence[float]], wanted: Sequence[int]) -> list[TokenLogprobs]:
+    """What `Reading.numbers` gave, as it is told: of each row the `wanted` likeliest."""
+    most = (len(numbers[0]) - 1) // 2 if numbers else 0
+    return [
+        TokenLogprobs(row[0], tuple(zip(map(int, row[1 : count + 1]), row[most + 1 :], strict=False)))
+        for row, count in zip(numbers, wanted, strict=True)
+    ]
+
+
+def top_in_order(logits: Tensor, count: int, maxima: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """The `count` highest values of each row, falling, and their ids, rising among equals.
 
-    Without sorting the vocabulary. Among equals at the border `topk` chooses as it likes: where the last
-    of the list has more equals than a few, more are looked at. Tokens that are forbidden have no order.
+    Without sorting the vocabulary. Among equals at the border `find_top` chooses as it likes: where the
+    last of the list has more equals than a few, more are looked at. Tokens that are forbidden have no order.
+    `maxima` are those of the rows' stretches, if they are known.
     """
     size = count + SPARE
     while size < logits.shape[-1]:
-        values, token_ids = logits.topk(size, dim=-1)
+        values, token_ids = find_top(logits, size, maxima)
         border, last = values[:, count - 1], values[:, -1]
         if not ((border == last) & (last > NEVER)).any():
             token_ids, by_id = token_ids.sort(dim=-1)
@@ -38,26 +74,13 @@ def top_in_order(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
     return values[:, :count], token_ids[:, :count]
 
 
-def measure(logits: Tensor, token_ids: Tensor, wanted: Sequence[int]) -> list[TokenLogprobs]:
-    """Of each row, its token's logprob and those of the `wanted` likeliest. `logits` `[rows, vocabulary]`."""
-    total = logits.logsumexp(dim=-1, keepdim=True)
-    chosen = (logits.gather(1, token_ids[:, None]) - total)[:, 0].tolist()
-    most = max(wanted, default=0)
-    if not most:
-        return [TokenLogprobs(logprob) for logprob in chosen]
-    values, top_ids = top_in_order(logits, most)
-    tops = zip(top_ids.tolist(), (values - total).tolist(), strict=True)
-    return [
-        TokenLogprobs(logprob, tuple(zip(ids[:count], logprobs[:count], strict=True)))
-        for logprob, (ids, logprobs), count in zip(chosen, tops, wanted, strict=True)
-    ]
-
-
 def measure_many(logits: Tensor, token_ids: Sequence[int], wanted: int) -> list[TokenLogprobs]:
-    """The same of a stretch of a prompt, some rows at a time."""
+    """The logprobs of a stretch of a prompt, some rows at a time. `logits` `[rows, vocabulary]`."""
     found: list[TokenLogprobs] = []
     ids = torch.tensor(token_ids, dtype=torch.long, device=logits.device)
     for begin in range(0, len(ids), ROWS_AT_ONCE):
-        some = ids[begin : begin + ROWS_AT_ONCE]
-        found += measure(logits[begin : begin + ROWS_AT_ONCE].float(), some, [wanted] * len(some))
+        rows = logits[begin : begin + ROWS_AT_ONCE].float()
+        chosen = rows.gather(1, ids[begin : begin + ROWS_AT_ONCE, None])[:, 0]
+        numbers = Reading(rows, wanted).numbers(chosen)
+        found += tell(numbers.tolist(), [wanted] * len(rows))
     return found

@@ -8,24 +8,22 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
 from engine.adapters import Adapters, install_adapters
+from engine.batches import Batches
 from engine.config import EngineConfig, Limits
 from engine.executor import Drawn, EngineFault, OutOfMemory, RowFailure, StepResult
 from engine.grammar import Followers, GrammarCompiler
 from engine.kv import KvStore
 from engine.logprobs import measure_many
 from engine.masking import apply_masks
-from engine.memory import count_blocks
+from engine.memory import count_blocks, keep_freed_memory
 from engine.messages import Capabilities, PromptLogprobs
 from engine.model import LoadedModel, load_model
 from engine.packing import Packer, Wish
-from engine.penalties import TokenCounts, changes_logits
-from engine.sampler import Draw, sample
 from engine.scheduler import Plan
 from engine.sequence import TokenSequence
 
@@ -56,7 +54,7 @@ class ModelExecutor:
         self._store = store
         self._adapters = adapters
         self._packer = Packer(store, adapters.places)
-        self._counts: WeakKeyDictionary[TokenSequence, TokenCounts] = WeakKeyDictionary()
+        self._batches = Batches(model.capabilities.vocab_size, model.device)
         self.capabilities: Capabilities = model.capabilities
         self.vocabulary = model.vocabulary
         self.grammars = None if model.vocabulary is None else GrammarCompiler(model.vocabulary)
@@ -70,6 +68,8 @@ class ModelExecutor:
         context = model.capabilities.context_length
         per_token = sum(shape.numbers for shape in model.shapes) * model.dtype.itemsize
         on_gpu = model.device.type == "cuda"
+        if not on_gpu:
+            keep_freed_memory()
         # On a CPU the shelves may hold every token once more.
         copies = 1 if on_gpu else 2
         blocks = count_blocks(
@@ -126,19 +126,17 @@ class ModelExecutor:
             step=packed.attention,
         ).logits
         sequences = [chunk.sequence for chunk in plan if chunk.draws]
-        draws = [self._draw(sequence) for sequence in sequences]
-        told = self._tell(logits[0, len(draws) :], [ask for _, ask in asked])
-        return StepResult(self._sample(logits[0, : len(draws)].float(), draws, sequences), told)
+        told = self._tell(logits[0, len(sequences) :], [ask for _, ask in asked])
+        return StepResult(self._sample(logits[0, : len(sequences)], sequences), told)
 
-    def _sample(
-        self, logits: Tensor, draws: list[Draw], sequences: list[TokenSequence]
-    ) -> list[Drawn | RowFailure]:
-        if not draws:
+    def _sample(self, logits: Tensor, sequences: list[TokenSequence]) -> list[Drawn | RowFailure]:
+        if not sequences:
             return []
+        batch = self._batches.of(sequences)
         masks = self._followers.masks(sequences)
         if masks is None:
-            return sample(logits, draws)
-        drawn = sample(logits, draws, partial(apply_masks, masks=masks))
+            return batch.sample(logits)
+        drawn = batch.sample(logits, partial(apply_masks, masks=masks))
         for row, sentence in masks.failed.items():
             drawn[row] = RowFailure("engine_error", sentence)
         return drawn
@@ -163,22 +161,6 @@ class ModelExecutor:
                 places = range(ask.begin - 1 - chunk.start, ask.end - 1 - chunk.start)
                 asked.append((Wish(index, places), ask))
         return asked
-
-    def _draw(self, sequence: TokenSequence) -> Draw:
-        job = sequence.job
-        counts = None
-        if changes_logits(job.sampling):
-            counts = self._counts.get(sequence)
-            if counts is None:
-                counts = self._counts[sequence] = TokenCounts(job)
-            counts.catch_up(sequence.tokens)
-        return Draw(
-            job.sampling,
-            len(sequence.tokens),
-            counts,
-            job.stop_ids if sequence.must_go_on and job.grammar is None else frozenset(),
-            job.logprobs,
-        )
 
 
 def _is_small(model: LoadedModel) -> bool:

@@ -4,7 +4,8 @@ Engine thread. A row's token depends on that row alone: its logits, its `Draw`; 
 nor on any generator's state. Ignorant of jobs, of the model and of the cache.
 
 The order: raw logprobs are read off; biases and penalties, then the mask, change the logits; the
-temperature divides them; top_k, top_p and min_p cut; one token is drawn.
+temperature divides them; top_k, top_p and min_p cut; one token is drawn. All that the host has to know of
+it comes in one transfer.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,11 +15,12 @@ from math import isfinite
 import torch
 from torch import Tensor
 
-from engine.drawing import choose
+from engine.drawing import Chooser
 from engine.executor import Drawn, RowFailure
-from engine.logprobs import measure
-from engine.messages import Sampling
-from engine.penalties import TokenCounts, change_logits, forbid
+from engine.logprobs import Reading, tell
+from engine.messages import Sampling, TokenLogprobs
+from engine.penalties import Changes, TokenCounts, forbid, undo
+from engine.transfer import Fetch, send
 
 NEVER = float("-inf")
 
@@ -27,9 +29,12 @@ Mask = Callable[[Tensor], None]
 It comes after biases and penalties and before all that draws."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Draw:
-    """One row's way to draw: `position` counts the tokens before it, prompt and output together."""
+    """One row's way to draw: `position` counts the tokens before it, prompt and output together.
+
+    From step to step only `position` and `forbidden` may change, and what was counted.
+    """
 
     sampling: Sampling
     position: int
@@ -41,49 +46,80 @@ class Draw:
     """Tell of the drawn token and of so many of the likeliest."""
 
 
-def sample(logits: Tensor, draws: Sequence[Draw], mask: Mask | None = None) -> list[Drawn | RowFailure]:
-    """`logits` `[rows, vocabulary]` in float32 -> a token for each row.
+class Batch:
+    """Rows that are drawn together, step after step, with all that stays the same between the steps."""
 
-    A failure for a row whose logits are not numbers or which may draw nothing. `logits` may be changed.
-    """
-    told = [row for row, draw in enumerate(draws) if draw.logprobs is not None]
-    raw = logits
-    if mask is not None or any(draw.counts is not None or draw.forbidden for draw in draws):
-        logits = logits.clone() if told else logits.contiguous()
-        _change(logits, draws)
+    def __init__(self, draws: Sequence[Draw], vocab_size: int, device: torch.device) -> None:
+        self.draws = draws
+        self._chooser = Chooser([draw.sampling for draw in draws], vocab_size, device)
+        changed = [row for row, draw in enumerate(draws) if draw.counts is not None]
+        counts = [draw.counts for draw in draws if draw.counts is not None]
+        self._changes = Changes(changed, counts, device) if changed else None
+        self._told = [row for row, draw in enumerate(draws) if draw.logprobs is not None]
+        self._wanted = [draw.logprobs for draw in draws if draw.logprobs is not None]
+        self._told_index: Tensor | None = None
+        """None if it is all rows that tell, or none."""
+        if 0 < len(self._told) < len(draws):
+            self._told_index = send(self._told, torch.long, device)
+
+    def sample(self, logits: Tensor, mask: Mask | None = None) -> list[Drawn | RowFailure]:
+        """As `begin`, read at once."""
+        return self.begin(logits, mask).read()
+
+    def begin(self, logits: Tensor, mask: Mask | None = None) -> "Choice":
+        """`logits` `[rows, vocabulary]` -> a token for each row. They may be changed."""
+        logits = logits.float().contiguous()
+        reading = Reading(self._of_told(logits), max(self._wanted)) if self._told else None
+        change = self._changes.apply(logits) if self._changes is not None else None
+        bound = [row for row, draw in enumerate(self.draws) if draw.forbidden]
+        if bound:
+            forbid(logits, bound, [self.draws[row].forbidden for row in bound])
         if mask is not None:
             mask(logits)
-    highest, token_ids = choose(logits, [(draw.sampling, draw.position) for draw in draws])
-    drawn: list[Drawn | RowFailure] = [
-        Drawn(token_id) if isfinite(high) else _failure(high)
-        for token_id, high in zip(token_ids.tolist(), highest.tolist(), strict=True)
-    ]
-    if told:
-        _tell(drawn, told, raw, token_ids, draws)
-    return drawn
+        highest, token_ids = self._chooser.choose(logits, [draw.position for draw in self.draws])
+        numbers = torch.stack((token_ids.double(), highest.double()))
+        if reading is not None:
+            # Of a token that was drawn neither what forbids nor the mask has changed the logit.
+            if change is not None:
+                undo(logits, change)
+            chosen = self._of_told(logits).gather(1, self._of_told(token_ids)[:, None])[:, 0]
+            numbers = torch.cat((numbers.flatten(), reading.numbers(chosen).flatten()))
+        return Choice(token_ids, numbers.flatten(), self._told, self._wanted)
+
+    def _of_told(self, tensor: Tensor) -> Tensor:
+        return tensor if self._told_index is None else tensor[self._told_index]
 
 
-def _change(logits: Tensor, draws: Sequence[Draw]) -> None:
-    changed = [(row, draw.counts) for row, draw in enumerate(draws) if draw.counts is not None]
-    if changed:
-        change_logits(logits, [row for row, _ in changed], [counts for _, counts in changed])
-    bound = [row for row, draw in enumerate(draws) if draw.forbidden]
-    if bound:
-        forbid(logits, bound, [draws[row].forbidden for row in bound])
+class Choice:
+    """The rows' tokens, which may still be on their way to the host."""
 
+    def __init__(
+        self, token_ids: Tensor, numbers: Tensor, told: Sequence[int], wanted: Sequence[int]
+    ) -> None:
+        """`numbers` are the tokens, the highest logits, and for each row of `told` what is to be told of
+        it: so many of the likeliest as `wanted` says.
+        """
+        self.token_ids = token_ids
+        self._told = told
+        self._wanted = wanted
+        self._fetch = Fetch(numbers)
 
-def _tell(
-    drawn: list[Drawn | RowFailure], rows: list[int], raw: Tensor, token_ids: Tensor, draws: Sequence[Draw]
-) -> None:
-    """Adds the raw logprobs to the rows that want them."""
-    if len(rows) < len(draws):
-        index = torch.tensor(rows, device=raw.device)
-        raw, token_ids = raw[index], token_ids[index]
-    found = measure(raw, token_ids, [draws[row].logprobs or 0 for row in rows])
-    for row, logprobs in zip(rows, found, strict=True):
-        row_drawn = drawn[row]
-        if isinstance(row_drawn, Drawn):
-            drawn[row] = Drawn(row_drawn.token_id, logprobs)
+    def read(self) -> list[Drawn | RowFailure]:
+        """A failure for a row whose logits are not numbers or which may draw nothing."""
+        numbers = self._fetch.read()[0].tolist()
+        count = len(self.token_ids)
+        told: list[TokenLogprobs | None] = [None] * count
+        if self._told:
+            size = (len(numbers) - 2 * count) // len(self._told)
+            rows = [numbers[begin : begin + size] for begin in range(2 * count, len(numbers), size)]
+            for row, logprobs in zip(self._told, tell(rows, self._wanted), strict=True):
+                told[row] = logprobs
+        return [
+            Drawn(int(token_id), logprobs) if isfinite(high) else _failure(high)
+            for token_id, high, logprobs in zip(
+                numbers[:count], numbers[count : 2 * count], told, strict=True
+            )
+        ]
 
 
 def _failure(highest: float) -> RowFailure:

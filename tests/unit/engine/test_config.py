@@ -1,10 +1,12 @@
+import ctypes
+import resource
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from engine.config import EngineConfig, Limits, ModelRefused
-from engine.memory import CPU_MOST, FULL_CONTEXTS, count_blocks, free_memory
+from engine.memory import CPU_MOST, FULL_CONTEXTS, count_blocks, free_memory, keep_freed_memory
 
 
 @pytest.mark.parametrize(
@@ -59,3 +61,17 @@ def test_a_model_is_refused_when_not_one_block_fits() -> None:
 
 def test_free_memory_is_a_plausible_number() -> None:
     assert 2**20 < free_memory() < 2**50
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="another C library")
+def test_memory_that_was_freed_is_there_again_without_the_system() -> None:
+    def use() -> int:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        pieces = [bytearray(2**24) for _ in range(8)]
+        assert len(pieces) == 8
+        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+    keep_freed_memory()
+    use()
+    pages = 8 * 2**24 // resource.getpagesize()
+    assert min(use() for _ in range(3)) < pages / 10

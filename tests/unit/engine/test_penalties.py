@@ -16,11 +16,10 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from engine import sampler
-from engine.executor import Drawn
+from engine.executor import Drawn, RowFailure
 from engine.messages import Job, Sampling
-from engine.penalties import TokenCounts, change_logits
-from engine.sampler import Draw
+from engine.penalties import Changes, TokenCounts, undo
+from engine.sampler import Batch, Draw, Mask
 
 SIZE = 60
 
@@ -43,6 +42,14 @@ def counts_of(prompt: list[int], output: list[int], offset: int = 0, **fields: A
     for n in range(offset, len(output) + 1):
         counts.catch_up([*prompt, *output[:n]])
     return counts
+
+
+def sample(logits: torch.Tensor, draws: list[Draw], mask: Mask | None = None) -> list[Drawn | RowFailure]:
+    return Batch(draws, logits.shape[1], logits.device).sample(logits, mask)
+
+
+def change_logits(logits: torch.Tensor, rows: list[int], counts: list[TokenCounts]) -> None:
+    Changes(rows, counts, logits.device).apply(logits)
 
 
 def changed(logits: torch.Tensor, counts: TokenCounts) -> torch.Tensor:
@@ -175,13 +182,39 @@ def test_what_can_be_drawn_is_what_transformers_would_leave(
     many = 4000
     counts = counts_of(tokens, [], **fields)
     draws = [Draw(Sampling(seed=seed, **fields), 5, counts) for seed in range(many)]
-    results = sampler.sample(logits_of(1).repeat(many, 1), draws)
+    results = sample(logits_of(1).repeat(many, 1), draws)
     drawn = [result.token_id for result in results if isinstance(result, Drawn)]
     chances = left.softmax(-1)[0]
     assert set(drawn) <= set((chances > 0).nonzero()[:, 0].tolist())
     assert set(drawn) >= set((chances > 0.005).nonzero()[:, 0].tolist())
     shares = torch.tensor(drawn).bincount(minlength=SIZE) / many
     assert (shares - chances).abs().max() < 0.03
+
+
+def test_what_is_changed_step_by_step_is_what_is_changed_at_once() -> None:
+    order = random.Random(4)
+    fields: dict[str, Any] = {"presence_penalty": 0.7, "frequency_penalty": 0.3, "repetition_penalty": 1.4}
+    prompts: list[list[int]] = [[], [3, 4], [], [5]]
+    biases: list[tuple[tuple[int, float], ...]] = [(), ((7, 2.0),), ((9, -1.0), (11, 1.0)), ()]
+    owners = [
+        counts_of(prompt, [], logit_bias=bias, **(fields if row else {"frequency_penalty": 0.5}))
+        for row, (prompt, bias) in enumerate(zip(prompts, biases, strict=True))
+    ]
+    changes = Changes(range(4), owners, torch.device("cpu"))
+    texts = [list(prompt) for prompt in prompts]
+    for step in range(200):  # more tokens than there is room for in the first table
+        logits = logits_of(4, step).repeat(1, 3)
+        expected = logits.clone()
+        together = logits.clone()
+        for row, own in enumerate(owners):
+            own.catch_up(texts[row])
+            Changes([row], [own], logits.device).apply(expected)
+            texts[row].append(order.randrange(3 * SIZE))
+        change = changes.apply(together)
+        assert torch.equal(together, expected)
+        if change is not None:
+            undo(together, change)
+        assert torch.equal(together, logits)
 
 
 # The order of things
@@ -200,7 +233,7 @@ def test_logprobs_are_those_of_the_model_whatever_changes_the_logits() -> None:
     def mask(changed_logits: torch.Tensor) -> None:
         changed_logits[:, 10:] = float("-inf")
 
-    first, second, third = (r for r in sampler.sample(logits.clone(), draws, mask) if isinstance(r, Drawn))
+    first, second, third = (r for r in sample(logits.clone(), draws, mask) if isinstance(r, Drawn))
     assert (first.token_id, second.token_id, third.token_id) == (5, 5, 5)
     assert second.logprobs is None
     assert first.logprobs is not None
@@ -219,7 +252,7 @@ def test_the_mask_has_the_last_word_over_biases() -> None:
 
     counts = counts_of([1], [], logit_bias=((5, 100.0),))
     draw = Draw(Sampling(seed=0, temperature=0.0, logit_bias=((5, 100.0),)), 1, counts)
-    (drawn,) = sampler.sample(logits_of(1), [draw], mask)
+    (drawn,) = sample(logits_of(1), [draw], mask)
     expected = logits_of(1)[0]
     expected[5] = float("-inf")
     assert drawn == Drawn(int(expected.argmax()))
@@ -228,7 +261,7 @@ def test_the_mask_has_the_last_word_over_biases() -> None:
 def test_a_row_that_may_draw_nothing_fails_alone_and_says_so() -> None:
     everything = frozenset(range(SIZE))
     draws = [Draw(Sampling(seed=1, top_p=0.5), 3, None, ids) for ids in (frozenset({1}), everything)]
-    drawn, failed = sampler.sample(logits_of(2), draws)
+    drawn, failed = sample(logits_of(2), draws)
     assert isinstance(drawn, Drawn)
     assert not isinstance(failed, Drawn)
     assert "forbidden" in failed.message
@@ -238,7 +271,7 @@ def test_equal_logits_are_told_in_the_order_of_their_ids() -> None:
     logits = torch.zeros(2, 2000)
     logits[:, 1990] = 1.0
     draws = [Draw(Sampling(seed=1), 3, logprobs=wanted) for wanted in (4, 20)]
-    for row, drawn in enumerate(sampler.sample(logits, draws)):
+    for row, drawn in enumerate(sample(logits, draws)):
         assert isinstance(drawn, Drawn)
         assert drawn.logprobs is not None
         assert [token for token, _ in drawn.logprobs.top] == [1990, *range(3 if row == 0 else 19)]

@@ -3,18 +3,17 @@ from itertools import accumulate
 import pytest
 import torch
 
-from engine import sampler
 from engine.drawing import uniform
 from engine.executor import Drawn
 from engine.messages import Sampling
-from engine.sampler import Draw
+from engine.sampler import Batch, Draw
 
 MANY = 400
 
 
 def sample(logits: torch.Tensor, draws: list[Draw]) -> list[int | None]:
     """The token ids alone."""
-    results = sampler.sample(logits.clone(), draws)
+    results = Batch(draws, logits.shape[1], logits.device).sample(logits.clone())
     return [result.token_id if isinstance(result, Drawn) else None for result in results]
 
 
