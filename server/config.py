@@ -82,6 +82,10 @@ class Config:
         "normal",
         "`strict` waits for the disk at every token; `normal` at the start and end of a response",
     )
+    delivery: Literal["notify", "poll"] = _setting(
+        "notify",
+        "how replicas hear of each other's events: `poll` does without LISTEN, for a pooler between",
+    )
     log_level: Literal["debug", "info", "warning", "error"] = _setting("info", "what is logged")
 
     def __post_init__(self) -> None:

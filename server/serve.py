@@ -13,7 +13,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from uuid import UUID
 
@@ -34,6 +34,8 @@ from server.runs.recovery import end_orphans
 from server.services import Services
 from server.store import keys, leases
 from server.store.database import Database
+from server.store.notify import Notifier
+from server.stream.follower import Follower
 from server.stream.hub import Hub
 from server.version import VERSION
 
@@ -108,7 +110,10 @@ class _Process:
         served = load_model(config, self._deliver, say, self._engine_died)
         self._engine = served.engine
         self._replica = self._register()  # when the heartbeat is near: loading may outlast a lease
-        self._recorder = Recorder(database, self._replica, hub, on_fenced=self._fenced)
+        self._notifier = Notifier(database, muted=config.delivery == "poll")
+        self._recorder = Recorder(
+            database, self._replica, hub, on_fenced=self._fenced, on_events=self._notifier.events
+        )
         self._admission = Admission(
             served, database, self._replica, self._recorder, hub, config.grace_seconds
         )
@@ -120,6 +125,14 @@ class _Process:
             on_fenced=self._fenced,
             on_database_gone=opened.restore,
         )
+        self._follower = Follower(
+            database,
+            hub,
+            is_here=self._recorder.runs,
+            on_queue=lambda: None,
+            on_cancel=self._cancel,
+            listen=config.delivery == "notify",
+        )
         self._services = Services(
             config=config,
             database=database,
@@ -128,10 +141,13 @@ class _Process:
             replica=self._replica,
             recorder=self._recorder,
             hub=hub,
+            notifier=self._notifier,
             admission=self._admission,
             started_at=int(time.time()),
         )
         self._recorder.start()
+        self._notifier.start()
+        self._follower.start()
         self._keeper.start()
 
     def run(self, runner: asyncio.Runner, listener: socket.socket) -> None:
@@ -160,6 +176,8 @@ class _Process:
         self._engine.close(drain=False)
         self._keeper.stop()
         self._recorder.stop()
+        self._follower.stop()
+        self._notifier.stop()
         with self._database.begin() as connection:
             leases.stop(connection, self._replica)
 
@@ -180,6 +198,12 @@ class _Process:
     def _beat(self) -> None:
         with self._database.begin() as connection:
             leases.beat(connection, self._replica)
+            self._notifier.others_alive = leases.others_alive(connection, self._replica)
+
+    def _cancel(self, wanted: Iterable[UUID]) -> None:
+        """The follower's thread: other replicas say that these are to end, whoever runs them."""
+        for response in wanted:
+            self._engine.cancel(response.hex)
 
     def _announce(self, listener: socket.socket) -> None:
         host, port = listener.getsockname()[:2]

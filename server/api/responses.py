@@ -9,6 +9,7 @@ from server.api.json import as_json
 from server.auth import Caller
 from server.errors import InvalidRequest, NotFound
 from server.runs.read import read_response, read_stream
+from server.runs.states import ENDED
 from server.services import Services
 from server.store import deletion
 from server.stream.hub import Channel
@@ -16,7 +17,7 @@ from server.stream.sse import Answer, Deferred, EventStream, Stored, Timing
 from server.wire import ids
 from server.wire.decode import decode
 from server.wire.request import CreateResponse
-from server.wire.response import Deleted
+from server.wire.response import Deleted, Response
 
 
 def create(services: Services, caller: Caller, request: Request, body: bytes) -> Answer:
@@ -25,19 +26,23 @@ def create(services: Services, caller: Caller, request: Request, body: bytes) ->
     admitted = services.admission.admit(caller, wanted)
     if wanted.stream:
         return _stream(services, caller, request, admitted.id, admitted.channel, 0)
-    return Deferred(admitted.channel, headers={"x-request-id": request.state.request_id})
+    return Deferred(
+        admitted.channel,
+        lambda: as_json(request, _read(services, caller, request, admitted.id)),
+        timing=_timing(services),
+        headers={"x-request-id": request.state.request_id},
+    )
 
 
 def retrieve(services: Services, caller: Caller, request: Request, _body: bytes) -> Answer:
     """GET /v1/responses/{response_id}"""
     response = _response_id(request)
-    found = services.database.retry(lambda connection: read_response(connection, caller.tenant, response))
-    if found is None:
-        raise _unknown(request)
+    found = _read(services, caller, request, response)
     if not _flag(request, "stream"):
         return as_json(request, found)
     position = _starting_after(request) + 1
-    return _stream(services, caller, request, response, services.hub.find(response), position)
+    channel = services.hub.watch(caller.tenant, response) if found.status not in ENDED else None
+    return _stream(services, caller, request, response, channel, position)
 
 
 def delete(services: Services, caller: Caller, request: Request, _body: bytes) -> HttpResponse:
@@ -49,6 +54,7 @@ def delete(services: Services, caller: Caller, request: Request, _body: bytes) -
         raise _unknown(request)
     if running:
         services.served.engine.cancel(response.hex)
+        services.notifier.cancel(response)  # it may run elsewhere
     return as_json(request, Deleted(ids.response_id(response)))
 
 
@@ -60,8 +66,6 @@ def _stream(
     channel: Channel | None,
     position: int,
 ) -> EventStream:
-    config = services.config
-
     def read(first: int) -> Stored:
         return read_stream(services.database, caller.tenant, response, first)
 
@@ -69,9 +73,20 @@ def _stream(
         channel,
         read,
         position=position,
-        timing=Timing(config.keep_alive_seconds, config.send_seconds),
+        timing=_timing(services),
         headers={"x-request-id": request.state.request_id},
     )
+
+
+def _timing(services: Services) -> Timing:
+    return Timing(services.config.keep_alive_seconds, services.config.send_seconds)
+
+
+def _read(services: Services, caller: Caller, request: Request, response: UUID) -> Response:
+    found = services.database.retry(lambda connection: read_response(connection, caller.tenant, response))
+    if found is None:
+        raise _unknown(request)
+    return found
 
 
 def _response_id(request: Request) -> UUID:

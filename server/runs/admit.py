@@ -203,7 +203,7 @@ class Admission:
             on_abandoned=lambda: engine.cancel(job.job_id),
         )
         frames = tuple(frame(event, render(response, event)) for event in begun)
-        self._hub.publish([Published(response, frames, None)])
+        self._hub.publish([Published(response, 0, frames, None)])
         self._recorder.begin(run)
         try:
             engine.submit(job)

@@ -10,9 +10,13 @@ from server.store import events, responses
 from server.store.database import Connection, Database
 from server.store.responses import StoredResponse
 from server.stream.frames import frame
+from server.stream.hub import TAIL_FRAMES, Published
 from server.stream.sse import Stored
 from server.wire.events import Event, render
 from server.wire.response import Echo, Response
+
+PAGE_EVENTS = 2048
+"""What a reader of the store holds in memory while its client is slow."""
 
 
 def read_response(connection: Connection, tenant: str, response: UUID) -> Response | None:
@@ -45,15 +49,33 @@ def _ending(stored: StoredResponse) -> Ending | None:
 
 
 def read_stream(database: Database, tenant: str, response: UUID, position: int) -> Stored:
-    """The committed frames from that sequence number on.
+    """The committed frames from that sequence number on, a page of them.
 
     The status is read before the events: once it says that the response has ended, all of them are there.
     """
 
     def work(connection: Connection) -> tuple[StoredResponse | None, list[Event]]:
         stored = responses.get(connection, tenant, response)
-        return stored, events.read(connection, tenant, response, position) if stored else []
+        found = events.read(connection, tenant, response, position, PAGE_EVENTS + 1) if stored else []
+        return stored, found
 
     stored, found = database.retry(work)
-    frames = [frame(event, render(response, event)) for event in found]
-    return Stored(frames, stored is None or stored.status in ENDED)
+    frames = [frame(event, render(response, event)) for event in found[:PAGE_EVENTS]]
+    ended = stored is None or stored.status in ENDED
+    return Stored(frames, ended and len(found) <= PAGE_EVENTS)
+
+
+def read_end(connection: Connection, news: events.News) -> Published:
+    """What a reader of an ended response has not heard yet, and the final response, as it heard them here.
+
+    Of many events the last alone: whoever is before them reads the store.
+    """
+    tenant, response = news.watched.tenant, news.watched.response_id
+    position = news.watched.next_seq or 0
+    found = events.read(connection, tenant, response, position)[-TAIL_FRAMES:]
+    final = read_response(connection, tenant, response)
+    if final is None:
+        return Published(response, position, (), None, gone=True)
+    frames = tuple(frame(event, render(response, event)) for event in found)
+    first = found[0].sequence_number if found else position
+    return Published(response, first, frames, msgspec.json.encode(final))

@@ -8,7 +8,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
@@ -71,8 +71,18 @@ class Step:
 class Recorder:
     """Runs in progress, and the thread that brings them forward."""
 
-    def __init__(self, database: Database, replica: UUID, hub: Hub, *, on_fenced: Callable[[], None]) -> None:
-        """`on_fenced` is called, once, when this replica can write no more: it must end and start anew.
+    def __init__(
+        self,
+        database: Database,
+        replica: UUID,
+        hub: Hub,
+        *,
+        on_fenced: Callable[[], None],
+        on_events: Callable[[Collection[UUID]], None],
+    ) -> None:
+        """`on_events` is called after a commit with the stored responses that got events.
+
+        `on_fenced` is called, once, when this replica can write no more: it must end and start anew.
 
         Other replicas have taken it for dead, or a mistake of ours has stopped the thread, which must not
         leave a server behind that accepts responses and answers none.
@@ -81,6 +91,7 @@ class Recorder:
         self._replica = replica
         self._hub = hub
         self._on_fenced = on_fenced
+        self._on_events = on_events
         self._inbox: queue.SimpleQueue[Sequence[Inbound]] = queue.SimpleQueue()
         self._runs: dict[str, Run] = {}
         self._untold: dict[str, list[int]] = {}
@@ -111,6 +122,10 @@ class Recorder:
     def running(self) -> list[UUID]:
         """The responses in progress here. Any thread; a snapshot."""
         return [run.facts.id for run in list(self._runs.values())]
+
+    def runs(self, response_id: UUID) -> bool:
+        """Whether this response is in progress here. Any thread."""
+        return response_id.hex in self._runs
 
     def wait_idle(self, seconds: float) -> bool:
         """Whether every run ended within that time."""
@@ -308,9 +323,11 @@ class Recorder:
     # --- rows to readers ---
 
     def _tell(self, steps: Sequence[Step]) -> None:
+        self._on_events([step.run.facts.id for step in steps if step.events and step.run.stored])
         self._hub.publish(
             Published(
                 step.run.facts.id,
+                step.events[0].sequence_number,
                 tuple(frame(event, render(step.run.facts.id, event)) for event in step.events),
                 msgspec.json.encode(step.run.final) if step.run.final is not None else None,
             )

@@ -110,7 +110,7 @@ class Database:
                     raise
             sleep(_PAUSE_S)
 
-    def dedicate(self, name: str) -> Connection:
+    def dedicate(self, name: str, *, autocommit: bool = False) -> Connection:
         """A connection outside the pool, for a thread of ours, which closes it.
 
         Its commits do not wait for the disk, unless the database is strict or they say `durable`: a crash of
@@ -122,7 +122,8 @@ class Database:
             creator=lambda: connect(self.url, f"holdfast {name}", options),
             poolclass=pool.NullPool,
         )
-        return engine.connect()
+        connection = engine.connect()
+        return connection.execution_options(isolation_level="AUTOCOMMIT") if autocommit else connection
 
     def close(self) -> None:
         self._engine.dispose()

@@ -8,10 +8,12 @@ and folded into a single row when the response ends.
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, Literal
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import Connection, text
+from sqlalchemy import ARRAY, Connection, Integer, Text, Uuid, bindparam, text
 
 from server.store.database import driver
 from server.wire.events import Event, Kind
@@ -141,7 +143,7 @@ def compact(connection: Connection, tenant: Tenant, response_id: UUID) -> None:
 _HOT = text(
     """
     select first_seq, kind, output_index, content_index, body from response_events_hot
-    where tenant = :tenant and response_id = :id and first_seq + n > :first order by first_seq
+    where tenant = :tenant and response_id = :id and first_seq + n > :first order by first_seq limit :limit
     """
 )
 _STREAM = text("select body from response_streams where tenant = :tenant and response_id = :id")
@@ -153,14 +155,16 @@ _TOKENS = text(
 )
 
 
-def read(connection: Connection, tenant: Tenant, response_id: UUID, first: int) -> list[Event]:
-    """All committed events from sequence number `first` on, in order.
+def read(
+    connection: Connection, tenant: Tenant, response_id: UUID, first: int, limit: int | None = None
+) -> list[Event]:
+    """The committed events from sequence number `first` on, in order: all of them, or as many as `limit`.
 
     Hot rows are looked for first: compaction moves them in one transaction, so whoever finds none of them
     finds the compacted stream, and nobody misses an event in between.
     """
     place = {"tenant": tenant, "id": response_id}
-    rows = connection.execute(_HOT, {**place, "first": first}).all()
+    rows = connection.execute(_HOT, {**place, "first": first, "limit": limit}).all()
     if rows:
         events = [
             event
@@ -169,8 +173,8 @@ def read(connection: Connection, tenant: Tenant, response_id: UUID, first: int) 
         ]
     else:
         packed = connection.execute(_STREAM, place).scalar()
-        events = list(_unpack_stream(packed)) if packed is not None else []
-    return [event for event in events if event.sequence_number >= first]
+        events = list(_unpack_stream(packed, first)) if packed is not None else []
+    return [event for event in events if event.sequence_number >= first][:limit]
 
 
 def progress(connection: Connection, tenant: Tenant, response_id: UUID) -> tuple[list[int], int]:
@@ -183,7 +187,89 @@ def progress(connection: Connection, tenant: Tenant, response_id: UUID) -> tuple
     return tokens, next_seq
 
 
-def _unpack_stream(body: str) -> Iterator[Event]:
+def _unpack_stream(body: str, first: int) -> Iterator[Event]:
     rows = msgspec.json.decode(body, type=list[tuple[int, int, int, int, int, float, msgspec.Raw]])
-    for first_seq, _, kind, output_index, content_index, _, raw in rows:
-        yield from unpack(first_seq, kind, output_index, content_index, bytes(raw))
+    for first_seq, n, kind, output_index, content_index, _, raw in rows:
+        if first_seq + n > first:
+            yield from unpack(first_seq, kind, output_index, content_index, bytes(raw))
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """A response that somebody follows, and the number of the next event; None if it is not known."""
+
+    tenant: Tenant
+    response_id: UUID
+    next_seq: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """What a look into the log showed of a watched response."""
+
+    watched: Watched
+    state: Literal["running", "ended", "gone"]
+    end: int
+    """The number after the last event of a running response."""
+    events: list[Event]
+    """Those of a running response from `next_seq` on; none if that is not known."""
+
+
+_CATCH_UP = text(
+    """
+    select w.place, r.status,
+           case when w.next_seq is null then (
+               select first_seq + n from response_events_hot e
+               where e.tenant = w.tenant and e.response_id = w.id order by first_seq desc limit 1) end,
+           h.first_seq, h.kind, h.output_index, h.content_index, h.body
+    from unnest(:tenants, :ids, :next_seqs) with ordinality as w (tenant, id, next_seq, place)
+    left join responses r on r.tenant = w.tenant and r.id = w.id and r.deleted_at is null
+    left join lateral (
+        select first_seq, kind, output_index, content_index, body from response_events_hot e
+        where e.tenant = w.tenant and e.response_id = w.id and e.first_seq >= w.next_seq
+    ) h on true
+    where h.first_seq is not null or w.next_seq is null or r.status is null
+       or r.status not in ('queued', 'in_progress')
+    order by w.place, h.first_seq
+    """
+).bindparams(
+    bindparam("tenants", type_=ARRAY(Text)),
+    bindparam("ids", type_=ARRAY(Uuid)),
+    bindparam("next_seqs", type_=ARRAY(Integer)),
+)
+
+
+def catch_up(connection: Connection, watched: Sequence[Watched]) -> list[News]:
+    """What is new of these responses; nothing of those that run on and have no new events.
+
+    One statement sees one moment: while a response runs all its events are hot, once it has ended none is.
+    """
+    rows = connection.execute(
+        _CATCH_UP,
+        {
+            "tenants": [one.tenant for one in watched],
+            "ids": [one.response_id for one in watched],
+            "next_seqs": [one.next_seq for one in watched],
+        },
+    ).all()
+    return [
+        _news(watched[place - 1], [row[1:] for row in group])
+        for place, group in groupby(rows, key=lambda row: row[0])
+    ]
+
+
+def _news(watched: Watched, rows: Sequence[tuple[Any, ...]]) -> News:
+    status, end = rows[0][:2]
+    if status is None:
+        return News(watched, "gone", 0, [])
+    if status not in ("queued", "in_progress"):
+        return News(watched, "ended", 0, [])
+    found = [
+        event
+        for _, _, first_seq, kind, output_index, content_index, body in rows
+        if first_seq is not None
+        for event in unpack(first_seq, kind, output_index, content_index, body.encode())
+    ]
+    if found:
+        return News(watched, "running", found[-1].sequence_number + 1, found)
+    return News(watched, "running", end or 0, [])

@@ -76,3 +76,11 @@ def bury(connection: Connection, ttl_seconds: float) -> None:
     One whose commit is in flight holds its row locked; it is looked at again next time.
     """
     connection.execute(_BURY, {"ttl": ttl_seconds})
+
+
+def others_alive(connection: Connection, replica: UUID) -> bool:
+    """Whether this replica shares the database with another one that lives, as far as is known."""
+    found = connection.execute(
+        text("select 1 from replicas where id <> :id and state = 'alive' limit 1"), {"id": replica}
+    )
+    return found.first() is not None

@@ -1,4 +1,5 @@
-"""Who follows which running response: committed frames come from the recorder, readers wait on the loop.
+"""Who follows which running response: committed frames come from the recorder if it runs here, else from the
+follower; readers wait on the loop.
 
 A channel keeps the tail of its response's frames and every reader only a position in it. A reader that falls
 behind the tail reads on from the store, so a slow client costs no memory. All of a channel's state is changed
@@ -6,13 +7,20 @@ on the loop; other threads go through `call_soon_threadsafe`, once per commit an
 """
 
 import asyncio
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import islice
 from uuid import UUID
+from weakref import WeakValueDictionary
+
+from server.store.events import Watched
 
 TAIL_FRAMES = 1024
 """How many frames a stored response's channel keeps for its readers."""
+FIRST_READER_SECONDS = 5.0
+"""How long a response at least waits for the reader that it is made for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,34 +28,62 @@ class Published:
     """What one commit added to one response."""
 
     response_id: UUID
+    first: int
+    """The sequence number of the first of `frames`; of the next one to come if there are none."""
     frames: tuple[bytes, ...]
     final: bytes | None
     """The final response's JSON, once it has ended."""
+    gone: bool = False
+    """It was deleted: nothing more will come, and there is no final response."""
 
 
 class Channel:
-    """The frames of one running response, and the readers that wait for more."""
+    """The frames of one running response, and the readers that wait for more.
 
-    def __init__(self, *, stored: bool, on_abandoned: Callable[[], None], grace: float) -> None:
-        """`on_abandoned` is called on the loop when the last reader has been gone for `grace` seconds."""
+    Two sources may tell the same frames: each is kept once, by its number.
+    """
+
+    def __init__(
+        self,
+        *,
+        stored: bool,
+        start: int | None = None,
+        on_join: Callable[[], None] | None = None,
+        on_abandoned: Callable[[], None] | None = None,
+        grace: float = 0.0,
+    ) -> None:
+        """`start` is the number of the first frame to come; without one the first `add` says it.
+
+        `on_join` is called with every reader. `on_abandoned` is called on the loop when the last reader has
+        been gone for `grace` seconds, or at once if nothing is stored that it could come back for.
+        """
         self.final: bytes | None = None
+        self.gone = False
+        self.next_seq = start
+        """The number after the last frame. Any thread."""
         self._stored = stored
         self._frames: deque[bytes] = deque()
-        self._first = 0
         self._wakers: set[asyncio.Event] = set()
+        self._on_join = on_join
         self._on_abandoned = on_abandoned
-        self._grace = grace if stored else 0.0
+        self._grace = grace
         self._abandonment: asyncio.TimerHandle | None = None
 
     @property
     def ended(self) -> bool:
-        return self.final is not None
+        return self.final is not None or self.gone
+
+    @property
+    def has_readers(self) -> bool:
+        """Any thread."""
+        return bool(self._wakers)
 
     def after(self, position: int) -> list[bytes] | None:
         """The frames from that sequence number on; None when they must be read from the store."""
-        if position < self._first:
+        if self.next_seq is None:
             return None
-        return [self._frames[index] for index in range(position - self._first, len(self._frames))]
+        skipped = position - (self.next_seq - len(self._frames))
+        return list(islice(self._frames, skipped, None)) if skipped >= 0 else None
 
     def join(self) -> asyncio.Event:
         """A reader's event, set whenever there is more."""
@@ -55,52 +91,106 @@ class Channel:
             self._abandonment.cancel()
         waker = asyncio.Event()
         self._wakers.add(waker)
+        if self._on_join is not None:
+            self._on_join()
         return waker
 
     def leave(self, waker: asyncio.Event) -> None:
         self._wakers.discard(waker)
-        if not self._wakers and not self.ended:
-            self._abandonment = asyncio.get_running_loop().call_later(self._grace, self._abandon)
+        self._await_reader(self._grace if self._stored else 0.0)
+
+    def await_first_reader(self) -> None:
+        """Lets the response be given up if nobody ever joins."""
+        self._await_reader(max(self._grace, FIRST_READER_SECONDS))
+
+    def _await_reader(self, seconds: float) -> None:
+        if self._on_abandoned is not None and not self._wakers and not self.ended:
+            self._abandonment = asyncio.get_running_loop().call_later(seconds, self._abandon)
 
     def _abandon(self) -> None:
-        if not self._wakers and not self.ended:
+        if self._on_abandoned is not None and not self._wakers and not self.ended:
             self._on_abandoned()
 
     def add(self, published: Published) -> None:
-        self._frames.extend(published.frames)
-        self.final = published.final
+        """Keeps what is new; after a gap, which only the store can fill, the tail begins anew."""
+        if self.ended:
+            return
+        if self.next_seq is None or published.first > self.next_seq:
+            self._frames.clear()
+            self.next_seq = published.first
+        fresh = published.frames[self.next_seq - published.first :]
+        self._frames.extend(fresh)
         while self._stored and len(self._frames) > TAIL_FRAMES:
             self._frames.popleft()
-            self._first += 1
+        self.next_seq += len(fresh)
+        self.final, self.gone = published.final, published.gone
         for waker in self._wakers:
             waker.set()
 
 
 class Hub:
-    """The channels of this process."""
+    """The channels of this process: at most one of each response.
+
+    One that was opened for a run is held until its response ends. Any other lives as long as somebody has it:
+    whoever has got it from `watch` and not joined yet keeps it the one that all others get too.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.on_watch: Callable[[], None] = lambda: None
+        """Called when a watched response gets a reader; on the loop, so it must not wait."""
         self._loop = loop
-        self._channels: dict[UUID, Channel] = {}
+        self._making = threading.Lock()
+        self._channels: WeakValueDictionary[UUID, Channel] = WeakValueDictionary()
+        self._held: dict[UUID, Channel] = {}
+        self._watched: WeakValueDictionary[tuple[str, UUID], Channel] = WeakValueDictionary()
 
     def open(
         self, response_id: UUID, *, stored: bool, grace: float, on_abandoned: Callable[[], None]
     ) -> Channel:
-        """The channel of a response that begins here. Any thread, before its first `publish`."""
-        channel = Channel(stored=stored, on_abandoned=on_abandoned, grace=grace)
-        self._channels[response_id] = channel
+        """The channel of a response that begins here and ends without readers.
+
+        Any thread, before its first `publish`. One that runs without readers too, and perhaps elsewhere, has
+        no such channel: its creator watches it like everybody.
+        """
+        channel = Channel(stored=stored, start=0, on_abandoned=on_abandoned, grace=grace)
+        with self._making:
+            self._channels[response_id] = self._held[response_id] = channel
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(channel.await_first_reader)
         return channel
 
-    def find(self, response_id: UUID) -> Channel | None:
-        """The channel of a response that runs here, else None."""
-        return self._channels.get(response_id)
+    def watch(self, tenant: str, response_id: UUID) -> Channel:
+        """The channel of a stored response of this tenant, which runs here, elsewhere or nowhere yet.
+
+        Any thread.
+        """
+        with self._making:
+            channel = self._channels.get(response_id)
+            if channel is None:
+                channel = Channel(stored=True, on_join=self._tell_of_watch)
+                self._channels[response_id] = channel
+                self._watched[tenant, response_id] = channel
+            return channel
+
+    def _tell_of_watch(self) -> None:
+        self.on_watch()
+
+    def watched(self) -> list[Watched]:
+        """What somebody waits for and nobody here may tell of. Any thread."""
+        with self._making:
+            channels = list(self._watched.items())
+        return [
+            Watched(tenant, response_id, channel.next_seq)
+            for (tenant, response_id), channel in channels
+            if channel.has_readers and not channel.ended
+        ]
 
     def follows(self, response_id: UUID) -> bool:
         """Whether frames of this response are wanted. Any thread."""
         return response_id in self._channels
 
     def publish(self, batch: Iterable[Published]) -> None:
-        """Tells the readers of one commit. Any thread."""
+        """Tells the readers of what was committed. Any thread."""
         told = list(batch)
         if told and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._deliver, told)
@@ -112,4 +202,6 @@ class Hub:
                 continue
             channel.add(published)
             if channel.ended:
-                del self._channels[published.response_id]
+                with self._making:
+                    self._channels.pop(published.response_id, None)
+                    self._held.pop(published.response_id, None)

@@ -5,7 +5,7 @@ for tokens (`EventStream`, `Deferred`) wait on the loop, so that no thread is he
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -14,16 +14,19 @@ from anyio.to_thread import current_default_thread_limiter
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
+from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from server.errors import BodyTooLarge, BodyTooSlow, ClientGone, on_error
+from server.store.database import DatabaseError
 from server.stream.hub import Channel
 from server.wire.ids import new_request_id
 
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
-_POLL_SECONDS = 0.5
-"""How often a stream looks into the store for a response that runs on another replica."""
+_STORE_SECONDS = 1.0
+"""After how long a stream looks again when the store had nothing for it, or did not answer."""
+_BLOCK_BYTES = 64 * 1024
 _DRAIN_FACTOR = 8
 """A body over the limit is still read, up to this many times it, so that the client can hear the answer."""
 
@@ -102,7 +105,7 @@ class Stored:
 class EventStream:
     """Server-sent events of one response from a position on, stored ones first, then as they are committed.
 
-    `channel` is there if the response runs in this process; `read` gives what is stored from a sequence
+    `channel` is there unless the response has ended already; `read` gives what is stored from a sequence
     number on and is called in a thread. Frames are never split and `id:` is never sent (API.md's findings:
     clients lose events otherwise).
     """
@@ -126,14 +129,12 @@ class EventStream:
         waker = self._channel.join() if self._channel else asyncio.Event()
         gone = asyncio.ensure_future(_disconnected(receive))
         try:
-            await send(_start(200, b"text/event-stream; charset=utf-8", self._headers))
+            await self._send(send, _start(200, b"text/event-stream; charset=utf-8", self._headers))
             async for block in self._blocks(waker, gone):
-                await asyncio.wait_for(
-                    send({"type": "http.response.body", "body": block, "more_body": True}), self._timing.send
-                )
+                await self._send(send, {"type": "http.response.body", "body": block, "more_body": True})
                 await asyncio.sleep(0)  # a reset connection no longer blocks `send`; this lets us hear of it
             if not gone.done():
-                await send({"type": "http.response.body", "body": b"", "more_body": False})
+                await self._send(send, {"type": "http.response.body", "body": b"", "more_body": False})
         except TimeoutError:
             return  # a client that has stopped reading; its response goes on and can be replayed
         finally:
@@ -141,68 +142,98 @@ class EventStream:
             if self._channel:
                 self._channel.leave(waker)
 
+    async def _send(self, send: Send, message: Message) -> None:
+        await asyncio.wait_for(send(message), self._timing.send)
+
     async def _blocks(self, waker: asyncio.Event, gone: asyncio.Future[None]) -> AsyncIterator[bytes]:
         """Whole frames, as many at a time as are ready; ends after `[DONE]` or when the client has gone."""
         clock = asyncio.get_running_loop().time
         silent_since = clock()
         while not gone.done():
             waker.clear()
-            frames, ended = await self._next()
-            if frames:
-                self._position += len(frames)
-                yield b"".join(frames)
-            elif ended:
+            ready = await self._next()
+            self._position += len(ready.frames)
+            for block in _in_blocks(ready.frames):
+                yield block
+                silent_since = clock()
+                if gone.done():
+                    return
+            if ready.ended:
                 yield DONE
                 return
-            elif clock() - silent_since >= self._timing.keep_alive:
+            left = silent_since + self._timing.keep_alive - clock()
+            if left <= 0:
                 yield KEEP_ALIVE
-            else:
-                await self._wait(waker, gone, silent_since + self._timing.keep_alive - clock())
-                continue
-            silent_since = clock()
+                silent_since = clock()
+            elif not ready.frames:
+                await _wait(waker, gone, min(left, _STORE_SECONDS) if self._behind else left)
 
-    async def _next(self) -> tuple[list[bytes], bool]:
+    @property
+    def _behind(self) -> bool:
+        """What comes next is in the store alone."""
+        return self._channel is None or self._channel.after(self._position) is None
+
+    async def _next(self) -> Stored:
         if self._channel:
             frames = self._channel.after(self._position)
             if frames is not None:
-                return frames, self._channel.ended
-        stored = await run_in_threadpool(self._read, self._position)
-        return stored.frames, stored.ended
-
-    async def _wait(self, waker: asyncio.Event, gone: asyncio.Future[None], seconds: float) -> None:
-        """Until there may be more, the client has gone, or it is time for a sign of life."""
-        if self._channel is None:
-            seconds = min(seconds, _POLL_SECONDS)
-        woken = asyncio.ensure_future(waker.wait())
+                return Stored(frames, self._channel.ended)
         try:
-            waited: set[asyncio.Future[Any]] = {woken, gone}
-            await asyncio.wait(waited, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            woken.cancel()
+            return await run_in_threadpool(self._read, self._position)
+        except DatabaseError:
+            return Stored([], False)  # it is asked again
 
 
 class Deferred:
-    """The final response of a run in this process, as JSON, once it has ended."""
+    """The final response as JSON, once it has ended; if that takes longer than `seconds`, what `read` gives.
 
-    def __init__(self, channel: Channel, *, headers: dict[str, str]) -> None:
+    `read` answers also for a response that was deleted meanwhile. It is called in a thread.
+    """
+
+    def __init__(
+        self,
+        channel: Channel,
+        read: Callable[[], Answer],
+        *,
+        timing: Timing,
+        headers: dict[str, str],
+        seconds: float | None = None,
+    ) -> None:
         self._channel = channel
+        self._read = read
+        self._timing = timing
         self._headers = headers
+        self._seconds = seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         waker = self._channel.join()
         gone = asyncio.ensure_future(_disconnected(receive))
         try:
-            while not self._channel.ended and not gone.done():
-                waker.clear()
-                woken = asyncio.ensure_future(waker.wait())
-                await asyncio.wait({woken, gone}, return_when=asyncio.FIRST_COMPLETED)
-                woken.cancel()
-            if self._channel.final is not None:
-                await send(_start(200, b"application/json", self._headers))
-                await send({"type": "http.response.body", "body": self._channel.final})
+            await self._await_end(waker, gone)
+            if not gone.done():
+                answer = await self._answer(Request(scope))
+                await asyncio.wait_for(answer(scope, receive, send), self._timing.send)
+        except TimeoutError:
+            return  # a client that does not read its answer
         finally:
             gone.cancel()
             self._channel.leave(waker)
+
+    async def _await_end(self, waker: asyncio.Event, gone: asyncio.Future[None]) -> None:
+        clock = asyncio.get_running_loop().time
+        until = None if self._seconds is None else clock() + self._seconds
+        while not self._channel.ended and not gone.done() and (until is None or clock() < until):
+            waker.clear()
+            await _wait(waker, gone, None if until is None else until - clock())
+
+    async def _answer(self, request: Request) -> Answer:
+        if self._channel.final is not None:
+            headers = {**self._headers, "cache-control": "no-store"}
+            return Response(self._channel.final, 200, headers, "application/json")
+        try:
+            return await run_in_threadpool(self._read)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the client gets an error object
+            return on_error(request, error)
 
 
 def lifespan(threads: int) -> Callable[[Starlette], AbstractAsyncContextManager[None]]:
@@ -214,6 +245,16 @@ def lifespan(threads: int) -> Callable[[Starlette], AbstractAsyncContextManager[
         yield
 
     return live
+
+
+async def _wait(waker: asyncio.Event, gone: asyncio.Future[None], seconds: float | None) -> None:
+    """Until there may be more, the client has gone, or so long."""
+    woken = asyncio.ensure_future(waker.wait())
+    try:
+        waited: set[asyncio.Future[Any]] = {woken, gone}
+        await asyncio.wait(waited, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        woken.cancel()
 
 
 async def _disconnected(receive: Receive) -> None:
@@ -228,3 +269,17 @@ def _start(status: int, content_type: bytes, headers: dict[str, str]) -> Message
         "status": status,
         "headers": [(b"content-type", content_type), (b"cache-control", b"no-store"), *extra],
     }
+
+
+def _in_blocks(frames: list[bytes]) -> Iterator[bytes]:
+    """Whole frames together, but never so many that a slow client could not read them in time."""
+    block: list[bytes] = []
+    size = 0
+    for frame in frames:
+        block.append(frame)
+        size += len(frame)
+        if size >= _BLOCK_BYTES:
+            yield b"".join(block)
+            block, size = [], 0
+    if block:
+        yield b"".join(block)

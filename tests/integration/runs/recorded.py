@@ -38,6 +38,8 @@ class Bench:
     hub: SpyHub
     recorder: Recorder
     fenced: list[bool]
+    hinted: list[UUID]
+    """The responses of which other replicas are to be told."""
 
     def accept(self, **about: Any) -> Run:
         return accept(self.database, self.replica, **about)
@@ -79,10 +81,13 @@ def recording(url: str) -> Iterator[Bench]:
     replica = register(database)
     hub = SpyHub()
     fenced: list[bool] = []
-    recorder = Recorder(database, replica, hub, on_fenced=lambda: fenced.append(True))
+    hinted: list[UUID] = []
+    recorder = Recorder(
+        database, replica, hub, on_fenced=lambda: fenced.append(True), on_events=hinted.extend
+    )
     recorder.start()
     try:
-        yield Bench(database, replica, hub, recorder, fenced)
+        yield Bench(database, replica, hub, recorder, fenced, hinted)
     finally:
         recorder.stop()
         database.close()

@@ -123,8 +123,14 @@ def test_a_buried_replicas_recorder_is_fenced_while_another_replicas_goes_on(dat
     told: dict[UUID, list[bool]] = {zombie: [], living: []}
     hub = SpyHub()
     recorders = [
-        Recorder(database, zombie, hub, on_fenced=lambda: told[zombie].append(True)),
-        Recorder(database, living, hub, on_fenced=lambda: told[living].append(True)),
+        Recorder(
+            database,
+            replica,
+            hub,
+            on_fenced=lambda replica=replica: told[replica].append(True),  # type: ignore[misc]
+            on_events=lambda _responses: None,
+        )
+        for replica in (zombie, living)
     ]
     for recorder in recorders:
         recorder.start()

@@ -24,6 +24,7 @@ VALUES: dict[str, tuple[str, object]] = {
     "dtype": ("float16", "float16"),
     "engine": ("scripted", "scripted"),
     "durability": ("strict", "strict"),
+    "delivery": ("poll", "poll"),
     "log_level": ("debug", "debug"),
     "kv_memory": ("1000000", 1000000),
     "torch_threads": ("3", 3),

@@ -11,11 +11,11 @@ GRACE = 15.0
 
 
 def make_channel(gone: list[float], *, stored: bool = True) -> Channel:
-    return Channel(stored=stored, on_abandoned=lambda: gone.append(now()), grace=GRACE)
+    return Channel(stored=stored, start=0, on_abandoned=lambda: gone.append(now()), grace=GRACE)
 
 
 def add(channel: Channel, *frames: bytes, final: bytes | None = None) -> None:
-    channel.add(Published(uuid4(), frames, final))
+    channel.add(Published(uuid4(), channel.next_seq or 0, frames, final))
 
 
 def test_a_channel_gives_the_frames_from_a_position_on() -> None:
@@ -124,17 +124,16 @@ def test_the_hub_delivers_to_the_channel_and_forgets_it_at_the_end() -> None:
         response = uuid4()
         assert not hub.follows(response)
         channel = hub.open(response, stored=True, grace=1, on_abandoned=lambda: None)
-        assert hub.find(response) is channel
+        assert hub.watch("acme", response) is channel
         assert hub.follows(response)
-        hub.publish([Published(response, (b"0",), None), Published(uuid4(), (b"x",), None)])
-        hub.publish([Published(response, (b"1",), b"{}")])
+        hub.publish([Published(response, 0, (b"0",), None), Published(uuid4(), 0, (b"x",), None)])
+        hub.publish([Published(response, 1, (b"1",), b"{}")])
         assert channel.after(0) == []
         await asyncio.sleep(0)
         assert channel.after(0) == [b"0", b"1"]
         assert channel.final == b"{}"
-        assert hub.find(response) is None
         assert not hub.follows(response)
-        hub.publish([Published(response, (b"2",), None)])
+        hub.publish([Published(response, 2, (b"2",), None)])
         await asyncio.sleep(0)
         assert channel.after(0) == [b"0", b"1"]
 
@@ -147,4 +146,4 @@ def test_a_hub_whose_loop_is_closed_takes_what_it_is_told() -> None:
     response = uuid4()
     hub.open(response, stored=True, grace=1, on_abandoned=lambda: None)
     loop.close()
-    hub.publish([Published(response, (b"0",), None)])
+    hub.publish([Published(response, 0, (b"0",), None)])

@@ -1,11 +1,15 @@
 import asyncio
 from collections.abc import Callable
+from typing import Any
 from uuid import uuid4
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from starlette.responses import Response
 
+from server.errors import NotFound
+from server.store.database import DatabaseError
 from server.stream import hub as hub_module
 from server.stream import sse
 from server.stream.hub import Channel, Published
@@ -32,10 +36,12 @@ class Stream:
 
     def __init__(self, *, stored: bool = True) -> None:
         self.abandoned: list[float] = []
-        self.channel = Channel(stored=stored, on_abandoned=lambda: self.abandoned.append(now()), grace=GRACE)
+        self.channel = Channel(
+            stored=stored, start=0, on_abandoned=lambda: self.abandoned.append(now()), grace=GRACE
+        )
 
     def add(self, *frames: bytes, end: bool = False) -> None:
-        self.channel.add(Published(uuid4(), frames, b"{}" if end else None))
+        self.channel.add(Published(uuid4(), self.channel.next_seq or 0, frames, b"{}" if end else None))
 
     def follow(
         self, position: int = 0, read: Callable[[int], Stored] = never
@@ -49,6 +55,12 @@ def follow(
     client = Client()
     headers = {"x-request-id": "req_1"}
     return client, client.ask(EventStream(channel, read, position=position, timing=TIMING, headers=headers))
+
+
+def deferred(stream: Stream, *, headers: dict[str, str] | None = None, **about: Any) -> Deferred:
+    return Deferred(
+        stream.channel, lambda: Response(b"as it stands"), timing=TIMING, headers=headers or {}, **about
+    )
 
 
 @given(st.lists(st.integers(0, 4), max_size=8), st.integers(0, 14))
@@ -130,19 +142,29 @@ def test_a_reader_that_falls_behind_the_tail_goes_on_from_the_store(monkeypatch:
     assert asked == [1]
 
 
-def test_a_response_that_runs_elsewhere_is_followed_through_the_store() -> None:
-    async def main() -> Client:
-        def read(first: int) -> Stored:
-            there = min(len(FRAMES), int(now()))
-            return Stored(FRAMES[first:there], there == len(FRAMES))
+@pytest.mark.parametrize("position", [0, 2, 9, len(FRAMES)])
+def test_a_response_that_runs_elsewhere_is_read_from_the_store_and_then_from_its_channel(
+    position: int,
+) -> None:
+    asked: list[int] = []
 
-        client, task = follow(None, 2, read)
+    def read(first: int) -> Stored:
+        asked.append(first)
+        return Stored(FRAMES[first:5], False)
+
+    async def main() -> Client:
+        channel = Channel(stored=True)
+        client, task = follow(channel, position, read)
+        await asyncio.sleep(0.5)
+        channel.add(Published(uuid4(), 5, (), None))
+        await asyncio.sleep(20)
+        channel.add(Published(uuid4(), 5, tuple(FRAMES[5:9]), None))
+        channel.add(Published(uuid4(), 7, tuple(FRAMES[7:]), b"{}"))
         await task
         return client
 
-    client = run(main)
-    assert client.body == b"".join(FRAMES[2:]) + DONE
-    assert client.times[-1] <= len(FRAMES) + 1
+    assert run(main).body.replace(KEEP_ALIVE, b"") == b"".join(FRAMES[position:]) + DONE
+    assert asked == ([0, 5] if position == 0 else [2, 5] if position == 2 else [position])
 
 
 def test_a_response_that_has_ended_is_replayed_at_once() -> None:
@@ -156,19 +178,69 @@ def test_a_response_that_has_ended_is_replayed_at_once() -> None:
     assert at == 0
 
 
-@pytest.mark.parametrize("here", [True, False])
-def test_a_silent_stream_gives_signs_of_life_and_a_talking_one_does_not(here: bool) -> None:
+def test_a_response_that_is_deleted_ends_its_readers() -> None:
+    async def main() -> list[Client]:
+        channel = Channel(stored=True)
+        stream, deferred = Client(), Client()
+        headers = {"x-request-id": "req_1"}
+        tasks = [
+            stream.ask(EventStream(channel, there_is_nothing, position=0, timing=TIMING, headers=headers)),
+            deferred.ask(Deferred(channel, refuse, timing=TIMING, headers=headers)),
+        ]
+        await asyncio.sleep(0.5)
+        channel.add(Published(uuid4(), 0, (), None, gone=True))
+        await asyncio.gather(*tasks)
+        return [stream, deferred]
+
+    def there_is_nothing(_first: int) -> Stored:
+        return Stored([], False)
+
+    def refuse() -> Response:
+        raise NotFound("Gone.")
+
+    stream, deferred = run(main)
+    assert (stream.body, stream.ended) == (DONE, True)
+    assert (deferred.status, b"Gone." in deferred.body) == (404, True)
+
+
+def test_a_store_that_does_not_answer_is_asked_again() -> None:
+    async def main() -> tuple[Client, float]:
+        def read(first: int) -> Stored:
+            if now() < 20:
+                raise DatabaseError("down")
+            return Stored(FRAMES[first:], True)
+
+        client, task = follow(None, 0, read)
+        await task
+        return client, now()
+
+    client, at = run(main)
+    assert client.pieces == [KEEP_ALIVE, b"".join(FRAMES), DONE]
+    assert at < 22
+
+
+def test_a_long_replay_is_sent_in_blocks_of_whole_frames() -> None:
+    many = [b"event: e\ndata: %s\n\n" % (b"x" * 1000)] * 500
+
+    async def main() -> Client:
+        client, task = follow(None, 0, lambda first: Stored(many[first : first + 200], first == 400))
+        await task
+        return client
+
+    client = run(main)
+    assert client.body == b"".join(many) + DONE
+    assert all(piece.endswith(b"\n\n") for piece in client.pieces)
+    assert max(map(len, client.pieces)) < 67_000
+    assert len(client.pieces) < 12
+
+
+def test_a_silent_stream_gives_signs_of_life_and_a_talking_one_does_not() -> None:
     async def main() -> Client:
         stream = Stream()
-        client, task = (
-            stream.follow()
-            if here
-            else follow(None, 0, lambda first: Stored(FRAMES[first : int(now() > 40)], False))
-        )
+        client, task = stream.follow()
         await client.until(lambda: client.pieces.count(KEEP_ALIVE) == 2)
-        if here:
-            await asyncio.sleep(10.25)
-            stream.add(FRAMES[0])
+        await asyncio.sleep(10.25)
+        stream.add(FRAMES[0])
         await client.until(lambda: client.pieces.count(KEEP_ALIVE) == 3)
         client.leave()
         await task
@@ -239,13 +311,13 @@ def test_a_deferred_answer_is_the_final_response() -> None:
     async def main() -> list[Client]:
         stream = Stream()
         early, late = Client(), Client()
-        first = early.ask(Deferred(stream.channel, headers={"x-request-id": "req_1"}))
+        first = early.ask(deferred(stream, headers={"x-request-id": "req_1"}))
         await asyncio.sleep(1)
         assert early.sent == []
         stream.add(FRAMES[0])
         await asyncio.sleep(1)
-        stream.channel.add(Published(uuid4(), (), b'{"id":1}'))
-        second = late.ask(Deferred(stream.channel, headers={}))
+        stream.channel.add(Published(uuid4(), 1, (), b'{"id":1}'))
+        second = late.ask(deferred(stream))
         await asyncio.gather(first, second)
         return [early, late]
 
@@ -258,7 +330,7 @@ def test_a_deferred_client_that_leaves_gets_nothing_and_gives_up_the_run() -> No
     async def main() -> tuple[Client, list[float]]:
         stream = Stream(stored=False)
         client = Client()
-        task = client.ask(Deferred(stream.channel, headers={}))
+        task = client.ask(deferred(stream))
         await asyncio.sleep(1)
         client.leave()
         await task
@@ -267,3 +339,46 @@ def test_a_deferred_client_that_leaves_gets_nothing_and_gives_up_the_run() -> No
 
     client, abandoned = run(main)
     assert (client.sent, abandoned) == ([], [1])
+
+
+def test_a_deferred_answer_that_may_not_wait_longer_is_the_response_as_it_stands() -> None:
+    async def main() -> tuple[Client, float]:
+        stream = Stream()
+        client = Client()
+        task = client.ask(deferred(stream, seconds=3.0))
+        await asyncio.sleep(1)
+        stream.add(FRAMES[0])
+        await task
+        return client, now()
+
+    client, at = run(main)
+    assert (client.status, client.body, at) == (200, b"as it stands", 3)
+
+
+def test_a_deferred_client_that_does_not_read_its_answer_is_dropped() -> None:
+    async def main() -> tuple[Client, float]:
+        stream = Stream()
+        client = Client()
+        client.stalled = True
+        stream.add(end=True)
+        await client.ask(deferred(stream))
+        return client, now()
+
+    client, at = run(main)
+    assert (client.sent, at) == ([], TIMING.send)
+
+
+def test_a_reader_that_the_store_has_brought_beyond_its_channel_waits_there() -> None:
+    async def main() -> Client:
+        stream = Stream()
+        stream.add(*FRAMES[:3])
+        client, task = stream.follow(5)
+        await asyncio.sleep(1)
+        stream.add(*FRAMES[3:5])
+        await asyncio.sleep(1)
+        assert client.pieces == []
+        stream.add(*FRAMES[5:], end=True)
+        await task
+        return client
+
+    assert run(main).body == b"".join(FRAMES[5:]) + DONE

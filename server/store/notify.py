@@ -1,0 +1,198 @@
+"""Hints between replicas over LISTEN and NOTIFY. The truth is in the tables: a hint may be lost, or double.
+
+NOTIFY holds a lock of the whole cluster until its transaction is on disk, so hints never travel in a
+transaction with data: one thread gathers them and sends them over a connection of its own.
+"""
+
+import logging
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from uuid import UUID
+
+from sqlalchemy import ARRAY, Connection, Text, bindparam, text
+
+from server.store.database import Database, DatabaseError, driver
+
+log = logging.getLogger("holdfast.notify")
+
+EVENTS = "holdfast_events"
+QUEUE = "holdfast_queue"
+CANCEL = "holdfast_cancel"
+CHANNELS = (EVENTS, QUEUE, CANCEL)
+
+HINT_DIGITS = 8
+"""Of an id's last, random ones: what a wrong match costs is one query."""
+GATHER_SECONDS = 0.01
+_RETRY_SECONDS = 1.0
+_MAX_PAYLOAD = 7900
+"""Bytes; Postgres refuses 8,000."""
+
+
+def hint(response_id: UUID) -> str:
+    """A response's short name among hints."""
+    return response_id.hex[-HINT_DIGITS:]
+
+
+@dataclass(slots=True)
+class Hints:
+    """What was heard, or is to be said."""
+
+    events: set[str] = field(default_factory=set)
+    """Short names of responses that have new events."""
+    queue: bool = False
+    """There is work that nobody has."""
+    cancels: set[UUID] = field(default_factory=set)
+    """Responses that are to be cancelled by whoever runs them."""
+
+    def __bool__(self) -> bool:
+        return bool(self.events or self.queue or self.cancels)
+
+    def add(self, other: "Hints") -> None:
+        self.events |= other.events
+        self.queue |= other.queue
+        self.cancels |= other.cancels
+
+    def read(self, channel: str, payload: str) -> None:
+        """Adds one notification; anybody may send one, so what is not ours in it is passed over."""
+        match channel:
+            case "holdfast_events":
+                self.events.update(_cut(payload, HINT_DIGITS))
+            case "holdfast_queue":
+                self.queue = True
+            case "holdfast_cancel":
+                self.cancels.update(UUID(hex=name) for name in _cut(payload, 32) if _is_hex(name))
+
+    def written(self) -> list[tuple[str, str]]:
+        """The notifications that say this."""
+        said = [(EVENTS, payload) for payload in _joined(self.events, HINT_DIGITS)]
+        said += [(CANCEL, payload) for payload in _joined((found.hex for found in self.cancels), 32)]
+        return [*said, (QUEUE, "")] if self.queue else said
+
+
+def _cut(payload: str, size: int) -> list[str]:
+    return [payload[start : start + size] for start in range(0, len(payload), size)]
+
+
+def _joined(names: Iterable[str], size: int) -> list[str]:
+    names = list(names)
+    most = _MAX_PAYLOAD // size
+    return ["".join(names[start : start + most]) for start in range(0, len(names), most)]
+
+
+def _is_hex(name: str) -> bool:
+    return len(name) == 32 and all(digit in "0123456789abcdef" for digit in name)
+
+
+def listen(connection: Connection) -> None:
+    """Subscribes this connection, which must commit by itself."""
+    for channel in CHANNELS:
+        connection.execute(text(f"listen {channel}"))
+
+
+def heard(connection: Connection) -> Hints:
+    """What came in since the last call, without waiting. Raises DatabaseError once the connection is lost."""
+    hints = Hints()
+    with driver(connection) as raw:
+        for notification in raw.notifies(timeout=0):
+            hints.read(notification.channel, notification.payload)
+    return hints
+
+
+def socket_of(connection: Connection) -> int:
+    """The file descriptor that is readable once there may be something to hear."""
+    with driver(connection) as raw:
+        return raw.fileno()
+
+
+_SAY = text("select pg_notify(channel, payload) from unnest(:channels, :payloads) as n (channel, payload)")
+_SAY = _SAY.bindparams(bindparam("channels", type_=ARRAY(Text)), bindparam("payloads", type_=ARRAY(Text)))
+
+
+def say(connection: Connection, hints: Hints) -> None:
+    """Sends the hints to everybody who listens. The connection must commit by itself."""
+    said = hints.written()
+    connection.execute(
+        _SAY, {"channels": [channel for channel, _ in said], "payloads": [payload for _, payload in said]}
+    )
+
+
+class Notifier:
+    """The thread that tells other replicas; whoever has something to tell never waits for it."""
+
+    def __init__(self, database: Database, *, muted: bool = False) -> None:
+        """One that is `muted` says nothing: nobody listens."""
+        self.others_alive = True
+        """Whether anybody is there to be told; set by the keeper."""
+        self._database = database
+        self._muted = muted
+        self._pending = Hints()
+        self._changed = threading.Condition()
+        self._stopping = threading.Event()
+        self._connection: Connection | None = None
+        self._failed = False
+        self._thread = threading.Thread(target=self._loop, name="notifier", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends the thread; what it had not said yet is not said."""
+        self._stopping.set()
+        with self._changed:
+            self._changed.notify()
+        self._thread.join()
+
+    def events(self, responses: Iterable[UUID]) -> None:
+        """These have new events, which are committed."""
+        self._tell(Hints(events={hint(response) for response in responses}))
+
+    def queue(self) -> None:
+        """There is committed work that nobody has."""
+        self._tell(Hints(queue=True))
+
+    def cancel(self, response: UUID) -> None:
+        """Whoever runs it must end it; that it is to end is committed."""
+        self._tell(Hints(cancels={response}))
+
+    def _tell(self, hints: Hints) -> None:
+        if hints and self.others_alive and not self._muted:
+            with self._changed:
+                self._pending.add(hints)
+                self._changed.notify()
+
+    def _loop(self) -> None:
+        while not self._stopping.is_set():
+            with self._changed:
+                self._changed.wait_for(lambda: self._pending or self._stopping.is_set())
+            self._stopping.wait(GATHER_SECONDS)
+            with self._changed:
+                hints, self._pending = self._pending, Hints()
+            if not self._stopping.is_set() and not self._said(hints):
+                self._tell(hints)
+                self._stopping.wait(_RETRY_SECONDS)
+        self._disconnect()
+
+    def _said(self, hints: Hints) -> bool:
+        try:
+            say(self._connect(), hints)
+        except DatabaseError as error:
+            if not self._failed:
+                log.warning("other replicas are not told of events until they look: %s", type(error).__name__)
+            self._failed = True
+            self._disconnect()
+            return False
+        self._failed = False
+        return True
+
+    def _connect(self) -> Connection:
+        if self._connection is None:
+            self._connection = self._database.dedicate("notifier", autocommit=True)
+            self._connection.execute(text("set synchronous_commit = off"))
+        return self._connection
+
+    def _disconnect(self) -> None:
+        if self._connection is not None:
+            self._connection.invalidate()
+            self._connection.close()
+            self._connection = None

@@ -1,0 +1,180 @@
+"""The follower thread: brings events of responses that run elsewhere to their readers here.
+
+It waits for hints of other replicas, for a reader that comes, or for a moment, and then looks into the log
+once for all watched responses. Hints only make it faster: without any of them readers get the same.
+"""
+
+import logging
+import selectors
+import socket
+import threading
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from time import monotonic
+from uuid import UUID
+
+from server.runs.read import read_end
+from server.store import events, notify
+from server.store.database import Connection, Database, DatabaseError, Unreachable
+from server.store.events import News, Watched
+from server.store.notify import Hints
+from server.stream.frames import frame
+from server.stream.hub import TAIL_FRAMES, Hub, Published
+from server.wire.events import render
+
+log = logging.getLogger("holdfast.follower")
+
+WATCHING_SECONDS = 0.05
+"""How long a hint may be missing before readers notice."""
+IDLE_SECONDS = 1.0
+_RETRY_SECONDS = 0.5
+
+
+class Follower:
+    """Follows what the hub watches, until `stop`."""
+
+    def __init__(
+        self,
+        database: Database,
+        hub: Hub,
+        *,
+        is_here: Callable[[UUID], bool],
+        on_queue: Callable[[], None],
+        on_cancel: Callable[[Collection[UUID]], None],
+        listen: bool,
+    ) -> None:
+        """`is_here` says whether this process runs a response, and so tells the hub of it itself.
+
+        `on_queue` is called when there may be work that nobody has, `on_cancel` with responses that are to be
+        cancelled by whoever runs them; both on the follower's thread. Without `listen` there are no hints.
+        """
+        self._database = database
+        self._hub = hub
+        self._is_here = is_here
+        self._on_queue = on_queue
+        self._on_cancel = on_cancel
+        self._listen = listen
+        self._stopping = False
+        self._failed = False
+        self._woken, self._waker = socket.socketpair()
+        self._woken.setblocking(False)
+        self._waker.setblocking(False)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._woken, selectors.EVENT_READ)
+        self._thread = threading.Thread(target=self._loop, name="follower", daemon=True)
+        hub.on_watch = self.wake
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def wake(self) -> None:
+        """Has it look at once. Any thread; never waits."""
+        with suppress(OSError):  # full: it is about to look; closed: it has ended
+            self._waker.send(b"\0")
+
+    def stop(self) -> None:
+        self._stopping = True
+        self.wake()
+        self._thread.join()
+        self._selector.close()
+        self._woken.close()
+        self._waker.close()
+
+    # --- the follower thread ---
+
+    def _loop(self) -> None:
+        while not self._stopping:
+            try:
+                with self._connected() as connection:
+                    self._follow(connection)
+            except Exception as error:  # noqa: BLE001 - whatever it is, readers wait for this thread
+                self._note(error)
+                self._wait(_RETRY_SECONDS)
+
+    def _note(self, error: Exception) -> None:
+        """Logs a trouble when it begins."""
+        if not self._failed:
+            mistake = None if isinstance(error, DatabaseError) else error
+            log.warning("responses of other replicas stand still: %s", type(error).__name__, exc_info=mistake)
+        self._failed = True
+
+    @contextmanager
+    def _connected(self) -> Iterator[Connection]:
+        connection = self._database.dedicate("follower", autocommit=True)
+        descriptor = None
+        try:
+            if self._listen:
+                self._listen_if_possible(connection)
+            descriptor = notify.socket_of(connection)
+            self._selector.register(descriptor, selectors.EVENT_READ)
+            yield connection
+        finally:
+            if descriptor is not None:
+                self._selector.unregister(descriptor)
+            connection.invalidate()
+            connection.close()
+
+    def _listen_if_possible(self, connection: Connection) -> None:
+        try:
+            notify.listen(connection)
+        except Unreachable:
+            raise
+        except DatabaseError as error:
+            log.warning("this database knows no LISTEN, so it is asked instead: %s", type(error).__name__)
+
+    def _follow(self, connection: Connection) -> None:
+        """Looks at once, for hints may have been missed, and then whenever there is a reason."""
+        while not self._stopping:
+            watched = [one for one in self._hub.watched() if not self._is_here(one.response_id)]
+            if watched:
+                self._hub.publish(
+                    self._told(connection, news) for news in events.catch_up(connection, watched)
+                )
+            self._failed = False
+            self._await_reason(connection, watched)
+
+    def _await_reason(self, connection: Connection, watched: Sequence[Watched]) -> None:
+        """Until a watched response is hinted at, a reader comes, or time is up; hands on other hints."""
+        names = {notify.hint(one.response_id) for one in watched}
+        deadline = monotonic() + (WATCHING_SECONDS if watched else IDLE_SECONDS)
+        while True:
+            hints = notify.heard(connection)  # first, for some may have come with the query's answer
+            self._hand_on(hints)
+            left = deadline - monotonic()
+            if left <= 0 or names & hints.events or self._wait(left):
+                return
+
+    def _wait(self, seconds: float) -> bool:
+        """Until it is woken, which is True, the database says something, or so long."""
+        woken = False
+        for key, _ in self._selector.select(seconds):
+            if key.fileobj is self._woken:
+                self._woken.recv(4096)
+                woken = True
+        return woken
+
+    def _hand_on(self, hints: Hints) -> None:
+        if hints.queue:
+            self._on_queue()
+        if hints.cancels:
+            self._on_cancel(hints.cancels)
+
+    def _told(self, connection: Connection, news: News) -> Published:
+        """What there is to tell; of a response that cannot be read, that there is nothing more."""
+        response, position = news.watched.response_id, news.watched.next_seq or 0
+        try:
+            if news.state == "ended":
+                return read_end(connection, news)
+            if news.state == "running":
+                return _running(news)
+        except DatabaseError:
+            raise
+        except Exception:
+            log.exception("response %s cannot be followed", response)
+        return Published(response, position, (), None, gone=True)
+
+
+def _running(news: News) -> Published:
+    response, found = news.watched.response_id, news.events[-TAIL_FRAMES:]
+    frames = tuple(frame(event, render(response, event)) for event in found)
+    return Published(response, found[0].sequence_number if found else news.end, frames, None)
