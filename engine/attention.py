@@ -219,8 +219,7 @@ class PagedStep:
         self._masks: dict[tuple[int, int | None, int], Tensor] = {}
 
     def attend(self, call: LayerCall) -> Tensor:
-        self._store.keys[call.layer].index_copy_(0, self._slots, call.key)
-        self._store.values[call.layer].index_copy_(0, self._slots, call.value)
+        self._store.write(call.layer, self._slots, call.key, call.value)
         parts = [self._decode(call, rows) for rows in self._decodes]
         parts += [self._prefill(call, chunk) for chunk in self._chunks]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
@@ -233,13 +232,13 @@ class PagedStep:
         query = call.query[rows.begin : rows.end]
         width = seen.key.shape[2]
         if call.sinks is None and seen.first == first and rows.shortest == first + width:
-            return _one_token_each(query, seen.key, seen.value, None, call)
+            return one_token_each(query, seen.key, seen.value, None, call)
         mask = self._decode_mask(rows, window, seen.first, width, query.dtype)[:, None, None]
         if call.sinks is not None:
             mask = mask.repeat(1, len(call.sinks), 1, 1)
             places = rows.blanks(seen).view(-1, 1, 1, 1).expand((*mask.shape[:2], 1, 1))
             mask.scatter_(3, places, call.sinks.to(mask.dtype).view(1, -1, 1, 1).expand(places.shape))
-        return _one_token_each(query, seen.key, seen.value, mask, call)
+        return one_token_each(query, seen.key, seen.value, mask, call)
 
     def _prefill(self, call: LayerCall, chunk: PromptChunk) -> Tensor:
         rows = slice(chunk.begin, chunk.end)
@@ -317,9 +316,7 @@ def _with_sinks(mask: Tensor, sinks: Tensor) -> Tensor:
     return whole
 
 
-def _one_token_each(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, call: LayerCall
-) -> Tensor:
+def one_token_each(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, call: LayerCall) -> Tensor:
     """`[jobs, heads, size]` over `[jobs, kv_heads, columns, size]` twice -> `[jobs, heads, size]`.
 
     The mask is `[jobs, heads or 1, 1, columns]`.

@@ -10,6 +10,8 @@ from typing import Literal, get_args
 
 DeviceName = Literal["auto", "cpu", "cuda"]
 DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
+DecodeName = Literal["auto", "eager", "static"]
+AttentionName = Literal["auto", "sdpa"]
 
 
 class ModelRefused(Exception):
@@ -74,10 +76,20 @@ class EngineConfig:
     hang_seconds: float = 300.0
     torch_threads: int | None = None
     """CPU threads of one operation; None is one for a small model, and else torch's choice."""
+    decode: DecodeName = "auto"
+    """`auto` records the steps in which all jobs generate as CUDA graphs on a GPU; `eager` records nothing;
+    `static` runs, on any device, what would be recorded, which on a CPU is slow and for tests."""
+    attention: AttentionName = "auto"
+    """`auto` takes a kernel for paged attention on a GPU if one is installed that serves the model."""
+    ahead: bool | None = None
+    """Begin each step before the tokens of the last one are read. None is yes on a GPU; on a CPU, which
+    computes one thing at a time, it brings nothing and is for tests."""
 
     def __post_init__(self) -> None:
         _require(self.device in get_args(DeviceName), f"device {self.device!r} is not known")
         _require(self.dtype in get_args(DtypeName), f"dtype {self.dtype!r} is not known")
+        _require(self.decode in get_args(DecodeName), f"decode {self.decode!r} is not known")
+        _require(self.attention in get_args(AttentionName), f"attention {self.attention!r} is not known")
         _require(
             self.kv_memory is None or self.kv_blocks is None,
             "set kv_memory or kv_blocks, not both",

@@ -3,6 +3,7 @@
 Types only; engine thread. Ignorant of how tokens come about, and of torch.
 """
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -10,6 +11,7 @@ from typing import Protocol
 from engine.grammar import GrammarCompiler
 from engine.messages import Capabilities, FailureCode, PromptLogprobs, TokenLogprobs
 from engine.scheduler import Plan
+from engine.sequence import TokenSequence
 from engine.vocabulary import Vocabulary
 
 
@@ -47,6 +49,37 @@ class StepResult:
     prompt_logprobs: list[PromptLogprobs] = field(default_factory=list)
 
 
+class Pending(Protocol):
+    """The tokens of a step, drawn and on their way."""
+
+    @property
+    def sequences(self) -> list[TokenSequence]:
+        """Whose tokens they are."""
+
+    @property
+    def told(self) -> list[PromptLogprobs]:
+        """What was asked of prompts; it is there already."""
+
+    def read(self) -> list[Drawn | RowFailure]:
+        """Waits for the tokens, one for each sequence. Raises `EngineFault`."""
+
+
+class Begun(Protocol):
+    """A step whose forward pass was begun."""
+
+    def draw(self, lives: Callable[[TokenSequence], bool]) -> Pending:
+        """Draws for the jobs that live, all of whose tokens are known by now. Raises as `execute` does."""
+
+
+class Ahead(Protocol):
+    """Computes steps before the tokens of the last one are known; see `loop`."""
+
+    def begin(self, plan: Plan) -> Begun:
+        """Begins the plan's forward pass; tokens in flight are those of the last draw. Raises as `execute`
+        does.
+        """
+
+
 class Executor(Protocol):
     """Computes steps. Called on the engine thread only, but for `interrupt`."""
 
@@ -60,6 +93,10 @@ class Executor(Protocol):
     @property
     def grammars(self) -> GrammarCompiler | None:
         """Compiles the grammars of jobs; None if what the tokens spell is not known."""
+
+    @property
+    def ahead(self) -> Ahead | None:
+        """For an executor that computes on a device of its own, while the host does other things."""
 
     def thread_context(self) -> AbstractContextManager[object]:
         """Entered by the engine thread for its whole life."""

@@ -259,6 +259,11 @@ class Capabilities:
     """Default repetition_penalty of the same; it counts where the model does not sample, too."""
     adapters: tuple[str, ...] = ()
     """Names of the adapters that jobs may ask for."""
+    attention: str = ""
+    """What computes attention: `sdpa`, torch's own, or the name of a kernel."""
+    decode: str = ""
+    """How steps of one token a job are computed: `eager`, operation by operation, or `graphs`, replayed;
+    `static` is what is recorded as graphs, and is for tests."""
 
 
 @dataclass(frozen=True, slots=True)

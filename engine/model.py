@@ -11,12 +11,14 @@ from typing import Any
 
 import torch
 import transformers
+from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
-from engine.attention import IMPLEMENTATION, ProbeStep
+from engine.attention import IMPLEMENTATION, LayerCall, ProbeStep
 from engine.config import EngineConfig, ModelRefused
 from engine.kv import LayerShape
 from engine.messages import Capabilities
+from engine.paged import LayerNeeds
 from engine.vocabulary import Vocabulary, read_vocabulary
 
 LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
@@ -34,6 +36,8 @@ class LoadedModel:
     device: torch.device
     dtype: torch.dtype
     shapes: list[LayerShape]
+    needs: frozenset[LayerNeeds]
+    """What its layers ask of attention."""
     capabilities: Capabilities
     vocabulary: Vocabulary | None
 
@@ -51,14 +55,38 @@ def load_model(config: EngineConfig, progress: Callable[[str], None]) -> LoadedM
     network = _read_weights(config, dtype)
     network.to(device=device)  # type: ignore[call-arg]  # its wrapper hides the keyword
     progress("checking that every layer attends as it should")
-    shapes = _probe(network, device)
+    probe = _probe(network, device)
     capabilities = _describe(network)
     try:
         vocabulary = read_vocabulary(config.model, capabilities.vocab_size)
     except ValueError as error:
         progress(f"stop strings and grammars are not served: {error}")
         vocabulary = None
-    return LoadedModel(network, device, dtype, shapes, capabilities, vocabulary)
+    shapes = [probe.shapes[layer] for layer in sorted(probe.shapes)]
+    needs = frozenset(probe.needs)
+    return LoadedModel(network, device, dtype, shapes, needs, capabilities, vocabulary)
+
+
+class _NeedsProbe(ProbeStep):
+    """Learns, beside the shapes, what the layers ask for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.needs: set[LayerNeeds] = set()
+
+    def attend(self, call: LayerCall) -> Tensor:
+        self.needs.add(
+            LayerNeeds(
+                heads=call.query.shape[1],
+                kv_heads=call.key.shape[1],
+                key_size=call.key.shape[2],
+                value_size=call.value.shape[2],
+                window=call.window,
+                sinks=call.sinks is not None,
+                softcap=call.softcap,
+            )
+        )
+        return super().attend(call)
 
 
 def _choose_device(config: EngineConfig) -> torch.device:
@@ -129,9 +157,9 @@ def _read_weights(config: EngineConfig, dtype: torch.dtype) -> PreTrainedModel:
     return network
 
 
-def _probe(network: PreTrainedModel, device: torch.device) -> list[LayerShape]:
+def _probe(network: PreTrainedModel, device: torch.device) -> _NeedsProbe:
     """Runs two tokens through the model: what it asks of attention must be what we implement."""
-    step = ProbeStep()
+    step = _NeedsProbe()
     pair = torch.tensor([[0, 1]], device=device)
     try:
         with torch.inference_mode():
@@ -150,7 +178,7 @@ def _probe(network: PreTrainedModel, device: torch.device) -> list[LayerShape]:
             f"{type(network).__name__} has {layers} layers, of which {len(step.shapes)} use the "
             "attention that we can replace."
         )
-    return [step.shapes[layer] for layer in range(layers)]
+    return step
 
 
 def _describe(network: PreTrainedModel) -> Capabilities:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from engine.adapters import AdapterStep, find_owners, lay_out
-from engine.attention import DecodeRows, GatheredRows, PagedStep, PromptChunk, ShelfRows
+from engine.attention import DecodeRows, GatheredRows, PagedStep, PromptChunk, ShelfRows, Step
 from engine.cache import BLANK_BLOCK
 from engine.kv import KvStore
 from engine.scheduler import Chunk, Plan
@@ -28,7 +28,7 @@ class PackedRow:
     positions: Tensor
     ends: Tensor
     """The places in the packed row whose logits are wanted."""
-    attention: PagedStep
+    attention: Step
     adapters: AdapterStep | None
     """None if no job of the plan has an adapter."""
 
@@ -102,9 +102,8 @@ class Packer:
         token_list: list[int] = []
         position_list: list[int] = []
         for chunk in ordered:
-            stop = chunk.start + chunk.count
-            token_list += chunk.sequence.tokens[chunk.start : stop]
-            position_list += range(chunk.start, stop)
+            token_list += chunk.token_ids
+            position_list += range(chunk.start, chunk.start + chunk.count)
         token_ids, positions = numbers.add(token_list), numbers.add(position_list)
         slots = numbers.add(self._slot(chunk) for chunk in ordered if chunk.count == 1)
         wanted = numbers.add(ends)

@@ -4,7 +4,7 @@ Made by the thread that starts the engine, then used by the engine thread alone.
 jobs belong to and of why the plan is what it is.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,6 +15,7 @@ from torch import Tensor
 from engine.adapters import Adapters, install_adapters
 from engine.batches import Batches
 from engine.config import EngineConfig, Limits
+from engine.decoding import choose_decoding
 from engine.executor import Drawn, EngineFault, OutOfMemory, RowFailure, StepResult
 from engine.grammar import Followers, GrammarCompiler
 from engine.kv import KvStore
@@ -24,8 +25,13 @@ from engine.memory import count_blocks, keep_freed_memory
 from engine.messages import Capabilities, PromptLogprobs
 from engine.model import LoadedModel, load_model
 from engine.packing import Packer, Wish
+from engine.paged import PagedAttention
+from engine.sampler import Choice
 from engine.scheduler import Plan
 from engine.sequence import TokenSequence
+from engine.static_decode import StaticDecoder, Unread
+from engine.table_packing import TablePacker
+from engine.transfer import send
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,20 +47,70 @@ class Asked:
         return self.sequence.tokens[self.begin : self.end]
 
 
+@dataclass(frozen=True, slots=True)
+class BegunStep:
+    """Implements `executor.Begun`."""
+
+    executor: "ModelExecutor"
+    sequences: list[TokenSequence]
+    """Those that draw, in the order of the logits."""
+    logits: Tensor
+    told: Tensor
+    """The logits of prompts."""
+    asked: list[Asked]
+
+    def draw(self, lives: Callable[[TokenSequence], bool]) -> "DrawnStep":
+        with _known_errors():
+            return self.executor.draw(self, lives)
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnStep:
+    """Implements `executor.Pending`."""
+
+    sequences: list[TokenSequence]
+    choice: Choice | None
+    failed: Mapping[int, str]
+    """By row, why nothing can be drawn."""
+    told: list[PromptLogprobs]
+
+    def read(self) -> list[Drawn | RowFailure]:
+        with _known_errors():
+            drawn = [] if self.choice is None else self.choice.read()
+        for row, sentence in self.failed.items():
+            drawn[row] = RowFailure("engine_error", sentence)
+        return drawn
+
+
 SMALL_MODEL = 20_000_000
 """Parameters below which threads of one operation wait for each other longer than they compute."""
 
 
 class ModelExecutor:
-    """Implements `executor.Executor` with a model."""
+    """Implements `executor.Executor` with a model, and `executor.Ahead`."""
 
-    def __init__(self, model: LoadedModel, adapters: Adapters, config: EngineConfig, store: KvStore) -> None:
+    def __init__(
+        self,
+        model: LoadedModel,
+        adapters: Adapters,
+        config: EngineConfig,
+        store: KvStore,
+        kernel: PagedAttention | None = None,
+        static: StaticDecoder | None = None,
+    ) -> None:
         self._network = model.network
         self._threads = config.torch_threads or (1 if _is_small(model) else None)
         self._store = store
         self._adapters = adapters
-        self._packer = Packer(store, adapters.places)
         self._batches = Batches(model.capabilities.vocab_size, model.device)
+        self._packer = (
+            Packer(store, adapters.places) if kernel is None else TablePacker(store, kernel, adapters.places)
+        )
+        self._static = static
+        self._unread: Unread | None = None
+        """The last tokens that were drawn."""
+        on_gpu = model.device.type == "cuda"
+        self.ahead = self if (on_gpu if config.ahead is None else config.ahead) else None
         self.capabilities: Capabilities = model.capabilities
         self.vocabulary = model.vocabulary
         self.grammars = None if model.vocabulary is None else GrammarCompiler(model.vocabulary)
@@ -82,8 +138,17 @@ class ModelExecutor:
         held = blocks * config.block_size
         size = held * per_token * copies / 2**20
         progress(f"the KV cache holds {held} tokens in at most {size:.0f} MiB")
-        usable = replace(model.capabilities, context_length=min(context, held), adapters=adapters.names)
-        executor = ModelExecutor(replace(model, capabilities=usable), adapters, config, store)
+        usable = min(context, held)
+        decoding = choose_decoding(model, store, config, usable, progress)
+        capabilities = replace(
+            model.capabilities,
+            context_length=usable,
+            adapters=adapters.names,
+            attention=decoding.attention,
+            decode=decoding.decode,
+        )
+        model = replace(model, capabilities=capabilities)
+        executor = ModelExecutor(model, adapters, config, store, decoding.kernel, decoding.static)
         return executor, config.limits(blocks)
 
     @contextmanager
@@ -95,18 +160,13 @@ class ModelExecutor:
             yield
 
     def execute(self, plan: Plan) -> StepResult:
-        try:
-            return self._compute(plan)
-        except torch.OutOfMemoryError as error:
-            torch.cuda.empty_cache()
-            raise OutOfMemory(str(error)) from error
-        except torch.AcceleratorError as error:
-            # After a fault of the device every later call on it fails too.
-            raise EngineFault(str(error)) from error
-        except (MemoryError, RuntimeError) as error:
-            if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
-                raise OutOfMemory(str(error)) from error
-            raise
+        step = self.begin(plan).draw(lambda _sequence: True)
+        drawn = step.read()
+        planned = [chunk.sequence for chunk in plan if chunk.draws]
+        if step.sequences != planned:
+            row_of = {sequence: row for row, sequence in enumerate(step.sequences)}
+            drawn = [drawn[row_of[sequence]] for sequence in planned]
+        return StepResult(drawn, step.told)
 
     def scrub(self, blocks: list[int]) -> None:
         self._store.scrub(blocks)
@@ -114,9 +174,26 @@ class ModelExecutor:
     def interrupt(self) -> None:
         """A step is never waited in."""
 
-    def _compute(self, plan: Plan) -> StepResult:
-        asked = self._asked(plan)
+    def begin(self, plan: Plan) -> BegunStep:
+        """Runs the plan through the model, or tells the device to."""
+        with _known_errors():
+            asked = self._asked(plan)
+            begun = self._begin_static(plan) if self._static is not None and not asked else None
+            return begun or self._begin_packed(plan, asked)
+
+    def _begin_static(self, plan: Plan) -> BegunStep | None:
+        assert self._static is not None
+        shape = self._static.shape_for(plan)
+        if shape is None or any(chunk.sequence.job.adapter for chunk in plan):
+            return None
+        self._adapters.step = None
+        found = self._static.run(plan, shape, self._unread)
+        return BegunStep(self, found.jobs, found.logits[: len(found.jobs)], found.logits[:0], [])
+
+    def _begin_packed(self, plan: Plan, asked: list[tuple[Wish, Asked]]) -> BegunStep:
         packed = self._packer.pack(plan, [wish for wish, _ in asked])
+        sequences = [chunk.sequence for chunk in plan if chunk.draws]
+        self._fill_in_unread(packed.token_ids[0], packed.ends, sequences)
         self._adapters.step = packed.adapters
         logits = self._network(
             input_ids=packed.token_ids,
@@ -124,28 +201,54 @@ class ModelExecutor:
             use_cache=False,
             logits_to_keep=packed.ends,
             step=packed.attention,
-        ).logits
-        sequences = [chunk.sequence for chunk in plan if chunk.draws]
-        told = self._tell(logits[0, len(sequences) :], [ask for _, ask in asked])
-        return StepResult(self._sample(logits[0, : len(sequences)], sequences), told)
+        ).logits[0]
+        asks = [ask for _, ask in asked]
+        return BegunStep(self, sequences, logits[: len(sequences)], logits[len(sequences) :], asks)
 
-    def _sample(self, logits: Tensor, sequences: list[TokenSequence]) -> list[Drawn | RowFailure]:
-        if not sequences:
-            return []
+    def _fill_in_unread(self, token_ids: Tensor, ends: Tensor, sequences: list[TokenSequence]) -> None:
+        """`ends` says where in the packed row the last token of each of these sequences is."""
+        rows = [row for row, sequence in enumerate(sequences) if sequence.in_flight]
+        if not rows:
+            return
+        assert self._unread is not None, "a token was neither read nor kept on the device"
+        places = [self._unread.place_of[sequences[row]] for row in rows]
+        sent = send(torch.tensor([rows, places]), torch.long, token_ids.device)
+        token_ids.index_copy_(
+            0, ends.index_select(0, sent[0]), self._unread.token_ids.index_select(0, sent[1])
+        )
+
+    def draw(self, begun: BegunStep, lives: Callable[[TokenSequence], bool]) -> DrawnStep:
+        """Draws for the jobs that live; all their tokens before this one must be known."""
+        asked = [ask for ask in begun.asked if lives(ask.sequence)]
+        told = self._tell(begun, asked) if asked else []
+        rows = [row for row, sequence in enumerate(begun.sequences) if lives(sequence)]
+        if not rows:
+            return DrawnStep([], None, {}, told)
+        logits = begun.logits
+        if len(rows) < len(logits):
+            logits = logits.index_select(0, send(rows, torch.long, logits.device))
+        sequences = [begun.sequences[row] for row in rows]
+        choice, failed = self._sample(logits, sequences)
+        if self.ahead is not None:
+            places = {sequence: row for row, sequence in enumerate(sequences)}
+            self._unread = Unread(choice.token_ids, places)
+        return DrawnStep(sequences, choice, failed, told)
+
+    def _sample(self, logits: Tensor, sequences: list[TokenSequence]) -> tuple[Choice, Mapping[int, str]]:
         batch = self._batches.of(sequences)
         masks = self._followers.masks(sequences)
         if masks is None:
-            return batch.sample(logits)
-        drawn = batch.sample(logits, partial(apply_masks, masks=masks))
-        for row, sentence in masks.failed.items():
-            drawn[row] = RowFailure("engine_error", sentence)
-        return drawn
+            return batch.begin(logits), {}
+        return batch.begin(logits, partial(apply_masks, masks=masks)), masks.failed
 
-    def _tell(self, logits: Tensor, asked: list[Asked]) -> list[PromptLogprobs]:
-        """What was asked of prompts; its logits follow each other in `logits`."""
+    def _tell(self, begun: BegunStep, asked: list[Asked]) -> list[PromptLogprobs]:
+        """What was asked of prompts; its logits follow each other."""
         told = []
-        for ask in asked:
+        logits = begun.told
+        for ask in begun.asked:
             rows, logits = logits.tensor_split((ask.end - ask.begin,))
+            if ask not in asked:
+                continue
             wanted = ask.sequence.job.prompt_logprobs or 0
             found = measure_many(rows, ask.token_ids, wanted)
             told.append(PromptLogprobs(ask.sequence.job.job_id, ask.begin, tuple(found)))
@@ -161,6 +264,23 @@ class ModelExecutor:
                 places = range(ask.begin - 1 - chunk.start, ask.end - 1 - chunk.start)
                 asked.append((Wish(index, places), ask))
         return asked
+
+
+@contextmanager
+def _known_errors() -> Iterator[None]:
+    """Gives the errors of torch the names that the loop knows."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        torch.cuda.empty_cache()
+        raise OutOfMemory(str(error)) from error
+    except torch.AcceleratorError as error:
+        # After a fault of the device every later call on it fails too.
+        raise EngineFault(str(error)) from error
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
+            raise OutOfMemory(str(error)) from error
+        raise
 
 
 def _is_small(model: LoadedModel) -> bool:

@@ -41,7 +41,13 @@ class Chunk:
     @property
     def draws(self) -> bool:
         """The chunk reaches the end of the sequence, so that the step yields its next token."""
-        return self.start + self.count == len(self.sequence.tokens)
+        return self.start + self.count == self.sequence.length
+
+    @property
+    def token_ids(self) -> list[int]:
+        """A zero is in the place of a token in flight."""
+        found = self.sequence.tokens[self.start : self.start + self.count]
+        return found if len(found) == self.count else [0]
 
 
 Plan = tuple[Chunk, ...]
@@ -106,7 +112,7 @@ class Scheduler:
         self._waiting.leave(sequence, waiting=not runs)
 
     def plan(self) -> Plan:
-        """Chooses the next step. Not empty while there are sequences.
+        """Chooses the next step. Not empty while there are sequences of which no token is in flight.
 
         After jobs that are more urgent than running ones were let in, the order is: one token for every
         job that is generating, then prompts that were begun, then new jobs. So a long prompt never holds
@@ -117,7 +123,9 @@ class Scheduler:
         size = self.limits.block_size
         singles: list[Chunk] = []
         for sequence in tuple(self._running):
-            length = len(sequence.tokens)
+            length = len(sequence.tokens) + sequence.in_flight
+            if sequence.in_flight and sequence.ends_in_flight:
+                continue
             if length - sequence.computed == 1 and (
                 length <= len(sequence.blocks) * size or self._grow(sequence)
             ):
@@ -182,7 +190,7 @@ class Scheduler:
     def _grow(self, sequence: TokenSequence) -> bool:
         """Makes room for the next token, at the cost of the last in the order; False if that is itself."""
         size = self.limits.block_size
-        while len(sequence.blocks) * size < len(sequence.tokens):
+        while len(sequence.blocks) * size < sequence.length:
             if not sequence.blocks:
                 return False  # preempted by an earlier one in this plan
             fresh = self.pool.allocate(1)
@@ -214,7 +222,7 @@ class Scheduler:
 
         `preempting` makes room at the cost of jobs of worse priority, none of which may be planned yet.
         """
-        if self._is_coming(sequence.awaits, sequence):
+        if sequence.in_flight or self._is_coming(sequence.awaits, sequence):
             return False
         digests = self.prepare(sequence)
         reused = self.pool.find(digests)

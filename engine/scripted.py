@@ -140,6 +140,7 @@ class _ScriptedExecutor:
         self.vocabulary = config.spelling
         self.grammars = None if config.spelling is None else GrammarCompiler(config.spelling)
         self._followers = Followers(self.grammars)
+        self.ahead = None
         self.capabilities = Capabilities(
             vocab_size=config.vocab_size,
             context_length=config.context_length,

@@ -22,6 +22,7 @@ class TokenSequence:
         "cached",
         "computed",
         "digests",
+        "in_flight",
         "job",
         "prompt_told",
         "published",
@@ -44,6 +45,8 @@ class TokenSequence:
         self.turn: int | None = None
         """Its place in the order in which jobs first ran; None until then."""
         self.tokens: list[int] = list(job.prompt)
+        self.in_flight = False
+        """One token more is drawn, which the host has not read yet: see `ahead`."""
         self.computed = 0
         """The first so many tokens have their keys and values in `blocks`."""
         self.blocks: list[int] = []
@@ -67,9 +70,19 @@ class TokenSequence:
         """The stop string that ended the output."""
 
     @property
+    def length(self) -> int:
+        """Tokens, the one in flight included."""
+        return len(self.tokens) + self.in_flight
+
+    @property
     def remaining(self) -> int:
         """Tokens to compute before the next one can be drawn."""
-        return len(self.tokens) - self.computed
+        return len(self.tokens) + self.in_flight - self.computed
+
+    @property
+    def ends_in_flight(self) -> bool:
+        """The token in flight is the last one, whatever it is."""
+        return self.in_flight and self.output_count + 1 >= self.job.max_tokens
 
     @property
     def output_count(self) -> int:
@@ -115,6 +128,7 @@ class TokenSequence:
     def append(self, token_id: int) -> FinishReason | None:
         """Takes the token that was drawn; says why the job ends with it, if it does."""
         self.tokens.append(token_id)
+        self.in_flight = False
         if self.stops is not None:
             self.stop_hit = self.stops.push(token_id, ends=self.output_position > self.job.min_tokens)
         if token_id in self.job.stop_ids and not (self.job.ignore_eos and self.job.grammar is None):

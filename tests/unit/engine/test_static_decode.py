@@ -1,0 +1,184 @@
+"""Static steps give what packed ones give, whatever comes and goes between them."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from engine.config import EngineConfig
+from engine.graphs import choose_shapes
+from engine.messages import Failed, Sampling
+from engine.runner import ModelExecutor
+from engine.static_decode import Shape
+from tests.support.engines import Bench, make_job, make_prompt, save_random_model, start_model
+
+SMALL: dict[str, Any] = {"num_hidden_layers": 2, "sliding_window": 12, "num_local_experts": 4}
+MODELS: dict[str, dict[str, Any]] = {
+    "Qwen3Config": {},
+    "GptOssConfig": {"num_experts_per_tok": 2},
+    "MistralConfig": {},
+    "Gemma2Config": {"attn_logit_softcapping": 0.5, "query_pre_attn_scalar": 1},
+    "DeepseekV3Config": {
+        "n_routed_experts": 4, "n_group": 2, "topk_group": 1, "first_k_dense_replace": 1, "q_lora_rank": 16,
+        "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 12,
+        "num_key_value_heads": 4, "moe_intermediate_size": 24, "num_experts_per_tok": 2,
+    },
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def model(request: pytest.FixtureRequest) -> Any:
+    path = save_random_model(request.param, **{**SMALL, **MODELS[request.param]})
+    return lambda **settings: start_model(path, **settings)
+
+
+JOBS = [make_job(str(n), make_prompt(4 + 9 * n, n), 8 + 7 * n) for n in range(6)]
+
+
+def run(bench: Bench, jobs: list[Any]) -> list[list[int]]:
+    outcomes = bench.run(*jobs)
+    bench.engine.close(drain=True)
+    assert not any(isinstance(outcome.last, Failed) for outcome in outcomes)
+    return [outcome.tokens for outcome in outcomes]
+
+
+def count_static_steps(bench: Bench) -> list[Shape]:
+    """Notes the shape of each static step that is taken from now on."""
+    shapes: list[Shape] = []
+    decoder: Any = bench.engine._executor._static  # type: ignore[attr-defined]
+    compute = decoder._compute
+
+    def note(shape: Shape) -> torch.Tensor:
+        shapes.append(shape)
+        result: torch.Tensor = compute(shape)
+        return result
+
+    decoder._compute = note
+    return shapes
+
+
+@pytest.mark.parametrize("settings", [{}, {"max_running": 3, "token_budget": 9}, {"kv_blocks": 9}], ids=str)
+def test_greedy_tokens_are_those_of_packed_steps(model: Any, settings: dict[str, Any]) -> None:
+    expected = run(model(**settings), JOBS)
+    bench = model(decode="static", **settings)
+    shapes = count_static_steps(bench)
+    assert run(bench, JOBS) == expected
+    assert len(shapes) > 20
+    assert len({token for tokens in expected for token in tokens}) > 6
+
+
+def test_rows_are_padded_to_a_power_of_two(model: Any) -> None:
+    bench = model(decode="static")
+    shapes = count_static_steps(bench)
+    run(bench, JOBS[:3])
+    assert {shape.rows for shape in shapes} == {4, 2, 1}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"temperature": 0.9, "top_p": 0.8, "seed": 3},
+        {"temperature": 1.0, "top_k": 7, "seed": 4, "repetition_penalty": 1.3},
+        {"logprobs": 3},
+        {"temperature": 0.8, "prompt_logprobs": 2, "logprobs": 1},
+    ],
+    ids=str,
+)
+def test_all_that_jobs_may_ask_for_is_told_alike(model: Any, fields: dict[str, Any]) -> None:
+    sampling = {k: v for k, v in fields.items() if k in Sampling.__dataclass_fields__}
+    others = {k: v for k, v in fields.items() if k not in sampling}
+    jobs = [
+        replace(job, sampling=replace(job.sampling, **sampling), **others, job_id=f"{job.job_id}!")
+        for job in JOBS
+    ]
+    told = []
+    for settings in ({}, {"decode": "static"}):
+        bench = model(**settings)
+        outcomes = bench.run(*jobs)
+        bench.engine.close(drain=True)
+        tokens = [outcome.tokens for outcome in outcomes]
+        told.append((tokens, [number for job in jobs for number in _logprobs(bench, job.job_id)]))
+    assert told[0][0] == told[1][0]
+    assert told[0][1] == pytest.approx(told[1][1], abs=1e-4)
+    assert bool(told[0][1]) == bool(others)
+
+
+def _logprobs(bench: Bench, job_id: str) -> Iterator[float]:
+    for message in bench.listener.of(job_id):
+        for told in getattr(message, "logprobs", None) or ():
+            yield told.chosen
+            yield from (number for _, number in told.top)
+
+
+def test_a_step_that_failed_leaves_no_doubt_about_the_tables(model: Any) -> None:
+    expected = run(model(), JOBS)
+    bench = model(decode="static")
+    decoder: Any = bench.engine._executor._static
+    compute, calls = decoder._compute, 0
+
+    def fail_sometimes(shape: Shape) -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        if calls == 5:
+            raise RuntimeError("once")
+        result: torch.Tensor = compute(shape)
+        return result
+
+    decoder._compute = fail_sometimes
+    outcomes = bench.run(*(replace(job, job_id=f"first {job.job_id}") for job in JOBS))
+    assert any(isinstance(outcome.last, Failed) for outcome in outcomes)
+    assert run(bench, JOBS) == expected
+
+
+def test_numbers_that_are_none_reach_no_other_job(model: Any) -> None:
+    bench = model(decode="static", kv_blocks=12)
+    executor: Any = bench.engine._executor
+    fine = [make_job(str(n), [t % 96 for t in make_prompt(20, n)], 12) for n in range(3)]
+    expected = [bench.run(replace(job, job_id=f"first {job.job_id}"))[0].tokens for job in fine]
+    if any(96 in tokens for tokens in expected):
+        pytest.skip("this model draws the poisoned token by itself")
+    with torch.no_grad():
+        executor._network.get_input_embeddings().weight[96] = float("nan")
+    bad = make_job("bad", [*(t % 96 for t in make_prompt(20, 9)), 96, 5], 20)
+    *others, failed = bench.run(*fine, bad)
+    assert isinstance(failed.last, Failed)
+    assert [other.tokens for other in others] == expected
+    after = [bench.run(replace(job, job_id=f"{job.job_id} {n}"))[0] for n in range(3) for job in fine]
+    assert [outcome.tokens for outcome in after] == expected * 3
+    bench.engine.close(drain=True)
+
+
+def test_a_cpu_computes_packed_rows_unless_it_is_told_otherwise(model: Any) -> None:
+    bench = model()
+    capabilities = bench.engine.capabilities
+    assert (capabilities.attention, capabilities.decode) == ("sdpa", "eager")
+    executor: ModelExecutor = bench.engine._executor
+    assert executor._static is None
+    assert executor.ahead is None
+    bench.engine.close(drain=True)
+
+
+def test_an_engine_says_that_its_steps_are_static(model: Any) -> None:
+    bench = model(decode="static")
+    assert bench.engine.capabilities.decode == "static"
+    bench.engine.close(drain=True)
+
+
+def test_shapes_have_one_width_where_a_kernel_reads_tables() -> None:
+    shapes = choose_shapes(48, 4096, 16, gathers=False)
+    assert [shape.rows for shape in shapes] == [1, 2, 4, 8, 16, 32, 48]
+    assert {shape.width for shape in shapes} == {256}
+
+
+def test_shapes_that_gather_have_some_widths_as_far_as_they_fit() -> None:
+    shapes = choose_shapes(64, 40960, 16, gathers=True)
+    assert {shape.width * 16 for shape in shapes if shape.rows == 1} == {512, 2048, 8192, 32768, 40960}
+    assert {shape.width * 16 for shape in shapes if shape.rows == 64} == {512, 2048}
+
+
+@pytest.mark.parametrize("name", ["decode", "attention"])
+def test_an_unknown_way_to_compute_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=f"{name} 'fast' is not known"):
+        EngineConfig(model=None, **{name: "fast"})  # type: ignore[arg-type]
