@@ -1,4 +1,7 @@
-"""The `holdfast` command. Exit codes: 0 done, 1 refused with a sentence, 2 wrong usage, 70 start me again."""
+"""The `holdfast` command. Exit codes: 0 done, 1 refused with a sentence, 2 wrong usage, 70 start me again.
+
+`audit` says 1 of a database in which something is wrong, and 2 when it could not look.
+"""
 
 import argparse
 import re
@@ -7,6 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from server import config as configuration
+from server.audit_command import add_arguments, audit
 from server.auth import DEFAULT_TENANT, make_key
 from server.config import Config
 from server.errors import ConfigError
@@ -43,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code: int = options.act(configuration.load(flags), options)
     except (ConfigError, EmbeddedError) as error:
         say(f"holdfast: {error}")
-        return 1
+        return int(options.refused)
     except KeyboardInterrupt:
         return INTERRUPTED
     return code
@@ -69,6 +73,7 @@ def _parser() -> argparse.ArgumentParser:
         required=True, metavar="command"
     )
     _command(db_commands, "upgrade", "bring the schema to this release's", _db_upgrade)
+    add_arguments(_command(commands, "audit", "check every stored response; changes nothing", _audit))
     _command(commands, "psql", "open a SQL shell on the database; takes psql's own arguments", _psql)
     return parser
 
@@ -83,7 +88,7 @@ def _command(
 ) -> argparse.ArgumentParser:
     """A command with its settings: all of them, or those that say which database."""
     command = commands.add_parser(name, help=told, description=told.capitalize() + ".")
-    command.set_defaults(act=act)
+    command.set_defaults(act=act, refused=1)
     for setting in configuration.settings():
         if everything or setting.name in ("data_dir", "database_url"):
             choices = f" ({', '.join(setting.choices)})" if setting.choices else ""
@@ -172,6 +177,14 @@ def _db_upgrade(config: Config, _options: argparse.Namespace) -> int:
         upgrade(opened.url)
         say("The schema is current.")
         return 0
+    finally:
+        opened.close()
+
+
+def _audit(config: Config, options: argparse.Namespace) -> int:
+    opened = OpenDatabase(config, lambda _line: None)
+    try:
+        return audit(opened.url, options, say)
     finally:
         opened.close()
 

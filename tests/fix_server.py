@@ -5,7 +5,7 @@ must be slow to be seen is asked of `paced_server`. Only `demo_server` has a mod
 or configures a server starts its own with `start_server`.
 """
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import ExitStack
 from typing import Protocol
 
@@ -14,6 +14,7 @@ from openai import OpenAI
 
 from server.store.embedded import EmbeddedPostgres
 from tests.fix_postgres import temporary_database
+from tests.support.invariants import check, watch_statuses
 from tests.support.server_process import ServerProcess, living
 
 SCRIPTED: dict[str, object] = {"engine": "scripted", "scripted_tokens": 24}
@@ -36,7 +37,7 @@ def demo_database(cluster: EmbeddedPostgres, template_database: str) -> Iterator
 @pytest.fixture(scope="session")
 def demo_server(demo_database: str) -> Iterator[ServerProcess]:
     """A server with the demo model."""
-    yield from _running(ServerProcess(demo_database, settings={"grace_seconds": 2, "torch_threads": 2}))
+    yield from _running(demo_database, {"grace_seconds": 2, "torch_threads": 2})
 
 
 @pytest.fixture(scope="session")
@@ -48,7 +49,7 @@ def scripted_database(cluster: EmbeddedPostgres, template_database: str) -> Iter
 @pytest.fixture(scope="session")
 def scripted_server(scripted_database: str) -> Iterator[ServerProcess]:
     """A server whose answers are 24 tokens long and there at once."""
-    yield from _running(ServerProcess(scripted_database, settings=SCRIPTED))
+    yield from _running(scripted_database, SCRIPTED)
 
 
 @pytest.fixture(scope="session")
@@ -60,7 +61,7 @@ def paced_database(cluster: EmbeddedPostgres, template_database: str) -> Iterato
 @pytest.fixture(scope="session")
 def paced_server(paced_database: str) -> Iterator[ServerProcess]:
     """A server that gives 50 tokens a second, and whose responses live half a second without a reader."""
-    yield from _running(ServerProcess(paced_database, settings={"grace_seconds": 0.5, **PACED}))
+    yield from _running(paced_database, {"grace_seconds": 0.5, **PACED})
 
 
 @pytest.fixture(scope="module")
@@ -72,8 +73,13 @@ def module_database(cluster: EmbeddedPostgres, template_database: str) -> Iterat
 
 @pytest.fixture
 def start_server(database_url: str) -> Iterator[StartServer]:
-    """Starts servers on the test's own database; they count as dead after two seconds of silence."""
+    """Starts servers on the test's own database; they count as dead after two seconds of silence.
+
+    Whatever the test did to them, everything that must hold of stored responses holds after it.
+    """
+    watch_statuses(database_url)
     with ExitStack() as stack:
+        stack.callback(check, database_url)
 
         def start(*flags: str, **settings: object) -> ServerProcess:
             server = ServerProcess(database_url, flags, {"lease_seconds": 2, **SCRIPTED, **settings})
@@ -84,12 +90,14 @@ def start_server(database_url: str) -> Iterator[StartServer]:
         yield start
 
 
-def _running(server: ServerProcess) -> Iterator[ServerProcess]:
+def _running(database_url: str, settings: Mapping[str, object]) -> Iterator[ServerProcess]:
+    server = ServerProcess(database_url, settings=settings)
     try:
         server.start()
         yield server
     finally:
         server.stop()
+    check(database_url)
 
 
 Connect = Callable[..., OpenAI]

@@ -1,5 +1,6 @@
 """Reading back what is stored: a response as an object, its stream as frames."""
 
+from collections.abc import Sequence
 from uuid import UUID
 
 import msgspec
@@ -25,10 +26,14 @@ def read_response(connection: Connection, tenant: str, response: UUID) -> Respon
     if stored is None:
         return None
     ended = stored.status in ENDED  # else its end may be written between these two queries
-    payloads = responses.output_items(connection, tenant, response) if ended else []
-    output = [msgspec.Raw(payload.encode()) for payload in payloads]
+    return as_response(stored, responses.output_items(connection, tenant, response) if ended else [])
+
+
+def as_response(stored: StoredResponse, output: Sequence[str]) -> Response:
+    """What a row and the JSON of its output items say to a reader. Pure; raises msgspec.DecodeError."""
     echo = msgspec.json.decode(stored.request, type=Echo)
-    return assemble(response, stored.created_at, echo, stored.status, output, _ending(stored))
+    items = [msgspec.Raw(payload.encode()) for payload in output]
+    return assemble(stored.id, stored.created_at, echo, stored.status, items, _ending(stored))
 
 
 def _ending(stored: StoredResponse) -> Ending | None:

@@ -9,7 +9,7 @@ from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 from uuid import UUID
 
 import msgspec
@@ -20,7 +20,7 @@ from server.wire.events import Event, Kind
 
 Tenant = str
 _json = msgspec.json.Encoder().encode
-_CODEC_ROWS = 1
+CODEC_ROWS = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +137,7 @@ _COMPACT = text(
 
 def compact(connection: Connection, tenant: Tenant, response_id: UUID) -> None:
     """Folds an ended response's rows into one, bodies verbatim, within the caller's transaction."""
-    connection.execute(_COMPACT, {"tenant": tenant, "id": response_id, "codec": _CODEC_ROWS})
+    connection.execute(_COMPACT, {"tenant": tenant, "id": response_id, "codec": CODEC_ROWS})
 
 
 _HOT = text(
@@ -187,11 +187,27 @@ def progress(connection: Connection, tenant: Tenant, response_id: UUID) -> tuple
     return tokens, next_seq
 
 
+class LogRow(NamedTuple):
+    """One row of the log as it is read back; folded rows have the same fields."""
+
+    first_seq: int
+    n: int
+    kind: int
+    output_index: int
+    content_index: int
+    at: float
+    body: msgspec.Raw
+
+
+def unfold(body: str) -> list[LogRow]:
+    """The rows that were folded into a stream of codec 1. Raises msgspec.DecodeError."""
+    return msgspec.json.decode(body, type=list[LogRow])
+
+
 def _unpack_stream(body: str, first: int) -> Iterator[Event]:
-    rows = msgspec.json.decode(body, type=list[tuple[int, int, int, int, int, float, msgspec.Raw]])
-    for first_seq, n, kind, output_index, content_index, _, raw in rows:
-        if first_seq + n > first:
-            yield from unpack(first_seq, kind, output_index, content_index, bytes(raw))
+    for row in unfold(body):
+        if row.first_seq + row.n > first:
+            yield from unpack(row.first_seq, row.kind, row.output_index, row.content_index, bytes(row.body))
 
 
 @dataclass(frozen=True, slots=True)

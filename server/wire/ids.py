@@ -22,6 +22,11 @@ def new_uuid() -> UUID:
     return UUID(int=(high << 64) | low)
 
 
+def lowest_uuid(milliseconds: int) -> UUID:
+    """What every UUID made from that Unix time on is at least."""
+    return UUID(int=max(milliseconds, 0) << 80)
+
+
 def response_id(uuid: UUID) -> str:
     return f"resp_{uuid.hex}"
 

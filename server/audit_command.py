@@ -1,0 +1,163 @@
+"""`holdfast audit`: what must hold of every stored response, held against a database that may be in use."""
+
+import argparse
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+
+import msgspec
+
+from server.errors import ConfigError
+from server.runs import audit as invariants
+from server.runs.audit import INVARIANTS, Limits, Violation
+from server.store import audit as store
+from server.store import strays
+from server.store.audit import Scope
+from server.store.database import Connection, Database, DatabaseError, clock, schema_state
+from server.wire.ids import response_id
+
+CLEAN, VIOLATED, COULD_NOT_RUN = 0, 1, 2
+_AGE = re.compile(r"(\d{1,6})([mhd])")
+_UNITS = {"m": timedelta(minutes=1), "h": timedelta(hours=1), "d": timedelta(days=1)}
+
+
+@dataclass(slots=True)
+class Tally:
+    """What an audit has seen so far."""
+
+    responses: int = 0
+    unfinished: int = 0
+    served: bool = False
+    """Whether there is a living server."""
+    violations: Counter[str] = field(default_factory=Counter)
+
+
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    command.set_defaults(refused=COULD_NOT_RUN)
+    command.formatter_class = argparse.RawDescriptionHelpFormatter
+    command.epilog = "invariants:\n" + "\n".join(f"  {name:4} {told}" for name, told in INVARIANTS.items())
+    command.add_argument("--tenant", help="only this tenant's responses")
+    command.add_argument(
+        "--since", type=_since, help="only responses made since then: 90m, 24h, 7d, or 2026-11-20T08:00 (UTC)"
+    )
+    command.add_argument("--limit", type=_count, help="only so many responses of each tenant, the newest")
+    command.add_argument("--quick", action="store_true", help="do not read streams from the middle again")
+    command.add_argument("--json", action="store_true", help="one JSON object a line, the summary last")
+
+
+def _since(text: str) -> datetime | timedelta:
+    if age := _AGE.fullmatch(text):
+        return int(age[1]) * _UNITS[age[2]]
+    try:
+        given = datetime.fromisoformat(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither an age nor a time") from None
+    return given if given.tzinfo else given.replace(tzinfo=UTC)
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of responses")
+    return int(text)
+
+
+def audit(url: str, options: argparse.Namespace, say: Callable[[str], None]) -> int:
+    """Prints what is wrong, one line each, and says a summary. Raises ConfigError when it could not look."""
+    tally = Tally()
+    try:
+        _require_current(url)
+        database = Database(url, pool_size=1)
+        with closing(database), database.dedicate("audit") as connection:
+            scope = _scope(connection, options)
+            for violation in violations(connection, scope, Limits(), tally):
+                print(_line(violation, as_json=options.json), flush=True)  # noqa: T201 - the result
+    except DatabaseError as error:
+        raise ConfigError(f"The audit could not go on: {_cause(error)}") from error
+    if options.json:
+        print(_json_summary(tally))  # noqa: T201 - the result
+    else:
+        say(_summary(tally))
+    return VIOLATED if tally.violations else CLEAN
+
+
+def violations(connection: Connection, scope: Scope, limits: Limits, tally: Tally) -> Iterator[Violation]:
+    """Everything that is wrong, as it is found; `tally` counts along."""
+    for violation in _violations(connection, scope, limits, tally):
+        tally.violations[violation.invariant] += 1
+        yield violation
+
+
+def _violations(connection: Connection, scope: Scope, limits: Limits, tally: Tally) -> Iterator[Violation]:
+    names = [scope.tenant] if scope.tenant is not None else store.tenants(connection)
+    for tenant in names:
+        for response, moment in store.responses(connection, tenant, scope, limits.grace_seconds):
+            tally.responses += 1
+            tally.unfinished += invariants.is_unfinished(response)
+            tally.served = moment.served_since is not None
+            yield from invariants.check(response, moment, limits)
+    yield from invariants.check_strays(strays.strays(connection, scope.tenant))
+    yield from invariants.check_keys(
+        strays.shared_keys(connection, scope.tenant),
+        strays.lost_keys(connection, scope.tenant, limits.key_seconds),
+    )
+
+
+def _require_current(url: str) -> None:
+    match schema_state(url):
+        case "behind":
+            raise ConfigError("The database's schema is behind this release; run: holdfast db upgrade")
+        case "unknown":
+            raise ConfigError("The database was made by a newer release of Holdfast; use that one.")
+
+
+def _scope(connection: Connection, options: argparse.Namespace) -> Scope:
+    since = options.since
+    if isinstance(since, timedelta):
+        with store.snapshot(connection):
+            since = clock(connection) - since
+    return Scope(tenant=options.tenant, since=since, limit=options.limit, replays=not options.quick)
+
+
+def _line(violation: Violation, *, as_json: bool) -> str:
+    name = response_id(violation.response_id)
+    if not as_json:
+        return f"{violation.invariant}\t{violation.tenant}\t{name}\t{violation.sentence}"
+    return msgspec.json.encode(
+        {
+            "invariant": violation.invariant,
+            "tenant": violation.tenant,
+            "response": name,
+            "sentence": violation.sentence,
+        }
+    ).decode()
+
+
+def _summary(tally: Tally) -> str:
+    found = ", ".join(f"{name} {count}" for name, count in _in_order(tally))
+    unfinished = f"{tally.unfinished} unfinished"
+    if tally.unfinished and not tally.served:
+        unfinished += ", which wait for a server"
+    wrong = f"{tally.violations.total()} violations: {found}" if found else "nothing is wrong"
+    return f"{tally.responses} responses audited ({unfinished}); {wrong}."
+
+
+def _json_summary(tally: Tally) -> str:
+    return msgspec.json.encode(
+        {
+            "responses": tally.responses,
+            "unfinished": tally.unfinished,
+            "served": tally.served,
+            "violations": dict(_in_order(tally)),
+        }
+    ).decode()
+
+
+def _in_order(tally: Tally) -> Iterable[tuple[str, int]]:
+    return ((name, tally.violations[name]) for name in INVARIANTS if tally.violations[name])
+
+
+def _cause(error: DatabaseError) -> str:
+    return str(getattr(error, "orig", None) or error).strip()

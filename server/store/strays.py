@@ -1,0 +1,90 @@
+"""Rows and keys that lead to no response, or two keys that lead to one: what an audit looks for beside."""
+
+from dataclasses import dataclass
+from uuid import UUID
+
+from sqlalchemy import Connection, text
+
+from server.store.audit import snapshot
+
+MOST_STRAYS = 1000
+"""Of each kind no more are told."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stray:
+    """Rows of a table that belong to a response which does not exist."""
+
+    tenant: str
+    response_id: UUID
+    table: str
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class KeyTrouble:
+    """A response whose idempotency keys are wrong: it has several, or there is no trace of it."""
+
+    tenant: str
+    response_id: UUID
+    keys: int
+
+
+_STRAYS = [
+    (
+        table,
+        text(
+            f"""
+            select t.tenant, t.response_id, count(*) from {table} t
+            where (cast(:tenant as text) is null or t.tenant = :tenant)
+              and not exists (select from responses r where r.tenant = t.tenant and r.id = t.response_id)
+            group by 1, 2 limit {MOST_STRAYS}
+            """  # noqa: S608 - names of our own tables
+        ),
+    )
+    for table in ("items", "response_events_hot", "response_streams")
+]
+
+
+def strays(connection: Connection, tenant: str | None) -> list[Stray]:
+    """What is kept for responses that are not there; of each table the first `MOST_STRAYS`."""
+    with snapshot(connection):
+        return [
+            Stray(found_tenant, response, table, rows)
+            for table, query in _STRAYS
+            for found_tenant, response, rows in connection.execute(query, {"tenant": tenant})
+        ]
+
+
+_SHARED = text(
+    f"""
+    select tenant, response_id, count(*) from idempotency_keys
+    where cast(:tenant as text) is null or tenant = :tenant
+    group by 1, 2 having count(*) > 1 limit {MOST_STRAYS}
+    """  # noqa: S608 - a number of our own
+)
+_LOST = text(
+    f"""
+    select k.tenant, k.response_id, 1 from idempotency_keys k
+    where (cast(:tenant as text) is null or k.tenant = :tenant)
+      and k.created_at < clock_timestamp() - make_interval(secs => :age)
+      and not exists (select from responses r where r.tenant = k.tenant and r.id = k.response_id)
+      and not exists (select from usage_ledger u where u.tenant = k.tenant and u.response_id = k.response_id)
+    limit {MOST_STRAYS}
+    """  # noqa: S608 - a number of our own
+)
+
+
+def shared_keys(connection: Connection, tenant: str | None) -> list[KeyTrouble]:
+    """Responses that more than one idempotency key leads to."""
+    with snapshot(connection):
+        return [KeyTrouble(*row) for row in connection.execute(_SHARED, {"tenant": tenant})]
+
+
+def lost_keys(connection: Connection, tenant: str | None, age_seconds: float) -> list[KeyTrouble]:
+    """Idempotency keys older than that, of whose response there is neither a row nor a line in the ledger.
+
+    Younger ones may belong to a response that is not stored and still runs.
+    """
+    with snapshot(connection):
+        return [KeyTrouble(*row) for row in connection.execute(_LOST, {"tenant": tenant, "age": age_seconds})]

@@ -1,0 +1,180 @@
+"""Responses as an audit finds them, made by a run without a database, to be damaged by tests."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import msgspec
+
+from engine.messages import FinishReason
+from server.runs.audit import Limits, check
+from server.runs.recorder import stored_item
+from server.store import events
+from server.store.audit import (
+    AuditedItem,
+    AuditedResponse,
+    Folded,
+    HotRow,
+    Metered,
+    Moment,
+    Previous,
+    Replay,
+    Standing,
+)
+from server.store.events import LogRow
+from server.store.responses import INPUT, OUTPUT, StoredResponse
+from server.wire.events import Event
+from server.wire.items import Item
+from tests.support.builders import CREATED, LATER, RESPONSE, TENANT, USAGE, make_message, make_run, say, think
+
+NOW = LATER + timedelta(seconds=5)
+SERVED = Moment(NOW, CREATED)
+"""A server was there all the time."""
+
+REPLICA = RESPONSE
+
+
+def ended(
+    *given: Sequence[int], reason: FinishReason | None = "stop", previous: Previous | None = None
+) -> AuditedResponse:
+    """A response that got these tokens, commit by commit, and ended so; None is a failure."""
+    run = make_run()
+    batches = [
+        run.begin(),
+        *(run.tokens(tokens, CREATED) for tokens in given or (think("why") + say("Hello"),)),
+    ]
+    batches.append(
+        run.fail("server_error", "Why.", LATER) if reason is None else run.finish(reason, USAGE, LATER)
+    )
+    ending = run.ending
+    assert ending is not None
+    columns = {name: getattr(ending, name) for name in type(ending).__dataclass_fields__}
+    counted = {name: count for name, count in columns.items() if name.endswith("_tokens")}
+    told = [event for batch in batches for event in batch]
+    return AuditedResponse(
+        stored=stored(**columns),
+        standing=standing(first_token_at=ending.first_token_at),
+        previous=previous or Previous(exists=False, finished_at=None),
+        metered=Metered(
+            key_id="k1",
+            status=ending.status,
+            stored=True,
+            started_at=CREATED,
+            finished_at=LATER,
+            **counted,
+        ),
+        items=[_item(INPUT, 0, make_message(RESPONSE, 0, "Hi"))]
+        + [_item(OUTPUT, index, item) for index, item in enumerate(run.output)],
+        hot=[],
+        folded=Folded(last_seq=len(told) - 1, codec=1, body=fold(_rows(batches, ended=True))),
+        replays=[Replay(first, told[first:]) for first in (0, 1, len(told) // 2, len(told) - 1)],
+    )
+
+
+def running(*given: Sequence[int]) -> AuditedResponse:
+    """A response that got these tokens and goes on."""
+    run = make_run()
+    batches = [run.begin(), *(run.tokens(tokens, CREATED) for tokens in given or (say("Hello"),))]
+    return AuditedResponse(
+        stored=stored(status="in_progress"),
+        standing=standing(),
+        previous=Previous(exists=False, finished_at=None),
+        metered=None,
+        items=[_item(INPUT, 0, make_message(RESPONSE, 0, "Hi"))],
+        hot=[HotRow(row, 1) for row in _rows(batches)],
+        folded=None,
+        replays=[],
+    )
+
+
+def stored(**changes: Any) -> StoredResponse:
+    fields: dict[str, Any] = {
+        **dict.fromkeys(StoredResponse.__dataclass_fields__),
+        "tenant": TENANT,
+        "id": RESPONSE,
+        "status": "in_progress",
+        "background": False,
+        "attempt": 1,
+        "seed": 1,
+        "created_at": CREATED,
+        "request": msgspec.json.encode(make_run().facts.echo).decode(),
+        **changes,
+    }
+    return StoredResponse(**{name: fields[name] for name in StoredResponse.__dataclass_fields__})
+
+
+def standing(**changes: Any) -> Standing:
+    fields: dict[str, Any] = {
+        "deleted_at": None,
+        "queued_at": None,
+        "started_at": CREATED,
+        "first_token_at": None,
+        "key_id": "k1",
+        "deaths": 0,
+        "can_begin_again": True,
+        "replica_id": REPLICA,
+        "replica_state": "alive",
+        "heartbeat_at": NOW,
+        "has_next": False,
+    }
+    return Standing(**{**fields, **changes})
+
+
+def stands(response: AuditedResponse, **changes: Any) -> AuditedResponse:
+    """The same response whose row's other columns were changed."""
+    return replace(response, standing=replace(response.standing, **changes))
+
+
+def says(response: AuditedResponse, **changes: Any) -> AuditedResponse:
+    """The same response whose row was changed."""
+    return replace(response, stored=replace(response.stored, **changes))
+
+
+def logged(response: AuditedResponse, rows: Sequence[list[Any]]) -> AuditedResponse:
+    """The same response with another log, and a stream that counts it rightly; without replays."""
+    last = rows[-1][0] + rows[-1][1] - 1 if rows else -1
+    body = msgspec.json.encode(rows).decode()
+    return replace(response, folded=Folded(last_seq=last, codec=1, body=body), replays=[])
+
+
+def log_of(response: AuditedResponse) -> list[list[Any]]:
+    """The rows of an ended response's log, to be changed."""
+    assert response.folded is not None
+    rows: list[list[Any]] = msgspec.json.decode(response.folded.body)
+    return rows
+
+
+def broken(response: AuditedResponse, moment: Moment = SERVED, limits: Limits | None = None) -> set[str]:
+    """The invariants that do not hold of a response."""
+    return {violation.invariant for violation in check(response, moment, limits or Limits())}
+
+
+def fold(rows: Sequence[LogRow]) -> str:
+    """Rows as the database folds them."""
+    return msgspec.json.encode(rows).decode()
+
+
+def _rows(batches: Sequence[Sequence[Event]], *, ended: bool = False) -> list[LogRow]:
+    """A row of the log for all that belongs together; the last batch was written at the response's end."""
+    rows = []
+    for place, batch in enumerate(batches):
+        time = LATER if ended and place == len(batches) - 1 else CREATED
+        for chunk in events.pack(TENANT, RESPONSE, 1, batch, []):
+            at = (time + timedelta(milliseconds=chunk.first_seq)).timestamp()
+            place_of = (chunk.first_seq, chunk.n, int(chunk.kind), chunk.output_index, chunk.content_index)
+            rows.append(LogRow(*place_of, at, msgspec.Raw(chunk.body.encode())))
+    return rows
+
+
+def _item(side: int, index: int, item: Item) -> AuditedItem:
+    row = stored_item(item)
+    return AuditedItem(
+        side=side,
+        idx=index,
+        id=row.id,
+        type=row.type,
+        role=row.role,
+        status=row.status,
+        payload=row.payload,
+    )
