@@ -78,6 +78,18 @@ class Config:
     database_connections: int = _setting(
         16, "connections for requests, and so their threads", low=1, high=1000
     )
+    retention_days: int = _setting(
+        30,
+        "how long new responses are kept unless their request says otherwise; 0: for ever",
+        low=0,
+        high=36500,
+    )
+    purge_seconds: float = _setting(60.0, "how often expired responses are looked for", low=0.1)
+    disk_reserve: int | None = _setting(
+        None,
+        "free bytes that the embedded database's disk must keep; default: the smaller of 10 % and 2 GiB",
+        low=0,
+    )
     durability: Literal["normal", "strict"] = _setting(
         "normal",
         "`strict` waits for the disk at every token; `normal` at the start and end of a response",

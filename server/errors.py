@@ -10,6 +10,7 @@
     ├── BodyTooLarge         413
     ├── TooManyRequests      429  this caller has too many; try again after a while
     ├── Overloaded           503  try again after a while
+    ├── StorageFull          503  the same, once there is room on the database's disk
     └── InternalError        500  our mistake; the cause is in the log
     ClientGone                    nobody is left to answer
     ConfigError                   a setting is wrong; told at the terminal
@@ -27,7 +28,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Match
 
-from server.store.database import DatabaseError
+from server.store.database import DatabaseError, is_disk_full
 from server.wire.errors import DecodeFailure, ErrorBody, ErrorDetail
 from server.wire.ids import new_request_id
 
@@ -42,6 +43,7 @@ class ApiError(Exception):
     default_code: ClassVar[str | None] = None
     retry: ClassVar[bool] = False
     """Whether sending the same again can help; told to the SDK, which would try by itself."""
+    retry_seconds: ClassVar[int] = 1
 
     def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
@@ -114,6 +116,16 @@ class Overloaded(ApiError):
     retry = True
 
 
+class StorageFull(ApiError):
+    status = 503
+    default_code = "storage_full"
+    retry = True
+    retry_seconds = 30
+
+    def __init__(self) -> None:
+        super().__init__("The server has no room left to store responses; try again later.")
+
+
 class InternalError(ApiError):
     default_code = "internal_error"
 
@@ -134,7 +146,7 @@ def answer(error: ApiError, request_id: str) -> Response:
     body = ErrorBody(ErrorDetail(str(error), error.type, error.param, error.code))
     headers = {"x-request-id": request_id}
     if error.retry:
-        headers["retry-after"] = "1"
+        headers["retry-after"] = str(error.retry_seconds)
     else:
         headers["x-should-retry"] = "false"
     if isinstance(error, NotAuthenticated):
@@ -151,6 +163,9 @@ def translate(error: Exception) -> ApiError:
             return error
         case DecodeFailure():
             return InvalidRequest(str(error), param=error.param, code=error.code)
+        case DatabaseError() if is_disk_full(error):
+            log.error("the database's disk is full")
+            return StorageFull()
         case DatabaseError():
             log.warning("the database does not answer: %s", error)
             return Overloaded("The database does not answer at the moment; try again.")

@@ -6,6 +6,7 @@ from pathlib import Path
 from server.config import Config, xdg_data_home
 from server.errors import ConfigError
 from server.store.database import DatabaseError, schema_state, upgrade
+from server.store.disk import Disk
 from server.store.embedded import EmbeddedPostgres
 from server.store.postgres_account import default_data_dir
 
@@ -21,6 +22,7 @@ class OpenDatabase:
 
     def __init__(self, config: Config, say: Say) -> None:
         """Raises ConfigError or EmbeddedError, whose messages are for the person at the terminal."""
+        self.disk = Disk(None if config.database_url is not None else data_dir(config), config.disk_reserve)
         self._embedded: EmbeddedPostgres | None = None
         if config.database_url is not None:
             self.url = config.database_url

@@ -28,6 +28,7 @@ from server.errors import ConfigError
 from server.load_model import load_model, model_name, read_adapters
 from server.open_database import OpenDatabase
 from server.runs.admit import Admission
+from server.runs.janitor import Janitor
 from server.runs.keeper import Keeper
 from server.runs.recorder import Recorder
 from server.runs.recovery import end_orphans
@@ -114,9 +115,7 @@ class _Process:
         self._recorder = Recorder(
             database, self._replica, hub, on_fenced=self._fenced, on_events=self._notifier.events
         )
-        self._admission = Admission(
-            served, database, self._replica, self._recorder, hub, config.grace_seconds
-        )
+        self._admission = Admission(served, database, self._replica, self._recorder, hub, opened.disk, config)
         self._keeper = Keeper(
             database,
             self._beat,
@@ -133,6 +132,7 @@ class _Process:
             on_cancel=self._cancel,
             listen=config.delivery == "notify",
         )
+        self._janitor = Janitor(database, opened.disk, config)
         self._services = Services(
             config=config,
             database=database,
@@ -141,6 +141,7 @@ class _Process:
             replica=self._replica,
             recorder=self._recorder,
             hub=hub,
+            disk=opened.disk,
             notifier=self._notifier,
             admission=self._admission,
             started_at=int(time.time()),
@@ -149,6 +150,7 @@ class _Process:
         self._notifier.start()
         self._follower.start()
         self._keeper.start()
+        self._janitor.start()
 
     def run(self, runner: asyncio.Runner, listener: socket.socket) -> None:
         """Serves on the listener until the end is asked for."""
@@ -174,6 +176,7 @@ class _Process:
     def stop(self) -> None:
         """Ends the threads and gives up the lease."""
         self._engine.close(drain=False)
+        self._janitor.stop()
         self._keeper.stop()
         self._recorder.stop()
         self._follower.stop()

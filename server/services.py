@@ -8,6 +8,7 @@ from server.config import Config
 from server.runs.admit import Admission, Served
 from server.runs.recorder import Recorder
 from server.store.database import Database
+from server.store.disk import Disk
 from server.store.notify import Notifier
 from server.stream.hub import Hub
 
@@ -21,6 +22,7 @@ class Services:
     replica: UUID
     recorder: Recorder
     hub: Hub
+    disk: Disk
     notifier: Notifier
     admission: Admission
     started_at: int

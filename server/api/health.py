@@ -32,6 +32,8 @@ def _why_not(services: Services) -> str | None:
         return "shutting down"
     if not services.served.engine.stats().alive:
         return "the engine is dead"
+    if services.disk.shortage() is not None:
+        return "the database's disk is nearly full"
     try:
         services.database.retry(clock, seconds=0)
     except DatabaseError:

@@ -8,12 +8,11 @@ from starlette.responses import Response as HttpResponse
 from server.api.json import as_json
 from server.auth import Caller
 from server.errors import InvalidRequest, NotFound
-from server.runs.read import read_response, read_stream
-from server.runs.states import ENDED
+from server.runs.read import StreamReader, find_response
 from server.services import Services
 from server.store import deletion
 from server.stream.hub import Channel
-from server.stream.sse import Answer, Deferred, EventStream, Stored, Timing
+from server.stream.sse import Answer, Deferred, EventStream, Timing
 from server.wire import ids
 from server.wire.decode import decode
 from server.wire.request import CreateResponse
@@ -25,7 +24,8 @@ def create(services: Services, caller: Caller, request: Request, body: bytes) ->
     wanted = decode(body, CreateResponse)
     admitted = services.admission.admit(caller, wanted)
     if wanted.stream:
-        return _stream(services, caller, request, admitted.id, admitted.channel, 0)
+        reader = StreamReader(services.database, caller.tenant, admitted.id)
+        return _stream(services, request, admitted.channel, reader, 0)
     return Deferred(
         admitted.channel,
         lambda: as_json(request, _read(services, caller, request, admitted.id)),
@@ -37,12 +37,14 @@ def create(services: Services, caller: Caller, request: Request, body: bytes) ->
 def retrieve(services: Services, caller: Caller, request: Request, _body: bytes) -> Answer:
     """GET /v1/responses/{response_id}"""
     response = _response_id(request)
-    found = _read(services, caller, request, response)
     if not _flag(request, "stream"):
-        return as_json(request, found)
+        return as_json(request, _read(services, caller, request, response))
     position = _starting_after(request) + 1
-    channel = services.hub.watch(caller.tenant, response) if found.status not in ENDED else None
-    return _stream(services, caller, request, response, channel, position)
+    reader = StreamReader(services.database, caller.tenant, response)
+    if not reader.look():
+        raise _unknown(request)
+    channel = None if reader.ended else services.hub.watch(caller.tenant, response)
+    return _stream(services, request, channel, reader, position)
 
 
 def delete(services: Services, caller: Caller, request: Request, _body: bytes) -> HttpResponse:
@@ -59,19 +61,11 @@ def delete(services: Services, caller: Caller, request: Request, _body: bytes) -
 
 
 def _stream(
-    services: Services,
-    caller: Caller,
-    request: Request,
-    response: UUID,
-    channel: Channel | None,
-    position: int,
+    services: Services, request: Request, channel: Channel | None, reader: StreamReader, position: int
 ) -> EventStream:
-    def read(first: int) -> Stored:
-        return read_stream(services.database, caller.tenant, response, first)
-
     return EventStream(
         channel,
-        read,
+        reader.read,
         position=position,
         timing=_timing(services),
         headers={"x-request-id": request.state.request_id},
@@ -83,7 +77,7 @@ def _timing(services: Services) -> Timing:
 
 
 def _read(services: Services, caller: Caller, request: Request, response: UUID) -> Response:
-    found = services.database.retry(lambda connection: read_response(connection, caller.tenant, response))
+    found = find_response(services.database, caller.tenant, response)
     if found is None:
         raise _unknown(request)
     return found

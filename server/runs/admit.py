@@ -17,14 +17,17 @@ import msgspec
 
 from engine.messages import Capabilities, Engine, Job, JobRefused, Sampling
 from server.auth import Caller
+from server.config import Config
 from server.dialects.base import Dialect, Prompt, PromptError
-from server.errors import ApiError, InvalidRequest, Overloaded, TooManyRequests, UnknownModel
+from server.errors import ApiError, InvalidRequest, Overloaded, StorageFull, TooManyRequests, UnknownModel
 from server.runs import context
+from server.runs.lifetime import lifetime
 from server.runs.recorder import Recorder, stored_item
 from server.runs.run import Run, RunFacts
 from server.runs.unsupported import refuse_unsupported
 from server.store import events, responses
 from server.store.database import Database, clock
+from server.store.disk import Disk
 from server.store.responses import NewResponse
 from server.stream.frames import frame
 from server.stream.hub import Channel, Hub, Published
@@ -64,14 +67,22 @@ class Admission:
     """The way in. `close` stops it for good."""
 
     def __init__(
-        self, served: Served, database: Database, replica: UUID, recorder: Recorder, hub: Hub, grace: float
+        self,
+        served: Served,
+        database: Database,
+        replica: UUID,
+        recorder: Recorder,
+        hub: Hub,
+        disk: Disk,
+        config: Config,
     ) -> None:
         self._served = served
         self._database = database
         self._replica = replica
         self._recorder = recorder
         self._hub = hub
-        self._grace = grace
+        self._disk = disk
+        self._config = config
         self._closed = threading.Event()
 
     @property
@@ -86,6 +97,8 @@ class Admission:
         """Begins a response. Raises ApiError or DecodeFailure, and then nothing has happened."""
         if self._closed.is_set():
             raise Overloaded("The server is shutting down.")
+        if self._disk.shortage() is not None:
+            raise StorageFull
         refuse_unsupported(request)
         if request.model not in self._served.names:
             raise UnknownModel(request.model, self._served.names)
@@ -180,6 +193,7 @@ class Admission:
             prompt_hash=hash_prompt(job.prompt),
             request=msgspec.json.encode(echo).decode(),
             metadata=msgspec.json.encode(echo.metadata).decode(),
+            lifetime=lifetime(request, self._config.retention_days),
         )
         with self._database.begin() as connection:
             # Its history was read a moment ago; from here on it cannot be deleted under its next turn.
@@ -199,7 +213,7 @@ class Admission:
         channel = self._hub.open(
             response,
             stored=run.stored,
-            grace=self._grace,
+            grace=self._config.grace_seconds,
             on_abandoned=lambda: engine.cancel(job.job_id),
         )
         frames = tuple(frame(event, render(response, event)) for event in begun)

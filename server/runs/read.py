@@ -8,7 +8,7 @@ import msgspec
 from server.runs.assemble import assemble
 from server.runs.states import ENDED, Ending
 from server.store import events, responses
-from server.store.database import Connection, Database
+from server.store.database import Connection, Database, snapshot
 from server.store.responses import StoredResponse
 from server.stream.frames import frame
 from server.stream.hub import TAIL_FRAMES, Published
@@ -53,21 +53,62 @@ def _ending(stored: StoredResponse) -> Ending | None:
     )
 
 
-def read_stream(database: Database, tenant: str, response: UUID, position: int) -> Stored:
-    """The committed frames from that sequence number on, a page of them.
+def find_response(database: Database, tenant: str, response: UUID) -> Response | None:
+    """The same, all of one moment: nothing that is purged meanwhile is missing."""
 
-    The status is read before the events: once it says that the response has ended, all of them are there.
+    def work(connection: Connection) -> Response | None:
+        snapshot(connection)
+        return read_response(connection, tenant, response)
+
+    return database.retry(work)
+
+
+class StreamReader:
+    """A response's stream in the store, read by one client a page at a time.
+
+    Once it finds the response ended, it holds the whole stream, as it is stored, which is a fraction of its
+    frames, and asks the database no more. So what has been begun is read whole, whatever is purged meanwhile.
     """
 
-    def work(connection: Connection) -> tuple[StoredResponse | None, list[Event]]:
-        stored = responses.get(connection, tenant, response)
-        found = events.read(connection, tenant, response, position, PAGE_EVENTS + 1) if stored else []
-        return stored, found
+    def __init__(self, database: Database, tenant: str, response: UUID) -> None:
+        self._database = database
+        self._tenant = tenant
+        self._response = response
+        self._held: str | None = None
 
-    stored, found = database.retry(work)
-    frames = [frame(event, render(response, event)) for event in found[:PAGE_EVENTS]]
-    ended = stored is None or stored.status in ENDED
-    return Stored(frames, ended and len(found) <= PAGE_EVENTS)
+    @property
+    def ended(self) -> bool:
+        """It has been found that the response has ended."""
+        return self._held is not None
+
+    def look(self) -> bool:
+        """Whether the tenant has such a response."""
+        return self._database.retry(self._look)
+
+    def read(self, first: int) -> Stored:
+        """The committed frames from that sequence number on, a page of them."""
+        if self._held is None:
+            return self._database.retry(lambda connection: self._read(connection, first))
+        return self._page(events.unpack_from(self._held, first), ended=True)
+
+    def _look(self, connection: Connection) -> bool:
+        snapshot(connection)
+        stored = responses.get(connection, self._tenant, self._response)
+        if stored is not None and stored.status in ENDED:
+            self._held = events.compacted(connection, self._tenant, self._response)
+        return stored is not None
+
+    def _read(self, connection: Connection, first: int) -> Stored:
+        if not self._look(connection):
+            return Stored([], ended=True)
+        if self._held is not None:
+            return self._page(events.unpack_from(self._held, first), ended=True)
+        found = events.read(connection, self._tenant, self._response, first, PAGE_EVENTS)
+        return self._page(found, ended=False)
+
+    def _page(self, found: Sequence[Event], *, ended: bool) -> Stored:
+        frames = [frame(event, render(self._response, event)) for event in found[:PAGE_EVENTS]]
+        return Stored(frames, ended and len(found) <= PAGE_EVENTS)
 
 
 def read_end(connection: Connection, news: events.News) -> Published:

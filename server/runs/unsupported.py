@@ -23,6 +23,11 @@ _REFUSED: list[tuple[str, Callable[[CreateResponse], object], str]] = [
         lambda r: r.tool_choice not in (None, "auto", "none"),
         "There are no tools to choose from.",
     ),
+    (
+        "expires_after",
+        lambda r: r.expires_after and r.store is False,
+        "A response that is not stored cannot expire; leave out expires_after, or store it.",
+    ),
     ("text.format", lambda r: _format(r) != "text", "Only text output is available."),
     ("top_logprobs", lambda r: r.top_logprobs, "Log probabilities are not available."),
 ]

@@ -14,7 +14,7 @@ from alembic.config import Config as AlembicConfig
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, Engine, create_engine, event, pool, text
-from sqlalchemy.exc import InterfaceError, OperationalError, SQLAlchemyError
+from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, SQLAlchemyError
 
 from server.locations import migrations_folder
 from server.store.connect import LIMITS, PATIENCE_S, PING_S, PatientConnection, connect, url_in_time
@@ -29,7 +29,9 @@ __all__ = [
     "clock",
     "driver",
     "durable",
+    "is_disk_full",
     "schema_state",
+    "snapshot",
     "upgrade",
 ]
 
@@ -48,11 +50,12 @@ OUTAGE_S = 5.0
 """How long a request waits for a database that restarts."""
 
 _PAUSE_S = 0.1
-_OWN_THREADS = 2
+_OWN_THREADS = 3
 """Connections beyond the requests', so that no crowd of them keeps a heartbeat from being sent."""
 
 _REPEATABLE = frozenset({"40001", "40P01", "55P03", "25P03"})
 """Serialization failure, deadlock, a lock not got in time, a transaction that was silent for too long."""
+_DISK_FULL = "53100"
 
 
 class Database:
@@ -162,6 +165,16 @@ def clock(connection: Connection) -> datetime:
 def durable(connection: Connection) -> None:
     """This transaction's commit waits for the disk, whatever the session's setting."""
     connection.execute(text("set local synchronous_commit = on"))
+
+
+def snapshot(connection: Connection) -> None:
+    """Makes this transaction, which has asked nothing yet, one that only reads and sees one moment."""
+    connection.execute(text("set transaction isolation level repeatable read, read only"))
+
+
+def is_disk_full(error: DatabaseError) -> bool:
+    """Whether Postgres said that it could not write for want of space."""
+    return isinstance(error, DBAPIError) and getattr(error.orig, "sqlstate", None) == _DISK_FULL
 
 
 @contextmanager

@@ -15,12 +15,12 @@ _HAS_NEXT = text("select 1 from responses where tenant = :tenant and previous_id
 _DROP = text("delete from responses where tenant = :tenant and id = :id returning previous_id")
 _REMOVABLE = text(
     """
-    select 1 from responses
-    where tenant = :tenant and id = :id and deleted_at is not null and status not in ('queued', 'in_progress')
-    for update
+    select deleted_at is not null and status not in ('queued', 'in_progress') from responses
+    where tenant = :tenant and id = :id for update
     """
 )
-"""Locks the row: of two transactions that remove its last descendants, the later sees that none is left."""
+"""Locks the row, a live one too: of several transactions that remove its last descendants, or delete it, the
+last sees that nothing is left that needs it."""
 _STREAMS = [
     text("delete from response_events_hot where tenant = :tenant and response_id = :id"),
     text("delete from response_streams where tenant = :tenant and response_id = :id"),
@@ -49,7 +49,7 @@ def purge(connection: Connection, tenant: str, response_id: UUID) -> None:
     current: UUID | None = response_id
     while current is not None:
         place = {"tenant": tenant, "id": current}
-        if connection.execute(_REMOVABLE, place).scalar() is None:
+        if not connection.execute(_REMOVABLE, place).scalar():
             return
         for statement in _STREAMS:
             connection.execute(statement, place)

@@ -172,9 +172,19 @@ def read(
             for event in unpack(seq, kind, output, content, body.encode())
         ]
     else:
-        packed = connection.execute(_STREAM, place).scalar()
-        events = list(_unpack_stream(packed, first)) if packed is not None else []
+        events = unpack_from(compacted(connection, tenant, response_id), first)
     return [event for event in events if event.sequence_number >= first][:limit]
+
+
+def compacted(connection: Connection, tenant: Tenant, response_id: UUID) -> str:
+    """An ended response's stream as it is stored, for `unpack_from`."""
+    packed: str | None = connection.execute(_STREAM, {"tenant": tenant, "id": response_id}).scalar()
+    return packed if packed is not None else "[]"
+
+
+def unpack_from(packed: str, first: int) -> list[Event]:
+    """The events of a compacted stream from sequence number `first` on."""
+    return [event for event in _unpack_stream(packed, first) if event.sequence_number >= first]
 
 
 def progress(connection: Connection, tenant: Tenant, response_id: UUID) -> tuple[list[int], int]:

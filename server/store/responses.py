@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Final, Literal
 from uuid import UUID
 
-from sqlalchemy import Connection, Row, func, insert, select, text, update
+from sqlalchemy import Connection, DateTime, Row, func, insert, select, text, update
 
 from server.runs.states import Ending
 from server.store.tables import items, responses, usage_ledger
@@ -31,6 +31,8 @@ class NewResponse:
     prompt_hash: bytes
     request: str
     metadata: str
+    lifetime: timedelta | None
+    """How long it is kept; None for ever."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,13 +74,20 @@ _STORED = [responses.c[name] for name in StoredResponse.__dataclass_fields__]
 
 def insert_accepted(connection: Connection, new: NewResponse) -> datetime:
     """Adds a response that begins at once; its `created_at`."""
-    columns = {name: getattr(new, name) for name in NewResponse.__dataclass_fields__}
+    columns = {name: getattr(new, name) for name in NewResponse.__dataclass_fields__ if name != "lifetime"}
+    times = _times(new.lifetime)
     created: datetime = connection.execute(
         insert(responses)
-        .values(**columns, status="in_progress", started_at=func.clock_timestamp())
+        .values(**columns, **times, status="in_progress", started_at=func.clock_timestamp())
         .returning(responses.c.created_at)
     ).scalar_one()
     return created
+
+
+def _times(lifetime: timedelta | None) -> dict[str, object]:
+    """When a response was made and when it expires, by one reading of the database's clock."""
+    now = func.statement_timestamp(type_=DateTime(timezone=True))
+    return {"created_at": now, "expires_at": now + lifetime if lifetime is not None else None}
 
 
 def insert_items(

@@ -27,8 +27,15 @@ class TextOptions(msgspec.Struct, frozen=True):
     verbosity: Literal["low", "medium", "high"] | None = None
 
 
+class ExpiresAfter(msgspec.Struct, frozen=True):
+    """The shape that OpenAI's files have; for responses it is an extension."""
+
+    anchor: Literal["created_at"]
+    seconds: Annotated[int, Meta(ge=60, le=10 * 365 * 24 * 3600)]
+
+
 class CreateResponse(msgspec.Struct, frozen=True, kw_only=True):
-    """OpenAI's parameters, and `seed`, which vLLM added. Null means the default everywhere."""
+    """OpenAI's parameters, `seed` as vLLM has it, and `expires_after`. Null means the default everywhere."""
 
     model: str
     input: str | Annotated[list[dict[str, Any]], Meta(max_length=4096)]
@@ -57,3 +64,4 @@ class CreateResponse(msgspec.Struct, frozen=True, kw_only=True):
     safety_identifier: Annotated[str, Meta(max_length=64)] | None = None
     prompt_cache_key: Annotated[str, Meta(max_length=64)] | None = None
     user: str | None = None
+    expires_after: ExpiresAfter | None = None

@@ -9,7 +9,7 @@ stands for a token that cuts a character in two: it gives nothing until the next
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
@@ -174,6 +174,7 @@ def insert_response(
     previous: UUID | None = None,
     echo: Echo | None = None,
     inputs: Sequence[str] = (),
+    lifetime: timedelta | None = None,
 ) -> datetime:
     """A response in progress with its input, as admission writes it; its `created_at`."""
     request = echo or make_echo()
@@ -189,6 +190,7 @@ def insert_response(
         prompt_hash=b"",
         request=msgspec.json.encode(request).decode(),
         metadata="{}",
+        lifetime=lifetime,
     )
     created = responses.insert_accepted(connection, row)
     given = [stored_item(make_message(id, index, text)) for index, text in enumerate(inputs)]

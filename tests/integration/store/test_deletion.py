@@ -177,6 +177,32 @@ def test_two_last_descendants_that_are_deleted_at_once_leave_no_ancestor(databas
         check(connection, forest)
 
 
+def test_a_response_and_its_last_descendant_that_are_deleted_at_once_are_both_removed(
+    database: Database,
+) -> None:
+    replica = register(database)
+    forest = Forest([None, 0])
+    with database.begin() as connection:
+        plant(connection, replica, forest)
+
+    def delete_first() -> None:
+        with database.begin() as connection:
+            deletion.delete(connection, TENANT, forest.ids[0])
+        deleted.set()
+
+    deleted = threading.Event()
+    other = threading.Thread(target=delete_first)
+    with database.begin() as connection:
+        deletion.delete(connection, TENANT, forest.ids[1])
+        other.start()
+        eventually(lambda: deleted.is_set() or is_waiting(database))
+    other.join(30)
+    assert deleted.is_set()
+    with database.begin() as connection:
+        forest.deleted = {0, 1}
+        check(connection, forest)
+
+
 def is_waiting(database: Database) -> bool:
     """Whether a transaction waits for a lock of another."""
     with database.begin() as connection:

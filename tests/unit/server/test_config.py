@@ -30,6 +30,7 @@ VALUES: dict[str, tuple[str, object]] = {
     "torch_threads": ("3", 3),
     "adapters": ("sql=/adapters/sql", "sql=/adapters/sql"),
     "scripted_crash_at": ("5", 5),
+    "disk_reserve": ("1000", 1000),
     "max_of_tenant": ("7", 7),
 }
 

@@ -1,6 +1,7 @@
 import json
 from collections.abc import Iterator
 
+import psycopg
 import pytest
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
@@ -30,6 +31,8 @@ EXAMPLES: list[tuple[Exception, int, str | None]] = [
     (errors.BodyTooLarge(10), 413, "request_too_large"),
     (errors.TooManyRequests("No."), 429, "rate_limit_exceeded"),
     (errors.Overloaded("No."), 503, "overloaded"),
+    (errors.StorageFull(), 503, "storage_full"),
+    (OperationalError("insert secret", {}, psycopg.errors.DiskFull("10.0.0.7")), 503, "storage_full"),
     (errors.InternalError(), 500, "internal_error"),
     (DecodeFailure("No.", "input[0]", "invalid_type"), 400, "invalid_type"),
     (OperationalError("select secret", {}, Exception("10.0.0.7")), 503, "overloaded"),

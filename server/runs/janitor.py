@@ -1,0 +1,101 @@
+"""The janitor thread: what has expired is purged, every so often. Any number of replicas may have one."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from server.config import Config
+from server.store import retention
+from server.store.database import Database, DatabaseError
+from server.store.disk import Disk, Shortage
+
+log = logging.getLogger("holdfast.janitor")
+
+SENDS = 10
+"""How often a slow reader may be waited for until it asks again and learns that its response has ended.
+
+It has a page of frames then, which is sent in fewer pieces.
+"""
+
+
+class DiskShort(Exception):
+    """A purge writes before it frees; this disk has no room for that."""
+
+    def __init__(self, shortage: Shortage) -> None:
+        super().__init__(
+            f"{shortage.free} bytes are free on the database's disk; {shortage.reserve} must be."
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Purged:
+    """What a purge took away."""
+
+    responses: int = 0
+    keys: int = 0
+
+    def __add__(self, other: "Purged") -> "Purged":
+        return Purged(self.responses + other.responses, self.keys + other.keys)
+
+
+def quiet_seconds(config: Config) -> float:
+    """How long a response must be over before it is purged, so that no reader of its stream is cut off.
+
+    Whoever follows a response holds its whole stream from the first look at the store after its end on.
+    """
+    return SENDS * config.send_seconds
+
+
+def purge(
+    database: Database, disk: Disk, quiet: float, pause: Callable[[float], bool] = lambda _seconds: False
+) -> Purged:
+    """Purges until nothing that has expired is left. Raises DiskShort, DatabaseError.
+
+    After every batch `pause` is given the time that it took, and ends the purge by saying True.
+    """
+    done = Purged()
+    while True:
+        if (shortage := disk.shortage()) is not None:
+            raise DiskShort(shortage)
+        began = time.monotonic()
+        with database.begin() as connection:
+            batch = retention.purge_batch(connection, quiet)
+        with database.begin() as connection:
+            keys = retention.drop_old_keys(connection)
+        done += Purged(batch.responses, keys)
+        if not (batch.moved or keys) or pause(time.monotonic() - began):
+            return done
+
+
+class Janitor:
+    """Purges every so often until `stop`."""
+
+    def __init__(self, database: Database, disk: Disk, config: Config) -> None:
+        self._database = database
+        self._disk = disk
+        self._every = config.purge_seconds
+        self._quiet = quiet_seconds(config)
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._loop, name="janitor", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends the thread after the batch that it is at."""
+        self._stopping.set()
+        self._thread.join()
+
+    def _loop(self) -> None:
+        while not self._stopping.wait(self._every):
+            try:
+                done = purge(self._database, self._disk, self._quiet, self._stopping.wait)
+            except DiskShort as short:
+                log.warning("new responses are refused, and nothing is purged: %s", short)
+            except DatabaseError as error:
+                log.warning("purge failed, trying again later: %s", type(error).__name__)
+            else:
+                if done != Purged():
+                    log.info("purged %d responses, %d idempotency keys", done.responses, done.keys)

@@ -1,0 +1,257 @@
+"""Purging what has expired, in batches that hold their locks for a moment and never wait for anybody's.
+
+`responses.expires_at` is a queue. A row whose time has come is taken out of it: removed, if no other response
+goes on from it; else its stream goes, readers are told that it is absent, and it stays as a tombstone, whose
+items are history. The removal of a tombstone's last descendant puts it back into the queue. So whatever is
+interrupted, or finds a row locked by somebody else, is taken up by the next batch, of whichever replica.
+
+No lock is waited for, so several purges and deletions at once cannot end in a deadlock.
+"""
+
+import time
+from collections.abc import Callable, Collection, Sequence
+from datetime import timedelta
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from sqlalchemy import Connection, TextClause, text
+
+MOST_ROWS = 1000
+"""The most rows that a batch removes, unless its only response has more by itself."""
+MOST_SECONDS = 0.2
+"""How long a batch holds locks. One that would not end in time ends before its next slice."""
+KEY_LIFETIME = timedelta(hours=24)
+_SLICE = 50
+
+
+class Place(NamedTuple):
+    """A response's key."""
+
+    tenant: str
+    id: UUID
+
+
+class Due(NamedTuple):
+    """An expired response or tombstone, locked."""
+
+    place: Place
+    previous: Place | None
+    live: bool
+    weight: int
+    """The rows that go with it."""
+
+
+class Batch(NamedTuple):
+    """What one transaction did."""
+
+    responses: int
+    """How many became absent for readers."""
+    rows: int
+    """How many rows of all tables were removed."""
+    moved: bool
+    """False when nothing was left to do."""
+
+
+_DUE = text(
+    """
+    select r.tenant, r.id, r.previous_id, r.deleted_at is null,
+        (select count(*) from items i where i.tenant = r.tenant and i.response_id = r.id)
+    from responses r
+    where r.expires_at <= statement_timestamp() and r.status not in ('queued', 'in_progress')
+        and r.finished_at <= statement_timestamp() - make_interval(secs => :quiet)
+    order by r.expires_at desc, r.id desc limit :limit
+    for update of r skip locked
+    """
+)
+"""Children before parents, as far as they expire in that order: a chain then goes from its end."""
+
+
+def _about(statement: str) -> TextClause:
+    """A statement about several responses, by their keys."""
+    return text(
+        statement.replace("THESE", "(select * from unnest(cast(:tenants as text[]), cast(:ids as uuid[])))")
+    )
+
+
+_LOCK = _about(
+    """
+    select tenant, id, deleted_at is not null from responses where (tenant, id) in THESE
+    for update skip locked
+    """
+)
+_HAVE_NEXT = _about(
+    """
+    select distinct tenant, previous_id from responses
+    where previous_id is not null and (tenant, previous_id) in THESE
+    """
+)
+_REMOVE = [
+    _about("delete from items where (tenant, response_id) in THESE"),
+    _about("delete from responses where (tenant, id) in THESE"),
+]
+_REMOVE_STREAMS = [
+    _about("delete from response_streams where (tenant, response_id) in THESE"),
+    _about("delete from response_events_hot where (tenant, response_id) in THESE"),
+]
+_HIDE = _about(
+    """
+    update responses set deleted_at = coalesce(deleted_at, clock_timestamp()) where (tenant, id) in THESE
+    """
+)
+_HIDE_AND_KEEP = _about(
+    """
+    update responses set deleted_at = coalesce(deleted_at, clock_timestamp()), expires_at = null
+    where (tenant, id) in THESE
+    """
+)
+_QUEUE = _about(
+    """
+    update responses set expires_at = statement_timestamp()
+    where (tenant, id) in THESE and (expires_at is null or expires_at > statement_timestamp())
+    """
+)
+
+
+def purge_batch(
+    connection: Connection, quiet_seconds: float, clock: Callable[[], float] = time.monotonic
+) -> Batch:
+    """Purges expired, ended responses, and what only they needed, within the caller's transaction.
+
+    A response is left alone until it has been over for `quiet_seconds`: by then, everybody who followed it
+    has read its end.
+    """
+    started = slice_started = clock()
+    longest = 0.0
+    done = Batch(0, 0, False)
+    while True:
+        part = _purge_slice(connection, quiet_seconds, MOST_ROWS - done.rows)
+        done = Batch(done.responses + part.responses, done.rows + part.rows, done.moved or part.moved)
+        now = clock()
+        longest = max(longest, now - slice_started)
+        slice_started = now
+        if not part.moved or done.rows >= MOST_ROWS or now - started + longest > MOST_SECONDS:
+            return done
+
+
+def fitting(due: Sequence[Due], room: int) -> Sequence[Due]:
+    """As many of the first as have room; only the first of a batch may have more than all of it. Pure."""
+    taken = 0
+    for index, candidate in enumerate(due):
+        taken += candidate.weight
+        if taken > room and (index > 0 or room < MOST_ROWS):
+            return due[:index]
+    return due
+
+
+def _purge_slice(connection: Connection, quiet_seconds: float, room: int) -> Batch:
+    due = fitting(_lock_due(connection, quiet_seconds), room)
+    if not due:
+        return Batch(0, 0, False)
+    places = {candidate.place for candidate in due}
+    live = {candidate.place for candidate in due if candidate.live}
+    parents = {candidate.previous for candidate in due if candidate.previous is not None}
+    # A parent is locked before its last child goes: whoever deletes it meanwhile then sees that none is left.
+    held = {Place(row[0], row[1]): row[2] for row in _find(connection, _LOCK, parents)}
+    needed = {Place(row[0], row[1]) for row in _find(connection, _HAVE_NEXT, places)}
+    leaves = [
+        candidate
+        for candidate in due
+        if candidate.place not in needed and (candidate.previous is None or candidate.previous in held)
+    ]
+    removed = {candidate.place for candidate in leaves}
+    bereft = {candidate.previous for candidate in leaves if candidate.previous is not None}
+    rows = sum(_change(connection, statement, live) for statement in _REMOVE_STREAMS)
+    rows += sum(_change(connection, statement, removed) for statement in _REMOVE)
+    kept = needed - bereft
+    _change(connection, _HIDE_AND_KEEP, kept)
+    _change(connection, _HIDE, live - removed - kept)
+    _change(connection, _QUEUE, {place for place in bereft - places if held[place]})
+    return Batch(len(live), rows, bool(live or removed or kept))
+
+
+def _lock_due(connection: Connection, quiet_seconds: float) -> list[Due]:
+    found = connection.execute(_DUE, {"quiet": quiet_seconds, "limit": _SLICE})
+    return [
+        Due(
+            Place(tenant, id_),
+            Place(tenant, previous) if previous is not None else None,
+            live,
+            weight=1 + live + items,
+        )
+        for tenant, id_, previous, live, items in found
+    ]
+
+
+def _find(connection: Connection, statement: TextClause, places: Collection[Place]) -> Sequence[Any]:
+    return connection.execute(statement, _arrays(places)).all() if places else ()
+
+
+def _change(connection: Connection, statement: TextClause, places: Collection[Place]) -> int:
+    return connection.execute(statement, _arrays(places)).rowcount if places else 0
+
+
+def _arrays(places: Collection[Place]) -> dict[str, list[Any]]:
+    return {"tenants": [place.tenant for place in places], "ids": [place.id for place in places]}
+
+
+_EXPIRE = text(
+    """
+    update responses set expires_at = statement_timestamp() where (tenant, id) in (
+        select tenant, id from responses
+        where tenant = :tenant and created_at < statement_timestamp() - cast(:age as interval)
+            and (expires_at is null or expires_at > statement_timestamp())
+            and deleted_at is null and status not in ('queued', 'in_progress')
+        order by created_at limit :limit for update skip locked)
+    """
+)
+_TENANTS = text("select distinct tenant from responses")
+
+
+def tenants(connection: Connection) -> list[str]:
+    """Everybody who has responses."""
+    return list(connection.scalars(_TENANTS))
+
+
+def expire_older(connection: Connection, tenant: str, age: timedelta) -> int:
+    """Makes ended responses that are older than that expire now, `MOST_ROWS` at a time; how many."""
+    place = {"tenant": tenant, "age": age, "limit": MOST_ROWS}
+    return connection.execute(_EXPIRE, place).rowcount
+
+
+_COUNT = text(
+    """
+    select count(*) from responses
+    where deleted_at is null and status not in ('queued', 'in_progress')
+        and finished_at <= statement_timestamp() - make_interval(secs => :quiet)
+        and (
+            expires_at <= statement_timestamp()
+            or created_at < statement_timestamp() - cast(:age as interval))
+    """
+)
+_COUNT_KEYS = text(
+    "select count(*) from idempotency_keys where created_at < statement_timestamp() - cast(:age as interval)"
+)
+_DROP_KEYS = text(
+    """
+    delete from idempotency_keys where (tenant, key) in (
+        select tenant, key from idempotency_keys
+        where created_at < statement_timestamp() - cast(:age as interval)
+        order by created_at limit :limit for update skip locked)
+    """
+)
+
+
+def count_due(connection: Connection, quiet_seconds: float, age: timedelta | None) -> int:
+    """How many responses a purge would make absent, with those older than `age`."""
+    found: int = connection.execute(_COUNT, {"quiet": quiet_seconds, "age": age}).scalar_one()
+    return found
+
+
+def count_old_keys(connection: Connection) -> int:
+    found: int = connection.execute(_COUNT_KEYS, {"age": KEY_LIFETIME}).scalar_one()
+    return found
+
+
+def drop_old_keys(connection: Connection) -> int:
+    """Forgets idempotency keys that have outlived their day, `MOST_ROWS` at a time; how many."""
+    return connection.execute(_DROP_KEYS, {"age": KEY_LIFETIME, "limit": MOST_ROWS}).rowcount
