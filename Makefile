@@ -20,7 +20,7 @@ serve: $(VENV)/installed ## install if needed, then serve (settings: HOLDFAST_*)
 	@exec $(BIN)/holdfast serve
 
 test: $(VENV)/installed-dev check ## everything that must hold before a change lands
-	$(BIN)/python -m pytest -m "not gpu and not bench"
+	$(BIN)/python -m pytest -m "not gpu and not bench and not faults"
 
 check: $(VENV)/installed-dev ## lint, formatting, types, import rules
 	$(BIN)/ruff check .
@@ -29,7 +29,7 @@ check: $(VENV)/installed-dev ## lint, formatting, types, import rules
 	$(BIN)/lint-imports --no-logo
 
 faults: $(VENV)/installed-dev ## kill, stop and starve a running server for longer than the tests do
-	FAULT_ROUNDS=60 $(BIN)/python -m pytest -m faults
+	$(BIN)/python -m pytest tests/faults
 
 bench: $(VENV)/installed-dev ## measure, as ratios
 	$(BIN)/python -m bench

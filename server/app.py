@@ -10,7 +10,7 @@ from server.api import health, models, responses
 from server.auth import Caller
 from server.errors import on_error
 from server.services import Services
-from server.stream.sse import Answer, Endpoint, lifespan
+from server.stream.sse import Answer, Endpoint, Turns, lifespan
 
 Handler = Callable[[Services, Caller, Request, bytes], Answer]
 OpenHandler = Callable[[Services, Request, bytes], Answer]
@@ -30,6 +30,12 @@ OPEN_ROUTES: list[tuple[str, str, OpenHandler]] = [
 ]
 
 
+WAIT_S = 10.0
+"""How long a request waits for a thread before it is told to come back."""
+HEALTH_THREADS = 2
+"""Threads that only health checks use, so that a busy server is not taken for a dead one."""
+
+
 def build(services: Services) -> Starlette:
     """The ASGI application."""
 
@@ -45,17 +51,36 @@ def build(services: Services) -> Starlette:
 
         return handle
 
-    def route(method: str, path: str, handle: Callable[[Request, bytes], Answer]) -> Route:
+    threads = services.config.database_connections
+    reads, writes, checks = (
+        Turns(count, WAIT_S) for count in (threads, writing_threads(threads), HEALTH_THREADS)
+    )
+
+    def route(method: str, path: str, handle: Callable[[Request, bytes], Answer], turns: Turns) -> Route:
         endpoint = Endpoint(
-            handle, max_body=services.config.max_body_bytes, body_seconds=services.config.body_seconds
+            handle,
+            max_body=services.config.max_body_bytes,
+            body_seconds=services.config.body_seconds,
+            turns=turns,
         )
         return Route(path, endpoint, methods=[method])
 
     return Starlette(
         routes=[
-            *(route(method, path, keyed(handler)) for method, path, handler in ROUTES),
-            *(route(method, path, open_to_all(handler)) for method, path, handler in OPEN_ROUTES),
+            *(
+                route(method, path, keyed(handler), reads if method == "GET" else writes)
+                for method, path, handler in ROUTES
+            ),
+            *(route(method, path, open_to_all(handler), checks) for method, path, handler in OPEN_ROUTES),
         ],
         exception_handlers={404: on_error, 405: on_error},
-        lifespan=lifespan(services.config.database_connections),
+        lifespan=lifespan(threads + HEALTH_THREADS),
     )
+
+
+def writing_threads(threads: int) -> int:
+    """How many of the handlers' threads may write.
+
+    A quarter is for reads and streams, which wait for no lock, while all that write may be waiting for one.
+    """
+    return max(1, threads - max(1, threads // 4))

@@ -28,6 +28,12 @@ class StartServer(Protocol):
     def __call__(self, *flags: str, **settings: object) -> ServerProcess: ...
 
 
+class StartServerOn(Protocol):
+    """The same, on a database of the test's choice."""
+
+    def __call__(self, database_url: str, *flags: str, **settings: object) -> ServerProcess: ...
+
+
 @pytest.fixture(scope="session")
 def demo_database(cluster: EmbeddedPostgres, template_database: str) -> Iterator[str]:
     with temporary_database(cluster, "demo", template=template_database) as name:
@@ -72,17 +78,30 @@ def module_database(cluster: EmbeddedPostgres, template_database: str) -> Iterat
 
 
 @pytest.fixture
-def start_server(database_url: str) -> Iterator[StartServer]:
-    """Starts servers on the test's own database; they count as dead after two seconds of silence.
+def start_server(database_url: str, start_server_on: StartServerOn) -> StartServer:
+    """Starts servers on the test's own database; they count as dead after two seconds of silence."""
+
+    def start(*flags: str, **settings: object) -> ServerProcess:
+        return start_server_on(database_url, *flags, **{"lease_seconds": 2, **settings})
+
+    return start
+
+
+@pytest.fixture
+def start_server_on() -> Iterator[StartServerOn]:
+    """Starts servers on the database of that URL.
 
     Whatever the test did to them, everything that must hold of stored responses holds after it.
     """
-    watch_statuses(database_url)
     with ExitStack() as stack:
-        stack.callback(check, database_url)
+        known: set[str] = set()
 
-        def start(*flags: str, **settings: object) -> ServerProcess:
-            server = ServerProcess(database_url, flags, {"lease_seconds": 2, **SCRIPTED, **settings})
+        def start(database_url: str, *flags: str, **settings: object) -> ServerProcess:
+            if database_url not in known:
+                known.add(database_url)
+                watch_statuses(database_url)
+                stack.callback(check, database_url)
+            server = ServerProcess(database_url, flags, {**SCRIPTED, **settings})
             stack.callback(server.stop)
             server.start()
             return server

@@ -50,8 +50,8 @@ OUTAGE_S = 5.0
 """How long a request waits for a database that restarts."""
 
 _PAUSE_S = 0.1
-_OWN_THREADS = 3
-"""Connections beyond the requests', so that no crowd of them keeps a heartbeat from being sent."""
+_OWN_THREADS = 5
+"""Connections beyond the requests': no crowd of them keeps a heartbeat or a health check waiting."""
 
 _REPEATABLE = frozenset({"40001", "40P01", "55P03", "25P03"})
 """Serialization failure, deadlock, a lock not got in time, a transaction that was silent for too long."""
@@ -79,6 +79,7 @@ class Database:
             max_overflow=0,
             pool_timeout=5,
             pool_pre_ping=True,
+            hide_parameters=True,  # what is stored is content, and logs outlive it
         )
         event.listen(self._engine, "checkin", _be_quick)
         event.listen(self._engine, "checkout", _be_patient)
@@ -124,6 +125,7 @@ class Database:
             "postgresql+psycopg://",
             creator=lambda: connect(self.url, f"holdfast {name}", options),
             poolclass=pool.NullPool,
+            hide_parameters=True,
         )
         connection = engine.connect()
         return connection.execution_options(isolation_level="AUTOCOMMIT") if autocommit else connection

@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from server.errors import BodyTooLarge, BodyTooSlow, ClientGone, on_error
+from server.errors import BodyTooLarge, BodyTooSlow, ClientGone, Overloaded, on_error
 from server.store.database import DatabaseError
 from server.stream.hub import Channel
 from server.wire.ids import new_request_id
@@ -45,13 +45,40 @@ class Timing:
     send: float
 
 
+class Turns:
+    """How many handlers of a kind may run at the same time, and how long one waits for its turn."""
+
+    def __init__(self, count: int, seconds: float) -> None:
+        self._free = asyncio.Semaphore(count)
+        self._seconds = seconds
+
+    @asynccontextmanager
+    async def one(self) -> AsyncIterator[None]:
+        """Raises Overloaded when no turn comes."""
+        try:
+            async with asyncio.timeout(self._seconds):
+                await self._free.acquire()
+        except TimeoutError:
+            raise Overloaded("Too many requests are waiting; try again.") from None
+        try:
+            yield
+        finally:
+            self._free.release()
+
+
 class Endpoint:
     """An ASGI app around a plain function, which is called in a thread with the whole body."""
 
     def __init__(
-        self, handler: Callable[[Request, bytes], Answer], *, max_body: int, body_seconds: float
+        self,
+        handler: Callable[[Request, bytes], Answer],
+        *,
+        max_body: int,
+        body_seconds: float,
+        turns: Turns,
     ) -> None:
         self._handler = handler
+        self._turns = turns
         self._max_body = max_body
         self._body_seconds = body_seconds
 
@@ -60,7 +87,8 @@ class Endpoint:
         request.state.request_id = new_request_id()
         try:
             body = await self._read_in_time(request, receive)
-            answer = await run_in_threadpool(self._handler, request, body)
+            async with self._turns.one():
+                answer = await run_in_threadpool(self._handler, request, body)
         except ClientGone:
             return
         except Exception as error:  # noqa: BLE001 - whatever it is, the client gets an error object

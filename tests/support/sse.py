@@ -15,6 +15,7 @@ from typing import Any, Self
 from urllib.parse import urlsplit
 
 DONE = b"data: [DONE]\n\n"
+KEEP_ALIVE = b": keep-alive\n\n"
 PATIENCE_S = 60.0
 """Seconds of silence after which a test fails; never a time that a test needs."""
 

@@ -1,6 +1,6 @@
 import asyncio
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -9,11 +9,12 @@ from starlette.responses import Response
 
 from server.errors import InvalidRequest
 from server.stream import sse
-from server.stream.sse import Endpoint
+from server.stream.sse import Answer, Endpoint, Turns
 from server.wire.errors import DecodeFailure
 from tests.unit.server.stream.asgi import Client, inline, now, run
 
 LIMIT = 100
+TURN_S = 10.0
 
 
 @pytest.fixture(autouse=True)
@@ -33,12 +34,16 @@ class Handler:
         return Response(b"fine", headers={"x-request-id": request.state.request_id})
 
 
+def endpoint(handler: Callable[[Request, bytes], Answer], turns: Turns | None = None) -> Endpoint:
+    return Endpoint(handler, max_body=LIMIT, body_seconds=30.0, turns=turns or Turns(1, TURN_S))
+
+
 def exchange(
     *body: bytes, headers: dict[str, str] | None = None, error: Exception | None = None
 ) -> tuple[Client, Handler]:
     async def main() -> tuple[Client, Handler]:
         client, handler = Client(*body, headers=headers), Handler(error)
-        await client.ask(Endpoint(handler, max_body=LIMIT, body_seconds=30.0))
+        await client.ask(endpoint(handler))
         return client, handler
 
     return run(main)
@@ -84,7 +89,7 @@ def test_a_content_length_of_any_kind_does_no_harm(length: str) -> None:
 def test_a_body_that_does_not_come_is_waited_for_and_refused() -> None:
     async def main() -> tuple[Client, float]:
         client = Client()
-        await client.ask(Endpoint(Handler(), max_body=LIMIT, body_seconds=30.0))
+        await client.ask(endpoint(Handler()))
         return client, now()
 
     client, at = run(main)
@@ -100,7 +105,7 @@ def test_a_client_that_leaves_before_its_body_is_whole_is_not_answered() -> None
         async def receive() -> dict[str, Any]:
             return next(messages)
 
-        await Endpoint(handler, max_body=LIMIT, body_seconds=30.0)(client.scope, receive, client.send)
+        await endpoint(handler)(client.scope, receive, client.send)
         return client, handler
 
     client, handler = run(main)
@@ -133,7 +138,44 @@ def test_handlers_do_not_run_on_the_loop(monkeypatch: pytest.MonkeyPatch) -> Non
 
     async def main() -> Client:
         client = Client(b"")
-        await client.ask(Endpoint(handle, max_body=LIMIT, body_seconds=30.0))
+        await client.ask(endpoint(handle))
         return client
 
     assert asyncio.run(main()).body == b"fine"
+
+
+def test_a_request_waits_for_its_turn() -> None:
+    async def main() -> tuple[int, float]:
+        turns = Turns(1, TURN_S)
+        client = Client(b"")
+        async with turns.one():
+            asked = asyncio.ensure_future(client.ask(endpoint(Handler(), turns)))
+            await asyncio.sleep(TURN_S / 2)
+            assert not client.sent
+        await asked
+        return client.status, now()
+
+    assert run(main) == (200, TURN_S / 2)
+
+
+def test_a_request_whose_turn_does_not_come_is_told_to_come_back() -> None:
+    async def main() -> tuple[Client, float]:
+        turns = Turns(1, TURN_S)
+        client = Client(b"")
+        async with turns.one():
+            await client.ask(endpoint(Handler(), turns))
+        return client, now()
+
+    client, time = run(main)
+    assert (client.status, client.headers["retry-after"], time) == (503, "1", TURN_S)
+
+
+def test_a_turn_ends_with_its_request_however_that_ends() -> None:
+    async def main() -> list[int]:
+        turns = Turns(1, TURN_S)
+        clients = [Client(b"") for _ in range(3)]
+        for client, handler in zip(clients, [Handler(RuntimeError()), Handler(), Handler()], strict=True):
+            await client.ask(endpoint(handler, turns))
+        return [client.status for client in clients]
+
+    assert run(main) == [500, 200, 200]

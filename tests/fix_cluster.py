@@ -1,0 +1,81 @@
+"""Postgres clusters that tests restart, crash and fill: of their own, and as careful as in earnest."""
+
+import os
+import shutil
+import signal
+import tempfile
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+import psycopg
+import pytest
+from psycopg import sql
+
+from server.store.database import upgrade
+from server.store.embedded import EmbeddedPostgres
+from server.store.postgres_cluster import ClusterDirectory, running_postmaster
+from tests.support.eventually import eventually
+
+PATIENCE_S = 60.0
+Mode = Literal["fast", "immediate"]
+SIGNALS: dict[Mode, int] = {"fast": signal.SIGINT, "immediate": signal.SIGQUIT}
+
+
+class Cluster:
+    """One Postgres with this release's schema, which is stopped and started at will."""
+
+    def __init__(self, home: Path, **options: str) -> None:
+        self._directory = ClusterDirectory(home.resolve())
+        self.postgres = EmbeddedPostgres(home, options=options)
+
+    @property
+    def url(self) -> str:
+        """Of a database that nobody uses and others are made from."""
+        return self.postgres.url
+
+    @property
+    def log(self) -> str:
+        """What Postgres said."""
+        return self._directory.log.read_text(errors="replace")
+
+    def start(self) -> None:
+        """Until it answers, whatever state it was left in."""
+        self.postgres.start()
+
+    def stop(self, mode: Mode) -> None:
+        """Cuts every connection; `immediate` is a crash, from which it must recover."""
+        postmaster = running_postmaster(self._directory)
+        assert postmaster is not None
+        os.kill(postmaster.pid, SIGNALS[mode])
+        eventually(lambda: running_postmaster(self._directory) is None, within=PATIENCE_S)
+
+    def end(self) -> None:
+        self.postgres.stop()
+
+
+@pytest.fixture(scope="module")
+def own_cluster() -> Iterator[Cluster]:
+    """A cluster of this module's own."""
+    home = Path(tempfile.mkdtemp(prefix="holdfast-test-"))
+    cluster = Cluster(home)
+    try:
+        cluster.start()
+        upgrade(cluster.url)
+        yield cluster
+    finally:
+        cluster.end()
+        shutil.rmtree(home)
+
+
+@pytest.fixture
+def own_database_url(own_cluster: Cluster) -> str:
+    """The URL of a database of this test's own on that cluster."""
+    own_cluster.start()
+    name = f"test_{uuid.uuid4().hex}"
+    with psycopg.connect(own_cluster.postgres.url_of("postgres"), autocommit=True) as connection:
+        connection.execute(
+            sql.SQL("create database {} template holdfast strategy file_copy").format(sql.Identifier(name))
+        )
+    return own_cluster.postgres.url_of(name)
