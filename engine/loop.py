@@ -4,16 +4,27 @@ Runs on the engine thread. Ignorant of models, of torch (that is the executor's)
 promises: each job of the ledger gets exactly one `Finished` or `Failed`, whatever goes wrong; trouble of one
 job stays that job's; the messages of a step are delivered together. Scheduler and cache are ignorant of time:
 deadlines are kept here.
+
+With an executor that computes on a device of its own, the host works while the device does: each turn
+begins the next step's forward pass, whose inputs the device has, and only then reads what the last one drew.
+
+    turn:    plan n+1 -> begin n+1 -> read n, tell of it -> draw n+1 (masks, penalties) -> plan n+2 ...
+    device:              |- forward n+1 -----------------------| draw n+1 |- forward n+2 ...
+
+So between two plans each job has at most one token in flight, drawn and not read. All that depends on what
+tokens are happens after they were read, as it does without a device. A job that ends with its token in
+flight has one row too many in the pass that was begun; nothing is drawn from it.
 """
 
 import logging
 import queue
 from collections.abc import Sequence
+from dataclasses import dataclass
 from time import monotonic
 
 from engine.config import Limits
 from engine.deadlines import Deadlines
-from engine.executor import Drawn, Executor, OutOfMemory, RowFailure
+from engine.executor import Ahead, Begun, Drawn, Executor, OutOfMemory, Pending, RowFailure
 from engine.ledger import Accepted, Close, Inbound, Ledger
 from engine.messages import (
     Cancel,
@@ -23,6 +34,7 @@ from engine.messages import (
     Finished,
     FinishReason,
     Outbound,
+    PromptLogprobs,
     Tokens,
     Usage,
 )
@@ -35,6 +47,14 @@ log = logging.getLogger(__name__)
 
 IDLE_CHECK_AFTER = 1.0
 """Seconds without work after which the engine checks its books."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Flight:
+    """A step whose tokens are in flight."""
+
+    pending: Pending
+    began: float
 
 
 class Loop:
@@ -62,6 +82,8 @@ class Loop:
         """The jobs whose last message is in the outbox."""
         self._arrivals = 0
         self._closing: Close | None = None
+        self._flight: _Flight | None = None
+        self._read_at = float("-inf")
 
     def run(self, *, after_death: bool = False) -> BaseException | None:
         """Gives what it died of, of which no job has been told, or None after it was closed."""
@@ -97,7 +119,9 @@ class Loop:
             self._read_inbox()
             if self._deadlines:
                 self._end_overdue()
-            if not self._scheduler.idle:
+            if self._executor.ahead is not None:
+                self._turn(self._executor.ahead)
+            elif not self._scheduler.idle:
                 self._step()
             self._hand_out()
 
@@ -163,22 +187,71 @@ class Loop:
         try:
             with self._watchdog:
                 result = self._executor.execute(plan)
-        except OutOfMemory as error:
-            self._relieve_memory(plan, error)
-            return
-        except Exception as error:
-            log.exception("a step failed; its %d jobs end", len(plan))
-            for chunk in plan:
-                self._fail(chunk.sequence, "engine_error", _describe(error))
+        except Exception as error:  # noqa: BLE001 - the log is told, and the jobs
+            self._survive(plan, error)
             return
         self._scheduler.advance(plan)
-        for told in result.prompt_logprobs:
-            self._sequences[told.job_id].prompt_told = told.begin + len(told.logprobs)
-        self._outbox += result.prompt_logprobs
+        self._tell_of_prompts(result.prompt_logprobs)
         drawing = [chunk.sequence for chunk in plan if chunk.draws]
         for sequence, drawn in zip(drawing, result.drawn, strict=True):
             self._take(sequence, drawn)
         self._meter.count_step(began, monotonic(), len(drawing))
+
+    def _turn(self, ahead: Ahead) -> None:
+        """As `_step`, but what is read are the tokens of the step before."""
+        plan = () if self._scheduler.idle else self._scheduler.plan()
+        assert plan or self._flight or self._scheduler.idle, "there are jobs, but none of them can move"
+        began = monotonic()
+        begun: Begun | None = None
+        trouble: Exception | None = None
+        if plan:
+            try:
+                with self._watchdog:
+                    begun = ahead.begin(plan)
+            except Exception as error:  # noqa: BLE001 - the log is told, and the jobs
+                trouble = error
+        self._land()
+        plan = tuple(chunk for chunk in plan if self._lives(chunk.sequence))
+        pending: Pending | None = None
+        if begun is not None and plan:
+            try:
+                with self._watchdog:
+                    pending = begun.draw(self._lives)
+            except Exception as error:  # noqa: BLE001 - the log is told, and the jobs
+                trouble = error
+        if trouble is not None and plan:
+            self._survive(plan, trouble)
+        elif pending is not None:
+            self._take_off(plan, pending, began)
+
+    def _take_off(self, plan: Plan, pending: Pending, began: float) -> None:
+        self._scheduler.advance(plan)
+        self._tell_of_prompts(pending.told)
+        for sequence in pending.sequences:
+            sequence.in_flight = True
+        self._flight = _Flight(pending, began)
+
+    def _land(self) -> None:
+        """Reads the tokens in flight; those of jobs that ended meanwhile are nobody's."""
+        flight, self._flight = self._flight, None
+        if flight is None or not any(map(self._lives, flight.pending.sequences)):
+            return
+        with self._watchdog:
+            drawn = flight.pending.read()
+        for sequence, result in zip(flight.pending.sequences, drawn, strict=True):
+            if self._lives(sequence):
+                self._take(sequence, result)
+        now = monotonic()
+        self._meter.count_step(max(flight.began, self._read_at), now, len(drawn))
+        self._read_at = now
+
+    def _lives(self, sequence: TokenSequence) -> bool:
+        return self._sequences.get(sequence.job.job_id) is sequence
+
+    def _tell_of_prompts(self, told: Sequence[PromptLogprobs]) -> None:
+        for stretch in told:
+            self._sequences[stretch.job_id].prompt_told = stretch.begin + len(stretch.logprobs)
+        self._outbox += told
 
     def _take(self, sequence: TokenSequence, result: Drawn | RowFailure) -> None:
         if isinstance(result, RowFailure):
@@ -195,6 +268,15 @@ class Loop:
             return
         if reason is not None:
             self._finish(sequence, reason)
+
+    def _survive(self, plan: Plan, error: Exception) -> None:
+        """A step failed as a whole: none of it was computed."""
+        if isinstance(error, OutOfMemory):
+            self._relieve_memory(plan, error)
+            return
+        log.error("a step failed; its %d jobs end", len(plan), exc_info=error)
+        for chunk in plan:
+            self._fail(chunk.sequence, "engine_error", _describe(error))
 
     def _relieve_memory(self, plan: Plan, error: OutOfMemory) -> None:
         """Computes less at a time if the step had a prompt in it; else the last job in the order goes."""

@@ -18,6 +18,9 @@ from engine.kv import KvStore
 from engine.scheduler import Chunk, Plan
 from engine.shelves import Shelf, Shelves
 
+IN_FLIGHT = (0,)
+"""In the place of a token that the device has and the host has not read."""
+
 
 @dataclass(frozen=True, slots=True)
 class PackedRow:
@@ -102,8 +105,9 @@ class Packer:
         token_list: list[int] = []
         position_list: list[int] = []
         for chunk in ordered:
-            token_list += chunk.token_ids
-            position_list += range(chunk.start, chunk.start + chunk.count)
+            stop = chunk.start + chunk.count
+            token_list += chunk.sequence.tokens[chunk.start : stop] or IN_FLIGHT
+            position_list += range(chunk.start, stop)
         token_ids, positions = numbers.add(token_list), numbers.add(position_list)
         slots = numbers.add(self._slot(chunk) for chunk in ordered if chunk.count == 1)
         wanted = numbers.add(ends)

@@ -59,7 +59,8 @@ class BegunStep:
     """The logits of prompts."""
     asked: list[Asked]
 
-    def draw(self, lives: Callable[[TokenSequence], bool]) -> "DrawnStep":
+    def draw(self, lives: Callable[[TokenSequence], bool] | None) -> "DrawnStep":
+        """None is that all live."""
         with _known_errors():
             return self.executor.draw(self, lives)
 
@@ -160,10 +161,10 @@ class ModelExecutor:
             yield
 
     def execute(self, plan: Plan) -> StepResult:
-        step = self.begin(plan).draw(lambda _sequence: True)
+        step = self.begin(plan).draw(None)
         drawn = step.read()
-        planned = [chunk.sequence for chunk in plan if chunk.draws]
-        if step.sequences != planned:
+        if self._static is not None:
+            planned = [chunk.sequence for chunk in plan if chunk.draws]
             row_of = {sequence: row for row, sequence in enumerate(step.sequences)}
             drawn = [drawn[row_of[sequence]] for sequence in planned]
         return StepResult(drawn, step.told)
@@ -193,7 +194,8 @@ class ModelExecutor:
     def _begin_packed(self, plan: Plan, asked: list[tuple[Wish, Asked]]) -> BegunStep:
         packed = self._packer.pack(plan, [wish for wish, _ in asked])
         sequences = [chunk.sequence for chunk in plan if chunk.draws]
-        self._fill_in_unread(packed.token_ids[0], packed.ends, sequences)
+        if self.ahead is not None:
+            self._fill_in_unread(packed.token_ids[0], packed.ends, sequences)
         self._adapters.step = packed.adapters
         logits = self._network(
             input_ids=packed.token_ids,
@@ -217,17 +219,17 @@ class ModelExecutor:
             0, ends.index_select(0, sent[0]), self._unread.token_ids.index_select(0, sent[1])
         )
 
-    def draw(self, begun: BegunStep, lives: Callable[[TokenSequence], bool]) -> DrawnStep:
+    def draw(self, begun: BegunStep, lives: Callable[[TokenSequence], bool] | None) -> DrawnStep:
         """Draws for the jobs that live; all their tokens before this one must be known."""
-        asked = [ask for ask in begun.asked if lives(ask.sequence)]
-        told = self._tell(begun, asked) if asked else []
-        rows = [row for row, sequence in enumerate(begun.sequences) if lives(sequence)]
-        if not rows:
+        told = self._tell(begun, lives) if begun.asked else []
+        sequences, logits = begun.sequences, begun.logits
+        if lives is not None:
+            rows = [row for row, sequence in enumerate(sequences) if lives(sequence)]
+            if len(rows) < len(sequences):
+                sequences = [sequences[row] for row in rows]
+                logits = logits.index_select(0, send(rows, torch.long, logits.device))
+        if not sequences:
             return DrawnStep([], None, {}, told)
-        logits = begun.logits
-        if len(rows) < len(logits):
-            logits = logits.index_select(0, send(rows, torch.long, logits.device))
-        sequences = [begun.sequences[row] for row in rows]
         choice, failed = self._sample(logits, sequences)
         if self.ahead is not None:
             places = {sequence: row for row, sequence in enumerate(sequences)}
@@ -241,13 +243,13 @@ class ModelExecutor:
             return batch.begin(logits), {}
         return batch.begin(logits, partial(apply_masks, masks=masks)), masks.failed
 
-    def _tell(self, begun: BegunStep, asked: list[Asked]) -> list[PromptLogprobs]:
+    def _tell(self, begun: BegunStep, lives: Callable[[TokenSequence], bool] | None) -> list[PromptLogprobs]:
         """What was asked of prompts; its logits follow each other."""
         told = []
         logits = begun.told
         for ask in begun.asked:
             rows, logits = logits.tensor_split((ask.end - ask.begin,))
-            if ask not in asked:
+            if lives is not None and not lives(ask.sequence):
                 continue
             wanted = ask.sequence.job.prompt_logprobs or 0
             found = measure_many(rows, ask.token_ids, wanted)

@@ -10,7 +10,8 @@ keeps its tokens, and recomputes (its published blocks are usually still there t
 The order of all jobs is that of (priority, first turn); those that had no turn yet come after, as
 `waiting` orders them. What is promised about it:
 
-- The first job in this order is in every plan, as it may take the memory and the place of all others.
+- The first job in this order is in every plan, as it may take the memory and the place of all others. A
+  token in flight can put it off for one step: if it is its last, or if it was preempted meanwhile.
 - A job is preempted only for one before it, and comes back before any that had its turn later.
 - So a job ends after finitely many steps, unless jobs of better priority never cease to come.
 
@@ -41,13 +42,8 @@ class Chunk:
     @property
     def draws(self) -> bool:
         """The chunk reaches the end of the sequence, so that the step yields its next token."""
-        return self.start + self.count == self.sequence.length
-
-    @property
-    def token_ids(self) -> list[int]:
-        """A zero is in the place of a token in flight."""
-        found = self.sequence.tokens[self.start : self.start + self.count]
-        return found if len(found) == self.count else [0]
+        sequence = self.sequence
+        return self.start + self.count == len(sequence.tokens) + sequence.in_flight
 
 
 Plan = tuple[Chunk, ...]

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from engine.adapters import AdapterStep, find_owners, lay_out
 from engine.cache import BLANK_BLOCK
 from engine.kv import KvStore
-from engine.packing import Numbers, PackedRow, Wish
+from engine.packing import IN_FLIGHT, Numbers, PackedRow, Wish
 from engine.paged import PagedAttention, PagedRows, TableStep
 from engine.scheduler import Plan
 
@@ -36,7 +36,11 @@ class TablePacker:
         width = max(map(len, tables))
         owners = find_owners(plan, self._adapters) if self._adapters else []
         numbers = Numbers()
-        token_ids = numbers.add(token_id for chunk in plan for token_id in chunk.token_ids)
+        token_ids = numbers.add(
+            token_id
+            for chunk in plan
+            for token_id in chunk.sequence.tokens[chunk.start : chunk.start + chunk.count] or IN_FLIGHT
+        )
         positions = numbers.add(
             place for chunk in plan for place in range(chunk.start, chunk.start + chunk.count)
         )

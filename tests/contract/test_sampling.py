@@ -51,7 +51,11 @@ def start_readable(**more: Any) -> Bench:
     return start_model(readable_model(), **more)
 
 
-STARTS = {"scripted": start_spelling, "model": start_readable}
+def start_as_on_a_gpu(**more: Any) -> Bench:
+    return start_readable(decode="static", ahead=True, **more)
+
+
+STARTS = {"scripted": start_spelling, "model": start_readable, "as on a GPU": start_as_on_a_gpu}
 
 
 @pytest.fixture(params=STARTS, scope="module")

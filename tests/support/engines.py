@@ -16,7 +16,6 @@ from typing import Any
 
 from engine.config import EngineConfig
 from engine.engine import ThreadedEngine, load
-from engine.executor import StepResult
 from engine.messages import Failed, Finished, Job, OnDead, Outbound, Sampling, Tokens
 from engine.scheduler import Plan
 from engine.scripted import Script, ScriptedConfig, ScriptedEngine
@@ -110,18 +109,19 @@ class Bench:
 
     def fail_steps(self, error: BaseException, *, times: int = 1) -> None:
         """The next steps raise the error instead of computing."""
-        executor = self.engine._executor
-        compute = executor.execute
+        executor: Any = self.engine._executor
+        name = "execute" if executor.ahead is None else "begin"
+        compute = getattr(executor, name)
         left = times
 
-        def sabotaged(plan: Plan) -> StepResult:
+        def sabotaged(plan: Plan) -> Any:
             nonlocal left
             left -= 1
             if left >= 0:
                 raise error
             return compute(plan)
 
-        executor.execute = sabotaged  # type: ignore[method-assign]
+        setattr(executor, name, sabotaged)
 
 
 def make_job(job_id: str, prompt: Sequence[int], max_tokens: int = 16, **fields: Any) -> Job:
