@@ -8,10 +8,12 @@ BENCHES = (
     "engine_decode",
     "engine_sampling",
     "engine_batching",
+    "engine_arrivals",
     "engine_turns",
     "engine_host",
     "engine_resume",
     "engine_adapters",
+    "engine_grammars",
 )
 """Each is a module here with a `run`, which says in its docstring what it shows and what it costs."""
 

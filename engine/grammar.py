@@ -11,6 +11,7 @@ mask can take long, whatever the grammar. Ignorant of models, of logits and of t
 
 import ctypes
 import hashlib
+import os
 import threading
 import time
 from collections import OrderedDict
@@ -28,7 +29,8 @@ from engine.vocabulary import Vocabulary
 
 CACHE_BYTES = 256 * 2**20
 COMPILE_SECONDS = 2.0
-THREADS = 2
+THREADS = max(1, min(2, (os.cpu_count() or 1) - 1))
+"""A compile must not share the processor of the engine thread."""
 STACK_BYTES = 64 * 2**20
 """Of a compiling thread: schemas within schemas are calls within calls there, and a stack that ends
 ends the process. See `grammar_limits.MAX_CHAIN`."""
@@ -95,6 +97,8 @@ class GrammarCompiler:
         self._cache_bytes = cache_bytes
         self._made: OrderedDict[bytes, Future[CompiledGrammar]] = OrderedDict()
         self._lock = threading.Lock()
+        self._checking = threading.Lock()
+        """One check at a time: it is work in Python, which the engine thread has to wait for."""
         self._pool: ThreadPoolExecutor | None = None
         self._tokenizer: Any = None
         self._closed = False
@@ -177,7 +181,8 @@ class GrammarCompiler:
             raise BadGrammar(f"The grammar is not understood: {_one_line(str(error))}") from error
 
     def _compile_unguarded(self, grammar: Grammar) -> CompiledGrammar:
-        source = to_lark(grammar, self._special)
+        with self._checking:
+            source = to_lark(grammar, self._special)
         import llguidance  # a part that only jobs with grammars need
 
         limits = llguidance.LLParserLimits(max_lexer_states=MAX_STATES, verbose_errors=False)

@@ -1,13 +1,15 @@
 """How large a grammar may be: every bound is checked before anything is compiled.
 
-Pure functions on plain data; any thread. A compile cannot be interrupted, so what is let through here
-must be what compiles in far less than the time a caller waits. Ignorant of the library that compiles,
-of tokens and of jobs.
+Plain data; any thread. A compile cannot be interrupted, so what is let through here must be what compiles
+in far less than the time a caller waits. The checks are long work in Python, during which no other thread
+runs: they stop again and again to let the others on. Ignorant of the library that compiles, of tokens
+and of jobs.
 """
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
 from math import isfinite
@@ -42,13 +44,37 @@ MAX_LARK_DEPTH = 32
 MAX_LARK_REPETITION = 200_000
 MAX_TAGS = 128
 
-_COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
-_ONE = ("additionalProperties", "items", "additionalItems", "contains", "propertyNames", "not")
-_ONE_SAME_VALUE = ("if", "then", "else")
-_LISTS = ("anyOf", "oneOf", "allOf")
-_LISTS_OF_ITEMS = ("prefixItems",)
-_DEFINITIONS = ("$defs", "definitions")
-_REPETITION = re.compile(r"\{(\d*)(,?)(\d*)\}")
+BURST_SECONDS = 0.0001
+REST_SECONDS = 0.0004
+"""A check works so long, then lets other threads on for so long. A step on a CPU gives the interpreter away
+for each of its hundreds of operations, and would wait to have it back after each."""
+
+_COUNTS = {"minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"}
+_REFERENCES = {"$ref", "$dynamicRef", "$recursiveRef"}
+_OWN = {"multipleOf", "pattern", "enum", "const"}
+_MAPPINGS = {"properties", "patternProperties"}
+_DEFINITIONS = {"$defs", "definitions"}
+_LISTS = {"anyOf", "oneOf", "allOf"}
+_INNER = {
+    "additionalProperties": 1,
+    "items": 1,
+    "additionalItems": 1,
+    "contains": 1,
+    "propertyNames": 1,
+    "not": 1,
+    "prefixItems": 1,
+    **dict.fromkeys(("if", "then", "else", *_LISTS), 0),
+}
+"""Where a schema or several are; whether they describe the same value or one within it."""
+_KEYWORDS = {*_COUNTS, *_OWN, *_REFERENCES, *_MAPPINGS, *_DEFINITIONS, *_INNER}
+CHECKED_TOGETHER = 64
+"""Schemas after which it is looked whether all so far are too many."""
+_PATTERN_PART = re.compile(
+    r"(?P<repetition>\{(?P<least>\d*),?(?P<most>\d*)\})|(?P<open>\()|(?P<close>\))|(?P<loop>[*+?])"
+    # The first character of a class is part of it even if it is "]" or, after "^", seems to end it.
+    r"|(?P<atom>\\.?|\[.?(?:\\.|[^\]\\])*[\]\\]?|\{)|[^\\\[(){*+?]+",
+    re.DOTALL,
+)
 _LARK_LITERAL = re.compile(
     r'//[^\n]*|#[^\n]*|"(?:\\.|[^"\\\n])*"|(?P<regex>/(?:\\.|\[(?:\\.|[^\]\\\n])*\]|[^/\\\n])+/)'
 )
@@ -75,20 +101,28 @@ def parse_json(text: str) -> Any:
 def check_schema(schema: Any) -> None:
     """Raises `BadGrammar` for a JSON schema outside the bounds; most of its meaning is not looked at."""
     tally = _Tally()
-    places = [_Place(schema, 0, 1)]
+    pace = _Pace()
+    places: list[_Place] = [(schema, 0, 1)]
     while places:
-        place = places.pop()
-        if isinstance(place.schema, bool):
+        pace.keep()
+        inner, depth, nesting = places.pop()
+        if isinstance(inner, bool):
             continue
-        if not isinstance(place.schema, dict):
+        if not isinstance(inner, dict):
             raise BadGrammar("A schema must be an object, true or false, and so must all within it.")
-        tally.subschemas += 1
-        tally.nesting = max(tally.nesting, place.nesting)
-        _check_keywords(place.schema, tally)
-        places += _inner(place)
-        tally.check()
-        if place.depth > MAX_DEPTH:
+        if depth > MAX_DEPTH:
             raise BadGrammar(f"A schema may nest objects and arrays {MAX_DEPTH} levels deep.")
+        tally.subschemas += 1
+        tally.nesting = max(tally.nesting, nesting)
+        for keyword, value in inner.items():
+            if keyword in _KEYWORDS:
+                _check_keyword(keyword, value, tally)
+                _add_inner(keyword, value, depth, nesting + 1, places)
+        if "properties" in inner or "required" in inner:
+            _check_properties(inner, tally)
+        if tally.subschemas % CHECKED_TOGETHER == 0:
+            tally.check()
+    tally.check()
 
 
 def check_pattern(pattern: str) -> None:
@@ -108,13 +142,21 @@ def check_lark(text: str) -> None:
     _check_repetitions(_LARK_LITERAL.sub("x", text), MAX_LARK_DEPTH, MAX_LARK_REPETITION)
 
 
-@dataclass(slots=True)
-class _Place:
-    schema: Any
-    depth: int
-    """Of objects and arrays around the value that this schema describes."""
-    nesting: int
-    """Of schemas, this one included."""
+_Place = tuple[Any, int, int]
+"""A schema; how many objects and arrays are around the value that it describes; and how many schemas are
+around it, itself included."""
+
+
+class _Pace:
+    """Lets other threads on, again and again, while this one works."""
+
+    def __init__(self) -> None:
+        self._rested = time.perf_counter()
+
+    def keep(self) -> None:
+        if time.perf_counter() - self._rested > BURST_SECONDS:
+            time.sleep(REST_SECONDS)
+            self._rested = time.perf_counter()
 
 
 @dataclass(slots=True)
@@ -125,6 +167,10 @@ class _Tally:
     names: int = 0
     references: set[str] = field(default_factory=set)
     nesting: int = 0
+
+    def count_values(self, values: list[Any]) -> None:
+        self.enum_values += len(values)
+        self.names += sum(len(value if isinstance(value, str) else json.dumps(value)) for value in values)
 
     def check(self) -> None:
         for count, limit, what in (
@@ -138,31 +184,37 @@ class _Tally:
                 raise BadGrammar(f"A schema may have {limit} {what}; this one has more.")
 
 
-def _check_keywords(schema: Mapping[str, Any], tally: _Tally) -> None:
+def _check_keyword(keyword: str, value: Any, tally: _Tally) -> None:
     """What a schema says of itself; the schemas within it are looked at elsewhere."""
-    for name in _COUNTS:
-        count = schema.get(name)
-        if isinstance(count, int | float) and count > MAX_COUNT:
-            raise BadGrammar(f"{name} may be at most {MAX_COUNT}.")
-    divisor = schema.get("multipleOf", 1)
-    if isinstance(divisor, int | float) and _digits(divisor + 0) > MAX_DIVISOR:
-        raise BadGrammar(f"multipleOf may be at most {MAX_DIVISOR}, its decimal point left out.")
-    if isinstance(pattern := schema.get("pattern"), str):
-        check_pattern(pattern)
-    reference = schema.get("$ref", "#")
-    if not isinstance(reference, str) or not reference.startswith("#"):
-        raise BadGrammar('A $ref must point into the same schema: "#" or "#/...".')
-    if "$ref" in schema:
-        tally.references.add(reference)
-    if "$dynamicRef" in schema or "$recursiveRef" in schema:
+    if keyword in _REFERENCES:
+        _check_reference(keyword, value, tally)
+    elif keyword in _COUNTS:
+        if isinstance(value, int | float) and value > MAX_COUNT:
+            raise BadGrammar(f"{keyword} may be at most {MAX_COUNT}.")
+    elif keyword == "multipleOf":
+        if isinstance(value, int | float) and _digits(value + 0) > MAX_DIVISOR:
+            raise BadGrammar(f"multipleOf may be at most {MAX_DIVISOR}, its decimal point left out.")
+    elif keyword == "pattern":
+        if isinstance(value, str):
+            check_pattern(value)
+    elif keyword == "enum":
+        if not isinstance(value, list):
+            raise BadGrammar("enum must be an array.")
+        tally.count_values(value)
+    elif keyword == "const":
+        tally.count_values([value])
+
+
+def _check_reference(keyword: str, value: Any, tally: _Tally) -> None:
+    if keyword != "$ref":
         raise BadGrammar("Of the references only $ref is served.")
-    values = schema.get("enum", [])
-    if not isinstance(values, list):
-        raise BadGrammar("enum must be an array.")
-    values = [*values, schema["const"]] if "const" in schema else values
-    tally.enum_values += len(values)
-    tally.names += sum(len(value if isinstance(value, str) else json.dumps(value)) for value in values)
-    properties = _mapping(schema, "properties")
+    if not isinstance(value, str) or not value.startswith("#"):
+        raise BadGrammar('A $ref must point into the same schema: "#" or "#/...".')
+    tally.references.add(value)
+
+
+def _check_properties(schema: Mapping[str, Any], tally: _Tally) -> None:
+    properties = _mapping(schema.get("properties", {}), "properties")
     required = schema.get("required", [])
     known = {name for name in required if isinstance(name, str)} if isinstance(required, list) else set()
     tally.properties += len(properties) + len(known - properties.keys())
@@ -171,33 +223,33 @@ def _check_keywords(schema: Mapping[str, Any], tally: _Tally) -> None:
         raise BadGrammar(f"An object may have {MAX_OPTIONAL} optional properties.")
 
 
-def _inner(place: _Place) -> Iterator[_Place]:
-    """The schemas within a schema."""
-    schema, nesting = place.schema, place.nesting + 1
-    for pattern in _mapping(schema, "patternProperties"):
-        check_pattern(pattern)
-    for keyword in ("properties", "patternProperties"):
-        for inner in _mapping(schema, keyword).values():
-            yield _Place(inner, place.depth + 1, nesting)
-    for keyword in _DEFINITIONS:
-        for name, inner in _mapping(schema, keyword).items():
-            if len(name) > MAX_PATTERN:
-                raise BadGrammar(f"The name of a definition may have {MAX_PATTERN} characters.")
-            yield _Place(inner, 0, 1)
-    for keyword in (*_ONE, *_ONE_SAME_VALUE, *_LISTS, *_LISTS_OF_ITEMS):
-        within = schema.get(keyword, [])
-        if keyword in _LISTS and not isinstance(within, list):
+def _add_inner(keyword: str, value: Any, depth: int, nesting: int, places: list[_Place]) -> None:
+    """Adds the schemas within a schema that this keyword brings."""
+    if keyword in _INNER:
+        deeper = depth + _INNER[keyword]
+        if isinstance(value, list):
+            places += [(inner, deeper, nesting) for inner in value]
+        elif keyword in _LISTS:
             raise BadGrammar(f"{keyword} must be an array.")
-        deeper = keyword in _ONE or keyword in _LISTS_OF_ITEMS
-        for inner in within if isinstance(within, list) else [within]:
-            yield _Place(inner, place.depth + deeper, nesting)
+        else:
+            places.append((value, deeper, nesting))
+    elif keyword in _MAPPINGS:
+        inside = _mapping(value, keyword)
+        if keyword == "patternProperties":
+            for pattern in inside:
+                check_pattern(pattern)
+        places += [(inner, depth + 1, nesting) for inner in inside.values()]
+    elif keyword in _DEFINITIONS:
+        inside = _mapping(value, keyword)
+        if any(len(name) > MAX_PATTERN for name in inside):
+            raise BadGrammar(f"The name of a definition may have {MAX_PATTERN} characters.")
+        places += [(inner, 0, 1) for inner in inside.values()]
 
 
-def _mapping(schema: Mapping[str, Any], keyword: str) -> Mapping[str, Any]:
-    inner = schema.get(keyword, {})
-    if not isinstance(inner, dict):
+def _mapping(value: Any, keyword: str) -> Mapping[str, Any]:
+    if not isinstance(value, dict):
         raise BadGrammar(f"{keyword} must be an object.")
-    return inner
+    return value
 
 
 def _digits(number: float) -> int:
@@ -224,46 +276,33 @@ def _check_repetitions(text: str, max_depth: int, max_cost: int) -> None:
 
     `*` and `+` count once: they are loops, not copies.
     """
+    if "{" not in text and text.count("(") < max_depth and len(text) <= max_cost:
+        return  # it costs no more than it has characters
+    pace = _Pace()
     sums = [0]
     last = 0
     """The cost of what a repetition would repeat."""
-    position = 0
-    while position < len(text):
-        character = text[position]
-        repetition = _REPETITION.match(text, position) if character == "{" else None
-        if repetition:
-            times = int((repetition[3] or repetition[1] or "1")[:9])
+    for part in _PATTERN_PART.finditer(text):
+        kind = part.lastgroup
+        if kind == "repetition":
+            times = int((part["most"] or part["least"] or "1")[:9])
             sums[-1] += last * max(0, times - 1)
             last *= max(1, times)
-            position = repetition.end()
-        elif character == "(":
+            pace.keep()
+        elif kind == "open":
             sums.append(0)
-            position += 1
-        elif character == ")" and len(sums) > 1:
+            if len(sums) > max_depth:
+                raise BadGrammar(f"A pattern or grammar may nest {max_depth} groups.")
+        elif kind == "close" and len(sums) > 1:
             last = sums.pop() + 1
             sums[-1] += last
-            position += 1
+        elif kind == "loop":
+            last = 0
         else:
-            end = _atom_end(text, position)
-            last = 0 if character in "*+?" else 1
-            sums[-1] += last
-            position = end
-        if len(sums) > max_depth:
-            raise BadGrammar(f"A pattern or grammar may nest {max_depth} groups.")
-        if max(sums) > max_cost:
+            last = 1
+            sums[-1] += 1 if kind else part.end() - part.start()
+        if sums[-1] > max_cost:
             raise BadGrammar(f"The repetitions, written out, may have {max_cost} characters.")
-
-
-def _atom_end(text: str, position: int) -> int:
-    """Where the character, escape or class that starts here ends."""
-    if text[position] == "\\":
-        return position + 2
-    if text[position] != "[":
-        return position + 1
-    end = position + 2  # "[]" and "[^]" do not end at once
-    while end < len(text) and text[end] != "]":
-        end += 2 if text[end] == "\\" else 1
-    return end + 1
 
 
 def _finite(digits: str) -> float:

@@ -182,6 +182,7 @@ def test_a_compile_that_takes_too_long_is_refused(
     compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     go_on = threading.Event()
+    monkeypatch.setattr("engine.grammar.THREADS", 2)
     monkeypatch.setattr("engine.grammar.COMPILE_SECONDS", 0.05)
     monkeypatch.setattr(compiler, "_compile_unguarded", lambda _grammar: go_on.wait(60))
     reasons = []

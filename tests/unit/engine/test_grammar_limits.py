@@ -1,6 +1,7 @@
 """The bounds of grammars, each met and passed."""
 
 import json
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -133,6 +134,27 @@ def test_a_lark_grammar_is_refused_only_beyond_its_bounds(good: str, bad: str) -
 def test_json_that_is_none_or_too_deep_is_refused(text: str) -> None:
     with pytest.raises(BadGrammar):
         parse_json(text)
+
+
+@pytest.mark.parametrize(
+    ("check", "large", "pauses"),
+    [
+        (check_schema, objects(MAX_PROPERTIES), MAX_PROPERTIES),
+        (check_schema, {"anyOf": [{"minimum": n} for n in range(MAX_SUBSCHEMAS - 1)]}, MAX_SUBSCHEMAS - 1),
+        (check_schema, {"anyOf": [{"pattern": "a{2}" * 9}] * 100}, 1000),
+        (check_lark, "start: a\n" + "a: /b{2}c/\n" * 1500, 1500),
+    ],
+    ids=["properties", "choices", "patterns", "lark"],
+)
+def test_a_long_check_lets_other_threads_on_at_every_turn(
+    check: Callable[[Any], None], large: Any, pauses: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rests: list[float] = []
+    monkeypatch.setattr("engine.grammar_limits.BURST_SECONDS", -1.0)  # it is always over
+    monkeypatch.setattr("engine.grammar_limits.time.sleep", rests.append)
+    check(large)
+    assert len(rests) >= min(pauses, 1000)
+    assert min(rests) > 0
 
 
 json_values = st.recursive(
