@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from server import config as configuration
+from server import purge_command
 from server.audit_command import add_arguments, audit
 from server.auth import DEFAULT_TENANT, make_key
 from server.config import Config
@@ -17,6 +18,7 @@ from server.errors import ConfigError
 from server.open_database import OpenDatabase
 from server.store import keys
 from server.store.database import Database, schema_state, upgrade
+from server.store.disk import Disk
 from server.store.postgres_account import EmbeddedError
 from server.store.postgres_binaries import psql_command
 from server.version import VERSION
@@ -74,6 +76,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     _command(db_commands, "upgrade", "bring the schema to this release's", _db_upgrade)
     add_arguments(_command(commands, "audit", "check every stored response; changes nothing", _audit))
+    purge_command.add_arguments(_command(commands, "purge", "remove what has expired, now", _purge))
     _command(commands, "psql", "open a SQL shell on the database; takes psql's own arguments", _psql)
     return parser
 
@@ -109,13 +112,13 @@ def _serve(config: Config, _options: argparse.Namespace) -> int:
     return serve(config, say)
 
 
-def _with_database(config: Config, act: Callable[[Database], int]) -> int:
+def _with_database(config: Config, act: Callable[[Database, Disk], int]) -> int:
     opened = OpenDatabase(config, lambda _line: None)
     try:
         opened.make_current()
         database = Database(opened.url, pool_size=1)
         try:
-            return act(database)
+            return act(database, opened.disk)
         finally:
             database.close()
     finally:
@@ -128,7 +131,7 @@ def _keys_create(config: Config, options: argparse.Namespace) -> int:
             "A tenant's name is 1 to 63 of a-z, 0-9, - and _, and begins with a letter or digit."
         )
 
-    def create(database: Database) -> int:
+    def create(database: Database, _disk: Disk) -> int:
         with database.begin() as connection:
             if options.if_none and keys.any_exist(connection):
                 say("A key exists already.")
@@ -143,7 +146,7 @@ def _keys_create(config: Config, options: argparse.Namespace) -> int:
 
 
 def _keys_list(config: Config, options: argparse.Namespace) -> int:
-    def show(database: Database) -> int:
+    def show(database: Database, _disk: Disk) -> int:
         with database.begin() as connection:
             found = keys.list_all(connection, options.tenant)
         for key in found:
@@ -157,7 +160,7 @@ def _keys_list(config: Config, options: argparse.Namespace) -> int:
 
 
 def _keys_revoke(config: Config, options: argparse.Namespace) -> int:
-    def revoke(database: Database) -> int:
+    def revoke(database: Database, _disk: Disk) -> int:
         with database.begin() as connection:
             if not keys.revoke(connection, options.key_id):
                 raise ConfigError(
@@ -187,6 +190,14 @@ def _audit(config: Config, options: argparse.Namespace) -> int:
         return audit(opened.url, options, say)
     finally:
         opened.close()
+
+
+def _purge(config: Config, options: argparse.Namespace) -> int:
+    def purge(database: Database, disk: Disk) -> int:
+        print(purge_command.run(database, disk, config, options))  # noqa: T201 - the result
+        return 0
+
+    return _with_database(config, purge)
 
 
 def _psql(config: Config, options: argparse.Namespace) -> int:

@@ -204,7 +204,18 @@ _EXPIRE = text(
         order by created_at limit :limit for update skip locked)
     """
 )
-_TENANTS = text("select distinct tenant from responses")
+_TENANTS = text(
+    """
+    with recursive found (tenant) as (
+        (select tenant from responses order by tenant limit 1)
+        union all
+        select (select r.tenant from responses r where r.tenant > f.tenant order by r.tenant limit 1)
+        from found f where f.tenant is not null
+    )
+    select tenant from found where tenant is not null
+    """
+)
+"""Jumps from tenant to tenant in the index, where `distinct` would read every row."""
 
 
 def tenants(connection: Connection) -> list[str]:
@@ -218,14 +229,21 @@ def expire_older(connection: Connection, tenant: str, age: timedelta) -> int:
     return connection.execute(_EXPIRE, place).rowcount
 
 
-_COUNT = text(
+_COUNT_DUE = text(
     """
     select count(*) from responses
-    where deleted_at is null and status not in ('queued', 'in_progress')
+    where expires_at <= statement_timestamp()
+        and deleted_at is null and status not in ('queued', 'in_progress')
         and finished_at <= statement_timestamp() - make_interval(secs => :quiet)
-        and (
-            expires_at <= statement_timestamp()
-            or created_at < statement_timestamp() - cast(:age as interval))
+    """
+)
+_COUNT_OLDER = text(
+    """
+    select count(*) from responses
+    where tenant = :tenant and created_at < statement_timestamp() - cast(:age as interval)
+        and (expires_at is null or expires_at > statement_timestamp())
+        and deleted_at is null and status not in ('queued', 'in_progress')
+        and finished_at <= statement_timestamp() - make_interval(secs => :quiet)
     """
 )
 _COUNT_KEYS = text(
@@ -241,9 +259,16 @@ _DROP_KEYS = text(
 )
 
 
-def count_due(connection: Connection, quiet_seconds: float, age: timedelta | None) -> int:
-    """How many responses a purge would make absent, with those older than `age`."""
-    found: int = connection.execute(_COUNT, {"quiet": quiet_seconds, "age": age}).scalar_one()
+def count_due(connection: Connection, quiet_seconds: float) -> int:
+    """How many responses a purge would make absent now."""
+    found: int = connection.execute(_COUNT_DUE, {"quiet": quiet_seconds}).scalar_one()
+    return found
+
+
+def count_older(connection: Connection, tenant: str, quiet_seconds: float, age: timedelta) -> int:
+    """How many more that would be if those older than `age` were made to expire."""
+    place = {"tenant": tenant, "age": age, "quiet": quiet_seconds}
+    found: int = connection.execute(_COUNT_OLDER, place).scalar_one()
     return found
 
 

@@ -86,8 +86,8 @@ class ServerProcess:
         assert self._process is not None
         return self._process.pid
 
-    def start(self) -> None:
-        """Starts the process, which must not be there, and waits until it is ready."""
+    def start(self, health: int = 200) -> None:
+        """Starts the process, which must not be there, and waits until it is ready, or says what it must."""
         assert self._process is None
         self._before = os.fstat(self._said.fileno()).st_size
         self._process = subprocess.Popen(
@@ -100,14 +100,14 @@ class ServerProcess:
             start_new_session=True,
         )
         living.add(self)
-        eventually(self._is_ready, within=PATIENCE_S)
+        eventually(lambda: self._answers(health), within=PATIENCE_S)
 
-    def _is_ready(self) -> bool:
+    def _answers(self, health: int) -> bool:
         assert self._process is not None
         assert self._process.poll() is None, f"the server ended:\n{self.said()}"
         if "Ready:" not in self.said(self._before):
             return False  # its port takes connections before anybody answers them
-        return httpx.get(f"{self.url}/health/ready", timeout=PATIENCE_S).status_code == 200
+        return httpx.get(f"{self.url}/health/ready", timeout=PATIENCE_S).status_code == health
 
     def kill(self) -> None:
         """Kill -9 of the whole process group."""

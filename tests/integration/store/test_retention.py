@@ -361,14 +361,15 @@ def test_responses_older_than_an_age_are_made_to_expire(database: Database) -> N
             " where id = any(%s)",
             ([old, running],),
         )
-        assert retention.count_due(connection, 0, None) == 0
-        assert retention.count_due(connection, 0, timedelta(days=7)) == 1
-        assert retention.count_due(connection, 0, timedelta(days=9)) == 0
+        assert retention.count_due(connection, 0) == 0
+        assert retention.count_older(connection, TENANT, 0, timedelta(days=7)) == 1
+        assert retention.count_older(connection, TENANT, 0, timedelta(days=9)) == 0
+        assert retention.count_older(connection, "other", 0, timedelta(days=7)) == 0
         assert retention.expire_older(connection, "other", timedelta(days=7)) == 0
         assert retention.expire_older(connection, TENANT, timedelta(days=7)) == 1
         assert retention.expire_older(connection, TENANT, timedelta(days=7)) == 0
-        assert retention.count_due(connection, 0, None) == 1
-        assert retention.tenants(connection) == [TENANT]
+        assert retention.count_due(connection, 0) == 1
+        assert retention.count_older(connection, TENANT, 0, timedelta(days=7)) == 0
     drain(database)
     assert [is_readable(database, node) for node in (old, running, young)] == [False, True, True]
 
@@ -385,3 +386,12 @@ def test_idempotency_keys_are_forgotten_after_a_day(database: Database) -> None:
         left = connection.exec_driver_sql("select key from idempotency_keys order by key").scalars().all()
         assert left == ["1", "23"]
         assert retention.drop_old_keys(connection) == 0
+
+
+def test_everybody_who_has_responses_is_found_once(database: Database) -> None:
+    replica = register(database)
+    with database.begin() as connection:
+        assert retention.tenants(connection) == []
+        for tenant in ("b", "a", "c", "a", "b"):
+            plant(connection, replica, tenant=tenant)
+        assert retention.tenants(connection) == ["a", "b", "c"]

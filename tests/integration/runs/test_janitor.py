@@ -1,0 +1,123 @@
+import logging
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+
+from server.config import Config
+from server.runs.janitor import DiskShort, Janitor, Purged, purge
+from server.runs.states import Ending
+from server.store import events, responses
+from server.store.database import Database, DatabaseError
+from server.store.disk import Disk
+from server.wire.ids import new_uuid
+from tests.support.builders import CREATED, TENANT, insert_response, register
+from tests.support.eventually import eventually
+
+ROOMY = Disk(None, None)
+OFTEN = Config(purge_seconds=0.1, send_seconds=0.1)
+ENDING = Ending(
+    status="completed",
+    first_token_at=None,
+    finished_at=CREATED,
+    input_tokens=1,
+    cached_tokens=0,
+    output_tokens=1,
+    reasoning_tokens=0,
+)
+
+
+@pytest.fixture
+def database(database_url: str) -> Iterator[Database]:
+    opened = Database(database_url, pool_size=2)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def nearly_full(tmp_path: Path) -> Disk:
+    return Disk(tmp_path, 2**60)
+
+
+def plant(database: Database, count: int) -> None:
+    """Responses that ended and expired."""
+    replica = register(database)
+    with database.begin() as connection:
+        for node in [new_uuid() for _ in range(count)]:
+            insert_response(connection, replica, id=node, inputs=["said"], lifetime=timedelta(days=-1))
+            events.compact(connection, TENANT, node)
+            responses.finish(connection, TENANT, node, replica, ENDING)
+
+
+def left(database: Database) -> set[UUID]:
+    with database.begin() as connection:
+        return set(connection.exec_driver_sql("select id from responses").scalars())
+
+
+def test_a_purge_goes_on_until_nothing_is_left_and_rests_after_every_batch(database: Database) -> None:
+    plant(database, 700)
+    rests: list[float] = []
+
+    def rest(seconds: float) -> bool:
+        rests.append(seconds)
+        return False
+
+    assert purge(database, ROOMY, 0, rest) == Purged(responses=700)
+    assert left(database) == set()
+    assert len(rests) >= 2
+    assert all(seconds > 0 for seconds in rests)
+
+
+def test_a_purge_that_is_stopped_ends_after_its_batch(database: Database) -> None:
+    plant(database, 700)
+    done = purge(database, ROOMY, 0, lambda _seconds: True)
+    assert 0 < done.responses < 700
+    assert len(left(database)) == 700 - done.responses
+
+
+def test_nothing_is_purged_while_the_disk_is_nearly_full(database: Database, nearly_full: Disk) -> None:
+    plant(database, 3)
+    with pytest.raises(DiskShort):
+        purge(database, nearly_full, 0)
+    assert len(left(database)) == 3
+
+
+def test_the_janitor_purges_again_and_again_until_it_is_stopped(database: Database) -> None:
+    janitor = Janitor(database, ROOMY, OFTEN)
+    janitor.start()
+    try:
+        for _ in range(2):
+            plant(database, 3)
+            eventually(lambda: not left(database))
+    finally:
+        janitor.stop()
+    plant(database, 3)
+    assert len(left(database)) == 3
+
+
+def test_the_janitor_survives_a_full_disk_and_a_database_that_is_away(
+    database: Database, nearly_full: Disk, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    troubles = iter([nearly_full.shortage(), DatabaseError("gone"), None])
+
+    def shortage(_disk: Disk) -> object:
+        trouble = next(troubles, None)
+        if isinstance(trouble, DatabaseError):
+            raise trouble
+        return trouble
+
+    monkeypatch.setattr(Disk, "shortage", shortage)
+    plant(database, 1)
+    janitor = Janitor(database, ROOMY, OFTEN)
+    with caplog.at_level(logging.WARNING):
+        janitor.start()
+        try:
+            eventually(lambda: not left(database))
+        finally:
+            janitor.stop()
+    assert [record.message.partition(":")[0] for record in caplog.records] == [
+        "new responses are refused, and nothing is purged",
+        "purge failed, trying again later",
+    ]
