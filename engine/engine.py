@@ -13,7 +13,7 @@ from engine.cache import extend_chain
 from engine.config import EngineConfig, Limits
 from engine.executor import Executor
 from engine.grammar import check_grammar
-from engine.ledger import Accepted, Close, Ledger
+from engine.ledger import Accepted, Close, Ledger, Released
 from engine.loop import Loop
 from engine.messages import Cancel, Capabilities, Deliver, Job, JobRefused, OnDead, Stats
 from engine.meter import Meter
@@ -94,6 +94,12 @@ class ThreadedEngine:
     def cancel(self, job_id: str) -> None:
         """Asks for the job's end; idempotent. Any thread."""
         self._ledger.inbox.put(Cancel(job_id))
+
+    def hold(self, held: bool) -> None:
+        """Lets no step begin until it is released again. Idempotent; any thread."""
+        self._ledger.held = held
+        if not held:
+            self._ledger.inbox.put(Released())
 
     def stats(self) -> Stats:
         """Any thread. `waiting` counts every accepted job that is in no step."""

@@ -30,7 +30,12 @@ class Close:
     drain: bool
 
 
-Inbound = Accepted | Cancel | Close
+@dataclass(frozen=True, slots=True)
+class Released:
+    """Steps may begin again: wakes the thread."""
+
+
+Inbound = Accepted | Cancel | Close | Released
 
 
 class Ledger:
@@ -38,6 +43,8 @@ class Ledger:
 
     def __init__(self, capacity: int, capacity_of_share: int | None) -> None:
         self.inbox: queue.SimpleQueue[Inbound] = queue.SimpleQueue()
+        self.held = False
+        """No step is to begin."""
         self._capacity = capacity
         self._capacity_of_share = capacity_of_share
         self._jobs: dict[str, Job] = {}

@@ -19,13 +19,14 @@ flight has one row too many in the pass that was begun; nothing is drawn from it
 import logging
 import queue
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from time import monotonic
 
 from engine.config import Limits
 from engine.deadlines import Deadlines
 from engine.executor import Ahead, Begun, Drawn, Executor, OutOfMemory, Pending, RowFailure
-from engine.ledger import Accepted, Close, Inbound, Ledger
+from engine.ledger import Accepted, Close, Inbound, Ledger, Released
 from engine.messages import (
     Cancel,
     Deliver,
@@ -45,6 +46,8 @@ from engine.watchdog import StepAbandoned, Watchdog
 
 log = logging.getLogger(__name__)
 
+HELD_CHECK_AFTER = 0.1
+"""Seconds after which a held engine looks for jobs whose time is over."""
 IDLE_CHECK_AFTER = 1.0
 """Seconds without work after which the engine checks its books."""
 
@@ -119,7 +122,9 @@ class Loop:
             self._read_inbox()
             if self._deadlines:
                 self._end_overdue()
-            if self._executor.ahead is not None:
+            if self._ledger.held and not self._closing:
+                self._wait_for_release()
+            elif self._executor.ahead is not None:
                 self._turn(self._executor.ahead)
             elif not self._scheduler.idle:
                 self._step()
@@ -142,8 +147,15 @@ class Loop:
             self._meter.rest()
         return self._ledger.inbox.get()
 
+    def _wait_for_release(self) -> None:
+        """For that, or for anything else that can be done without a step; deadlines are kept meanwhile."""
+        with suppress(queue.Empty):
+            self._handle(self._ledger.inbox.get(timeout=HELD_CHECK_AFTER))
+
     def _handle(self, message: Inbound) -> None:
         match message:
+            case Released():
+                pass
             case Accepted():
                 self._begin(message)
             case Cancel(job_id):

@@ -320,6 +320,12 @@ class Engine(Protocol):
     def cancel(self, job_id: str) -> None:
         """Asks for the job's end; idempotent. Any thread."""
 
+    def hold(self, held: bool) -> None:
+        """Lets no step begin until it is released again: whoever takes the tokens is behind.
+
+        Jobs are accepted and cancelled meanwhile. Idempotent; any thread.
+        """
+
     def stats(self) -> Stats:
         """Any thread."""
 

@@ -19,6 +19,7 @@ ROUTES: list[tuple[str, str, Handler]] = [
     ("POST", "/v1/responses", responses.create),
     ("GET", "/v1/responses/{response_id}", responses.retrieve),
     ("DELETE", "/v1/responses/{response_id}", responses.delete),
+    ("POST", "/v1/responses/{response_id}/cancel", responses.cancel),
     ("GET", "/v1/models", models.list_models),
     ("GET", "/v1/models/{model:path}", models.retrieve),
 ]

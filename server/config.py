@@ -58,6 +58,12 @@ class Config:
     max_of_tenant: int | None = _setting(
         None, "the most unfinished responses of one tenant; default: no limit of its own", low=1
     )
+    max_queued: int = _setting(
+        4096, "the most background responses waiting in the database", low=1, high=10**9
+    )
+    max_deaths: int = _setting(
+        3, "so many replicas may die while they generate a background response; then it is given up", low=1
+    )
     hang_seconds: float = _setting(
         300.0, "how long one step of the engine may take before it counts as dead", low=1
     )
@@ -97,6 +103,9 @@ class Config:
     delivery: Literal["notify", "poll"] = _setting(
         "notify",
         "how replicas hear of each other's events: `poll` does without LISTEN, for a pooler between",
+    )
+    crash_at: str | None = _setting(
+        None, "a named place at which the process dies as if killed, `name` or `name:n`: for tests and drills"
     )
     log_level: Literal["debug", "info", "warning", "error"] = _setting("info", "what is logged")
 

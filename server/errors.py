@@ -7,6 +7,7 @@
     ├── NotFound             404  absent, deleted, or another tenant's: all the same
     ├── MethodNotAllowed     405
     ├── BodyTooSlow          408
+    ├── Conflict             409  another request is in the way
     ├── BodyTooLarge         413
     ├── TooManyRequests      429  this caller has too many; try again after a while
     ├── Overloaded           503  try again after a while
@@ -92,6 +93,12 @@ class BodyTooSlow(ApiError):
 
     def __init__(self, seconds: float) -> None:
         super().__init__(f"The request body did not arrive within {seconds:g} seconds.")
+
+
+class Conflict(ApiError):
+    status = 409
+    type = "invalid_request_error"
+    default_code = "conflict"
 
 
 class BodyTooLarge(ApiError):

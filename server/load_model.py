@@ -8,7 +8,7 @@ from server.config import Config
 from server.dialects.pick import pick
 from server.errors import ConfigError
 from server.locations import demo_model_folder
-from server.runs.admit import Served
+from server.runs.prepare import Served
 
 
 def model_folder(config: Config) -> Path:

@@ -1,7 +1,8 @@
 """One server process from start to end: database, model, threads, HTTP, and the way down.
 
-The order down is: no new work, wait for what runs, tell the rest that it failed, write everything, stop
-listening. Hypercorn is driven in this process, so that a kill leaves no orphan behind.
+The order down is: no new work, hand background work to the other replicas, wait for what else runs, tell the
+rest that it failed, write everything, stop listening. Hypercorn is driven in this process, so that a kill
+leaves no orphan behind.
 """
 
 import asyncio
@@ -24,6 +25,7 @@ from engine.messages import Outbound
 from server.app import build
 from server.auth import Gate
 from server.config import Config
+from server.crashpoints import arm
 from server.errors import ConfigError
 from server.load_model import load_model, model_name, read_adapters
 from server.open_database import OpenDatabase
@@ -31,7 +33,7 @@ from server.runs.admit import Admission
 from server.runs.janitor import Janitor
 from server.runs.keeper import Keeper
 from server.runs.recorder import Recorder
-from server.runs.recovery import end_orphans
+from server.runs.taker import Taker
 from server.services import Services
 from server.store import keys, leases
 from server.store.database import Database
@@ -48,6 +50,7 @@ START_AGAIN_EXIT = 70
 
 def serve(config: Config, say: Callable[[str], None]) -> int:
     """Serves until SIGTERM or SIGINT; the process's exit code. Raises ConfigError before it listens."""
+    _arm(config)
     model_name(config)  # these two find what cannot be served before anything is started
     read_adapters(config)
     with ExitStack() as stack:
@@ -65,6 +68,13 @@ def serve(config: Config, say: Callable[[str], None]) -> int:
         stack.callback(process.stop)
         process.run(runner, listener)
         return process.exit_code
+
+
+def _arm(config: Config) -> None:
+    try:
+        arm(config.crash_at)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
 
 
 def _listen(config: Config) -> socket.socket:
@@ -112,26 +122,27 @@ class _Process:
         self._engine = served.engine
         self._replica = self._register()  # when the heartbeat is near: loading may outlast a lease
         self._notifier = Notifier(database, muted=config.delivery == "poll")
-        self._recorder = Recorder(
-            database, self._replica, hub, on_fenced=self._fenced, on_events=self._notifier.events
-        )
-        self._admission = Admission(served, database, self._replica, self._recorder, hub, opened.disk, config)
-        self._keeper = Keeper(
+        self._recorder = self._make_recorder(hub)
+        self._taker = Taker(
             database,
-            self._beat,
-            lambda: end_orphans(database, self._replica, served.dialect, self._recorder),
-            lease_seconds=config.lease_seconds,
-            on_fenced=self._fenced,
-            on_database_gone=opened.restore,
+            self._replica,
+            served,
+            self._recorder,
+            most_running=config.max_running,
+            most_deaths=config.max_deaths,
         )
-        self._follower = Follower(
+        self._admission = Admission(
+            served,
             database,
+            self._replica,
+            self._recorder,
             hub,
-            is_here=self._recorder.runs,
-            on_queue=lambda: None,
-            on_cancel=self._cancel,
-            listen=config.delivery == "notify",
+            opened.disk,
+            config,
+            on_queued=self._queued,
         )
+        self._keeper = self._make_keeper(opened)
+        self._follower = self._make_follower(hub)
         self._janitor = Janitor(database, opened.disk, config)
         self._services = Services(
             config=config,
@@ -144,13 +155,46 @@ class _Process:
             disk=opened.disk,
             notifier=self._notifier,
             admission=self._admission,
+            taker=self._taker,
             started_at=int(time.time()),
         )
-        self._recorder.start()
-        self._notifier.start()
-        self._follower.start()
-        self._keeper.start()
-        self._janitor.start()
+        threads = (self._recorder, self._notifier, self._follower, self._keeper, self._janitor, self._taker)
+        for thread in threads:
+            thread.start()
+
+    def _make_recorder(self, hub: Hub) -> Recorder:
+        return Recorder(
+            self._database,
+            self._replica,
+            hub,
+            on_fenced=self._fenced,
+            on_events=self._notifier.events,
+            on_handed_back=self._notifier.queue,
+            hold=self._engine.hold,
+        )
+
+    def _make_keeper(self, opened: OpenDatabase) -> Keeper:
+        return Keeper(
+            self._database,
+            self._replica,
+            holds=self._recorder.holds,
+            cancel=self._cancel,
+            lease_seconds=self._config.lease_seconds,
+            on_unowned=self._taker.wake,
+            on_fenced=self._fenced,
+            on_others=self._notifier.set_others_alive,
+            on_database_gone=opened.restore,
+        )
+
+    def _make_follower(self, hub: Hub) -> Follower:
+        return Follower(
+            self._database,
+            hub,
+            is_here=self._recorder.holds,
+            on_queue=self._taker.wake,
+            on_cancel=self._cancel_all,
+            listen=self._config.delivery == "notify",
+        )
 
     def run(self, runner: asyncio.Runner, listener: socket.socket) -> None:
         """Serves on the listener until the end is asked for."""
@@ -175,10 +219,11 @@ class _Process:
 
     def stop(self) -> None:
         """Ends the threads and gives up the lease."""
+        self._taker.stop()
         self._engine.close(drain=False)
         self._janitor.stop()
-        self._keeper.stop()
         self._recorder.stop()
+        self._keeper.stop()
         self._follower.stop()
         self._notifier.stop()
         with self._database.begin() as connection:
@@ -198,15 +243,18 @@ class _Process:
         """The engine thread, which was there before the recorder."""
         self._recorder.deliver(messages)
 
-    def _beat(self) -> None:
-        with self._database.begin() as connection:
-            leases.beat(connection, self._replica)
-            self._notifier.others_alive = leases.others_alive(connection, self._replica)
+    def _cancel(self, response: UUID) -> None:
+        self._engine.cancel(response.hex)
 
-    def _cancel(self, wanted: Iterable[UUID]) -> None:
+    def _cancel_all(self, wanted: Iterable[UUID]) -> None:
         """The follower's thread: other replicas say that these are to end, whoever runs them."""
         for response in wanted:
-            self._engine.cancel(response.hex)
+            self._cancel(response)
+
+    def _queued(self) -> None:
+        """A handler's thread: there is a background response, for this replica or another with more room."""
+        self._taker.wake()
+        self._notifier.queue()
 
     def _announce(self, listener: socket.socket) -> None:
         host, port = listener.getsockname()[:2]
@@ -241,9 +289,16 @@ class _Process:
         threading.Thread(target=self._drain, name="drain", daemon=True).start()
 
     def _drain(self) -> None:
+        self._taker.stop()
+        background = [run.facts.id for run in self._recorder.running() if run.facts.echo.background]
+        self._recorder.hand_back()
+        for response in background:
+            self._cancel(response)  # heard by nobody: the recorder has given it up before
         if not self._recorder.wait_idle(self._config.drain_seconds):
-            for response in self._recorder.running():
-                self._recorder.fail(response, "The server was stopped while it was generating this response.")
+            for run in self._recorder.running():
+                self._recorder.fail(
+                    run.facts.id, "The server was stopped while it was generating this response."
+                )
             self._engine.close(drain=False)
             self._recorder.wait_idle(5.0)
         self._loop.call_soon_threadsafe(self._ended.set)

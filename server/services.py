@@ -5,8 +5,10 @@ from uuid import UUID
 
 from server.auth import Gate
 from server.config import Config
-from server.runs.admit import Admission, Served
+from server.runs.admit import Admission
+from server.runs.prepare import Served
 from server.runs.recorder import Recorder
+from server.runs.taker import Taker
 from server.store.database import Database
 from server.store.disk import Disk
 from server.store.notify import Notifier
@@ -25,5 +27,13 @@ class Services:
     disk: Disk
     notifier: Notifier
     admission: Admission
+    taker: Taker
     started_at: int
     """Unix seconds; the served model's `created`."""
+
+    def end_early(self, response: UUID) -> None:
+        """Ends a response whose row says that its end is wanted, wherever it runs or waits."""
+        self.served.engine.cancel(response.hex)
+        self.taker.wake()
+        self.notifier.cancel(response)
+        self.notifier.queue()

@@ -3,6 +3,8 @@
 `pre`: may run while the release before it still serves.
 """
 
+from pathlib import Path
+
 import sqlalchemy as sa
 from alembic import op
 from sqlalchemy.dialects import postgresql
@@ -11,6 +13,8 @@ revision = "0002"
 down_revision = "0001"
 branch_labels = None
 depends_on = None
+
+VIEWS = Path(__file__).resolve().parents[1] / "views"
 
 
 def upgrade() -> None:
@@ -59,6 +63,7 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("tenant", "key", name=op.f("pk_idempotency_keys")),
     )
     op.create_index("ix_idempotency_keys_created_at", "idempotency_keys", ["created_at"], unique=False)
+    op.execute(sa.text((VIEWS / "v_events.sql").read_text(encoding="utf-8")))
 
 
 def downgrade() -> None:

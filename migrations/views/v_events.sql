@@ -38,7 +38,11 @@ select
     to_timestamp(k.at) as sent_at
 from chunks k
 left join (
-    values (1, 'response.output_text.delta', 'msg'), (2, 'response.reasoning_text.delta', 'rs')
+    values
+        (1, 'response.output_text.delta', 'msg'),
+        (2, 'response.reasoning_text.delta', 'rs'),
+        (3, 'response.function_call_arguments.delta', 'fc'),
+        (4, 'response.custom_tool_call_input.delta', 'ctc')
 ) as d (kind, type, prefix) on d.kind = k.kind
 cross join lateral (
     select case

@@ -1,5 +1,6 @@
-"""/v1/responses: create, retrieve, replay, delete."""
+"""/v1/responses: create, retrieve, replay, cancel, delete."""
 
+import hashlib
 from uuid import UUID
 
 from starlette.requests import Request
@@ -7,10 +8,13 @@ from starlette.responses import Response as HttpResponse
 
 from server.api.json import as_json
 from server.auth import Caller
+from server.crashpoints import crashpoint
 from server.errors import InvalidRequest, NotFound
+from server.runs.admit import Repeatable
 from server.runs.read import StreamReader, find_response
+from server.runs.states import ENDED
 from server.services import Services
-from server.store import deletion
+from server.store import deletion, ownership
 from server.stream.hub import Channel
 from server.stream.sse import Answer, Deferred, EventStream, Timing
 from server.wire import ids
@@ -18,20 +22,30 @@ from server.wire.decode import decode
 from server.wire.request import CreateResponse
 from server.wire.response import Deleted, Response
 
+CANCEL_SECONDS = 10.0
+"""How long a cancel waits for the end that it asked for; then it answers with what there is."""
+MAX_KEY = 255
+
 
 def create(services: Services, caller: Caller, request: Request, body: bytes) -> Answer:
     """POST /v1/responses"""
     wanted = decode(body, CreateResponse)
-    admitted = services.admission.admit(caller, wanted)
+    admitted = services.admission.admit(caller, wanted, _repeatable(request, body))
     if wanted.stream:
         reader = StreamReader(services.database, caller.tenant, admitted.id)
         return _stream(services, request, admitted.channel, reader, 0)
-    return Deferred(
-        admitted.channel,
-        lambda: as_json(request, _read(services, caller, request, admitted.id)),
-        timing=_timing(services),
-        headers={"x-request-id": request.state.request_id},
-    )
+    if wanted.background:
+        return as_json(request, _read(services, caller, request, admitted.id))
+    return _await_end(services, caller, request, admitted.id, admitted.channel)
+
+
+def _repeatable(request: Request, body: bytes) -> Repeatable | None:
+    key = request.headers.get("idempotency-key")
+    if key is None:
+        return None
+    if not 1 <= len(key) <= MAX_KEY:
+        raise InvalidRequest(f"An Idempotency-Key has 1 to {MAX_KEY} characters.", param="Idempotency-Key")
+    return Repeatable(key, hashlib.sha256(request.url.path.encode() + b"\n" + body).digest())
 
 
 def retrieve(services: Services, caller: Caller, request: Request, _body: bytes) -> Answer:
@@ -47,16 +61,30 @@ def retrieve(services: Services, caller: Caller, request: Request, _body: bytes)
     return _stream(services, request, channel, reader, position)
 
 
+def cancel(services: Services, caller: Caller, request: Request, _body: bytes) -> Answer:
+    """POST /v1/responses/{response_id}/cancel, for foreground responses too"""
+    response = _response_id(request)
+    found = _read(services, caller, request, response)
+    if found.status in ENDED:
+        return as_json(request, found)
+    channel = services.hub.watch(caller.tenant, response)
+    services.database.retry(lambda connection: ownership.request_cancel(connection, caller.tenant, response))
+    crashpoint("cancel.marked")
+    services.end_early(response)
+
+    return _await_end(services, caller, request, response, channel, CANCEL_SECONDS)
+
+
 def delete(services: Services, caller: Caller, request: Request, _body: bytes) -> HttpResponse:
     """DELETE /v1/responses/{response_id}"""
     response = _response_id(request)
     with services.database.begin() as connection:
         running = deletion.delete(connection, caller.tenant, response)
+    crashpoint("delete.marked")
     if running is None:
         raise _unknown(request)
     if running:
-        services.served.engine.cancel(response.hex)
-        services.notifier.cancel(response)  # it may run elsewhere
+        services.end_early(response)
     return as_json(request, Deleted(ids.response_id(response)))
 
 
@@ -69,6 +97,23 @@ def _stream(
         position=position,
         timing=_timing(services),
         headers={"x-request-id": request.state.request_id},
+    )
+
+
+def _await_end(
+    services: Services,
+    caller: Caller,
+    request: Request,
+    response: UUID,
+    channel: Channel,
+    seconds: float | None = None,
+) -> Deferred:
+    return Deferred(
+        channel,
+        lambda: as_json(request, _read(services, caller, request, response)),
+        timing=_timing(services),
+        headers={"x-request-id": request.state.request_id},
+        seconds=seconds,
     )
 
 

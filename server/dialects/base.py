@@ -1,24 +1,90 @@
-"""What every dialect gives: a prompt written from items, and a parser that reads tokens as deltas.
+"""What every dialect gives: a prompt written from a conversation, and a parser that reads tokens as deltas.
 
 Pure: no thread, no clock, no I/O after construction. Tokens come from the engine, deltas go to the emitter.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
 
+from engine.messages import Grammar
 from server.wire.items import Item
 from server.wire.request import Effort
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tool:
+    """Something that the model may call, whoever carries the call out."""
+
+    name: str
+    description: str | None = None
+    kind: Literal["function", "custom"] = "function"
+    """A function takes a JSON object, a custom tool free text."""
+    parameters: Mapping[str, Any] | None = None
+    """A function's JSON schema; None takes any object."""
+    strict: bool = False
+    """The arguments must follow the schema, which is then enforced while they are generated."""
+    syntax: Literal["text", "lark", "regex"] = "text"
+    """Of a custom tool's input; `definition` is the grammar in it."""
+    definition: str = ""
+    namespace: str | None = None
+    """The group that the tool was given in; two groups may have tools of one name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolChoice:
+    """Whether the model must, may or must not call, and what."""
+
+    mode: Literal["none", "auto", "required"] = "auto"
+    allowed: tuple[str, ...] | None = None
+    """The only tools that may be called, by name; None allows all. The prompt shows all of them anyway."""
+    parallel: bool = True
+    """More than one call may come in one turn."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputFormat:
+    """What the final answer must be."""
+
+    kind: Literal["text", "json_object", "json_schema"] = "text"
+    schema: Mapping[str, Any] | None = None
+    name: str = ""
+    description: str | None = None
+    strict: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conversation:
+    """Everything that a prompt is written from."""
+
+    items: Sequence[Item]
+    instructions: str | None = None
+    tools: Sequence[Tool] = ()
+    choice: ToolChoice = ToolChoice()
+    format: OutputFormat = OutputFormat()
+    effort: Effort | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    """More for the chat template, from the names that callers may set."""
+    documents: Sequence[Mapping[str, Any]] = ()
+    continues: bool = False
+    """The last item is an assistant's message that the model goes on with, in place of a new turn."""
+    generates: bool = True
+    """The prompt ends where the model's turn begins; without, after the last item."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """What the engine needs of a conversation, and what the parser must know of how it ends."""
+    """What the engine needs of a conversation, and what the parser must know to read the answer."""
 
     token_ids: tuple[int, ...]
     stop_ids: frozenset[int]
-    opens_reasoning: bool
+    opens_reasoning: bool = False
     """The prompt itself has opened the model's reasoning; the first token belongs to it."""
+    grammar: Grammar | None = None
+    """What enforces the conversation's tool choice and format."""
+    tools: Sequence[Tool] = ()
+    """What may be called, so that a call is told from text that looks like one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +101,44 @@ class ReasoningDelta:
     text: str
 
 
-Delta = TextDelta | ReasoningDelta
+@dataclass(frozen=True, slots=True)
+class MessageStart:
+    """A message begins, even if no text comes. Without one, the first text begins a message."""
+
+    phase: Literal["commentary", "final_answer"] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CallStart:
+    """A call begins; whatever was open is over. The tool's name is known from here on."""
+
+    name: str
+    call_id: str | None = None
+    """The id that the model gave its call, where its format has one."""
+    kind: Literal["function", "custom"] = "function"
+    namespace: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CallDelta:
+    """More of the open call's arguments: JSON text of a function, the input of a custom tool."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallEnd:
+    """The open call is complete. A call that never gets one was cut off."""
+
+
+Delta = TextDelta | ReasoningDelta | MessageStart | CallStart | CallDelta | CallEnd
 
 
 class Parser(Protocol):
-    """Reads one job's tokens. Any split of the same tokens gives the same concatenated deltas."""
+    """Reads one job's tokens. Never raises, whatever the model says.
+
+    Any split of the same tokens gives the same deltas, once neighbours of a kind are joined.
+    """
 
     reasoning_tokens: int
     """How many of the tokens so far belonged to reasoning."""
@@ -54,13 +153,18 @@ class Parser(Protocol):
 class PromptError(Exception):
     """The conversation cannot be written for this model; the sentence is for the caller."""
 
+    def __init__(self, message: str, param: str = "input") -> None:
+        super().__init__(message)
+        self.param = param
+        """The parameter of the request that is to blame."""
+
 
 class Dialect(Protocol):
-    def write(self, instructions: str | None, items: Sequence[Item], effort: Effort | None) -> Prompt:
+    def write(self, conversation: Conversation) -> Prompt:
         """The conversation as a prompt that ends where the model's answer begins.
 
         Raises PromptError when the model's template refuses the conversation.
         """
 
-    def parser(self, *, opens_reasoning: bool) -> Parser:
-        """A fresh parser for one job."""
+    def parser(self, prompt: Prompt) -> Parser:
+        """A fresh parser for one job with that prompt."""

@@ -7,12 +7,11 @@ from typing import Any
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
-from server.dialects.base import Delta, Prompt, TextDelta
+from server.dialects.base import Conversation, Delta, Prompt, ReasoningDelta, TextDelta
 from server.dialects.reasoning import OPEN, ThinkSplitter
 from server.dialects.template import ChatTemplate, Message
-from server.wire.items import Item, plain_text
 from server.wire.items import Message as MessageItem
-from server.wire.request import Effort
+from server.wire.items import plain_text
 
 
 class ChatParser:
@@ -68,23 +67,23 @@ class ChatDialect:
         self._template = ChatTemplate(folder)
         self._stop_ids = stop_ids
 
-    def write(self, instructions: str | None, items: Sequence[Item], effort: Effort | None) -> Prompt:
+    def write(self, conversation: Conversation) -> Prompt:
         messages: list[Message] = []
-        if instructions:
-            messages.append({"role": "system", "content": instructions})
-        messages += [_message(item) for item in items if isinstance(item, MessageItem)]
+        if conversation.instructions:
+            messages.append({"role": "system", "content": conversation.instructions})
+        messages += [_message(item) for item in conversation.items if isinstance(item, MessageItem)]
         variables: dict[str, Any] = {}
-        if self._template.thinks and effort is not None:
-            variables["enable_thinking"] = effort not in ("none", "minimal")
+        if self._template.thinks and conversation.effort is not None:
+            variables["enable_thinking"] = conversation.effort not in ("none", "minimal")
         rendered = self._template.render(messages, **variables)
         return Prompt(
-            self._template.encode(rendered),
-            self._stop_ids,
+            token_ids=self._template.encode(rendered),
+            stop_ids=self._stop_ids,
             opens_reasoning=rendered.rstrip().endswith(OPEN),
         )
 
-    def parser(self, *, opens_reasoning: bool) -> ChatParser:
-        splitter = ThinkSplitter(opens_reasoning=opens_reasoning) if self._template.thinks else None
+    def parser(self, prompt: Prompt) -> ChatParser:
+        splitter = ThinkSplitter(opens_reasoning=prompt.opens_reasoning) if self._template.thinks else None
         return ChatParser(self._template.tokenizer, splitter, self._stop_ids)
 
 
@@ -97,8 +96,11 @@ def _joined(deltas: list[Delta]) -> list[Delta]:
     """Neighbours of the same kind as one delta."""
     joined: list[Delta] = []
     for delta in deltas:
-        if joined and type(joined[-1]) is type(delta):
-            joined[-1] = type(delta)(joined[-1].text + delta.text)
-        else:
-            joined.append(delta)
+        match joined[-1:], delta:
+            case [TextDelta(before)], TextDelta(text):
+                joined[-1] = TextDelta(before + text)
+            case [ReasoningDelta(before)], ReasoningDelta(text):
+                joined[-1] = ReasoningDelta(before + text)
+            case _:
+                joined.append(delta)
     return joined

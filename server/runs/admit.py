@@ -1,32 +1,32 @@
-"""Accepting a response: checked, written down in one transaction, handed to the engine.
+"""Accepting a response: checked, written down in one transaction, handed to the engine or to the queue.
 
 Runs in a handler's thread and waits for no token. Everything that can be wrong with a request is found before
 the row exists; once it does, the response reaches a terminal status.
 """
 
-import hashlib
 import secrets
 import threading
-from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from uuid import UUID
 
 import msgspec
 
-from engine.messages import Capabilities, Engine, Job, JobRefused, Sampling
+from engine.messages import JobRefused
 from server.auth import Caller
 from server.config import Config
-from server.dialects.base import Dialect, Prompt, PromptError
-from server.errors import ApiError, InvalidRequest, Overloaded, StorageFull, TooManyRequests, UnknownModel
+from server.crashpoints import crashpoint
+from server.errors import Conflict, InvalidRequest, Overloaded, StorageFull, UnknownModel
 from server.runs import context
 from server.runs.lifetime import lifetime
-from server.runs.recorder import Recorder, stored_item
+from server.runs.prepare import Prepared, Served, prepare, refusal
+from server.runs.recorder import Recorder
 from server.runs.run import Run, RunFacts
 from server.runs.unsupported import refuse_unsupported
-from server.store import events, responses
-from server.store.database import Database, clock
+from server.runs.writing import stored_item
+from server.store import events, idempotency, ownership, responses
+from server.store.database import Connection, Database, clock
 from server.store.disk import Disk
 from server.store.responses import NewResponse
 from server.stream.frames import frame
@@ -35,32 +35,41 @@ from server.wire.events import Event, render
 from server.wire.ids import new_uuid
 from server.wire.items import Item
 from server.wire.request import CreateResponse
-from server.wire.response import Echo, FormatEcho, ReasoningEcho, TextEcho
-
-SMALLEST_TOP_P = 1e-6
-"""What top_p 0 means: the likeliest token alone."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Served:
-    """The model that this process serves."""
+@dataclass(frozen=True, slots=True)
+class Repeatable:
+    """A request that carries an idempotency key."""
 
-    name: str
-    engine: Engine
-    dialect: Dialect
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """What clients may ask for: the model and its adapters."""
-        return (self.name, *self.engine.capabilities.adapters)
+    key: str
+    digest: bytes
+    """Of the whole request: the same key must come with the same."""
 
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """A response that exists from now on."""
+    """A response that exists from now on, or did already."""
 
     id: UUID
     channel: Channel
+    """Where its frames come out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _New:
+    """A response about to be accepted."""
+
+    caller: Caller
+    request: CreateResponse
+    response: UUID
+    prepared: Prepared
+    previous: UUID | None
+    items: Sequence[Item]
+    repeatable: Repeatable | None
+
+
+class _UsedBefore(Exception):
+    """Another request with the same key was accepted in the meantime."""
 
 
 class Admission:
@@ -75,6 +84,8 @@ class Admission:
         hub: Hub,
         disk: Disk,
         config: Config,
+        *,
+        on_queued: Callable[[], None],
     ) -> None:
         self._served = served
         self._database = database
@@ -83,6 +94,7 @@ class Admission:
         self._hub = hub
         self._disk = disk
         self._config = config
+        self._on_queued = on_queued
         self._closed = threading.Event()
 
     @property
@@ -93,198 +105,203 @@ class Admission:
         """Refuses whatever comes from now on."""
         self._closed.set()
 
-    def admit(self, caller: Caller, request: CreateResponse) -> Admitted:
-        """Begins a response. Raises ApiError or DecodeFailure, and then nothing has happened."""
+    def admit(
+        self, caller: Caller, request: CreateResponse, repeatable: Repeatable | None = None
+    ) -> Admitted:
+        """Begins a response, or finds the one that this request began when it was sent before.
+
+        Raises ApiError or DecodeFailure, and then nothing has happened.
+        """
         if self._closed.is_set():
             raise Overloaded("The server is shutting down.")
+        if repeatable and (before := self._sent_before(caller, repeatable)):
+            return before
         if self._disk.shortage() is not None:
             raise StorageFull
         refuse_unsupported(request)
         if request.model not in self._served.names:
             raise UnknownModel(request.model, self._served.names)
-        response = new_uuid()
-        new = context.new_items(request, response)
-        with self._database.begin() as connection:
-            previous, history = context.previous(connection, caller.tenant, request)
-        prompt = self._write_prompt(request, context.conversation(history, new))
-        echo = make_echo(request, self._served.engine.capabilities)
-        job = self._make_job(caller, request, response, prompt, echo)
-        created_at = self._database_time() if not echo.store else None
-        run, begun = self._accept(caller, request, job, echo, prompt, previous, new, created_at)
-        return self._hand_over(run, job, begun)
-
-    def _write_prompt(self, request: CreateResponse, items: Sequence[Item]) -> Prompt:
-        effort = request.reasoning.effort if request.reasoning else None
+        new = self._prepare(caller, request, repeatable)
         try:
-            return self._served.dialect.write(request.instructions, items, effort)
-        except PromptError as error:
-            raise InvalidRequest(str(error), param="input") from error
+            return self._begin(new)
+        except _UsedBefore:
+            assert repeatable is not None
+            found = self._sent_before(caller, repeatable)
+            if found is None:
+                raise Conflict("Another request used this Idempotency-Key; try again.") from None
+            return found
 
-    def _make_job(
-        self, caller: Caller, request: CreateResponse, response: UUID, prompt: Prompt, echo: Echo
-    ) -> Job:
-        model = self._served.engine.capabilities
-        room = model.context_length - len(prompt.token_ids)
-        if room < 1:
-            raise too_long(len(prompt.token_ids), model.context_length)
-        job = Job(
-            job_id=response.hex,
-            prompt=prompt.token_ids,
-            max_tokens=min(echo.max_output_tokens or room, room),
-            sampling=Sampling(
-                seed=request.seed if request.seed is not None else secrets.randbits(63),
-                temperature=echo.temperature,
-                top_p=max(echo.top_p, SMALLEST_TOP_P),
-                top_k=model.top_k,
-                min_p=model.min_p,
-                repetition_penalty=model.repetition_penalty,
-                presence_penalty=echo.presence_penalty,
-                frequency_penalty=echo.frequency_penalty,
-            ),
-            stop_ids=prompt.stop_ids,
-            cache_salt=caller.tenant,
-            share=caller.tenant,
-            adapter=request.model if request.model != self._served.name else "",
+    def _sent_before(self, caller: Caller, repeatable: Repeatable) -> Admitted | None:
+        def look(connection: Connection) -> tuple[idempotency.FirstUse | None, bool]:
+            first = idempotency.find(connection, caller.tenant, repeatable.key)
+            kept = first is not None and responses.get(connection, caller.tenant, first.response_id)
+            return first, bool(kept)
+
+        first, kept = self._database.retry(look)
+        if first is None:
+            return None
+        if first.digest != repeatable.digest:
+            raise InvalidRequest(
+                "This Idempotency-Key was used for another request; use a new one for each request.",
+                param="Idempotency-Key",
+                code="idempotency_key_reused",
+            )
+        if kept:
+            return Admitted(first.response_id, self._hub.watch(caller.tenant, first.response_id))
+        channel = self._hub.running(first.response_id)
+        if channel is None:
+            raise Conflict(
+                "This request was made before; its response was not stored, or has been deleted.",
+                param="Idempotency-Key",
+            )
+        return Admitted(first.response_id, channel)
+
+    def _prepare(self, caller: Caller, request: CreateResponse, repeatable: Repeatable | None) -> _New:
+        response = new_uuid()
+        items = context.new_items(request, response)
+        previous, history = self._database.retry(
+            lambda connection: context.previous(connection, caller.tenant, request)
+        )
+        if request.background:
+            self._refuse_too_many_queued()
+        seed = request.seed if request.seed is not None else secrets.randbits(63)
+        prepared = prepare(
+            self._served, caller.tenant, request, context.conversation(history, items), response, seed
         )
         try:
-            self._served.engine.check(job)
+            self._served.engine.check(prepared.job)
         except JobRefused as refused:
             raise refusal(refused) from refused
-        return job
-
-    def _accept(
-        self,
-        caller: Caller,
-        request: CreateResponse,
-        job: Job,
-        echo: Echo,
-        prompt: Prompt,
-        previous: UUID | None,
-        new: Sequence[Item],
-        created_at: datetime | None,
-    ) -> tuple[Run, list[Event]]:
-        """Writes the response, its input and its first events, unless it is not to be stored."""
-        response = UUID(hex=job.job_id)
-
-        def make_run(created: datetime) -> Run:
-            facts = RunFacts(
-                tenant=caller.tenant,
-                id=response,
-                key_id=caller.key_id,
-                echo=echo,
-                created_at=created,
-                attempt=1,
-                prompt_tokens=len(prompt.token_ids),
-            )
-            return Run(facts, self._served.dialect.parser(opens_reasoning=prompt.opens_reasoning))
-
-        if created_at is not None:
-            run = make_run(created_at)
-            return run, run.begin()
-        row = NewResponse(
-            tenant=caller.tenant,
-            id=response,
-            previous_id=previous,
-            stream=bool(request.stream),
-            background=False,
-            model=echo.model,
-            replica_id=self._replica,
-            seed=job.sampling.seed,
-            prompt_hash=hash_prompt(job.prompt),
-            request=msgspec.json.encode(echo).decode(),
-            metadata=msgspec.json.encode(echo.metadata).decode(),
-            lifetime=lifetime(request, self._config.retention_days),
+        return _New(
+            caller=caller,
+            request=request,
+            response=response,
+            prepared=prepared,
+            previous=previous,
+            items=items,
+            repeatable=repeatable,
         )
-        with self._database.begin() as connection:
-            # Its history was read a moment ago; from here on it cannot be deleted under its next turn.
-            if previous and not responses.hold(connection, caller.tenant, previous):
-                raise context.unknown_previous(request.previous_response_id or "")
-            run = make_run(responses.insert_accepted(connection, row))
-            begun = run.begin()
-            responses.insert_items(
-                connection, caller.tenant, response, responses.INPUT, [stored_item(item) for item in new]
-            )
-            events.append(connection, events.pack(caller.tenant, response, 1, begun, []))
+
+    def _refuse_too_many_queued(self) -> None:
+        most = self._config.max_queued
+        if self._database.retry(lambda connection: ownership.waiting(connection, most)) >= most:
+            raise Overloaded("Too many background responses are waiting; try again later.")
+
+    def _begin(self, new: _New) -> Admitted:
+        if not new.prepared.echo.store:
+            run, begun = self._begin_unstored(new)
+        elif new.prepared.echo.background:
+            self._accept(new)
+            self._on_queued()
+            return Admitted(new.response, self._hub.watch(new.caller.tenant, new.response))
+        else:
+            run, begun = self._accept_running(new)
+        return self._hand_over(run, new.prepared, begun)
+
+    def _begin_unstored(self, new: _New) -> tuple[Run, list[Event]]:
+        def claim_key(connection: Connection) -> datetime:
+            self._claim_key(connection, new)
+            return clock(connection)
+
+        run = self._make_run(new, self._database.retry(claim_key))
+        return run, run.begin() + run.start()
+
+    def _accept_running(self, new: _New) -> tuple[Run, list[Event]]:
+        """It is held from its first moment: whoever looks after lost responses must know that it is none."""
+        self._recorder.expect(new.response)
+        try:
+            return self._accept(new)
+        except BaseException:
+            self._recorder.forget(new.response)
+            raise
+
+    def _accept(self, new: _New) -> tuple[Run, list[Event]]:
+        """Writes the response, its input and its first events."""
+        run, begun = self._database.retry(lambda connection: self._write(connection, new))
+        crashpoint("accept.committed")
         return run, begun
 
-    def _hand_over(self, run: Run, job: Job, begun: Sequence[Event]) -> Admitted:
+    def _write(self, connection: Connection, new: _New) -> tuple[Run, list[Event]]:
+        """May be run again: a first try whose commit was not heard of has written it all, or nothing."""
+        tenant = new.caller.tenant
+        written = responses.get(connection, tenant, new.response)
+        created_at = written.created_at if written else self._insert(connection, new)
+        run = self._make_run(new, created_at)
+        begun = run.begin() if run.facts.echo.background else run.begin() + run.start()
+        if written is None:
+            responses.insert_items(
+                connection, tenant, new.response, responses.INPUT, [stored_item(item) for item in new.items]
+            )
+            events.append(connection, events.pack(tenant, new.response, run.facts.attempt, begun, []))
+        crashpoint("accept.written")
+        return run, begun
+
+    def _insert(self, connection: Connection, new: _New) -> datetime:
+        self._claim_key(connection, new)
+        # Its history was read a moment ago; from here on it cannot be deleted under its next turn.
+        if new.previous and not responses.hold(connection, new.caller.tenant, new.previous):
+            raise context.unknown_previous(new.request.previous_response_id or "")
+        row = _row(new, lifetime(new.request, self._config.retention_days))
+        if row.background:
+            return responses.insert_queued(connection, row)
+        return responses.insert_running(connection, row, self._replica)
+
+    def _claim_key(self, connection: Connection, new: _New) -> None:
+        given = new.repeatable
+        if given and not idempotency.claim(
+            connection, new.caller.tenant, given.key, given.digest, new.response
+        ):
+            raise _UsedBefore
+
+    def _make_run(self, new: _New, created_at: datetime) -> Run:
+        facts = RunFacts(
+            tenant=new.caller.tenant,
+            id=new.response,
+            key_id=new.caller.key_id,
+            echo=new.prepared.echo,
+            created_at=created_at,
+            attempt=0 if new.prepared.echo.background else 1,
+            prompt_tokens=len(new.prepared.prompt.token_ids),
+        )
+        return Run(facts, self._served.dialect.parser(new.prepared.prompt))
+
+    def _hand_over(self, run: Run, prepared: Prepared, begun: Sequence[Event]) -> Admitted:
         engine = self._served.engine
         response = run.facts.id
         channel = self._hub.open(
             response,
             stored=run.stored,
             grace=self._config.grace_seconds,
-            on_abandoned=lambda: engine.cancel(job.job_id),
+            on_abandoned=lambda: engine.cancel(prepared.job.job_id),
         )
         frames = tuple(frame(event, render(response, event)) for event in begun)
         self._hub.publish([Published(response, 0, frames, None)])
         self._recorder.begin(run)
+        crashpoint("accept.begun")
         try:
-            engine.submit(job)
+            engine.submit(prepared.job)
         except JobRefused:
             self._recorder.fail(response, "The server is overloaded; try again later.")
+        crashpoint("accept.submitted")
         return Admitted(response, channel)
 
-    def _database_time(self) -> datetime:
-        with self._database.begin() as connection:
-            return clock(connection)
 
-
-def make_echo(request: CreateResponse, model: Capabilities) -> Echo:
-    """What the response repeats of the request, the model's own defaults filled in. Pure."""
-    text = request.text
-    return Echo(
-        background=False,
-        frequency_penalty=request.frequency_penalty or 0.0,
-        instructions=request.instructions,
-        max_output_tokens=request.max_output_tokens,
-        max_tool_calls=request.max_tool_calls,
-        metadata=request.metadata or {},
-        model=request.model,
-        parallel_tool_calls=request.parallel_tool_calls is not False,
-        presence_penalty=request.presence_penalty or 0.0,
-        previous_response_id=request.previous_response_id,
-        prompt_cache_key=request.prompt_cache_key,
-        reasoning=ReasoningEcho(request.reasoning.effort, request.reasoning.summary)
-        if request.reasoning
-        else ReasoningEcho(),
-        safety_identifier=request.safety_identifier,
-        service_tier="default",
-        store=request.store is not False,
-        temperature=request.temperature if request.temperature is not None else model.temperature,
-        text=TextEcho(FormatEcho(), text.verbosity if text and text.verbosity else msgspec.UNSET),
-        tool_choice=request.tool_choice or "auto",
-        tools=[],
-        top_logprobs=0,
-        top_p=request.top_p if request.top_p is not None else model.top_p,
-        truncation=request.truncation or "disabled",
-        user=request.user,
-    )
-
-
-def hash_prompt(token_ids: Sequence[int]) -> bytes:
-    """Tells a changed template or tokenizer from the one that a response began with."""
-    return hashlib.sha256(array("i", token_ids).tobytes()).digest()
-
-
-def refusal(refused: JobRefused) -> ApiError:
-    """The engine's refusal as the caller is told it."""
-    match refused.reason:
-        case "too_long":
-            return InvalidRequest(str(refused), param="input", code="context_length_exceeded")
-        case "overloaded":
-            return Overloaded("The server has more requests than it can take; try again later.")
-        case "share_full":
-            return TooManyRequests("You have as many requests here as one may have; try again later.")
-        case "closed":
-            return Overloaded("The engine does not take requests at the moment.")
-        case _:
-            return InvalidRequest(str(refused))
-
-
-def too_long(tokens: int, limit: int) -> InvalidRequest:
-    return InvalidRequest(
-        f"The input has {tokens} tokens and leaves no room for an answer in this model's {limit}.",
-        param="input",
-        code="context_length_exceeded",
+def _row(new: _New, kept: timedelta | None) -> NewResponse:
+    echo = new.prepared.echo
+    asked = msgspec.structs.replace(new.request, input="", instructions=None)
+    return NewResponse(
+        tenant=new.caller.tenant,
+        id=new.response,
+        previous_id=new.previous,
+        stream=bool(new.request.stream),
+        background=echo.background,
+        model=echo.model,
+        priority=0,
+        seed=new.prepared.job.sampling.seed,
+        prompt_hash=new.prepared.prompt_hash,
+        key_id=new.caller.key_id,
+        request=msgspec.json.encode(echo).decode(),
+        asked=msgspec.json.encode(asked).decode(),
+        metadata=msgspec.json.encode(echo.metadata).decode(),
+        lifetime=kept,
     )

@@ -24,6 +24,17 @@ from server.wire.request import CreateResponse
 _decode = msgspec.json.Decoder(Item).decode
 
 
+def decode_item(payload: str) -> Item:
+    """An item as it was stored."""
+    item: Item = _decode(payload)
+    return item
+
+
+def read_history(connection: Connection, tenant: str, response: UUID) -> list[Item]:
+    """Every item up to a response's end, oldest first."""
+    return [decode_item(payload) for payload in responses.history(connection, tenant, response)]
+
+
 def new_items(request: CreateResponse, response: UUID) -> list[Item]:
     """The request's input as items of this response, with ids of their own. Raises DecodeFailure."""
     return [_own(given, response, index) for index, given in enumerate(read_input(request.input))]
@@ -64,7 +75,7 @@ def previous(connection: Connection, tenant: str, request: CreateResponse) -> tu
             f"The response '{given}' is still {stored.status}; wait for its end before going on from it.",
             param="previous_response_id",
         )
-    return found, [_decode(payload) for payload in responses.history(connection, tenant, found)]
+    return found, read_history(connection, tenant, found)
 
 
 def unknown_previous(given: str) -> NotFound:

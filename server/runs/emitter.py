@@ -1,19 +1,43 @@
 """Deltas become OpenAI's events, in OpenAI's order, numbered without a gap.
 
 Pure: the same deltas give the same events with the same ids. What it keeps is the item that is open and the
-items that are done. Order per item: added, part added, deltas, text done, part done, item done.
+items that are done. Order per item: added, part added, deltas, text done, part done, item done; calls have no
+parts.
 """
 
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Literal
 from uuid import UUID
 
-from server.dialects.base import Delta, ReasoningDelta, TextDelta
+import msgspec
+from msgspec import UNSET
+
+from server.dialects.base import (
+    CallDelta,
+    CallEnd,
+    CallStart,
+    Delta,
+    MessageStart,
+    ReasoningDelta,
+    TextDelta,
+)
 from server.runs.assemble import assemble
 from server.runs.states import Ending, EndStatus
 from server.wire import events as wire
 from server.wire import ids
-from server.wire.events import Event, Kind
-from server.wire.items import Item, ItemStatus, Message, OutputText, Reasoning, ReasoningText
+from server.wire.events import Event, Kind, event_type
+from server.wire.items import (
+    CustomToolCall,
+    FunctionCall,
+    Item,
+    ItemStatus,
+    Message,
+    OutputText,
+    Reasoning,
+    ReasoningText,
+)
 from server.wire.response import Echo, Response
 
 _TERMINAL: dict[EndStatus, type[wire.ResponseCompleted | wire.ResponseFailed | wire.ResponseIncomplete]] = {
@@ -22,6 +46,42 @@ _TERMINAL: dict[EndStatus, type[wire.ResponseCompleted | wire.ResponseFailed | w
     "incomplete": wire.ResponseIncomplete,
     "cancelled": wire.ResponseIncomplete,
 }
+
+
+@dataclass(slots=True)
+class _OpenItem:
+    """The item that deltas go to."""
+
+    begun: MessageStart | ReasoningDelta | CallStart
+    """What it began with; of reasoning only the type counts."""
+    kind: Kind
+    """Of its deltas."""
+    id: str
+    call_id: str
+    text: list[str] = field(default_factory=list)
+
+    def item(self, status: ItemStatus, text: str | None) -> Item:
+        """The item with that text; with none, as it is when it is added."""
+        match self.begun:
+            case MessageStart(phase):
+                content = [] if text is None else [OutputText(text=text)]
+                return Message(self.id, status, "assistant", [*content], phase or UNSET)
+            case ReasoningDelta():
+                return Reasoning(self.id, status, [], [] if text is None else [ReasoningText(text)])
+            case CallStart(name, _, "function", namespace):
+                return FunctionCall(self.id, status, self.call_id, name, text or "", namespace or UNSET)
+            case CallStart(name, _, _, namespace):
+                return CustomToolCall(self.id, status, self.call_id, name, text or "", namespace or UNSET)
+
+    def part(self, text: str) -> OutputText | ReasoningText | None:
+        """The only part of a message or of reasoning; a call has none."""
+        match self.begun:
+            case MessageStart():
+                return OutputText(text=text)
+            case ReasoningDelta():
+                return ReasoningText(text)
+            case CallStart():
+                return None
 
 
 class Emitter:
@@ -34,40 +94,65 @@ class Emitter:
         self._response = response
         self._created_at = created_at
         self._echo = echo
-        self._open: type[Delta] | None = None
-        self._text: list[str] = []
+        self._open: _OpenItem | None = None
 
     def begin(self) -> list[Event]:
-        """The two events that every stream starts with."""
-        running = assemble(self._response, self._created_at, self._echo, "in_progress", [])
+        """What a stream starts with: it was created, and waits if it is one for the background."""
+        if not self._echo.background:
+            return [wire.whole(wire.ResponseCreated(self._number(), self._unended("in_progress")))]
+        queued = self._unended("queued")
         return [
-            wire.whole(wire.ResponseCreated(self._number(), running)),
-            wire.whole(wire.ResponseInProgress(self._number(), running)),
+            wire.whole(wire.ResponseCreated(self._number(), queued)),
+            wire.whole(wire.ResponseQueued(self._number(), queued)),
         ]
 
+    def start(self) -> list[Event]:
+        """It is being generated."""
+        return [wire.whole(wire.ResponseInProgress(self._number(), self._unended("in_progress")))]
+
     def delta(self, delta: Delta) -> list[Event]:
-        """The events for more text; a change from reasoning to answer closes the one and opens the other."""
-        events: list[Event] = []
-        if self._open is not type(delta):
-            events += self._close_item("completed")
-            events += self._open_item(type(delta))
-        kind = Kind.OUTPUT_TEXT_DELTA if isinstance(delta, TextDelta) else Kind.REASONING_TEXT_DELTA
-        self._text.append(delta.text)
-        events.append(Event(self._number(), kind, self._index, 0, delta.text))
-        return events
+        """The events of one delta; a change from one kind of item to another closes and opens them."""
+        match delta:
+            case TextDelta(text):
+                events = self._open_unless(Kind.OUTPUT_TEXT_DELTA, MessageStart())
+            case ReasoningDelta(text):
+                events = self._open_unless(Kind.REASONING_TEXT_DELTA, delta)
+            case MessageStart():
+                return self._change_to(Kind.OUTPUT_TEXT_DELTA, delta)
+            case CallStart(kind="function"):
+                return self._change_to(Kind.FUNCTION_CALL_ARGUMENTS_DELTA, delta)
+            case CallStart():
+                return self._change_to(Kind.CUSTOM_TOOL_CALL_INPUT_DELTA, delta)
+            case CallDelta(text):
+                events = []
+            case CallEnd():
+                return self._close("completed")
+        return [*events, self._more(text)]
+
+    def retell(self, told: Iterable[Event]) -> None:
+        """Takes over what a log says was told, so that its open item can be closed and nothing be lost."""
+        for event in told:
+            if event.kind is not Kind.WHOLE:
+                self._more(event.body)
+            elif event_type(event) == "response.output_item.added":
+                item = _decode_added(event.body).item
+                self._change_to(*_begun(item))
+            elif event_type(event) == "response.output_item.done":
+                self._close("completed")
 
     def end(self, ending: Ending) -> tuple[list[Event], Response]:
         """Closes what is open, then the terminal event; also the final response that it carries.
 
-        A completed response always has a message, an empty one if the model said nothing. A cancelled one
-        ends with `response.incomplete` whose status says so: OpenAI's SDKs know no other event for it.
+        A completed response always has a message or a call, an empty message if the model said nothing. A
+        cancelled one ends with `response.incomplete` whose status says so: OpenAI's SDKs know no other event
+        for it.
         """
-        events: list[Event] = []
         completed = ending.status == "completed"
-        events += self._close_item("completed" if completed else "incomplete")
-        if completed and not any(isinstance(item, Message) for item in self.output):
-            events += self._open_item(TextDelta)
-            events += self._close_item("completed")
+        cut_off = self._open is not None and isinstance(self._open.begun, CallStart)
+        events = self._close("completed" if completed and not cut_off else "incomplete")
+        if completed and all(isinstance(item, Reasoning) for item in self.output):
+            events += self._change_to(Kind.OUTPUT_TEXT_DELTA, MessageStart())
+            events += self._close("completed")
         final = assemble(self._response, self._created_at, self._echo, ending.status, self.output, ending)
         terminal = _TERMINAL[ending.status]
         events.append(wire.whole(terminal(self._number(), final)))
@@ -78,45 +163,80 @@ class Emitter:
         """The output index of the open item."""
         return len(self.output)
 
+    def _unended(self, status: Literal["queued", "in_progress"]) -> Response:
+        return assemble(self._response, self._created_at, self._echo, status, [])
+
     def _number(self) -> int:
         number = self.next_seq
         self.next_seq += 1
         return number
 
-    def _item_id(self) -> str:
-        prefix = "msg" if self._open is TextDelta else "rs"
-        return ids.item_id(prefix, self._response, "o", self._index)
+    def _more(self, text: str) -> Event:
+        assert self._open is not None, "more of a call that has not begun"
+        self._open.text.append(text)
+        return Event(self._number(), self._open.kind, self._index, 0, text)
 
-    def _item(self, status: ItemStatus, text: str | None) -> Item:
-        """The open item; without text, as it is when it is added."""
-        if self._open is TextDelta:
-            return Message(
-                self._item_id(), status, "assistant", [] if text is None else [OutputText(text=text)]
-            )
-        return Reasoning(self._item_id(), status, [], [] if text is None else [ReasoningText(text)])
+    def _open_unless(self, kind: Kind, begun: MessageStart | ReasoningDelta) -> list[Event]:
+        """Opens an item for deltas of this kind, unless the open one takes them."""
+        if self._open is not None and self._open.kind is kind:
+            return []
+        return self._change_to(kind, begun)
 
-    def _part(self, text: str) -> OutputText | ReasoningText:
-        return OutputText(text=text) if self._open is TextDelta else ReasoningText(text)
+    def _change_to(self, kind: Kind, begun: MessageStart | ReasoningDelta | CallStart) -> list[Event]:
+        # A call that nobody said the end of was cut off by what comes now.
+        cut_off = self._open is not None and isinstance(self._open.begun, CallStart)
+        events = self._close("incomplete" if cut_off else "completed")
+        call_id = ids.call_id(self._response, self._index)
+        if isinstance(begun, CallStart) and begun.call_id:
+            call_id = begun.call_id
+        item_id = ids.item_id(wire.ITEM_PREFIX[kind], self._response, "o", self._index)
+        self._open = _OpenItem(begun, kind, item_id, call_id)
+        item = self._open.item("in_progress", None)
+        events.append(wire.whole(wire.OutputItemAdded(self._number(), self._index, item)))
+        if (part := self._open.part("")) is not None:
+            events.append(wire.whole(wire.ContentPartAdded(self._number(), item_id, self._index, 0, part)))
+        return events
 
-    def _open_item(self, kind: type[Delta]) -> list[Event]:
-        self._open, self._text = kind, []
-        item = self._item("in_progress", None)
-        return [
-            wire.whole(wire.OutputItemAdded(self._number(), self._index, item)),
-            wire.whole(wire.ContentPartAdded(self._number(), item.id, self._index, 0, self._part(""))),
-        ]
-
-    def _close_item(self, status: ItemStatus) -> list[Event]:
+    def _close(self, status: ItemStatus) -> list[Event]:
         if self._open is None:
             return []
-        text = "".join(self._text)
-        item = self._item(status, text)
-        done = wire.ReasoningTextDone if self._open is ReasoningDelta else wire.OutputTextDone
-        events = [
-            wire.whole(done(self._number(), item.id, self._index, 0, text)),
-            wire.whole(wire.ContentPartDone(self._number(), item.id, self._index, 0, self._part(text))),
-            wire.whole(wire.OutputItemDone(self._number(), self._index, item)),
-        ]
+        text = "".join(self._open.text)
+        item = self._open.item(status, text)
+        events = [wire.whole(self._text_done(item, text))]
+        if (part := self._open.part(text)) is not None:
+            events.append(wire.whole(wire.ContentPartDone(self._number(), item.id, self._index, 0, part)))
+        events.append(wire.whole(wire.OutputItemDone(self._number(), self._index, item)))
         self.output.append(item)
         self._open = None
         return events
+
+    def _text_done(self, item: Item, text: str) -> wire.WholeEvent:
+        number = self._number()
+        match item:
+            case Reasoning():
+                return wire.ReasoningTextDone(number, item.id, self._index, 0, text)
+            case FunctionCall():
+                return wire.FunctionCallArgumentsDone(number, item.id, self._index, text)
+            case CustomToolCall():
+                return wire.CustomToolCallInputDone(number, item.id, self._index, text)
+            case _:
+                return wire.OutputTextDone(number, item.id, self._index, 0, text)
+
+
+_decode_added = msgspec.json.Decoder(wire.OutputItemAdded).decode
+
+
+def _begun(item: Item) -> tuple[Kind, MessageStart | ReasoningDelta | CallStart]:
+    """What an item began with that was told of."""
+    match item:
+        case Reasoning():
+            return Kind.REASONING_TEXT_DELTA, ReasoningDelta("")
+        case FunctionCall():
+            call = CallStart(item.name, item.call_id, "function", item.namespace or None)
+            return Kind.FUNCTION_CALL_ARGUMENTS_DELTA, call
+        case CustomToolCall():
+            call = CallStart(item.name, item.call_id, "custom", item.namespace or None)
+            return Kind.CUSTOM_TOOL_CALL_INPUT_DELTA, call
+        case _:
+            phase = getattr(item, "phase", None) or None
+            return Kind.OUTPUT_TEXT_DELTA, MessageStart(phase)

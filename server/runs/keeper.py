@@ -1,10 +1,16 @@
-"""The keeper thread: this replica's heartbeat, the burial of silent ones, the repair of what they left."""
+"""The keeper thread: this replica's heartbeat, the burial of silent ones, and a look at what it owns.
+
+What it owns in the database and does not produce was lost on the way (a commit whose answer never came), so
+it is handed back; what somebody asked to end elsewhere is cancelled.
+"""
 
 import logging
 import threading
 from collections.abc import Callable
+from uuid import UUID
 
-from server.store import leases
+from server.crashpoints import crashpoint
+from server.store import leases, ownership
 from server.store.database import Database, DatabaseError
 
 log = logging.getLogger("holdfast.keeper")
@@ -18,20 +24,29 @@ class Keeper:
     def __init__(
         self,
         database: Database,
-        beat: Callable[[], None],
-        repair: Callable[[], int],
+        replica: UUID,
         *,
+        holds: Callable[[UUID], bool],
+        cancel: Callable[[UUID], None],
         lease_seconds: float,
+        on_unowned: Callable[[], None],
         on_fenced: Callable[[], None],
+        on_others: Callable[[bool], None],
         on_database_gone: Callable[[], None],
     ) -> None:
-        """`beat` keeps the lease and raises leases.Fenced; `repair` ends orphans and says how many."""
-        self._on_database_gone = on_database_gone
+        """`holds` tells whether a response is being produced here; `cancel` ends one that is.
+
+        `on_others` is told with every beat whether other replicas are alive.
+        """
         self._database = database
-        self._beat = beat
-        self._repair = repair
+        self._replica = replica
+        self._holds = holds
+        self._cancel = cancel
         self._lease_seconds = lease_seconds
+        self._on_unowned = on_unowned
         self._on_fenced = on_fenced
+        self._on_others = on_others
+        self._on_database_gone = on_database_gone
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="keeper", daemon=True)
 
@@ -45,10 +60,7 @@ class Keeper:
     def _loop(self) -> None:
         while not self._stopping.wait(BEAT_SECONDS):
             try:
-                self._beat()
-                with self._database.begin() as connection:
-                    leases.bury(connection, self._lease_seconds)
-                self._repair()
+                self.beat()
             except leases.Fenced:
                 log.critical("this replica was declared dead: its heartbeat came too late")
                 self._on_fenced()
@@ -56,3 +68,23 @@ class Keeper:
             except DatabaseError as error:
                 log.warning("heartbeat failed, trying again: %s", type(error).__name__)
                 self._on_database_gone()
+
+    def beat(self) -> None:
+        """One round. Raises leases.Fenced when this replica was declared dead, or DatabaseError."""
+        with self._database.begin() as connection:
+            leases.beat(connection, self._replica)
+            self._on_others(leases.others_alive(connection, self._replica))
+        with self._database.begin() as connection:
+            unowned = leases.bury(connection, self._lease_seconds)
+        crashpoint("bury.committed")
+        with self._database.begin() as connection:
+            lost = [
+                place for place in ownership.owned(connection, self._replica) if not self._holds(place.id)
+            ]
+            if lost:
+                log.warning("%d responses of this replica are not produced by it; handed back", len(lost))
+                ownership.hand_back(connection, self._replica, lost)
+            for response in ownership.unwanted(connection, self._replica):
+                self._cancel(response)
+        if unowned or lost:
+            self._on_unowned()

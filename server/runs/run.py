@@ -7,11 +7,12 @@ so a crash is repaired by feeding the stored tokens to a fresh run.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import groupby
 from uuid import UUID
 
 from engine.messages import FinishReason
 from engine.messages import Usage as EngineUsage
-from server.dialects.base import Delta, Parser, ReasoningDelta, TextDelta
+from server.dialects.base import Delta, Parser
 from server.runs.emitter import Emitter
 from server.runs.states import Ending, EndStatus
 from server.wire.events import Event, Kind
@@ -36,6 +37,16 @@ class RunFacts:
         return self.id.hex
 
 
+@dataclass(frozen=True, slots=True)
+class Log:
+    """What is stored of a run that another replica began."""
+
+    token_ids: Sequence[int]
+    next_seq: int
+    told: Sequence[Event]
+    first_token_at: datetime | None
+
+
 class Run:
     """One response in the making. `ending` and `final` are set by `finish` and `fail`."""
 
@@ -45,38 +56,58 @@ class Run:
         self.final: Response | None = None
         self._parser = parser
         self._emitter = Emitter(facts.id, facts.created_at, facts.echo)
+        self._started = False
         self._first_token_at: datetime | None = None
         self._tokens = 0
+        self._resumed_tokens = 0
 
     @property
     def stored(self) -> bool:
         return self.facts.echo.store
 
     @property
+    def started(self) -> bool:
+        """The stream says that the response is in progress."""
+        return self._started
+
+    @property
     def output(self) -> list[Item]:
         return self._emitter.output
 
     def begin(self) -> list[Event]:
+        """The events that exist from the response's acceptance on."""
         return self._emitter.begin()
 
-    def resume(self, token_ids: Sequence[int], next_seq: int) -> list[Event]:
+    def start(self) -> list[Event]:
+        """What is told when it begins to be generated; nothing if that was told before."""
+        if self._started:
+            return []
+        self._started = True
+        return self._emitter.start()
+
+    def resume(self, log: Log) -> list[Event]:
         """Brings a fresh run to where the log ends: the tokens in it, the next number after it.
 
         Gives what the tokens say now; its deltas are cut otherwise than in the log, its text is the same.
         """
-        self.begin()
-        events = self.tokens(token_ids, None)
-        self._emitter.next_seq = next_seq
+        self._catch_up_to(log)
+        events = self.tokens(log.token_ids, log.first_token_at)
+        self._emitter.next_seq = log.next_seq
+        self._resumed_tokens = len(log.token_ids)
         return events
 
-    def resume_told(self, told: Iterable[Event], next_seq: int) -> None:
+    def resume_told(self, log: Log) -> None:
         """The same from the log's deltas, for tokens that cannot be read again; such a run can only fail."""
-        self.begin()
-        for event in told:
-            if event.kind is not Kind.WHOLE:
-                kind = TextDelta if event.kind is Kind.OUTPUT_TEXT_DELTA else ReasoningDelta
-                self._emitter.delta(kind(event.body))
-        self._emitter.next_seq = next_seq
+        self._catch_up_to(log)
+        self._first_token_at = log.first_token_at
+        self._tokens = self._resumed_tokens = len(log.token_ids)
+        self._emitter.retell(log.told)
+        self._emitter.next_seq = log.next_seq
+
+    def _catch_up_to(self, log: Log) -> None:
+        begun = self.begin()
+        if log.next_seq > len(begun):
+            self.start()
 
     def tokens(self, token_ids: Sequence[int], at: datetime | None) -> list[Event]:
         """Events for tokens that the engine gave; none while their text is still uncertain."""
@@ -97,6 +128,10 @@ class Run:
         rest = self._emit(self._parser.close())
         return rest + self._end(status, usage, at, incomplete_reason=why)
 
+    def cancel(self, at: datetime) -> list[Event]:
+        """The last events of a response whose end was asked for while no engine had it."""
+        return self.finish("cancelled", self._own_usage(), at)
+
     def fail(
         self,
         code: str,
@@ -110,9 +145,14 @@ class Run:
 
         A parser that has raised is not `readable`: what it held back is lost.
         """
-        counted = usage or EngineUsage(prompt=self.facts.prompt_tokens, output=self._tokens)
         rest = self._emit(self._parser.close()) if readable else []
+        counted = usage or self._own_usage()
         return rest + self._end("failed", counted, at, error_code=code, error_message=message)
+
+    def _own_usage(self) -> EngineUsage:
+        """What the engine would say of the tokens that came, had it been asked."""
+        resumed = self._resumed_tokens
+        return EngineUsage(self.facts.prompt_tokens + resumed, output=self._tokens - resumed)
 
     def _end(
         self,
@@ -124,13 +164,15 @@ class Run:
         error_message: str | None = None,
         incomplete_reason: str | None = None,
     ) -> list[Event]:
+        # The engine takes the tokens of earlier attempts for a part of the prompt.
+        prompt = usage.prompt - self._resumed_tokens
         self.ending = Ending(
             status=status,
             first_token_at=self._first_token_at,
             finished_at=at,
-            input_tokens=usage.prompt,
-            cached_tokens=usage.cached,
-            output_tokens=usage.output,
+            input_tokens=prompt,
+            cached_tokens=min(usage.cached, prompt),
+            output_tokens=usage.output + self._resumed_tokens,
             reasoning_tokens=self._parser.reasoning_tokens,
             error_code=error_code,
             error_message=error_message,
@@ -141,3 +183,12 @@ class Run:
 
     def _emit(self, deltas: Sequence[Delta]) -> list[Event]:
         return [event for delta in deltas for event in self._emitter.delta(delta)]
+
+
+def said(events: Iterable[Event]) -> list[tuple[Kind, int, str]]:
+    """What each item said, however its deltas were cut."""
+    deltas = [event for event in events if event.kind is not Kind.WHOLE]
+    return [
+        (*place, "".join(event.body for event in group))
+        for place, group in groupby(deltas, key=lambda event: (event.kind, event.output_index))
+    ]

@@ -14,7 +14,11 @@ def _format(request: CreateResponse) -> str:
 
 
 _REFUSED: list[tuple[str, Callable[[CreateResponse], object], str]] = [
-    ("background", lambda r: r.background, "Background responses are not available."),
+    (
+        "background",
+        lambda r: r.background and r.store is False,
+        "A background response is always stored: leave `store` away, or `background`.",
+    ),
     ("conversation", lambda r: r.conversation, "Conversations are not available; use previous_response_id."),
     ("prompt", lambda r: r.prompt, "Prompt templates are not available."),
     ("tools", lambda r: r.tools and r.tool_choice != "none", "Tools are not available."),

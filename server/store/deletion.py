@@ -6,7 +6,9 @@ from sqlalchemy import Connection, text
 
 _MARK = text(
     """
-    update responses set deleted_at = clock_timestamp()
+    update responses set deleted_at = clock_timestamp(), cancel_requested_at = case
+        when status in ('queued', 'in_progress') then coalesce(cancel_requested_at, clock_timestamp())
+        else cancel_requested_at end
     where tenant = :tenant and id = :id and deleted_at is null
     returning status
     """

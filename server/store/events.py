@@ -8,6 +8,7 @@ and folded into a single row when the response ends.
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from itertools import groupby
 from typing import Any, Literal, NamedTuple
 from uuid import UUID
@@ -149,7 +150,7 @@ _HOT = text(
 _STREAM = text("select body from response_streams where tenant = :tenant and response_id = :id")
 _TOKENS = text(
     """
-    select token_ids, first_seq + n from response_events_hot
+    select token_ids, first_seq + n, to_timestamp(at) from response_events_hot
     where tenant = :tenant and response_id = :id order by first_seq
     """
 )
@@ -187,14 +188,25 @@ def unpack_from(packed: str, first: int) -> list[Event]:
     return [event for event in _unpack_stream(packed, first) if event.sequence_number >= first]
 
 
-def progress(connection: Connection, tenant: Tenant, response_id: UUID) -> tuple[list[int], int]:
+class Progress(NamedTuple):
+    """How far the log of a running response goes."""
+
+    token_ids: list[int]
+    next_seq: int
+    first_token_at: datetime | None
+
+
+def progress(connection: Connection, tenant: Tenant, response_id: UUID) -> Progress:
     """The tokens of a running response in the log, and its next sequence number."""
     tokens: list[int] = []
     next_seq = 0
-    for stored, end in connection.execute(_TOKENS, {"tenant": tenant, "id": response_id}):
-        tokens += array("i", stored).tolist() if stored is not None else []
+    first_token_at = None
+    for stored, end, at in connection.execute(_TOKENS, {"tenant": tenant, "id": response_id}):
+        if stored is not None:
+            tokens += array("i", stored).tolist()
+            first_token_at = first_token_at or at
         next_seq = end
-    return tokens, next_seq
+    return Progress(tokens, next_seq, first_token_at)
 
 
 class LogRow(NamedTuple):

@@ -68,14 +68,23 @@ _BURY = text(
         for update skip locked)
     """
 )
+_ABANDON = text(
+    """
+    update responses r set replica_id = null, deaths = deaths + 1
+    where r.status = 'in_progress' and r.replica_id is not null
+      and not exists (select 1 from replicas p where p.id = r.replica_id and p.state = 'alive')
+    """
+)
 
 
-def bury(connection: Connection, ttl_seconds: float) -> None:
-    """Declares replicas dead whose heartbeat is older than that.
+def bury(connection: Connection, ttl_seconds: float) -> int:
+    """Declares replicas dead whose heartbeat is older than that; how many responses nobody owns thereby.
 
-    One whose commit is in flight holds its row locked; it is looked at again next time.
+    One whose commit is in flight holds its row locked; it is looked at again next time. Whatever a replica
+    owns that is not alive any more is left for others.
     """
     connection.execute(_BURY, {"ttl": ttl_seconds})
+    return connection.execute(_ABANDON).rowcount
 
 
 def others_alive(connection: Connection, replica: UUID) -> bool:

@@ -123,7 +123,7 @@ class Notifier:
     def __init__(self, database: Database, *, muted: bool = False) -> None:
         """One that is `muted` says nothing: nobody listens."""
         self.others_alive = True
-        """Whether anybody is there to be told; set by the keeper."""
+        """Whether anybody is there to be told."""
         self._database = database
         self._muted = muted
         self._pending = Hints()
@@ -142,6 +142,10 @@ class Notifier:
         with self._changed:
             self._changed.notify()
         self._thread.join()
+
+    def set_others_alive(self, alive: bool) -> None:
+        """The keeper's thread, which knows."""
+        self.others_alive = alive
 
     def events(self, responses: Iterable[UUID]) -> None:
         """These have new events, which are committed."""

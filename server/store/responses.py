@@ -1,6 +1,6 @@
 """Responses and their items: accepted, read, finished, deleted. JSON goes in and out as text."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final, Literal
@@ -26,10 +26,12 @@ class NewResponse:
     stream: bool
     background: bool
     model: str
-    replica_id: UUID
+    priority: int
     seed: int
     prompt_hash: bytes
+    key_id: str | None
     request: str
+    asked: str
     metadata: str
     lifetime: timedelta | None
     """How long it is kept; None for ever."""
@@ -43,6 +45,8 @@ class NewItem:
     type: str
     role: str | None
     status: str
+    name: str | None = None
+    call_id: str | None = None
     payload: str
 
 
@@ -55,9 +59,17 @@ class StoredResponse:
     previous_id: UUID | None
     status: Status
     background: bool
+    model: str
+    priority: int
+    replica_id: UUID | None
     attempt: int
+    deaths: int
     seed: int
+    prompt_hash: bytes | None
+    key_id: str | None
+    cancel_requested_at: datetime | None
     created_at: datetime
+    first_token_at: datetime | None
     finished_at: datetime | None
     input_tokens: int | None
     cached_tokens: int | None
@@ -67,19 +79,33 @@ class StoredResponse:
     error_message: str | None
     incomplete_reason: str | None
     request: str
+    asked: str | None
 
 
 _STORED = [responses.c[name] for name in StoredResponse.__dataclass_fields__]
 
 
-def insert_accepted(connection: Connection, new: NewResponse) -> datetime:
-    """Adds a response that begins at once; its `created_at`."""
+def insert_running(connection: Connection, new: NewResponse, replica: UUID) -> datetime:
+    """Adds a response that this replica begins at once; its `created_at`."""
+    return _insert(
+        connection,
+        new,
+        status="in_progress",
+        replica_id=replica,
+        attempt=1,
+        started_at=func.clock_timestamp(),
+    )
+
+
+def insert_queued(connection: Connection, new: NewResponse) -> datetime:
+    """Adds a response that any replica may take; its `created_at`."""
+    return _insert(connection, new, status="queued", attempt=0, queued_at=func.clock_timestamp())
+
+
+def _insert(connection: Connection, new: NewResponse, **more: object) -> datetime:
     columns = {name: getattr(new, name) for name in NewResponse.__dataclass_fields__ if name != "lifetime"}
-    times = _times(new.lifetime)
     created: datetime = connection.execute(
-        insert(responses)
-        .values(**columns, **times, status="in_progress", started_at=func.clock_timestamp())
-        .returning(responses.c.created_at)
+        insert(responses).values(**columns, **_times(new.lifetime), **more).returning(responses.c.created_at)
     ).scalar_one()
     return created
 
@@ -107,6 +133,8 @@ def insert_items(
                 "type": item.type,
                 "role": item.role,
                 "status": item.status,
+                "name": item.name,
+                "call_id": item.call_id,
                 "payload": item.payload,
             }
             for index, item in enumerate(new)
@@ -138,16 +166,37 @@ def hold(connection: Connection, tenant: str, response_id: UUID) -> bool:
     )
 
 
+def read_rows(connection: Connection, places: Iterable[tuple[str, UUID]]) -> list[StoredResponse]:
+    """The rows of responses that exist, deleted ones too, in that order."""
+    return [
+        _stored(
+            connection.execute(
+                select(*_STORED).where(responses.c.tenant == tenant, responses.c.id == response_id)
+            ).one()
+        )
+        for tenant, response_id in places
+    ]
+
+
 def _stored(row: Row[tuple[object, ...]]) -> StoredResponse:
     return StoredResponse(**row._mapping)
 
 
+def input_items(connection: Connection, tenant: str, response_id: UUID) -> list[str]:
+    """The JSON of a response's own input items, in order."""
+    return _items(connection, tenant, response_id, INPUT)
+
+
 def output_items(connection: Connection, tenant: str, response_id: UUID) -> list[str]:
     """The JSON of a response's output items, in order."""
+    return _items(connection, tenant, response_id, OUTPUT)
+
+
+def _items(connection: Connection, tenant: str, response_id: UUID, side: Literal[0, 1]) -> list[str]:
     return list(
         connection.scalars(
             select(items.c.payload)
-            .where(items.c.tenant == tenant, items.c.response_id == response_id, items.c.side == OUTPUT)
+            .where(items.c.tenant == tenant, items.c.response_id == response_id, items.c.side == side)
             .order_by(items.c.idx)
         )
     )
@@ -227,27 +276,3 @@ def is_metered(connection: Connection, tenant: str, response_id: UUID) -> bool:
     """Whether a response's line in the ledger is there, which is so once its end is committed."""
     place = (usage_ledger.c.tenant == tenant, usage_ledger.c.response_id == response_id)
     return connection.execute(select(usage_ledger.c.model).where(*place)).first() is not None
-
-
-_CLAIM = text(
-    """
-    update responses set replica_id = :me, attempt = attempt + 1
-    where (tenant, id) in (
-        select r.tenant, r.id from responses r left join replicas p on p.id = r.replica_id
-        where r.status = 'in_progress' and (p.id is null or p.state <> 'alive')
-        for update of r skip locked limit :limit)
-    returning tenant, id
-    """
-)
-
-
-def claim_orphans(connection: Connection, me: UUID, limit: int) -> list[StoredResponse]:
-    """Takes over running responses whose replica is no longer alive."""
-    claimed = connection.execute(_CLAIM, {"me": me, "limit": limit}).all()
-    found = [
-        connection.execute(
-            select(*_STORED).where(responses.c.tenant == tenant, responses.c.id == response_id)
-        ).one()
-        for tenant, response_id in claimed
-    ]
-    return [_stored(row) for row in found]

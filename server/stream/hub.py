@@ -185,6 +185,10 @@ class Hub:
             if channel.has_readers and not channel.ended
         ]
 
+    def running(self, response_id: UUID) -> Channel | None:
+        """The channel that was opened for a run here, until that has ended. Any thread."""
+        return self._held.get(response_id)
+
     def follows(self, response_id: UUID) -> bool:
         """Whether frames of this response are wanted. Any thread."""
         return response_id in self._channels

@@ -21,6 +21,17 @@ class Kind(IntEnum):
     WHOLE = 0
     OUTPUT_TEXT_DELTA = 1
     REASONING_TEXT_DELTA = 2
+    FUNCTION_CALL_ARGUMENTS_DELTA = 3
+    CUSTOM_TOOL_CALL_INPUT_DELTA = 4
+
+
+ITEM_PREFIX = {
+    Kind.OUTPUT_TEXT_DELTA: "msg",
+    Kind.REASONING_TEXT_DELTA: "rs",
+    Kind.FUNCTION_CALL_ARGUMENTS_DELTA: "fc",
+    Kind.CUSTOM_TOOL_CALL_INPUT_DELTA: "ctc",
+}
+"""What the ids of the items begin with that deltas of a kind belong to."""
 
 
 class Event(NamedTuple):
@@ -40,6 +51,10 @@ class _Event(msgspec.Struct, frozen=True, tag_field="type"):
 
 
 class ResponseCreated(_Event, frozen=True, tag="response.created"):
+    response: Response
+
+
+class ResponseQueued(_Event, frozen=True, tag="response.queued"):
     response: Response
 
 
@@ -113,8 +128,33 @@ class ReasoningTextDone(_Event, frozen=True, tag="response.reasoning_text.done")
     text: str
 
 
+class FunctionCallArgumentsDelta(_Event, frozen=True, tag="response.function_call_arguments.delta"):
+    item_id: str
+    output_index: int
+    delta: str
+
+
+class FunctionCallArgumentsDone(_Event, frozen=True, tag="response.function_call_arguments.done"):
+    item_id: str
+    output_index: int
+    arguments: str
+
+
+class CustomToolCallInputDelta(_Event, frozen=True, tag="response.custom_tool_call_input.delta"):
+    item_id: str
+    output_index: int
+    delta: str
+
+
+class CustomToolCallInputDone(_Event, frozen=True, tag="response.custom_tool_call_input.done"):
+    item_id: str
+    output_index: int
+    input: str
+
+
 WholeEvent = (
     ResponseCreated
+    | ResponseQueued
     | ResponseInProgress
     | ResponseCompleted
     | ResponseFailed
@@ -125,13 +165,22 @@ WholeEvent = (
     | ContentPartDone
     | OutputTextDone
     | ReasoningTextDone
+    | FunctionCallArgumentsDone
+    | CustomToolCallInputDone
 )
 
 TERMINAL = frozenset({"response.completed", "response.failed", "response.incomplete"})
 
-_DELTAS: dict[Kind, tuple[type[OutputTextDelta] | type[ReasoningTextDelta], str]] = {
-    Kind.OUTPUT_TEXT_DELTA: (OutputTextDelta, "msg"),
-    Kind.REASONING_TEXT_DELTA: (ReasoningTextDelta, "rs"),
+_TEXT_DELTAS = {
+    Kind.OUTPUT_TEXT_DELTA: OutputTextDelta,
+    Kind.REASONING_TEXT_DELTA: ReasoningTextDelta,
+}
+_CALL_DELTAS = {
+    Kind.FUNCTION_CALL_ARGUMENTS_DELTA: FunctionCallArgumentsDelta,
+    Kind.CUSTOM_TOOL_CALL_INPUT_DELTA: CustomToolCallInputDelta,
+}
+_DELTA_TYPES = {
+    kind: str(struct.__struct_config__.tag) for kind, struct in (_TEXT_DELTAS | _CALL_DELTAS).items()
 }
 _TYPE_START = len('{"type":"')
 _encode = msgspec.json.Encoder().encode
@@ -146,7 +195,7 @@ def event_type(event: Event) -> str:
     """OpenAI's name of the event."""
     if event.kind is Kind.WHOLE:
         return event.body[_TYPE_START : event.body.index('"', _TYPE_START)]
-    return str(_DELTAS[event.kind][0].__struct_config__.tag)
+    return _DELTA_TYPES[event.kind]
 
 
 def is_terminal(event: Event) -> bool:
@@ -157,6 +206,9 @@ def render(response: UUID, event: Event) -> bytes:
     """The event's JSON, as every client of this response receives it."""
     if event.kind is Kind.WHOLE:
         return event.body.encode()
-    struct, prefix = _DELTAS[event.kind]
-    item = ids.item_id(prefix, response, "o", event.output_index)
+    item = ids.item_id(ITEM_PREFIX[event.kind], response, "o", event.output_index)
+    if event.kind in _CALL_DELTAS:
+        call = _CALL_DELTAS[event.kind]
+        return _encode(call(event.sequence_number, item, event.output_index, event.body))
+    struct = _TEXT_DELTAS[event.kind]
     return _encode(struct(event.sequence_number, item, event.output_index, event.content_index, event.body))

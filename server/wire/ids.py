@@ -42,9 +42,14 @@ def parse_response_id(text: str) -> UUID | None:
 def item_id(prefix: str, response: UUID, side: Side, index: int) -> str:
     """The id of the item at `index` of a response's input or output.
 
-    `prefix` is OpenAI's for the item's type: `msg` for messages, `rs` for reasoning.
+    `prefix` is OpenAI's for the item's type: `msg` for messages, `rs` for reasoning, `fc` for calls.
     """
     return f"{prefix}_{response.hex}{side}{index:x}"
+
+
+def call_id(response: UUID, index: int) -> str:
+    """The id of the call that is the output item at `index`, where the model gives it none."""
+    return f"call_{response.hex}{index:x}"
 
 
 def new_request_id() -> str:

@@ -64,7 +64,45 @@ class Reasoning(msgspec.Struct, frozen=True, tag_field="type", tag="reasoning"):
     encrypted_content: str | UnsetType = UNSET
 
 
-Item = Message | Reasoning
+class FunctionCall(msgspec.Struct, frozen=True, tag_field="type", tag="function_call"):
+    """A model's wish that a function be called."""
+
+    id: str
+    status: ItemStatus
+    call_id: str
+    name: str
+    arguments: str
+    namespace: str | UnsetType = UNSET
+
+
+class FunctionCallOutput(msgspec.Struct, frozen=True, tag_field="type", tag="function_call_output"):
+    """What the function gave, from whoever called it."""
+
+    id: str
+    status: ItemStatus
+    call_id: str
+    output: str | list[ContentPart]
+
+
+class CustomToolCall(msgspec.Struct, frozen=True, tag_field="type", tag="custom_tool_call"):
+    """A call of a tool that takes free text."""
+
+    id: str
+    status: ItemStatus
+    call_id: str
+    name: str
+    input: str
+    namespace: str | UnsetType = UNSET
+
+
+class CustomToolCallOutput(msgspec.Struct, frozen=True, tag_field="type", tag="custom_tool_call_output"):
+    id: str
+    status: ItemStatus
+    call_id: str
+    output: str | list[ContentPart]
+
+
+Item = Message | Reasoning | FunctionCall | FunctionCallOutput | CustomToolCall | CustomToolCallOutput
 
 
 class MessageInput(msgspec.Struct, frozen=True, kw_only=True):

@@ -67,7 +67,6 @@ def test_wrong_value_is_refused_by_name(
 
 
 UNSUPPORTED: list[tuple[str, object]] = [
-    ("background", True),
     ("conversation", "conv_1"),
     ("prompt", {"id": "p"}),
     ("tools", [{"type": "function", "name": "f", "parameters": {}}]),

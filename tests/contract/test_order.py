@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from engine.messages import Failed, Finished, Job, Outbound, Tokens
+from engine.messages import Failed, Finished, Job, Outbound, Tokens, Usage
 from tests.contract.conftest import Start
 from tests.support.engines import Bench, make_job, make_prompt
 
@@ -56,3 +56,17 @@ def test_jobs_of_one_share_keep_their_order(start: Start) -> None:
     bench = start(max_running=1)
     bench.run(*(make_job(str(n), make_prompt(20, n), 3, share="same") for n in range(6)))
     assert order_of_ends(bench) == [str(n) for n in range(6)]
+
+
+def test_a_held_engine_begins_no_step_and_still_takes_and_cancels_jobs(start: Start) -> None:
+    bench = start()
+    expected = bench.run(make_job("before", make_prompt(20), 6))[0].tokens
+    bench.engine.hold(True)
+    steps = bench.engine.stats().steps
+    bench.engine.submit(make_job("kept", make_prompt(20), 6))
+    bench.engine.submit(make_job("dropped", make_prompt(20), 6))
+    bench.engine.cancel("dropped")
+    assert bench.listener.outcome("dropped").last == Finished("dropped", "cancelled", Usage(prompt=20))
+    assert bench.engine.stats().steps == steps
+    bench.engine.hold(False)
+    assert bench.listener.outcome("kept").tokens == expected

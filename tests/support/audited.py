@@ -9,7 +9,7 @@ import msgspec
 
 from engine.messages import FinishReason
 from server.runs.audit import Limits, check
-from server.runs.recorder import stored_item
+from server.runs.writing import stored_item
 from server.store import events
 from server.store.audit import (
     AuditedItem,

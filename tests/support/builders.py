@@ -7,6 +7,8 @@ stands for a token that cuts a character in two: it gives nothing until the next
 # ruff: noqa: ARG002 - the fakes here have the arguments of what they stand for
 
 import asyncio
+import hashlib
+from array import array
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -19,16 +21,18 @@ from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from engine.messages import Usage
-from server.dialects.base import Delta, Prompt, ReasoningDelta, TextDelta
-from server.runs.recorder import stored_item
+from server.dialects.base import Conversation, Delta, Prompt, ReasoningDelta, TextDelta
 from server.runs.run import Run, RunFacts
+from server.runs.states import Ending
+from server.runs.writing import stored_item
 from server.store import events, leases, responses
 from server.store.database import Connection, Database
 from server.store.responses import NewResponse
 from server.stream.hub import Hub, Published
 from server.wire import ids
 from server.wire.events import Event, render
-from server.wire.items import InputText, Item, Message
+from server.wire.items import InputText, Message
+from server.wire.request import CreateResponse
 from server.wire.response import Echo, FormatEcho, ReasoningEcho, TextEcho
 from tests.support.eventually import eventually
 
@@ -95,11 +99,19 @@ class SpelledParser:
 class SpelledDialect:
     """Prompts do not matter to it; its parsers are spelled ones."""
 
-    def write(self, instructions: str | None, items: Sequence[Item], effort: object) -> Prompt:
-        return Prompt((1, 2, 3), frozenset(), opens_reasoning=False)
+    def write(self, conversation: Conversation) -> Prompt:
+        return prompted()
 
-    def parser(self, *, opens_reasoning: bool) -> SpelledParser:
+    def parser(self, prompt: Prompt) -> SpelledParser:
         return SpelledParser()
+
+
+PROMPT_HASH = hashlib.sha256(array("i", (1, 2, 3)).tobytes()).digest()
+
+
+def prompted(opens_reasoning: bool = False) -> Prompt:
+    """A prompt of which only the end matters."""
+    return Prompt(token_ids=(1, 2, 3), stop_ids=frozenset(), opens_reasoning=opens_reasoning)
 
 
 def make_echo(**changes: Any) -> Echo:
@@ -148,6 +160,19 @@ def make_run(**changes: Any) -> Run:
     return Run(make_facts(**changes), SpelledParser())
 
 
+def make_ending(**changes: Any) -> Ending:
+    fields: dict[str, Any] = {
+        "status": "completed",
+        "first_token_at": LATER,
+        "finished_at": LATER,
+        "input_tokens": 4,
+        "cached_tokens": 3,
+        "output_tokens": 2,
+        "reasoning_tokens": 1,
+    }
+    return Ending(**{**fields, **changes})
+
+
 def make_message(response: UUID, index: int, text: str) -> Message:
     return Message(ids.item_id("msg", response, "i", index), "completed", "user", [InputText(text)])
 
@@ -183,16 +208,21 @@ def insert_response(
         id=id,
         previous_id=previous,
         stream=True,
-        background=False,
+        background=request.background,
         model=request.model,
-        replica_id=replica,
+        priority=0,
         seed=1,
-        prompt_hash=b"",
+        prompt_hash=PROMPT_HASH,
+        key_id="k1",
         request=msgspec.json.encode(request).decode(),
+        asked=msgspec.json.encode(CreateResponse(model=request.model, input="")).decode(),
         metadata="{}",
         lifetime=lifetime,
     )
-    created = responses.insert_accepted(connection, row)
+    if request.background:
+        created = responses.insert_queued(connection, row)
+    else:
+        created = responses.insert_running(connection, row, replica)
     given = [stored_item(make_message(id, index, text)) for index, text in enumerate(inputs)]
     responses.insert_items(connection, tenant, id, responses.INPUT, given)
     return created
@@ -205,20 +235,26 @@ def accept(
     tenant: str = TENANT,
     store: bool = True,
     previous: UUID | None = None,
+    background: bool = False,
 ) -> Run:
-    """A run that has begun, its row and first events written, unless it is not to be stored."""
+    """A run that has begun, its row and first events written, unless it is not to be stored.
+
+    One for the background waits in the queue.
+    """
     response = ids.new_uuid()
-    echo = make_echo(store=store)
+    echo = make_echo(store=store, background=background)
     if not store:
         run = make_run(id=response, tenant=tenant, echo=echo, created_at=datetime.now(UTC))
         run.begin()
+        run.start()
         return run
     with database.begin() as connection:
         created = insert_response(
             connection, replica, id=response, tenant=tenant, previous=previous, echo=echo, inputs=["Hello"]
         )
         run = make_run(id=response, tenant=tenant, echo=echo, created_at=created)
-        events.append(connection, events.pack(tenant, response, 1, run.begin(), []))
+        begun = run.begin() if echo.background else run.begin() + run.start()
+        events.append(connection, events.pack(tenant, response, 1, begun, []))
     return run
 
 

@@ -9,7 +9,8 @@ from uuid import UUID
 import psycopg
 
 from engine.messages import Finished, FinishReason, Tokens, Usage
-from server.runs.recorder import Inbound, Recorder
+from server.runs.active import Inbound
+from server.runs.recorder import Recorder
 from server.runs.run import Run
 from server.store import events
 from server.store.database import Database

@@ -5,8 +5,9 @@ import msgspec
 import pytest
 
 from engine.messages import Failed, FinishReason, Usage
+from server.runs.active import Begin, Break, Inbound
 from server.runs.read import read_response
-from server.runs.recorder import Begin, Break, Inbound, Recorder
+from server.runs.recorder import Recorder
 from server.runs.run import Run
 from server.store import deletion
 from server.stream.hub import Published
@@ -196,7 +197,7 @@ def test_wait_idle_waits_for_the_end_of_every_run(bench: Bench) -> None:
     run = bench.begin()
     bench.feed(tokens(run, say("a")))
     assert not bench.recorder.wait_idle(0)
-    assert bench.recorder.running() == [run.facts.id]
+    assert bench.recorder.running() == [run]
     bench.recorder.deliver([finished(run)])
     assert bench.recorder.wait_idle(10)
     assert is_terminal(bench.stored(run.facts.id)[-1])

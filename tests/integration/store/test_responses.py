@@ -1,30 +1,23 @@
-from typing import Any
 from uuid import UUID
 
 import msgspec
 import pytest
 from sqlalchemy.exc import IntegrityError
 
-from server.runs.recorder import stored_item
-from server.runs.states import Ending
+from server.runs.writing import stored_item
 from server.store import deletion, responses
 from server.store.database import Connection, Database
 from server.wire.ids import item_id, new_uuid
 from server.wire.items import InputText, Message, OutputText
-from tests.support.builders import LATER, TENANT, insert_response, kill, make_echo, make_message, register
-
-
-def make_ending(**changes: Any) -> Ending:
-    fields: dict[str, Any] = {
-        "status": "completed",
-        "first_token_at": LATER,
-        "finished_at": LATER,
-        "input_tokens": 4,
-        "cached_tokens": 3,
-        "output_tokens": 2,
-        "reasoning_tokens": 1,
-    }
-    return Ending(**{**fields, **changes})
+from tests.support.builders import (
+    LATER,
+    TENANT,
+    insert_response,
+    make_echo,
+    make_ending,
+    make_message,
+    register,
+)
 
 
 def insert_output(connection: Connection, response: UUID, *texts: str) -> None:
@@ -202,35 +195,3 @@ def test_an_item_cannot_be_written_twice(database: Database) -> None:
         insert_response(connection, replica, id=response, inputs=["a"])
     with pytest.raises(IntegrityError), database.begin() as connection:
         responses.insert_items(connection, TENANT, response, responses.INPUT, [item])
-
-
-def test_orphans_are_claimed_once_and_only_from_replicas_that_are_not_alive(database: Database) -> None:
-    dead, stopped, alive, me = (register(database) for _ in range(4))
-    left = {dead: new_uuid(), stopped: new_uuid(), alive: new_uuid(), new_uuid(): new_uuid()}
-    ended = new_uuid()
-    with database.begin() as connection:
-        for replica, response in left.items():
-            insert_response(connection, replica, id=response)
-        insert_response(connection, dead, id=ended)
-        responses.finish(connection, TENANT, ended, dead, make_ending())
-        connection.exec_driver_sql("update replicas set state = 'stopped' where id = %s", (stopped,))
-    kill(database, dead)
-    with database.begin() as connection:
-        claimed = responses.claim_orphans(connection, me, 10)
-        assert {orphan.id for orphan in claimed} == {id_ for r, id_ in left.items() if r != alive}
-        assert {orphan.attempt for orphan in claimed} == {2}
-        assert responses.claim_orphans(connection, me, 10) == []
-
-
-def test_no_more_orphans_are_claimed_than_asked_for_and_none_by_two(database: Database) -> None:
-    dead = register(database)
-    with database.begin() as connection:
-        for _ in range(5):
-            insert_response(connection, dead, id=new_uuid())
-    kill(database, dead)
-    first, second = register(database), register(database)
-    with database.begin() as one, database.begin() as two:
-        ours = responses.claim_orphans(one, first, 3)
-        theirs = responses.claim_orphans(two, second, 3)
-    assert (len(ours), len(theirs)) == (3, 2)
-    assert not {orphan.id for orphan in ours} & {orphan.id for orphan in theirs}

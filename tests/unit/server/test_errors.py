@@ -28,6 +28,7 @@ EXAMPLES: list[tuple[Exception, int, str | None]] = [
     (errors.NotFound("No."), 404, "not_found"),
     (errors.MethodNotAllowed("No."), 405, "method_not_allowed"),
     (errors.BodyTooSlow(30), 408, "request_timeout"),
+    (errors.Conflict("No."), 409, "conflict"),
     (errors.BodyTooLarge(10), 413, "request_too_large"),
     (errors.TooManyRequests("No."), 429, "rate_limit_exceeded"),
     (errors.Overloaded("No."), 503, "overloaded"),

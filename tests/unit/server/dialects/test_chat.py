@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from server.dialects.base import Delta, Parser, ReasoningDelta, TextDelta
+from server.dialects.base import Conversation, Delta, Parser, ReasoningDelta, TextDelta
 from server.dialects.chat import ChatDialect
 from server.dialects.pick import pick
 from server.locations import demo_model_folder
 from server.wire.items import InputText, Message, OutputText, Reasoning, ReasoningText, Refusal
-from tests.support.builders import examples
+from tests.support.builders import examples, prompted
 
 DEMO = demo_model_folder()
 tokenizer = Tokenizer.from_file(str(DEMO / "tokenizer.json"))
@@ -46,12 +46,12 @@ def plain_dialect(folder: Path) -> ChatDialect:
 
 
 def test_characters_cut_across_tokens_are_given_whole() -> None:
-    parser = dialect.parser(opens_reasoning=False)
+    parser = dialect.parser(prompted(False))
     tokens = ids("😀é")
     assert len(tokens) > 3
     deltas = [parser.feed([token]) for token in tokens]
     assert deltas[0] == []
-    assert all("\ufffd" not in delta.text for some in deltas for delta in some)
+    assert all("\ufffd" not in told(some)[1] for some in deltas)
     assert told([delta for some in deltas for delta in some]) == ("", "😀é")
 
 
@@ -59,7 +59,7 @@ def test_characters_cut_across_tokens_are_given_whole() -> None:
 @examples(150)
 def test_a_text_is_read_back_whatever_its_tokens(text: str) -> None:
     tokens = ids(text)
-    parser = dialect.parser(opens_reasoning=False)
+    parser = dialect.parser(prompted(False))
     if any(token in (OPEN, START, STOP) for token in tokens):
         return
     assert told(read(parser, [[token] for token in tokens])) == ("", text)
@@ -70,7 +70,7 @@ def test_a_text_is_read_back_whatever_its_tokens(text: str) -> None:
 def test_any_split_of_any_tokens_gives_the_same_text_and_no_error(
     tokens: list[int], cuts: list[int], opened: bool
 ) -> None:
-    whole, single, pieces = (dialect.parser(opens_reasoning=opened) for _ in range(3))
+    whole, single, pieces = (dialect.parser(prompted(opened)) for _ in range(3))
     bounds = [0, *sorted(min(cut, len(tokens)) for cut in cuts), len(tokens)]
     expected = told(read(whole, [tokens]))
     assert told(read(single, [[token] for token in tokens])) == expected
@@ -83,27 +83,27 @@ def test_any_split_of_any_tokens_gives_the_same_text_and_no_error(
 @examples(200)
 def test_nothing_that_the_tokenizer_would_decode_is_lost(tmp_tokens: list[int]) -> None:
     tokens = [token for token in tmp_tokens if token not in (OPEN, CLOSE, STOP)]
-    thought, answer = told(read(dialect.parser(opens_reasoning=False), [tokens]))
+    thought, answer = told(read(dialect.parser(prompted(False)), [tokens]))
     assert (thought, answer) == ("", tokenizer.decode(tokens, skip_special_tokens=True))
 
 
 def test_special_tokens_are_not_told() -> None:
     tokens = [START, *ids("a"), START, *ids("b"), STOP]
-    assert told(read(dialect.parser(opens_reasoning=False), [tokens])) == ("", "ab")
+    assert told(read(dialect.parser(prompted(False)), [tokens])) == ("", "ab")
 
 
 def test_a_stop_token_is_not_told_even_when_it_is_an_ordinary_word() -> None:
     word = ids("b")
     own = pick(DEMO, frozenset(word))
-    assert told(read(own.parser(opens_reasoning=False), [[*ids("a"), *word]])) == ("", "a")
+    assert told(read(own.parser(prompted(False)), [[*ids("a"), *word]])) == ("", "a")
 
 
 def test_close_gives_what_was_held_back() -> None:
-    parser = dialect.parser(opens_reasoning=False)
+    parser = dialect.parser(prompted(False))
     assert parser.feed(ids("😀")[:2]) == []
     assert parser.close() == [TextDelta("\ufffd")]
     assert parser.close() == []
-    parser = dialect.parser(opens_reasoning=True)
+    parser = dialect.parser(prompted(True))
     assert parser.feed(ids("a </th")) == [ReasoningDelta("a")]
     assert parser.close() == [ReasoningDelta(" </th")]
 
@@ -112,25 +112,25 @@ def test_close_gives_what_was_held_back() -> None:
 def test_reasoning_and_answer_are_told_apart_and_counted(opened: bool) -> None:
     thought = ids("why")
     tokens = [*([] if opened else [OPEN]), *thought, CLOSE, *ids("because"), STOP]
-    parser = dialect.parser(opens_reasoning=opened)
+    parser = dialect.parser(prompted(opened))
     assert told(read(parser, [[token] for token in tokens])) == ("why", "because")
     assert parser.reasoning_tokens == len(thought) + 1
 
 
 def test_neighbouring_deltas_of_one_kind_are_one() -> None:
-    parser = dialect.parser(opens_reasoning=True)
+    parser = dialect.parser(prompted(True))
     deltas = parser.feed([*ids("one two"), CLOSE, *ids("three four")])
     assert deltas == [ReasoningDelta("one two"), TextDelta("three four")]
 
 
 def test_a_model_without_reasoning_keeps_tags_as_text(tmp_path: Path) -> None:
-    parser = plain_dialect(tmp_path).parser(opens_reasoning=False)
+    parser = plain_dialect(tmp_path).parser(prompted(False))
     assert told(read(parser, [[OPEN, *ids("a"), CLOSE]])) == ("", "<think>a</think>")
     assert parser.reasoning_tokens == 0
 
 
 def write(*items: Any, instructions: str | None = None, effort: Any = None) -> tuple[str, bool]:
-    prompt = dialect.write(instructions, items, effort)
+    prompt = dialect.write(Conversation(items=items, instructions=instructions, effort=effort))
     assert prompt.stop_ids == {STOP}
     return tokenizer.decode(list(prompt.token_ids), skip_special_tokens=False), prompt.opens_reasoning
 

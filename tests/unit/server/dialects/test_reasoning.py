@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.dialects.base import ReasoningDelta
+from server.dialects.base import ReasoningDelta, TextDelta
 from server.dialects.reasoning import CLOSE, OPEN, ThinkSplitter
 from tests.support.builders import examples
 
@@ -19,11 +19,11 @@ def split(pieces: Sequence[str], *, opened: bool = False) -> tuple[str, str]:
     """Reasoning and answer."""
     splitter = ThinkSplitter(opens_reasoning=opened)
     deltas = [delta for piece in pieces for delta in splitter.feed(piece)] + splitter.close()
-    assert all(delta.text for delta in deltas)
+    assert all(isinstance(delta, TextDelta | ReasoningDelta) and delta.text for delta in deltas)
     kinds = [isinstance(delta, ReasoningDelta) for delta in deltas]
     assert kinds == sorted(kinds, reverse=True), "reasoning came after the answer began"
     thought = "".join(delta.text for delta in deltas if isinstance(delta, ReasoningDelta))
-    return thought, "".join(delta.text for delta in deltas if not isinstance(delta, ReasoningDelta))
+    return thought, "".join(delta.text for delta in deltas if isinstance(delta, TextDelta))
 
 
 def pieces_of(text: str, places: list[int]) -> list[str]:

@@ -44,7 +44,7 @@ def make_ending(status: EndStatus, **changes: Any) -> Ending:
 
 def emit(said: Sequence[Delta], status: EndStatus, **changes: Any) -> tuple[list[Event], Emitter]:
     emitter = Emitter(RESPONSE, CREATED, make_echo())
-    events = emitter.begin()
+    events = emitter.begin() + emitter.start()
     for delta in said:
         events += emitter.delta(delta)
     last, _ = emitter.end(make_ending(status, **changes))

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.messages import FinishReason
-from server.runs.run import Run
+from engine.messages import FinishReason, Usage
+from server.runs.run import Log, Run
 from server.wire.events import Event, event_type, render
 from server.wire.items import Item, Message, Reasoning
 from tests.support.builders import (
@@ -35,7 +35,7 @@ def split(token_ids: Sequence[int], cuts: list[int]) -> list[tuple[int, ...]]:
 
 
 def play(run: Run, pieces: list[tuple[int, ...]], reason: FinishReason | None) -> list[Event]:
-    events = run.begin()
+    events = run.begin() + run.start()
     for piece in pieces:
         events += run.tokens(piece, LATER)
     if reason is None:
@@ -47,6 +47,7 @@ def text_of(items: list[Item]) -> list[tuple[str, str]]:
     """Ids and texts."""
     told = []
     for item in items:
+        assert isinstance(item, Message | Reasoning)
         assert isinstance(item.content, list)
         told.append((item.id, "".join(part.text for part in item.content)))  # type: ignore[union-attr]
     return told
@@ -76,15 +77,19 @@ def test_a_run_that_is_resumed_at_any_cut_goes_on_as_if_it_had_not_been_cut(
     unbroken = make_run()
     expected = play(unbroken, pieces, reason)
     first = make_run()
-    stored = first.begin() + [event for piece in before for event in first.tokens(piece, LATER)]
+    stored = (
+        first.begin() + first.start() + [event for piece in before for event in first.tokens(piece, LATER)]
+    )
 
     second = make_run()
-    second.resume([token for piece in before for token in piece], len(stored))
+    second.resume(Log([token for piece in before for token in piece], len(stored), (), LATER))
     rest = [event for piece in after for event in second.tokens(piece, LATER)]
     if reason is None:
         rest += second.fail("server_error", "Why.", LATER)
     else:
-        rest += second.finish(reason, USAGE, LATER)
+        resumed = sum(map(len, before))
+        prompt, output = USAGE.prompt + resumed, USAGE.output - resumed
+        rest += second.finish(reason, Usage(prompt, USAGE.cached, output), LATER)
 
     assert [render(RESPONSE, event) for event in stored + rest] == [
         render(RESPONSE, event) for event in expected
@@ -95,7 +100,7 @@ def test_a_run_that_is_resumed_at_any_cut_goes_on_as_if_it_had_not_been_cut(
 @examples(50)
 def test_a_resumed_run_takes_the_number_it_is_given(token_ids: list[int], next_seq: int) -> None:
     run = make_run()
-    run.resume(token_ids, next_seq)
+    run.resume(Log(token_ids, next_seq, (), None))
     events = run.finish("stop", USAGE, LATER)
     assert [event.sequence_number for event in events] == [next_seq + n for n in range(len(events))]
 

@@ -32,13 +32,15 @@ def make_whole(kind: type[Any], text: str = "a") -> Event:
         "item": MESSAGE,
         "part": OutputText(text),
         "text": text,
+        "arguments": text,
+        "input": text,
     }
     fields = kind.__struct_fields__
     return wire.whole(kind(**{name: value for name, value in filled.items() if name in fields}))
 
 
 WHOLE = [make_whole(kind) for kind in get_args(wire.WholeEvent)]
-DELTAS = [Event(7, Kind.OUTPUT_TEXT_DELTA, 1, 0, "a"), Event(8, Kind.REASONING_TEXT_DELTA, 0, 0, "b")]
+DELTAS = [Event(7, kind, 1, 0, "a") for kind in Kind if kind is not Kind.WHOLE]
 
 
 def unpacked(events: list[Event]) -> list[Event]:
@@ -85,7 +87,7 @@ def test_no_delta_is_terminal_whatever_it_says() -> None:
 def test_a_rendered_delta_says_the_text_and_its_place(text: str, seq: int, index: int, sample: Event) -> None:
     event = Event(seq, sample.kind, index, 0, text)
     read = msgspec.json.decode(render(RESPONSE, event))
-    prefix = "msg" if sample.kind is Kind.OUTPUT_TEXT_DELTA else "rs"
+    prefix = wire.ITEM_PREFIX[sample.kind]
     assert (read["delta"], read["sequence_number"], read["output_index"]) == (text, seq, index)
     assert read["item_id"] == f"{prefix}_{RESPONSE.hex}o{index:x}"
 
@@ -103,8 +105,10 @@ def test_events_unpacked_from_the_log_render_to_the_same_bytes(
                 events.append(wire.whole(wire.OutputTextDone(number, "i", 0, 0, text)))
             case 1 | 2:
                 events.append(Event(number, Kind.OUTPUT_TEXT_DELTA, shape, 0, text))
-            case _:
+            case 3:
                 events.append(Event(number, Kind.REASONING_TEXT_DELTA, shape, 0, text))
+            case _:
+                events.append(Event(number, Kind.FUNCTION_CALL_ARGUMENTS_DELTA, shape, 0, text))
     again = unpacked(events)
     assert again == events
     assert [render(RESPONSE, event) for event in again] == [render(RESPONSE, event) for event in events]
@@ -131,7 +135,7 @@ def test_neighbouring_deltas_of_one_place_share_a_row_and_others_do_not() -> Non
 def test_tokens_travel_on_the_first_row_and_only_there() -> None:
     events = [WHOLE[0], *DELTAS]
     chunks = log.pack(TENANT, RESPONSE, 1, events, [1, 2**31 - 1])
-    assert [chunk.token_ids for chunk in chunks] == [b"\1\0\0\0\xff\xff\xff\x7f", None, None]
+    assert [chunk.token_ids for chunk in chunks] == [b"\1\0\0\0\xff\xff\xff\x7f", *[None] * len(DELTAS)]
     assert log.pack(TENANT, RESPONSE, 1, events, [])[0].token_ids is None
 
 

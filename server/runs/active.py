@@ -1,0 +1,214 @@
+"""The runs in progress here: messages of the engine and of handlers become steps, one for each run.
+
+Pure: no thread, no clock, no database. Whatever goes wrong with one run stays with that run.
+"""
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import partial
+from uuid import UUID
+
+from engine.messages import Failed, Finished, Outbound, PromptLogprobs, Tokens
+from server.runs.run import Run
+from server.wire.events import Event
+
+log = logging.getLogger("holdfast.runs")
+
+SERVER_ERROR = "server_error"
+ENGINE_FAILED = "The model could not finish this response."
+UNREADABLE = "The model's output could not be read."
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """A run whose response has been accepted or claimed; its engine messages follow."""
+
+    run: Run
+    starts: bool = True
+    """It is going to be generated; else only its end follows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Break:
+    """End this run as failed; sent by whoever knows that no engine will."""
+
+    response_id: UUID
+    code: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """End this run as cancelled; sent by whoever knows that no engine has it."""
+
+    response_id: UUID
+
+
+@dataclass(frozen=True, slots=True)
+class HandBack:
+    """Give these runs up, unended: another replica goes on with them. None means all in the background."""
+
+    response_ids: frozenset[UUID] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """The recorder's thread ends after what it was given before this."""
+
+
+Inbound = Begin | Break | Drop | HandBack | Stop | Outbound
+
+
+@dataclass(slots=True)
+class Step:
+    """What one commit does for one run."""
+
+    run: Run
+    events: list[Event] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    handed_back: bool = False
+
+    @property
+    def over(self) -> bool:
+        """This replica has nothing more to do with the run."""
+        return self.handed_back or self.run.ending is not None
+
+
+class ActiveRuns:
+    """What the recorder's thread brings forward."""
+
+    def __init__(self) -> None:
+        self._runs: dict[UUID, Run] = {}
+        self._untold: dict[UUID, list[int]] = {}
+        """Tokens that have given no event yet; stored with the first event that they lead to."""
+
+    def __bool__(self) -> bool:
+        return bool(self._runs)
+
+    @property
+    def runs(self) -> list[Run]:
+        """A snapshot. Any thread."""
+        return list(self._runs.values())
+
+    def needs_commit(self, message: Inbound) -> bool:
+        """Tokens of a response that is not stored need no commit; its end does, for the metering.
+
+        A run that is not known yet may begin in the same batch.
+        """
+        match message:
+            case Tokens(job_id):
+                run = self._runs.get(UUID(hex=job_id))
+                return run is None or run.stored
+            case Begin(run, starts):
+                return starts and not run.started
+            case Stop() | PromptLogprobs():
+                return False
+            case _:
+                return True
+
+    def apply(self, messages: Sequence[Inbound], now: datetime) -> list[Step]:
+        """Lets the runs take the messages. Runs that are over are forgotten."""
+        steps: dict[UUID, Step] = {}
+        for message in _joined(messages):
+            self._take(message, steps, now)
+        for response, step in steps.items():
+            if step.over:
+                self._runs.pop(response, None)
+                self._untold.pop(response, None)
+        return list(steps.values())
+
+    def _take(self, message: Inbound, steps: dict[UUID, Step], now: datetime) -> None:
+        match message:
+            case Begin(run, starts):
+                self._runs[run.facts.id] = run
+                if starts:
+                    self._advance(steps, run.facts.id, now, Run.start)
+            case Break(response, code, told):
+                self._advance(steps, response, now, partial(Run.fail, code=code, message=told, at=now))
+            case Drop(response):
+                self._advance(steps, response, now, partial(Run.cancel, at=now))
+            case HandBack(responses):
+                self._hand_back(steps, responses)
+            case Tokens(job_id, token_ids):
+                self._take_tokens(steps, UUID(hex=job_id), token_ids, now)
+            case Finished(job_id, reason, usage):
+                act = partial(Run.finish, reason=reason, usage=usage, at=now)
+                self._advance(steps, UUID(hex=job_id), now, act)
+            case Failed(job_id, code, cause, usage):
+                log.error("job %s failed: %s: %s", job_id, code, cause)
+                act = partial(Run.fail, code=SERVER_ERROR, message=ENGINE_FAILED, at=now, usage=usage)
+                self._advance(steps, UUID(hex=job_id), now, act)
+            case PromptLogprobs() | Stop():
+                pass
+
+    def _hand_back(self, steps: dict[UUID, Step], responses: frozenset[UUID] | None) -> None:
+        for response, run in self._runs.items():
+            wanted = run.facts.echo.background if responses is None else response in responses
+            if wanted and run.ending is None:
+                steps.setdefault(response, Step(run)).handed_back = True
+
+    def _take_tokens(
+        self, steps: dict[UUID, Step], response: UUID, token_ids: Sequence[int], now: datetime
+    ) -> None:
+        self._untold.setdefault(response, []).extend(token_ids)
+        step = self._advance(steps, response, now, lambda run: run.tokens(token_ids, now))
+        if step is not None and step.events:
+            step.token_ids += self._untold.pop(response)
+
+    def _advance(
+        self, steps: dict[UUID, Step], response: UUID, now: datetime, act: Callable[[Run], list[Event]]
+    ) -> Step | None:
+        """Lets a run take one message; a mistake of ours in it fails that run and no other."""
+        run = self._runs.get(response)
+        if run is None or run.ending is not None or (response in steps and steps[response].handed_back):
+            self._untold.pop(response, None)
+            return None
+        step = steps.setdefault(response, Step(run))
+        try:
+            step.events += act(run)
+        except Exception:
+            log.exception("run %s failed while reading its tokens", response)
+            step.events += run.fail(SERVER_ERROR, UNREADABLE, now, readable=False)
+        return step
+
+
+def _joined(messages: Sequence[Inbound]) -> Iterator[Inbound]:
+    """The same messages, a job's tokens in one piece where no other message to it lies between them.
+
+    So deltas get longer, and fewer, when more than one step of the engine is written at a time.
+    """
+    waiting: dict[str, list[Tokens]] = {}
+    for message in messages:
+        if isinstance(message, Tokens):
+            waiting.setdefault(message.job_id, []).append(message)
+            continue
+        if isinstance(message, HandBack):
+            yield from (_one(waiting.pop(job)) for job in list(waiting))
+        elif (job := _job_of(message)) in waiting:
+            yield _one(waiting.pop(job))
+        yield message
+    yield from map(_one, waiting.values())
+
+
+def _job_of(message: Inbound) -> str:
+    match message:
+        case Begin(run):
+            return run.facts.job_id
+        case Break(response) | Drop(response):
+            return response.hex
+        case Tokens(job_id) | PromptLogprobs(job_id) | Finished(job_id) | Failed(job_id):
+            return job_id
+        case HandBack() | Stop():
+            return ""
+
+
+def _one(pieces: Sequence[Tokens]) -> Tokens:
+    if len(pieces) == 1:
+        return pieces[0]
+    token_ids = tuple(token for piece in pieces for token in piece.token_ids)
+    logprobs = None
+    if pieces[0].logprobs is not None:
+        logprobs = tuple(told for piece in pieces for told in piece.logprobs or ())
+    return Tokens(pieces[0].job_id, token_ids, logprobs)

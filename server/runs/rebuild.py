@@ -1,0 +1,115 @@
+"""A run that another replica began, from what is stored of it: the state it had, and the job that goes on.
+
+The request is prepared again as it was when it was accepted, and the run is fed the stored tokens. Both must
+come out as they did then; if not, because a template or a parser has changed since, the run can still be
+ended in good order, but not go on.
+"""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from engine.messages import Job
+from server.dialects.base import Delta
+from server.errors import ApiError
+from server.runs import context
+from server.runs.prepare import Prepared, Served, prepare
+from server.runs.run import Log, Run, RunFacts, said
+from server.store import events, responses
+from server.store.database import Connection
+from server.store.responses import StoredResponse
+from server.wire.items import Item
+from server.wire.request import CreateResponse
+from server.wire.response import Echo
+
+log = logging.getLogger("holdfast.rebuild")
+
+
+@dataclass(frozen=True, slots=True)
+class Rebuilt:
+    """A run where its log ends; without a job it can only be ended."""
+
+    stored: StoredResponse
+    run: Run
+    job: Job | None
+
+
+class _Mute:
+    """Stands for the parser of a run that is not to read another token."""
+
+    reasoning_tokens = 0
+
+    def feed(self, token_ids: Sequence[int]) -> list[Delta]:  # noqa: ARG002 - a parser's
+        return []
+
+    def close(self) -> list[Delta]:
+        return []
+
+
+def rebuild(connection: Connection, stored: StoredResponse, served: Served) -> Rebuilt:
+    """Reads a claimed response's log and history. Raises nothing but DatabaseError."""
+    progress = events.progress(connection, stored.tenant, stored.id)
+    told = events.read(connection, stored.tenant, stored.id, 0)
+    found = Log(progress.token_ids, progress.next_seq, told, progress.first_token_at)
+    prepared = _prepare_again(connection, stored, served)
+    if prepared is not None:
+        run = Run(_facts(stored, prepared), served.dialect.parser(prepared.prompt))
+        if _reads_as(run, found):
+            return Rebuilt(stored, run, prepared.job_after(found.token_ids))
+    run = Run(_facts(stored, prepared), _Mute())
+    run.resume_told(found)
+    return Rebuilt(stored, run, None)
+
+
+def _facts(stored: StoredResponse, prepared: Prepared | None) -> RunFacts:
+    return RunFacts(
+        tenant=stored.tenant,
+        id=stored.id,
+        key_id=stored.key_id,
+        echo=msgspec.json.decode(stored.request, type=Echo),
+        created_at=stored.created_at,
+        attempt=stored.attempt,
+        prompt_tokens=len(prepared.prompt.token_ids) if prepared else 0,
+    )
+
+
+def _prepare_again(connection: Connection, stored: StoredResponse, served: Served) -> Prepared | None:
+    """None if it does not come out as it did when the response was accepted."""
+    if stored.asked is None or stored.model not in served.names:
+        return None
+    echo = msgspec.json.decode(stored.request, type=Echo)
+    asked = msgspec.json.decode(stored.asked, type=CreateResponse)
+    request = msgspec.structs.replace(asked, instructions=echo.instructions)
+    try:
+        items = _items(connection, stored)
+        prepared = prepare(served, stored.tenant, request, items, stored.id, stored.seed)
+    except ApiError as error:
+        log.error("response %s cannot be prepared again: %s", stored.id, error)
+        return None
+    if prepared.prompt_hash != stored.prompt_hash:
+        log.error("response %s has another prompt now than when it was accepted", stored.id)
+        return None
+    return prepared
+
+
+def _items(connection: Connection, stored: StoredResponse) -> Sequence[Item]:
+    history: list[Item] = []
+    if stored.previous_id is not None:
+        history = context.read_history(connection, stored.tenant, stored.previous_id)
+    payloads = responses.input_items(connection, stored.tenant, stored.id)
+    own = [context.decode_item(payload) for payload in payloads]
+    return context.conversation(history, own)
+
+
+def _reads_as(run: Run, found: Log) -> bool:
+    """Whether the run, fed with the log's tokens, says what the log says."""
+    try:
+        if said(run.resume(found)) == said(found.told):
+            return True
+    except Exception:
+        log.exception("run %s cannot read its tokens again", run.facts.id)
+        return False
+    log.error("response %s reads otherwise than when it was written", run.facts.id)
+    return False

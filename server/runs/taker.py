@@ -1,0 +1,173 @@
+"""The taker thread: claims responses that nobody owns, and goes on with them or ends them.
+
+A background response that was just accepted, one that a stopping replica handed back and one whose replica
+died all come the same way: claimed, rebuilt from what is stored, begun, submitted. One of which nothing is
+stored yet is simply the shortest log.
+"""
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from functools import partial
+from uuid import UUID
+
+from engine.messages import JobRefused
+from server.crashpoints import crashpoint
+from server.runs.active import SERVER_ERROR, Begin, Break, Drop, HandBack
+from server.runs.prepare import Served
+from server.runs.rebuild import Rebuilt, rebuild
+from server.runs.recorder import Recorder
+from server.store import leases, ownership
+from server.store.database import Connection, Database, DatabaseError
+from server.store.responses import StoredResponse
+
+log = logging.getLogger("holdfast.taker")
+
+POLL_SECONDS = 1.0
+"""How often it looks by itself; hints make it look at once."""
+MOST_AT_ONCE = 64
+STOPPED = "The server stopped while it was generating this response."
+GIVEN_UP = "The server stopped several times while it was generating this response; it was given up."
+CHANGED = "The server's model has changed since this response began, so it cannot be finished."
+
+
+class _NoRoom(Exception):
+    """The engine takes nothing at the moment."""
+
+
+class Taker:
+    """Claims no more than this replica can run. `stop` ends the thread."""
+
+    def __init__(
+        self,
+        database: Database,
+        replica: UUID,
+        served: Served,
+        recorder: Recorder,
+        *,
+        most_running: int,
+        most_deaths: int,
+    ) -> None:
+        """`most_deaths`: a response that so many replicas died of running is given up."""
+        self._database = database
+        self._replica = replica
+        self._served = served
+        self._recorder = recorder
+        self._most_running = most_running
+        self._most_deaths = most_deaths
+        self._wanted = threading.Event()
+        self._stopping = False
+        self._thread = threading.Thread(target=self._loop, name="taker", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def wake(self) -> None:
+        """There may be something to take. Any thread."""
+        self._wanted.set()
+
+    def stop(self) -> None:
+        """Takes nothing from now on; returns when what it had in hand is begun. Idempotent."""
+        self._stopping = True
+        self._wanted.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _loop(self) -> None:
+        while not self._stopping:
+            self._wanted.wait(POLL_SECONDS)
+            self._wanted.clear()
+            try:
+                self.take()
+            except leases.Fenced:
+                return  # the keeper says so, and ends the process
+            except DatabaseError as error:
+                log.warning("nothing can be claimed at the moment: %s", type(error).__name__)
+
+    def take(self) -> None:
+        """Claims until there is nothing left that this replica could do. Raises Fenced or DatabaseError."""
+        while claimed := self._claim(self._claim_hopeless):
+            self._handle(claimed, self._end)
+        full: set[str] = set()
+        with suppress(_NoRoom):
+            while claimed := self._claim(partial(self._claim_waiting, full=full)):
+                self._handle(claimed, partial(self._go_on, full=full))
+
+    def _claim(self, claim: Callable[[Connection], list[StoredResponse]]) -> list[StoredResponse]:
+        if self._stopping:
+            return []
+        claimed: list[StoredResponse] = []
+        try:
+            with self._database.begin() as connection:
+                leases.fence(connection, self._replica)
+                claimed = claim(connection)
+                for stored in claimed:
+                    self._recorder.expect(stored.id)
+        except BaseException:
+            self._forget(claimed)
+            raise
+        crashpoint("claim.committed")
+        return claimed
+
+    def _forget(self, claimed: Iterable[StoredResponse]) -> None:
+        """They are this replica's and it does nothing for them: the keeper will notice and hand them back."""
+        for stored in claimed:
+            self._recorder.forget(stored.id)
+
+    def _claim_hopeless(self, connection: Connection) -> list[StoredResponse]:
+        return ownership.claim_hopeless(
+            connection, self._replica, most_deaths=self._most_deaths, limit=MOST_AT_ONCE
+        )
+
+    def _claim_waiting(self, connection: Connection, full: set[str]) -> list[StoredResponse]:
+        room = min(self._most_running - self._recorder.load, MOST_AT_ONCE)
+        if room <= 0 or not self._served.engine.stats().alive:
+            return []
+        return ownership.claim_waiting(
+            connection, self._replica, models=self._served.names, full=full, limit=room
+        )
+
+    def _handle(self, claimed: Sequence[StoredResponse], act: Callable[[Rebuilt], None]) -> None:
+        left = deque(claimed)
+        try:
+            while left:
+                with self._database.begin() as connection:
+                    rebuilt = rebuild(connection, left[0], self._served)
+                crashpoint("claim.rebuilt")
+                left.popleft()
+                act(rebuilt)
+        except BaseException:
+            self._forget(left)
+            raise
+
+    def _end(self, rebuilt: Rebuilt) -> None:
+        stored = rebuilt.stored
+        if stored.cancel_requested_at is not None:
+            last: Drop | Break = Drop(stored.id)
+        else:
+            log.warning("response %s was left by a dead replica and ends as failed", stored.id)
+            last = Break(stored.id, SERVER_ERROR, GIVEN_UP if stored.background else STOPPED)
+        self._recorder.deliver([Begin(rebuilt.run, starts=False), last])
+
+    def _go_on(self, rebuilt: Rebuilt, full: set[str]) -> None:
+        """Begins a claimed run, or hands it back if the engine has no room for its tenant."""
+        run = rebuilt.run
+        if rebuilt.job is None:
+            self._recorder.deliver([Begin(run, starts=False), Break(run.facts.id, SERVER_ERROR, CHANGED)])
+            return
+        self._recorder.begin(run)
+        crashpoint("claim.begun")
+        try:
+            self._served.engine.submit(rebuilt.job)
+        except JobRefused as refused:
+            if refused.reason in ("overloaded", "share_full", "closed"):
+                self._recorder.deliver([HandBack(frozenset({run.facts.id}))])
+                if refused.reason != "share_full":
+                    raise _NoRoom from refused
+                full.add(run.facts.tenant)
+                return
+            log.error("response %s cannot go on: %s", run.facts.id, refused)
+            self._recorder.fail(run.facts.id, CHANGED)
+        crashpoint("claim.submitted")

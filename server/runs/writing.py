@@ -1,0 +1,99 @@
+"""What a step of a run leaves in the database: events, and with the last of them everything else.
+
+Within the recorder's transaction, which has passed the fence.
+"""
+
+from collections.abc import Sequence
+from uuid import UUID
+
+import msgspec
+
+from server.runs.active import Step
+from server.runs.run import Run
+from server.runs.states import Ending
+from server.store import deletion, events, ownership, responses
+from server.store.database import Connection, durable
+from server.store.ownership import Place
+from server.store.responses import NewItem
+from server.wire.items import Item
+
+
+def write(connection: Connection, replica: UUID, steps: Sequence[Step]) -> None:
+    """Writes the steps. Ends and hand-overs are on disk when the commit returns."""
+    if any(step.over for step in steps):
+        durable(connection)
+    chunks = [
+        chunk
+        for step in steps
+        if step.run.stored
+        for chunk in events.pack(
+            step.run.facts.tenant, step.run.facts.id, step.run.facts.attempt, step.events, step.token_ids
+        )
+    ]
+    if chunks:
+        events.append(connection, chunks)
+    for step in steps:
+        if step.run.ending is not None:
+            _write_end(connection, replica, step.run, step.run.ending)
+    if handed_back := [_place(step.run) for step in steps if step.handed_back and step.run.ending is None]:
+        ownership.hand_back(connection, replica, handed_back)
+
+
+def is_written(connection: Connection, replica: UUID, steps: Sequence[Step]) -> bool:
+    """Whether a commit of these steps that was answered by an error had happened after all.
+
+    They were one transaction, so the first of them that can be told tells of all.
+    """
+    for step in steps:
+        facts = step.run.facts
+        if step.run.ending is not None:
+            return responses.is_metered(connection, facts.tenant, facts.id)
+        if step.run.stored and step.events:
+            return (
+                events.progress(connection, facts.tenant, facts.id).next_seq > step.events[0].sequence_number
+            )
+        if step.handed_back:
+            return _place(step.run) not in ownership.owned(connection, replica)
+    return True
+
+
+def _place(run: Run) -> Place:
+    return Place(run.facts.tenant, run.facts.id)
+
+
+def _write_end(connection: Connection, replica: UUID, run: Run, ending: Ending) -> None:
+    facts = run.facts
+    if run.stored:
+        responses.insert_items(
+            connection,
+            facts.tenant,
+            facts.id,
+            responses.OUTPUT,
+            [stored_item(item) for item in run.output],
+        )
+        events.compact(connection, facts.tenant, facts.id)
+        if responses.finish(connection, facts.tenant, facts.id, replica, ending):
+            deletion.purge(connection, facts.tenant, facts.id)
+    responses.record_usage(
+        connection,
+        tenant=facts.tenant,
+        response_id=facts.id,
+        key_id=facts.key_id,
+        model=facts.echo.model,
+        stored=run.stored,
+        started_at=facts.created_at,
+        ending=ending,
+    )
+
+
+def stored_item(item: Item) -> NewItem:
+    """An item with the columns that its row shows."""
+    return NewItem(
+        id=item.id,
+        type=str(item.__struct_config__.tag),
+        role=getattr(item, "role", None),
+        status=item.status,
+        name=getattr(item, "name", None),
+        call_id=getattr(item, "call_id", None),
+        payload=msgspec.json.encode(item).decode(),
+    )

@@ -1,0 +1,118 @@
+"""Who produces a response: the queue of those that nobody has, claims, hand-over, wishes to cancel.
+
+An unfinished response is owned by the replica that its row names, or by nobody. Nobody owns a background
+response that waits for its turn, one that a stopping replica handed back, and whatever a dead replica left.
+All of these are the rows with no `replica_id`, which is all that the queue is.
+"""
+
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
+from uuid import UUID
+
+from sqlalchemy import Connection, text
+
+from server.store.responses import StoredResponse, read_rows
+
+
+class Place(NamedTuple):
+    """A response's key."""
+
+    tenant: str
+    id: UUID
+
+
+_UNOWNED = "replica_id is null and status in ('queued', 'in_progress')"
+_TAKE = """
+    with chosen as materialized (
+        select tenant, id from responses where {which}
+        order by priority, queued_at limit :limit for update skip locked)
+    update responses r set status = 'in_progress', replica_id = :me, attempt = attempt + 1,
+        started_at = coalesce(started_at, clock_timestamp())
+    from chosen c where r.tenant = c.tenant and r.id = c.id
+    returning r.tenant, r.id
+"""
+_CLAIM_HOPELESS = text(
+    _TAKE.format(
+        which=f"{_UNOWNED} and (not background or cancel_requested_at is not null or deaths >= :most_deaths)"
+    )
+)
+_CLAIM_WAITING = text(
+    _TAKE.format(
+        which=f"{_UNOWNED} and background and model = any(cast(:models as text[]))"
+        " and tenant <> all(cast(:full as text[]))"
+    )
+)
+
+
+def claim_hopeless(connection: Connection, me: UUID, *, most_deaths: int, limit: int) -> list[StoredResponse]:
+    """Takes responses that are only to be ended: foreground ones whose replica died, cancelled ones, those
+    that outlived too many replicas. The caller's transaction has passed the fence.
+    """
+    parameters = {"me": me, "most_deaths": most_deaths, "limit": limit}
+    return read_rows(connection, [Place(*row) for row in connection.execute(_CLAIM_HOPELESS, parameters)])
+
+
+def claim_waiting(
+    connection: Connection, me: UUID, *, models: Sequence[str], full: Collection[str], limit: int
+) -> list[StoredResponse]:
+    """Takes background responses to generate, the longest waiting of the lowest priority number first.
+
+    Tenants that are `full` are passed over. The caller's transaction has passed the fence.
+    """
+    parameters = {"me": me, "models": list(models), "full": list(full), "limit": limit}
+    return read_rows(connection, [Place(*row) for row in connection.execute(_CLAIM_WAITING, parameters)])
+
+
+_HAND_BACK = text(
+    """
+    update responses set replica_id = null
+    where replica_id = :me and status = 'in_progress'
+      and (tenant, id) in (select * from unnest(cast(:tenants as text[]), cast(:ids as uuid[])))
+    """
+)
+
+
+def hand_back(connection: Connection, me: UUID, places: Sequence[Place]) -> None:
+    """Gives up responses of this replica, for any other to go on with. The transaction passed the fence."""
+    tenants, ids = [place.tenant for place in places], [place.id for place in places]
+    connection.execute(_HAND_BACK, {"me": me, "tenants": tenants, "ids": ids})
+
+
+_OWNED = text("select tenant, id from responses where replica_id = :me and status = 'in_progress'")
+_UNWANTED = text(
+    "select id from responses"
+    " where replica_id = :me and status = 'in_progress' and cancel_requested_at is not null"
+)
+_WAITING = text(
+    "select count(*) from (select 1 from responses where replica_id is null"
+    " and status in ('queued', 'in_progress') limit :most) as waiting"
+)
+
+
+def owned(connection: Connection, me: UUID) -> list[Place]:
+    """The unfinished responses that this replica should be producing."""
+    return [Place(*row) for row in connection.execute(_OWNED, {"me": me})]
+
+
+def unwanted(connection: Connection, me: UUID) -> list[UUID]:
+    """Those of them whose end was asked for."""
+    return list(connection.scalars(_UNWANTED, {"me": me}))
+
+
+def waiting(connection: Connection, most: int) -> int:
+    """How many responses nobody owns, counted up to `most`."""
+    count: int = connection.execute(_WAITING, {"most": most}).scalar_one()
+    return count
+
+
+_REQUEST_CANCEL = text(
+    """
+    update responses set cancel_requested_at = coalesce(cancel_requested_at, clock_timestamp())
+    where tenant = :tenant and id = :id and deleted_at is null and status in ('queued', 'in_progress')
+    """
+)
+
+
+def request_cancel(connection: Connection, tenant: str, response_id: UUID) -> None:
+    """Notes that a response's end is wanted, if it has none. Its owner, or whoever claims it, ends it."""
+    connection.execute(_REQUEST_CANCEL, {"tenant": tenant, "id": response_id})
