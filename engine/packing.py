@@ -16,6 +16,7 @@ from engine.attention import DecodeRows, GatheredRows, PagedStep, PromptChunk, S
 from engine.cache import BLANK_BLOCK
 from engine.kv import KvStore
 from engine.scheduler import Chunk, Plan
+from engine.sequence import TokenSequence
 from engine.shelves import Shelf, Shelves
 
 IN_FLIGHT = (0,)
@@ -93,23 +94,25 @@ class Packer:
         single = [chunk for chunk in plan if chunk.count == 1]
         stretches = self._order(plan, single, numbers)
         ordered = [chunk for stretch in stretches for chunk in stretch.chunks]
-        begin_of = {}
-        begin = 0
+        begin_of: dict[TokenSequence, int] = {}
+        token_list: list[int] = []
+        position_list: list[int] = []
+        slot_list: list[int] = []
+        size = self._store.block_size
         for chunk in ordered:
-            begin_of[chunk.sequence] = begin
-            begin += chunk.count
+            sequence, start, count = chunk.sequence, chunk.start, chunk.count
+            begin_of[sequence] = len(position_list)
+            token_list += sequence.tokens[start : start + count] or IN_FLIGHT
+            if count == 1:
+                position_list.append(start)
+                slot_list.append(sequence.blocks[start // size] * size + start % size)
+            else:
+                position_list += range(start, start + count)
         ends = [begin_of[chunk.sequence] + chunk.count - 1 for chunk in plan if chunk.draws]
         for wish in wishes:
             first = begin_of[plan[wish.chunk].sequence]
             ends += range(first + wish.places.start, first + wish.places.stop)
-        token_list: list[int] = []
-        position_list: list[int] = []
-        for chunk in ordered:
-            stop = chunk.start + chunk.count
-            token_list += chunk.sequence.tokens[chunk.start : stop] or IN_FLIGHT
-            position_list += range(chunk.start, stop)
-        token_ids, positions = numbers.add(token_list), numbers.add(position_list)
-        slots = numbers.add(self._slot(chunk) for chunk in ordered if chunk.count == 1)
+        token_ids, positions, slots = map(numbers.add, (token_list, position_list, slot_list))
         wanted = numbers.add(ends)
         owners = find_owners(ordered, self._adapters) if self._adapters else []
         owner_rows = numbers.add(owners)
@@ -136,13 +139,14 @@ class Packer:
         stretches: list[_Stretch] = []
         begin = 0
         for shelf, chunks in shelved:
-            lengths = numbers.add(chunk.start + 1 for chunk in chunks)
-            slots = numbers.add(row * shelf.capacity + chunk.start for row, chunk in enumerate(chunks))
+            capacity = shelf.capacity
+            lengths = numbers.add([chunk.start + 1 for chunk in chunks])
+            slots = numbers.add([row * capacity + chunk.start for row, chunk in enumerate(chunks)])
             stretches.append(_Stretch(chunks, shelf, begin, begin + len(chunks), (lengths, slots)))
             begin += len(chunks)
         if rest:
-            lengths = numbers.add(chunk.start + 1 for chunk in rest)
-            tables = numbers.add(block for table in self._tables(rest) for block in table)
+            lengths = numbers.add([chunk.start + 1 for chunk in rest])
+            tables = numbers.add([block for table in self._tables(rest) for block in table])
             stretches.append(_Stretch(rest, None, begin, begin + len(rest), (lengths, tables)))
             begin += len(rest)
         for chunk in plan:
@@ -179,10 +183,6 @@ class Packer:
         # Of the blank block, which follows, the first slot is taken.
         slots = torch.cat((slots[: chunk.start + chunk.count], self._places[:1] + BLANK_BLOCK * size))
         return PromptChunk(stretch.begin, stretch.end, chunk.start, slots)
-
-    def _slot(self, chunk: Chunk) -> int:
-        size = self._store.block_size
-        return chunk.sequence.blocks[chunk.start // size] * size + chunk.start % size
 
     def _blocks(self, chunk: Chunk) -> int:
         return -(-(chunk.start + chunk.count) // self._store.block_size)
