@@ -113,6 +113,7 @@ class GrammarCompiler:
         """Finds the grammar or has it compiled, and waits for that. Raises `JobRefused`."""
         if len(grammar.text) > MAX_TEXT:
             raise JobRefused("bad_grammar", f"A grammar may have {MAX_TEXT} characters.")
+        self._load_tokenizer()  # of a large vocabulary it takes seconds, which are not the grammar's
         future = self._find_or_start(grammar)
         try:
             compiled = future.result(COMPILE_SECONDS)
@@ -335,7 +336,8 @@ class _Tokens:
     def __init__(self, vocabulary: Vocabulary) -> None:
         # The end is a token after the last: which ids stop a job is the job's to say.
         self.eos_token_id = len(vocabulary.tokens)
-        self.tokens = [*vocabulary.tokens, b""]
+        # With a text: a special token without one is taken for the beginning of all the others.
+        self.tokens = [*vocabulary.tokens, b"<the end>"]
         self.special_token_ids = sorted(vocabulary.special | {self.eos_token_id})
 
     def __call__(self, _text: bytes) -> list[int]:

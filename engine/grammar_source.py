@@ -11,6 +11,9 @@ there on a tag.
 
 Each tag begins with one of the triggers. Between begin and end stands what its `schema` or `regex` asks
 for, or, without either, any text. Where a string has the text of a special token, that token is meant.
+
+A Lark grammar may have `%json {...}`, which stands for JSON of that schema, `%lark {...}`, which stands for
+a whole grammar of its own, and `<[id]>`, which stands for a token.
 """
 
 import json
@@ -37,8 +40,9 @@ TEXT = "TEXT: /(.|\\n)+/\nANY: /(.|\\n)*/\n"
 
 _TAG_KEYS = {"begin", "schema", "regex", "end"}
 _DIRECTIVE = re.compile(r"(?<![\w%])%(\w+)")
-_DIRECTIVES = {"ignore", "import"}
+_DIRECTIVES = {"ignore", "import", "json", "lark"}
 _LARK_STRINGS = re.compile(r'//[^\n]*|"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\n])+/')
+_LARK_JSON = re.compile(_LARK_STRINGS.pattern + r"|(?P<json>(?<![\w%])%json\b\s*)")
 
 
 def to_lark(grammar: Grammar, special: Mapping[int, str]) -> str:
@@ -84,11 +88,40 @@ def _escape_in_lark(found: re.Match[str]) -> str:
 
 
 def _lark(text: str) -> str:
-    check_lark(text)
-    for directive in _DIRECTIVE.findall(_LARK_STRINGS.sub('""', text)):
+    whole, bare = _with_schemas(text)
+    check_lark(bare)
+    directives = _DIRECTIVE.findall(_LARK_STRINGS.sub('""', bare))
+    for directive in directives:
         if directive not in _DIRECTIVES:
-            raise BadGrammar(f"%{directive} is not served; %ignore and %import are.")
-    return text + "\n"
+            raise BadGrammar(f"%{directive} is not served; %ignore, %import, %json and %lark are.")
+    if len(directives) > MAX_TAGS:
+        raise BadGrammar(f"A Lark grammar may have {MAX_TAGS} directives.")
+    return whole + "\n"
+
+
+def _with_schemas(text: str) -> tuple[str, str]:
+    """The grammar with each `%json {...}` as it is compiled, and the grammar without the schemas."""
+    whole, bare, place = "", "", 0
+    search = 0
+    while found := _LARK_JSON.search(text, search):
+        search = found.end()
+        if found["json"] is None:
+            continue
+        end = _json_end(text, found.end())
+        whole += text[place : found.start()] + _json(parse_json(text[found.end() : end]))
+        bare += text[place : found.end()] + '""'
+        place = search = end
+    return whole + text[place:], bare + text[place:]
+
+
+def _json_end(text: str, start: int) -> int:
+    """Where the JSON value that starts here ends."""
+    try:
+        return json.JSONDecoder().raw_decode(text, start)[1]
+    except RecursionError:
+        raise BadGrammar("The JSON is nested too deeply.") from None
+    except ValueError as error:
+        raise BadGrammar(f"After %json stands no JSON: {error}.") from None
 
 
 Segment = str | int

@@ -153,10 +153,16 @@ def test_whatever_ends_with_stop_fits_its_schema(bench: Bench, wanted: dict[str,
     [
         (grammar("regex", r"[ab]{3,9}/\d"), r"[ab]{3,9}/\d"),
         (grammar("lark", 'start: word ("," word)* "."\nword: /[a-c]{2}/'), r"[a-c]{2}(,[a-c]{2})*\."),
+        (
+            grammar(
+                "lark", 'start: j ";" l\nj: %json {"enum": ["//", 7]}\nl: %lark {\nstart: A\nA: /[ab]/\n}'
+            ),
+            r'("//"|7);[ab]',
+        ),
         (grammar("json_object"), r"(?s)\{.*\}"),
         (schema({"const": {"a": [1]}}), r'\{[ \n]*"a"[ \n]*:[ \n]*\[[ \n]*1[ \n]*\][ \n]*\}'),
     ],
-    ids=["regex", "lark", "json_object", "const"],
+    ids=["regex", "lark", "lark of others", "json_object", "const"],
 )
 def test_each_kind_of_grammar_is_kept(bench: Bench, wanted: Any, pattern: str) -> None:
     for outcome in bench.run(*(constrained(wanted, 400, seed=seed) for seed in range(6))):

@@ -57,7 +57,12 @@ HOSTILE = {
     ),
     "lark in circles": grammar("lark", "start: start"),
     "lark terminals in circles": grammar("lark", "start: A\nA: B\nB: A"),
-    "lark schema": grammar("lark", "start: %json {}"),
+    "lark schema": grammar("lark", "start: %json " + deep_text(11)),
+    "lark schema in a lark": grammar("lark", "start: %lark { start: %json " + deep_text(400) + "}"),
+    "lark without its schema": grammar("lark", "start: %json"),
+    "lark with half a schema": grammar("lark", 'start: %json {"type": '),
+    "larks in larks": grammar("lark", "start: %lark { " * 129 + 'start: "a"' + "}" * 129),
+    "lark that is python": grammar("lark", "start: %python {}"),
     "reference to itself": schema({"$ref": "#"}),
     "references in circles": schema(
         {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}}

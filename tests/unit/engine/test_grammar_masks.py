@@ -133,6 +133,16 @@ def test_a_vocabulary_of_any_size_has_its_last_token_and_its_end_apart() -> None
         compiler.close()
 
 
+def test_text_that_a_special_token_ends_is_ended_by_nothing_else() -> None:
+    """Also where special tokens have no text, as those that a vocabulary has in reserve."""
+    reserve = Vocabulary((*VOCABULARY.tokens, b"", b""), VOCABULARY.special | {SIZE, SIZE + 1})
+    compiler = GrammarCompiler(reserve)
+    wanted = grammar("lark", f"start: TEXT <[{CALL}]>\nTEXT: /(.|\\n)+/")
+    assert allowed(compiler, wanted, ids_of("b")) & {END, CALL, *ids_of("a")} == {CALL, *ids_of("a")}
+    assert allowed(compiler, wanted, [*ids_of("b"), CALL]) == {END}
+    compiler.close()
+
+
 def test_masks_bar_what_they_do_not_allow_whatever_rows_they_are_of() -> None:
     import torch
 
