@@ -16,8 +16,9 @@ from server.stream.sse import Stored
 from server.wire.events import Event, render
 from server.wire.response import Echo, Response
 
-PAGE_EVENTS = 2048
-"""What a reader of the store holds in memory while its client is slow."""
+PAGE_EVENTS = 1024
+PAGE_BYTES = 256 * 1024
+"""About what a reader of the store holds in memory while its client is slow."""
 
 
 def read_response(connection: Connection, tenant: str, response: UUID) -> Response | None:
@@ -107,8 +108,14 @@ class StreamReader:
         return self._page(found, ended=False)
 
     def _page(self, found: Sequence[Event], *, ended: bool) -> Stored:
-        frames = [frame(event, render(self._response, event)) for event in found[:PAGE_EVENTS]]
-        return Stored(frames, ended and len(found) <= PAGE_EVENTS)
+        frames: list[bytes] = []
+        size = 0
+        for event in found[:PAGE_EVENTS]:
+            frames.append(frame(event, render(self._response, event)))
+            size += len(frames[-1])
+            if size >= PAGE_BYTES:
+                break
+        return Stored(frames, ended and len(frames) == len(found))
 
 
 def read_end(connection: Connection, news: events.News) -> Published:

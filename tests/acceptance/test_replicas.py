@@ -1,21 +1,29 @@
 """Two servers on one database: either shows what the other keeps, and neither takes the other for dead."""
 
+from statistics import median
+
 import httpx
+import psycopg
+import pytest
 
 from tests.fix_server import PACED, StartServer
+from tests.support.eventually import eventually
 from tests.support.server_process import MODEL
 from tests.support.sse import create, parse, replay
 
 LONG = {"model": MODEL, "input": "Hello", "max_output_tokens": 60}
 
 
-def test_running_stream_is_followed_through_another_replica(start_server: StartServer) -> None:
-    one, other = start_server(**PACED), start_server()
+@pytest.mark.parametrize("delivery", ["notify", "poll"])
+def test_running_stream_is_followed_through_another_replica(start_server: StartServer, delivery: str) -> None:
+    one, other = start_server(delivery=delivery, **PACED), start_server(delivery=delivery)
     with create(one.url, LONG) as stream:
         response_id = stream.take(5)[0].json["response"]["id"]
         with replay(other.url, response_id) as followed:
             raw = followed.read()
         assert stream.read() == raw
+    together = [len(parse(written)) for written in followed.writes]
+    assert median(together) <= 8, "a look every half a second would find 25 tokens each time"
     address = f"/responses/{response_id}"
     assert httpx.get(one.api + address).content == httpx.get(other.api + address).content
 
@@ -29,3 +37,16 @@ def test_streams_of_killed_replica_are_ended_by_the_one_that_is_left(start_serve
         frames = parse(followed.read())
     assert frames[:20] == seen
     assert frames[-1].event == "response.failed"
+
+
+def test_running_response_is_stopped_when_it_is_deleted_through_another_replica(
+    start_server: StartServer, database_url: str
+) -> None:
+    one, other = start_server(**PACED), start_server()
+    with create(one.url, {"model": MODEL, "input": "Hello"}) as stream:
+        response_id = stream.take(5)[0].json["response"]["id"]
+        assert httpx.delete(f"{other.api}/responses/{response_id}").json()["deleted"]
+        assert parse(stream.read())[-1].event == "response.incomplete"
+    query = "select status from usage_ledger"
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        eventually(lambda: connection.execute(query).fetchall() == [("cancelled",)])

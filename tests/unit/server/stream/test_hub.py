@@ -3,8 +3,9 @@ from uuid import uuid4
 
 import pytest
 
+from server.store.events import Watched
 from server.stream import hub as hub_module
-from server.stream.hub import Channel, Hub, Published
+from server.stream.hub import FIRST_READER_SECONDS, Channel, Hub, Published
 from tests.unit.server.stream.asgi import now, run
 
 GRACE = 15.0
@@ -147,3 +148,131 @@ def test_a_hub_whose_loop_is_closed_takes_what_it_is_told() -> None:
     hub.open(response, stored=True, grace=1, on_abandoned=lambda: None)
     loop.close()
     hub.publish([Published(response, 0, (b"0",), None)])
+
+
+def test_a_run_whose_reader_never_comes_is_given_up_after_the_grace() -> None:
+    async def main() -> list[float]:
+        gone: list[float] = []
+        hub = Hub(asyncio.get_running_loop())
+        hub.open(uuid4(), stored=True, grace=GRACE, on_abandoned=lambda: gone.append(now()))
+        hub.open(uuid4(), stored=False, grace=0, on_abandoned=lambda: gone.append(now()))
+        await asyncio.sleep(10 * GRACE)
+        return gone
+
+    assert run(main) == [FIRST_READER_SECONDS, GRACE]
+
+
+def test_a_run_whose_reader_comes_at_last_is_not_given_up() -> None:
+    async def main() -> list[float]:
+        gone: list[float] = []
+        hub = Hub(asyncio.get_running_loop())
+        channel = hub.open(uuid4(), stored=False, grace=0, on_abandoned=lambda: gone.append(now()))
+        await asyncio.sleep(FIRST_READER_SECONDS - 1)
+        channel.join()
+        await asyncio.sleep(10 * GRACE)
+        return gone
+
+    assert run(main) == []
+
+
+def test_a_watched_response_is_never_given_up() -> None:
+    async def main() -> None:
+        hub = Hub(asyncio.get_running_loop())
+        channel = hub.watch("acme", uuid4())
+        channel.leave(channel.join())
+        await asyncio.sleep(10 * GRACE)
+        assert not channel.ended
+
+    run(main)
+
+
+def test_a_channel_knows_where_it_begins_from_what_it_is_told_first() -> None:
+    channel = Channel(stored=True)
+    assert (channel.next_seq, channel.after(0)) == (None, None)
+    channel.add(Published(uuid4(), 7, (), None))
+    assert [channel.after(n) for n in (0, 6, 7, 8)] == [None, None, [], []]
+    channel.add(Published(uuid4(), 7, (b"7", b"8"), None))
+    assert [channel.after(n) for n in (6, 7, 8, 9)] == [None, [b"7", b"8"], [b"8"], []]
+
+
+def test_frames_that_are_told_twice_are_kept_once() -> None:
+    channel = Channel(stored=True, start=0)
+    channel.add(Published(uuid4(), 0, (b"0", b"1", b"2"), None))
+    channel.add(Published(uuid4(), 1, (b"1", b"2", b"3"), None))
+    channel.add(Published(uuid4(), 0, (b"0",), None))
+    assert channel.after(0) == [b"0", b"1", b"2", b"3"]
+
+
+def test_after_a_gap_the_tail_begins_anew_and_the_store_has_the_rest() -> None:
+    channel = Channel(stored=True, start=0)
+    channel.add(Published(uuid4(), 0, (b"0", b"1"), None))
+    channel.add(Published(uuid4(), 4, (b"4", b"5"), None))
+    assert [channel.after(n) for n in range(7)] == [None, None, None, None, [b"4", b"5"], [b"5"], []]
+
+
+def test_what_comes_after_the_end_changes_nothing() -> None:
+    channel = Channel(stored=True, start=0)
+    channel.add(Published(uuid4(), 0, (b"0",), b"{}"))
+    channel.add(Published(uuid4(), 0, (b"0", b"1"), None, gone=True))
+    assert (channel.after(0), channel.final, channel.gone) == ([b"0"], b"{}", False)
+
+
+def test_a_watched_response_has_one_channel_until_nobody_has_it() -> None:
+    async def main() -> None:
+        hub = Hub(asyncio.get_running_loop())
+        response = uuid4()
+        told: list[float] = []
+        hub.on_watch = lambda: told.append(now())
+        channel = hub.watch("acme", response)
+        assert hub.watch("acme", response) is channel
+        assert hub.follows(response)
+        assert (hub.watched(), told) == ([], [])
+        waker = channel.join()
+        assert (hub.watched(), told) == ([Watched("acme", response, None)], [0.0])
+        hub.publish([Published(response, 3, (b"3",), None)])
+        await asyncio.sleep(0)
+        assert hub.watched() == [Watched("acme", response, 4)]
+        channel.leave(waker)
+        assert hub.watched() == []
+        del channel
+        assert not hub.follows(response)
+
+    run(main)
+
+
+def test_a_reader_that_joins_when_the_last_one_has_left_is_not_forgotten() -> None:
+    async def main() -> None:
+        hub = Hub(asyncio.get_running_loop())
+        response = uuid4()
+        first = hub.watch("acme", response)
+        waker = first.join()
+        late = hub.watch("acme", response)  # a handler has it, and its reader is not on the loop yet
+        first.leave(waker)
+        del first
+        third = hub.watch("acme", response)
+        third.leave(third.join())
+        del third
+        woken = late.join()
+        hub.publish([Published(response, 0, (b"0",), None)])
+        await asyncio.sleep(0)
+        assert woken.is_set()
+        assert late.after(0) == [b"0"]
+
+    run(main)
+
+
+def test_a_response_that_ended_is_not_looked_after_and_its_next_reader_begins_anew() -> None:
+    async def main() -> None:
+        hub = Hub(asyncio.get_running_loop())
+        response = uuid4()
+        channel = hub.watch("acme", response)
+        channel.join()
+        hub.publish([Published(response, 0, (b"0",), b"{}")])
+        await asyncio.sleep(0)
+        assert hub.watched() == []
+        other = hub.watch("acme", response)
+        other.join()
+        assert other is not channel
+        assert hub.watched() == [Watched("acme", response, None)]
+
+    run(main)
