@@ -4,7 +4,7 @@ from uuid import UUID
 import msgspec
 import pytest
 
-from server.runs.recorder import Begin
+from server.runs.active import Begin
 from server.runs.run import Run
 from server.store import deletion
 from server.store.notify import Notifier
