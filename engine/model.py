@@ -5,7 +5,8 @@ nothing is fetched. Ignorant of jobs and of how steps are computed.
 """
 
 import inspect
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +20,10 @@ from engine.config import EngineConfig, ModelRefused
 from engine.kv import LayerShape
 from engine.messages import Capabilities
 from engine.paged import LayerNeeds
+from engine.quantization import ways_to_read
 from engine.vocabulary import Vocabulary, read_vocabulary
+
+log = logging.getLogger(__name__)
 
 LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 
@@ -52,10 +56,7 @@ def load_model(config: EngineConfig, progress: Callable[[str], None]) -> LoadedM
     _refuse_unservable(settings.get_text_config())
     dtype = _choose_dtype(config, settings, device)
     progress(f"loading weights as {str(dtype).removeprefix('torch.')} on {device}")
-    network = _read_weights(config, dtype)
-    network.to(device=device)  # type: ignore[call-arg]  # its wrapper hides the keyword
-    progress("checking that every layer attends as it should")
-    probe = _probe(network, device)
+    network, probe = _read_and_probe(config, settings, dtype, device, progress)
     capabilities = _describe(network)
     try:
         vocabulary = read_vocabulary(config.model, capabilities.vocab_size)
@@ -65,6 +66,36 @@ def load_model(config: EngineConfig, progress: Callable[[str], None]) -> LoadedM
     shapes = [probe.shapes[layer] for layer in sorted(probe.shapes)]
     needs = frozenset(probe.needs)
     return LoadedModel(network, device, dtype, shapes, needs, capabilities, vocabulary)
+
+
+def _read_and_probe(
+    config: EngineConfig,
+    settings: PretrainedConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    progress: Callable[[str], None],
+) -> tuple[PreTrainedModel, "_NeedsProbe"]:
+    *others, last = ways_to_read(settings, device)
+    for way in others:
+        try:
+            return _read_one_way(config, dtype, device, way, progress)
+        except ModelRefused as error:
+            log.warning("the weights are read in another way, because in the first: %s", error)
+    return _read_one_way(config, dtype, device, last, progress)
+
+
+def _read_one_way(
+    config: EngineConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    way: Mapping[str, Any],
+    progress: Callable[[str], None],
+) -> tuple[PreTrainedModel, "_NeedsProbe"]:
+    network = _read_weights(config, dtype, way)
+    if "device_map" not in way:
+        network.to(device=device)  # type: ignore[call-arg]  # its wrapper hides the keyword
+    progress("checking that every layer attends as it should")
+    return network, _probe(network, device)
 
 
 class _NeedsProbe(ProbeStep):
@@ -128,7 +159,7 @@ def _refuse_unservable(settings: PretrainedConfig) -> None:
         raise ModelRefused(f"{name} has layers that share their keys, which is not served.")
 
 
-def _read_weights(config: EngineConfig, dtype: torch.dtype) -> PreTrainedModel:
+def _read_weights(config: EngineConfig, dtype: torch.dtype, way: Mapping[str, Any]) -> PreTrainedModel:
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
@@ -138,8 +169,9 @@ def _read_weights(config: EngineConfig, dtype: torch.dtype) -> PreTrainedModel:
             trust_remote_code=False,
             local_files_only=True,
             output_loading_info=True,
+            **way,
         )
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
         raise ModelRefused(f"The weights in {config.model} cannot be read: {error}") from error
     network: PreTrainedModel = loaded[0]
     report: dict[str, Any] = loaded[1]

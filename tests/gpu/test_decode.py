@@ -1,0 +1,189 @@
+"""Recorded steps, kernels and steps ahead give on a GPU what plain ones give, also when memory runs out.
+
+In float32 tokens are compared; in bfloat16, where two right answers may differ, likelihoods are.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from engine.kernels import SOURCES, find_kernel
+from engine.messages import Failed, Job, TokenLogprobs, Tokens
+from engine.paged import LayerNeeds
+from tests.support.engines import Bench, make_job, make_prompt, save_random_model, start_model
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here"),
+]
+
+Start = Callable[..., Bench]
+WINDOW = {"sliding_window": 12}
+MODELS: dict[str, dict[str, Any]] = {
+    "Qwen3Config": {},
+    "MistralConfig": WINDOW,
+    "Gemma2Config": WINDOW,
+    "GptOssConfig": {**WINDOW, "num_local_experts": 4, "num_experts_per_tok": 2},
+}
+RECORDABLE = ("Qwen3Config", "MistralConfig", "Gemma2Config")
+"""In float32. For experts torch's grouped product is there in bfloat16 only; without it the host is asked."""
+
+JOBS = [make_job(str(n), make_prompt(4 + 9 * n, n), 8 + 7 * n) for n in range(6)]
+WAYS: list[dict[str, Any]] = [
+    {"decode": "auto", "ahead": False},
+    {"decode": "auto", "ahead": True},
+    {"decode": "static", "ahead": False},
+    {"decode": "eager", "ahead": True},
+]
+PLAIN: dict[str, Any] = {"decode": "eager", "ahead": False, "attention": "sdpa"}
+
+
+def start_on_gpu(config_name: str, **settings: Any) -> Bench:
+    """Heads of a size that kernels have, which many small models here do not."""
+    sizes = {"hidden_size": 128, "head_dim": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
+    path = save_random_model(config_name, num_hidden_layers=2, **{**sizes, **MODELS[config_name]})
+    return start_model(path, **{"device": "cuda", "max_running": 4, "token_budget": 24, **settings})
+
+
+def run(bench: Bench, *jobs: Job) -> list[list[int]]:
+    outcomes = bench.run(*jobs)
+    bench.engine.close(drain=True)
+    assert not any(isinstance(outcome.last, Failed) for outcome in outcomes)
+    return [outcome.tokens for outcome in outcomes]
+
+
+@pytest.mark.parametrize("config_name", MODELS)
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_tokens_are_those_of_plain_steps(config_name: str, way: dict[str, Any]) -> None:
+    expected = run(start_on_gpu(config_name, **PLAIN), *JOBS)
+    assert run(start_on_gpu(config_name, attention="sdpa", **way), *JOBS) == expected
+
+
+@pytest.mark.parametrize("config_name", RECORDABLE)
+def test_steps_are_recorded(config_name: str) -> None:
+    bench = start_on_gpu(config_name)
+    assert bench.engine.capabilities.decode == "graphs"
+    bench.engine.close(drain=True)
+
+
+@pytest.mark.parametrize("config_name", MODELS)
+def test_steps_of_every_model_are_recorded_in_bfloat16(config_name: str) -> None:
+    bench = start_on_gpu(config_name, dtype="bfloat16")
+    assert bench.engine.capabilities.decode == "graphs"
+    bench.engine.close(drain=True)
+
+
+@pytest.mark.parametrize("config_name", MODELS)
+@pytest.mark.parametrize("settings", [{"attention": "sdpa"}, {"attention": "auto"}], ids=str)
+def test_in_bfloat16_likelihoods_are_about_those_of_plain_steps(
+    config_name: str, settings: dict[str, Any]
+) -> None:
+    """`auto` is a kernel where one is installed; otherwise it is the same as the other case."""
+    told = []
+    for way in (PLAIN, settings):
+        bench = start_on_gpu(config_name, dtype="bfloat16", **way)
+        # The job says what it reads: tokens of its own could differ, and all after them.
+        job = make_job("a", make_prompt(60), 1, logprobs=0, prompt_logprobs=0)
+        bench.run(job, *(replace(other, job_id=f"{other.job_id}!") for other in JOBS[:3]))
+        numbers = [said.chosen for said in _logprobs(bench, "a")]
+        bench.engine.close(drain=True)
+        told.append(numbers)
+    assert told[0] == pytest.approx(told[1], abs=0.15, rel=0.05)
+
+
+def _logprobs(bench: Bench, job_id: str) -> Iterator[TokenLogprobs]:
+    for message in bench.listener.of(job_id):
+        yield from getattr(message, "logprobs", None) or ()
+
+
+def test_an_installed_kernel_is_taken_for_a_plain_model() -> None:
+    """Finding it includes comparing it with the reference on this device."""
+    if not any(_is_there(load) for load in SOURCES.values()):
+        pytest.skip("no attention kernel is installed here")
+    needs = LayerNeeds(32, 8, 128, 128, None, sinks=False, softcap=None)
+    kernel = find_kernel([needs, replace(needs, window=100)], torch.bfloat16, torch.device("cuda"), 16)
+    assert kernel is not None
+
+
+def _is_there(load: Callable[[], object]) -> bool:
+    try:
+        load()
+    except (ImportError, OSError):
+        return False
+    return True
+
+
+def test_a_gpu_without_memory_for_a_step_computes_less_at_a_time_and_goes_on() -> None:
+    bench = start_on_gpu("Qwen3Config", token_budget=4096, max_running=8, kv_blocks=2000)
+    expected = bench.run(*(replace(job, job_id=f"first {job.job_id}") for job in JOBS))
+    torch.cuda.empty_cache()
+    free, _ = torch.cuda.mem_get_info()
+    hog = torch.empty(max(free - 8 * 2**20, 0), dtype=torch.uint8, device="cuda")
+    try:
+        outcomes = bench.run(*JOBS)
+    finally:
+        del hog
+        torch.cuda.empty_cache()
+    assert bench.engine.stats().alive
+    for outcome, other in zip(outcomes, expected, strict=True):
+        if isinstance(outcome.last, Failed):
+            assert outcome.last.code == "out_of_memory"
+        else:
+            assert outcome.tokens == other.tokens
+    again = bench.run(*(replace(job, job_id=f"again {job.job_id}") for job in JOBS))
+    assert [outcome.tokens for outcome in again] == [outcome.tokens for outcome in expected]
+    bench.engine.close(drain=True)
+
+
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_a_tiny_pool_preempts_and_gives_the_same(way: dict[str, Any]) -> None:
+    jobs = [make_job(str(n), make_prompt(7 + 11 * n, n), 30) for n in range(5)]
+    expected = run(start_on_gpu("Qwen3Config", **PLAIN), *jobs)
+    settings = {"kv_blocks": 8, "max_running": 64, "token_budget": 512, "attention": "sdpa"}
+    bench = start_on_gpu("Qwen3Config", **settings, **way)
+    assert run(bench, *jobs) == expected
+    assert bench.engine.stats().preemptions > 0
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{}, {"temperature": 1.0}, {"temperature": 0.7, "presence_penalty": 0.5}, {"min_tokens": 30}],
+    ids=str,
+)
+def test_a_step_ahead_never_makes_the_host_wait(fields: dict[str, Any]) -> None:
+    """torch raises where a call would wait for the device; tokens are read by an event, which is none."""
+    bench = start_on_gpu("Qwen3Config")
+    bench.run(make_job("warm", make_prompt(20), 40, **fields))
+    seen = 0
+
+    def watch(message: object) -> None:
+        nonlocal seen
+        seen += isinstance(message, Tokens)
+        torch.cuda.set_sync_debug_mode("error" if 5 <= seen < 30 else "default")
+
+    bench.listener.when_told = watch
+    try:
+        (outcome,) = bench.run(make_job("a", make_prompt(20, 1), 40, **fields))
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    bench.engine.close(drain=True)
+    assert len(outcome.tokens) == 40
+
+
+def test_a_job_cancelled_on_a_gpu_is_told_of_once_more() -> None:
+    bench = start_on_gpu("Qwen3Config")
+    heard = 0
+
+    def cancel(_message: object) -> None:
+        nonlocal heard
+        heard += 1
+        if heard == 5:
+            bench.engine.cancel("a")
+
+    bench.listener.when_told = cancel
+    (outcome,) = bench.run(make_job("a", make_prompt(20), 200))
+    bench.engine.close(drain=True)
+    assert len(outcome.tokens) == 5
