@@ -51,12 +51,13 @@ def check_log(response: AuditedResponse, now: datetime) -> Iterator[Finding]:
     yield from misplaced
     try:
         rows = _rows(response)
-        broken = list(_check_numbers(response, rows))
+        held = [_unpack(row) for row in rows]
+        broken = list(_check_numbers(response, rows, held))
         yield from broken
         if not rows or broken:
             return
         yield from _check_times(response, rows, now)
-        events = [event for row in rows for event in _unpack(row)]
+        events = [event for part in held for event in part]
         told = [msgspec.json.decode(render(response.stored.id, event)) for event in events]
         yield from _check_replays(response, events)
         yield from _check_own_numbers(told)
@@ -99,17 +100,18 @@ def _unpack(row: LogRow) -> list[Event]:
     return unpack(row.first_seq, row.kind, row.output_index, row.content_index, bytes(row.body))
 
 
-def _check_numbers(response: AuditedResponse, rows: Sequence[LogRow]) -> Iterator[Finding]:
+def _check_numbers(
+    response: AuditedResponse, rows: Sequence[LogRow], held: Sequence[Sequence[Event]]
+) -> Iterator[Finding]:
     expected = 0
-    for row in rows:
+    for row, events in zip(rows, held, strict=True):
         if row.first_seq != expected:
             what = "are missing" if row.first_seq > expected else "are there twice"
             first, last = sorted((expected, row.first_seq))
             yield "I2", f"events {first} to {last - 1} {what}."
             return
-        held = len(_unpack(row))
-        if held != row.n:
-            yield "I2", f"the row of event {row.first_seq} counts {row.n} events and holds {held}."
+        if len(events) != row.n:
+            yield "I2", f"the row of event {row.first_seq} counts {row.n} events and holds {len(events)}."
             return
         expected += row.n
     if response.folded is not None and response.folded.last_seq != expected - 1:
