@@ -69,7 +69,7 @@ def check(response: AuditedResponse, moment: Moment, limits: Limits) -> list[Vio
         *_check_items(response),
         *_check_columns(response),
         *_check_times(response, moment),
-        *_check_deleted(response),
+        *_check_deleted(response, moment),
     ]
     stored = response.stored
     return [Violation(name, stored.tenant, stored.id, sentence) for name, sentence in found]
@@ -254,10 +254,12 @@ def _check_times(response: AuditedResponse, moment: Moment) -> Iterator[Finding]
         yield "I14", "its times are in the future."
 
 
-def _check_deleted(response: AuditedResponse) -> Iterator[Finding]:
+def _check_deleted(response: AuditedResponse, moment: Moment) -> Iterator[Finding]:
+    """One that has expired may wait for the next purge, without its stream."""
     if response.standing.deleted_at is None or is_unfinished(response):
         return
+    expires = response.standing.expires_at
     if response.folded is not None or response.hot:
         yield "I16", "it is deleted, but its events are kept."
-    if not response.standing.has_next:
+    if not response.standing.has_next and (expires is None or expires > moment.now):
         yield "I16", "it is deleted and no response goes on from it, but it is kept."

@@ -45,6 +45,7 @@ class Standing:
     """A row's columns that readers are not shown."""
 
     deleted_at: datetime | None
+    expires_at: datetime | None
     queued_at: datetime | None
     started_at: datetime | None
     first_token_at: datetime | None
@@ -170,9 +171,9 @@ _METERED = list(Metered.__dataclass_fields__)
 _PAGE = text(
     f"""
     select {", ".join(f"r.{name}" for name in StoredResponse.__dataclass_fields__)},
-           r.deleted_at as x_deleted_at, r.queued_at as x_queued_at, r.started_at as x_started_at,
-           r.first_token_at as x_first_token_at, r.key_id as x_key_id, r.deaths as x_deaths,
-           r.asked is not null as x_can_begin_again, r.replica_id as x_replica_id,
+           r.deleted_at as x_deleted_at, r.expires_at as x_expires_at, r.queued_at as x_queued_at,
+           r.started_at as x_started_at, r.first_token_at as x_first_token_at, r.key_id as x_key_id,
+           r.deaths as x_deaths, r.asked is not null as x_can_begin_again, r.replica_id as x_replica_id,
            p.state as x_replica_state, p.heartbeat_at as x_heartbeat_at,
            r.deleted_at is not null and exists (
                select from responses n where n.tenant = r.tenant and n.previous_id = r.id) as x_has_next,

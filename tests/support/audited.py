@@ -107,6 +107,7 @@ def stored(**changes: Any) -> StoredResponse:
 def standing(**changes: Any) -> Standing:
     fields: dict[str, Any] = {
         "deleted_at": None,
+        "expires_at": None,
         "queued_at": None,
         "started_at": CREATED,
         "first_token_at": None,

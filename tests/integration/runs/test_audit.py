@@ -10,7 +10,7 @@ from sqlalchemy.exc import InternalError
 
 from server.runs.audit import INVARIANTS, Limits
 from server.runs.audit import check as check_response
-from server.store import audit, deletion
+from server.store import audit, deletion, retention
 from server.store.audit import Scope
 from server.store.database import Database, clock
 from server.wire.ids import new_uuid
@@ -174,6 +174,20 @@ def test_changes_of_status_are_held_against_the_edges(bench: Bench, database_url
     damage(database_url, ROW.format("status = 'completed'"), response)
     with pytest.raises(AssertionError, match="went from completed"):
         check(database_url)
+
+
+def test_nothing_is_wrong_at_any_step_of_a_purge(bench: Bench, database_url: str) -> None:
+    parent = answer(bench)
+    child = answer(bench, previous=parent)
+    with bench.database.begin() as connection:
+        deletion.delete(connection, TENANT, parent)
+    assert find(database_url) == []
+    damage(database_url, ROW.format("expires_at = now()"), child)
+    while bench.counts()["responses"] > 0:
+        with bench.database.begin() as connection:
+            assert retention.purge_batch(connection, quiet_seconds=0, clock=lambda: 0.0).moved
+        assert find(database_url) == []
+    assert bench.counts()["items"] == 0
 
 
 def audited(database: Database, scope: Scope) -> list[UUID]:

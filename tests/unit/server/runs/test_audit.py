@@ -356,6 +356,13 @@ def test_a_deleted_response_may_stay_for_a_later_one_without_its_stream() -> Non
     assert broken(stands(running(), deleted_at=LATER)) == set()
 
 
+def test_a_deleted_response_that_nothing_needs_may_wait_for_its_purge_once_it_has_expired() -> None:
+    left = stands(replace(ended(), folded=None, replays=[]), deleted_at=LATER)
+    assert broken(stands(left, expires_at=NOW)) == set()
+    assert broken(stands(left, expires_at=AFTER)) == {"I16"}
+    assert "I16" in broken(stands(ended(), deleted_at=LATER, expires_at=NOW))
+
+
 def test_clocks_may_differ_by_less_than_the_slack() -> None:
     assert broken(stands(ended(), started_at=CREATED - SLACK / 2)) == set()
 
