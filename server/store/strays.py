@@ -70,6 +70,10 @@ _LOST = text(
       and k.created_at < clock_timestamp() - make_interval(secs => :age)
       and not exists (select from responses r where r.tenant = k.tenant and r.id = k.response_id)
       and not exists (select from usage_ledger u where u.tenant = k.tenant and u.response_id = k.response_id)
+      and not exists (
+          select from replicas p
+          where p.state = 'dead'
+            and k.created_at between p.started_at and p.heartbeat_at + interval '1 minute')
     limit {MOST_STRAYS}
     """  # noqa: S608 - a number of our own
 )
@@ -84,7 +88,8 @@ def shared_keys(connection: Connection, tenant: str | None) -> list[KeyTrouble]:
 def lost_keys(connection: Connection, tenant: str | None, age_seconds: float) -> list[KeyTrouble]:
     """Idempotency keys older than that, of whose response there is neither a row nor a line in the ledger.
 
-    Younger ones may belong to a response that is not stored and still runs.
+    Younger ones may belong to a response that is not stored and still runs; so may those from the time of a
+    replica that died, with which such a response was lost.
     """
     with snapshot(connection):
         return [KeyTrouble(*row) for row in connection.execute(_LOST, {"tenant": tenant, "age": age_seconds})]

@@ -165,6 +165,15 @@ def test_idempotency_keys_lead_to_one_response_each_which_exists_or_was_deleted(
     assert [found.invariant for found in find(database_url, Limits(key_seconds=3600))] == ["I8"]
 
 
+def test_a_response_that_is_not_stored_may_be_lost_with_its_replica(bench: Bench, database_url: str) -> None:
+    damage(database_url, LONG_ALIVE, bench.replica)
+    lost = new_uuid()
+    damage(database_url, NEW_KEY, lost)
+    assert [found.invariant for found in find(database_url)] == ["I7"]
+    damage(database_url, "update replicas set state = 'dead' where id = %(id)s", bench.replica)
+    assert find(database_url) == []
+
+
 def test_changes_of_status_are_held_against_the_edges(bench: Bench, database_url: str) -> None:
     watch_statuses(database_url)
     response = answer(bench)
