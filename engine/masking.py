@@ -9,20 +9,21 @@ import torch
 from torch import Tensor
 
 from engine.grammar import Masks
+from engine.transfer import send
 
 NEVER = float("-inf")
 
 
 def apply_masks(logits: Tensor, masks: Masks) -> None:
     """Bars the logits of forbidden tokens, in place; `logits` has all rows of the step."""
-    packed = torch.frombuffer(masks.bits, dtype=torch.uint8).to(logits.device)
+    packed = send(torch.frombuffer(masks.bits, dtype=torch.uint8), torch.uint8, logits.device)
     # Added, not filled in: with a condition for each number it takes ten times as long on a CPU.
     barred = _bars(logits.device).index_select(0, packed.int()).view(len(masks.rows), -1)
     barred = barred[:, : logits.shape[-1]]
     if len(masks.rows) == len(logits):
         logits.add_(barred)
     else:
-        logits.index_add_(0, torch.tensor(masks.rows, device=logits.device), barred)
+        logits.index_add_(0, send(masks.rows, torch.long, logits.device), barred)
 
 
 @cache
