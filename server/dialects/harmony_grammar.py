@@ -1,0 +1,114 @@
+"""What gpt-oss may write, as a grammar over its control tokens: which channels, which calls, which answer.
+
+The model thinks and tells of its plans as it likes; the last message is an answer or a call. Where nothing is
+asked for there is no grammar. Pure.
+"""
+
+import json
+import re
+from collections.abc import Iterator
+
+from engine.messages import Grammar
+from server.dialects.base import Conversation, PromptError, Tool
+from server.dialects.harmony_tools import BROWSER, BROWSER_TOOLS, PYTHON, recipient
+from server.dialects.harmony_vocabulary import CHANNEL, CONSTRAIN, END, MESSAGE, START
+
+_ANY_TEXT = "TEXT?"
+_UNSAFE_IN_REGEX = re.compile(r"\\.|[/\n]", re.DOTALL)
+
+
+def make_grammar(conversation: Conversation, builtin: tuple[str, ...] = ()) -> Grammar | None:
+    """What enforces the conversation's tool choice, strict tools and format; None if there is nothing to.
+
+    Raises PromptError for what cannot be asked for together.
+    """
+    choice, tools = conversation.choice, _callable(conversation)
+    if not _restricts(conversation, tools):
+        return None
+    if conversation.continues:
+        raise PromptError("A message that is continued can have no format and call no tool.", "tool_choice")
+    offered = builtin if choice.mode != "none" and choice.allowed is None else ()
+    if choice.mode == "required" and not tools and not offered:
+        raise PromptError("A tool must be called, but there is none that may be.", "tool_choice")
+    rules = list(_calls(tools)) + list(_builtin_calls(offered))
+    last = [f"c{number}" for number in range(len(rules))]
+    if choice.mode != "required":
+        last.insert(0, "final")
+    lines = [
+        f'start: (aside <[{START}]> "assistant")* ({" | ".join(last)})',
+        f'aside: <[{CHANNEL}]> ("analysis" | "commentary") <[{MESSAGE}]> {_ANY_TEXT} <[{END}]>',
+        *(_final(conversation) if choice.mode != "required" else ()),
+        f'json: (" "? <[{CONSTRAIN}]> "json" | " json")? <[{MESSAGE}]>',
+        f'plain: (" "? <[{CONSTRAIN}]>? ("code" | "text"))? <[{MESSAGE}]>',
+        *(f"c{number}: {rule}" for number, rule in enumerate(rules)),
+        "TEXT: /(.|\\n)+/",
+    ]
+    return Grammar(kind="lark", text="\n".join(lines))
+
+
+def _callable(conversation: Conversation) -> list[Tool]:
+    choice = conversation.choice
+    if choice.mode == "none":
+        return []
+    return [tool for tool in conversation.tools if choice.allowed is None or tool.name in choice.allowed]
+
+
+def _restricts(conversation: Conversation, tools: list[Tool]) -> bool:
+    """Whether anything is asked for beyond what the model does of itself."""
+    choice = conversation.choice
+    return (
+        choice.mode == "required"
+        or (choice.mode == "none" and bool(conversation.tools))
+        or choice.allowed is not None
+        or conversation.format.kind != "text"
+        or any(tool.strict or tool.syntax != "text" for tool in tools)
+    )
+
+
+def _final(conversation: Conversation) -> Iterator[str]:
+    match conversation.format.kind:
+        case "json_schema":
+            schema = conversation.format.schema if conversation.format.schema is not None else {}
+            yield f'final: <[{CHANNEL}]> "final" json answer'
+            yield f"answer: %json {json.dumps(schema)}"
+        case "json_object":
+            yield f'final: <[{CHANNEL}]> "final" json answer'
+            yield 'answer: %json {"type": "object"}'
+        case _:
+            yield f'final: <[{CHANNEL}]> "final" <[{MESSAGE}]> {_ANY_TEXT}'
+
+
+def _calls(tools: list[Tool]) -> Iterator[str]:
+    """The rule of each tool. The recipient may come before the channel or after it."""
+    for tool in tools:
+        to = json.dumps(f" to={recipient(tool.name, tool.namespace)}")
+        kind = "json" if tool.kind == "function" else "plain"
+        head = f'({to} <[{CHANNEL}]> "commentary" | <[{CHANNEL}]> "commentary" {to}) {kind}'
+        yield f"{head} {_arguments(tool)}"
+
+
+def _arguments(tool: Tool) -> str:
+    if tool.kind == "function":
+        schema = tool.parameters if tool.strict and tool.parameters is not None else {"type": "object"}
+        return f"%json {json.dumps(schema)}"
+    match tool.syntax:
+        case "lark":
+            return f"%lark {{\n{tool.definition}\n}}"
+        case "regex":
+            return "/(?:" + _UNSAFE_IN_REGEX.sub(_in_lark, tool.definition) + ")/"
+        case _:
+            return _ANY_TEXT
+
+
+def _in_lark(found: re.Match[str]) -> str:
+    """A character of a regular expression as it stands between slashes."""
+    return {"/": "\\/", "\n": "\\n", "\\\n": "\\n"}.get(found[0], found[0])
+
+
+def _builtin_calls(names: tuple[str, ...]) -> Iterator[str]:
+    """Calls of the builtin tools are made while thinking, and take code."""
+    callees = [f"{BROWSER}.{name}" for name in BROWSER_TOOLS] if BROWSER in names else []
+    callees += [PYTHON] if PYTHON in names else []
+    for callee in callees:
+        to = json.dumps(f" to={callee}")
+        yield f'({to} <[{CHANNEL}]> "analysis" | <[{CHANNEL}]> "analysis" {to}) plain {_ANY_TEXT}'

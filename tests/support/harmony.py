@@ -1,0 +1,71 @@
+"""gpt-oss's encoding for tests, from a copy of its vocabulary: no network, no cache.
+
+The copy is OpenAI's o200k_base.tiktoken, compressed; it is distributed with tiktoken under the MIT License
+(Copyright (c) 2022 OpenAI, Shantanu Jain).
+"""
+
+import functools
+import lzma
+import re
+from collections.abc import Iterable
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+from server.dialects import harmony_vocabulary as vocabulary
+from server.dialects.harmony import HarmonyDialect
+from server.dialects.harmony_encoding import HarmonyEncoding
+
+FILE = Path(__file__).with_name("o200k_base.tiktoken.xz")
+TODAY = date(2026, 1, 31)
+
+CONTROL = {
+    "<|startoftext|>": vocabulary.STARTOFTEXT,
+    "<|endoftext|>": vocabulary.ENDOFTEXT,
+    "<|return|>": vocabulary.RETURN,
+    "<|constrain|>": vocabulary.CONSTRAIN,
+    "<|channel|>": vocabulary.CHANNEL,
+    "<|start|>": vocabulary.START,
+    "<|end|>": vocabulary.END,
+    "<|message|>": vocabulary.MESSAGE,
+    "<|call|>": vocabulary.CALL,
+}
+_NAMES = {token: name for name, token in CONTROL.items()}
+_MARKS = re.compile("(" + "|".join(map(re.escape, CONTROL)) + ")")
+
+
+@functools.cache
+def vocabulary_file() -> bytes:
+    return lzma.decompress(FILE.read_bytes())
+
+
+@functools.cache
+def encoding() -> HarmonyEncoding:
+    return HarmonyEncoding(vocabulary_file())
+
+
+@functools.cache
+def dialect() -> HarmonyDialect:
+    """On a day that does not pass."""
+    return HarmonyDialect(encoding(), lambda: TODAY)
+
+
+def oracle() -> Any:
+    """openai-harmony's own encoding."""
+    return encoding()._encoding
+
+
+def ids_of(text: str) -> list[int]:
+    """Tokens of a text in which control tokens are written out."""
+    tokens: list[int] = []
+    for part in _MARKS.split(text):
+        tokens += [CONTROL[part]] if part in CONTROL else encoding().encode(part)
+    return tokens
+
+
+def text_of(token_ids: Iterable[int]) -> str:
+    """The reverse; text that looks like a control token cannot be told from one."""
+    spelled = b""
+    for token in token_ids:
+        spelled += _NAMES[token].encode() if token in _NAMES else encoding().tokens[token]
+    return spelled.decode(errors="replace")
