@@ -23,27 +23,32 @@ def make_grammar(conversation: Conversation, builtin: tuple[str, ...] = ()) -> G
     Raises PromptError for what cannot be asked for together.
     """
     choice, tools = conversation.choice, _callable(conversation)
+    if conversation.continues:
+        if choice.mode == "required" or conversation.format.kind != "text":
+            raise PromptError("A message that is continued has no format and calls no tool.", "tool_choice")
+        return None
     if not _restricts(conversation, tools):
         return None
-    if conversation.continues:
-        raise PromptError("A message that is continued can have no format and call no tool.", "tool_choice")
     offered = builtin if choice.mode != "none" and choice.allowed is None else ()
-    if choice.mode == "required" and not tools and not offered:
+    calls = [*_calls(tools), *_builtin_calls(offered)]
+    if choice.mode == "required" and not calls:
         raise PromptError("A tool must be called, but there is none that may be.", "tool_choice")
-    rules = list(_calls(tools)) + list(_builtin_calls(offered))
-    last = [f"c{number}" for number in range(len(rules))]
-    if choice.mode != "required":
-        last.insert(0, "final")
+    last = [f"c{number}" for number in range(len(calls))]
+    answers = list(_final(conversation)) if choice.mode != "required" else []
     lines = [
-        f'start: (aside <[{START}]> "assistant")* ({" | ".join(last)})',
-        f'aside: <[{CHANNEL}]> ("analysis" | "commentary") <[{MESSAGE}]> {_ANY_TEXT} <[{END}]>',
-        *(_final(conversation) if choice.mode != "required" else ()),
+        f'start: (aside <[{START}]> "assistant")* ({" | ".join(["final", *last] if answers else last)})',
+        f"aside: (thought | told) <[{MESSAGE}]> {_ANY_TEXT} <[{END}]>",
+        f'told: <[{CHANNEL}]> "commentary"',
+        f'thought: <[{CHANNEL}]> "analysis"',
         f'json: (" "? <[{CONSTRAIN}]> "json" | " json")? <[{MESSAGE}]>',
         f'plain: (" "? <[{CONSTRAIN}]>? ("code" | "text"))? <[{MESSAGE}]>',
-        *(f"c{number}: {rule}" for number, rule in enumerate(rules)),
-        "TEXT: /(.|\\n)+/",
+        *answers,
     ]
-    return Grammar(kind="lark", text="\n".join(lines))
+    for number, (callee, channel, content) in enumerate(calls):
+        # The recipient may come before the channel or after it.
+        lines.append(f"c{number}: (n{number} {channel} | {channel} n{number}) {content}")
+        lines.append(f"n{number}: {json.dumps(' to=' + callee)}")
+    return Grammar(kind="lark", text="\n".join([*lines, "TEXT: /(.|\\n)+/"]))
 
 
 def _callable(conversation: Conversation) -> list[Tool]:
@@ -78,13 +83,11 @@ def _final(conversation: Conversation) -> Iterator[str]:
             yield f'final: <[{CHANNEL}]> "final" <[{MESSAGE}]> {_ANY_TEXT}'
 
 
-def _calls(tools: list[Tool]) -> Iterator[str]:
-    """The rule of each tool. The recipient may come before the channel or after it."""
+def _calls(tools: list[Tool]) -> Iterator[tuple[str, str, str]]:
+    """To whom a call of each tool is addressed, on which channel, and what it holds."""
     for tool in tools:
-        to = json.dumps(f" to={recipient(tool.name, tool.namespace)}")
         kind = "json" if tool.kind == "function" else "plain"
-        head = f'({to} <[{CHANNEL}]> "commentary" | <[{CHANNEL}]> "commentary" {to}) {kind}'
-        yield f"{head} {_arguments(tool)}"
+        yield recipient(tool.name, tool.namespace), "told", f"{kind} {_arguments(tool)}"
 
 
 def _arguments(tool: Tool) -> str:
@@ -105,10 +108,9 @@ def _in_lark(found: re.Match[str]) -> str:
     return {"/": "\\/", "\n": "\\n", "\\\n": "\\n"}.get(found[0], found[0])
 
 
-def _builtin_calls(names: tuple[str, ...]) -> Iterator[str]:
+def _builtin_calls(names: tuple[str, ...]) -> Iterator[tuple[str, str, str]]:
     """Calls of the builtin tools are made while thinking, and take code."""
     callees = [f"{BROWSER}.{name}" for name in BROWSER_TOOLS] if BROWSER in names else []
     callees += [PYTHON] if PYTHON in names else []
     for callee in callees:
-        to = json.dumps(f" to={callee}")
-        yield f'({to} <[{CHANNEL}]> "analysis" | <[{CHANNEL}]> "analysis" {to}) plain {_ANY_TEXT}'
+        yield callee, "thought", f"plain {_ANY_TEXT}"

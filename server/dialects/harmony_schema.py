@@ -88,7 +88,9 @@ class _Writer:
             self._left -= 1
             if not isinstance(part, Mapping) or self._left < 0:
                 continue
-            properties = {**_mapping(part, "properties"), **_mapping(merged, "properties")}
+            properties = dict(_mapping(merged, "properties"))
+            for name, inner in _mapping(part, "properties").items():
+                properties.setdefault(name, inner)
             required = [*_list(merged, "required"), *_list(part, "required")]
             merged = {**part, **merged}
             merged |= {"properties": properties} if properties else {}
