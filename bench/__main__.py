@@ -5,6 +5,7 @@ from importlib import import_module
 
 BENCHES = (
     "serving",
+    "dialect_harmony",
     "engine_decode",
     "engine_sampling",
     "engine_batching",

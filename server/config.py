@@ -6,6 +6,7 @@ and `holdfast serve --help` are made from, so none of them can lack one.
 
 import os
 import re
+import tempfile
 from collections.abc import Mapping
 from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
@@ -186,6 +187,13 @@ def xdg_data_home() -> Path:
     """Where programs keep their data for this user."""
     home = os.environ.get("XDG_DATA_HOME", "")
     return Path(home) if Path(home).is_absolute() else Path.home() / ".local" / "share"
+
+
+def tiktoken_folders() -> tuple[Path | None, Path]:
+    """Where openai-harmony's own variables say that its vocabulary is: the user's folder, and its cache."""
+    folder = os.environ.get("TIKTOKEN_ENCODINGS_BASE")
+    cache = os.environ.get("TIKTOKEN_RS_CACHE_DIR") or Path(tempfile.gettempdir(), "tiktoken-rs-cache")
+    return Path(folder) if folder else None, Path(cache)
 
 
 def _convert(setting: Field[Any], text: str, source: str) -> object:

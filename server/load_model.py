@@ -4,10 +4,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from engine.messages import Deliver, Engine, OnDead
-from server.config import Config
+from server.config import Config, tiktoken_folders
+from server.dialects.harmony_vocabulary import VocabularyPlaces
 from server.dialects.pick import pick
 from server.errors import ConfigError
 from server.locations import demo_model_folder
+from server.open_database import data_dir
 from server.runs.prepare import Served
 
 
@@ -26,11 +28,20 @@ def load_model(config: Config, deliver: Deliver, say: Callable[[str], None], on_
     else:
         engine = _real(config, folder, deliver, say, on_dead)
     try:
-        dialect = pick(folder, engine.capabilities.stop_ids)
+        dialect = pick(folder, engine.capabilities.stop_ids, _vocabulary_places(config))
     except (OSError, ValueError) as error:
         engine.close(drain=False)
         raise ConfigError(str(error)) from error
     return Served(name=model_name(config), engine=engine, dialect=dialect)
+
+
+def _vocabulary_places(config: Config) -> VocabularyPlaces:
+    """The data directory is the embedded database's to make: without one nothing is kept."""
+    folder, cache = tiktoken_folders()
+    home = data_dir(config)
+    return VocabularyPlaces(
+        user_folder=folder, library_cache=cache, own_cache=home / "vocabulary" if home.is_dir() else None
+    )
 
 
 def model_name(config: Config) -> str:

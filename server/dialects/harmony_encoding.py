@@ -8,7 +8,7 @@ Thread-safe once made.
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +41,9 @@ class HarmonyEncoding:
     def encode(self, text: str) -> list[int]:
         """Tokens of any text; half characters become U+FFFD. Raises PromptError where the library fails."""
         tokens: list[int] = []
+        encode = partial(self._encoding.encode, disallowed_special=())
         for piece in pieces(clean(text)):
-            tokens += _guarded(lambda piece=piece: self._encoding.encode(piece, disallowed_special=()))
+            tokens += _guarded(partial(encode, piece))
         return tokens
 
     def decode(self, token_ids: Sequence[int]) -> str:

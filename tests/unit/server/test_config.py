@@ -1,4 +1,5 @@
 import dataclasses
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import quote
@@ -7,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.config import Config, Setting, load, settings, xdg_data_home
+from server.config import Config, Setting, load, settings, tiktoken_folders, xdg_data_home
 from server.errors import ConfigError
 from tests.support.builders import examples
 
@@ -227,3 +228,12 @@ def test_the_data_directory_follows_xdg_when_that_is_absolute(monkeypatch: pytes
     for ignored in ("", "relative"):
         monkeypatch.setenv("XDG_DATA_HOME", ignored)
         assert xdg_data_home() == Path.home() / ".local" / "share"
+
+
+def test_gpt_oss_vocabulary_is_looked_for_where_its_library_would(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TIKTOKEN_ENCODINGS_BASE", "/mine")
+    monkeypatch.setenv("TIKTOKEN_RS_CACHE_DIR", "/cache")
+    assert tiktoken_folders() == (Path("/mine"), Path("/cache"))
+    monkeypatch.delenv("TIKTOKEN_ENCODINGS_BASE")
+    monkeypatch.delenv("TIKTOKEN_RS_CACHE_DIR")
+    assert tiktoken_folders() == (None, Path(tempfile.gettempdir(), "tiktoken-rs-cache"))

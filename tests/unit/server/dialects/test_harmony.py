@@ -8,7 +8,6 @@ import openai_harmony as harmony
 import pytest
 
 from server.dialects.base import Conversation, OutputFormat, PromptError, Tool
-from server.dialects.harmony_encoding import MAX_PIECE, clean, pieces
 from server.dialects.harmony_vocabulary import STOPS
 from server.wire.items import (
     CustomToolCall,
@@ -24,7 +23,7 @@ from server.wire.items import (
     SummaryText,
 )
 from server.wire.request import Effort
-from tests.support.harmony import CONTROL, TODAY, dialect, encoding, oracle, text_of
+from tests.support.harmony import CONTROL, TODAY, dialect, oracle, text_of
 
 GENERATES = "<|start|>assistant"
 WEATHER: dict[str, Any] = {
@@ -136,7 +135,7 @@ def instructed(text: str, *tools: Any) -> Any:
 
 
 def test_a_turn_with_tools_is_written_as_the_library_writes_it() -> None:
-    items = [
+    items: list[Item] = [
         user("Weather in Ulm? 天気は。"),
         thought("Ask the tool."),
         answer("I ask.", "commentary"),
@@ -192,7 +191,7 @@ def test_random_conversations_are_written_as_the_library_writes_them() -> None:
     ]
     for _ in range(300):
         texts = ["".join(chance.choices(words, k=chance.randint(0, 30))) for _ in range(6)]
-        items = [user(texts[1]), answer(texts[2]), user(texts[3]), thought(texts[4])]
+        items: list[Item] = [user(texts[1]), answer(texts[2]), user(texts[3]), thought(texts[4])]
         expected = of_library(
             [
                 instructed(texts[0] or "-"),
@@ -210,7 +209,7 @@ def test_random_conversations_are_written_as_the_library_writes_them() -> None:
 
 
 def test_thoughts_of_a_finished_turn_are_left_out() -> None:
-    items = [
+    items: list[Item] = [
         user("a"),
         thought("1"),
         answer("b"),
@@ -227,7 +226,15 @@ def test_thoughts_of_a_finished_turn_are_left_out() -> None:
 
 
 def test_thoughts_between_calls_stay_until_the_answer() -> None:
-    open_turn = [user("a"), thought("1"), call("f"), output("x"), thought("2"), call("f"), output("y")]
+    open_turn: list[Item] = [
+        user("a"),
+        thought("1"),
+        call("f"),
+        output("x"),
+        thought("2"),
+        call("f"),
+        output("y"),
+    ]
     assert turns(open_turn).count("<|channel|>analysis") == 2
     assert turns([*open_turn, answer("z"), user("b")]).count("<|channel|>analysis") == 0
 
@@ -250,7 +257,7 @@ def test_the_phase_of_a_message_is_kept() -> None:
 
 
 def test_calls_of_every_kind_go_to_their_recipients() -> None:
-    items = [
+    items: list[Item] = [
         user("a"),
         call("f", '{"a":1}', "c1"),
         output("one", "c1"),
@@ -399,53 +406,7 @@ def test_control_tokens_that_users_write_are_text_wherever_they_stand() -> None:
     assert text_of(hostile).count(CONTROLS) > 15
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "a" * 1_000_000,
-        " " * 300_000,
-        "漢" * 100_000,
-        "🙂" * 50_000,
-        "a\u0301" * 100_000,
-        "\n" * 300_000,
-        "!" * 300_000,
-    ],
-    ids=["letters", "spaces", "characters", "emoji", "accents", "lines", "marks"],
-)
-def test_text_without_a_break_is_written_whole(text: str) -> None:
-    """At once it would take a minute, or make the library panic."""
-    tokens = encoding().encode(text)
-    assert encoding().decode(tokens) == text
-
-
-def test_long_text_has_the_tokens_of_the_library() -> None:
-    chance = random.Random(4)
-    words = [
-        "word ",
-        "Über, ",
-        "(x) ",
-        "日本語。",
-        "12345 ",
-        "it's ",
-        "\n\n",
-        "https://a.b/c?d=e&f ",
-        "  ",
-        "end.\n",
-    ]
-    text = "".join(chance.choices(words, k=20_000))
-    assert len(list(pieces(text))) > 50
-    assert encoding().encode(text) == oracle().encode(text, disallowed_special=())
-
-
-def test_pieces_are_the_text() -> None:
-    for text in ("", "a" * (3 * MAX_PIECE + 1), "ab " * MAX_PIECE):
-        assert "".join(pieces(text)) == text
-        assert max(map(len, pieces(text))) <= MAX_PIECE
-
-
-def test_half_characters_are_replaced() -> None:
-    assert clean("a\ud83db") == "a\ufffdb"
-    assert clean("🙂") == "🙂"
+def test_half_characters_are_replaced_wherever_they_stand() -> None:
     tool = Tool(
         name="f\udc00", description="\udc00", parameters={"enum": ["\udc00", 1], "description": "\udc00"}
     )
@@ -453,26 +414,3 @@ def test_half_characters_are_replaced() -> None:
         [user("x\ud800"), call("f\ud800", "\ud800"), output("\ud800")], tools=[tool], instructions="\ud800"
     )
     assert text.count("\ufffd") >= 8
-
-
-def test_a_panic_of_the_library_is_an_error_of_the_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    class PanicException(BaseException):
-        """What a panic in Rust is to Python."""
-
-    class Panicking:
-        def encode(self, _text: str, **_options: object) -> list[int]:
-            raise PanicException("called `Result::unwrap()` on an `Err` value")
-
-    monkeypatch.setattr(encoding(), "_encoding", Panicking())
-    with pytest.raises(PromptError, match="unwrap"):
-        encoding().encode("new words")
-
-
-def test_an_interrupt_is_no_panic(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Interrupted:
-        def encode(self, _text: str, **_options: object) -> list[int]:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(encoding(), "_encoding", Interrupted())
-    with pytest.raises(KeyboardInterrupt):
-        encoding().encode("new words")

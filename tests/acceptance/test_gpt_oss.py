@@ -1,0 +1,75 @@
+"""A gpt-oss behind the server: its channels are reasoning, messages with a phase, and calls."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from server.store.embedded import EmbeddedPostgres
+from tests.fix_postgres import temporary_database
+from tests.fix_server import Connect
+from tests.support.server_process import ServerProcess
+from tests.support.tiny_gpt_oss import GREETING, QUESTION, tiny_gpt_oss
+
+ANSWER = "Grüß dich, 世界 🙂!"
+UNREACHABLE = "http://127.0.0.1:9"
+"""Nobody listens there; what would be downloaded would be asked for through it."""
+
+
+@pytest.fixture(scope="module")
+def gpt_oss_server(
+    cluster: EmbeddedPostgres, template_database: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ServerProcess]:
+    """Without a network, and without a vocabulary but in its tokenizer."""
+    with temporary_database(cluster, "gpt_oss", template=template_database) as name:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.delenv("TIKTOKEN_ENCODINGS_BASE", raising=False)
+            patch.setenv("TIKTOKEN_RS_CACHE_DIR", str(tmp_path_factory.mktemp("empty")))
+            patch.setenv("HTTPS_PROXY", UNREACHABLE)
+            settings = {"model": tiny_gpt_oss(), "model_name": "gpt-oss", "torch_threads": 1}
+            server = ServerProcess(cluster.url_of(name), settings=settings)
+        try:
+            server.start()
+            yield server
+        finally:
+            server.stop()
+
+
+def ask(server: ServerProcess, connect: Connect, text: str, **fields: Any) -> Any:
+    return connect(server).responses.create(model="gpt-oss", input=text, temperature=0, **fields)
+
+
+def test_it_thinks_and_answers(gpt_oss_server: ServerProcess, connect: Connect) -> None:
+    response = ask(gpt_oss_server, connect, GREETING)
+    reasoning, message = response.output
+    assert reasoning.content[0].text == "A greeting is wanted."
+    assert (message.phase, response.output_text) == ("final_answer", ANSWER)
+    assert response.status == "completed"
+    assert 0 < response.usage.output_tokens_details.reasoning_tokens < response.usage.output_tokens
+
+
+def test_a_stream_of_it_gives_the_same(gpt_oss_server: ServerProcess, connect: Connect) -> None:
+    events = list(ask(gpt_oss_server, connect, GREETING, stream=True))
+    thought = "".join(event.delta for event in events if event.type == "response.reasoning_text.delta")
+    said = "".join(event.delta for event in events if event.type == "response.output_text.delta")
+    assert (thought, said) == ("A greeting is wanted.", ANSWER)
+    added = [event.item.type for event in events if event.type == "response.output_item.added"]
+    assert added == ["reasoning", "message"]
+
+
+def test_it_tells_what_it_does_and_calls(gpt_oss_server: ServerProcess, connect: Connect) -> None:
+    """It wants a tool that nobody gave it: a model may."""
+    reasoning, message, call = ask(gpt_oss_server, connect, QUESTION).output
+    assert reasoning.content[0].text == "I need the tool."
+    assert (message.phase, message.content[0].text) == ("commentary", "Let me look outside.")
+    assert (call.type, call.name, call.arguments) == ("function_call", "weather", '{"city":"Ulm"}')
+
+
+def test_a_finished_turn_is_remembered_without_its_thoughts(
+    gpt_oss_server: ServerProcess, connect: Connect
+) -> None:
+    first = ask(gpt_oss_server, connect, GREETING)
+    again = ask(gpt_oss_server, connect, GREETING, previous_response_id=first.id)
+    assert again.output_text == ANSWER
+    third = ask(gpt_oss_server, connect, GREETING, previous_response_id=again.id)
+    assert third.usage.input_tokens - again.usage.input_tokens < again.usage.output_tokens
