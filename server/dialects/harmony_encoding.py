@@ -19,6 +19,8 @@ from server.dialects.harmony_vocabulary import FILE, read_tokens
 
 MAX_PIECE = 1000
 """Characters that are encoded at once. The worst of them, emoji without a break, take 5 ms."""
+MAX_WORD = 160
+"""Characters of what is remembered: what callers make longer is not."""
 _VARIABLE = "TIKTOKEN_ENCODINGS_BASE"
 _BREAKS = frozenset(' \n\t.,;:!?()[]{}<>="“”、。，！？；：「」（）')  # noqa: RUF001 - Chinese marks are meant
 """A token never reaches from a letter or digit over one of these (the apostrophe is not among them)."""
@@ -35,8 +37,7 @@ class HarmonyEncoding:
         self.tokens = read_tokens(vocabulary)
         """The bytes of every token id; control tokens have none."""
         self._encoding = _load(vocabulary, user_folder)
-        self.word: Callable[[str], tuple[int, ...]] = lru_cache(maxsize=4096)(self._encode_word)
-        """Tokens of a short text that comes again and again, such as a role."""
+        self._encode_word = lru_cache(maxsize=4096)(lambda text: tuple(self.encode(text)))
 
     def encode(self, text: str) -> list[int]:
         """Tokens of any text; half characters become U+FFFD. Raises PromptError where the library fails."""
@@ -45,6 +46,10 @@ class HarmonyEncoding:
         for piece in pieces(clean(text)):
             tokens += _guarded(partial(encode, piece))
         return tokens
+
+    def word(self, text: str) -> tuple[int, ...]:
+        """The same of a text that most likely comes again and again, such as a role."""
+        return self._encode_word(text) if len(text) <= MAX_WORD else tuple(self.encode(text))
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of tokens; control tokens have none."""
@@ -84,9 +89,6 @@ class HarmonyEncoding:
         message = harmony.Message.from_role_and_content(harmony.Role(role), content)
         rendered: list[int] = self._encoding.render(message)
         return rendered
-
-    def _encode_word(self, text: str) -> tuple[int, ...]:
-        return tuple(self.encode(text))
 
 
 def pieces(text: str) -> Iterator[str]:

@@ -15,6 +15,15 @@ from typing import Any
 from server.dialects import harmony_vocabulary as vocabulary
 from server.dialects.harmony import HarmonyDialect
 from server.dialects.harmony_encoding import HarmonyEncoding
+from server.wire.items import (
+    FunctionCall,
+    FunctionCallOutput,
+    InputText,
+    Message,
+    OutputText,
+    Reasoning,
+    ReasoningText,
+)
 
 FILE = Path(__file__).with_name("o200k_base.tiktoken.xz")
 TODAY = date(2026, 1, 31)
@@ -69,3 +78,31 @@ def text_of(token_ids: Iterable[int]) -> str:
     for token in token_ids:
         spelled += _NAMES[token].encode() if token in _NAMES else encoding().tokens[token]
     return spelled.decode(errors="replace")
+
+
+# Items
+
+
+def user(text: str) -> Message:
+    return Message("msg_1", "completed", "user", [InputText(text)])
+
+
+def developer(text: str) -> Message:
+    return Message("msg_2", "completed", "developer", [InputText(text)])
+
+
+def answer(text: str, phase: str | None = None) -> Message:
+    said = Message("msg_3", "completed", "assistant", [OutputText(text)])
+    return said if phase is None else Message("msg_3", "completed", "assistant", [OutputText(text)], phase)
+
+
+def thought(*texts: str) -> Reasoning:
+    return Reasoning("rs_1", "completed", [], [ReasoningText(text) for text in texts])
+
+
+def call(name: str, arguments: str = "{}", call_id: str = "c", **fields: Any) -> FunctionCall:
+    return FunctionCall("fc_1", "completed", call_id, name, arguments, **fields)
+
+
+def output(text: str, call_id: str = "c") -> FunctionCallOutput:
+    return FunctionCallOutput("fo_1", "completed", call_id, text)

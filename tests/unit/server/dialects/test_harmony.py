@@ -12,18 +12,25 @@ from server.dialects.harmony_vocabulary import STOPS
 from server.wire.items import (
     CustomToolCall,
     CustomToolCallOutput,
-    FunctionCall,
-    FunctionCallOutput,
     InputText,
     Item,
-    Message,
-    OutputText,
     Reasoning,
-    ReasoningText,
     SummaryText,
 )
 from server.wire.request import Effort
-from tests.support.harmony import CONTROL, TODAY, dialect, oracle, text_of
+from tests.support.harmony import (
+    CONTROL,
+    TODAY,
+    answer,
+    call,
+    developer,
+    dialect,
+    oracle,
+    output,
+    text_of,
+    thought,
+    user,
+)
 
 GENERATES = "<|start|>assistant"
 WEATHER: dict[str, Any] = {
@@ -34,31 +41,6 @@ WEATHER: dict[str, Any] = {
     },
     "required": ["city"],
 }
-
-
-def user(text: str) -> Message:
-    return Message("msg_1", "completed", "user", [InputText(text)])
-
-
-def developer(text: str) -> Message:
-    return Message("msg_2", "completed", "developer", [InputText(text)])
-
-
-def answer(text: str, phase: str | None = None) -> Message:
-    said = Message("msg_3", "completed", "assistant", [OutputText(text)])
-    return said if phase is None else Message("msg_3", "completed", "assistant", [OutputText(text)], phase)
-
-
-def thought(*texts: str) -> Reasoning:
-    return Reasoning("rs_1", "completed", [], [ReasoningText(text) for text in texts])
-
-
-def call(name: str, arguments: str = "{}", call_id: str = "c", **fields: Any) -> FunctionCall:
-    return FunctionCall("fc_1", "completed", call_id, name, arguments, **fields)
-
-
-def output(text: str, call_id: str = "c") -> FunctionCallOutput:
-    return FunctionCallOutput("fo_1", "completed", call_id, text)
 
 
 def written(items: Sequence[Item], **fields: Any) -> str:

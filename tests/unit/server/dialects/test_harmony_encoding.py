@@ -59,6 +59,15 @@ def test_pieces_are_the_text() -> None:
         assert max(map(len, pieces(text))) <= MAX_PIECE
 
 
+def test_words_are_remembered_unless_they_are_long() -> None:
+    remembered = encoding()._encode_word.cache_info
+    encoding().word("assistant")
+    hits, size = remembered().hits, remembered().currsize
+    assert encoding().word("assistant") == tuple(encoding().encode("assistant"))
+    assert encoding().word("a " * 1000) == tuple(encoding().encode("a " * 1000))
+    assert (remembered().hits, remembered().currsize) == (hits + 1, size)
+
+
 def test_a_panic_of_the_library_is_an_error_of_the_request(monkeypatch: pytest.MonkeyPatch) -> None:
     class PanicException(BaseException):
         """What a panic in Rust is to Python."""

@@ -26,7 +26,6 @@ from server.dialects.pick import pick
 from server.wire.items import (
     FunctionCall,
     FunctionCallOutput,
-    InputText,
     Item,
     Message,
     OutputText,
@@ -34,6 +33,7 @@ from server.wire.items import (
     ReasoningText,
 )
 from tests.support.engines import Bench, make_job, start_model
+from tests.support.harmony import user
 from tests.support.tiny_gpt_oss import GREETING, OUTSIDE, QUESTION, WEATHER, tiny_gpt_oss
 
 TOOL = Tool(name="weather", description="Tells the weather.", parameters=WEATHER, strict=True)
@@ -52,10 +52,6 @@ def dialect(bench: Bench) -> HarmonyDialect:
     picked = pick(tiny_gpt_oss(), bench.engine.capabilities.stop_ids)
     assert isinstance(picked, HarmonyDialect)
     return picked
-
-
-def user(text: str) -> Message:
-    return Message("msg", "completed", "user", [InputText(text)])
 
 
 class Talk:
