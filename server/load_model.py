@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from engine.messages import Deliver, Engine, OnDead
+from engine.vocabulary import Vocabulary, read_vocabulary
 from server.config import Config, tiktoken_folders
 from server.dialects.harmony_vocabulary import VocabularyPlaces
 from server.dialects.pick import pick
@@ -32,7 +33,15 @@ def load_model(config: Config, deliver: Deliver, say: Callable[[str], None], on_
     except (OSError, ValueError) as error:
         engine.close(drain=False)
         raise ConfigError(str(error)) from error
-    return Served(name=model_name(config), engine=engine, dialect=dialect)
+    vocabulary = _vocabulary(folder, engine.capabilities.vocab_size)
+    return Served(name=model_name(config), engine=engine, dialect=dialect, vocabulary=vocabulary)
+
+
+def _vocabulary(folder: Path, size: int) -> Vocabulary | None:
+    try:
+        return read_vocabulary(folder, size)
+    except ValueError:
+        return None  # a tokenizer whose tokens have no bytes of their own: no logprobs then
 
 
 def _vocabulary_places(config: Config) -> VocabularyPlaces:

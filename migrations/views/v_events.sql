@@ -31,6 +31,7 @@ select
     end as item_id,
     case
         when d.type is null then null
+        when k.kind = 5 and strpos(e.value #>> '{}', '\u0000') = 0 then (e.value #>> '{}')::json ->> 0
         when e.value::text ~ '(?<!\\)(\\\\)*\\u0000' then e.value::text
         else e.value #>> '{}'
     end as delta,
@@ -42,7 +43,8 @@ left join (
         (1, 'response.output_text.delta', 'msg'),
         (2, 'response.reasoning_text.delta', 'rs'),
         (3, 'response.function_call_arguments.delta', 'fc'),
-        (4, 'response.custom_tool_call_input.delta', 'ctc')
+        (4, 'response.custom_tool_call_input.delta', 'ctc'),
+        (5, 'response.output_text.delta', 'msg')
 ) as d (kind, type, prefix) on d.kind = k.kind
 cross join lateral (
     select case

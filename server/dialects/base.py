@@ -92,6 +92,12 @@ class TextDelta:
     """More of the answer."""
 
     text: str
+    tokens: tuple[int, ...] = field(default=(), compare=False)
+    """The places in the job's output, from 0, of the tokens that begin in this text, rising.
+
+    So each token's probability is told with the text that it gave. A token is in one delta at most; those of
+    markup, of reasoning and of calls are in none. Neighbours are joined by joining both fields.
+    """
 
 
 @dataclass(frozen=True, slots=True)

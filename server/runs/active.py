@@ -131,10 +131,10 @@ class ActiveRuns:
                 self._advance(steps, response, now, partial(Run.cancel, at=now))
             case HandBack(responses):
                 self._hand_back(steps, responses)
-            case Tokens(job_id, token_ids):
-                self._take_tokens(steps, UUID(hex=job_id), token_ids, now)
-            case Finished(job_id, reason, usage):
-                act = partial(Run.finish, reason=reason, usage=usage, at=now)
+            case Tokens():
+                self._take_tokens(steps, message, now)
+            case Finished(job_id, reason, usage, stop_hit):
+                act = partial(Run.finish, reason=reason, usage=usage, at=now, stop_hit=stop_hit)
                 self._advance(steps, UUID(hex=job_id), now, act)
             case Failed(job_id, code, cause, usage):
                 log.error("job %s failed: %s: %s", job_id, code, cause)
@@ -149,11 +149,11 @@ class ActiveRuns:
             if wanted and run.ending is None:
                 steps.setdefault(response, Step(run)).handed_back = True
 
-    def _take_tokens(
-        self, steps: dict[UUID, Step], response: UUID, token_ids: Sequence[int], now: datetime
-    ) -> None:
-        self._untold.setdefault(response, []).extend(token_ids)
-        step = self._advance(steps, response, now, lambda run: run.tokens(token_ids, now))
+    def _take_tokens(self, steps: dict[UUID, Step], given: Tokens, now: datetime) -> None:
+        response = UUID(hex=given.job_id)
+        self._untold.setdefault(response, []).extend(given.token_ids)
+        act = partial(Run.tokens, token_ids=given.token_ids, at=now, logprobs=given.logprobs)
+        step = self._advance(steps, response, now, act)
         if step is not None and step.events:
             step.token_ids += self._untold.pop(response)
 

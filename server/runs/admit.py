@@ -158,16 +158,14 @@ class Admission:
 
     def _prepare(self, caller: Caller, request: CreateResponse, repeatable: Repeatable | None) -> _New:
         response = new_uuid()
-        items = context.new_items(request, response)
-        previous, history = self._database.retry(
-            lambda connection: context.previous(connection, caller.tenant, request)
+        request, given = context.read_given(request)
+        found = self._database.retry(
+            lambda connection: context.gather(connection, caller.tenant, request, given, response)
         )
         if request.background:
             self._refuse_too_many_queued()
         seed = request.seed if request.seed is not None else secrets.randbits(63)
-        prepared = prepare(
-            self._served, caller.tenant, request, context.conversation(history, items), response, seed
-        )
+        prepared = prepare(self._served, caller.tenant, request, found.items, response, seed)
         try:
             self._served.engine.check(prepared.job)
         except JobRefused as refused:
@@ -177,8 +175,8 @@ class Admission:
             request=request,
             response=response,
             prepared=prepared,
-            previous=previous,
-            items=items,
+            previous=found.previous,
+            items=found.new,
             repeatable=repeatable,
         )
 
@@ -263,7 +261,7 @@ class Admission:
             attempt=0 if new.prepared.echo.background else 1,
             prompt_tokens=len(new.prepared.prompt.token_ids),
         )
-        return Run(facts, self._served.dialect.parser(new.prepared.prompt))
+        return Run(facts, self._served.reading(new.request, new.prepared.prompt))
 
     def _hand_over(self, run: Run, prepared: Prepared, begun: Sequence[Event]) -> Admitted:
         engine = self._served.engine

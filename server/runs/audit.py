@@ -17,7 +17,7 @@ from server.store.audit import AuditedItem, AuditedResponse, Moment
 from server.store.responses import INPUT, OUTPUT
 from server.store.strays import KeyTrouble, Stray
 from server.wire import ids
-from server.wire.items import Item, Message
+from server.wire.items import Message, decode_item
 from server.wire.response import Echo
 
 INVARIANTS = {
@@ -202,7 +202,7 @@ def _check_item(response: UUID, item: AuditedItem, name: str) -> Iterator[Findin
     if item.id != ids.item_id(prefix, response, "i" if item.side == INPUT else "o", item.idx):
         yield "I9", f"its {name} has the id of another place, {item.id}."
     try:
-        payload = msgspec.json.decode(item.payload, type=Item)
+        payload = decode_item(item.payload)
     except msgspec.MsgspecError as error:
         yield "I6", f"its {name} cannot be read: {error}"
         return

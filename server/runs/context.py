@@ -1,6 +1,7 @@
-"""What the model is given of a conversation: stored history, then the new input. Pure but for one query."""
+"""What the model is given of a conversation: stored history, then the new input."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from uuid import UUID
 
 import msgspec
@@ -10,24 +11,59 @@ from server.runs.states import ENDED
 from server.store import responses
 from server.store.database import Connection
 from server.wire import ids
+from server.wire.input import AdditionalTools, Given, ItemReference, read_input
 from server.wire.items import (
+    PREFIXES,
+    CustomToolCall,
+    CustomToolCallOutput,
+    FunctionCall,
+    FunctionCallOutput,
     Item,
-    Message,
-    MessageInput,
-    Reasoning,
-    ReasoningInput,
-    read_content,
-    read_input,
+    decode_item,
 )
 from server.wire.request import CreateResponse
+from server.wire.tools import echo
 
-_decode = msgspec.json.Decoder(Item).decode
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """Where a request stands: what it goes on from, and what it adds."""
+
+    previous: UUID | None
+    history: Sequence[Item]
+    new: Sequence[Item]
+    """With ids of their own."""
+
+    @property
+    def items(self) -> list[Item]:
+        """Everything that the model reads, in order."""
+        return [*self.history, *self.new]
 
 
-def decode_item(payload: str) -> Item:
-    """An item as it was stored."""
-    item: Item = _decode(payload)
-    return item
+def gather(
+    connection: Connection, tenant: str, request: CreateResponse, given: Sequence[Given], response: UUID
+) -> Context:
+    """Looks up what the request refers to. Raises ApiError for what is not there or does not fit."""
+    previous, history = _previous(connection, tenant, request)
+    resolved = [_resolve(connection, tenant, item) for item in given if not isinstance(item, AdditionalTools)]
+    new = [own(item, response, "i", index) for index, item in enumerate(resolved)]
+    refuse_unmatched(history, new)
+    return Context(previous, history, new)
+
+
+def read_given(request: CreateResponse) -> tuple[CreateResponse, list[Given]]:
+    """The request's input, and the request with the tools that came in it. Raises DecodeFailure. Pure."""
+    given = read_input(request.input)
+    more = [tool for item in given if isinstance(item, AdditionalTools) for tool in item.tools]
+    if more:
+        tools = [*(request.tools or []), *map(echo, more)]
+        request = msgspec.structs.replace(request, tools=tools)
+    return request, given
+
+
+def own(item: Item, response: UUID, side: ids.Side, index: int) -> Item:
+    """The item as one of this response, with the id that its place gives it."""
+    return msgspec.structs.replace(item, id=ids.item_id(PREFIXES[type(item)], response, side, index))
 
 
 def read_history(connection: Connection, tenant: str, response: UUID) -> list[Item]:
@@ -35,34 +71,30 @@ def read_history(connection: Connection, tenant: str, response: UUID) -> list[It
     return [decode_item(payload) for payload in responses.history(connection, tenant, response)]
 
 
-def new_items(request: CreateResponse, response: UUID) -> list[Item]:
-    """The request's input as items of this response, with ids of their own. Raises DecodeFailure."""
-    return [_own(given, response, index) for index, given in enumerate(read_input(request.input))]
-
-
-def _own(given: MessageInput | ReasoningInput, response: UUID, index: int) -> Item:
-    if isinstance(given, MessageInput):
-        return Message(
-            ids.item_id("msg", response, "i", index),
-            "completed",
-            given.role,
-            read_content(given, f"input[{index}]"),
-            given.phase if given.phase is not None else msgspec.UNSET,
+def _resolve(connection: Connection, tenant: str, item: Item | ItemReference) -> Item:
+    if not isinstance(item, ItemReference):
+        return item
+    payload = responses.item(connection, tenant, item.id)
+    if payload is None:
+        raise NotFound(
+            f"Item with id '{item.id[:100]}' not found.", param=f"{item.path}.id", code="item_not_found"
         )
-    return Reasoning(
-        ids.item_id("rs", response, "i", index),
-        "completed",
-        given.summary,
-        given.content if given.content is not None else msgspec.UNSET,
-        given.encrypted_content if given.encrypted_content is not None else msgspec.UNSET,
-    )
+    return decode_item(payload)
 
 
-def previous(connection: Connection, tenant: str, request: CreateResponse) -> tuple[UUID | None, list[Item]]:
-    """The response that this request goes on from, and every item up to its end, oldest first.
+def refuse_unmatched(history: Sequence[Item], new: Sequence[Item]) -> None:
+    """Raises InvalidRequest for an output of a call that the model never made. Pure."""
+    calls = {item.call_id for item in [*history, *new] if isinstance(item, FunctionCall | CustomToolCall)}
+    for item in new:
+        if isinstance(item, FunctionCallOutput | CustomToolCallOutput) and item.call_id not in calls:
+            raise InvalidRequest(
+                f"No tool call found for function call output with call_id {item.call_id[:100]}.",
+                param="input",
+            )
 
-    Raises NotFound if the tenant has no such response, InvalidRequest if it has not ended.
-    """
+
+def _previous(connection: Connection, tenant: str, request: CreateResponse) -> tuple[UUID | None, list[Item]]:
+    """The response that this request goes on from, and every item up to its end, oldest first."""
     if request.previous_response_id is None:
         return None, []
     given = request.previous_response_id
@@ -84,8 +116,3 @@ def unknown_previous(given: str) -> NotFound:
         param="previous_response_id",
         code="previous_response_not_found",
     )
-
-
-def conversation(history: Sequence[Item], new: Sequence[Item]) -> list[Item]:
-    """Everything that the model reads, in order."""
-    return [*history, *new]

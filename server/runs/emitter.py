@@ -5,7 +5,7 @@ items that are done. Order per item: added, part added, deltas, text done, part 
 parts.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Literal
@@ -33,6 +33,7 @@ from server.wire.items import (
     FunctionCall,
     Item,
     ItemStatus,
+    Logprob,
     Message,
     OutputText,
     Reasoning,
@@ -59,12 +60,13 @@ class _OpenItem:
     id: str
     call_id: str
     text: list[str] = field(default_factory=list)
+    logprobs: list[Logprob] = field(default_factory=list)
 
     def item(self, status: ItemStatus, text: str | None) -> Item:
         """The item with that text; with none, as it is when it is added."""
         match self.begun:
             case MessageStart(phase):
-                content = [] if text is None else [OutputText(text=text)]
+                content = [] if text is None else [self._output_text(text)]
                 return Message(self.id, status, "assistant", [*content], phase or UNSET)
             case ReasoningDelta():
                 return Reasoning(self.id, status, [], [] if text is None else [ReasoningText(text)])
@@ -77,11 +79,14 @@ class _OpenItem:
         """The only part of a message or of reasoning; a call has none."""
         match self.begun:
             case MessageStart():
-                return OutputText(text=text)
+                return self._output_text(text)
             case ReasoningDelta():
                 return ReasoningText(text)
             case CallStart():
                 return None
+
+    def _output_text(self, text: str) -> OutputText:
+        return OutputText(text=text, logprobs=self.logprobs or UNSET)
 
 
 class Emitter:
@@ -110,8 +115,11 @@ class Emitter:
         """It is being generated."""
         return [wire.whole(wire.ResponseInProgress(self._number(), self._unended("in_progress")))]
 
-    def delta(self, delta: Delta) -> list[Event]:
-        """The events of one delta; a change from one kind of item to another closes and opens them."""
+    def delta(self, delta: Delta, logprobs: Sequence[Logprob] = ()) -> list[Event]:
+        """The events of one delta; a change from one kind of item to another closes and opens them.
+
+        The logprobs are those of the tokens that begin in its text.
+        """
         match delta:
             case TextDelta(text):
                 events = self._open_unless(Kind.OUTPUT_TEXT_DELTA, MessageStart())
@@ -127,13 +135,14 @@ class Emitter:
                 events = []
             case CallEnd():
                 return self._close("completed")
-        return [*events, self._more(text)]
+        return [*events, self._more(text, logprobs)]
 
     def retell(self, told: Iterable[Event]) -> None:
         """Takes over what a log says was told, so that its open item can be closed and nothing be lost."""
         for event in told:
             if event.kind is not Kind.WHOLE:
-                self._more(event.body)
+                _, text, logprobs = wire.delta_of(event)
+                self._more(text, logprobs)
             elif event_type(event) == "response.output_item.added":
                 item = _decode_added(event.body).item
                 self._change_to(*_begun(item))
@@ -171,9 +180,12 @@ class Emitter:
         self.next_seq += 1
         return number
 
-    def _more(self, text: str) -> Event:
+    def _more(self, text: str, logprobs: Sequence[Logprob]) -> Event:
         assert self._open is not None, "more of a call that has not begun"
         self._open.text.append(text)
+        if self._open.kind is Kind.OUTPUT_TEXT_DELTA:
+            self._open.logprobs += logprobs
+            return wire.text_delta(self._number(), self._index, text, logprobs)
         return Event(self._number(), self._open.kind, self._index, 0, text)
 
     def _open_unless(self, kind: Kind, begun: MessageStart | ReasoningDelta) -> list[Event]:
@@ -220,7 +232,8 @@ class Emitter:
             case CustomToolCall():
                 return wire.CustomToolCallInputDone(number, item.id, self._index, text)
             case _:
-                return wire.OutputTextDone(number, item.id, self._index, 0, text)
+                assert self._open is not None
+                return wire.OutputTextDone(number, item.id, self._index, 0, text, self._open.logprobs)
 
 
 _decode_added = msgspec.json.Decoder(wire.OutputItemAdded).decode

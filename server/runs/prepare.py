@@ -9,17 +9,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from uuid import UUID
 
-import msgspec
-
-from engine.messages import Capabilities, Engine, Job, JobRefused, Sampling
-from server.dialects.base import Conversation, Dialect, Prompt, PromptError
+from engine.messages import Engine, Job, JobRefused, Sampling
+from engine.vocabulary import Vocabulary
+from server.dialects.base import Conversation, Dialect, OutputFormat, Prompt, PromptError, Tool, ToolChoice
 from server.errors import ApiError, InvalidRequest, Overloaded, TooManyRequests
+from server.runs.echo import make_echo
+from server.runs.run import Reading
+from server.runs.truncation import shortened
+from server.wire import tools as wire
 from server.wire.items import Item
 from server.wire.request import CreateResponse
-from server.wire.response import Echo, FormatEcho, ReasoningEcho, TextEcho
+from server.wire.response import Echo
 
 SMALLEST_TOP_P = 1e-6
 """What top_p 0 means: the likeliest token alone."""
+LOGPROBS = "message.output_text.logprobs"
+"""The value of `include` that asks for them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,11 +34,22 @@ class Served:
     name: str
     engine: Engine
     dialect: Dialect
+    vocabulary: Vocabulary | None = None
+    """What its tokens spell; without it nobody is told of single tokens."""
 
     @property
     def names(self) -> tuple[str, ...]:
         """What clients may ask for: the model and its adapters."""
         return (self.name, *self.engine.capabilities.adapters)
+
+    def reading(self, request: CreateResponse, prompt: Prompt) -> Reading:
+        """How the tokens of an answer are read."""
+        return Reading(
+            self.dialect.parser(prompt),
+            stops=stop_strings(request),
+            tells_stop=bool(request.include_stop_str_in_output),
+            vocabulary=self.vocabulary if wants_logprobs(request) else None,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,20 +78,91 @@ class Prepared:
 def prepare(
     served: Served, tenant: str, request: CreateResponse, items: Sequence[Item], response: UUID, seed: int
 ) -> Prepared:
-    """Raises ApiError for what cannot be run; whether the engine has room is not asked here."""
-    prompt = _write_prompt(served.dialect, request, items)
+    """Raises ApiError or DecodeFailure for what cannot be run; whether the engine has room is not asked."""
     echo = make_echo(request, served.engine.capabilities)
+    prompt = _write_prompt(served, request, items)
     return Prepared(prompt, echo, _make_job(served, tenant, request, response, seed, prompt, echo))
 
 
-def _write_prompt(dialect: Dialect, request: CreateResponse, items: Sequence[Item]) -> Prompt:
-    effort = request.reasoning.effort if request.reasoning else None
+def _write_prompt(served: Served, request: CreateResponse, items: Sequence[Item]) -> Prompt:
+    """The prompt; with truncation, of as much of the conversation's end as leaves room for an answer."""
+    limit = served.engine.capabilities.context_length - 1
+    conversation = _conversation(request, items)
+
+    def write(kept: Sequence[Item]) -> Prompt:
+        return served.dialect.write(replace(conversation, items=kept))
+
     try:
-        return dialect.write(
-            Conversation(items=items, instructions=request.instructions, effort=effort),
-        )
+        prompt = write(items)
+        if len(prompt.token_ids) > limit and request.truncation == "auto":
+            prompt = shortened(items, write, limit) or prompt
     except PromptError as error:
         raise InvalidRequest(str(error), param=error.param) from error
+    if len(prompt.token_ids) > limit:
+        raise too_long(len(prompt.token_ids), limit + 1)
+    return prompt
+
+
+def _conversation(request: CreateResponse, items: Sequence[Item]) -> Conversation:
+    given = wire.read_tools(request.tools)
+    choice = wire.read_choice(request.tool_choice, given)
+    text = request.text
+    return Conversation(
+        items=items,
+        instructions=request.instructions,
+        tools=[tool for declared in given for tool in _tools(declared)],
+        choice=ToolChoice(
+            mode=choice.mode, allowed=choice.allowed, parallel=request.parallel_tool_calls is not False
+        ),
+        format=_format(request),
+        effort=request.reasoning.effort if request.reasoning else None,
+        verbosity=text.verbosity if text else None,
+        variables=request.chat_template_kwargs or {},
+    )
+
+
+def _tools(declared: wire.Tool, namespace: str | None = None) -> list[Tool]:
+    match declared:
+        case wire.NamespaceTool(name, inner):
+            return [tool for one in inner for tool in _tools(one, name)]
+        case wire.CustomTool(name, description, wire.GrammarFormat(syntax, definition)):
+            return [
+                Tool(
+                    name=name,
+                    description=description,
+                    kind="custom",
+                    syntax=syntax,
+                    definition=definition,
+                    namespace=namespace,
+                )
+            ]
+        case wire.CustomTool(name, description):
+            return [Tool(name=name, description=description, kind="custom", namespace=namespace)]
+        case wire.FunctionTool(name, description, parameters, strict):
+            return [
+                Tool(
+                    name=name,
+                    description=description,
+                    parameters=parameters,
+                    strict=bool(strict),
+                    namespace=namespace,
+                )
+            ]
+
+
+def _format(request: CreateResponse) -> OutputFormat:
+    asked = request.text.format if request.text else None
+    if asked is None:
+        return OutputFormat()
+    if asked.type == "json_schema" and asked.schema is None:
+        raise InvalidRequest("A json_schema format needs a schema.", param="text.format.schema")
+    return OutputFormat(
+        kind=asked.type,
+        schema=asked.schema,
+        name=asked.name or "",
+        description=asked.description,
+        strict=bool(asked.strict),
+    )
 
 
 def _make_job(
@@ -87,62 +174,58 @@ def _make_job(
     prompt: Prompt,
     echo: Echo,
 ) -> Job:
-    model = served.engine.capabilities
-    room = model.context_length - len(prompt.token_ids)
-    if room < 1:
-        raise too_long(len(prompt.token_ids), model.context_length)
+    room = served.engine.capabilities.context_length - len(prompt.token_ids)
     return Job(
         job_id=response.hex,
         prompt=prompt.token_ids,
         max_tokens=min(echo.max_output_tokens or room, room),
-        sampling=Sampling(
-            seed=seed,
-            temperature=echo.temperature,
-            top_p=max(echo.top_p, SMALLEST_TOP_P),
-            top_k=model.top_k,
-            min_p=model.min_p,
-            repetition_penalty=model.repetition_penalty,
-            presence_penalty=echo.presence_penalty,
-            frequency_penalty=echo.frequency_penalty,
-        ),
+        sampling=_sampling(served, request, echo, seed),
         stop_ids=prompt.stop_ids,
+        stop_strings=stop_strings(request),
+        ignore_eos=bool(request.ignore_eos),
         grammar=prompt.grammar,
-        cache_salt=tenant,
+        logprobs=request.top_logprobs or 0 if wants_logprobs(request) else None,
+        cache_salt=f"{tenant}\0{request.cache_salt}" if request.cache_salt else tenant,
         share=tenant,
+        priority=request.priority or 0,
         adapter=request.model if request.model != served.name else "",
     )
 
 
-def make_echo(request: CreateResponse, model: Capabilities) -> Echo:
-    """What the response repeats of the request, the model's own defaults filled in. Pure."""
-    text = request.text
-    return Echo(
-        background=bool(request.background),
-        frequency_penalty=request.frequency_penalty or 0.0,
-        instructions=request.instructions,
-        max_output_tokens=request.max_output_tokens,
-        max_tool_calls=request.max_tool_calls,
-        metadata=request.metadata or {},
-        model=request.model,
-        parallel_tool_calls=request.parallel_tool_calls is not False,
-        presence_penalty=request.presence_penalty or 0.0,
-        previous_response_id=request.previous_response_id,
-        prompt_cache_key=request.prompt_cache_key,
-        reasoning=ReasoningEcho(request.reasoning.effort, request.reasoning.summary)
-        if request.reasoning
-        else ReasoningEcho(),
-        safety_identifier=request.safety_identifier,
-        service_tier="default",
-        store=request.store is not False,
-        temperature=request.temperature if request.temperature is not None else model.temperature,
-        text=TextEcho(FormatEcho(), text.verbosity if text and text.verbosity else msgspec.UNSET),
-        tool_choice=request.tool_choice or "auto",
-        tools=[],
-        top_logprobs=0,
-        top_p=request.top_p if request.top_p is not None else model.top_p,
-        truncation=request.truncation or "disabled",
-        user=request.user,
+def _sampling(served: Served, request: CreateResponse, echo: Echo, seed: int) -> Sampling:
+    model = served.engine.capabilities
+    return Sampling(
+        seed=seed,
+        temperature=echo.temperature,
+        top_p=max(echo.top_p, SMALLEST_TOP_P),
+        top_k=max(request.top_k, 0) if request.top_k is not None else model.top_k,
+        min_p=request.min_p if request.min_p is not None else model.min_p,
+        repetition_penalty=request.repetition_penalty
+        if request.repetition_penalty is not None
+        else model.repetition_penalty,
+        presence_penalty=echo.presence_penalty,
+        frequency_penalty=echo.frequency_penalty,
+        logit_bias=_biases(request.logit_bias or {}),
     )
+
+
+def _biases(given: dict[str, float]) -> tuple[tuple[int, float], ...]:
+    wrong = [token for token in given if not (token.isascii() and token.isdecimal())]
+    if wrong:
+        raise InvalidRequest(
+            f"logit_bias maps token ids to numbers; {wrong[0][:50]!r} is no token id.", param="logit_bias"
+        )
+    return tuple(sorted((int(token), bias) for token, bias in given.items()))
+
+
+def stop_strings(request: CreateResponse) -> tuple[str, ...]:
+    """Where the answer is cut, in the request's words."""
+    given = [request.stop] if isinstance(request.stop, str) else request.stop or []
+    return tuple(text for text in given if text)
+
+
+def wants_logprobs(request: CreateResponse) -> bool:
+    return bool(request.top_logprobs) or LOGPROBS in (request.include or ())
 
 
 def refusal(refused: JobRefused) -> ApiError:
@@ -156,6 +239,10 @@ def refusal(refused: JobRefused) -> ApiError:
             return TooManyRequests("You have as many requests here as one may have; try again later.")
         case "closed":
             return Overloaded("The engine does not take requests at the moment.")
+        case "bad_grammar":
+            return InvalidRequest(str(refused), param="text.format", code="invalid_json_schema")
+        case "bad_stop":
+            return InvalidRequest(str(refused), param="stop")
         case _:
             return InvalidRequest(str(refused))
 

@@ -16,11 +16,12 @@ from server.dialects.base import Delta
 from server.errors import ApiError
 from server.runs import context
 from server.runs.prepare import Prepared, Served, prepare
-from server.runs.run import Log, Run, RunFacts, said
+from server.runs.run import Log, Reading, Run, RunFacts, said
 from server.store import events, responses
 from server.store.database import Connection
 from server.store.responses import StoredResponse
-from server.wire.items import Item
+from server.wire.errors import DecodeFailure
+from server.wire.items import Item, decode_item
 from server.wire.request import CreateResponse
 from server.wire.response import Echo
 
@@ -55,10 +56,11 @@ def rebuild(connection: Connection, stored: StoredResponse, served: Served) -> R
     found = Log(progress.token_ids, progress.next_seq, told, progress.first_token_at)
     prepared = _prepare_again(connection, stored, served)
     if prepared is not None:
-        run = Run(_facts(stored, prepared), served.dialect.parser(prepared.prompt))
+        facts, request = _facts(stored, prepared), _request(stored, stored.asked or "")
+        run = Run(facts, served.reading(request, prepared.prompt))
         if _reads_as(run, found):
             return Rebuilt(stored, run, prepared.job_after(found.token_ids))
-    run = Run(_facts(stored, prepared), _Mute())
+    run = Run(_facts(stored, prepared), Reading(_Mute()))
     run.resume_told(found)
     return Rebuilt(stored, run, None)
 
@@ -79,13 +81,11 @@ def _prepare_again(connection: Connection, stored: StoredResponse, served: Serve
     """None if it does not come out as it did when the response was accepted."""
     if stored.asked is None or stored.model not in served.names:
         return None
-    echo = msgspec.json.decode(stored.request, type=Echo)
-    asked = msgspec.json.decode(stored.asked, type=CreateResponse)
-    request = msgspec.structs.replace(asked, instructions=echo.instructions)
+    request = _request(stored, stored.asked)
     try:
         items = _items(connection, stored)
         prepared = prepare(served, stored.tenant, request, items, stored.id, stored.seed)
-    except ApiError as error:
+    except (ApiError, DecodeFailure) as error:
         log.error("response %s cannot be prepared again: %s", stored.id, error)
         return None
     if prepared.prompt_hash != stored.prompt_hash:
@@ -94,13 +94,19 @@ def _prepare_again(connection: Connection, stored: StoredResponse, served: Serve
     return prepared
 
 
+def _request(stored: StoredResponse, asked: str) -> CreateResponse:
+    """The request as it was, but for its input, which is stored as items."""
+    echo = msgspec.json.decode(stored.request, type=Echo)
+    request = msgspec.json.decode(asked, type=CreateResponse)
+    return msgspec.structs.replace(request, instructions=echo.instructions)
+
+
 def _items(connection: Connection, stored: StoredResponse) -> Sequence[Item]:
     history: list[Item] = []
     if stored.previous_id is not None:
         history = context.read_history(connection, stored.tenant, stored.previous_id)
     payloads = responses.input_items(connection, stored.tenant, stored.id)
-    own = [context.decode_item(payload) for payload in payloads]
-    return context.conversation(history, own)
+    return [*history, *map(decode_item, payloads)]
 
 
 def _reads_as(run: Run, found: Log) -> bool:

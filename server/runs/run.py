@@ -10,12 +10,16 @@ from datetime import datetime
 from itertools import groupby
 from uuid import UUID
 
-from engine.messages import FinishReason
+from engine.messages import FinishReason, StopHit
+from engine.messages import TokenLogprobs as EngineLogprobs
 from engine.messages import Usage as EngineUsage
-from server.dialects.base import Delta, Parser
+from engine.vocabulary import Vocabulary
+from server.dialects.base import CallDelta, Delta, Parser, ReasoningDelta, TextDelta
 from server.runs.emitter import Emitter
+from server.runs.logprobs import TokenLogprobs
 from server.runs.states import Ending, EndStatus
-from server.wire.events import Event, Kind
+from server.runs.stops import StopFilter
+from server.wire.events import Event, Kind, delta_of
 from server.wire.items import Item
 from server.wire.response import Echo, Response
 
@@ -38,6 +42,18 @@ class RunFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class Reading:
+    """How the tokens of one answer are read."""
+
+    parser: Parser
+    stops: Sequence[str] = ()
+    tells_stop: bool = False
+    """The stop string that ends the answer is a part of it."""
+    vocabulary: Vocabulary | None = None
+    """There if each token's probability is to be told."""
+
+
+@dataclass(frozen=True, slots=True)
 class Log:
     """What is stored of a run that another replica began."""
 
@@ -50,11 +66,15 @@ class Log:
 class Run:
     """One response in the making. `ending` and `final` are set by `finish` and `fail`."""
 
-    def __init__(self, facts: RunFacts, parser: Parser) -> None:
+    def __init__(self, facts: RunFacts, reading: Reading) -> None:
         self.facts = facts
         self.ending: Ending | None = None
         self.final: Response | None = None
-        self._parser = parser
+        self._parser = reading.parser
+        self._stops = StopFilter(reading.stops, told=reading.tells_stop)
+        self._stopped_kind: type[TextDelta | ReasoningDelta | CallDelta] = TextDelta
+        """What the text is a part of that the filter holds back."""
+        self._logprobs = TokenLogprobs(reading.vocabulary) if reading.vocabulary else None
         self._emitter = Emitter(facts.id, facts.created_at, facts.echo)
         self._started = False
         self._first_token_at: datetime | None = None
@@ -91,6 +111,8 @@ class Run:
         Gives what the tokens say now; its deltas are cut otherwise than in the log, its text is the same.
         """
         self._catch_up_to(log)
+        if self._logprobs is not None:
+            self._logprobs.remember(log.told)
         events = self.tokens(log.token_ids, log.first_token_at)
         self._emitter.next_seq = log.next_seq
         self._resumed_tokens = len(log.token_ids)
@@ -109,13 +131,22 @@ class Run:
         if log.next_seq > len(begun):
             self.start()
 
-    def tokens(self, token_ids: Sequence[int], at: datetime | None) -> list[Event]:
+    def tokens(
+        self,
+        token_ids: Sequence[int],
+        at: datetime | None,
+        logprobs: Sequence[EngineLogprobs] | None = None,
+    ) -> list[Event]:
         """Events for tokens that the engine gave; none while their text is still uncertain."""
         self._first_token_at = self._first_token_at or at
+        if self._logprobs is not None and logprobs is not None:
+            self._logprobs.take(self._tokens, token_ids, logprobs)
         self._tokens += len(token_ids)
         return self._emit(self._parser.feed(token_ids))
 
-    def finish(self, reason: FinishReason, usage: EngineUsage, at: datetime) -> list[Event]:
+    def finish(
+        self, reason: FinishReason, usage: EngineUsage, at: datetime, stop_hit: StopHit | None = None
+    ) -> list[Event]:
         """The last events, after the engine has ended the job."""
         status: EndStatus
         match reason:
@@ -125,7 +156,7 @@ class Run:
                 status, why = "incomplete", "max_output_tokens"
             case "cancelled":
                 status, why = "cancelled", None
-        rest = self._emit(self._parser.close())
+        rest = self._emit(self._parser.close()) + self._release(stop_hit)
         return rest + self._end(status, usage, at, incomplete_reason=why)
 
     def cancel(self, at: datetime) -> list[Event]:
@@ -145,7 +176,7 @@ class Run:
 
         A parser that has raised is not `readable`: what it held back is lost.
         """
-        rest = self._emit(self._parser.close()) if readable else []
+        rest = self._emit(self._parser.close()) + self._release(None) if readable else []
         counted = usage or self._own_usage()
         return rest + self._end("failed", counted, at, error_code=code, error_message=message)
 
@@ -182,13 +213,35 @@ class Run:
         return events
 
     def _emit(self, deltas: Sequence[Delta]) -> list[Event]:
-        return [event for delta in deltas for event in self._emitter.delta(delta)]
+        return [event for delta in deltas for event in self._emit_one(delta)]
+
+    def _emit_one(self, delta: Delta) -> list[Event]:
+        """The events of one delta, but for text that may belong to a stop string."""
+        if not isinstance(delta, TextDelta | ReasoningDelta | CallDelta):
+            return self._release(None) + self._emitter.delta(delta)
+        events = self._release(None) if type(delta) is not self._stopped_kind else []
+        self._stopped_kind = type(delta)
+        told = self._logprobs.of(delta.tokens) if self._logprobs and isinstance(delta, TextDelta) else []
+        text = self._stops.feed(delta.text)
+        if text or told:
+            events += self._emitter.delta(self._stopped_kind(text), told)
+        return events
+
+    def _release(self, stop_hit: StopHit | None) -> list[Event]:
+        """Tells what was held back, up to the stop string that ended the answer."""
+        text = self._stops.close(stop_hit)
+        return self._emitter.delta(self._stopped_kind(text)) if text else []
 
 
 def said(events: Iterable[Event]) -> list[tuple[Kind, int, str]]:
     """What each item said, however its deltas were cut."""
-    deltas = [event for event in events if event.kind is not Kind.WHOLE]
+    deltas = [
+        (kind, event.output_index, text)
+        for event in events
+        if event.kind is not Kind.WHOLE
+        for kind, text, _ in [delta_of(event)]
+    ]
     return [
-        (*place, "".join(event.body for event in group))
-        for place, group in groupby(deltas, key=lambda event: (event.kind, event.output_index))
+        (*place, "".join(text for _, _, text in group))
+        for place, group in groupby(deltas, key=lambda delta: delta[:2])
     ]

@@ -6,8 +6,6 @@ Within the recorder's transaction, which has passed the fence.
 from collections.abc import Sequence
 from uuid import UUID
 
-import msgspec
-
 from server.runs.active import Step
 from server.runs.run import Run
 from server.runs.states import Ending
@@ -15,7 +13,7 @@ from server.store import deletion, events, ownership, responses
 from server.store.database import Connection, durable
 from server.store.ownership import Place
 from server.store.responses import NewItem
-from server.wire.items import Item
+from server.wire.items import Item, encode_item, item_type
 
 
 def write(connection: Connection, replica: UUID, steps: Sequence[Step]) -> None:
@@ -90,10 +88,10 @@ def stored_item(item: Item) -> NewItem:
     """An item with the columns that its row shows."""
     return NewItem(
         id=item.id,
-        type=str(item.__struct_config__.tag),
+        type=item_type(item),
         role=getattr(item, "role", None),
         status=item.status,
         name=getattr(item, "name", None),
         call_id=getattr(item, "call_id", None),
-        payload=msgspec.json.encode(item).decode(),
+        payload=encode_item(item).decode(),
     )

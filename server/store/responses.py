@@ -187,6 +187,16 @@ def input_items(connection: Connection, tenant: str, response_id: UUID) -> list[
     return _items(connection, tenant, response_id, INPUT)
 
 
+def item(connection: Connection, tenant: str, item_id: str) -> str | None:
+    """The JSON of one item of a response that exists for readers."""
+    found: str | None = connection.execute(
+        select(items.c.payload)
+        .join(responses, (responses.c.tenant == items.c.tenant) & (responses.c.id == items.c.response_id))
+        .where(items.c.tenant == tenant, items.c.id == item_id, responses.c.deleted_at.is_(None))
+    ).scalar()
+    return found
+
+
 def output_items(connection: Connection, tenant: str, response_id: UUID) -> list[str]:
     """The JSON of a response's output items, in order."""
     return _items(connection, tenant, response_id, OUTPUT)

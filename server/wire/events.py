@@ -4,6 +4,7 @@ An event is kept as an `Event`: a delta as its bare text, everything else as its
 bytes that a client receives, always the same ones, so that a replay equals the first stream.
 """
 
+from collections.abc import Sequence
 from enum import IntEnum
 from typing import NamedTuple
 from uuid import UUID
@@ -11,7 +12,7 @@ from uuid import UUID
 import msgspec
 
 from server.wire import ids
-from server.wire.items import Item, OutputText, ReasoningText
+from server.wire.items import Item, Logprob, OutputText, ReasoningText
 from server.wire.response import Response
 
 
@@ -23,6 +24,8 @@ class Kind(IntEnum):
     REASONING_TEXT_DELTA = 2
     FUNCTION_CALL_ARGUMENTS_DELTA = 3
     CUSTOM_TOOL_CALL_INPUT_DELTA = 4
+    OUTPUT_TEXT_DELTA_WITH_LOGPROBS = 5
+    """Its body is JSON: the text, then the logprobs of its tokens."""
 
 
 ITEM_PREFIX = {
@@ -30,6 +33,7 @@ ITEM_PREFIX = {
     Kind.REASONING_TEXT_DELTA: "rs",
     Kind.FUNCTION_CALL_ARGUMENTS_DELTA: "fc",
     Kind.CUSTOM_TOOL_CALL_INPUT_DELTA: "ctc",
+    Kind.OUTPUT_TEXT_DELTA_WITH_LOGPROBS: "msg",
 }
 """What the ids of the items begin with that deltas of a kind belong to."""
 
@@ -103,7 +107,7 @@ class OutputTextDelta(_Event, frozen=True, tag="response.output_text.delta"):
     output_index: int
     content_index: int
     delta: str
-    logprobs: tuple[()] = ()
+    logprobs: Sequence[Logprob] = ()
 
 
 class OutputTextDone(_Event, frozen=True, tag="response.output_text.done"):
@@ -111,7 +115,7 @@ class OutputTextDone(_Event, frozen=True, tag="response.output_text.done"):
     output_index: int
     content_index: int
     text: str
-    logprobs: tuple[()] = ()
+    logprobs: Sequence[Logprob] = ()
 
 
 class ReasoningTextDelta(_Event, frozen=True, tag="response.reasoning_text.delta"):
@@ -181,7 +185,8 @@ _CALL_DELTAS = {
 }
 _DELTA_TYPES = {
     kind: str(struct.__struct_config__.tag) for kind, struct in (_TEXT_DELTAS | _CALL_DELTAS).items()
-}
+} | {Kind.OUTPUT_TEXT_DELTA_WITH_LOGPROBS: str(OutputTextDelta.__struct_config__.tag)}
+_decode_with_logprobs = msgspec.json.Decoder(tuple[str, list[Logprob]]).decode
 _TYPE_START = len('{"type":"')
 _encode = msgspec.json.Encoder().encode
 
@@ -189,6 +194,21 @@ _encode = msgspec.json.Encoder().encode
 def whole(event: WholeEvent) -> Event:
     """An event that is kept as its JSON text."""
     return Event(event.sequence_number, Kind.WHOLE, 0, 0, _encode(event).decode())
+
+
+def text_delta(number: int, output_index: int, text: str, logprobs: Sequence[Logprob]) -> Event:
+    """More of an answer's text; the logprobs are kept with it if there are any."""
+    if not logprobs:
+        return Event(number, Kind.OUTPUT_TEXT_DELTA, output_index, 0, text)
+    body = _encode((text, logprobs)).decode()
+    return Event(number, Kind.OUTPUT_TEXT_DELTA_WITH_LOGPROBS, output_index, 0, body)
+
+
+def delta_of(event: Event) -> tuple[Kind, str, list[Logprob]]:
+    """What a delta says and to what kind of text it belongs."""
+    if event.kind is Kind.OUTPUT_TEXT_DELTA_WITH_LOGPROBS:
+        return Kind.OUTPUT_TEXT_DELTA, *_decode_with_logprobs(event.body)
+    return event.kind, event.body, []
 
 
 def event_type(event: Event) -> str:
@@ -210,5 +230,12 @@ def render(response: UUID, event: Event) -> bytes:
     if event.kind in _CALL_DELTAS:
         call = _CALL_DELTAS[event.kind]
         return _encode(call(event.sequence_number, item, event.output_index, event.body))
+    if event.kind is Kind.OUTPUT_TEXT_DELTA_WITH_LOGPROBS:
+        text, logprobs = _decode_with_logprobs(event.body)
+        return _encode(
+            OutputTextDelta(
+                event.sequence_number, item, event.output_index, event.content_index, text, logprobs
+            )
+        )
     struct = _TEXT_DELTAS[event.kind]
     return _encode(struct(event.sequence_number, item, event.output_index, event.content_index, event.body))

@@ -5,35 +5,62 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from server.wire.decode import convert
-from server.wire.errors import DecodeFailure
+from server.wire.files import file_text
 
 Role = Literal["user", "assistant", "system", "developer"]
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 MAX_TEXT = 10_485_760
 """Characters in one text, the Open Responses specification's limit."""
 
-MAX_NESTING = 32
-"""Levels of an annotation, the one part of an item whose shape is free: what is decoded must be encoded
-again, at whatever depth of the stack."""
-
 Text = Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
+Detail = Literal["auto", "low", "high", "original"]
+
+
+class TopLogprob(msgspec.Struct, frozen=True):
+    token: str
+    bytes: list[int]
+    logprob: float
+
+
+class Logprob(msgspec.Struct, frozen=True):
+    """How likely a token of the text was, and the likeliest in its place."""
+
+    token: str
+    bytes: list[int]
+    logprob: float
+    top_logprobs: list[TopLogprob]
 
 
 class InputText(msgspec.Struct, frozen=True, tag_field="type", tag="input_text"):
     text: Text
 
 
+class InputImage(msgspec.Struct, frozen=True, tag_field="type", tag="input_image"):
+    """Kept as it was given; a model that reads text alone is told that there was one."""
+
+    image_url: str | None = None
+    file_id: str | None = None
+    detail: Detail = "auto"
+
+
+class InputFile(msgspec.Struct, frozen=True, tag_field="type", tag="input_file"):
+    """A text file, read into the prompt. `file_data` is a data URL or base64."""
+
+    filename: str | UnsetType = UNSET
+    file_data: str | UnsetType = UNSET
+
+
 class OutputText(msgspec.Struct, frozen=True, tag_field="type", tag="output_text"):
     text: Text
     annotations: list[dict[str, Any]] = []
+    logprobs: list[Logprob] | UnsetType = UNSET
 
 
 class Refusal(msgspec.Struct, frozen=True, tag_field="type", tag="refusal"):
     refusal: Text
 
 
-ContentPart = InputText | OutputText | Refusal
+ContentPart = InputText | InputImage | InputFile | OutputText | Refusal
 
 
 class ReasoningText(msgspec.Struct, frozen=True, tag_field="type", tag="reasoning_text"):
@@ -96,106 +123,98 @@ class CustomToolCall(msgspec.Struct, frozen=True, tag_field="type", tag="custom_
 
 
 class CustomToolCallOutput(msgspec.Struct, frozen=True, tag_field="type", tag="custom_tool_call_output"):
+    """What a custom tool gave."""
+
     id: str
     status: ItemStatus
     call_id: str
     output: str | list[ContentPart]
 
 
-Item = Message | Reasoning | FunctionCall | FunctionCallOutput | CustomToolCall | CustomToolCallOutput
+class OtherItem(msgspec.Struct, frozen=True, tag_field="type", tag="holdfast:other"):
+    """An item of a type that has no meaning here, kept for the client that gave it."""
+
+    id: str
+    status: ItemStatus
+    given: dict[str, Any]
+    """All of its fields."""
 
 
-class MessageInput(msgspec.Struct, frozen=True, kw_only=True):
-    """A message as a client writes it: the typed form, or the easy form with a string for content."""
+Item = (
+    Message
+    | Reasoning
+    | FunctionCall
+    | FunctionCallOutput
+    | CustomToolCall
+    | CustomToolCallOutput
+    | OtherItem
+)
 
-    role: Role
-    content: Text | list[dict[str, Any]]
-    phase: str | None = None
-
-
-class ReasoningInput(msgspec.Struct, frozen=True, kw_only=True):
-    """A reasoning item that a client plays back; any subset of its parts may be there."""
-
-    summary: list[SummaryText] = []
-    content: list[ReasoningText] | None = None
-    encrypted_content: str | None = None
-
-
-PARTS: dict[str, type[ContentPart]] = {
-    "input_text": InputText,
-    "output_text": OutputText,
-    "refusal": Refusal,
+_TYPED: dict[str, type[Item]] = {
+    str(kind.__struct_config__.tag): kind
+    for kind in (
+        Message,
+        Reasoning,
+        FunctionCall,
+        FunctionCallOutput,
+        CustomToolCall,
+        CustomToolCallOutput,
+    )
 }
 
+PREFIXES: dict[type[Item], str] = {
+    Message: "msg",
+    Reasoning: "rs",
+    FunctionCall: "fc",
+    FunctionCallOutput: "fco",
+    CustomToolCall: "ctc",
+    CustomToolCallOutput: "ctco",
+    OtherItem: "item",
+}
+"""What the ids of items begin with."""
 
-def read_input(value: str | list[dict[str, Any]]) -> list[MessageInput | ReasoningInput]:
-    """The `input` parameter as typed items; a string is one user message.
-
-    Raises DecodeFailure with the item's path for anything that this server cannot put before a model.
-    """
-    if isinstance(value, str):
-        return [MessageInput(role="user", content=value)]
-    return [_read_item(element, f"input[{index}]") for index, element in enumerate(value)]
-
-
-def _read_item(element: dict[str, Any], path: str) -> MessageInput | ReasoningInput:
-    match element.get("type", "message"):
-        case "message":
-            message: MessageInput = convert(element, MessageInput, path)
-            read_content(message, path)
-            return message
-        case "reasoning":
-            reasoning: ReasoningInput = convert(element, ReasoningInput, path)
-            return reasoning
-        case other:
-            raise DecodeFailure(
-                f"Input items of type {_shown(other)} are not supported; use messages.",
-                f"{path}.type",
-                "unsupported_value",
-            )
-
-
-def read_content(message: MessageInput, path: str = "input") -> list[ContentPart]:
-    """The parts of a message; a string becomes the one part that the role implies."""
-    if isinstance(message.content, str):
-        if message.role == "assistant":
-            return [OutputText(text=message.content)]
-        return [InputText(text=message.content)]
-    return [_read_part(part, f"{path}.content[{index}]") for index, part in enumerate(message.content)]
-
-
-def _read_part(part: dict[str, Any], path: str) -> ContentPart:
-    kind = part.get("type")
-    if not isinstance(kind, str) or kind not in PARTS:
-        raise DecodeFailure(
-            f"Content of type {_shown(kind)} is not supported; this model reads text.",
-            f"{path}.type",
-            "unsupported_value",
-        )
-    converted: ContentPart = convert(part, PARTS[kind], path)
-    if isinstance(converted, OutputText) and _is_deeper(converted.annotations, MAX_NESTING):
-        raise DecodeFailure("Annotations are nested too deeply.", f"{path}.annotations", "unsupported_value")
-    return converted
-
-
-def _is_deeper(value: object, levels: int) -> bool:
-    match value:
-        case list():
-            inner = value
-        case dict():
-            inner = list(value.values())
-        case _:
-            return False
-    return levels == 0 or any(_is_deeper(element, levels - 1) for element in inner)
-
-
-def _shown(value: object) -> str:
-    """What a caller sent, short enough to be said back."""
-    if not isinstance(value, str):
-        return "null" if value is None else type(value).__name__
-    return repr(value[:100])
+IMAGE_UNSEEN = "[An image was given here. This model reads text only and cannot see it.]"
 
 
 def plain_text(parts: list[ContentPart]) -> str:
     """The text of a message as a model reads it."""
-    return "".join(part.refusal if isinstance(part, Refusal) else part.text for part in parts)
+    return "".join(_text_of(part) for part in parts)
+
+
+def _text_of(part: ContentPart) -> str:
+    match part:
+        case InputText(text) | OutputText(text):
+            return text
+        case Refusal(refusal):
+            return refusal
+        case InputImage():
+            return IMAGE_UNSEEN
+        case InputFile(filename):
+            data = part.file_data if isinstance(part.file_data, str) else ""
+            return f"[File {filename or 'without a name'}]\n{file_text(data)}\n[End of file]\n"
+
+
+def item_type(item: Item) -> str:
+    """OpenAI's name of the item's type."""
+    return str(item.given["type"]) if isinstance(item, OtherItem) else str(item.__struct_config__.tag)
+
+
+def encode_item(item: Item) -> bytes:
+    """The item's JSON, as clients see it and the store keeps it."""
+    if isinstance(item, OtherItem):
+        return msgspec.json.encode({**item.given, "id": item.id, "status": item.status})
+    return msgspec.json.encode(item)
+
+
+class _Typed(msgspec.Struct):
+    type: str
+
+
+def decode_item(payload: str | bytes) -> Item:
+    """An item from what `encode_item` made of it."""
+    kind = _TYPED.get(msgspec.json.decode(payload, type=_Typed).type)
+    if kind is not None:
+        item: Item = msgspec.json.decode(payload, type=kind)
+        return item
+    given: dict[str, Any] = msgspec.json.decode(payload)
+    return OtherItem(given["id"], given["status"], given)

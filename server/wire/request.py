@@ -19,7 +19,11 @@ class ReasoningOptions(msgspec.Struct, frozen=True):
 
 
 class TextFormat(msgspec.Struct, frozen=True):
-    type: str = "text"
+    type: Literal["text", "json_object", "json_schema"] = "text"
+    name: str | None = None
+    description: str | None = None
+    schema: dict[str, Any] | None = None
+    strict: bool | None = None
 
 
 class TextOptions(msgspec.Struct, frozen=True):
@@ -34,8 +38,14 @@ class ExpiresAfter(msgspec.Struct, frozen=True):
     seconds: Annotated[int, Meta(ge=60, le=10 * 365 * 24 * 3600)]
 
 
+Bias = Annotated[float, Meta(ge=-100, le=100)]
+
+
 class CreateResponse(msgspec.Struct, frozen=True, kw_only=True):
-    """OpenAI's parameters, `seed` as vLLM has it, and `expires_after`. Null means the default everywhere."""
+    """OpenAI's parameters, then vLLM's sampling ones, then `expires_after`, which is ours.
+
+    Null means the default everywhere.
+    """
 
     model: str
     input: str | Annotated[list[dict[str, Any]], Meta(max_length=4096)]
@@ -64,4 +74,16 @@ class CreateResponse(msgspec.Struct, frozen=True, kw_only=True):
     safety_identifier: Annotated[str, Meta(max_length=64)] | None = None
     prompt_cache_key: Annotated[str, Meta(max_length=64)] | None = None
     user: str | None = None
+    include: list[str] | None = None
+    service_tier: str | None = None
+    stop: str | Annotated[list[str], Meta(max_length=32)] | None = None
+    include_stop_str_in_output: bool | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Meta(ge=0.01, le=100)] | None = None
+    logit_bias: Annotated[dict[str, Bias], Meta(max_length=1024)] | None = None
+    ignore_eos: bool | None = None
+    priority: Annotated[int, Meta(ge=-(2**31), lt=2**31)] | None = None
+    cache_salt: Annotated[str, Meta(max_length=256)] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
     expires_after: ExpiresAfter | None = None

@@ -46,12 +46,8 @@ class ReasoningEcho(msgspec.Struct, frozen=True):
     summary: str | None = None
 
 
-class FormatEcho(msgspec.Struct, frozen=True):
-    type: str = "text"
-
-
 class TextEcho(msgspec.Struct, frozen=True):
-    format: FormatEcho = FormatEcho()
+    format: dict[str, Any] = msgspec.field(default_factory=lambda: {"type": "text"})
     verbosity: str | UnsetType = UNSET
 
 

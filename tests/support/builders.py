@@ -22,7 +22,8 @@ from pydantic import TypeAdapter
 
 from engine.messages import Usage
 from server.dialects.base import Conversation, Delta, Prompt, ReasoningDelta, TextDelta
-from server.runs.run import Run, RunFacts
+from server.runs.context import own, read_given
+from server.runs.run import Reading, Run, RunFacts
 from server.runs.states import Ending
 from server.runs.writing import stored_item
 from server.store import events, leases, responses
@@ -31,9 +32,10 @@ from server.store.responses import NewResponse
 from server.stream.hub import Hub, Published
 from server.wire import ids
 from server.wire.events import Event, render
-from server.wire.items import InputText, Message
+from server.wire.input import AdditionalTools, ItemReference
+from server.wire.items import InputText, Item, Message
 from server.wire.request import CreateResponse
-from server.wire.response import Echo, FormatEcho, ReasoningEcho, TextEcho
+from server.wire.response import Echo, ReasoningEcho, TextEcho
 from tests.support.eventually import eventually
 
 TENANT = "acme"
@@ -132,7 +134,7 @@ def make_echo(**changes: Any) -> Echo:
         "service_tier": "default",
         "store": True,
         "temperature": 1.0,
-        "text": TextEcho(FormatEcho()),
+        "text": TextEcho(),
         "tool_choice": "auto",
         "tools": [],
         "top_logprobs": 0,
@@ -157,7 +159,7 @@ def make_facts(**changes: Any) -> RunFacts:
 
 
 def make_run(**changes: Any) -> Run:
-    return Run(make_facts(**changes), SpelledParser())
+    return Run(make_facts(**changes), Reading(SpelledParser()))
 
 
 def make_ending(**changes: Any) -> Ending:
@@ -171,6 +173,16 @@ def make_ending(**changes: Any) -> Ending:
         "reasoning_tokens": 1,
     }
     return Ending(**{**fields, **changes})
+
+
+def read_items(given: object) -> list[Item]:
+    """The `input` of a request as items of `RESPONSE`."""
+    _, read = read_given(CreateResponse(model="m", input=given))  # type: ignore[arg-type]  # hostile too
+    return [
+        own(item, RESPONSE, "i", n)
+        for n, item in enumerate(read)
+        if not isinstance(item, ItemReference | AdditionalTools)
+    ]
 
 
 def make_message(response: UUID, index: int, text: str) -> Message:

@@ -17,7 +17,7 @@ from server.locations import demo_model_folder
 from server.runs.active import SERVER_ERROR
 from server.runs.prepare import Served
 from server.runs.read import read_response
-from server.runs.run import Run, said
+from server.runs.run import Reading, Run, said
 from server.runs.taker import CHANGED, GIVEN_UP, STOPPED, Taker
 from server.store import deletion, events, ownership
 from server.wire.events import event_type, is_terminal, render
@@ -103,7 +103,8 @@ class Taking:
         other = register(database)
         begun = accept(database, other, background=background)
         facts = make_facts(id=begun.facts.id, created_at=begun.facts.created_at, echo=begun.facts.echo)
-        run = Run(facts, self.dialect.parser(self.dialect.write(Conversation(items=[]))))
+        parser = self.dialect.parser(self.dialect.write(Conversation(items=[])))
+        run = Run(facts, Reading(parser))
         run.begin()
         if background:
             with database.begin() as connection:

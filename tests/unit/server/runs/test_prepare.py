@@ -5,7 +5,8 @@ import pytest
 
 from engine.messages import Capabilities, JobRefused
 from server.errors import InvalidRequest, Overloaded, TooManyRequests
-from server.runs.prepare import make_echo, refusal, too_long
+from server.runs.echo import make_echo
+from server.runs.prepare import refusal, too_long
 from server.runs.unsupported import refuse_unsupported
 from server.wire.request import CreateResponse
 
@@ -84,13 +85,7 @@ def test_an_echo_is_stored_and_read_back_the_same() -> None:
         ({"conversation": "conv_1"}, "conversation"),
         ({"conversation": {"id": "conv_1"}}, "conversation"),
         ({"prompt": {"id": "p"}}, "prompt"),
-        ({"tools": [{"type": "function"}]}, "tools"),
-        ({"tools": [{"type": "function"}], "tool_choice": "auto"}, "tools"),
-        ({"tool_choice": "required"}, "tool_choice"),
-        ({"tool_choice": {"type": "function", "name": "f"}}, "tool_choice"),
-        ({"text": {"format": {"type": "json_object"}}}, "text.format"),
-        ({"text": {"format": {"type": "json_schema"}}}, "text.format"),
-        ({"top_logprobs": 1}, "top_logprobs"),
+        ({"expires_after": {"anchor": "created_at", "seconds": 60}, "store": False}, "expires_after"),
     ],
 )
 def test_what_would_change_the_answer_is_refused_by_name(fields: dict[str, Any], param: str) -> None:
@@ -105,7 +100,6 @@ def test_what_would_change_the_answer_is_refused_by_name(fields: dict[str, Any],
     [
         {},
         {"background": True, "tools": [], "top_logprobs": 0, "presence_penalty": 0, "frequency_penalty": 0},
-        {"tools": [{"type": "function"}], "tool_choice": "none"},
         {"tool_choice": "auto"},
         {"text": {}},
         {"text": {"format": {"type": "text"}, "verbosity": "high"}},
@@ -134,6 +128,7 @@ def test_every_refusal_of_the_engine_is_an_answer(reason: Any) -> None:
         "overloaded": "overloaded",
         "closed": "overloaded",
         "share_full": "rate_limit_exceeded",
+        "bad_grammar": "invalid_json_schema",
     }.get(reason)
 
 

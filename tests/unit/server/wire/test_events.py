@@ -10,7 +10,7 @@ from server.store import events as log
 from server.stream.frames import frame
 from server.wire import events as wire
 from server.wire.events import Event, Kind, event_type, is_terminal, render
-from server.wire.items import Message, OutputText, Reasoning, ReasoningText
+from server.wire.items import Logprob, Message, OutputText, Reasoning, ReasoningText, TopLogprob
 from tests.support.builders import CREATED, RESPONSE, SDK_EVENT, TENANT, examples, make_echo
 
 AWKWARD = ["", "\0", "\u2028\u2029", '"\\/', "\\u0000", "😀", "\x01\x1f\x7f", "</think>", "\r\n\n", "é"]
@@ -40,7 +40,12 @@ def make_whole(kind: type[Any], text: str = "a") -> Event:
 
 
 WHOLE = [make_whole(kind) for kind in get_args(wire.WholeEvent)]
-DELTAS = [Event(7, kind, 1, 0, "a") for kind in Kind if kind is not Kind.WHOLE]
+LOGPROB = Logprob("a", [97], -0.5, [TopLogprob("b", [98], -1.5)])
+BARE = frozenset({Kind.WHOLE, Kind.OUTPUT_TEXT_DELTA_WITH_LOGPROBS})
+DELTAS = [
+    *(Event(7, kind, 1, 0, "a") for kind in Kind if kind not in BARE),
+    wire.text_delta(7, 1, "a", [LOGPROB]),
+]
 
 
 def unpacked(events: list[Event]) -> list[Event]:
@@ -86,6 +91,11 @@ def test_no_delta_is_terminal_whatever_it_says() -> None:
 @examples(100)
 def test_a_rendered_delta_says_the_text_and_its_place(text: str, seq: int, index: int, sample: Event) -> None:
     event = Event(seq, sample.kind, index, 0, text)
+    if sample.kind not in BARE:
+        assert wire.delta_of(event) == (sample.kind, text, [])
+    else:
+        event = wire.text_delta(seq, index, text, [LOGPROB])
+        assert wire.delta_of(event) == (Kind.OUTPUT_TEXT_DELTA, text, [LOGPROB])
     read = msgspec.json.decode(render(RESPONSE, event))
     prefix = wire.ITEM_PREFIX[sample.kind]
     assert (read["delta"], read["sequence_number"], read["output_index"]) == (text, seq, index)

@@ -1,0 +1,42 @@
+"""Text files that come within a request, as data URLs or plain base64. Pure."""
+
+import base64
+import binascii
+from urllib.parse import unquote_to_bytes
+
+MAX_FILE_TEXT = 1_048_576
+"""Bytes of one file; it goes into the prompt whole."""
+
+
+class FileError(ValueError):
+    """The file cannot be read; the sentence is for the caller."""
+
+
+def file_text(data: str) -> str:
+    """The text in `file_data`. Raises FileError for what is not text in UTF-8."""
+    content = _content(data)
+    if len(content) > MAX_FILE_TEXT:
+        raise FileError(f"The file is larger than {MAX_FILE_TEXT} bytes.")
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise FileError("The file is not text in UTF-8; this server reads text files only.") from error
+    if "\0" in text:
+        raise FileError("The file is not text; this server reads text files only.")
+    return text
+
+
+def _content(data: str) -> bytes:
+    if not data.startswith("data:"):
+        return _from_base64(data)
+    head, comma, body = data.partition(",")
+    if not comma:
+        raise FileError("The data URL has no content.")
+    return _from_base64(body) if head.endswith(";base64") else unquote_to_bytes(body)
+
+
+def _from_base64(text: str) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise FileError("file_data is not a data URL and not valid base64.") from error

@@ -1,0 +1,164 @@
+"""Tools as clients declare them, and their choice among them.
+
+Functions, custom tools and namespaces of both are taken; hosted tools that this server does not have are left
+out, as every client copes with that, unless the request insists on one.
+"""
+
+import logging
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from server.wire.decode import convert
+from server.wire.errors import DecodeFailure
+
+log = logging.getLogger("holdfast.wire")
+
+MAX_TOOLS = 128
+Name = Annotated[str, Meta(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9_.:/-]+$")]
+
+
+class FunctionTool(msgspec.Struct, frozen=True, tag_field="type", tag="function"):
+    name: Name
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class TextFormat(msgspec.Struct, frozen=True, tag_field="type", tag="text"):
+    pass
+
+
+class GrammarFormat(msgspec.Struct, frozen=True, tag_field="type", tag="grammar"):
+    syntax: Literal["lark", "regex"]
+    definition: Annotated[str, Meta(max_length=65536)]
+
+
+class CustomTool(msgspec.Struct, frozen=True, tag_field="type", tag="custom"):
+    name: Name
+    description: str | None = None
+    format: TextFormat | GrammarFormat | None = None
+
+
+class NamespaceTool(msgspec.Struct, frozen=True, tag_field="type", tag="namespace"):
+    """A group of tools under one name."""
+
+    name: Name
+    tools: Annotated[list[FunctionTool | CustomTool], Meta(max_length=MAX_TOOLS)]
+    description: str | None = None
+
+
+Tool = FunctionTool | CustomTool | NamespaceTool
+KINDS: dict[str, type[Tool]] = {
+    "function": FunctionTool,
+    "custom": CustomTool,
+    "namespace": NamespaceTool,
+}
+
+
+class ToolChoice(msgspec.Struct, frozen=True):
+    """A choice in one shape, whichever of OpenAI's forms it came in."""
+
+    mode: Literal["none", "auto", "required"] = "auto"
+    allowed: tuple[str, ...] | None = None
+    """Names of the only tools that may be called; None allows all."""
+
+
+class _Named(msgspec.Struct, frozen=True):
+    type: str
+    name: str | None = None
+    server_label: str | None = None
+
+
+class _Allowed(msgspec.Struct, frozen=True):
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[_Named], Meta(min_length=1, max_length=MAX_TOOLS)]
+
+
+def read_tools(given: list[dict[str, Any]] | None, path: str = "tools") -> list[Tool]:
+    """The tools of a request that this server knows. Raises DecodeFailure for a known one that is wrong."""
+    tools: list[Tool] = []
+    for index, element in enumerate(given or []):
+        kind = element.get("type")
+        if not isinstance(kind, str):
+            raise DecodeFailure("A tool needs a type.", f"{path}[{index}].type", "invalid_type")
+        if kind not in KINDS:
+            log.info("a tool of type %s is left out", kind[:50])
+            continue
+        tools.append(convert(element, KINDS[kind], f"{path}[{index}]"))
+    _refuse_duplicates(tools, path)
+    return tools
+
+
+def _refuse_duplicates(tools: list[Tool], path: str) -> None:
+    seen: set[str] = set()
+    for tool in tools:
+        if tool.name in seen:
+            raise DecodeFailure(f"There are two tools called '{tool.name}'.", path, "invalid_value")
+        seen.add(tool.name)
+
+
+def names_of(tools: list[Tool]) -> set[str]:
+    """What calls may name: tools, and the tools in namespaces."""
+    names: set[str] = set()
+    for tool in tools:
+        names |= {inner.name for inner in tool.tools} if isinstance(tool, NamespaceTool) else {tool.name}
+    return names
+
+
+def read_choice(given: str | dict[str, Any] | None, tools: list[Tool]) -> ToolChoice:
+    """The choice that a request makes. Raises DecodeFailure when it asks for what is not there."""
+    match given:
+        case None | "auto":
+            return ToolChoice()
+        case "none":
+            return ToolChoice("none")
+        case "required":
+            return _of_these(None, tools)
+        case {"type": "allowed_tools"}:
+            allowed: _Allowed = convert(given, _Allowed, "tool_choice")
+            names = tuple(_name(tool) for tool in allowed.tools)
+            choice = _of_these(names, tools)
+            return choice if allowed.mode == "required" else ToolChoice("auto", names)
+        case {"type": str()}:
+            return _of_these((_name(convert(given, _Named, "tool_choice")),), tools)
+    raise DecodeFailure(
+        "tool_choice must be 'none', 'auto', 'required', or an object that names a tool.",
+        "tool_choice",
+        "invalid_value",
+    )
+
+
+def _name(named: _Named) -> str:
+    if named.type not in ("function", "custom") or named.name is None:
+        raise DecodeFailure(
+            f"Tools of type {named.type[:50]!r} are not available here, so they cannot be chosen.",
+            "tool_choice",
+            "unsupported_value",
+        )
+    return named.name
+
+
+def _of_these(names: tuple[str, ...] | None, tools: list[Tool]) -> ToolChoice:
+    there = names_of(tools)
+    missing = [name for name in names or () if name not in there]
+    if missing:
+        raise DecodeFailure(
+            f"tool_choice names '{missing[0][:100]}', which is not among the tools.",
+            "tool_choice",
+            "invalid_value",
+        )
+    if not there:
+        raise DecodeFailure("There are no tools to choose from.", "tool_choice", "invalid_value")
+    return ToolChoice("required", names)
+
+
+def echo(tool: Tool) -> dict[str, Any]:
+    """A tool as the response repeats it: every field is there, as strict readers want."""
+    told: dict[str, Any] = msgspec.to_builtins(tool)
+    if isinstance(tool, FunctionTool):
+        told["strict"] = bool(tool.strict)
+    if isinstance(tool, CustomTool) and tool.format is None:
+        told["format"] = {"type": "text"}
+    return told
