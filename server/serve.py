@@ -38,11 +38,15 @@ from server.services import Services
 from server.store import keys, leases
 from server.store.database import Database
 from server.store.notify import Notifier
+from server.stream import connection
 from server.stream.follower import Follower
 from server.stream.hub import Hub
 from server.version import VERSION
 
 log = logging.getLogger("holdfast.serve")
+
+UNREAD_BYTES = 128 * 1024
+"""What the kernel keeps for one client, and doubles; enough for megabytes a second across a continent."""
 
 START_AGAIN_EXIT = 70
 """EX_SOFTWARE: this process was declared dead, or its engine died twice; it must be started anew."""
@@ -85,8 +89,19 @@ def _listen(config: Config) -> socket.socket:
     except OSError as error:
         reason = error.strerror if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
         raise ConfigError(f"Cannot listen on {config.host} port {config.port}: {reason}.") from error
+    _limit_unread(listener, config.send_seconds)
     listener.setblocking(False)
     return listener
+
+
+def _limit_unread(listener: socket.socket, seconds: float) -> None:
+    """How much, and how long, the kernel keeps for a client that does not read; connections inherit it.
+
+    Without the one it takes megabytes before we hear of it, without the other to close waits for ever.
+    """
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, UNREAD_BYTES)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, min(int(seconds * 1000), 2**31 - 1))
 
 
 def _require_key_beyond_loopback(config: Config, database: Database) -> None:
@@ -209,6 +224,7 @@ class _Process:
         settings.keep_alive_timeout = 75.0
         settings.alpn_protocols = ["http/1.1"]
         settings.include_server_header = False
+        connection.install()
         runner.run(
             hypercorn_serve(
                 build(self._services),  # type: ignore[arg-type]  # its ASGI types are narrower

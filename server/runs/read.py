@@ -17,7 +17,7 @@ from server.wire.events import Event, render
 from server.wire.response import Echo, Response
 
 PAGE_EVENTS = 1024
-PAGE_BYTES = 256 * 1024
+PAGE_BYTES = 64 * 1024
 """About what a reader of the store holds in memory while its client is slow."""
 
 

@@ -26,7 +26,7 @@ DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
 _STORE_SECONDS = 1.0
 """After how long a stream looks again when the store had nothing for it, or did not answer."""
-_BLOCK_BYTES = 64 * 1024
+_BLOCK_BYTES = 32 * 1024
 _DRAIN_FACTOR = 8
 """A body over the limit is still read, up to this many times it, so that the client can hear the answer."""
 

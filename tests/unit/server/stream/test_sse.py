@@ -230,8 +230,8 @@ def test_a_long_replay_is_sent_in_blocks_of_whole_frames() -> None:
     client = run(main)
     assert client.body == b"".join(many) + DONE
     assert all(piece.endswith(b"\n\n") for piece in client.pieces)
-    assert max(map(len, client.pieces)) < 67_000
-    assert len(client.pieces) < 12
+    assert max(map(len, client.pieces)) < 34_000
+    assert len(client.pieces) < 24
 
 
 def test_a_silent_stream_gives_signs_of_life_and_a_talking_one_does_not() -> None:

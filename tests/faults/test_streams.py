@@ -1,0 +1,145 @@
+"""F6 to F8: clients that stop reading, that hang up, and a thousand that only wait."""
+
+import json
+import random
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import httpx
+import psycopg
+import pytest
+
+from tests.fix_server import StartServer
+from tests.support.eventually import eventually
+from tests.support.raw_client import RawClient, connections, resident_bytes, threads
+from tests.support.server_process import MODEL, ServerProcess
+from tests.support.sse import create, parse, replay
+
+HELLO = {"model": MODEL, "input": "Hello"}
+MIB = 1024 * 1024
+
+
+@contextmanager
+def closing(clients: list[RawClient]) -> Iterator[list[RawClient]]:
+    try:
+        yield clients
+    finally:
+        for client in clients:
+            client.close()
+
+
+def rows(database_url: str, query: str) -> list[tuple[object, ...]]:
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        return connection.execute(query).fetchall()
+
+
+def name_of(client: RawClient) -> str:
+    """The id of the response that the client reads."""
+    data = client.received.partition(b"data: ")[2].partition(b"\n")[0]
+    name: str = json.loads(data)["response"]["id"]
+    return name
+
+
+def read_many(server: ServerProcess, count: int) -> None:
+    """So many streams at the same time, each read to its end."""
+
+    def read(_number: int) -> bytes:
+        with create(server.url, {**HELLO, "max_output_tokens": 200}) as stream:
+            return stream.read()
+
+    with ThreadPoolExecutor(count) as pool:
+        for raw in pool.map(read, range(count)):
+            assert parse(raw)[-1].json["response"]["usage"]["output_tokens"] == 200
+
+
+@pytest.mark.parametrize(("stalled", "healthy"), [(8, 3), pytest.param(100, 20, marks=pytest.mark.faults)])
+def test_clients_that_stop_reading_are_dropped_and_hurt_nobody(
+    start_server: StartServer, stalled: int, healthy: int
+) -> None:
+    server = start_server(scripted_tokens=3500, scripted_step_seconds=0.002, send_seconds=2)
+    with create(server.url, HELLO) as stream:
+        raw = stream.read()
+    assert len(raw) > 300_000, "the kernel would take it all"
+    response_id = parse(raw)[0].json["response"]["id"]
+    path = f"/responses/{response_id}?stream=true"
+    read_many(server, healthy)
+    before = resident_bytes(server)
+    with closing([RawClient(server, path, window=4096) for _ in range(stalled)]) as clients:
+        for client in clients:
+            client.read_events(1)
+        read_many(server, healthy)
+        assert resident_bytes(server) - before < 50 * MIB
+        eventually(lambda: connections(server) == 0, within=30)
+    assert "Traceback" not in server.said()
+    with replay(server.url, response_id) as again:
+        assert again.read() == raw
+
+
+@pytest.mark.parametrize("leaving", [12, pytest.param(200, marks=pytest.mark.faults)])
+def test_whatever_way_clients_leave_what_nobody_reads_ends_and_background_goes_on(
+    start_server: StartServer, database_url: str, leaving: int
+) -> None:
+    server = start_server(
+        scripted_tokens=6000, scripted_step_seconds=0.005, grace_seconds=0.5, max_running=512, max_waiting=512
+    )
+    choose = random.Random(leaving)
+    kinds: list[dict[str, object]] = [{}, {"store": False}, {"background": True}]
+
+    def come_and_go(number: int) -> None:
+        client = RawClient(server, "/responses", {**HELLO, "stream": True, **kinds[number % 3]})
+        client.read_events(choose.randint(1, 60))
+        client.close(rudely=number % 2 == 0)
+
+    with ThreadPoolExecutor(16) as pool:
+        list(pool.map(come_and_go, range(leaving)))
+    alone = len(range(2, leaving, 3))
+    ended = [("cancelled", leaving - alone)]
+    query = "select status, count(*) from usage_ledger group by status"
+    eventually(lambda: rows(database_url, query) == ended, within=30)
+    eventually(lambda: connections(server) == 0)
+    running = rows(database_url, "select id from responses where background and status = 'in_progress'")
+    assert len(running) == alone
+    for (response,) in running:
+        name = f"resp_{str(response).replace('-', '')}"
+        assert httpx.post(f"{server.api}/responses/{name}/cancel").json()["status"] == "cancelled"
+    assert threads(server) < 60
+
+
+@pytest.mark.parametrize("count", [150, pytest.param(1000, marks=pytest.mark.faults)])
+def test_streams_that_only_wait_cost_no_thread_and_little_memory(
+    start_server: StartServer, count: int
+) -> None:
+    settings = {"scripted_tokens": 5000, "scripted_step_seconds": 0.05, "max_running": 1, "max_queued": 2000}
+    server, other = start_server(**settings), start_server(**settings)
+    first = RawClient(server, "/responses", {**HELLO, "stream": True})
+    first.read_events(3)
+    before = resident_bytes(server), resident_bytes(other)
+
+    def wait(_number: int) -> list[RawClient]:
+        here = RawClient(server, "/responses", {**HELLO, "stream": True, "background": True})
+        here.read_events(1)
+        name = name_of(here)
+        there = RawClient(other, f"/responses/{name}?stream=true")
+        there.read_events(1)
+        return [here, there]
+
+    with ThreadPoolExecutor(8) as pool:
+        pairs = list(pool.map(wait, range(count)))
+    with closing([first, *(client for pair in pairs for client in pair)]):
+        for replica, memory in zip((server, other), before, strict=True):
+            assert connections(replica) >= count
+            assert threads(replica) < 60
+            assert resident_bytes(replica) - memory < 100 * MIB
+            for _ in range(20):
+                assert httpx.get(f"{replica.url}/health/live").status_code == 200
+                assert httpx.get(f"{replica.api}/models").status_code == 200
+    for replica in (server, other):
+        eventually(lambda replica=replica: connections(replica) == 0)  # type: ignore[misc]
+
+
+def test_connections_that_their_clients_have_closed_are_closed(start_server: StartServer) -> None:
+    server = start_server()
+    for _ in range(50):
+        assert httpx.get(f"{server.url}/health/live").status_code == 200
+    eventually(lambda: connections(server) == 0)
