@@ -39,4 +39,4 @@ class Connection(TCPServer):
 
 def install() -> None:
     """Has Hypercorn use it for every connection that comes from now on."""
-    run.TCPServer = Connection  # type: ignore[misc]
+    run.TCPServer = Connection  # type: ignore[attr-defined]
