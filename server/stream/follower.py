@@ -9,6 +9,7 @@ import selectors
 import socket
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import contextmanager, suppress
 from time import monotonic
 from uuid import UUID
@@ -27,6 +28,8 @@ log = logging.getLogger("holdfast.follower")
 WATCHING_SECONDS = 0.05
 """How long a hint may be missing before readers notice."""
 IDLE_SECONDS = 1.0
+SHARE_LISTENING, SHARE_ASKING = 0.02, 0.1
+"""The most of its time that the thread may spend looking at everything, with hints and without."""
 _RETRY_SECONDS = 0.5
 
 
@@ -123,26 +126,45 @@ class Follower:
             log.warning("this database knows no LISTEN, so it is asked instead: %s", type(error).__name__)
 
     def _follow(self, connection: Connection) -> None:
-        """Looks at once, for hints may have been missed, and then whenever there is a reason."""
+        """Looks at everything at first, for hints may have been missed, and then from time to time.
+
+        In between only at what is hinted at, and at what nobody has looked at yet.
+        """
+        due, pause = monotonic(), WATCHING_SECONDS
+        hinted: set[str] = set()
+        known: set[UUID] = set()
         while not self._stopping:
             watched = [one for one in self._hub.watched() if not self._is_here(one.response_id)]
-            if watched:
+            began = monotonic()
+            everything = began >= due
+            chosen = [one for one in watched if everything or _is_news(one, known, hinted)]
+            if chosen:
                 self._hub.publish(
-                    self._told(connection, news) for news in events.catch_up(connection, watched)
+                    self._told(connection, news) for news in events.catch_up(connection, chosen)
                 )
             self._failed = False
-            self._await_reason(connection, watched)
+            known = {one.response_id for one in watched}
+            if everything:
+                pause = self._pause_after(monotonic() - began)
+                due = monotonic() + (pause if watched else IDLE_SECONDS)
+            elif watched:
+                due = min(due, monotonic() + pause)
+            hinted = self._await_reason(connection, watched, due)
 
-    def _await_reason(self, connection: Connection, watched: Sequence[Watched]) -> None:
+    def _pause_after(self, seconds: float) -> float:
+        """Until the next look at everything, if the last one took so long."""
+        share = SHARE_LISTENING if self._listen else SHARE_ASKING
+        return max(WATCHING_SECONDS, min(seconds / share, IDLE_SECONDS))
+
+    def _await_reason(self, connection: Connection, watched: Sequence[Watched], due: float) -> set[str]:
         """Until a watched response is hinted at, a reader comes, or time is up; hands on other hints."""
         names = {notify.hint(one.response_id) for one in watched}
-        deadline = monotonic() + (WATCHING_SECONDS if watched else IDLE_SECONDS)
         while True:
             hints = notify.heard(connection)  # first, for some may have come with the query's answer
             self._hand_on(hints)
-            left = deadline - monotonic()
+            left = due - monotonic()
             if left <= 0 or names & hints.events or self._wait(left):
-                return
+                return hints.events
 
     def _wait(self, seconds: float) -> bool:
         """Until it is woken, which is True, the database says something, or so long."""
@@ -172,6 +194,10 @@ class Follower:
         except Exception:
             log.exception("response %s cannot be followed", response)
         return Published(response, position, (), None, gone=True)
+
+
+def _is_news(one: Watched, known: AbstractSet[UUID], hinted: AbstractSet[str]) -> bool:
+    return one.next_seq is None or one.response_id not in known or notify.hint(one.response_id) in hinted
 
 
 def _running(news: News) -> Published:

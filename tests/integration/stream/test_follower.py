@@ -151,7 +151,9 @@ def test_another_tenants_response_looks_like_none(bench: Bench, polling: Elsewhe
     bench.feed(finished(run))
 
 
-def test_one_that_runs_here_is_left_to_its_recorder(bench: Bench, other: Elsewhere) -> None:
+def test_one_that_runs_here_is_left_to_its_recorder(
+    bench: Bench, notifier: Notifier, other: Elsewhere
+) -> None:
     here, there = bench.begin(), bench.begin()
     other.here.add(here.facts.id)
     readings = [other.stream(run.facts.id) for run in (here, there)]
@@ -161,7 +163,7 @@ def test_one_that_runs_here_is_left_to_its_recorder(bench: Bench, other: Elsewhe
     other.follower.wake()
     eventually(lambda: readings[0].channel.next_seq == 2)
     bench.feed(finished(here), finished(there))
-    other.follower.wake()
+    notifier.events([here.facts.id, there.facts.id])
     for run, reading in zip((here, there), readings, strict=True):
         assert reading.whole.result(30) == everything(bench, run)
 
