@@ -6,6 +6,7 @@ from importlib import import_module
 BENCHES = (
     "serving",
     "dialect_harmony",
+    "dialect_parsers",
     "engine_decode",
     "engine_sampling",
     "engine_batching",

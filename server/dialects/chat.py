@@ -1,106 +1,177 @@
-"""The dialect of models with an ordinary Hugging Face chat template: ChatML, Llama, Mistral and kin."""
+"""The dialect of models with an ordinary Hugging Face chat template, whatever their family."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer
-from tokenizers.decoders import DecodeStream
+from server.dialects.base import Conversation, Prompt, PromptError
+from server.dialects.calls import CallFormat
+from server.dialects.constrain import Asked, Thinking, constrain
+from server.dialects.families import find_format
+from server.dialects.markup import markup_of
+from server.dialects.messages import write_messages
+from server.dialects.parser import ChatParser
+from server.dialects.reasoning import find_form
+from server.dialects.shapes import find_shape
+from server.dialects.template import ChatTemplate
+from server.dialects.toolbox import Toolbox, as_function
 
-from server.dialects.base import Conversation, Delta, Prompt, ReasoningDelta, TextDelta
-from server.dialects.reasoning import OPEN, ThinkSplitter
-from server.dialects.template import ChatTemplate, Message
-from server.wire.items import Message as MessageItem
-from server.wire.items import plain_text
-
-
-class ChatParser:
-    """Tokens of one job → text → reasoning and answer."""
-
-    def __init__(
-        self, tokenizer: Tokenizer, splitter: ThinkSplitter | None, stop_ids: frozenset[int]
-    ) -> None:
-        self.reasoning_tokens = 0
-        self._tokenizer = tokenizer
-        self._stream = DecodeStream(skip_special_tokens=True)
-        self._splitter = splitter
-        self._stop_ids = stop_ids
-        self._undecoded: list[int] = []
-
-    def feed(self, token_ids: Sequence[int]) -> list[Delta]:
-        deltas: list[Delta] = []
-        for token in token_ids:
-            if token in self._stop_ids:
-                continue
-            if self._splitter and self._splitter.reasoning:
-                self.reasoning_tokens += 1
-            text = self._decode(token)
-            if text:
-                deltas += self._split(text)
-        return _joined(deltas)
-
-    def close(self) -> list[Delta]:
-        rest = self._tokenizer.decode(self._undecoded, skip_special_tokens=True) if self._undecoded else ""
-        self._undecoded = []
-        deltas = self._split(rest) if rest else []
-        if self._splitter:
-            deltas += self._splitter.close()
-        return _joined(deltas)
-
-    def _decode(self, token: int) -> str | None:
-        """The text that this token completes; a cut-off character is kept for the next one."""
-        text: str | None = self._stream.step(self._tokenizer, token)
-        if text is None:
-            self._undecoded.append(token)
-        else:
-            self._undecoded.clear()
-        return text
-
-    def _split(self, text: str) -> list[Delta]:
-        return self._splitter.feed(text) if self._splitter else [TextDelta(text)]
+VARIABLES = frozenset(
+    {
+        "add_vision_id",
+        "clear_thinking",
+        "controls",
+        "custom_instructions",
+        "date_string",
+        "enable_thinking",
+        "keep_all_reasoning",
+        "preserve_thinking",
+        "reasoning_effort",
+        "thinking",
+        "thinking_budget",
+        "today_date",
+        "tools_in_user_message",
+        "truncate_history_thinking",
+        "verbosity",
+    }
+)
+"""What callers may tell a chat template. A template that does not know a name ignores it."""
+_MAX_VARIABLE = 4096
 
 
 class ChatDialect:
     """One model folder's dialect. Thread-safe; every job gets a parser of its own."""
 
-    def __init__(self, folder: Path, stop_ids: frozenset[int]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        stop_ids: frozenset[int],
+        *,
+        call_format: type[CallFormat] | None = None,
+        model_type: str | None = None,
+    ) -> None:
+        """Without a `call_format`, the folder's template or `model_type` shows it."""
         self._template = ChatTemplate(folder)
         self._stop_ids = stop_ids
+        self._markup = markup_of(self._template.tokenizer)
+        found = call_format or find_format(self._template.source, model_type)
+        self._calls = found(self._markup) if found else None
+        form = find_form(self._template.source)
+        self._form = form.signed(self._markup) if form else None
+        self._shape = find_shape(self._template)
 
     def write(self, conversation: Conversation) -> Prompt:
-        messages: list[Message] = []
-        if conversation.instructions:
-            messages.append({"role": "system", "content": conversation.instructions})
-        messages += [_message(item) for item in conversation.items if isinstance(item, MessageItem)]
-        variables: dict[str, Any] = {}
-        if self._template.thinks and conversation.effort is not None:
-            variables["enable_thinking"] = conversation.effort not in ("none", "minimal")
-        rendered = self._template.render(messages, **variables)
+        shown = self._tools(conversation)
+        choice = conversation.choice
+        callable_ = Toolbox(()) if choice.mode == "none" else shown.only(choice.allowed)
+        messages = write_messages(conversation, self._template, self._shape, self._calls)
+        continues = conversation.continues
+        if continues and (not messages or messages[-1]["role"] != "assistant" or not messages[-1]["content"]):
+            raise PromptError("Only an assistant's message, with text and last, can be continued.")
+        rendered = self._render(
+            messages,
+            conversation,
+            tools=[as_function(name, tool) for name, tool in shown.tools.items()] or None,
+            documents=self._documents(conversation),
+            generates=conversation.generates,
+            continues=continues,
+        )
+        thinking = "no" if continues else self._thinking(rendered)
+        asked = Asked(
+            tools=shown if choice.mode == "none" else callable_,
+            choice=choice,
+            format=conversation.format,
+            thinking=thinking,
+        )
         return Prompt(
             token_ids=self._template.encode(rendered),
             stop_ids=self._stop_ids,
-            opens_reasoning=rendered.rstrip().endswith(OPEN),
+            opens_reasoning=thinking == "open",
+            grammar=constrain(self._markup, self._calls, self._form, asked),
+            tools=tuple(callable_.tools.values()),
         )
 
     def parser(self, prompt: Prompt) -> ChatParser:
-        splitter = ThinkSplitter(opens_reasoning=prompt.opens_reasoning) if self._template.thinks else None
-        return ChatParser(self._template.tokenizer, splitter, self._stop_ids)
+        return ChatParser(
+            self._template.tokenizer,
+            self._markup,
+            self._form,
+            self._calls if prompt.tools else None,
+            Toolbox(prompt.tools),
+            self._stop_ids,
+            opens_reasoning=prompt.opens_reasoning,
+        )
+
+    def _tools(self, conversation: Conversation) -> Toolbox:
+        tools = Toolbox(conversation.tools)
+        if tools and not self._shape.tools:
+            raise PromptError("The model's chat template cannot write tools.", "tools")
+        if tools and self._calls is None:
+            raise PromptError(
+                "It is not known how this model writes calls; see the setting tool_parser.", "tools"
+            )
+        return tools
+
+    def _documents(self, conversation: Conversation) -> Sequence[Mapping[str, Any]] | None:
+        if conversation.documents and "documents" not in self._template.variables:
+            raise PromptError("The model's chat template cannot write documents.", "documents")
+        return conversation.documents or None
+
+    def _render(self, messages: Sequence[dict[str, Any]], conversation: Conversation, **told: Any) -> str:
+        named = _checked(conversation.variables)
+        wished = {**self._wishes(conversation), **named}
+        try:
+            return self._template.render(messages, **told, **wished)
+        except PromptError as error:
+            if wished:
+                self._blame(messages, told, named, error)
+            raise
+
+    def _blame(
+        self,
+        messages: Sequence[dict[str, Any]],
+        told: dict[str, Any],
+        named: dict[str, Any],
+        error: PromptError,
+    ) -> None:
+        """Raises with the right parameter where the template would write the conversation without wishes."""
+        self._template.render(messages, **told)
+        param = "chat_template_kwargs" if named else "reasoning.effort"
+        raise PromptError(str(error), param) from error
+
+    def _wishes(self, conversation: Conversation) -> dict[str, Any]:
+        """Effort and verbosity in the words that the template knows."""
+        known, effort = self._template.variables, conversation.effort
+        wishes: dict[str, Any] = {}
+        if effort is not None:
+            thinks = effort not in ("none", "minimal")
+            wishes = {name: thinks for name in ("enable_thinking", "thinking") if name in known}
+            if "reasoning_effort" in known:
+                wishes["reasoning_effort"] = effort
+        if conversation.verbosity is not None and "verbosity" in known:
+            wishes["verbosity"] = conversation.verbosity
+        return wishes
+
+    def _thinking(self, rendered: str) -> Thinking:
+        """Whether the prompt's end, which the template wrote, has opened or closed the reasoning."""
+        if self._form is None:
+            return "no"
+        end = rendered.rstrip()
+        restore = self._markup.restore
+        if any(end.endswith(restore(opening).rstrip()) for opening in self._form.opens):
+            return "open"
+        closed = any(end.endswith(restore(closing).rstrip()) for closing in self._form.closes)
+        return "no" if closed else "maybe"
 
 
-def _message(item: MessageItem) -> Message:
-    role = "system" if item.role == "developer" else item.role
-    return {"role": role, "content": plain_text(item.content)}
-
-
-def _joined(deltas: list[Delta]) -> list[Delta]:
-    """Neighbours of the same kind as one delta."""
-    joined: list[Delta] = []
-    for delta in deltas:
-        match joined[-1:], delta:
-            case [TextDelta(before)], TextDelta(text):
-                joined[-1] = TextDelta(before + text)
-            case [ReasoningDelta(before)], ReasoningDelta(text):
-                joined[-1] = ReasoningDelta(before + text)
-            case _:
-                joined.append(delta)
-    return joined
+def _checked(variables: Mapping[str, Any]) -> dict[str, Any]:
+    """Raises PromptError for names that callers may not set, and for values that are large or nested."""
+    for name, value in variables.items():
+        param = f"chat_template_kwargs.{name}"
+        if name not in VARIABLES:
+            raise PromptError(f"{name[:100]!r} cannot be told to a chat template.", param)
+        if not isinstance(value, str | int | float | bool | None):
+            raise PromptError(f"{name} must be text, a number, true, false or null.", param)
+        if isinstance(value, str) and len(value) > _MAX_VARIABLE:
+            raise PromptError(f"{name} may have {_MAX_VARIABLE} characters.", param)
+    return dict(variables)

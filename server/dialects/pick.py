@@ -1,30 +1,40 @@
 """Which dialect a model folder speaks."""
 
-import json
 from pathlib import Path
 
 from server.dialects.base import Dialect
 from server.dialects.chat import ChatDialect
+from server.dialects.families import CALL_FORMATS
 from server.dialects.harmony_vocabulary import VocabularyPlaces
+from server.dialects.template import read_json
 
 _NOWHERE = VocabularyPlaces()
 
 
-def pick(folder: Path, stop_ids: frozenset[int], places: VocabularyPlaces = _NOWHERE) -> Dialect:
+def pick(
+    folder: Path,
+    stop_ids: frozenset[int],
+    places: VocabularyPlaces = _NOWHERE,
+    *,
+    tool_parser: str | None = None,
+) -> Dialect:
     """The dialect of the model in `folder`, whose generation ends with one of `stop_ids`.
 
-    `places` are where gpt-oss's vocabulary may lie beside its folder. Raises FileNotFoundError or ValueError,
-    naming the file, when the folder is not usable.
+    `places` are where gpt-oss's vocabulary may lie beside its folder. `tool_parser` names the format in which
+    another model writes calls, one of `families.CALL_FORMATS`; without, its folder shows it. Raises
+    FileNotFoundError or ValueError, naming the file or the name, when something is not usable.
     """
-    if _model_type(folder) == "gpt_oss":
+    if tool_parser is not None and tool_parser not in CALL_FORMATS:
+        known = ", ".join(sorted(CALL_FORMATS))
+        raise ValueError(f"There is no tool parser {tool_parser!r}; there are: {known}.")
+    model_type = read_json(folder / "config.json").get("model_type")
+    if model_type == "gpt_oss":
         from server.dialects.harmony import HarmonyDialect  # its libraries are for such models only
 
         return HarmonyDialect.load(folder, places)
-    return ChatDialect(folder, stop_ids)
-
-
-def _model_type(folder: Path) -> str | None:
-    """What config.json calls the architecture."""
-    file = folder / "config.json"
-    config = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    return config.get("model_type") if isinstance(config, dict) else None
+    return ChatDialect(
+        folder,
+        stop_ids,
+        call_format=CALL_FORMATS[tool_parser] if tool_parser else None,
+        model_type=model_type if isinstance(model_type, str) else None,
+    )

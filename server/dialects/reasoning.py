@@ -1,113 +1,91 @@
-"""Splits decoded text into reasoning and answer at `<think>` and `</think>`.
+"""How families mark their reasoning, and how it is read: at most once, before the answer.
 
-Sans-IO and linear: a tag may arrive in any number of pieces; only what could still become a tag is held back.
+White space around the marks belongs to neither side. A model may repeat the mark with which its prompt
+opened the reasoning. What opens a call, where it is a special token, also ends the reasoning.
 """
 
-from server.dialects.base import Delta, ReasoningDelta, TextDelta
+from collections.abc import Iterable
+from dataclasses import dataclass
 
-OPEN, CLOSE = "<think>", "</think>"
-
-
-class ThinkSplitter:
-    """Reasoning comes at most once, before the answer. White space around the tags belongs to neither.
-
-    A model may repeat the tag with which its prompt opened the reasoning.
-    """
-
-    def __init__(self, *, opens_reasoning: bool) -> None:
-        self._opened = opens_reasoning
-        self._phase = "start"
-        self._space: list[str] = []
-        """White space before the held text, of which it is not known yet to whom it belongs."""
-        self._held = ""
-        self._begun = False
-        """The present phase has given visible text, so white space at its head is over."""
-
-    @property
-    def reasoning(self) -> bool:
-        """The next text belongs to the reasoning, as far as is known."""
-        return self._phase == "reasoning" or (self._phase == "start" and self._opened)
-
-    def feed(self, text: str) -> list[Delta]:
-        self._held += text
-        deltas: list[Delta] = []
-        while self._step(deltas):
-            pass
-        return deltas
-
-    def close(self) -> list[Delta]:
-        deltas: list[Delta] = []
-        if self._phase == "start":
-            self._begin_without_tag()
-        rest = self._with_space(self._held)
-        self._give(deltas, rest.rstrip() if self._phase == "reasoning" else rest)
-        self._held = ""
-        return deltas
-
-    def _step(self, deltas: list[Delta]) -> bool:
-        """Takes one decision from the held text; False when it needs more."""
-        match self._phase:
-            case "start":
-                return self._decide_start()
-            case "reasoning":
-                return self._read_reasoning(deltas)
-            case _:
-                self._give(deltas, self._with_space(self._held))
-                self._held = ""
-                return False
-
-    def _decide_start(self) -> bool:
-        self._set_space_aside()
-        if self._held.startswith(OPEN):
-            self._held = self._held[len(OPEN) :]
-            self._space = []
-            self._phase = "reasoning"
-            return True
-        if OPEN.startswith(self._held):
-            return False
-        self._begin_without_tag()
-        return True
-
-    def _begin_without_tag(self) -> None:
-        self._phase = "reasoning" if self._opened else "answer"
-        self._begun = not self._opened  # if no reasoning came, its white space is the model's own
-
-    def _read_reasoning(self, deltas: list[Delta]) -> bool:
-        before, tag, after = self._held.partition(CLOSE)
-        if tag:
-            self._give(deltas, self._with_space(before).rstrip())
-            self._held, self._phase, self._begun = after, "answer", False
-            return True
-        if kept := _certain(self._held):
-            self._give(deltas, self._with_space(self._held[:kept]))
-            self._held = self._held[kept:]
-        self._set_space_aside()
-        return False
-
-    def _set_space_aside(self) -> None:
-        """Apart from the held text, which then never gets longer than a tag: long space costs no more."""
-        visible = self._held.lstrip()
-        self._space.append(self._held[: len(self._held) - len(visible)])
-        self._held = visible
-
-    def _with_space(self, text: str) -> str:
-        whole = "".join(self._space) + text
-        self._space = []
-        return whole
-
-    def _give(self, deltas: list[Delta], text: str) -> None:
-        if not self._begun:
-            text = text.lstrip()
-        if text:
-            self._begun = True
-            deltas.append(ReasoningDelta(text) if self._phase == "reasoning" else TextDelta(text))
+from server.dialects.markup import Markup
+from server.dialects.prose import Prose
+from server.dialects.scanner import SPACE, Reader, Scanner, Stops
 
 
-def _certain(text: str) -> int:
-    """How many leading characters can be neither part of the closing tag nor white space before it."""
-    end = len(text)
-    for size in range(min(len(CLOSE) - 1, end), 0, -1):
-        if text.endswith(CLOSE[:size]):
-            end -= size
-            break
-    return len(text[:end].rstrip())
+@dataclass(frozen=True, slots=True)
+class ReasoningForm:
+    """What stands before and after the reasoning."""
+
+    name: str
+    opens: tuple[str, ...]
+    closes: tuple[str, ...]
+    dropped: tuple[str, ...] = ()
+    """Marks around the answer, which are never shown."""
+
+    def signed(self, markup: Markup) -> "ReasoningForm":
+        def sign(texts: tuple[str, ...]) -> tuple[str, ...]:
+            return tuple(map(markup.sign, texts))
+
+        return ReasoningForm(self.name, sign(self.opens), sign(self.closes), sign(self.dropped))
+
+
+THINK = ReasoningForm("think", ("<think>",), ("</think>",))
+FORMS = (
+    ReasoningForm("mistral", ("[THINK]",), ("[/THINK]",)),
+    ReasoningForm("gemma", ("<|channel>thought\n",), ("<channel|>",)),
+    ReasoningForm(
+        "cohere", ("<|START_THINKING|>",), ("<|END_THINKING|>",), ("<|START_RESPONSE|>", "<|END_RESPONSE|>")
+    ),
+    ReasoningForm("seed", ("<seed:think>",), ("</seed:think>",)),
+    ReasoningForm("kimi", ("◁think▷",), ("◁/think▷",)),
+    ReasoningForm(
+        "granite",
+        ("Here is my thought process:", "Here's my thought process:"),
+        ("Here is my response:", "Here's my response:"),
+    ),
+    ReasoningForm("granite_tags", ("<think>",), ("</think>",), ("<response>", "</response>")),
+    THINK,
+)
+"""In the order in which they are looked for."""
+
+_NEEDS_ALL = {"granite_tags"}
+_SIGNS_OF = {
+    "granite": ("Here's my thought process", "Here is my thought process", "Here are my thoughts"),
+    "granite_tags": ("<think></think>", "<response></response>"),
+    "gemma": ("<|channel>",),
+    "think": ("<think>", "</think>"),
+}
+"""What of a template shows a form, where it is not the opening itself."""
+
+
+def find_form(template: str) -> ReasoningForm | None:
+    """The form that a chat template writes or asks for; None where it knows no reasoning."""
+    for form in FORMS:
+        shown = [sign in template for sign in _SIGNS_OF.get(form.name, form.opens)]
+        if all(shown) if form.name in _NEEDS_ALL else any(shown):
+            return form
+    return None
+
+
+def read_reasoning(
+    scanner: Scanner,
+    form: ReasoningForm,
+    reasoning: Prose,
+    answer: Prose,
+    *,
+    opened: bool,
+    also_ends: Iterable[str] = (),
+) -> Reader[None]:
+    """Reads the reasoning, if there is any, up to where the answer begins."""
+    scanner.in_reasoning = opened
+    yield from scanner.copy_run(SPACE, answer.add)
+    tag = yield from scanner.accept(*form.opens)
+    if not tag and not opened:
+        return
+    answer.restart()
+    scanner.in_reasoning = True
+    also_ends = tuple(also_ends)
+    found = yield from scanner.copy_until(Stops([*form.closes, *also_ends]), reasoning.add)
+    if found in also_ends:
+        scanner.put_back(len(found))
+    scanner.in_reasoning = not found

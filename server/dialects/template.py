@@ -3,32 +3,40 @@
 Reads `tokenizer.json` with the tokenizers library and renders the template in Jinja's immutable sandbox, as
 transformers does, but without importing torch. Templates come from the operator's model folder only.
 
-Text written by users must not act as markup. Every control token in it is split by a marker before
-rendering, and the rendered text is encoded piece by piece between markers, so the tokenizer never sees a
-whole control token where the template did not write one.
+Text that is not the template's own must not act as markup. Every control token in it is split by a marker
+before rendering, and the rendered text is encoded piece by piece between markers, so the tokenizer never
+sees a whole control token where the template did not write one.
 """
 
 import json
 import re
-from collections.abc import Mapping, Sequence
-from datetime import datetime
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-from jinja2 import Template, TemplateError
-from jinja2.ext import loopcontrols
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2 import TemplateError
 from tokenizers import Tokenizer
 
 from server.dialects.base import PromptError
+from server.dialects.environment import compile_template, literals_of, variables_of
 
 _MARKER = "\ufdd0"
 """A Unicode noncharacter: never valid in interchanged text, so removing it from input loses nothing."""
+_END = "\ufdd1"
+"""Another: where the message ends that is to be continued."""
+_DROPPED = re.compile(f"[{_MARKER}{_END}\ud800-\udfff]")
+_LOOKS_LIKE_CONTROL = re.compile(r"<[|｜].*[|｜]>|\[/?[A-Z_]+\]", re.DOTALL)
 
 _TEMPLATE_MISTAKES = (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError)
 """What a template raises, beside its own errors, that was not written for this conversation."""
 
 Message = dict[str, Any]
+
+
+class Written(str):
+    """Text with markup that is meant: what others wrote in it has been through `ChatTemplate.guard`."""
+
+    __slots__ = ()
 
 
 class ChatTemplate:
@@ -40,38 +48,109 @@ class ChatTemplate:
         if not tokenizer_file.is_file():
             raise FileNotFoundError(f"{tokenizer_file} does not exist; a model folder needs it.")
         self.tokenizer = _read_tokenizer(tokenizer_file)
-        config = _read_json(folder / "tokenizer_config.json")
-        source = _template_source(folder, config)
+        config = read_json(folder / "tokenizer_config.json")
+        sources = _template_sources(folder, config)
         try:
-            self._template = _compile(source)
+            self._templates = {name: compile_template(source, _MARKER) for name, source in sources.items()}
+            self.variables = frozenset().union(*map(variables_of, sources.values()))
+            """What the templates can be told, beside messages and tools."""
+            literals = "\0".join(map(literals_of, sources.values()))
         except TemplateError as error:
             raise ValueError(f"The chat template of {folder} is not valid: {error}.") from error
+        self.source = "\0".join(sources.values())
         self._special = _special_tokens(config)
-        self.thinks = "<think>" in source
-        controls = [token.content for token in self.tokenizer.get_added_tokens_decoder().values()]
-        self._control_start = _start_of_any(controls)
+        self._control_start = _start_of_any(_control_tokens(self.tokenizer, literals))
+        self._lead = _lead_of(self.tokenizer)
 
-    def render(self, messages: Sequence[Message], **variables: object) -> str:
-        """The prompt's text, generation prompt included, markers still in it."""
-        guarded = [{**message, "content": self._guard(message["content"])} for message in messages]
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        generates: bool = True,
+        continues: bool = False,
+        **variables: object,
+    ) -> str:
+        """The prompt's text, markers still in it.
+
+        It ends with the generation prompt if it `generates`, within the last message if it `continues`.
+        """
+        guarded = [self.guard(message) for message in messages]
+        if continues:
+            guarded[-1]["content"] += f"{_END} "
+        template = self._templates.get("tool_use" if tools else "default", self._templates["default"])
         try:
-            return self._template.render(
-                messages=guarded, add_generation_prompt=True, **self._special, **variables
+            rendered = template.render(
+                messages=guarded,
+                tools=self.guard(list(tools)) if tools else None,
+                documents=self.guard(list(documents)) if documents else None,
+                add_generation_prompt=generates and not continues,
+                **self._special,
+                **self.guard(variables),
             )
         except (TemplateError, *_TEMPLATE_MISTAKES) as error:
             raise PromptError(f"The model's chat template refused the conversation: {error}.") from error
+        return _cut(rendered) if continues else rendered
 
     def encode(self, rendered: str) -> tuple[int, ...]:
         """Token ids of what `render` gave."""
-        pieces = self.tokenizer.encode_batch_fast(rendered.split(_MARKER), add_special_tokens=False)
-        return tuple(token for piece in pieces for token in piece.ids)
+        first, *rest = rendered.split(_MARKER)
+        begun = [first, *(self._lead + piece for piece in rest)]
+        pieces = self.tokenizer.encode_batch_fast(begun, add_special_tokens=False)
+        skipped = len(self.tokenizer.encode(self._lead, add_special_tokens=False).ids) if self._lead else 0
+        ids = list(pieces[0].ids)
+        for piece in pieces[1:]:
+            ids += piece.ids[skipped:]
+        return tuple(ids)
 
-    def _guard(self, text: str) -> str:
-        clean = text.replace(_MARKER, "")
-        return self._control_start.sub(lambda found: found[0] + _MARKER, clean)
+    def plain(self, rendered: str) -> str:
+        """What `render` gave, as a reader would see it."""
+        return rendered.replace(_MARKER, "")
+
+    def guard(self, value: Any) -> Any:
+        """The same with all control tokens in texts split, names in mappings included."""
+        match value:
+            case Written():
+                return value
+            case str():
+                return self._control_start.sub(lambda found: found[0] + _MARKER, _DROPPED.sub("", value))
+            case Mapping():
+                return {self.guard(name): self.guard(inner) for name, inner in value.items()}
+            case list() | tuple():
+                return [self.guard(inner) for inner in value]
+        return value
 
 
-def _start_of_any(controls: Sequence[str]) -> re.Pattern[str]:
+def _cut(rendered: str) -> str:
+    """The text up to where the continued message ends; a template may have trimmed what follows."""
+    place = rendered.rfind(_END)
+    if place < 0:
+        raise PromptError("The model's chat template leaves out the message that is to be continued.")
+    before = rendered[:place]
+    return before if rendered.startswith(f"{_END} ", place) else before.rstrip()
+
+
+def _control_tokens(tokenizer: Tokenizer, literals: str) -> list[str]:
+    """What users must not be able to write: special tokens, and others that are markup by all signs.
+
+    Not every added token is: some tokenizers add runs of blanks, or the tags of HTML.
+    """
+    return [
+        token.content
+        for token in tokenizer.get_added_tokens_decoder().values()
+        if token.special
+        or (len(token.content.strip()) > 1 and any(text in literals for text in _both_ends(token.content)))
+        or _LOOKS_LIKE_CONTROL.fullmatch(token.content)
+    ]
+
+
+def _both_ends(tag: str) -> tuple[str, str]:
+    """A tag and the other one of its pair: a template that writes only one of them means both."""
+    return tag, tag.replace("</", "<", 1) if tag.startswith("</") else tag.replace("<", "</", 1)
+
+
+def _start_of_any(controls: Iterable[str]) -> re.Pattern[str]:
     """Matches the first character of every control token, also of those that overlap."""
     rests: dict[str, list[str]] = {}
     for text in controls:
@@ -81,6 +160,17 @@ def _start_of_any(controls: Sequence[str]) -> re.Pattern[str]:
     return re.compile("|".join(starts) or r"(?!)")
 
 
+def _lead_of(tokenizer: Tokenizer) -> str:
+    """What to begin a later piece with, so that a tokenizer which puts a space before all text puts none.
+
+    As in transformers: a line break, whose own tokens are taken off again.
+    """
+    alone = tokenizer.encode("a", add_special_tokens=False).ids
+    lead = tokenizer.encode("\n", add_special_tokens=False).ids
+    after = tokenizer.encode("\na", add_special_tokens=False).ids
+    return "\n" if lead and after[: len(lead)] == lead and after[len(lead) :] != alone else ""
+
+
 def _read_tokenizer(path: Path) -> Tokenizer:
     try:
         return Tokenizer.from_file(str(path))
@@ -88,7 +178,8 @@ def _read_tokenizer(path: Path) -> Tokenizer:
         raise ValueError(f"{path} cannot be read as a tokenizer: {error}.") from error
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """A file's JSON object, an empty one if there is no such file. Raises ValueError."""
     if not path.is_file():
         return {}
     try:
@@ -98,16 +189,21 @@ def _read_json(path: Path) -> dict[str, Any]:
     return content
 
 
-def _template_source(folder: Path, config: Mapping[str, Any]) -> str:
-    file = folder / "chat_template.jinja"
-    if file.is_file():
-        return file.read_text(encoding="utf-8")
+def _template_sources(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
+    """The template `default`, and `tool_use` where conversations with tools have their own."""
     template = config.get("chat_template")
+    sources = {"default": template}
     if isinstance(template, list):
-        template = {entry["name"]: entry["template"] for entry in template}.get("default")
-    if not isinstance(template, str):
+        sources = {entry["name"]: entry["template"] for entry in template}
+    for name, file in (
+        ("default", folder / "chat_template.jinja"),
+        ("tool_use", folder / "additional_chat_templates" / "tool_use.jinja"),
+    ):
+        if file.is_file():
+            sources[name] = file.read_text(encoding="utf-8")
+    if not isinstance(sources.get("default"), str):
         raise ValueError(f"{folder} has no chat template (chat_template.jinja or tokenizer_config.json).")
-    return template
+    return {name: sources[name] for name in ("default", "tool_use") if isinstance(sources.get(name), str)}
 
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
@@ -117,22 +213,3 @@ def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
         if key.endswith("_token") and value:
             found[key] = value["content"] if isinstance(value, dict) else str(value)
     return found
-
-
-def _compile(source: str) -> Template:
-    def raise_exception(message: str) -> NoReturn:
-        raise TemplateError(message)
-
-    def tojson(value: object, indent: int | None = None) -> str:
-        return json.dumps(value, ensure_ascii=False, indent=indent)
-
-    def strftime_now(pattern: str) -> str:
-        return datetime.now().astimezone().strftime(pattern)
-
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
-    )
-    environment.filters["tojson"] = tojson
-    environment.globals["raise_exception"] = raise_exception
-    environment.globals["strftime_now"] = strftime_now
-    return environment.from_string(source)

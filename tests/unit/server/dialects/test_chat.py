@@ -145,7 +145,8 @@ def test_a_prompt_has_the_instructions_and_every_message_in_order() -> None:
     text, opens = write(*items, instructions="Be brief.")
     assert text == (
         "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>system\ndev<|im_end|>\n"
-        "<|im_start|>user\nab<|im_end|>\n<|im_start|>assistant\ncd<|im_end|>\n<|im_start|>assistant\n"
+        "<|im_start|>user\nab<|im_end|>\n"
+        "<|im_start|>assistant\n<think>\nhidden\n</think>\n\ncd<|im_end|>\n<|im_start|>assistant\n"
     )
     assert not opens
 

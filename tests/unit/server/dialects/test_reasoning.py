@@ -6,18 +6,54 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.dialects.base import ReasoningDelta, TextDelta
-from server.dialects.reasoning import CLOSE, OPEN, ThinkSplitter
+from server.dialects.base import Delta, ReasoningDelta, TextDelta
+from server.dialects.calls import Calling, read_answer
+from server.dialects.prose import Prose
+from server.dialects.reasoning import FORMS, THINK, ReasoningForm, find_form, read_reasoning
+from server.dialects.scanner import Reader, Scanner
+from server.dialects.toolbox import Toolbox
 from tests.support.builders import examples
 
+OPEN, CLOSE = THINK.opens[0], THINK.closes[0]
 PIECES = ["<", ">", "/", "<think", "think>", OPEN, CLOSE, "</", "</thi", " ", "\n", "\t", "a", "b<c", "é", ""]
 texts = st.lists(st.sampled_from(PIECES), max_size=12).map("".join)
 cuts = st.lists(st.integers(0, 60), max_size=15)
 
 
+class Splitter:
+    """Text → reasoning and answer, as a parser of a model without calls reads it."""
+
+    def __init__(self, form: ReasoningForm = THINK, *, opens_reasoning: bool) -> None:
+        self._scanner = Scanner()
+        self._reader = self._read(form, opens_reasoning)
+        next(self._reader, None)
+
+    @property
+    def reasoning(self) -> bool:
+        return self._scanner.in_reasoning
+
+    def feed(self, text: str) -> list[Delta]:
+        self._scanner.feed(text, [])
+        next(self._reader, None)
+        return self._scanner.take()
+
+    def close(self) -> list[Delta]:
+        self._scanner.ended = True
+        for _ in self._reader:
+            pass
+        return self._scanner.take()
+
+    def _read(self, form: ReasoningForm, opened: bool) -> Reader[None]:
+        scanner = self._scanner
+        reasoning = Prose(scanner, "reasoning", str, strips=True)
+        answer = Prose(scanner, "answer", str)
+        yield from read_reasoning(scanner, form, reasoning, answer, opened=opened)
+        yield from read_answer(scanner, None, Calling(scanner, Toolbox(())), answer, form.dropped)
+
+
 def split(pieces: Sequence[str], *, opened: bool = False) -> tuple[str, str]:
     """Reasoning and answer."""
-    splitter = ThinkSplitter(opens_reasoning=opened)
+    splitter = Splitter(opens_reasoning=opened)
     deltas = [delta for piece in pieces for delta in splitter.feed(piece)] + splitter.close()
     assert all(isinstance(delta, TextDelta | ReasoningDelta) and delta.text for delta in deltas)
     kinds = [isinstance(delta, ReasoningDelta) for delta in deltas]
@@ -95,7 +131,7 @@ def test_tags_and_white_space(text: str, opened: bool, expected: tuple[str, str]
 
 
 def test_only_what_could_become_a_tag_is_held_back() -> None:
-    splitter = ThinkSplitter(opens_reasoning=False)
+    splitter = Splitter(opens_reasoning=False)
     assert splitter.feed("<thin") == []
     assert splitter.feed("k>why") == [ReasoningDelta("why")]
     assert splitter.feed(" </thinner") == [ReasoningDelta(" </thinner")]
@@ -106,8 +142,8 @@ def test_only_what_could_become_a_tag_is_held_back() -> None:
 
 
 def test_a_prompt_that_opened_the_reasoning_is_in_it_from_the_start() -> None:
-    assert ThinkSplitter(opens_reasoning=True).reasoning
-    assert not ThinkSplitter(opens_reasoning=False).reasoning
+    assert Splitter(opens_reasoning=True).reasoning
+    assert not Splitter(opens_reasoning=False).reasoning
 
 
 def seconds_for(text: str, opened: bool) -> float:
@@ -138,3 +174,35 @@ def test_the_cost_grows_with_the_length_and_not_with_its_square(unit: str, head:
     """200,000 characters, one by one, against a sixteenth of them; a square would be 256 times as dear."""
     small = (unit * 12_500)[:12_500]
     assert seconds_for(head + small * 16, opened) < 64 * max(seconds_for(head + small, opened), 0.005)
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
+def test_each_form_tells_reasoning_and_answer_apart(form: ReasoningForm) -> None:
+    opening, closing = form.opens[0], form.closes[0]
+    text = f"{opening} why {closing}\n{''.join(form.dropped[:1])}because{''.join(form.dropped[1:])}"
+    for shape, opened in ((text, False), (text, True), (text.removeprefix(opening), True)):
+        splitter = Splitter(form, opens_reasoning=opened)
+        deltas = [delta for piece in shape for delta in splitter.feed(piece)] + splitter.close()
+        thought = "".join(delta.text for delta in deltas if isinstance(delta, ReasoningDelta))
+        answer = "".join(delta.text for delta in deltas if isinstance(delta, TextDelta))
+        assert (thought, answer) == ("why", "because")
+
+
+@pytest.mark.parametrize(
+    ("template", "name"),
+    [
+        ("{{ '<think>' }}", "think"),
+        ("{{ content.split('</think>') }}", "think"),
+        ("Write your thoughts between <think></think> and <response></response>.", "granite_tags"),
+        ("Here is my thought process: ...", "granite"),
+        ("{{ '[THINK]' }}", "mistral"),
+        ("<|channel>thought", "gemma"),
+        ("<|START_THINKING|>", "cohere"),
+        ("<seed:think>", "seed"),
+        ("◁think▷", "kimi"),
+        ("{{ messages }}", None),
+    ],
+)
+def test_a_template_shows_its_form_of_reasoning(template: str, name: str | None) -> None:
+    form = find_form(template)
+    assert (form.name if form else None) == name

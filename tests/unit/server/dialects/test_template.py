@@ -196,7 +196,7 @@ def made_folder(tmp_path: Path) -> Callable[..., Path]:
         tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="?"))
         tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
         tokenizer.decoder = Fuse()
-        tokenizer.add_tokens([AddedToken(text, normalized=False) for text in added])
+        tokenizer.add_special_tokens([AddedToken(text, normalized=False) for text in added])
         tokenizer.save(str(tmp_path / "tokenizer.json"))
         (tmp_path / "chat_template.jinja").write_text(source)
         (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))

@@ -1,0 +1,124 @@
+"""Tokens of one job → text with signs for markup → reasoning, answer and calls."""
+
+from collections.abc import Iterator, Sequence
+
+from tokenizers import Tokenizer
+from tokenizers.decoders import DecodeStream
+
+from server.dialects.base import CallDelta, Delta, ReasoningDelta, TextDelta
+from server.dialects.calls import CallFormat, Calling, read_answer
+from server.dialects.markup import Markup
+from server.dialects.prose import Prose
+from server.dialects.reasoning import ReasoningForm, read_reasoning
+from server.dialects.scanner import Scanner
+from server.dialects.toolbox import Toolbox
+
+
+class ChatParser:
+    """See `base.Parser`. Each token is read by itself, so that no split of them makes a difference."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        markup: Markup,
+        form: ReasoningForm | None,
+        calls: CallFormat | None,
+        tools: Toolbox,
+        stop_ids: frozenset[int],
+        *,
+        opens_reasoning: bool,
+    ) -> None:
+        self.reasoning_tokens = 0
+        self._tokenizer = tokenizer
+        self._stop_ids = stop_ids
+        self._signs = {token: sign for token, sign in markup.signs.items() if token not in stop_ids}
+        self._silent = stop_ids | frozenset(markup.special.values()) - markup.signs.keys()
+        self._stream = DecodeStream(skip_special_tokens=True)
+        self._undecoded: list[int] = []
+        self._places: list[int] = []
+        self._count = 0
+        self._scanner = Scanner()
+        self._reader = _read(self._scanner, markup, form, calls, tools, opens_reasoning)
+        next(self._reader, None)
+
+    def feed(self, token_ids: Sequence[int]) -> list[Delta]:
+        scanner = self._scanner
+        for token in token_ids:
+            self._count += 1
+            self.reasoning_tokens += scanner.in_reasoning and token not in self._stop_ids
+            if token in self._silent:
+                continue
+            self._places.append(self._count - 1)
+            text = self._decode(token)
+            if text:
+                self._read_on(text)
+        return joined(scanner.take())
+
+    def close(self) -> list[Delta]:
+        self._flush()
+        self._scanner.ended = True
+        for _ in self._reader:
+            pass
+        return joined(self._scanner.take())
+
+    def _read_on(self, text: str) -> None:
+        self._scanner.feed(text, self._places)
+        self._places.clear()
+        next(self._reader, None)
+
+    def _decode(self, token: int) -> str | None:
+        """The text that this token completes; a cut-off character is kept for the next one."""
+        sign = self._signs.get(token)
+        if sign is not None:
+            place = self._places.pop()
+            self._flush()
+            self._places.append(place)
+            return sign
+        text: str | None = self._stream.step(self._tokenizer, token)
+        if text is None:
+            self._undecoded.append(token)
+        else:
+            self._undecoded.clear()
+        return text
+
+    def _flush(self) -> None:
+        """Reads what a cut-off character's tokens say without their rest."""
+        if self._undecoded:
+            rest = self._tokenizer.decode(self._undecoded, skip_special_tokens=True)
+            self._undecoded = []
+            self._stream = DecodeStream(skip_special_tokens=True)
+            if rest:
+                self._read_on(rest)
+
+
+def _read(
+    scanner: Scanner,
+    markup: Markup,
+    form: ReasoningForm | None,
+    calls: CallFormat | None,
+    tools: Toolbox,
+    opened: bool,
+) -> Iterator[None]:
+    answer = Prose(scanner, "answer", markup.clean)
+    if form is not None:
+        reasoning = Prose(scanner, "reasoning", markup.clean, strips=True)
+        ends = [opener for opener in calls.openers if markup.is_sign(opener)] if calls else []
+        yield from read_reasoning(scanner, form, reasoning, answer, opened=opened, also_ends=ends)
+    dropped = form.dropped if form is not None else ()
+    yield from read_answer(scanner, calls, Calling(scanner, tools), answer, dropped)
+
+
+def joined(deltas: list[Delta]) -> list[Delta]:
+    """Neighbours of the same kind as one delta."""
+    result: list[Delta] = []
+    for delta in deltas:
+        match result[-1:], delta:
+            case [TextDelta(before, places)], TextDelta(text, more):
+                result[-1] = TextDelta(before + text, places + more)
+            case [ReasoningDelta(before)], ReasoningDelta(text):
+                result[-1] = ReasoningDelta(before + text)
+            case [CallDelta(before)], CallDelta(text):
+                result[-1] = CallDelta(before + text)
+            case _:
+                result.append(delta)
+    return result

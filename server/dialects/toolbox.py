@@ -1,0 +1,151 @@
+"""The tools of one conversation under the names that a model knows them by, and their arguments' schemas."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from server.dialects.base import PromptError, Tool
+
+ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
+
+
+def spoken_name(name: str, namespace: str | None) -> str:
+    """What a model calls a tool; the tools of a group have the group's name before theirs."""
+    return f"{namespace}__{name}" if namespace else name
+
+
+class Toolbox:
+    """Tools by their spoken names."""
+
+    def __init__(self, tools: Iterable[Tool]) -> None:
+        """Raises PromptError for two tools of one name."""
+        self.tools: dict[str, Tool] = {}
+        for tool in tools:
+            name = spoken_name(tool.name, tool.namespace)
+            if name in self.tools:
+                raise PromptError(f"There are two tools called {name!r}.", "tools")
+            self.tools[name] = tool
+
+    def __bool__(self) -> bool:
+        return bool(self.tools)
+
+    def get(self, name: str) -> Tool | None:
+        return self.tools.get(name)
+
+    def only(self, allowed: Sequence[str] | None) -> "Toolbox":
+        """Those that are named, by their own or their spoken names. Raises PromptError for a name of none."""
+        if allowed is None:
+            return self
+        wanted = set(allowed)
+        kept = [tool for name, tool in self.tools.items() if {name, tool.name} & wanted]
+        known = {name for tool in kept for name in (tool.name, spoken_name(tool.name, tool.namespace))}
+        if unknown := sorted(wanted - known):
+            raise PromptError(f"There is no tool called {unknown[0]!r}.", "tool_choice")
+        return Toolbox(kept)
+
+
+def as_function(name: str, tool: Tool) -> dict[str, Any]:
+    """The tool as chat templates are given functions, in the shape that transformers makes."""
+    description = tool.description or ""
+    if tool.kind == "custom":
+        if tool.syntax != "text":
+            description += f"\n\nThe input follows this {tool.syntax} grammar:\n{tool.definition}"
+        parameters = custom_parameters()
+    else:
+        parameters = dict(tool.parameters or {"type": "object", "properties": {}})
+    function = {"name": name, "description": description.strip(), "parameters": parameters}
+    return {"type": "function", "function": function}
+
+
+def custom_parameters(**more: Any) -> dict[str, Any]:
+    """A custom tool's arguments: one string."""
+    return {
+        "type": "object",
+        "properties": {"input": {"type": "string", **more}},
+        "required": ["input"],
+        "additionalProperties": False,
+    }
+
+
+def schema_of(tool: Tool) -> Mapping[str, Any]:
+    """What a function's arguments must follow, or are said to follow."""
+    if tool.kind == "custom":
+        return custom_parameters()
+    return tool.parameters or ANY_OBJECT
+
+
+def enforced_schema(tool: Tool) -> Mapping[str, Any]:
+    """What the arguments are held to: the schema of a strict function, of another any object."""
+    return schema_of(tool) if tool.strict or tool.kind == "custom" else ANY_OBJECT
+
+
+def properties_of(schema: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """The named properties, each with the definitions that it may refer to."""
+    properties = schema.get("properties")
+    if not isinstance(properties, Mapping):
+        return {}
+    return {
+        str(name): {**_definitions(schema), **inner} if isinstance(inner, Mapping) else {}
+        for name, inner in properties.items()
+    }
+
+
+def required_of(schema: Mapping[str, Any]) -> frozenset[str]:
+    wanted = schema.get("required")
+    return frozenset(name for name in _list(wanted) if isinstance(name, str)) if wanted else frozenset()
+
+
+def definition_of(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The schema that this one refers to, if it does; an empty one where that leads nowhere."""
+    for _ in range(8):
+        reference = schema.get("$ref")
+        if not isinstance(reference, str):
+            return schema
+        found: Any = schema
+        for part in reference.removeprefix("#").strip("/").split("/"):
+            found = found.get(part) if isinstance(found, Mapping) else None
+        schema = {**_definitions(schema), **found} if isinstance(found, Mapping) else {}
+    return {}
+
+
+def types_of(schema: Mapping[str, Any], depth: int = 0) -> frozenset[str]:
+    """The JSON types that a schema names; none if it does not say."""
+    schema = definition_of(schema)
+    if depth > 8:
+        return frozenset()
+    types = {type_ for type_ in _list(schema.get("type")) if isinstance(type_, str)}
+    if not types:
+        values = _list(schema.get("enum")) if "const" not in schema else [schema["const"]]
+        types = {_type_of(value) for value in values}
+    for key in ("anyOf", "oneOf", "allOf"):
+        for branch in _list(schema.get(key)):
+            if isinstance(branch, Mapping):
+                types |= types_of({**_definitions(schema), **branch}, depth + 1)
+    return frozenset(types)
+
+
+def _definitions(schema: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: schema[key] for key in ("$defs", "definitions") if key in schema}
+
+
+def _list(value: object) -> list[Any]:
+    """A schema's keyword as a list, whatever a caller wrote there."""
+    if isinstance(value, list | tuple):
+        return list(value)
+    return [value] if isinstance(value, str) else []
+
+
+def _type_of(value: object) -> str:
+    match value:
+        case str():
+            return "string"
+        case bool():
+            return "boolean"
+        case int():
+            return "integer"
+        case float():
+            return "number"
+        case None:
+            return "null"
+        case list():
+            return "array"
+    return "object"

@@ -1,0 +1,115 @@
+"""Model folders of every family, small enough to be made in a test: a tokenizer and a chat template.
+
+The templates in `templates/` are written here, from what each family's format is documented to be. The
+tokenizer has all bytes, some longer pieces that cross the borders between text and markup, and the
+family's added tokens, special or not as its own tokenizer has them.
+"""
+
+import functools
+import json
+import re
+import tempfile
+from pathlib import Path
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from server.dialects.base import CallDelta, CallEnd, CallStart, Delta, ReasoningDelta, TextDelta, Tool
+from server.dialects.chat import ChatDialect
+from server.dialects.parser import joined
+from server.dialects.pick import pick
+from tests.support.family_formats import FAMILIES, Family
+
+TEMPLATES = Path(__file__).parent / "templates"
+WEATHER = Tool(
+    name="get_weather",
+    description="The weather in a city.",
+    parameters={
+        "type": "object",
+        "properties": {
+            "city": {"type": "string"},
+            "days": {"type": "integer"},
+            "units": {"type": "string", "enum": ["C", "F"]},
+        },
+        "required": ["city"],
+        "additionalProperties": False,
+    },
+)
+CLOCK = Tool(name="get_time", description="", parameters={"type": "object", "properties": {}})
+PATCH = Tool(name="patch", kind="custom", description="Changes files.")
+TOOLS = (WEATHER, CLOCK, PATCH)
+
+
+CALLERS = [name for name, family in FAMILIES.items() if family.call]
+THINKERS = [name for name, family in FAMILIES.items() if family.open and family.call]
+
+
+@functools.cache
+def folder_of(name: str) -> Path:
+    """The family's model folder; there are no weights in it."""
+    family = FAMILIES[name]
+    folder = Path(tempfile.mkdtemp(prefix=f"holdfast-{name}-"))
+    tokenizer_of(family).save(str(folder / "tokenizer.json"))
+    (folder / "chat_template.jinja").write_text((TEMPLATES / f"{name}.jinja").read_text())
+    named = {"bos_token": family.special.split()[0], "eos_token": family.eos}
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps(named | {"tokenizer_class": "TokenizersBackend"})
+    )
+    return folder
+
+
+def tokenizer_of(family: Family) -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=500,
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        max_token_length=6,
+        show_progress=False,
+    )
+    marks = re.compile("|".join(map(re.escape, sorted(family.added, key=len, reverse=True))))
+    samples = [part for text in (family.call, family.two, family.patch) for part in marks.split(text)]
+    tokenizer.train_from_iterator(
+        [*samples, "the weather in Paris is good and the sum of two is four"], trainer
+    )
+    tokenizer.add_special_tokens([AddedToken(text, normalized=False) for text in family.special.split()])
+    tokenizer.add_tokens([AddedToken(text, normalized=False, special=False) for text in family.plain.split()])
+    return tokenizer
+
+
+@functools.cache
+def dialect_of(name: str) -> ChatDialect:
+    family = FAMILIES[name]
+    stop = tokenizer_at(name).token_to_id(family.eos)
+    assert stop is not None
+    dialect = pick(folder_of(name), frozenset({stop}))
+    assert isinstance(dialect, ChatDialect)
+    return dialect
+
+
+@functools.cache
+def tokenizer_at(name: str) -> Tokenizer:
+    return Tokenizer.from_file(str(folder_of(name) / "tokenizer.json"))
+
+
+def ids_of(name: str, text: str) -> list[int]:
+    ids: list[int] = tokenizer_at(name).encode(text, add_special_tokens=False).ids
+    return ids
+
+
+def shown(deltas: list[Delta]) -> list[str]:
+    """Deltas in a word each, neighbours joined."""
+    words = []
+    for delta in joined(deltas):
+        match delta:
+            case TextDelta(text):
+                words.append(f"text {text}")
+            case ReasoningDelta(text):
+                words.append(f"thought {text}")
+            case CallStart(name, call_id, kind):
+                words.append(" ".join(part for part in (kind, name, call_id) if part))
+            case CallDelta(text):
+                words.append(text)
+            case CallEnd():
+                words.append("end")
+    return words

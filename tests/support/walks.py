@@ -1,0 +1,82 @@
+"""Random outputs that a grammar allows: what a model could write at worst, without any model.
+
+At each step one of the allowed tokens is taken. After a while, what could end strings, lists, elements and
+calls is tried first, so that the walk comes to an end.
+"""
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+from engine.grammar import GrammarCompiler
+from engine.messages import Grammar
+from engine.vocabulary import read_vocabulary
+from tests.support.families import folder_of, ids_of, tokenizer_at
+from tests.support.family_formats import FAMILIES
+
+PATIENCE = 120
+_ENDS: tuple[str, ...] = (
+    '"',
+    "}",
+    "]",
+    ")",
+    "'",
+    "\n</parameter>",
+    "</parameter>",
+    "\n```",
+    "\n</function>",
+    "\n</invoke>",
+)
+_ENDS += ("</｜DSML｜parameter>", "</arg_value>")
+_CUSTOM_ENDS = ('\\nend \\"x\\"', '\nend "x"', 'end \\"x\\"', 'end "x"')
+
+
+def compiler_of(name: str) -> GrammarCompiler:
+    vocabulary = read_vocabulary(folder_of(name), tokenizer_at(name).get_vocab_size())
+    assert vocabulary is not None
+    return GrammarCompiler(vocabulary)
+
+
+def hints_of(name: str) -> list[list[int]]:
+    family = FAMILIES[name]
+    texts = [
+        *_ENDS,
+        *_CUSTOM_ENDS,
+        family.close,
+        family.close.strip(),
+        *family.added,
+    ]
+    return [ids_of(name, text) for text in texts if text]
+
+
+def walk(
+    compiler: GrammarCompiler,
+    grammar: Grammar,
+    random_: random.Random,
+    hints: Sequence[list[int]],
+    begin: Sequence[int] = (),
+) -> list[int]:
+    """The tokens of one output, up to where the grammar may end; `begin` are its first."""
+    end = len(compiler.vocabulary.tokens)
+    matcher: Any = compiler.compiled(grammar).begin()
+    tokens = list(begin)
+    assert matcher.consume_tokens(tokens), matcher.get_error()
+    while len(tokens) < 40 * PATIENCE:
+        allowed = _allowed(matcher, end)
+        if end in allowed and (allowed == {end} or random_.random() < 0.3 or len(tokens) > PATIENCE):
+            return tokens
+        allowed.discard(end)
+        assert allowed, "the grammar allows nothing"
+        following = [random_.choice(sorted(allowed))]
+        if random_.random() < (0.3 if len(tokens) < PATIENCE else 0.9):
+            fitting = [hint for hint in hints if matcher.validate_tokens(hint) == len(hint)]
+            following = random_.choice(fitting) if fitting else following
+        assert matcher.consume_tokens(following), matcher.get_error()
+        tokens += following
+    raise AssertionError(f"no end after {len(tokens)} tokens: {compiler.vocabulary.spell(tokens)[:500]!r}")
+
+
+def _allowed(matcher: Any, end: int) -> set[int]:
+    mask = matcher.compute_bitmask()
+    assert not matcher.is_error(), matcher.get_error()
+    return {token for token in range(end + 1) if mask[token // 8] & 1 << token % 8}

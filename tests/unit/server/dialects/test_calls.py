@@ -1,0 +1,223 @@
+"""Each family's calls as documented: what the model writes, and what is told of it."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from server.dialects.base import CallStart, Delta, Prompt, TextDelta, Tool
+from server.dialects.families import CALL_FORMATS, find_format
+from server.dialects.pick import pick
+from tests.support.families import CALLERS, THINKERS, TOOLS, dialect_of, folder_of, ids_of, shown
+from tests.support.family_formats import FAMILIES
+
+ARGUMENTS = '{"city": "Paris", "days": 2}'
+LED = [name for name in CALLERS if name != "llama3_json"]
+"""Those whose calls may come after text."""
+
+
+def prompt(tools: Sequence[Tool] = TOOLS, *, opened: bool = False) -> Prompt:
+    return Prompt(token_ids=(), stop_ids=frozenset(), tools=tools, opens_reasoning=opened)
+
+
+def read(name: str, text: str, tools: Sequence[Tool] = TOOLS, *, opened: bool = False) -> list[Delta]:
+    parser = dialect_of(name).parser(prompt(tools, opened=opened))
+    return [delta for token in ids_of(name, text) for delta in parser.feed([token])] + parser.close()
+
+
+def call(name: str) -> list[str]:
+    start = f"function get_weather {FAMILIES[name].call_id or ''}".strip()
+    return [start, ARGUMENTS, "end"]
+
+
+@pytest.mark.parametrize("name", CALLERS)
+def test_the_template_shows_the_format(name: str) -> None:
+    template = (folder_of(name) / "chat_template.jinja").read_text()
+    assert find_format(template, None) is CALL_FORMATS[name]
+
+
+def test_a_template_without_signs_leaves_it_to_the_type() -> None:
+    assert find_format("{{ tools }}", "qwen3") is CALL_FORMATS["hermes"]
+    assert find_format("{{ tools }}", "bert") is None
+    assert find_format("{{ tools }}", None) is None
+
+
+def test_the_format_can_be_named() -> None:
+    named = pick(folder_of("hermes"), frozenset(), tool_parser="qwen3_coder")
+    parser = named.parser(prompt())
+    deltas = parser.feed(ids_of("hermes", FAMILIES["qwen3_coder"].call)) + parser.close()
+    assert shown(deltas) == ["function get_weather", ARGUMENTS, "end"]
+
+
+def test_a_format_that_does_not_exist_is_refused_with_those_that_do() -> None:
+    with pytest.raises(ValueError, match=r"'hermse'.*glm45, granite, hermes"):
+        pick(folder_of("hermes"), frozenset(), tool_parser="hermse")
+
+
+@pytest.mark.parametrize("name", CALLERS)
+def test_a_call_is_told_with_its_arguments(name: str) -> None:
+    assert shown(read(name, FAMILIES[name].call + FAMILIES[name].eos)) == call(name)
+
+
+@pytest.mark.parametrize("name", LED)
+def test_text_around_calls_is_kept_and_the_blanks_between_are_not(name: str) -> None:
+    deltas = shown(read(name, f"Let me  see. \n{FAMILIES[name].two}\n Bye. {FAMILIES[name].eos}"))
+    assert [delta.rpartition(" functions.")[0] or delta for delta in deltas] == [
+        "text Let me  see.",
+        *("function get_weather", ARGUMENTS, "end"),
+        *("function get_time", "{}", "end"),
+        "text Bye. ",
+    ]
+
+
+@pytest.mark.parametrize("name", CALLERS)
+def test_the_input_of_a_custom_tool_is_told_as_it_is(name: str) -> None:
+    deltas = shown(read(name, FAMILIES[name].patch))
+    assert deltas[0].startswith("custom patch")
+    assert deltas[1:] == ['a "b"\nc', "end"]
+
+
+@pytest.mark.parametrize("name", THINKERS)
+@pytest.mark.parametrize("opened", [False, True])
+def test_reasoning_comes_before_a_call(name: str, opened: bool) -> None:
+    family = FAMILIES[name]
+    text = f"{'' if opened else family.open}I look.{family.close}{family.call}{family.eos}"
+    assert shown(read(name, text, opened=opened)) == ["thought I look.", *call(name)]
+
+
+@pytest.mark.parametrize("name", CALLERS)
+def test_arguments_are_told_as_they_come(name: str) -> None:
+    parser = dialect_of(name).parser(prompt())
+    tokens = ids_of(name, FAMILIES[name].patch.replace("a ", "zyxwvuts "))
+    words = [word for token in tokens for word in shown(parser.feed([token]))]
+    told = [word for word in words if not word.startswith("custom") and word != "end"]
+    assert len(told) >= 8
+    assert "".join(told) == 'zyxwvuts "b"\nc'
+
+
+@pytest.mark.parametrize("name", CALLERS)
+def test_a_call_of_an_unknown_tool_is_text(name: str) -> None:
+    family = FAMILIES[name]
+    deltas = read(name, family.call, tools=[TOOLS[1]])
+    assert not any(isinstance(delta, CallStart) for delta in deltas)
+    text = "".join(delta.text for delta in deltas if isinstance(delta, TextDelta))
+    assert "get_weather" in text
+    assert "Paris" in text
+
+
+@pytest.mark.parametrize("name", CALLERS)
+def test_without_tools_a_call_is_text(name: str) -> None:
+    deltas = read(name, FAMILIES[name].call, tools=[])
+    assert [type(delta) for delta in deltas if not isinstance(delta, TextDelta)] == []
+
+
+@pytest.mark.parametrize("name", CALLERS)
+def test_a_call_that_is_cut_off_has_no_end_or_is_text(name: str) -> None:
+    ids = ids_of(name, FAMILIES[name].call)
+    for size in range(len(ids)):
+        parser = dialect_of(name).parser(prompt())
+        words = shown(parser.feed(ids[:size]) + parser.close())
+        if words and words[0].startswith("function"):
+            assert "end" not in words or "".join(words[1 : words.index("end")]) == ARGUMENTS
+            assert not any(word.startswith("text") for word in words), words
+        else:
+            assert len(words) <= 1
+    assert "end" in shown(dialect_of(name).parser(prompt()).feed(ids))
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("hermes", "<tool_call>oops</tool_call>!", ["text <tool_call>oops</tool_call>!"]),
+        ("hermes", "<tool_call>\n{}\n</tool_call>", ["text <tool_call>\n{}\n</tool_call>"]),
+        (
+            "hermes",
+            '<tool_call>x<tool_call>{"name": "get_time"}</tool_call>',
+            ["text <tool_call>x", "function get_time", "{}", "end"],
+        ),
+        (
+            "hermes",
+            '<tool_call>{"arguments": {"a": [1, "}"]}, "name": "get_time"}</tool_call>',
+            ["function get_time", '{"a": [1, "}"]}', "end"],
+        ),
+        (
+            "hermes",
+            '<tool_call>{"name": "get_time", "arguments": "{\\"a\\": \\"\\u00e9\\\\n\\"}"}</tool_call>',
+            ["function get_time", '{"a": "é\\n"}', "end"],
+        ),
+        (
+            "hermes",
+            '<tool_call>{"name": "get_time", "arguments": {"a": </tool_call> well',
+            ["function get_time", '{"a": ', "text well"],
+        ),
+        ("hermes", "a < b <tool", ["text a < b <tool"]),
+        ("llama3_json", '{"city": "Paris"}', ['text {"city": "Paris"}']),
+        ("llama3_json", ' {"type": "function", "name": "get_time"}', ["function get_time", "{}", "end"]),
+        ("pythonic", "[1, 2]", ["text [1, 2]"]),
+        ("pythonic", "[get_time(1)]", ["function get_time", "{", "text )]"]),
+        (
+            "pythonic",
+            "[get_time(a=[True, None, -1.5e3], b={'x': (1, 'y')}, c=\"\\u00e9\\x41\\/\")]",
+            ["function get_time", '{"a": [true, null, -1.5e3], "b": {"x": [1, "y"]}, "c": "éA/"}', "end"],
+        ),
+        (
+            "qwen3_coder",
+            (
+                "<function=get_weather>\n<parameter=city>\n\na\n\n</parameter>\n"
+                "<parameter=days>\nsoon\n</parameter>\n"
+                "<parameter=more>\n[1,\n2]\n</parameter>\n</function>"
+            ),
+            ["function get_weather", '{"city": "\\na\\n", "days": "soon", "more": [1,\n2]}', "end"],
+        ),
+        (
+            "glm45",
+            (
+                "<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value></arg_value>\n<arg_key>days</arg_key>"
+                "<arg_value>True</arg_value></tool_call>"
+            ),
+            ["function get_weather", '{"city": "", "days": "True"}', "end"],
+        ),
+        (
+            "functiongemma",
+            (
+                "<start_function_call>call:get_time{a:[1,{b:<escape>x,}<escape>}],c:true,d:some text}"
+                "<end_function_call>"
+            ),
+            ["function get_time", '{"a": [1, {"b": "x,}"}], "c": true, "d": "some text"}', "end"],
+        ),
+        (
+            "mistral_v11",
+            '[TOOL_CALLS][{"name": "get_time", "arguments": {}}]',
+            ["function get_time", "{}", "end"],
+        ),
+        ("granite", "<response>Yes.</response>", ["text Yes."]),
+    ],
+)
+def test_what_is_unusual_or_broken_is_read_as_far_as_it_makes_sense(
+    name: str, text: str, words: list[str]
+) -> None:
+    assert shown(read(name, text)) == words
+
+
+def test_a_marker_that_is_only_spelled_is_text() -> None:
+    text = FAMILIES["mistral"].call
+    parser = dialect_of("mistral").parser(prompt())
+    spelled = [token for letter in text for token in ids_of("mistral", letter)]
+    assert shown(parser.feed(spelled) + parser.close()) == [f"text {text}"]
+
+
+def test_a_special_token_that_opens_a_call_ends_the_reasoning() -> None:
+    text = f"[THINK]I look.{FAMILIES['mistral_v11'].call}"
+    assert shown(read("mistral_v11", text)) == ["thought I look.", *call("mistral_v11")]
+
+
+def test_tools_of_one_name_in_two_groups_are_told_apart() -> None:
+    tools = [Tool(name="find", namespace="mail"), Tool(name="find", namespace="files")]
+    text = '<tool_call>\n{"name": "files__find", "arguments": {}}\n</tool_call>'
+    assert read("hermes", text, tools)[0] == CallStart("find", None, "function", "files")
+
+
+def test_what_is_held_back_has_a_bound() -> None:
+    parser = dialect_of("hermes").parser(prompt())
+    deltas = parser.feed(ids_of("hermes", '<tool_call>{"description": "' + "long " * 2_000))
+    assert deltas
+    assert isinstance(deltas[0], TextDelta)

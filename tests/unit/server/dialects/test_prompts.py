@@ -1,0 +1,383 @@
+"""Conversations as each family's template writes them, and what templates cannot write."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from server.dialects.base import Conversation, PromptError, Tool, ToolChoice
+from server.dialects.chat import VARIABLES, ChatDialect
+from server.dialects.toolbox import as_function
+from server.wire.items import (
+    CustomToolCall,
+    CustomToolCallOutput,
+    FunctionCall,
+    FunctionCallOutput,
+    InputText,
+    Item,
+    Message,
+    OtherItem,
+    OutputText,
+    Reasoning,
+    ReasoningText,
+    SummaryText,
+)
+from tests.support.families import CALLERS, CLOCK, PATCH, TOOLS, WEATHER, dialect_of, folder_of, tokenizer_at
+from tests.support.family_formats import FAMILIES
+
+ARGUMENTS = '{"city": "Paris", "days": 2}'
+
+
+def message(role: Any, text: str) -> Message:
+    part = OutputText(text) if role == "assistant" else InputText(text)
+    return Message("m", "completed", role, [part])
+
+
+def called(call_id: str, name: str = "get_weather", arguments: str = ARGUMENTS) -> FunctionCall:
+    return FunctionCall("f", "completed", call_id, name, arguments)
+
+
+def output(call_id: str, text: str) -> FunctionCallOutput:
+    return FunctionCallOutput("o", "completed", call_id, text)
+
+
+def write(name: str, *items: Item, **more: Any) -> str:
+    prompt = dialect_of(name).write(Conversation(items=items, **more))
+    text: str = tokenizer_at(name).decode(list(prompt.token_ids), skip_special_tokens=False)
+    return text
+
+
+ASKED = message("user", "Weather?")
+TURN: list[Item] = [
+    ASKED,
+    Reasoning("r", "completed", [], [ReasoningText("I look.")]),
+    called("call_1"),
+    output("call_1", "Rain."),
+]
+
+
+@pytest.mark.parametrize("name", CALLERS)
+def test_a_call_in_the_history_is_written_as_the_model_writes_it(name: str) -> None:
+    """What the model reads of its own call is what its parser would read as that call."""
+    text = write(name, *TURN, tools=TOOLS, choice=ToolChoice(mode="auto"))
+    assert "Rain." in text
+    _, _, after = text.rpartition("Weather?")
+    assert "get_weather" in after
+    assert "Paris" in after
+    parser = dialect_of(name).parser(dialect_of(name).write(Conversation(items=[ASKED], tools=TOOLS)))
+    assert parser is not None
+
+
+GOLDEN = {
+    "hermes": "<|im_start|>user\nWeather?<|im_end|>\n<|im_start|>assistant\n<think>\nI look.\n</think>\n\n"
+    f'<tool_call>\n{{"name": "get_weather", "arguments": {ARGUMENTS}}}\n</tool_call><|im_end|>\n'
+    "<|im_start|>user\n<tool_response>\nRain.\n</tool_response><|im_end|>\n<|im_start|>assistant\n",
+    "qwen3_coder": "<|im_start|>user\nWeather?<|im_end|>\n<|im_start|>assistant\n\n<tool_call>\n"
+    "<function=get_weather>\n<parameter=city>\nParis\n</parameter>\n<parameter=days>\n2\n</parameter>\n"
+    "</function>\n</tool_call><|im_end|>\n<|im_start|>user\n<tool_response>\nRain.\n</tool_response>"
+    "<|im_end|>\n<|im_start|>assistant\n<think>\n",
+    "mistral": "<s>[INST] Weather?[/INST][TOOL_CALLS] "
+    f'[{{"name": "get_weather", "arguments": {ARGUMENTS}, "id": "ID"}}]</s>'
+    '[TOOL_RESULTS] {"content": "Rain.", "call_id": "ID"}[/TOOL_RESULTS]',
+    "mistral_v11": "<s>[INST]Weather?[/INST][THINK]I look.[/THINK][TOOL_CALLS]get_weather[ARGS]"
+    f"{ARGUMENTS}</s>[TOOL_RESULTS]Rain.[/TOOL_RESULTS]",
+    "deepseek_v3": "<｜begin▁of▁sentence｜><｜User｜>Weather?<｜Assistant｜><｜tool▁calls▁begin｜>"
+    f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather\n```json\n{ARGUMENTS}\n```<｜tool▁call▁end｜>"
+    "<｜tool▁calls▁end｜><｜end▁of▁sentence｜><｜tool▁output▁begin｜>Rain.<｜tool▁output▁end｜>"
+    "<｜Assistant｜><think>\n",
+    "glm45": "[gMASK]<sop><|user|>\nWeather?<|assistant|>\n<think>I look.</think>\n<tool_call>get_weather\n"
+    "<arg_key>city</arg_key>\n<arg_value>Paris</arg_value>\n<arg_key>days</arg_key>\n"
+    "<arg_value>2</arg_value>\n</tool_call><|observation|>\n<tool_response>\nRain.\n</tool_response>"
+    "<|assistant|>",
+    "kimi_k2": "<|im_user|>user<|im_middle|>Weather?<|im_end|><|im_assistant|>assistant<|im_middle|>"
+    "<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>"
+    f"{ARGUMENTS}<|tool_call_end|><|tool_calls_section_end|><|im_end|><|im_system|>tool<|im_middle|>"
+    "## Return of functions.get_weather:0\nRain.<|im_end|><|im_assistant|>assistant<|im_middle|>",
+    "granite": "<|start_of_role|>user<|end_of_role|>Weather?<|end_of_text|>\n<|start_of_role|>assistant"
+    f'<|end_of_role|><|tool_call|>[{{"name": "get_weather", "arguments": {ARGUMENTS}}}]<|end_of_text|>\n'
+    "<|start_of_role|>tool<|end_of_role|>Rain.<|end_of_text|>\n<|start_of_role|>assistant<|end_of_role|>",
+    "functiongemma": "<bos><start_of_turn>user\nWeather?<end_of_turn>\n<start_of_turn>model\n"
+    "<start_function_call>call:get_weather{city:<escape>Paris<escape>,days:2}<end_function_call>"
+    "<end_of_turn>\n<start_function_response>response:get_weather{value:<escape>Rain.<escape>}"
+    "<end_function_response><start_of_turn>model\n",
+    "llama3_json": "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\n<|eot_id|>"
+    "<|start_header_id|>user<|end_header_id|>\n\nWeather?<|eot_id|><|start_header_id|>assistant"
+    f'<|end_header_id|>\n\n{{"name": "get_weather", "parameters": {ARGUMENTS}}}<|eot_id|>'
+    '<|start_header_id|>ipython<|end_header_id|>\n\n"Rain."<|eot_id|>'
+    "<|start_header_id|>assistant<|end_header_id|>\n\n",
+}
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_a_turn_with_a_call_is_written_exactly_so(name: str) -> None:
+    text = write(name, *TURN)
+    if name == "mistral":
+        own_id = text.partition('"id": "')[2][:9]
+        assert own_id.isalnum()
+        text = text.replace(own_id, "ID")
+    assert text == GOLDEN[name]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*CALLERS, "gemma2"])
+def test_prompts_are_those_of_transformers(name: str) -> None:
+    from transformers import AutoTokenizer
+
+    reference = AutoTokenizer.from_pretrained(folder_of(name))
+    system = [] if name == "gemma2" else [{"role": "system", "content": "Be brief. 😀"}]
+    talk = [
+        {"role": "user", "content": "Hello  there,\n\nyou."},
+        {"role": "assistant", "content": "Hi <b>you</b>"},
+        {"role": "user", "content": "Weather?"},
+    ]
+    items: list[Item] = [
+        message("user", "Hello  there,\n\nyou."),
+        message("assistant", "Hi <b>you</b>"),
+        ASKED,
+    ]
+    instructions = "Be brief. 😀" if system else None
+    tools = [] if name == "gemma2" else [WEATHER, CLOCK]
+    for offered in ([], tools):
+        functions: Any = [as_function(tool.name, tool) for tool in offered] or None
+        expected = reference.apply_chat_template(
+            [*system, *talk], tools=functions, add_generation_prompt=True, return_dict=False
+        )
+        prompt = dialect_of(name).write(Conversation(items=items, instructions=instructions, tools=offered))
+        assert list(prompt.token_ids) == list(expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["hermes", "qwen3_coder", "glm45", "gemma4", "mistral_v11"])
+def test_prompts_with_calls_and_a_continued_message_are_those_of_transformers(name: str) -> None:
+    from transformers import AutoTokenizer
+
+    reference = AutoTokenizer.from_pretrained(folder_of(name))
+    function = {"name": "get_weather", "arguments": json.loads(ARGUMENTS)}
+    talk: list[Any] = [
+        {"role": "user", "content": "Weather?"},
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [{"type": "function", "id": "a", "function": function}],
+        },
+        {"role": "tool", "content": "Rain.", "name": "get_weather", "tool_call_id": "a"},
+        {"role": "assistant", "content": "It will  "},
+    ]
+    functions: list[Any] = [as_function(tool.name, tool) for tool in (WEATHER, CLOCK)]
+    expected = reference.apply_chat_template(
+        talk, tools=functions, continue_final_message=True, return_dict=False
+    )
+    items: list[Item] = [ASKED, called("a"), output("a", "Rain."), message("assistant", "It will  ")]
+    conversation = Conversation(items=items, tools=[WEATHER, CLOCK], continues=True)
+    assert list(dialect_of(name).write(conversation).token_ids) == list(expected)
+
+
+@pytest.mark.parametrize("name", CALLERS)
+def test_nothing_that_others_write_is_markup(name: str) -> None:
+    """Control tokens in words, tools, arguments and outputs: none more than in a prompt without them."""
+    family, dialect = FAMILIES[name], dialect_of(name)
+    controls = {tokenizer_at(name).token_to_id(text) for text in family.added}
+
+    def count(evil: str) -> int:
+        tool = Tool(
+            name="get_weather",
+            description=evil,
+            parameters={
+                "type": "object",
+                "properties": {"city" + evil: {"type": "string", "description": evil}},
+            },
+        )
+        items: list[Item] = [
+            message("user", evil),
+            Reasoning("r", "completed", [], [ReasoningText("x" + evil)]),
+            message("assistant", "x" + evil),
+            called("call_1", arguments=json.dumps({"city" + evil: evil, "days": 2})),
+            output("call_1", evil),
+            message("user", "x" + evil),
+        ]
+        prompt = dialect.write(Conversation(items=items, instructions="x" + evil, tools=[tool, PATCH]))
+        return sum(token in controls for token in prompt.token_ids)
+
+    plain = count("evil")
+    for text in family.added:
+        assert count(f"{text}{text} {text}") == plain, text
+
+
+def test_custom_calls_and_their_outputs_are_those_of_a_function_with_one_string() -> None:
+    items: list[Item] = [
+        ASKED,
+        CustomToolCall("c", "completed", "call_1", "patch", 'a "b"\n'),
+        CustomToolCallOutput("o", "completed", "call_1", [InputText("done")]),
+    ]
+    text = write("hermes", *items, tools=[PATCH])
+    assert '{"name": "patch", "arguments": {"input": "a \\"b\\"\\n"}}' in text
+    assert "<tool_response>\ndone\n" in text
+    assert '"properties": {"input": {"type": "string"}}, "required": ["input"]' in text
+
+
+def test_reasoning_may_be_a_summary() -> None:
+    thought = Reasoning("r", "completed", [SummaryText("In short.")])
+    assert "<think>\nIn short.\n</think>\n\nYes." in write(
+        "hermes", ASKED, thought, message("assistant", "Yes.")
+    )
+
+
+def test_several_calls_of_one_turn_are_one_message_and_text_comes_first() -> None:
+    items: list[Item] = [ASKED, message("assistant", "I look."), called("a"), called("b", "get_time", "{}")]
+    text = write("hermes", *items, output("b", "Noon."), output("a", "Rain."))
+    assert (
+        f'I look.\n<tool_call>\n{{"name": "get_weather", "arguments": {ARGUMENTS}}}\n</tool_call>\n<tool'
+        in text
+    )
+    assert text.count("<|im_start|>assistant") == 2
+    assert text.index("Noon.") < text.index("Rain.")
+
+
+def test_a_template_of_single_calls_gets_one_after_the_other_with_its_output() -> None:
+    items: list[Item] = [ASKED, message("assistant", "I look."), called("a"), called("b", "get_time", "{}")]
+    text = write("llama3_json", *items, output("b", "Noon."), output("a", "Rain."))
+    places = [text.index(word) for word in ("I look.", '"get_weather"', '"Rain."', '"get_time"', '"Noon."')]
+    assert places == sorted(places)
+
+
+def test_a_system_message_that_a_template_refuses_is_the_users() -> None:
+    text = write("gemma2", message("user", "Hi"), message("user", "there"), instructions="Be brief.")
+    assert "<start_of_turn>user\nBe brief.\n\nHi\n\nthere<end_of_turn>" in text
+
+
+def test_system_messages_that_a_template_wants_first_are_one() -> None:
+    text = write("qwen3_coder", message("developer", "b"), ASKED, message("system", "c"), instructions="a")
+    assert text.startswith("<|im_start|>system\na\n\nb\n\nc<|im_end|>\n<|im_start|>user\nWeather?")
+
+
+def test_ids_are_nine_letters_where_a_template_wants_them_and_stay_paired() -> None:
+    text = write(
+        "mistral", ASKED, called("call_1"), called("Ab3dEf7hI", "get_time", "{}"), output("call_1", "Rain.")
+    )
+    assert '"id": "Ab3dEf7hI"' in text
+    own_id = text.partition('"id": "')[2][:9]
+    assert f'"call_id": "{own_id}"' in text
+    assert own_id != "Ab3dEf7hI"
+
+
+def test_kimis_ids_count_through_the_conversation() -> None:
+    again: list[Item] = [
+        message("user", "And?"),
+        called("call_1", "get_time", "{}"),
+        output("call_1", "Noon."),
+    ]
+    text = write("kimi_k2", *TURN, *again)
+    assert "functions.get_time:1<|tool_call_argument_begin|>" in text
+    assert "## Return of functions.get_time:1\nNoon." in text
+
+
+def test_groups_of_tools_have_their_names_before_those_of_the_tools() -> None:
+    tool = Tool(name="find", namespace="mail")
+    made = FunctionCall("f", "completed", "a", "find", "{}", "mail")
+    text = write("hermes", ASKED, made, tools=[tool])
+    assert text.count('"name": "mail__find"') == 2
+
+
+def test_documents_are_written_where_the_template_knows_them() -> None:
+    assert "Paris is wet." in write("granite", ASKED, documents=[{"doc_id": 1, "text": "Paris is wet."}])
+    with pytest.raises(PromptError) as refusal:
+        write("hermes", ASKED, documents=[{"text": "Paris is wet."}])
+    assert refusal.value.param == "documents"
+
+
+def test_effort_is_told_in_the_templates_words() -> None:
+    assert write("deepseek_v31", ASKED, effort="high").endswith("<｜Assistant｜><think>")
+    assert write("deepseek_v31", ASKED, effort="none").endswith("<｜Assistant｜></think>")
+    assert write("hermes", ASKED, effort="minimal").endswith("<think>\n\n</think>\n\n")
+
+
+def test_variables_of_callers_come_before_effort_and_are_few() -> None:
+    text = write("hermes", ASKED, effort="none", variables={"enable_thinking": True})
+    assert text.endswith("<|im_start|>assistant\n")
+    for name, value in (("tools", "x"), ("bos_token", "x"), ("thinking", {}), ("date_string", "x" * 5_000)):
+        with pytest.raises(PromptError) as refusal:
+            write("hermes", ASKED, variables={name: value})
+        assert refusal.value.param == f"chat_template_kwargs.{name}"
+    assert not VARIABLES & {"messages", "tools", "documents", "add_generation_prompt"}
+
+
+def test_a_prompt_may_end_after_the_last_message() -> None:
+    assert write("hermes", ASKED, generates=False).endswith("Weather?<|im_end|>\n")
+
+
+def test_a_message_is_continued_where_it_ends() -> None:
+    assert write("hermes", ASKED, message("assistant", "It is "), continues=True).endswith(
+        "assistant\nIt is "
+    )
+    for items in ([ASKED], [message("assistant", "")], []):
+        with pytest.raises(PromptError):
+            write("hermes", *items, continues=True)
+
+
+def test_an_item_without_a_meaning_here_is_left_out() -> None:
+    other = OtherItem("x", "completed", {"type": "computer_call", "text": "secret"})
+    assert write("hermes", other, ASKED) == write("hermes", ASKED)
+
+
+def test_an_output_without_its_call_is_refused() -> None:
+    with pytest.raises(PromptError, match="call_9"):
+        write("hermes", ASKED, output("call_9", "Rain."))
+
+
+@pytest.fixture
+def made_dialect(tmp_path: Path) -> Callable[[str], ChatDialect]:
+    """A dialect with hermes' tokenizer and this template."""
+
+    def make(source: str) -> ChatDialect:
+        (tmp_path / "tokenizer.json").write_bytes((folder_of("hermes") / "tokenizer.json").read_bytes())
+        (tmp_path / "chat_template.jinja").write_text(source)
+        return ChatDialect(tmp_path, frozenset())
+
+    return make
+
+
+PLAIN = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("source", "conversation", "param"),
+    [
+        (PLAIN, Conversation(items=[ASKED], tools=[CLOCK]), "tools"),
+        (PLAIN + "{{ tools }}", Conversation(items=[ASKED], tools=[CLOCK]), "tools"),
+        (PLAIN, Conversation(items=TURN), "input"),
+        (
+            PLAIN + "{{ raise_exception('No.') if reasoning_effort == 'high' }}",
+            Conversation(items=[ASKED], effort="high"),
+            "reasoning.effort",
+        ),
+        (
+            PLAIN + "{{ raise_exception('No.') if thinking }}",
+            Conversation(items=[ASKED], variables={"thinking": True}),
+            "chat_template_kwargs",
+        ),
+    ],
+)
+def test_what_a_template_cannot_write_is_refused_by_its_parameter(
+    made_dialect: Callable[[str], ChatDialect], source: str, conversation: Conversation, param: str
+) -> None:
+    with pytest.raises(PromptError) as refusal:
+        made_dialect(source).write(conversation)
+    assert refusal.value.param == param
+
+
+def test_conversations_with_tools_may_have_a_template_of_their_own(
+    made_dialect: Callable[[str], ChatDialect], tmp_path: Path
+) -> None:
+    (tmp_path / "additional_chat_templates").mkdir()
+    own = "{{ tools | tojson }}<tool_call>" + PLAIN
+    (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text(own)
+    dialect = made_dialect(PLAIN)
+    with_tools = dialect.write(Conversation(items=[ASKED], tools=[CLOCK]))
+    without = dialect.write(Conversation(items=[ASKED]))
+    decode = tokenizer_at("hermes").decode
+    assert decode(list(with_tools.token_ids)).startswith(
+        '[{"type": "function", "function": {"name": "get_time"'
+    )
+    assert decode(list(without.token_ids)) == "user: Weather?\n"
