@@ -6,7 +6,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.routing import Route
 
-from server.api import health, models, responses
+from server.api import health, input_tokens, lists, models, responses
 from server.auth import Caller
 from server.errors import on_error
 from server.services import Services
@@ -17,9 +17,12 @@ OpenHandler = Callable[[Services, Request, bytes], Answer]
 
 ROUTES: list[tuple[str, str, Handler]] = [
     ("POST", "/v1/responses", responses.create),
+    ("GET", "/v1/responses", lists.responses),
+    ("POST", "/v1/responses/input_tokens", input_tokens.count),
     ("GET", "/v1/responses/{response_id}", responses.retrieve),
     ("DELETE", "/v1/responses/{response_id}", responses.delete),
     ("POST", "/v1/responses/{response_id}/cancel", responses.cancel),
+    ("GET", "/v1/responses/{response_id}/input_items", lists.input_items),
     ("GET", "/v1/models", models.list_models),
     ("GET", "/v1/models/{model:path}", models.retrieve),
 ]

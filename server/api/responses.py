@@ -6,6 +6,7 @@ from uuid import UUID
 from starlette.requests import Request
 from starlette.responses import Response as HttpResponse
 
+from server.api import query
 from server.api.json import as_json
 from server.auth import Caller
 from server.crashpoints import crashpoint
@@ -50,20 +51,21 @@ def _repeatable(request: Request, body: bytes) -> Repeatable | None:
 
 def retrieve(services: Services, caller: Caller, request: Request, _body: bytes) -> Answer:
     """GET /v1/responses/{response_id}"""
-    response = _response_id(request)
-    if not _flag(request, "stream"):
+    response = response_id(request)
+    query.flag(request, "include_obfuscation")
+    if not query.flag(request, "stream"):
         return as_json(request, _read(services, caller, request, response))
-    position = _starting_after(request) + 1
+    position = query.whole_number(request, "starting_after", -1) + 1
     reader = StreamReader(services.database, caller.tenant, response)
     if not reader.look():
-        raise _unknown(request)
+        raise unknown(request)
     channel = None if reader.ended else services.hub.watch(caller.tenant, response)
     return _stream(services, request, channel, reader, position)
 
 
 def cancel(services: Services, caller: Caller, request: Request, _body: bytes) -> Answer:
     """POST /v1/responses/{response_id}/cancel, for foreground responses too"""
-    response = _response_id(request)
+    response = response_id(request)
     found = _read(services, caller, request, response)
     if found.status in ENDED:
         return as_json(request, found)
@@ -77,12 +79,12 @@ def cancel(services: Services, caller: Caller, request: Request, _body: bytes) -
 
 def delete(services: Services, caller: Caller, request: Request, _body: bytes) -> HttpResponse:
     """DELETE /v1/responses/{response_id}"""
-    response = _response_id(request)
+    response = response_id(request)
     with services.database.begin() as connection:
         running = deletion.delete(connection, caller.tenant, response)
     crashpoint("delete.marked")
     if running is None:
-        raise _unknown(request)
+        raise unknown(request)
     if running:
         services.end_early(response)
     return as_json(request, Deleted(ids.response_id(response)))
@@ -124,34 +126,18 @@ def _timing(services: Services) -> Timing:
 def _read(services: Services, caller: Caller, request: Request, response: UUID) -> Response:
     found = find_response(services.database, caller.tenant, response)
     if found is None:
-        raise _unknown(request)
+        raise unknown(request)
     return found
 
 
-def _response_id(request: Request) -> UUID:
+def response_id(request: Request) -> UUID:
+    """The response that the address names. Raises NotFound for what cannot be one."""
     response = ids.parse_response_id(request.path_params["response_id"])
     if response is None:
-        raise _unknown(request)
+        raise unknown(request)
     return response
 
 
-def _unknown(request: Request) -> NotFound:
+def unknown(request: Request) -> NotFound:
     """What another tenant's id, a deleted one and one never made are all answered with."""
     return NotFound(f"Response with id '{request.path_params['response_id'][:100]}' not found.")
-
-
-def _flag(request: Request, name: str) -> bool:
-    value = request.query_params.get(name, "false")
-    if value not in ("true", "false"):
-        raise InvalidRequest(f"{name} must be true or false.", param=name)
-    return value == "true"
-
-
-def _starting_after(request: Request) -> int:
-    """The sequence number that the client has seen last; -1 if none."""
-    value = request.query_params.get("starting_after")
-    if value is None:
-        return -1
-    if not (value.isascii() and value.isdigit() and len(value) < 10):
-        raise InvalidRequest("starting_after must be a whole number of at least 0.", param="starting_after")
-    return int(value)

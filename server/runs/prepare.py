@@ -80,12 +80,18 @@ def prepare(
 ) -> Prepared:
     """Raises ApiError or DecodeFailure for what cannot be run; whether the engine has room is not asked."""
     echo = make_echo(request, served.engine.capabilities)
-    prompt = _write_prompt(served, request, items)
+    prompt = write_prompt(served, request, items)
+    limit = served.engine.capabilities.context_length
+    if len(prompt.token_ids) >= limit:
+        raise too_long(len(prompt.token_ids), limit)
     return Prepared(prompt, echo, _make_job(served, tenant, request, response, seed, prompt, echo))
 
 
-def _write_prompt(served: Served, request: CreateResponse, items: Sequence[Item]) -> Prompt:
-    """The prompt; with truncation, of as much of the conversation's end as leaves room for an answer."""
+def write_prompt(served: Served, request: CreateResponse, items: Sequence[Item]) -> Prompt:
+    """The prompt; with truncation, of as much of the conversation's end as leaves room for an answer.
+
+    It may be too long for the model. Raises ApiError or DecodeFailure for what cannot be written.
+    """
     limit = served.engine.capabilities.context_length - 1
     conversation = _conversation(request, items)
 
@@ -98,8 +104,6 @@ def _write_prompt(served: Served, request: CreateResponse, items: Sequence[Item]
             prompt = shortened(items, write, limit) or prompt
     except PromptError as error:
         raise InvalidRequest(str(error), param=error.param) from error
-    if len(prompt.token_ids) > limit:
-        raise too_long(len(prompt.token_ids), limit + 1)
     return prompt
 
 

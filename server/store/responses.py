@@ -82,7 +82,8 @@ class StoredResponse:
     asked: str | None
 
 
-_STORED = [responses.c[name] for name in StoredResponse.__dataclass_fields__]
+STORED_COLUMNS = [responses.c[name] for name in StoredResponse.__dataclass_fields__]
+"""What `stored_response` makes a row from."""
 
 
 def insert_running(connection: Connection, new: NewResponse, replica: UUID) -> datetime:
@@ -145,11 +146,11 @@ def insert_items(
 def get(connection: Connection, tenant: str, response_id: UUID) -> StoredResponse | None:
     """A response that exists for readers: neither another tenant's nor deleted."""
     row = connection.execute(
-        select(*_STORED).where(
+        select(*STORED_COLUMNS).where(
             responses.c.tenant == tenant, responses.c.id == response_id, responses.c.deleted_at.is_(None)
         )
     ).first()
-    return _stored(row) if row else None
+    return stored_response(row) if row else None
 
 
 def hold(connection: Connection, tenant: str, response_id: UUID) -> bool:
@@ -169,16 +170,17 @@ def hold(connection: Connection, tenant: str, response_id: UUID) -> bool:
 def read_rows(connection: Connection, places: Iterable[tuple[str, UUID]]) -> list[StoredResponse]:
     """The rows of responses that exist, deleted ones too, in that order."""
     return [
-        _stored(
+        stored_response(
             connection.execute(
-                select(*_STORED).where(responses.c.tenant == tenant, responses.c.id == response_id)
+                select(*STORED_COLUMNS).where(responses.c.tenant == tenant, responses.c.id == response_id)
             ).one()
         )
         for tenant, response_id in places
     ]
 
 
-def _stored(row: Row[tuple[object, ...]]) -> StoredResponse:
+def stored_response(row: Row[tuple[object, ...]]) -> StoredResponse:
+    """The row as what it is."""
     return StoredResponse(**row._mapping)
 
 

@@ -124,6 +124,13 @@ class Deleted(msgspec.Struct, frozen=True):
     deleted: bool = True
 
 
+class InputTokens(msgspec.Struct, frozen=True):
+    """The answer to POST /v1/responses/input_tokens."""
+
+    input_tokens: int
+    object: Literal["response.input_tokens"] = "response.input_tokens"
+
+
 class Model(msgspec.Struct, frozen=True):
     """An entry of GET /v1/models."""
 

@@ -1,0 +1,49 @@
+"""What of stored responses is listed: all of them, which is an extension of ours, and what one was given."""
+
+from typing import get_args
+
+from starlette.requests import Request
+from starlette.responses import Response as HttpResponse
+
+from server.api import query
+from server.api.json import as_json
+from server.api.responses import response_id, unknown
+from server.auth import Caller
+from server.errors import InvalidRequest
+from server.runs.lists import list_input_items, list_responses
+from server.services import Services
+from server.store.listing import Filters
+from server.wire.response import Status
+
+
+def responses(services: Services, caller: Caller, request: Request, _body: bytes) -> HttpResponse:
+    """GET /v1/responses"""
+    asked = query.page_asked(request)
+    status = query.text(request, "status")
+    if status is not None and status not in get_args(Status):
+        raise InvalidRequest(f"status must be one of {', '.join(get_args(Status))}.", param="status")
+    filters = Filters(
+        model=query.text(request, "model"),
+        status=status,  # type: ignore[arg-type]  # looked up in its own values
+        metadata=query.metadata(request),
+    )
+    page = list_responses(
+        services.database, caller.tenant, filters, asked.after, asked.limit, newest_first=asked.newest_first
+    )
+    return as_json(request, page)
+
+
+def input_items(services: Services, caller: Caller, request: Request, _body: bytes) -> HttpResponse:
+    """GET /v1/responses/{response_id}/input_items; `include` changes nothing: items are given as they came"""
+    asked = query.page_asked(request)
+    page = list_input_items(
+        services.database,
+        caller.tenant,
+        response_id(request),
+        asked.after,
+        asked.limit,
+        newest_first=asked.newest_first,
+    )
+    if page is None:
+        raise unknown(request)
+    return as_json(request, page)

@@ -1,0 +1,75 @@
+"""What addresses say after their `?`: read, bounded, refused by name."""
+
+import re
+from dataclasses import dataclass
+
+from starlette.requests import Request
+
+from server.errors import InvalidRequest
+
+MOST_LISTED = 100
+DEFAULT_LISTED = 20
+_METADATA = re.compile(r"metadata\[(?P<key>.*)\]", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class PageAsked:
+    """Which part of a list is asked for."""
+
+    after: str | None
+    """The id of the object that the page comes after."""
+    limit: int
+    newest_first: bool
+
+
+def page_asked(request: Request) -> PageAsked:
+    """`after`, `limit` and `order`, as all of OpenAI's lists have them. Raises InvalidRequest."""
+    order = text(request, "order") or "desc"
+    if order not in ("asc", "desc"):
+        raise InvalidRequest("order must be asc or desc.", param="order")
+    limit = whole_number(request, "limit", DEFAULT_LISTED)
+    if not 1 <= limit <= MOST_LISTED:
+        raise InvalidRequest(f"limit must be from 1 to {MOST_LISTED}.", param="limit")
+    return PageAsked(text(request, "after"), limit, order == "desc")
+
+
+def text(request: Request, name: str) -> str | None:
+    """A parameter's text; None if it is not there or empty. Raises InvalidRequest."""
+    value = request.query_params.get(name)
+    if value is not None and "\0" in value:
+        raise InvalidRequest(f"{name} must not contain the NUL character.", param=name)
+    return value or None
+
+
+def flag(request: Request, name: str) -> bool:
+    """Raises InvalidRequest for anything but true and false."""
+    value = request.query_params.get(name, "false")
+    if value not in ("true", "false"):
+        raise InvalidRequest(f"{name} must be true or false.", param=name)
+    return value == "true"
+
+
+def whole_number(request: Request, name: str, default: int) -> int:
+    """Raises InvalidRequest for what is not a whole number of at least 0."""
+    value = request.query_params.get(name)
+    if value is None:
+        return default
+    if not (value.isascii() and value.isdigit() and len(value) < 10):
+        raise InvalidRequest(f"{name} must be a whole number of at least 0.", param=name)
+    return int(value)
+
+
+def metadata(request: Request) -> dict[str, str]:
+    """What `metadata[key]=value` parameters ask for. Raises InvalidRequest."""
+    asked: dict[str, str] = {}
+    for name, value in request.query_params.multi_items():
+        if found := _METADATA.fullmatch(name):
+            if "\0" in name + value:
+                raise InvalidRequest("metadata must not contain the NUL character.", param="metadata")
+            asked[found["key"]] = value
+    return asked
+
+
+def included(request: Request) -> list[str]:
+    """The values of `include`, in both of the forms in which clients write lists."""
+    return request.query_params.getlist("include[]") + request.query_params.getlist("include")

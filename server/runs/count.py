@@ -1,0 +1,24 @@
+"""How long a request's prompt is: prepared as if it were to be run, and nothing kept of it."""
+
+from server.errors import UnknownModel
+from server.runs import context
+from server.runs.echo import make_echo
+from server.runs.prepare import Served, write_prompt
+from server.runs.unsupported import refuse_unsupported
+from server.store.database import Database
+from server.wire.ids import new_uuid
+from server.wire.request import CreateResponse
+
+
+def count_input(database: Database, served: Served, tenant: str, request: CreateResponse) -> int:
+    """The tokens that the model would be given; more than it can read are counted too.
+
+    Raises what creating the response would raise.
+    """
+    refuse_unsupported(request)
+    if request.model not in served.names:
+        raise UnknownModel(request.model, served.names)
+    request, given = context.read_given(request)
+    found = database.retry(lambda connection: context.gather(connection, tenant, request, given, new_uuid()))
+    make_echo(request, served.engine.capabilities)
+    return len(write_prompt(served, request, found.items).token_ids)

@@ -1,0 +1,66 @@
+"""Pages of what is stored: a tenant's responses, and what one of them was given."""
+
+from collections.abc import Sequence
+from uuid import UUID
+
+import msgspec
+
+from server.errors import InvalidRequest
+from server.runs.read import as_response
+from server.runs.states import ENDED
+from server.store import listing, responses
+from server.store.database import Connection, Database, snapshot
+from server.store.listing import Cursor, Filters
+from server.wire import ids
+from server.wire.pages import Page, page
+
+
+def list_responses(
+    database: Database, tenant: str, filters: Filters, after: str | None, limit: int, *, newest_first: bool
+) -> Page:
+    """A page of the responses that exist for readers, whole. Raises InvalidRequest for a bad cursor."""
+
+    def work(connection: Connection) -> list[bytes]:
+        snapshot(connection)
+        cursor = _cursor(connection, tenant, after) if after is not None else None
+        found = listing.page(connection, tenant, filters, cursor, limit + 1, newest_first=newest_first)
+        ended = [stored.id for stored in found if stored.status in ENDED]
+        outputs = listing.outputs(connection, tenant, ended)
+        return [msgspec.json.encode(as_response(stored, outputs.get(stored.id, ()))) for stored in found]
+
+    return page(database.retry(work), limit)
+
+
+def _cursor(connection: Connection, tenant: str, after: str) -> Cursor:
+    response = ids.parse_response_id(after)
+    cursor = listing.cursor(connection, tenant, response) if response is not None else None
+    if cursor is None:
+        raise _bad_cursor(after, "a response")
+    return cursor
+
+
+def list_input_items(
+    database: Database, tenant: str, response: UUID, after: str | None, limit: int, *, newest_first: bool
+) -> Page | None:
+    """A page of a response's own input; None without such a response. Raises InvalidRequest for a bad cursor.
+
+    What came through `previous_response_id` is the input or output of other responses and listed there.
+    """
+
+    def work(connection: Connection) -> Sequence[str] | None:
+        snapshot(connection)
+        if responses.get(connection, tenant, response) is None:
+            return None
+        place = None
+        if after is not None:
+            place = listing.input_place(connection, tenant, response, after)
+            if place is None:
+                raise _bad_cursor(after, "an input item of this response")
+        return listing.input_page(connection, tenant, response, place, limit + 1, newest_first=newest_first)
+
+    found = database.retry(work)
+    return None if found is None else page([payload.encode() for payload in found], limit)
+
+
+def _bad_cursor(after: str, kind: str) -> InvalidRequest:
+    return InvalidRequest(f"after must be the id of {kind}, not '{after[:100]}'.", param="after")

@@ -1,0 +1,175 @@
+"""What is stored can be listed: responses, and what each of them was given."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import httpx
+import pytest
+from openai.types.responses import ResponseItem
+from pydantic import TypeAdapter
+
+from tests.acceptance.error_object import check_error
+from tests.fix_server import Connect
+from tests.support.server_process import MODEL, ServerProcess
+
+UNKNOWN_ID = "resp_" + "0" * 32
+CALL = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"}
+CALL_OUTPUT = {"type": "function_call_output", "call_id": "c1", "output": "7"}
+ITEMS: list[dict[str, Any]] = [
+    {"role": "developer", "content": "Be brief."},
+    {"role": "user", "content": [{"type": "input_text", "text": "What is f?"}]},
+    {"type": "reasoning", "id": "rs_foreign", "summary": [], "encrypted_content": "of somebody else"},
+    CALL,
+    CALL_OUTPUT,
+    {"type": "mcp_list_tools", "id": "mcpl_1", "server_label": "s", "tools": []},
+    {"role": "user", "content": "And now?"},
+]
+
+
+def get(server: ServerProcess, path: str, **params: str | int) -> httpx.Response:
+    return httpx.get(f"{server.api}{path}", params=params)
+
+
+def make(server: ServerProcess, **more: object) -> str:
+    answer = httpx.post(f"{server.api}/responses", json={"model": MODEL, "input": "Hello", **more})
+    assert answer.status_code == 200, answer.text
+    made: str = answer.json()["id"]
+    return made
+
+
+def ids_of(answer: httpx.Response) -> list[str]:
+    page = answer.json()
+    assert page["object"] == "list", page
+    found = [one["id"] for one in page["data"]]
+    assert (page["first_id"], page["last_id"]) == ((found[0], found[-1]) if found else (None, None))
+    return found
+
+
+def walk(server: ServerProcess, path: str, **params: str | int) -> list[str]:
+    """All ids of a list, page by page."""
+    found: list[str] = []
+    more = True
+    while more:
+        answer = get(server, path, **params, **({"after": found[-1]} if found else {}))
+        found += ids_of(answer)
+        more = answer.json()["has_more"]
+    return found
+
+
+def test_every_input_item_is_listed_with_an_id_and_decodes_with_the_sdk(
+    scripted_server: ServerProcess,
+) -> None:
+    answer = get(scripted_server, f"/responses/{make(scripted_server, input=ITEMS)}/input_items", order="asc")
+    listed = answer.json()["data"]
+    assert [item["type"] for item in listed] == [item.get("type", "message") for item in ITEMS]
+    assert len({item["id"] for item in listed}) == len(ITEMS)
+    for item in listed:
+        TypeAdapter[Any](ResponseItem).validate_python(item)
+
+
+def test_input_items_come_newest_first_unless_asked_otherwise(
+    scripted_server: ServerProcess, connect: Connect
+) -> None:
+    response = make(scripted_server, input=ITEMS)
+    items = connect(scripted_server).responses.input_items
+    newest = [item.id for item in items.list(response)]
+    oldest = [item.id for item in items.list(response, order="asc", include=["reasoning.encrypted_content"])]
+    assert len(newest) == len(ITEMS)
+    assert oldest == newest[::-1]
+
+
+@pytest.mark.parametrize("order", ["asc", "desc"])
+@pytest.mark.parametrize("limit", [1, 3, 7, 8])
+def test_pages_of_input_items_join_to_the_whole_list(
+    scripted_server: ServerProcess, order: str, limit: int
+) -> None:
+    path = f"/responses/{make(scripted_server, input=ITEMS)}/input_items"
+    whole = ids_of(get(scripted_server, path, order=order, limit=100))
+    assert walk(scripted_server, path, order=order, limit=limit) == whole
+
+
+def test_input_items_are_the_response_s_own(scripted_server: ServerProcess) -> None:
+    first = make(scripted_server, input=ITEMS)
+    second = make(scripted_server, input="More", previous_response_id=first)
+    assert len(ids_of(get(scripted_server, f"/responses/{second}/input_items"))) == 1
+
+
+BAD_PAGES: list[tuple[Mapping[str, str], str]] = [
+    ({"limit": "0"}, "limit"),
+    ({"limit": "101"}, "limit"),
+    ({"limit": "-1"}, "limit"),
+    ({"limit": "many"}, "limit"),
+    ({"order": "random"}, "order"),
+    ({"after": "msg_nowhere"}, "after"),
+    ({"after": "nul\0"}, "after"),
+]
+
+
+@pytest.mark.parametrize(("params", "param"), BAD_PAGES)
+@pytest.mark.parametrize("path", ["/responses", "/responses/{id}/input_items"])
+def test_bad_page_is_refused_by_name(
+    scripted_server: ServerProcess, path: str, params: Mapping[str, str], param: str
+) -> None:
+    answer = get(scripted_server, path.format(id=make(scripted_server)), **params)
+    assert check_error(answer, 400, "invalid_request_error")["param"] == param
+
+
+def test_item_of_another_response_is_no_cursor(scripted_server: ServerProcess) -> None:
+    paths = [f"/responses/{make(scripted_server)}/input_items" for _ in range(2)]
+    foreign = ids_of(get(scripted_server, paths[0]))[0]
+    error = check_error(get(scripted_server, paths[1], after=foreign), 400, "invalid_request_error")
+    assert error["param"] == "after"
+
+
+@pytest.mark.parametrize("response", [UNKNOWN_ID, "resp_x", "deleted", "unstored"])
+def test_input_items_of_what_is_not_there_are_not_found(
+    scripted_server: ServerProcess, response: str
+) -> None:
+    if response == "deleted":
+        response = make(scripted_server)
+        httpx.delete(f"{scripted_server.api}/responses/{response}").raise_for_status()
+    if response == "unstored":
+        response = make(scripted_server, store=False)
+    check_error(get(scripted_server, f"/responses/{response}/input_items"), 404, "invalid_request_error")
+
+
+def test_responses_are_listed_whole_and_newest_first(scripted_server: ServerProcess) -> None:
+    made = [make(scripted_server, metadata={"list": "whole"}) for _ in range(3)]
+    answer = get(scripted_server, "/responses", **{"metadata[list]": "whole"})
+    assert ids_of(answer) == made[::-1]
+    for response in answer.json()["data"]:
+        assert response == get(scripted_server, f"/responses/{response['id']}").json()
+
+
+@pytest.mark.parametrize("order", ["asc", "desc"])
+def test_pages_of_responses_join_to_the_whole_list(scripted_server: ServerProcess, order: str) -> None:
+    made = [make(scripted_server, metadata={"list": f"joined {order}"}) for _ in range(5)]
+    asked = {"metadata[list]": f"joined {order}", "order": order}
+    expected = made if order == "asc" else made[::-1]
+    assert walk(scripted_server, "/responses", limit=2, **asked) == expected
+
+
+def test_responses_are_listed_by_model_status_and_all_given_metadata(scripted_server: ServerProcess) -> None:
+    mark = {"list": "filtered"}
+    done = make(scripted_server, metadata={**mark, "colour": 'rot "weiß"'})
+    cut = make(scripted_server, metadata={**mark, "colour": "blue"}, max_output_tokens=3)
+    both = {"metadata[list]": "filtered"}
+    assert ids_of(get(scripted_server, "/responses", **both)) == [cut, done]
+    assert ids_of(get(scripted_server, "/responses", **both, status="incomplete")) == [cut]
+    assert ids_of(get(scripted_server, "/responses", **both, model=MODEL, status="completed")) == [done]
+    assert ids_of(get(scripted_server, "/responses", **both, model="another")) == []
+    assert ids_of(get(scripted_server, "/responses", **both, **{"metadata[colour]": 'rot "weiß"'})) == [done]
+
+
+def test_list_goes_on_after_a_response_that_was_deleted_meanwhile(scripted_server: ServerProcess) -> None:
+    made = [make(scripted_server, metadata={"list": "deleted"}) for _ in range(3)]
+    make(scripted_server, previous_response_id=made[1])
+    httpx.delete(f"{scripted_server.api}/responses/{made[1]}").raise_for_status()
+    asked = {"metadata[list]": "deleted"}
+    assert ids_of(get(scripted_server, "/responses", **asked, after=made[1])) == [made[0]]
+    assert ids_of(get(scripted_server, "/responses", **asked)) == [made[2], made[0]]
+
+
+def test_unknown_status_is_refused(scripted_server: ServerProcess) -> None:
+    error = check_error(get(scripted_server, "/responses", status="lost"), 400, "invalid_request_error")
+    assert error["param"] == "status"

@@ -1,0 +1,50 @@
+"""Lists of responses, in the store: one order whatever the times are, one tenant, one page at a time."""
+
+from datetime import UTC, datetime
+from uuid import UUID
+
+import pytest
+from sqlalchemy import text
+
+from server.store import listing
+from server.store.database import Connection, Database
+from server.store.listing import Cursor, Filters
+from server.wire.ids import new_uuid
+from tests.support.builders import TENANT, insert_response, register
+
+THEN = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def plant(database: Database, count: int, *, tenant: str = TENANT) -> list[UUID]:
+    """Responses that were made at the same moment."""
+    replica = register(database)
+    made = [new_uuid() for _ in range(count)]
+    with database.begin() as connection:
+        for response in made:
+            insert_response(connection, replica, id=response, tenant=tenant)
+        connection.execute(text("update responses set created_at = :then"), {"then": THEN})
+    return made
+
+
+def walk(connection: Connection, *, newest_first: bool) -> list[UUID]:
+    found: list[UUID] = []
+    after: Cursor | None = None
+    while page := listing.page(connection, TENANT, Filters(), after, 2, newest_first=newest_first):
+        found += [stored.id for stored in page]
+        after = Cursor(page[-1].created_at, page[-1].id)
+    return found
+
+
+@pytest.mark.parametrize("newest_first", [True, False])
+def test_responses_of_one_moment_are_each_listed_once(database: Database, newest_first: bool) -> None:
+    made = plant(database, 7)
+    with database.begin() as connection:
+        assert walk(connection, newest_first=newest_first) == sorted(made, reverse=newest_first)
+
+
+def test_another_tenants_responses_are_neither_listed_nor_cursors(database: Database) -> None:
+    foreign = plant(database, 2, tenant="globex")
+    with database.begin() as connection:
+        assert walk(connection, newest_first=True) == []
+        assert listing.cursor(connection, TENANT, foreign[0]) is None
+        assert listing.cursor(connection, "globex", foreign[0]) == Cursor(THEN, foreign[0])
