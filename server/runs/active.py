@@ -108,6 +108,10 @@ class ActiveRuns:
             case _:
                 return True
 
+    def only_adds(self, messages: Sequence[Inbound]) -> bool:
+        """Whether no run begins or ends by these messages, unless by a mistake of ours."""
+        return all(isinstance(message, Tokens) or not self.needs_commit(message) for message in messages)
+
     def apply(self, messages: Sequence[Inbound], now: datetime) -> list[Step]:
         """Lets the runs take the messages. Runs that are over are forgotten."""
         steps: dict[UUID, Step] = {}

@@ -18,9 +18,11 @@ import msgspec
 from server.crashpoints import crashpoint
 from server.runs.active import SERVER_ERROR, ActiveRuns, Begin, Break, HandBack, Inbound, Step, Stop
 from server.runs.run import Run
-from server.runs.writing import is_written, write
+from server.runs.writing import is_written, log_rows, write
 from server.store import leases
+from server.store.appending import append_alone
 from server.store.database import Connection, Database, Unreachable
+from server.store.events import Chunk
 from server.stream.frames import frame
 from server.stream.hub import Hub, Published
 from server.wire.events import render
@@ -141,7 +143,7 @@ class Recorder:
             messages = self._gather()
             stopping = any(isinstance(message, Stop) for message in messages)
             try:
-                steps = self._commit(messages)
+                self.bring_forward(messages)
             except leases.Fenced:
                 log.critical("this replica was declared dead; its %d runs are given up", len(self.running()))
                 self._on_fenced()
@@ -150,11 +152,15 @@ class Recorder:
                 log.critical("the recorder cannot go on; other replicas take its runs", exc_info=True)
                 self._on_fenced()
                 break
-            crashpoint("recorder.committed")
-            self._tell(steps)
-            crashpoint("recorder.told")
-            self._let_go(steps)
         self._disconnect()
+
+    def bring_forward(self, messages: Sequence[Inbound]) -> None:
+        """One turn of the thread: commits what the messages mean, then tells of it. Raises Fenced."""
+        steps = self._commit(messages)
+        crashpoint("recorder.committed")
+        self._tell(steps)
+        crashpoint("recorder.told")
+        self._let_go(steps)
 
     def _gather(self) -> list[Inbound]:
         messages = list(self._inbox.get())
@@ -187,24 +193,14 @@ class Recorder:
         """
         if not any(self._active.needs_commit(message) for message in messages):
             return self._active.apply(messages, datetime.now(UTC))
-        steps: list[Step] | None = None
+        commit = _Commit(self._active, self._replica, messages)
         while True:
             try:
-                connection = self._connect()
-                with connection.begin():
-                    now = leases.fence(connection, self._replica)
-                    if steps is None:
-                        steps = self._active.apply(messages, now)
-                        write(connection, self._replica, steps)
-                    elif not is_written(connection, self._replica, steps):
-                        write(connection, self._replica, steps)
-                    crashpoint("recorder.written")
+                return commit.make(self._connect())
             except Unreachable as error:
                 log.warning("commit failed, trying again: %s", type(error).__name__)
                 self._disconnect()
                 time.sleep(_RETRY_SECONDS)
-            else:
-                return steps
 
     def _connect(self) -> Connection:
         if self._connection is None:
@@ -229,3 +225,43 @@ class Recorder:
             for step in steps
             if step.events and self._hub.follows(step.run.facts.id)
         )
+
+
+class _Commit:
+    """Messages that are applied to their runs once, and written as often as it takes."""
+
+    def __init__(self, active: ActiveRuns, replica: UUID, messages: Sequence[Inbound]) -> None:
+        self._active = active
+        self._replica = replica
+        self._messages = messages
+        self._steps: list[Step] = []
+        self._applied = False
+
+    def make(self, connection: Connection) -> list[Step]:
+        """What was committed, now or by a try before. Raises Fenced or DatabaseError."""
+        if self._may_only_add() and append_alone(connection, self._replica, self._rows):
+            return self._steps
+        with connection.begin():
+            now = leases.fence(connection, self._replica)
+            if not self._applied:
+                self._apply(now)
+                write(connection, self._replica, self._steps)
+            elif not is_written(connection, self._replica, self._steps):
+                write(connection, self._replica, self._steps)
+            crashpoint("recorder.written")
+        return self._steps
+
+    def _may_only_add(self) -> bool:
+        return not self._applied and self._active.only_adds(self._messages)
+
+    def _apply(self, now: datetime) -> None:
+        self._steps = self._active.apply(self._messages, now)
+        self._applied = True
+
+    def _rows(self, now: datetime) -> list[Chunk] | None:
+        """All that there is to write; None if a run ended after all, of which there is more to write."""
+        self._apply(now)
+        if any(step.over for step in self._steps):
+            return None
+        crashpoint("recorder.written")
+        return log_rows(self._steps)

@@ -11,6 +11,7 @@ from server.runs.run import Run
 from server.runs.states import Ending
 from server.store import deletion, events, ownership, responses
 from server.store.database import Connection, durable
+from server.store.events import Chunk
 from server.store.ownership import Place
 from server.store.responses import NewItem
 from server.wire.items import Item, encode_item, item_type
@@ -20,7 +21,18 @@ def write(connection: Connection, replica: UUID, steps: Sequence[Step]) -> None:
     """Writes the steps. Ends and hand-overs are on disk when the commit returns."""
     if any(step.over for step in steps):
         durable(connection)
-    chunks = [
+    if chunks := log_rows(steps):
+        events.append(connection, chunks)
+    for step in steps:
+        if step.run.ending is not None:
+            _write_end(connection, replica, step.run, step.run.ending)
+    if handed_back := [_place(step.run) for step in steps if step.handed_back and step.run.ending is None]:
+        ownership.hand_back(connection, replica, handed_back)
+
+
+def log_rows(steps: Sequence[Step]) -> list[Chunk]:
+    """What the steps add to the log."""
+    return [
         chunk
         for step in steps
         if step.run.stored
@@ -28,13 +40,6 @@ def write(connection: Connection, replica: UUID, steps: Sequence[Step]) -> None:
             step.run.facts.tenant, step.run.facts.id, step.run.facts.attempt, step.events, step.token_ids
         )
     ]
-    if chunks:
-        events.append(connection, chunks)
-    for step in steps:
-        if step.run.ending is not None:
-            _write_end(connection, replica, step.run, step.run.ending)
-    if handed_back := [_place(step.run) for step in steps if step.handed_back and step.run.ending is None]:
-        ownership.hand_back(connection, replica, handed_back)
 
 
 def is_written(connection: Connection, replica: UUID, steps: Sequence[Step]) -> bool:

@@ -5,13 +5,15 @@ acknowledges, a statement that is not answered is given up here, and the server 
 stays silent in the middle of a transaction, so that no lock outlives the one who held it.
 """
 
+import select
 from collections.abc import Generator
 from time import monotonic
 from typing import Any, TypeVar
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
-from psycopg.pq import TransactionStatus
+from psycopg.pq import ExecStatus, TransactionStatus
+from psycopg.pq.abc import PGresult
 from psycopg.types.json import set_json_dumps, set_json_loads
 
 LIMITS = "-c statement_timeout=5s -c lock_timeout=1s -c idle_in_transaction_session_timeout=5s"
@@ -38,6 +40,7 @@ _SERVER_SIDE = (
 """The same for the server's end, whose session would outlive a client that vanished by hours."""
 
 _T = TypeVar("_T")
+_SILENT = "the server does not answer"
 _NOTHING = 0
 """What psycopg tells a command that waits when nothing has come for a while."""
 
@@ -62,11 +65,40 @@ class PatientConnection(psycopg.Connection[Any]):
                 ready = yield wanted
                 if ready == _NOTHING and monotonic() > deadline and self._is_busy():
                     self.pgconn.finish()
-                    raise psycopg.OperationalError("the server does not answer")
+                    raise psycopg.OperationalError(_SILENT)
                 wanted = gen.send(ready)
         except StopIteration as ended:
             result: _T = ended.value
             return result
+
+    def answers(self, *, refused: bool = False) -> list[PGresult]:
+        """What the server says to what was sent through `pgconn`, to its end or to where it wants rows.
+
+        Raises psycopg.Error, for answers that are errors too, unless they are to be `refused`.
+        """
+        poll = select.poll()
+        poll.register(self.pgconn.socket)
+        while self.pgconn.flush():
+            self._await(poll, select.POLLOUT)
+        found: list[PGresult] = []
+        while True:
+            while self.pgconn.is_busy():
+                self._await(poll, select.POLLIN)
+                self.pgconn.consume_input()
+            result = self.pgconn.get_result()
+            if result is None:
+                return found
+            found.append(result)
+            if result.status == ExecStatus.COPY_IN:
+                return found
+            if result.status == ExecStatus.FATAL_ERROR and not refused:
+                raise psycopg.errors.error_from_result(result)
+
+    def _await(self, poll: select.poll, what: int) -> None:
+        poll.modify(self.pgconn.socket, what)
+        if not poll.poll(self.patience * 1000):
+            self.pgconn.finish()
+            raise psycopg.OperationalError(_SILENT)
 
     def _is_busy(self) -> bool:
         """An answer is due; a session that waits for notifications is not."""

@@ -24,20 +24,26 @@ _json = msgspec.json.Encoder().encode
 CODEC_ROWS = 1
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
+class Chunk(NamedTuple):
     """One row of the log: consecutive events of one kind and place, and the tokens they came from."""
 
     tenant: Tenant
     response_id: UUID
     first_seq: int
     n: int
-    kind: Kind
+    kind: int
     output_index: int
     content_index: int
     attempt: int
     body: str
     token_ids: bytes | None
+
+
+COPY = (
+    "copy response_events_hot (tenant, response_id, first_seq, n, kind, output_index, content_index, attempt,"
+    " body, token_ids) from stdin (format binary)"
+)
+"""Takes rows whose fields are those of a `Chunk`."""
 
 
 def pack(
@@ -58,7 +64,7 @@ def pack(
                 response_id,
                 first.sequence_number,
                 len(group),
-                first.kind,
+                int(first.kind),
                 first.output_index,
                 first.content_index,
                 attempt,
@@ -97,27 +103,11 @@ def append(connection: Connection, chunks: Iterable[Chunk]) -> None:
     with (
         driver(connection) as raw,
         raw.cursor() as cursor,
-        cursor.copy(
-            "copy response_events_hot (tenant, response_id, first_seq, n, kind, output_index,"
-            " content_index, attempt, body, token_ids) from stdin (format binary)"
-        ) as copy,
+        cursor.copy(COPY) as copy,
     ):
         copy.set_types(["text", "uuid", "int4", "int4", "int2", "int4", "int4", "int4", "text", "bytea"])
         for chunk in chunks:
-            copy.write_row(
-                (
-                    chunk.tenant,
-                    chunk.response_id,
-                    chunk.first_seq,
-                    chunk.n,
-                    int(chunk.kind),
-                    chunk.output_index,
-                    chunk.content_index,
-                    chunk.attempt,
-                    chunk.body,
-                    chunk.token_ids,
-                )
-            )
+            copy.write_row(chunk)
 
 
 _COMPACT = text(

@@ -71,11 +71,13 @@ class ServerProcess:
         database_url: str | None = None,
         flags: Sequence[str] = (),
         settings: Mapping[str, object] | None = None,
+        module: Sequence[str] = ("server",),
     ) -> None:
+        """`module` is run in the place of `server`, with `serve` and the flags after it."""
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.api = f"{self.url}/v1"
-        self._flags = flags
+        self._command = [sys.executable, "-m", *module, "serve", *flags]
         self._environment = environment(database_url, {"port": self.port, **(settings or {})})
         self._process: subprocess.Popen[bytes] | None = None
         self._before = 0
@@ -91,7 +93,7 @@ class ServerProcess:
         assert self._process is None
         self._before = os.fstat(self._said.fileno()).st_size
         self._process = subprocess.Popen(
-            command("serve", *self._flags),
+            self._command,
             env=self._environment,
             cwd=REPOSITORY,
             stdin=subprocess.DEVNULL,

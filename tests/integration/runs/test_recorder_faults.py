@@ -10,6 +10,7 @@ import pytest
 
 from server.runs.run import Run
 from server.store import deletion, events, leases, responses
+from server.store.connect import PatientConnection
 from server.store.database import Connection, Database
 from server.wire.events import is_terminal
 from tests.integration.runs.recorded import Bench, finished, recording, terminate_recorder, tokens
@@ -18,7 +19,7 @@ from tests.support.eventually import eventually
 
 Fault = Callable[[], None]
 
-#: Where a commit can be hit: before that call of the store, which takes the connection first.
+#: Where the commit of an end can be hit: before that call of the store, which takes the connection first.
 CALLS: list[tuple[ModuleType, str]] = [
     (leases, "fence"),
     (events, "append"),
@@ -27,8 +28,8 @@ CALLS: list[tuple[ModuleType, str]] = [
     (responses, "finish"),
     (responses, "record_usage"),
 ]
-ALWAYS = 2
-"""The first two calls are made by every commit, the others only by one that ends a response."""
+EXCHANGES = range(2)
+"""Those of a commit that only adds to the log: up to where rows are wanted, and from there to its end."""
 
 
 @pytest.fixture
@@ -63,6 +64,30 @@ def before(monkeypatch: pytest.MonkeyPatch, module: ModuleType, name: str, fault
     monkeypatch.setattr(module, name, struck)
 
 
+def before_exchange(monkeypatch: pytest.MonkeyPatch, which: int, fault: Once) -> None:
+    """Lets the fault happen before that exchange of each commit that only adds."""
+    around_exchanges(monkeypatch, lambda number: fault() if number == which else None, lambda _number: None)
+
+
+def around_exchanges(
+    monkeypatch: pytest.MonkeyPatch, first: Callable[[int], None], then: Callable[[int], None]
+) -> None:
+    """Calls these before and after each exchange of a commit that only adds, with its number."""
+    answers = PatientConnection.answers
+    number = 0
+
+    def struck(connection: PatientConnection, **named: Any) -> Any:
+        nonlocal number
+        first(number)
+        this, number = number, 0
+        found = answers(connection, **named)
+        then(this)
+        number = 1 - this
+        return found
+
+    monkeypatch.setattr(PatientConnection, "answers", struck)
+
+
 def around_commit(monkeypatch: pytest.MonkeyPatch, *, first: Once, then: Once) -> None:
     """Lets faults happen before and after each commit of connections that are dedicated from now on."""
     dedicate = Database.dedicate
@@ -80,6 +105,11 @@ def around_commit(monkeypatch: pytest.MonkeyPatch, *, first: Once, then: Once) -
         return connection
 
     monkeypatch.setattr(Database, "dedicate", dedicate_struck)
+    around_exchanges(
+        monkeypatch,
+        lambda number: first() if number == 1 else None,
+        lambda number: then() if number == 1 else None,
+    )
 
 
 def lose_the_answer() -> None:
@@ -119,17 +149,17 @@ def play(bench: Bench, fault: Once, *, at: set[int]) -> None:
         check(bench, run, "there!", "Hello ")
 
 
-@pytest.mark.parametrize("delivery", range(5))
-@pytest.mark.parametrize("call", CALLS[:ALWAYS], ids=lambda call: call[1])
+@pytest.mark.parametrize("delivery", range(4))
+@pytest.mark.parametrize("exchange", EXCHANGES)
 def test_a_connection_killed_in_any_commit_loses_and_doubles_nothing(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, call: tuple[ModuleType, str], delivery: int
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, exchange: int, delivery: int
 ) -> None:
     fault = Once(lambda: terminate_recorder(bench.database.url))
-    before(monkeypatch, *call, fault)
+    before_exchange(monkeypatch, exchange, fault)
     play(bench, fault, at={delivery})
 
 
-@pytest.mark.parametrize("call", CALLS[ALWAYS:], ids=lambda call: call[1])
+@pytest.mark.parametrize("call", CALLS, ids=lambda call: call[1])
 def test_a_connection_killed_in_the_last_commit_loses_and_doubles_nothing(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, call: tuple[ModuleType, str]
 ) -> None:
@@ -160,6 +190,7 @@ def test_a_connection_killed_in_every_delivery_loses_and_doubles_nothing(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fault = Once(lambda: terminate_recorder(bench.database.url))
+    before_exchange(monkeypatch, 1, fault)
     before(monkeypatch, events, "append", fault)
     play(bench, fault, at=set(range(5)))
 
@@ -241,7 +272,7 @@ def test_a_recorder_that_cannot_go_on_says_so(bench: Bench, monkeypatch: pytest.
 
     run = bench.begin()
     bench.feed(tokens(run, say("kept")))
-    monkeypatch.setattr(events, "append", refuse)
+    monkeypatch.setattr(events, "pack", refuse)
     bench.recorder.deliver([tokens(run, say(" lost"))])
     eventually(lambda: bench.fenced)
     bench.recorder.stop()

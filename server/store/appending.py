@@ -1,0 +1,79 @@
+"""A commit that only adds to the log, in two exchanges with Postgres.
+
+Such is the commit of every step of the engine in which nothing begins or ends. Each exchange is a wait, after
+which the thread must get its turn among the others again: so the fence and the beginning of COPY are one
+query, and COPY's end and the commit are answered together.
+"""
+
+import struct
+from collections.abc import Callable, Iterable
+from datetime import UTC, datetime, timedelta
+from uuid import UUID
+
+from sqlalchemy import Connection
+
+from server.store.connect import PatientConnection
+from server.store.database import driver
+from server.store.events import COPY, Chunk
+from server.store.leases import Fenced
+
+_FENCE = (
+    "select (extract(epoch from clock_timestamp()) * 1000000)::bigint from replicas"
+    " where id = '%s' and state = 'alive' for share"
+)
+_QUERY = f"begin; {_FENCE}; {COPY}; commit"
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_HEAD = b"PGCOPY\n\xff\r\n\0" + bytes(8)
+_TAIL = struct.pack(">h", -1)
+_NULL = struct.pack(">i", -1)
+
+
+def append_alone(
+    connection: Connection, replica: UUID, make: Callable[[datetime], Iterable[Chunk] | None]
+) -> bool:
+    """Commits the rows that `make` gives when it is told the database's time, which is read behind the fence.
+
+    False, and nothing is changed, when it gives None. The connection must not be in a transaction. Raises
+    Fenced or DatabaseError, after which it must be closed; so it must when `make` raises.
+    """
+    with driver(connection) as raw:
+        assert isinstance(raw, PatientConnection)
+        raw.pgconn.send_query((_QUERY % replica).encode())
+        _, fence, *_ = raw.answers()
+        microseconds = fence.get_value(0, 0)
+        if microseconds is None:
+            raise Fenced
+        rows = make(_EPOCH + timedelta(microseconds=int(microseconds)))
+        if rows is None:
+            _give_up(raw)
+            return False
+        raw.pgconn.put_copy_data(b"".join((_HEAD, *map(_encode, rows), _TAIL)))
+        raw.pgconn.put_copy_end()
+        raw.answers()
+        return True
+
+
+def _give_up(raw: PatientConnection) -> None:
+    raw.pgconn.put_copy_end(b"given up")
+    raw.answers(refused=True)
+    raw.pgconn.send_query(b"rollback")
+    raw.answers()
+
+
+def _encode(row: Chunk) -> bytes:
+    """A row in COPY's binary format, of the types that the table's columns have."""
+    tenant, body, tokens = row.tenant.encode(), row.body.encode(), row.token_ids
+    layout = f">hi{len(tenant)}si16siiiiihiiiiiii{len(body)}s"
+    return struct.pack(
+        layout,
+        len(row),
+        *(len(tenant), tenant),
+        *(16, row.response_id.bytes),
+        *(4, row.first_seq),
+        *(4, row.n),
+        *(2, row.kind),
+        *(4, row.output_index),
+        *(4, row.content_index),
+        *(4, row.attempt),
+        *(len(body), body),
+    ) + (_NULL if tokens is None else struct.pack(">i", len(tokens)) + tokens)
