@@ -1,0 +1,73 @@
+"""Many streams read by one thread: what each of them received, and when.
+
+As cheap as a client can be, for it shares the machine with the server that is measured.
+"""
+
+import json
+import selectors
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+PATIENCE_S = 600.0
+_DONE = b"[DONE]"
+
+
+@dataclass(slots=True)
+class Capture:
+    """What was received, piece by piece, each with the time at which it came."""
+
+    pieces: list[tuple[float, bytes]] = field(default_factory=list)
+
+    @property
+    def raw(self) -> bytes:
+        return b"".join(piece for _, piece in self.pieces)
+
+    def events(self) -> list[tuple[float, dict[str, Any]]]:
+        """The events, each with the time at which its last byte came."""
+        found = []
+        received = b""
+        for moment, piece in self.pieces:
+            received += piece
+            whole, _, received = received.rpartition(b"\n\n")
+            found += [
+                (moment, json.loads(line.removeprefix(b"data: ")))
+                for line in whole.split(b"\n")
+                if line.startswith(b"data: {")
+            ]
+        return found
+
+
+def read_streams(port: int, bodies: Sequence[Mapping[str, object]]) -> list[Capture]:
+    """POSTs every body to /v1/responses at the same time and reads to the ends of all streams."""
+    captures = [Capture() for _ in bodies]
+    with selectors.DefaultSelector() as selector:
+        for body, capture in zip(bodies, captures, strict=True):
+            connection = socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S)
+            connection.sendall(_request(body))
+            connection.setblocking(False)
+            selector.register(connection, selectors.EVENT_READ, capture)
+        while selector.get_map():
+            ready = selector.select(PATIENCE_S)
+            assert ready, "the server says nothing"
+            for key, _ in ready:
+                _receive(selector, key)
+    return captures
+
+
+def _receive(selector: selectors.BaseSelector, key: selectors.SelectorKey) -> None:
+    connection: Any = key.fileobj
+    piece = connection.recv(1 << 18)
+    key.data.pieces.append((time.monotonic(), piece))
+    if not piece or _DONE in piece:
+        assert piece, f"a stream was cut off: {key.data.raw[-300:]!r}"
+        selector.unregister(connection)
+        connection.close()
+
+
+def _request(body: Mapping[str, object]) -> bytes:
+    content = json.dumps(body).encode()
+    head = f"POST /v1/responses HTTP/1.1\r\nHost: bench\r\nContent-Length: {len(content)}\r\n"
+    return head.encode() + b"Content-Type: application/json\r\n\r\n" + content

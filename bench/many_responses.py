@@ -1,0 +1,110 @@
+"""Reading and going on from stored responses, with a million of them against a thousand.
+
+BENCH_RESPONSES is how many there are in the place of the million.
+"""
+
+import os
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from uuid import UUID
+
+import httpx
+import psycopg
+
+from bench.rounds import divide, tell
+from bench.rows import fill, read_model
+from server.store.database import upgrade
+from server.store.embedded import EmbeddedPostgres
+from server.wire.ids import parse_response_id, response_id
+from tests.support.server_process import MODEL, ServerProcess
+
+FEW = 1_000
+MANY = int(os.environ.get("BENCH_RESPONSES", "1000000"))
+CHAINS = 10
+TURNS = 50
+ROUNDS = 6
+GETS = 60
+"""In a round, each of another response."""
+GOAL = "<=1.5"
+
+Ask = Callable[["_Filled"], None]
+
+
+class _Filled:
+    """A server whose database has so many responses."""
+
+    def __init__(self, url: str, count: int, stack: ExitStack) -> None:
+        upgrade(url)
+        self.server = ServerProcess(url, settings={"engine": "scripted", "scripted_tokens": 100})
+        stack.callback(self.server.stop)
+        self.server.start()
+        self._client = stack.enter_context(httpx.Client(base_url=self.server.api, timeout=60))
+        first = self._create()
+        later = self._create(previous_response_id=response_id(first))
+        began = time.monotonic()
+        lengths = [TURNS] * CHAINS + [1] * (count - TURNS * CHAINS - 2)
+        with psycopg.connect(url, autocommit=True) as connection:
+            ids = fill(
+                connection, read_model(connection, first), read_model(connection, later, first), lengths
+            )
+            connection.execute("vacuum analyze")
+        print(f"  {count} responses written in {time.monotonic() - began:.0f} s")
+        self._chains, self._single = ids[:CHAINS], [chain[0] for chain in ids[CHAINS:]]
+
+    def _create(self, **more: object) -> UUID:
+        body = {"model": MODEL, "input": "What is there to say?", **more}
+        answer = self._client.post("/responses", json=body).raise_for_status().json()
+        found = parse_response_id(answer["id"])
+        assert found is not None
+        return found
+
+    def get(self) -> None:
+        for response in random.sample(self._single, GETS):
+            self._client.get(f"/responses/{response_id(response)}").raise_for_status()
+
+    def replay(self) -> None:
+        for response in random.sample(self._single, GETS // 4):
+            path = f"/responses/{response_id(response)}?stream=true"
+            assert self._client.get(path).raise_for_status().content.endswith(b"[DONE]\n\n")
+
+    def go_on(self) -> None:
+        for chain in self._chains:
+            self._create(previous_response_id=response_id(chain[-1]), max_output_tokens=1, store=False)
+
+
+ASKED: dict[str, Ask] = {
+    "GET": _Filled.get,
+    "GET as a stream": _Filled.replay,
+    f"POST after {TURNS} turns": _Filled.go_on,
+}
+
+
+def run() -> None:
+    """Many stored responses ÷ few: GET, replay, going on from chains of 50 turns; ten minutes of writing."""
+    with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as folder, ExitStack() as stack:
+        Path(folder).chmod(0o711)
+        postgres = stack.enter_context(EmbeddedPostgres(Path(folder) / "data"))
+        with psycopg.connect(postgres.url, autocommit=True) as connection:
+            connection.execute("create database few")
+        few = _Filled(postgres.url_of("few"), FEW, stack)
+        many = _Filled(postgres.url, MANY, stack)
+        for name, ask in ASKED.items():
+            _compare(name, ask, few, many)
+
+
+def _compare(name: str, ask: Ask, few: _Filled, many: _Filled) -> None:
+    times: dict[_Filled, list[float]] = {few: [], many: []}
+    for turn in range(-2, ROUNDS):
+        for filled in (few, many) if turn % 2 else (many, few):
+            start = time.monotonic()
+            ask(filled)
+            if turn >= 0:
+                times[filled].append(time.monotonic() - start)
+    middle = {filled: statistics.median(found) for filled, found in times.items()}
+    print(f"  {name}, a round of {FEW}: {middle[few] * 1000:.0f} ms; of {MANY}: {middle[many] * 1000:.0f} ms")
+    tell(f"{name}: {MANY} ÷ {FEW} responses", divide(times[many], times[few]), GOAL)

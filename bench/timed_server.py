@@ -1,0 +1,34 @@
+"""`python -m bench.timed_server FILE serve …`: a server that notes when its engine gave which tokens.
+
+When it ends in good order, the file has a JSON list of [monotonic seconds, job id, token ids].
+"""
+
+import json
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from engine.messages import Tokens
+from server import cli
+from server.runs.active import Inbound
+from server.runs.recorder import Recorder
+
+
+def main(file: str, arguments: Sequence[str]) -> int:
+    noted: list[tuple[float, str, tuple[int, ...]]] = []
+    deliver = Recorder.deliver
+
+    def note(recorder: Recorder, messages: Sequence[Inbound], /) -> None:
+        now = time.monotonic()
+        noted.extend((now, one.job_id, one.token_ids) for one in messages if isinstance(one, Tokens))
+        deliver(recorder, messages)
+
+    Recorder.deliver = note  # type: ignore[method-assign]
+    code = cli.main(arguments)
+    Path(file).write_text(json.dumps(noted), encoding="utf-8")
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], sys.argv[2:]))
