@@ -6,12 +6,9 @@ from importlib import import_module
 BENCHES = (
     "serving",
     "dialect_harmony",
-<<<<<<< HEAD
     "dialect_parsers",
-=======
     "stored",
     "many_responses",
->>>>>>> d605ad0 (What storing costs, and what a million stored responses cost, is measured over HTTP)
     "engine_decode",
     "engine_sampling",
     "engine_batching",
