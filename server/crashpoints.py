@@ -5,6 +5,7 @@ Nothing happens at any of them unless the setting `crash_at` names it: `name`, o
 
 import os
 import threading
+from typing import NoReturn
 
 CRASHPOINTS = frozenset(
     {
@@ -12,6 +13,7 @@ CRASHPOINTS = frozenset(
         "accept.committed",
         "accept.begun",
         "accept.submitted",
+        "claim.written",
         "claim.committed",
         "claim.rebuilt",
         "claim.begun",
@@ -19,14 +21,21 @@ CRASHPOINTS = frozenset(
         "recorder.written",
         "recorder.committed",
         "recorder.told",
+        "end.written",
+        "end.committed",
         "cancel.marked",
+        "delete.written",
         "delete.marked",
+        "handback.written",
         "handback.committed",
+        "bury.written",
         "bury.committed",
-        "purge.batch",
+        "purge.written",
+        "purge.committed",
         "stream.frame",
     }
 )
+"""`written` is before a commit and `committed` after it; `stream.frame` is in the middle of a frame."""
 KILLED_EXIT = 137
 """What a shell reports of a process that SIGKILL ended."""
 
@@ -50,9 +59,19 @@ def arm(where: str | None) -> None:
 
 def crashpoint(name: str) -> None:
     """The place called `name` is passed."""
+    if is_last_pass(name):
+        die()
+
+
+def is_last_pass(name: str) -> bool:
+    """Counts a pass; whether it is the one of which the process is to die, by `die`."""
     if name != _Armed.name:
-        return
+        return False
     with _Armed.lock:
         _Armed.left -= 1
-        if _Armed.left == 0:
-            os._exit(KILLED_EXIT)
+        return _Armed.left == 0
+
+
+def die() -> NoReturn:
+    """As kill -9 would: nothing is flushed, closed or said."""
+    os._exit(KILLED_EXIT)

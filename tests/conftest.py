@@ -1,1 +1,7 @@
-pytest_plugins = ["tests.fix_postgres", "tests.fix_cluster", "tests.fix_proxy", "tests.fix_server"]
+pytest_plugins = [
+    "tests.fix_postgres",
+    "tests.fix_cluster",
+    "tests.fix_proxy",
+    "tests.fix_server",
+    "tests.fix_tally",
+]

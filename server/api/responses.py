@@ -82,6 +82,7 @@ def delete(services: Services, caller: Caller, request: Request, _body: bytes) -
     response = response_id(request)
     with services.database.begin() as connection:
         running = deletion.delete(connection, caller.tenant, response)
+        crashpoint("delete.written")
     crashpoint("delete.marked")
     if running is None:
         raise unknown(request)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from server.config import Config
+from server.crashpoints import crashpoint
 from server.store import retention
 from server.store.database import Database, DatabaseError
 from server.store.disk import Disk, Shortage
@@ -62,6 +63,10 @@ def purge(
         began = time.monotonic()
         with database.begin() as connection:
             batch = retention.purge_batch(connection, quiet)
+            if batch.moved:
+                crashpoint("purge.written")
+        if batch.moved:
+            crashpoint("purge.committed")
         with database.begin() as connection:
             keys = retention.drop_old_keys(connection)
         done += Purged(batch.responses, keys)

@@ -76,7 +76,10 @@ class Keeper:
             self._on_others(leases.others_alive(connection, self._replica))
         with self._database.begin() as connection:
             unowned = leases.bury(connection, self._lease_seconds)
-        crashpoint("bury.committed")
+            if unowned:
+                crashpoint("bury.written")
+        if unowned:
+            crashpoint("bury.committed")
         with self._database.begin() as connection:
             lost = [
                 place for place in ownership.owned(connection, self._replica) if not self._holds(place.id)

@@ -158,6 +158,8 @@ class Recorder:
         """One turn of the thread: commits what the messages mean, then tells of it. Raises Fenced."""
         steps = self._commit(messages)
         crashpoint("recorder.committed")
+        if any(step.run.ending is not None for step in steps):
+            crashpoint("end.committed")
         self._tell(steps)
         crashpoint("recorder.told")
         self._let_go(steps)

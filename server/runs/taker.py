@@ -105,10 +105,13 @@ class Taker:
                 claimed = claim(connection)
                 for stored in claimed:
                     self._recorder.expect(stored.id)
+                if claimed:
+                    crashpoint("claim.written")
         except BaseException:
             self._forget(claimed)
             raise
-        crashpoint("claim.committed")
+        if claimed:
+            crashpoint("claim.committed")
         return claimed
 
     def _forget(self, claimed: Iterable[StoredResponse]) -> None:

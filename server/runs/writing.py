@@ -6,6 +6,7 @@ Within the recorder's transaction, which has passed the fence.
 from collections.abc import Sequence
 from uuid import UUID
 
+from server.crashpoints import crashpoint
 from server.runs.active import Step
 from server.runs.run import Run
 from server.runs.states import Ending
@@ -28,6 +29,9 @@ def write(connection: Connection, replica: UUID, steps: Sequence[Step]) -> None:
             _write_end(connection, replica, step.run, step.run.ending)
     if handed_back := [_place(step.run) for step in steps if step.handed_back and step.run.ending is None]:
         ownership.hand_back(connection, replica, handed_back)
+        crashpoint("handback.written")
+    if any(step.run.ending is not None for step in steps):
+        crashpoint("end.written")
 
 
 def log_rows(steps: Sequence[Step]) -> list[Chunk]:

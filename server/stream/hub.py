@@ -49,13 +49,10 @@ class Channel:
         stored: bool,
         start: int | None = None,
         on_join: Callable[[], None] | None = None,
-        on_abandoned: Callable[[], None] | None = None,
-        grace: float = 0.0,
     ) -> None:
         """`start` is the number of the first frame to come; without one the first `add` says it.
 
-        `on_join` is called with every reader. `on_abandoned` is called on the loop when the last reader has
-        been gone for `grace` seconds, or at once if nothing is stored that it could come back for.
+        `on_join` is called with every reader.
         """
         self.final: bytes | None = None
         self.gone = False
@@ -65,8 +62,8 @@ class Channel:
         self._frames: deque[bytes] = deque()
         self._wakers: set[asyncio.Event] = set()
         self._on_join = on_join
-        self._on_abandoned = on_abandoned
-        self._grace = grace
+        self._on_abandoned: Callable[[], None] | None = None
+        self._grace = 0.0
         self._abandonment: asyncio.TimerHandle | None = None
 
     @property
@@ -98,6 +95,12 @@ class Channel:
     def leave(self, waker: asyncio.Event) -> None:
         self._wakers.discard(waker)
         self._await_reader(self._grace if self._stored else 0.0)
+
+    def end_without_readers(self, on_abandoned: Callable[[], None], grace: float) -> None:
+        """`on_abandoned` is called on the loop when the last reader has been gone for `grace` seconds, or at
+        once if nothing is stored that it could come back for.
+        """
+        self._on_abandoned, self._grace = on_abandoned, grace
 
     def await_first_reader(self) -> None:
         """Lets the response be given up if nobody ever joins."""
@@ -150,11 +153,15 @@ class Hub:
         """The channel of a response that begins here and ends without readers.
 
         Any thread, before its first `publish`. One that runs without readers too, and perhaps elsewhere, has
-        no such channel: its creator watches it like everybody.
+        no such channel: its creator watches it like everybody. Whoever has found the response in the store
+        already, and watches it, keeps its channel, which becomes this one.
         """
-        channel = Channel(stored=stored, start=0, on_abandoned=on_abandoned, grace=grace)
         with self._making:
+            channel = self._channels.get(response_id)
+            if channel is None:
+                channel = Channel(stored=stored, start=0)
             self._channels[response_id] = self._held[response_id] = channel
+        channel.end_without_readers(on_abandoned, grace)
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(channel.await_first_reader)
         return channel

@@ -17,6 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
+from server.crashpoints import die, is_last_pass
 from server.errors import BodyTooLarge, BodyTooSlow, ClientGone, Overloaded, on_error
 from server.store.database import DatabaseError
 from server.stream.hub import Channel
@@ -159,7 +160,10 @@ class EventStream:
         try:
             await self._send(send, _start(200, b"text/event-stream; charset=utf-8", self._headers))
             async for block in self._blocks(waker, gone):
-                await self._send(send, {"type": "http.response.body", "body": block, "more_body": True})
+                if is_last_pass("stream.frame"):
+                    await self._send(send, _part(block[: len(block) // 2 + 1]))
+                    die()
+                await self._send(send, _part(block))
                 await asyncio.sleep(0)  # a reset connection no longer blocks `send`; this lets us hear of it
             if not gone.done():
                 await self._send(send, {"type": "http.response.body", "body": b"", "more_body": False})
@@ -297,6 +301,10 @@ def _start(status: int, content_type: bytes, headers: dict[str, str]) -> Message
         "status": status,
         "headers": [(b"content-type", content_type), (b"cache-control", b"no-store"), *extra],
     }
+
+
+def _part(block: bytes) -> Message:
+    return {"type": "http.response.body", "body": block, "more_body": True}
 
 
 def _in_blocks(frames: list[bytes]) -> Iterator[bytes]:

@@ -90,6 +90,11 @@ class ServerProcess:
 
     def start(self, health: int = 200) -> None:
         """Starts the process, which must not be there, and waits until it is ready, or says what it must."""
+        self.launch()
+        eventually(lambda: self._answers(health), within=PATIENCE_S)
+
+    def launch(self) -> None:
+        """Starts the process and waits for nothing."""
         assert self._process is None
         self._before = os.fstat(self._said.fileno()).st_size
         self._process = subprocess.Popen(
@@ -102,7 +107,6 @@ class ServerProcess:
             start_new_session=True,
         )
         living.add(self)
-        eventually(lambda: self._answers(health), within=PATIENCE_S)
 
     def _answers(self, health: int) -> bool:
         assert self._process is not None
@@ -132,6 +136,11 @@ class ServerProcess:
         code = self._process.wait(PATIENCE_S)
         self._process = None
         return code
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the process that was started is there no more."""
+        return self._process is None or self._process.poll() is not None
 
     def stop(self) -> None:
         """Ends it for good, whatever state it is in."""

@@ -12,7 +12,9 @@ GRACE = 15.0
 
 
 def make_channel(gone: list[float], *, stored: bool = True) -> Channel:
-    return Channel(stored=stored, start=0, on_abandoned=lambda: gone.append(now()), grace=GRACE)
+    channel = Channel(stored=stored, start=0)
+    channel.end_without_readers(lambda: gone.append(now()), GRACE)
+    return channel
 
 
 def add(channel: Channel, *frames: bytes, final: bytes | None = None) -> None:
@@ -117,6 +119,20 @@ def test_an_ended_run_is_not_abandoned() -> None:
         return gone
 
     assert run(main) == []
+
+
+def test_who_finds_a_response_before_its_run_begins_is_told_of_it_all_the_same() -> None:
+    async def main() -> list[bytes] | None:
+        hub = Hub(asyncio.get_running_loop())
+        response = uuid4()
+        early = hub.watch("acme", response)
+        assert hub.open(response, stored=True, grace=1, on_abandoned=lambda: None) is early
+        hub.publish([Published(response, 0, (b"0",), b"{}")])
+        await asyncio.sleep(0)
+        assert early.final == b"{}"
+        return early.after(0)
+
+    assert run(main) == [b"0"]
 
 
 def test_the_hub_delivers_to_the_channel_and_forgets_it_at_the_end() -> None:

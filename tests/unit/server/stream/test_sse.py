@@ -36,9 +36,8 @@ class Stream:
 
     def __init__(self, *, stored: bool = True) -> None:
         self.abandoned: list[float] = []
-        self.channel = Channel(
-            stored=stored, start=0, on_abandoned=lambda: self.abandoned.append(now()), grace=GRACE
-        )
+        self.channel = Channel(stored=stored, start=0)
+        self.channel.end_without_readers(lambda: self.abandoned.append(now()), GRACE)
 
     def add(self, *frames: bytes, end: bool = False) -> None:
         self.channel.add(Published(uuid4(), self.channel.next_seq or 0, frames, b"{}" if end else None))

@@ -1,0 +1,23 @@
+"""How often a fault test is done, and with which seeds.
+
+`make test` does a few rounds, `make faults` many. FAULT_ROUNDS multiplies the many, FAULT_SEED is the first
+seed; a round's seed is in its test's name.
+"""
+
+import os
+
+import pytest
+from _pytest.mark.structures import ParameterSet
+
+ROUNDS = int(os.environ.get("FAULT_ROUNDS", "1"))
+FIRST_SEED = int(os.environ.get("FAULT_SEED", "0"))
+
+
+def rounds(*, few: int, many: int) -> list[ParameterSet]:
+    """Seeds to parametrize a test with: `few` in every run, `many` with the mark `faults` among them."""
+    return [
+        pytest.param(
+            FIRST_SEED + number, id=f"seed{FIRST_SEED + number}", marks=[pytest.mark.faults] * (number >= few)
+        )
+        for number in range(many * ROUNDS)
+    ]
