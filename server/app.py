@@ -6,7 +6,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.routing import Route
 
-from server.api import health, input_tokens, lists, models, responses
+from server.api import chat, health, input_tokens, lists, models, responses
 from server.auth import Caller
 from server.errors import on_error
 from server.services import Services
@@ -23,6 +23,7 @@ ROUTES: list[tuple[str, str, Handler]] = [
     ("DELETE", "/v1/responses/{response_id}", responses.delete),
     ("POST", "/v1/responses/{response_id}/cancel", responses.cancel),
     ("GET", "/v1/responses/{response_id}/input_items", lists.input_items),
+    ("POST", "/v1/chat/completions", chat.create),
     ("GET", "/v1/models", models.list_models),
     ("GET", "/v1/models/{model:path}", models.retrieve),
 ]

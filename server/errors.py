@@ -12,6 +12,7 @@
     ├── TooManyRequests      429  this caller has too many; try again after a while
     ├── Overloaded           503  try again after a while
     ├── StorageFull          503  the same, once there is room on the database's disk
+    ├── ModelFailed          500  the model could not answer
     └── InternalError        500  our mistake; the cause is in the log
     ClientGone                    nobody is left to answer
     ConfigError                   a setting is wrong; told at the terminal
@@ -131,6 +132,10 @@ class StorageFull(ApiError):
 
     def __init__(self) -> None:
         super().__init__("The server has no room left to store responses; try again later.")
+
+
+class ModelFailed(ApiError):
+    default_code = "server_error"
 
 
 class InternalError(ApiError):

@@ -17,7 +17,7 @@ from server.runs.states import ENDED
 from server.services import Services
 from server.store import deletion, ownership
 from server.stream.hub import Channel
-from server.stream.sse import Answer, Deferred, EventStream, Timing
+from server.stream.sse import Answer, Cursor, Deferred, EventStream, Timing
 from server.wire import ids
 from server.wire.decode import decode
 from server.wire.request import CreateResponse
@@ -31,7 +31,7 @@ MAX_KEY = 255
 def create(services: Services, caller: Caller, request: Request, body: bytes) -> Answer:
     """POST /v1/responses"""
     wanted = decode(body, CreateResponse)
-    admitted = services.admission.admit(caller, wanted, _repeatable(request, body))
+    admitted = services.admission.admit(caller, wanted, repeatable(request, body))
     if wanted.stream:
         reader = StreamReader(services.database, caller.tenant, admitted.id)
         return _stream(services, request, admitted.channel, reader, 0)
@@ -40,7 +40,8 @@ def create(services: Services, caller: Caller, request: Request, body: bytes) ->
     return _await_end(services, caller, request, admitted.id, admitted.channel)
 
 
-def _repeatable(request: Request, body: bytes) -> Repeatable | None:
+def repeatable(request: Request, body: bytes) -> Repeatable | None:
+    """The request's idempotency key, with what it must stay the same as. Raises InvalidRequest."""
     key = request.headers.get("idempotency-key")
     if key is None:
         return None
@@ -95,10 +96,8 @@ def _stream(
     services: Services, request: Request, channel: Channel | None, reader: StreamReader, position: int
 ) -> EventStream:
     return EventStream(
-        channel,
-        reader.read,
-        position=position,
-        timing=_timing(services),
+        Cursor(channel, reader.read, position),
+        timing=timing_of(services),
         headers={"x-request-id": request.state.request_id},
     )
 
@@ -113,14 +112,14 @@ def _await_end(
 ) -> Deferred:
     return Deferred(
         channel,
-        lambda: as_json(request, _read(services, caller, request, response)),
-        timing=_timing(services),
+        read=lambda: as_json(request, _read(services, caller, request, response)),
+        timing=timing_of(services),
         headers={"x-request-id": request.state.request_id},
         seconds=seconds,
     )
 
 
-def _timing(services: Services) -> Timing:
+def timing_of(services: Services) -> Timing:
     return Timing(services.config.keep_alive_seconds, services.config.send_seconds)
 
 

@@ -33,6 +33,7 @@ from server.stream.frames import frame
 from server.stream.hub import Channel, Hub, Published
 from server.wire.events import Event, render
 from server.wire.ids import new_uuid
+from server.wire.input import Given
 from server.wire.items import Item
 from server.wire.request import CreateResponse
 
@@ -106,9 +107,15 @@ class Admission:
         self._closed.set()
 
     def admit(
-        self, caller: Caller, request: CreateResponse, repeatable: Repeatable | None = None
+        self,
+        caller: Caller,
+        request: CreateResponse,
+        repeatable: Repeatable | None = None,
+        given: Sequence[Given] | None = None,
     ) -> Admitted:
         """Begins a response, or finds the one that this request began when it was sent before.
+
+        `given` stands for the request's input where that came in another form.
 
         Raises ApiError or DecodeFailure, and then nothing has happened.
         """
@@ -121,7 +128,9 @@ class Admission:
         refuse_unsupported(request)
         if request.model not in self._served.names:
             raise UnknownModel(request.model, self._served.names)
-        new = self._prepare(caller, request, repeatable)
+        if given is None:
+            request, given = context.read_given(request)
+        new = self._prepare(caller, request, repeatable, given)
         try:
             return self._begin(new)
         except _UsedBefore:
@@ -156,9 +165,14 @@ class Admission:
             )
         return Admitted(first.response_id, channel)
 
-    def _prepare(self, caller: Caller, request: CreateResponse, repeatable: Repeatable | None) -> _New:
+    def _prepare(
+        self,
+        caller: Caller,
+        request: CreateResponse,
+        repeatable: Repeatable | None,
+        given: Sequence[Given],
+    ) -> _New:
         response = new_uuid()
-        request, given = context.read_given(request)
         found = self._database.retry(
             lambda connection: context.gather(connection, caller.tenant, request, given, response)
         )

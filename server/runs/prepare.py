@@ -15,6 +15,7 @@ from server.dialects.base import Conversation, Dialect, OutputFormat, Prompt, Pr
 from server.errors import ApiError, InvalidRequest, Overloaded, TooManyRequests
 from server.runs.echo import make_echo
 from server.runs.run import Reading
+from server.runs.structured import given_grammar
 from server.runs.truncation import shortened
 from server.wire import tools as wire
 from server.wire.items import Item
@@ -122,6 +123,9 @@ def _conversation(request: CreateResponse, items: Sequence[Item]) -> Conversatio
         effort=request.reasoning.effort if request.reasoning else None,
         verbosity=text.verbosity if text else None,
         variables=request.chat_template_kwargs or {},
+        documents=request.documents or (),
+        continues=bool(request.continue_final_message),
+        generates=request.add_generation_prompt is not False and not request.continue_final_message,
     )
 
 
@@ -186,8 +190,9 @@ def _make_job(
         sampling=_sampling(served, request, echo, seed),
         stop_ids=prompt.stop_ids,
         stop_strings=stop_strings(request),
+        min_tokens=request.min_tokens or 0,
         ignore_eos=bool(request.ignore_eos),
-        grammar=prompt.grammar,
+        grammar=given_grammar(request) or prompt.grammar,
         logprobs=request.top_logprobs or 0 if wants_logprobs(request) else None,
         cache_salt=f"{tenant}\0{request.cache_salt}" if request.cache_salt else tenant,
         share=tenant,

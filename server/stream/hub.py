@@ -82,11 +82,11 @@ class Channel:
         skipped = position - (self.next_seq - len(self._frames))
         return list(islice(self._frames, skipped, None)) if skipped >= 0 else None
 
-    def join(self) -> asyncio.Event:
-        """A reader's event, set whenever there is more."""
+    def join(self, waker: asyncio.Event | None = None) -> asyncio.Event:
+        """A reader's event, set whenever there is more; its own if it brings one."""
         if self._abandonment is not None:
             self._abandonment.cancel()
-        waker = asyncio.Event()
+        waker = waker or asyncio.Event()
         self._wakers.add(waker)
         if self._on_join is not None:
             self._on_join()

@@ -5,7 +5,7 @@ for tokens (`EventStream`, `Deferred`) wait on the loop, so that no thread is he
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -131,31 +131,83 @@ class Stored:
     ended: bool
 
 
+class Cursor:
+    """One reader's place in one response's events.
+
+    `channel` is there unless the response has ended already; `read` gives what is stored from a sequence
+    number on and is called in a thread.
+    """
+
+    def __init__(self, channel: Channel | None, read: Callable[[int], Stored], position: int = 0) -> None:
+        self.ended = False
+        self._channel = channel
+        self._read = read
+        self._position = position
+
+    def join(self, waker: asyncio.Event) -> None:
+        if self._channel:
+            self._channel.join(waker)
+
+    def leave(self, waker: asyncio.Event) -> None:
+        if self._channel:
+            self._channel.leave(waker)
+
+    @property
+    def behind(self) -> bool:
+        """What comes next is in the store alone."""
+        return not self.ended and (self._channel is None or self._channel.after(self._position) is None)
+
+    async def next(self) -> list[bytes]:
+        """The frames that have come since; sets `ended` with the last of them."""
+        ready = await self._look()
+        self._position += len(ready.frames)
+        self.ended = ready.ended
+        return ready.frames
+
+    async def _look(self) -> Stored:
+        if self._channel:
+            frames = self._channel.after(self._position)
+            if frames is not None:
+                return Stored(frames, self._channel.ended)
+        try:
+            return await run_in_threadpool(self._read, self._position)
+        except DatabaseError:
+            return Stored([], False)  # it is asked again
+
+
+class Rewriting(Protocol):
+    """Makes another API's frames of a response's."""
+
+    def rewrite(self, index: int, frames: Sequence[bytes]) -> list[bytes]:
+        """What is sent for these frames of the response at `index`."""
+
+    def end(self) -> list[bytes]:
+        """What is sent when all responses have ended, before `[DONE]`."""
+
+
 class EventStream:
     """Server-sent events of one response from a position on, stored ones first, then as they are committed.
 
-    `channel` is there unless the response has ended already; `read` gives what is stored from a sequence
-    number on and is called in a thread. Frames are never split and `id:` is never sent (API.md's findings:
-    clients lose events otherwise).
+    Or of several, whose frames are rewritten into one stream. Frames are never split and `id:` is never sent
+    (API.md's findings: clients lose events otherwise).
     """
 
     def __init__(
         self,
-        channel: Channel | None,
-        read: Callable[[int], Stored],
-        *,
-        position: int,
+        *cursors: Cursor,
         timing: Timing,
         headers: dict[str, str],
+        rewriting: Rewriting | None = None,
     ) -> None:
-        self._channel = channel
-        self._read = read
-        self._position = position
+        self._cursors = cursors
         self._timing = timing
         self._headers = headers
+        self._rewriting = rewriting
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        waker = self._channel.join() if self._channel else asyncio.Event()
+        waker = asyncio.Event()
+        for cursor in self._cursors:
+            cursor.join(waker)
         gone = asyncio.ensure_future(_disconnected(receive))
         try:
             await self._send(send, _start(200, b"text/event-stream; charset=utf-8", self._headers))
@@ -171,8 +223,8 @@ class EventStream:
             return  # a client that has stopped reading; its response goes on and can be replayed
         finally:
             gone.cancel()
-            if self._channel:
-                self._channel.leave(waker)
+            for cursor in self._cursors:
+                cursor.leave(waker)
 
     async def _send(self, send: Send, message: Message) -> None:
         await asyncio.wait_for(send(message), self._timing.send)
@@ -183,62 +235,59 @@ class EventStream:
         silent_since = clock()
         while not gone.done():
             waker.clear()
-            ready = await self._next()
-            self._position += len(ready.frames)
-            for block in _in_blocks(ready.frames):
+            frames = await self._next()
+            for block in _in_blocks(frames):
                 yield block
                 silent_since = clock()
                 if gone.done():
                     return
-            if ready.ended:
-                yield DONE
+            if all(cursor.ended for cursor in self._cursors):
+                yield b"".join(self._rewriting.end() if self._rewriting else []) + DONE
                 return
             left = silent_since + self._timing.keep_alive - clock()
             if left <= 0:
                 yield KEEP_ALIVE
                 silent_since = clock()
-            elif not ready.frames:
-                await _wait(waker, gone, min(left, _STORE_SECONDS) if self._behind else left)
+            elif not frames:
+                behind = any(cursor.behind for cursor in self._cursors)
+                await _wait(waker, gone, min(left, _STORE_SECONDS) if behind else left)
 
-    @property
-    def _behind(self) -> bool:
-        """What comes next is in the store alone."""
-        return self._channel is None or self._channel.after(self._position) is None
-
-    async def _next(self) -> Stored:
-        if self._channel:
-            frames = self._channel.after(self._position)
-            if frames is not None:
-                return Stored(frames, self._channel.ended)
-        try:
-            return await run_in_threadpool(self._read, self._position)
-        except DatabaseError:
-            return Stored([], False)  # it is asked again
+    async def _next(self) -> list[bytes]:
+        ready: list[bytes] = []
+        for index, cursor in enumerate(self._cursors):
+            if not cursor.ended:
+                frames = await cursor.next()
+                ready += self._rewriting.rewrite(index, frames) if self._rewriting else frames
+        return ready
 
 
 class Deferred:
     """The final response as JSON, once it has ended; if that takes longer than `seconds`, what `read` gives.
 
-    `read` answers also for a response that was deleted meanwhile. It is called in a thread.
+    Or what `make` makes of the final responses of several. `read` answers for one that was deleted
+    meanwhile, too. Both are called in a thread.
     """
 
     def __init__(
         self,
-        channel: Channel,
+        *channels: Channel,
         read: Callable[[], Answer],
-        *,
         timing: Timing,
         headers: dict[str, str],
         seconds: float | None = None,
+        make: Callable[[Sequence[bytes]], Answer] | None = None,
     ) -> None:
-        self._channel = channel
+        self._channels = channels
         self._read = read
         self._timing = timing
         self._headers = headers
         self._seconds = seconds
+        self._make = make
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        waker = self._channel.join()
+        waker = asyncio.Event()
+        for channel in self._channels:
+            channel.join(waker)
         gone = asyncio.ensure_future(_disconnected(receive))
         try:
             await self._await_end(waker, gone)
@@ -249,23 +298,31 @@ class Deferred:
             return  # a client that does not read its answer
         finally:
             gone.cancel()
-            self._channel.leave(waker)
+            for channel in self._channels:
+                channel.leave(waker)
+
+    @property
+    def _ended(self) -> bool:
+        return all(channel.ended for channel in self._channels)
 
     async def _await_end(self, waker: asyncio.Event, gone: asyncio.Future[None]) -> None:
         clock = asyncio.get_running_loop().time
         until = None if self._seconds is None else clock() + self._seconds
-        while not self._channel.ended and not gone.done() and (until is None or clock() < until):
+        while not self._ended and not gone.done() and (until is None or clock() < until):
             waker.clear()
             await _wait(waker, gone, None if until is None else until - clock())
 
     async def _answer(self, request: Request) -> Answer:
-        if self._channel.final is not None:
-            headers = {**self._headers, "cache-control": "no-store"}
-            return Response(self._channel.final, 200, headers, "application/json")
+        finals = [channel.final for channel in self._channels if channel.final is not None]
         try:
-            return await run_in_threadpool(self._read)
+            if len(finals) < len(self._channels):
+                return await run_in_threadpool(self._read)
+            if self._make is not None:
+                return await run_in_threadpool(self._make, finals)
         except Exception as error:  # noqa: BLE001 - whatever it is, the client gets an error object
             return on_error(request, error)
+        headers = {**self._headers, "cache-control": "no-store"}
+        return Response(finals[0], 200, headers, "application/json")
 
 
 def lifespan(threads: int) -> Callable[[Starlette], AbstractAsyncContextManager[None]]:

@@ -27,6 +27,11 @@ def lowest_uuid(milliseconds: int) -> UUID:
     return UUID(int=max(milliseconds, 0) << 80)
 
 
+def seconds_of(uuid: UUID) -> int:
+    """The Unix time at which a UUIDv7 was made."""
+    return (uuid.int >> 80) // 1000
+
+
 def response_id(uuid: UUID) -> str:
     return f"resp_{uuid.hex}"
 

@@ -86,4 +86,9 @@ class CreateResponse(msgspec.Struct, frozen=True, kw_only=True):
     priority: Annotated[int, Meta(ge=-(2**31), lt=2**31)] | None = None
     cache_salt: Annotated[str, Meta(max_length=256)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    min_tokens: Annotated[int, Meta(ge=0)] | None = None
+    structured_outputs: dict[str, Any] | None = None
+    documents: Annotated[list[dict[str, Any]], Meta(max_length=256)] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     expires_after: ExpiresAfter | None = None

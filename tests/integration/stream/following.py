@@ -16,7 +16,7 @@ from server.store.database import Database
 from server.store.notify import CHANNELS
 from server.stream.follower import Follower
 from server.stream.hub import Channel, Hub
-from server.stream.sse import Deferred, EventStream, Timing
+from server.stream.sse import Cursor, Deferred, EventStream, Timing
 from tests.support.builders import TENANT
 from tests.support.sse import parse, text_of
 from tests.unit.server.stream.asgi import Client
@@ -41,12 +41,12 @@ class Elsewhere:
         channel = self.hub.watch(TENANT, response)
         client = Client()
         reader = StreamReader(self.database, TENANT, response)
-        stream = EventStream(channel, reader.read, position=position, timing=TIMING, headers={})
+        stream = EventStream(Cursor(channel, reader.read, position), timing=TIMING, headers={})
         return Reading(client, channel, self._ask(client, stream))
 
     def final(self, response: UUID) -> "Future[bytes]":
         """What a client is answered that waits for the end."""
-        deferred = Deferred(self.hub.watch(TENANT, response), _nothing, timing=TIMING, headers={})
+        deferred = Deferred(self.hub.watch(TENANT, response), read=_nothing, timing=TIMING, headers={})
         return self._ask(Client(), deferred)
 
     def _ask(self, client: Client, answer: EventStream | Deferred) -> "Future[bytes]":

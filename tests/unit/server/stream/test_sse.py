@@ -13,7 +13,7 @@ from server.store.database import DatabaseError
 from server.stream import hub as hub_module
 from server.stream import sse
 from server.stream.hub import Channel, Published
-from server.stream.sse import DONE, KEEP_ALIVE, Deferred, EventStream, Stored, Timing
+from server.stream.sse import DONE, KEEP_ALIVE, Cursor, Deferred, EventStream, Stored, Timing
 from tests.support.builders import examples
 from tests.unit.server.stream.asgi import Client, inline, now, run
 
@@ -53,12 +53,12 @@ def follow(
 ) -> tuple[Client, "asyncio.Task[None]"]:
     client = Client()
     headers = {"x-request-id": "req_1"}
-    return client, client.ask(EventStream(channel, read, position=position, timing=TIMING, headers=headers))
+    return client, client.ask(EventStream(Cursor(channel, read, position), timing=TIMING, headers=headers))
 
 
 def deferred(stream: Stream, *, headers: dict[str, str] | None = None, **about: Any) -> Deferred:
     return Deferred(
-        stream.channel, lambda: Response(b"as it stands"), timing=TIMING, headers=headers or {}, **about
+        stream.channel, read=lambda: Response(b"as it stands"), timing=TIMING, headers=headers or {}, **about
     )
 
 
@@ -183,8 +183,8 @@ def test_a_response_that_is_deleted_ends_its_readers() -> None:
         stream, deferred = Client(), Client()
         headers = {"x-request-id": "req_1"}
         tasks = [
-            stream.ask(EventStream(channel, there_is_nothing, position=0, timing=TIMING, headers=headers)),
-            deferred.ask(Deferred(channel, refuse, timing=TIMING, headers=headers)),
+            stream.ask(EventStream(Cursor(channel, there_is_nothing), timing=TIMING, headers=headers)),
+            deferred.ask(Deferred(channel, read=refuse, timing=TIMING, headers=headers)),
         ]
         await asyncio.sleep(0.5)
         channel.add(Published(uuid4(), 0, (), None, gone=True))

@@ -1,0 +1,182 @@
+"""Chat Completions: the request as OpenAI and vLLM have it, and the objects that are sent."""
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+from server.wire.request import Bias, Effort, Metadata, Seed
+
+MAX_CHOICES = 16
+
+
+class StreamOptions(msgspec.Struct, frozen=True):
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class JsonSchema(msgspec.Struct, frozen=True):
+    name: str | None = None
+    description: str | None = None
+    schema: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ResponseFormat(msgspec.Struct, frozen=True):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+
+class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """POST /v1/chat/completions. Null means the default everywhere; unknown fields are ignored."""
+
+    model: str
+    messages: Annotated[list[dict[str, Any]], Meta(min_length=1, max_length=4096)]
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    store: bool | None = None
+    metadata: Metadata | None = None
+    max_tokens: Annotated[int, Meta(ge=1)] | None = None
+    max_completion_tokens: Annotated[int, Meta(ge=1)] | None = None
+    min_tokens: Annotated[int, Meta(ge=0)] | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
+    repetition_penalty: Annotated[float, Meta(ge=0.01, le=100)] | None = None
+    logit_bias: Annotated[dict[str, Bias], Meta(max_length=1024)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    stop: str | Annotated[list[str], Meta(max_length=32)] | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    seed: Seed | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: dict[str, Any] | None = None
+    reasoning_effort: Effort | None = None
+    include_reasoning: bool | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    documents: list[dict[str, Any]] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    echo: bool | None = None
+    prompt_logprobs: int | None = None
+    return_token_ids: bool | None = None
+    use_beam_search: bool | None = None
+    modalities: list[str] | None = None
+    audio: dict[str, Any] | None = None
+    functions: list[dict[str, Any]] | None = None
+    function_call: str | dict[str, Any] | None = None
+    priority: Annotated[int, Meta(ge=-(2**31), lt=2**31)] | None = None
+    cache_salt: Annotated[str, Meta(max_length=256)] | None = None
+    user: str | None = None
+    safety_identifier: Annotated[str, Meta(max_length=64)] | None = None
+    prompt_cache_key: Annotated[str, Meta(max_length=64)] | None = None
+
+
+class CalledFunction(msgspec.Struct, frozen=True):
+    name: str | UnsetType = UNSET
+    arguments: str | UnsetType = UNSET
+
+
+class CalledTool(msgspec.Struct, frozen=True):
+    """A custom tool's name and input."""
+
+    name: str | UnsetType = UNSET
+    input: str | UnsetType = UNSET
+
+
+class ToolCall(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A call, or in a chunk a piece of one: `index` says of which."""
+
+    index: int | UnsetType = UNSET
+    id: str | UnsetType = UNSET
+    type: Literal["function", "custom"] | UnsetType = UNSET
+    function: CalledFunction | UnsetType = UNSET
+    custom: CalledTool | UnsetType = UNSET
+
+
+class TokenLogprob(msgspec.Struct, frozen=True):
+    token: str
+    logprob: float
+    bytes: list[int] | None
+    top_logprobs: list[dict[str, Any]]
+
+
+class ChoiceLogprobs(msgspec.Struct, frozen=True):
+    content: list[TokenLogprob]
+    refusal: None = None
+
+
+class Usage(msgspec.Struct, frozen=True):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: dict[str, int]
+    completion_tokens_details: dict[str, int]
+
+
+FinishReason = Literal["stop", "length", "tool_calls", "content_filter"]
+
+
+class ChatMessage(msgspec.Struct, frozen=True):
+    role: Literal["assistant"]
+    content: str | None
+    refusal: None = None
+    reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    tool_calls: list[ToolCall] | UnsetType = UNSET
+
+
+class Choice(msgspec.Struct, frozen=True):
+    index: int
+    message: ChatMessage
+    finish_reason: FinishReason
+    logprobs: ChoiceLogprobs | None = None
+
+
+class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    object: Literal["chat.completion"] = "chat.completion"
+    created: int
+    model: str
+    choices: list[Choice]
+    usage: Usage
+    service_tier: Literal["default"] = "default"
+    system_fingerprint: str | None = None
+    metadata: dict[str, str] | UnsetType = UNSET
+
+
+class Delta(msgspec.Struct, frozen=True, omit_defaults=True):
+    role: Literal["assistant"] | UnsetType = UNSET
+    content: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    tool_calls: list[ToolCall] | UnsetType = UNSET
+
+
+class ChunkChoice(msgspec.Struct, frozen=True):
+    index: int
+    delta: Delta
+    finish_reason: FinishReason | None = None
+    logprobs: ChoiceLogprobs | None = None
+
+
+class Chunk(msgspec.Struct, frozen=True, kw_only=True):
+    """One event of a streamed completion. `usage` is there only if the stream was asked to tell it."""
+
+    id: str
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    created: int
+    model: str
+    choices: list[ChunkChoice]
+    usage: Usage | UnsetType | None = UNSET
+    service_tier: Literal["default"] = "default"
+    system_fingerprint: str | None = None
