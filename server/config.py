@@ -41,6 +41,9 @@ class Config:
     )
     model: Path | None = _setting(None, "a Hugging Face model folder; default: the demo model")
     model_name: str | None = _setting(None, "what clients call the model; default: the folder's name")
+    tool_parser: str | None = _setting(
+        None, "the format in which the model writes tool calls; default: as its chat template shows"
+    )
     adapters: str | None = _setting(
         None, "LoRA adapters in peft's format, served as models beside it: name=folder, with commas between"
     )

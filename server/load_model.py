@@ -29,7 +29,9 @@ def load_model(config: Config, deliver: Deliver, say: Callable[[str], None], on_
     else:
         engine = _real(config, folder, deliver, say, on_dead)
     try:
-        dialect = pick(folder, engine.capabilities.stop_ids, _vocabulary_places(config))
+        dialect = pick(
+            folder, engine.capabilities.stop_ids, _vocabulary_places(config), tool_parser=config.tool_parser
+        )
     except (OSError, ValueError) as error:
         engine.close(drain=False)
         raise ConfigError(str(error)) from error

@@ -33,6 +33,7 @@ VALUES: dict[str, tuple[str, object]] = {
     "scripted_crash_at": ("5", 5),
     "disk_reserve": ("1000", 1000),
     "max_of_tenant": ("7", 7),
+    "tool_parser": ("hermes", "hermes"),
     "crash_at": ("recorder.told:2", "recorder.told:2"),
 }
 
