@@ -35,6 +35,8 @@ VARIABLES = frozenset(
         "verbosity",
     }
 )
+from server.wire.request import Effort
+
 """What callers may tell a chat template. A template that does not know a name ignores it."""
 _MAX_VARIABLE = 4096
 
@@ -76,7 +78,7 @@ class ChatDialect:
             generates=conversation.generates,
             continues=continues,
         )
-        thinking = "no" if continues else self._thinking(rendered)
+        thinking = "no" if continues else self._thinking(rendered, conversation.effort)
         asked = Asked(
             tools=shown if choice.mode == "none" else callable_,
             choice=choice,
@@ -152,8 +154,11 @@ class ChatDialect:
             wishes["verbosity"] = conversation.verbosity
         return wishes
 
-    def _thinking(self, rendered: str) -> Thinking:
-        """Whether the prompt's end, which the template wrote, has opened or closed the reasoning."""
+    def _thinking(self, rendered: str, effort: Effort | None) -> Thinking:
+        """Whether the prompt's end, which the template wrote, has opened or closed the reasoning.
+
+        Where it has done neither, a grammar leaves it to the model, unless the caller wants no reasoning.
+        """
         if self._form is None:
             return "no"
         end = rendered.rstrip()
@@ -161,7 +166,7 @@ class ChatDialect:
         if any(end.endswith(restore(opening).rstrip()) for opening in self._form.opens):
             return "open"
         closed = any(end.endswith(restore(closing).rstrip()) for closing in self._form.closes)
-        return "no" if closed else "maybe"
+        return "no" if closed or effort in ("none", "minimal") else "maybe"
 
 
 def _checked(variables: Mapping[str, Any]) -> dict[str, Any]:
