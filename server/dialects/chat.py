@@ -15,6 +15,7 @@ from server.dialects.reasoning import find_form
 from server.dialects.shapes import find_shape
 from server.dialects.template import ChatTemplate
 from server.dialects.toolbox import Toolbox, as_function
+from server.wire.request import Effort
 
 VARIABLES = frozenset(
     {
@@ -35,8 +36,6 @@ VARIABLES = frozenset(
         "verbosity",
     }
 )
-from server.wire.request import Effort
-
 """What callers may tell a chat template. A template that does not know a name ignores it."""
 _MAX_VARIABLE = 4096
 
