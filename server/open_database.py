@@ -1,5 +1,6 @@
 """Which database, and in which state: `DATABASE_URL`, or the embedded Postgres, with its schema current."""
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 
@@ -7,8 +8,10 @@ from server.config import Config, xdg_data_home
 from server.errors import ConfigError
 from server.store.database import DatabaseError, schema_state, upgrade
 from server.store.disk import Disk
-from server.store.embedded import EmbeddedPostgres
+from server.store.embedded import EmbeddedError, EmbeddedPostgres
 from server.store.postgres_account import default_data_dir
+
+log = logging.getLogger("holdfast.open_database")
 
 Say = Callable[[str], None]
 
@@ -37,9 +40,16 @@ class OpenDatabase:
         return self._embedded is not None
 
     def restore(self) -> None:
-        """Brings back an embedded Postgres whose owner has gone; an external one is not ours to start."""
-        if self._embedded is not None:
+        """Brings back an embedded Postgres that has gone; an external one is not ours to start.
+
+        One that cannot be started now, perhaps because its disk is full, is started by a later call.
+        """
+        if self._embedded is None:
+            return
+        try:
             self._embedded.ensure()
+        except EmbeddedError as error:
+            log.error("the database does not start: %s", error)
 
     def close(self) -> None:
         if self._embedded is not None:

@@ -3,6 +3,8 @@
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import tempfile
 import uuid
 from collections.abc import Iterator
@@ -53,6 +55,55 @@ class Cluster:
 
     def end(self) -> None:
         self.postgres.stop()
+
+
+class SmallDisk:
+    """A file system of so few bytes that a test can fill it, up to a certain rest."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self._ballast = home / "ballast"
+
+    @property
+    def free(self) -> int:
+        found = os.statvfs(self.home)
+        return found.f_bavail * found.f_frsize
+
+    def fill(self, rest: int = 0) -> None:
+        with self._ballast.open("ab") as ballast:
+            while self.free > rest:
+                try:
+                    ballast.write(bytes(min(1 << 20, self.free - rest)))
+                    ballast.flush()
+                except OSError:
+                    return
+
+    def empty(self) -> None:
+        self._ballast.unlink(missing_ok=True)
+
+
+def is_unmounted(home: Path) -> bool:
+    """Whether nobody used it any more, so that it could go."""
+    return subprocess.run(["umount", str(home)], capture_output=True, check=False).returncode == 0
+
+
+@pytest.fixture
+def small_disk() -> Iterator[SmallDisk]:
+    """160 MB; only root can have it."""
+    if sys.platform != "linux" or os.geteuid() != 0:
+        pytest.skip("only root on Linux can mount a small file system")
+    home = Path(tempfile.mkdtemp(prefix="holdfast-test-"))
+    mount = ["mount", "-t", "tmpfs", "-o", "size=160m,mode=711", "tmpfs", str(home)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode != 0:
+        home.rmdir()
+        pytest.skip("this container may not mount file systems")
+    try:
+        yield SmallDisk(home)
+    finally:
+        eventually(
+            lambda: subprocess.run(["umount", str(home)], capture_output=True, check=False).returncode == 0
+        )
+        home.rmdir()
 
 
 @pytest.fixture(scope="module")

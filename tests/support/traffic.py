@@ -71,6 +71,7 @@ class Traffic:
 
     def __post_init__(self) -> None:
         self._stopping = threading.Event()
+        self._leaving = threading.Event()
         self._threads: list[threading.Thread] = []
         self._client = httpx.Client(
             timeout=PATIENCE_S, limits=httpx.Limits(max_connections=1000, max_keepalive_connections=0)
@@ -89,12 +90,18 @@ class Traffic:
         eventually(lambda: all(one.events for one in self.followed), within=PATIENCE_S)
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._stopping.set()
+        until = monotonic() + (PATIENCE_S if kind is None else 0.0)
         for thread in self._threads:
-            thread.join(PATIENCE_S)
-        assert not any(thread.is_alive() for thread in self._threads), "a client was never answered"
+            thread.join(max(0.0, until - monotonic()))
+        waiting = [thread for thread in self._threads if thread.is_alive()]
         self._client.close()
+        assert kind is not None or not waiting, f"{len(waiting)} clients were never answered"
+
+    def leave(self) -> None:
+        """The streams' clients hang up at their next event."""
+        self._leaving.set()
 
     def create(self) -> Answer:
         body = {"model": MODEL, "input": "Hello", "max_output_tokens": 3}
@@ -130,6 +137,8 @@ class Traffic:
     def _receive(self, one: Followed, response: httpx.Response) -> None:
         last = monotonic()
         for block in response.iter_bytes():
+            if self._leaving.is_set():
+                return
             one.received += block
             if block != KEEP_ALIVE:
                 one.longest_pause = max(one.longest_pause, monotonic() - last)
