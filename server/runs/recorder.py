@@ -18,10 +18,11 @@ import msgspec
 from server.crashpoints import crashpoint
 from server.runs.active import SERVER_ERROR, ActiveRuns, Begin, Break, HandBack, Inbound, Step, Stop
 from server.runs.run import Run
+from server.runs.unflushed import Unflushed
 from server.runs.writing import is_written, log_rows, write
 from server.store import leases
 from server.store.appending import append_alone
-from server.store.database import Connection, Database, Unreachable
+from server.store.database import Connection, Database, Duplicate, Unreachable
 from server.store.events import Chunk
 from server.stream.frames import frame
 from server.stream.hub import Hub, Published
@@ -77,6 +78,7 @@ class Recorder:
         self._handover = threading.Lock()
         """Held while a run is given in, so that nothing is called idle just before it arrives."""
         self._connection: Connection | None = None
+        self._unflushed = Unflushed()
         self._thread = threading.Thread(target=self._loop, name="recorder", daemon=True)
 
     def start(self) -> None:
@@ -191,18 +193,25 @@ class Recorder:
     def _commit(self, messages: Sequence[Inbound]) -> list[Step]:
         """Applies messages to their runs once, and writes what came of it until it is committed.
 
-        A commit whose answer was lost may have happened: the second try looks before it writes.
+        A commit whose answer was lost may have happened: the second try looks before it writes. Or it may
+        still happen: then the second try, which waits for it, is refused as a duplicate, and the third looks.
+        Commits that were answered may be lost too, when Postgres has crashed: they are written again first.
         """
         if not any(self._active.needs_commit(message) for message in messages):
             return self._active.apply(messages, datetime.now(UTC))
-        commit = _Commit(self._active, self._replica, messages)
+        commit = _Commit(self._active, self._replica, messages, self._unflushed)
         while True:
             try:
-                return commit.make(self._connect())
-            except Unreachable as error:
+                steps = commit.make(self._connect())
+            except (*Unreachable, Duplicate) as error:
+                if not commit.may_be_tried_again(error):
+                    raise
                 log.warning("commit failed, trying again: %s", type(error).__name__)
                 self._disconnect()
                 time.sleep(_RETRY_SECONDS)
+            else:
+                self._unflushed.committed(steps)
+                return steps
 
     def _connect(self) -> Connection:
         if self._connection is None:
@@ -232,12 +241,24 @@ class Recorder:
 class _Commit:
     """Messages that are applied to their runs once, and written as often as it takes."""
 
-    def __init__(self, active: ActiveRuns, replica: UUID, messages: Sequence[Inbound]) -> None:
+    def __init__(
+        self, active: ActiveRuns, replica: UUID, messages: Sequence[Inbound], unflushed: Unflushed
+    ) -> None:
+        self._unflushed = unflushed
         self._active = active
         self._replica = replica
         self._messages = messages
         self._steps: list[Step] = []
         self._applied = False
+        self._in_doubt = False
+        """The connection was lost, so Postgres may have crashed."""
+        self._rewritten = self._refused = False
+
+    def may_be_tried_again(self, error: Exception) -> bool:
+        """After a try that failed. Of a duplicate, once: an earlier try's commit may have come late."""
+        self._in_doubt = True
+        was_refused, self._refused = self._refused, isinstance(error, Duplicate)
+        return not self._refused or (self._rewritten and not was_refused)
 
     def make(self, connection: Connection) -> list[Step]:
         """What was committed, now or by a try before. Raises Fenced or DatabaseError."""
@@ -246,15 +267,25 @@ class _Commit:
         with connection.begin():
             now = leases.fence(connection, self._replica)
             if not self._applied:
+                self._restore(connection)
                 self._apply(now)
                 write(connection, self._replica, self._steps)
-            elif not is_written(connection, self._replica, self._steps):
+            elif is_written(connection, self._replica, self._steps):
+                log.warning("a commit that was not answered had happened")
+            else:
+                self._rewritten = True
+                self._restore(connection)
                 write(connection, self._replica, self._steps)
             crashpoint("recorder.written")
         return self._steps
 
+    def _restore(self, connection: Connection) -> None:
+        """Before anything is added to a log whose end Postgres may have forgotten in a crash."""
+        if self._in_doubt and (lost := self._unflushed.restore(connection)):
+            log.warning("the database had forgotten %d steps; they are written again", lost)
+
     def _may_only_add(self) -> bool:
-        return not self._applied and self._active.only_adds(self._messages)
+        return not (self._applied or self._in_doubt) and self._active.only_adds(self._messages)
 
     def _apply(self, now: datetime) -> None:
         self._steps = self._active.apply(self._messages, now)

@@ -10,6 +10,7 @@ from server.crashpoints import crashpoint
 from server.runs.active import Step
 from server.runs.run import Run
 from server.runs.states import Ending
+from server.runs.unflushed import chunks_of
 from server.store import deletion, events, ownership, responses
 from server.store.database import Connection, durable
 from server.store.events import Chunk
@@ -36,14 +37,7 @@ def write(connection: Connection, replica: UUID, steps: Sequence[Step]) -> None:
 
 def log_rows(steps: Sequence[Step]) -> list[Chunk]:
     """What the steps add to the log."""
-    return [
-        chunk
-        for step in steps
-        if step.run.stored
-        for chunk in events.pack(
-            step.run.facts.tenant, step.run.facts.id, step.run.facts.attempt, step.events, step.token_ids
-        )
-    ]
+    return [chunk for step in steps if step.run.stored for chunk in chunks_of(step)]
 
 
 def is_written(connection: Connection, replica: UUID, steps: Sequence[Step]) -> bool:
@@ -56,9 +50,7 @@ def is_written(connection: Connection, replica: UUID, steps: Sequence[Step]) -> 
         if step.run.ending is not None:
             return responses.is_metered(connection, facts.tenant, facts.id)
         if step.run.stored and step.events:
-            return (
-                events.progress(connection, facts.tenant, facts.id).next_seq > step.events[0].sequence_number
-            )
+            return events.next_seq(connection, facts.tenant, facts.id) > step.events[0].sequence_number
         if step.handed_back:
             return _place(step.run) not in ownership.owned(connection, replica)
     return True

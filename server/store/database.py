@@ -14,7 +14,7 @@ from alembic.config import Config as AlembicConfig
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, Engine, create_engine, event, pool, text
-from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, SQLAlchemyError
+from sqlalchemy.exc import DBAPIError, IntegrityError, InterfaceError, OperationalError, SQLAlchemyError
 
 from server.locations import migrations_folder
 from server.store.connect import LIMITS, PATIENCE_S, PING_S, PatientConnection, connect, url_in_time
@@ -24,6 +24,7 @@ __all__ = [
     "Connection",
     "Database",
     "DatabaseError",
+    "Duplicate",
     "SchemaState",
     "Unreachable",
     "clock",
@@ -40,6 +41,9 @@ SchemaState = Literal["current", "behind", "unknown"]
 
 DatabaseError = SQLAlchemyError
 """What store functions raise when Postgres cannot be reached or refuses."""
+
+Duplicate = IntegrityError
+"""What they raise for a row that is there already."""
 
 Unreachable = (OperationalError, InterfaceError)
 """Those of them that may pass: a connection lost, a server restarting, a disk that is full for now."""
@@ -118,7 +122,7 @@ class Database:
         """A connection outside the pool, for a thread of ours, which closes it.
 
         Its commits do not wait for the disk, unless the database is strict or they say `durable`: a crash of
-        Postgres may lose the last moments of a stream, a crash of ours nothing.
+        Postgres may lose the last of them, which whoever made them must make again.
         """
         options = LIMITS if self._strict else f"{LIMITS} -c synchronous_commit=off"
         engine = create_engine(
@@ -188,6 +192,8 @@ def driver(connection: Connection) -> Iterator[psycopg.Connection]:
         yield raw
     except (psycopg.OperationalError, psycopg.InterfaceError) as error:
         raise OperationalError("copy", None, error) from error
+    except psycopg.IntegrityError as error:
+        raise IntegrityError("copy", None, error) from error
     except psycopg.Error as error:
         raise DatabaseError(str(error)) from error
 

@@ -199,6 +199,16 @@ def progress(connection: Connection, tenant: Tenant, response_id: UUID) -> Progr
     return Progress(tokens, next_seq, first_token_at)
 
 
+_NEXT = text(
+    "select max(first_seq + n) from response_events_hot where tenant = :tenant and response_id = :id"
+)
+
+
+def next_seq(connection: Connection, tenant: Tenant, response_id: UUID) -> int:
+    """The next sequence number of a running response."""
+    return connection.execute(_NEXT, {"tenant": tenant, "id": response_id}).scalar() or 0
+
+
 class LogRow(NamedTuple):
     """One row of the log as it is read back; folded rows have the same fields."""
 

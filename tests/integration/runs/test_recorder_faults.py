@@ -278,3 +278,40 @@ def test_a_recorder_that_cannot_go_on_says_so(bench: Bench, monkeypatch: pytest.
     bench.recorder.stop()
     assert "".join(event.body for event in bench.stored(run.facts.id) if event.kind == 1) == "kept"
     assert all(b"lost" not in frame for frame in bench.hub.frames(run.facts.id))
+
+
+def forget(url: str, commits: int) -> None:
+    """What a crash of Postgres does to commits that were answered before they were on disk."""
+    terminate_recorder(url)
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(
+            "delete from response_events_hot where xmin::text::bigint in ("
+            " select xmin::text::bigint from response_events_hot where first_seq > 1"
+            " group by 1 order by 1 desc limit %s)",
+            [commits],
+        )
+
+
+@pytest.mark.parametrize("commits", [1, 2, 3])
+@pytest.mark.parametrize("delivery", [3, 4])
+def test_commits_that_postgres_forgot_in_a_crash_are_made_again(
+    bench: Bench, delivery: int, commits: int
+) -> None:
+    runs = [bench.begin(), bench.begin()]
+    for number, word in enumerate(["Hello", " ", "there", "!"]):
+        if number == delivery:
+            forget(bench.database.url, commits)
+        bench.feed(*(tokens(run, say(word)) for run in runs))
+    if delivery == 4:
+        forget(bench.database.url, commits)
+    bench.feed(*(finished(run) for run in runs))
+    for run in runs:
+        check(bench, run, "Hello there!")
+
+
+def test_what_is_on_disk_is_not_kept_for_a_crash(bench: Bench) -> None:
+    run, ended = bench.begin(), bench.begin()
+    bench.feed(tokens(run, say("Hello")))
+    assert len(bench.recorder._unflushed._steps) == 1
+    bench.feed(tokens(run, say(" there")), finished(ended))
+    assert len(bench.recorder._unflushed._steps) == 0
