@@ -4,13 +4,15 @@ from collections.abc import Callable
 
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.routing import Route
+from starlette.routing import Route, WebSocketRoute
 
 from server.api import chat, health, input_tokens, lists, models, responses
+from server.api.websocket import SocketSession
 from server.auth import Caller
 from server.errors import on_error
 from server.services import Services
 from server.stream.sse import Answer, Endpoint, Turns, lifespan
+from server.stream.websocket import SocketEndpoint
 
 Handler = Callable[[Services, Caller, Request, bytes], Answer]
 OpenHandler = Callable[[Services, Request, bytes], Answer]
@@ -70,8 +72,16 @@ def build(services: Services) -> Starlette:
         )
         return Route(path, endpoint, methods=[method])
 
+    sockets = SocketEndpoint(
+        lambda websocket: SocketSession(services, websocket),
+        turns=writes,
+        seconds=services.config.websocket_seconds,
+        send_seconds=services.config.send_seconds,
+        closing=services.closing,
+    )
     return Starlette(
         routes=[
+            WebSocketRoute("/v1/responses", sockets),
             *(
                 route(method, path, keyed(handler), reads if method == "GET" else writes)
                 for method, path, handler in ROUTES

@@ -10,7 +10,7 @@ import secrets
 import threading
 from dataclasses import dataclass
 
-from starlette.requests import Request
+from starlette.requests import HTTPConnection
 
 from server.errors import NotAuthenticated
 from server.store import keys
@@ -55,8 +55,8 @@ class Gate:
         self._closed = threading.Event()
         """A key exists, so every call needs one; never reopened."""
 
-    def identify(self, request: Request) -> Caller:
-        """The caller of a request. Raises NotAuthenticated."""
+    def identify(self, request: HTTPConnection) -> Caller:
+        """The caller of a request or of a WebSocket. Raises NotAuthenticated."""
         scheme, _, text = request.headers.get("authorization", "").partition(" ")
         given = text.strip() if scheme.lower() == "bearer" else ""
         return self._database.retry(lambda connection: self._look_up(connection, given))

@@ -57,6 +57,9 @@ class Config:
     scripted_crash_at: int | None = _setting(
         None, "the token of an answer at which the scripted engine crashes", low=0
     )
+    scripted_answers: str | None = _setting(
+        None, "what the scripted engine says: JSON pairs of a text in the prompt and the answer to it"
+    )
     max_running: int = _setting(64, "the most responses generated at the same time", low=1, high=4096)
     max_waiting: int = _setting(256, "the most responses waiting for the engine", low=0, high=65536)
     max_of_tenant: int | None = _setting(
@@ -83,6 +86,7 @@ class Config:
     grace_seconds: float = _setting(
         15.0, "how long a stored response runs on after its last reader left", low=0
     )
+    websocket_seconds: float = _setting(3600.0, "how long a WebSocket may be used", low=1)
     drain_seconds: float = _setting(20.0, "how long SIGTERM waits for running responses", low=0)
     lease_seconds: float = _setting(10.0, "silence after which a replica counts as dead", low=2)
     database_connections: int = _setting(

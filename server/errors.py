@@ -4,6 +4,7 @@
     ├── InvalidRequest       400  the caller must change the request
     │   └── UnknownModel     404
     ├── NotAuthenticated     401  the caller must send a valid key
+    ├── WrongOrigin          403  a page of another site asks, through somebody's browser
     ├── NotFound             404  absent, deleted, or another tenant's: all the same
     ├── MethodNotAllowed     405
     ├── BodyTooSlow          408
@@ -26,7 +27,7 @@ from typing import ClassVar
 
 import msgspec
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import HTTPConnection
 from starlette.responses import Response
 from starlette.routing import Match
 
@@ -73,6 +74,15 @@ class NotAuthenticated(ApiError):
     status = 401
     type = "invalid_request_error"
     default_code = "invalid_api_key"
+
+
+class WrongOrigin(ApiError):
+    status = 403
+    type = "invalid_request_error"
+    default_code = "wrong_origin"
+
+    def __init__(self) -> None:
+        super().__init__("Pages of other sites may use this server with an API key only.")
 
 
 class NotFound(ApiError):
@@ -189,19 +199,24 @@ def translate(error: Exception) -> ApiError:
             return InternalError()
 
 
-def on_error(request: Request, error: Exception) -> Response:
+def log_mistake(told: ApiError, request_id: str, error: Exception) -> None:
+    """Keeps the cause of what the client is told nothing about."""
+    if isinstance(told, InternalError):
+        log.error("request %s failed", request_id, exc_info=error)
+
+
+def on_error(request: HTTPConnection, error: Exception) -> Response:
     """Starlette's handler for every exception that a route raises."""
     request_id = getattr(request.state, "request_id", None) or new_request_id()
     told = translate(error)
-    if isinstance(told, InternalError):
-        log.error("request %s failed", request_id, exc_info=error)
+    log_mistake(told, request_id, error)
     answered = answer(told, request_id)
     if isinstance(told, MethodNotAllowed):
         answered.headers["allow"] = ", ".join(_methods(request))
     return answered
 
 
-def _methods(request: Request) -> list[str]:
+def _methods(request: HTTPConnection) -> list[str]:
     """What the address takes, over all routes that share it."""
     routes = [route for route in request.app.routes if route.matches(request.scope)[0] is not Match.NONE]
     return sorted({method for route in routes for method in route.methods})

@@ -1,19 +1,24 @@
 """The scripted engine with a real model folder's vocabulary, so that its tokens read as text."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 from tokenizers import Tokenizer
 
-from engine.messages import Deliver, Engine, OnDead
+from engine.messages import Deliver, Engine, Job, OnDead
 from engine.scripted import Fault, Script, ScriptedConfig, ScriptedEngine
 from engine.vocabulary import read_vocabulary
 from server.config import Config
 from server.errors import ConfigError
 
+CONTEXT_LENGTH = 32768
+"""Enough for what agents send."""
+
 
 def scripted_engine(config: Config, folder: Path, deliver: Deliver, on_dead: OnDead) -> Engine:
-    """An engine that answers with plain words of the folder's tokenizer."""
+    """An engine that answers with plain words of the folder's tokenizer, or with what the settings say."""
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     special = set(tokenizer.get_added_tokens_decoder())
     words = tuple(
@@ -25,10 +30,12 @@ def scripted_engine(config: Config, folder: Path, deliver: Deliver, on_dead: OnD
     )
     crash = config.scripted_crash_at
     fault = Fault(kind="crash", at_token=crash) if crash is not None else None
+    stop_id = _stop_id(folder)
     return ScriptedEngine(
         ScriptedConfig(
             vocabulary=words,
-            stop_id=_stop_id(folder),
+            stop_id=stop_id,
+            context_length=CONTEXT_LENGTH,
             vocab_size=tokenizer.get_vocab_size(),
             spelling=read_vocabulary(folder, tokenizer.get_vocab_size()),
             script=Script(length=config.scripted_tokens, fault=fault),
@@ -39,8 +46,30 @@ def scripted_engine(config: Config, folder: Path, deliver: Deliver, on_dead: OnD
             hang_seconds=config.hang_seconds,
         ),
         deliver,
+        _scripts(config.scripted_answers or "[]", tokenizer, stop_id),
         on_dead=on_dead,
     )
+
+
+def _scripts(answers: str, tokenizer: Tokenizer, stop_id: int) -> Callable[[Job], Script | None]:
+    """Which answer is given to a prompt: the first whose text is in it; without one, made-up words."""
+    try:
+        pairs = msgspec.json.decode(answers, type=list[tuple[str, str]])
+    except msgspec.MsgspecError as error:
+        raise ConfigError(f"scripted-answers must be a JSON list of pairs of strings: {error}.") from error
+    scripts = [
+        (asked, Script(tokens=(*tokenizer.encode(said, add_special_tokens=False).ids, stop_id)))
+        for asked, said in pairs
+    ]
+
+    def choose(job: Job) -> Script | None:
+        if not scripts:
+            return None
+        prompt = job.prompt[: len(job.prompt) - job.output_offset]
+        text = tokenizer.decode(prompt, skip_special_tokens=False)
+        return next((script for asked, script in scripts if asked in text), None)
+
+    return choose
 
 
 def _stop_id(folder: Path) -> int:

@@ -224,6 +224,8 @@ class _Process:
         settings.keep_alive_timeout = 75.0
         settings.alpn_protocols = ["http/1.1"]
         settings.include_server_header = False
+        settings.websocket_max_message_size = self._config.max_body_bytes
+        settings.websocket_ping_interval = self._config.keep_alive_seconds
         connection.install()
         runner.run(
             hypercorn_serve(
@@ -302,6 +304,7 @@ class _Process:
             return
         self._draining = True
         self._admission.close()
+        self._services.closing.set()
         threading.Thread(target=self._drain, name="drain", daemon=True).start()
 
     def _drain(self) -> None:

@@ -1,6 +1,7 @@
 """What every handler may use, made once at start."""
 
-from dataclasses import dataclass
+import asyncio
+from dataclasses import dataclass, field
 from uuid import UUID
 
 from server.auth import Gate
@@ -30,6 +31,8 @@ class Services:
     taker: Taker
     started_at: int
     """Unix seconds; the served model's `created`."""
+    closing: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when the server begins to shut down."""
 
     def end_early(self, response: UUID) -> None:
         """Ends a response whose row says that its end is wanted, wherever it runs or waits."""

@@ -63,7 +63,7 @@ def test_asynchronous_code_is_where_bytes_are_moved_and_nowhere_else() -> None:
         for function in _functions(path)
         if isinstance(function, ast.AsyncFunctionDef)
     }
-    assert found == {"server/stream/sse.py", "server/stream/connection.py"}
+    assert found == {f"server/stream/{name}.py" for name in ("sse", "connection", "websocket")}
 
 
 @pytest.mark.parametrize("name", ["environ", "getenv"])

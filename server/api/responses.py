@@ -3,7 +3,7 @@
 import hashlib
 from uuid import UUID
 
-from starlette.requests import Request
+from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response as HttpResponse
 
 from server.api import query
@@ -34,7 +34,7 @@ def create(services: Services, caller: Caller, request: Request, body: bytes) ->
     admitted = services.admission.admit(caller, wanted, repeatable(request, body))
     if wanted.stream:
         reader = StreamReader(services.database, caller.tenant, admitted.id)
-        return _stream(services, request, admitted.channel, reader, 0)
+        return stream(services, request, admitted.channel, reader, 0)
     if wanted.background:
         return as_json(request, _read(services, caller, request, admitted.id))
     return _await_end(services, caller, request, admitted.id, admitted.channel)
@@ -61,7 +61,7 @@ def retrieve(services: Services, caller: Caller, request: Request, _body: bytes)
     if not reader.look():
         raise unknown(request)
     channel = None if reader.ended else services.hub.watch(caller.tenant, response)
-    return _stream(services, request, channel, reader, position)
+    return stream(services, request, channel, reader, position)
 
 
 def cancel(services: Services, caller: Caller, request: Request, _body: bytes) -> Answer:
@@ -92,9 +92,10 @@ def delete(services: Services, caller: Caller, request: Request, _body: bytes) -
     return as_json(request, Deleted(ids.response_id(response)))
 
 
-def _stream(
-    services: Services, request: Request, channel: Channel | None, reader: StreamReader, position: int
+def stream(
+    services: Services, request: HTTPConnection, channel: Channel | None, reader: StreamReader, position: int
 ) -> EventStream:
+    """A response's events from a sequence number on."""
     return EventStream(
         Cursor(channel, reader.read, position),
         timing=timing_of(services),

@@ -54,6 +54,8 @@ class Admitted:
     id: UUID
     channel: Channel
     """Where its frames come out."""
+    items: Sequence[Item] = ()
+    """What the model reads, of a response that begins here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +68,8 @@ class _New:
     prepared: Prepared
     previous: UUID | None
     items: Sequence[Item]
+    """Its input."""
+    history: Sequence[Item]
     repeatable: Repeatable | None
 
 
@@ -112,10 +116,15 @@ class Admission:
         request: CreateResponse,
         repeatable: Repeatable | None = None,
         given: Sequence[Given] | None = None,
+        *,
+        held: Sequence[Item] | None = None,
+        generate: bool = True,
     ) -> Admitted:
         """Begins a response, or finds the one that this request began when it was sent before.
 
-        `given` stands for the request's input where that came in another form.
+        `given` stands for the request's input where that came in another form. `held` is everything up to the
+        end of the previous response, where that is not in the store. One that does not `generate` completes
+        without output once the model has read its prompt.
 
         Raises ApiError or DecodeFailure, and then nothing has happened.
         """
@@ -130,7 +139,7 @@ class Admission:
             raise UnknownModel(request.model, self._served.names)
         if given is None:
             request, given = context.read_given(request)
-        new = self._prepare(caller, request, repeatable, given)
+        new = self._prepare(caller, request, repeatable, given, held, generate)
         try:
             return self._begin(new)
         except _UsedBefore:
@@ -171,15 +180,19 @@ class Admission:
         request: CreateResponse,
         repeatable: Repeatable | None,
         given: Sequence[Given],
+        held: Sequence[Item] | None,
+        generate: bool,
     ) -> _New:
         response = new_uuid()
         found = self._database.retry(
-            lambda connection: context.gather(connection, caller.tenant, request, given, response)
+            lambda connection: context.gather(connection, caller.tenant, request, given, response, held)
         )
         if request.background:
             self._refuse_too_many_queued()
         seed = request.seed if request.seed is not None else secrets.randbits(63)
         prepared = prepare(self._served, caller.tenant, request, found.items, response, seed)
+        if not generate:
+            prepared = prepared.read_only()
         try:
             self._served.engine.check(prepared.job)
         except JobRefused as refused:
@@ -191,6 +204,7 @@ class Admission:
             prepared=prepared,
             previous=found.previous,
             items=found.new,
+            history=found.history,
             repeatable=repeatable,
         )
 
@@ -208,7 +222,7 @@ class Admission:
             return Admitted(new.response, self._hub.watch(new.caller.tenant, new.response))
         else:
             run, begun = self._accept_running(new)
-        return self._hand_over(run, new.prepared, begun)
+        return self._hand_over(run, new, begun)
 
     def _begin_unstored(self, new: _New) -> tuple[Run, list[Event]]:
         def claim_key(connection: Connection) -> datetime:
@@ -274,28 +288,29 @@ class Admission:
             created_at=created_at,
             attempt=0 if new.prepared.echo.background else 1,
             prompt_tokens=len(new.prepared.prompt.token_ids),
+            generates=new.prepared.generates,
         )
         return Run(facts, self._served.reading(new.request, new.prepared.prompt))
 
-    def _hand_over(self, run: Run, prepared: Prepared, begun: Sequence[Event]) -> Admitted:
-        engine = self._served.engine
+    def _hand_over(self, run: Run, new: _New, begun: Sequence[Event]) -> Admitted:
+        engine, job = self._served.engine, new.prepared.job
         response = run.facts.id
         channel = self._hub.open(
             response,
             stored=run.stored,
             grace=self._config.grace_seconds,
-            on_abandoned=lambda: engine.cancel(prepared.job.job_id),
+            on_abandoned=lambda: engine.cancel(job.job_id),
         )
         frames = tuple(frame(event, render(response, event)) for event in begun)
         self._hub.publish([Published(response, 0, frames, None)])
         self._recorder.begin(run)
         crashpoint("accept.begun")
         try:
-            engine.submit(prepared.job)
+            engine.submit(job)
         except JobRefused:
             self._recorder.fail(response, "The server is overloaded; try again later.")
         crashpoint("accept.submitted")
-        return Admitted(response, channel)
+        return Admitted(response, channel, [*new.history, *new.items])
 
 
 def _row(new: _New, kept: timedelta | None) -> NewResponse:

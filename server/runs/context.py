@@ -41,10 +41,18 @@ class Context:
 
 
 def gather(
-    connection: Connection, tenant: str, request: CreateResponse, given: Sequence[Given], response: UUID
+    connection: Connection,
+    tenant: str,
+    request: CreateResponse,
+    given: Sequence[Given],
+    response: UUID,
+    held: Sequence[Item] | None = None,
 ) -> Context:
-    """Looks up what the request refers to. Raises ApiError for what is not there or does not fit."""
-    previous, history = _previous(connection, tenant, request)
+    """Looks up what the request refers to. Raises ApiError for what is not there or does not fit.
+
+    `held` is everything up to the end of the previous response, where that is not in the store.
+    """
+    previous, history = (None, held) if held is not None else _previous(connection, tenant, request)
     resolved = [_resolve(connection, tenant, item) for item in given if not isinstance(item, AdditionalTools)]
     new = [own(item, response, "i", index) for index, item in enumerate(resolved)]
     refuse_unmatched(history, new)

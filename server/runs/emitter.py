@@ -152,14 +152,15 @@ class Emitter:
     def end(self, ending: Ending) -> tuple[list[Event], Response]:
         """Closes what is open, then the terminal event; also the final response that it carries.
 
-        A completed response always has a message or a call, an empty message if the model said nothing. A
+        A completed response always has a message or a call, an empty message if the model said nothing,
+        unless it was not asked for a token. A
         cancelled one ends with `response.incomplete` whose status says so: OpenAI's SDKs know no other event
         for it.
         """
         completed = ending.status == "completed"
         cut_off = self._open is not None and isinstance(self._open.begun, CallStart)
         events = self._close("completed" if completed and not cut_off else "incomplete")
-        if completed and all(isinstance(item, Reasoning) for item in self.output):
+        if completed and ending.output_tokens and all(isinstance(item, Reasoning) for item in self.output):
             events += self._change_to(Kind.OUTPUT_TEXT_DELTA, MessageStart())
             events += self._close("completed")
         final = assemble(self._response, self._created_at, self._echo, ending.status, self.output, ending)

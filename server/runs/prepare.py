@@ -60,6 +60,12 @@ class Prepared:
     prompt: Prompt
     echo: Echo
     job: Job
+    generates: bool = True
+
+    def read_only(self) -> "Prepared":
+        """The same without an answer: an engine has read a prompt once it has drawn a token after it."""
+        job = replace(self.job, max_tokens=1, min_tokens=0, grammar=None, stop_strings=(), logprobs=None)
+        return replace(self, job=job, generates=False)
 
     @property
     def prompt_hash(self) -> bytes:

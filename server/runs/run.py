@@ -5,7 +5,7 @@ so a crash is repaired by feeding the stored tokens to a fresh run.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import groupby
 from uuid import UUID
@@ -35,6 +35,8 @@ class RunFacts:
     created_at: datetime
     attempt: int
     prompt_tokens: int
+    generates: bool = True
+    """Else it is over when the model has read the prompt, and the token that it draws then is nobody's."""
 
     @property
     def job_id(self) -> str:
@@ -138,6 +140,8 @@ class Run:
         logprobs: Sequence[EngineLogprobs] | None = None,
     ) -> list[Event]:
         """Events for tokens that the engine gave; none while their text is still uncertain."""
+        if not self.facts.generates:
+            return []
         self._first_token_at = self._first_token_at or at
         if self._logprobs is not None and logprobs is not None:
             self._logprobs.take(self._tokens, token_ids, logprobs)
@@ -149,8 +153,12 @@ class Run:
     ) -> list[Event]:
         """The last events, after the engine has ended the job."""
         status: EndStatus
+        if not self.facts.generates:
+            usage = replace(usage, output=0)
         match reason:
             case "stop":
+                status, why = "completed", None
+            case "length" if not self.facts.generates:
                 status, why = "completed", None
             case "length":
                 status, why = "incomplete", "max_output_tokens"

@@ -15,6 +15,7 @@ from tests.support.builders import examples
 ALL = {setting.name: setting for setting in settings()}
 #: A value for every setting, other than its default, as it is written, and as it is read.
 VALUES: dict[str, tuple[str, object]] = {
+    "scripted_answers": ('[["a", "b"]]', '[["a", "b"]]'),
     "host": ("0.0.0.0", "0.0.0.0"),  # noqa: S104
     "port": ("9000", 9000),
     "data_dir": ("/data", Path("/data")),

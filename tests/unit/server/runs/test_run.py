@@ -125,6 +125,21 @@ def test_the_engines_reason_becomes_the_status(reason: FinishReason, status: str
     assert run.final.created_at == int(CREATED.timestamp())
 
 
+@pytest.mark.parametrize("reason", REASONS)
+def test_a_run_that_does_not_generate_says_and_counts_nothing(reason: FinishReason) -> None:
+    run = make_run(generates=False)
+    events = play(run, [say("a")], reason)
+    ended = "incomplete" if reason == "cancelled" else "completed"
+    assert [event_type(event) for event in events] == [
+        "response.created",
+        "response.in_progress",
+        f"response.{ended}",
+    ]
+    assert run.output == []
+    assert run.ending is not None
+    assert (run.ending.input_tokens, run.ending.output_tokens) == (11, 0)
+
+
 def test_a_failed_run_keeps_its_output_and_counts_its_tokens_itself() -> None:
     run = make_run()
     events = play(run, [think("r"), say("ab")], None)

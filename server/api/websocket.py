@@ -1,0 +1,169 @@
+"""What one WebSocket on /v1/responses decides: which messages it takes, and what its responses go on from.
+
+A response that is not stored lives on in the connection that made it: its items are kept here, and nowhere
+else, so that the next turn can name it as `previous_response_id`.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+import msgspec
+from starlette.websockets import WebSocket
+
+from server.api import responses
+from server.errors import (
+    BodyTooLarge,
+    InvalidRequest,
+    TooManyRequests,
+    WrongOrigin,
+    log_mistake,
+    translate,
+)
+from server.runs.read import StreamReader
+from server.services import Services
+from server.stream.sse import Answer
+from server.stream.websocket import Wanted
+from server.wire.decode import decode
+from server.wire.errors import ErrorDetail
+from server.wire.items import Item, decode_item
+from server.wire.socket import ClientMessage, CreateMessage, SocketError, Steer, SteerDetail, SteerFailed
+
+MOST_WAITING = 16
+"""Messages that may wait for their turn on one connection."""
+MOST_HELD = 16
+"""Responses that one connection keeps to go on from; the oldest is forgotten first."""
+
+_REFUSED: list[tuple[str, Callable[[CreateMessage], object]]] = [
+    ("stream", lambda message: message.stream is False),
+    ("stream_options", lambda message: message.stream_options is not None),
+    ("background", lambda message: message.background),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """A response to go on from: all items up to its end."""
+
+    items: Sequence[Item]
+    size: int
+    """Bytes of the messages that they came in."""
+
+
+class _Ended(msgspec.Struct):
+    id: str
+    status: str
+    store: bool
+    output: list[msgspec.Raw]
+
+
+class _Last(msgspec.Struct):
+    """The last event of a stream."""
+
+    response: _Ended
+
+
+class SocketSession:
+    """One connection. `begin` and `end` are called one at a time, the others at any time."""
+
+    def __init__(self, services: Services, websocket: WebSocket) -> None:
+        """Raises NotAuthenticated, or WrongOrigin: browsers ask nobody before they open a WebSocket."""
+        caller = services.gate.identify(websocket)
+        if caller.key_id is None and not _is_own_origin(websocket):
+            raise WrongOrigin
+        self._services = services
+        self._websocket = websocket
+        self._held: dict[str, _Held] = {}
+        self._going_on: _Held = _Held((), 0)
+        """What the response that runs began with."""
+
+    def read(self, message: bytes, waiting: int) -> Wanted | bytes:
+        """Raises ApiError or DecodeFailure."""
+        if len(message) > self._services.config.max_body_bytes:
+            raise BodyTooLarge(self._services.config.max_body_bytes)
+        given: ClientMessage = decode(message, ClientMessage)  # type: ignore[arg-type]  # a union
+        if not isinstance(given, CreateMessage):
+            return msgspec.json.encode(
+                SteerFailed(
+                    error=SteerDetail("steering_not_supported", "Responses cannot be steered here."),
+                    steer=Steer(given.previous_response_id, given.input),
+                )
+            )
+        lane = b""
+        if given.stream_id is not None:
+            lane = b'"stream_id":' + msgspec.json.encode(given.stream_id) + b","
+        wanted = Wanted(given, len(message), lane)
+        if waiting >= MOST_WAITING:
+            error = TooManyRequests("Too many messages of this connection wait for their turn.")
+            return self.explain(error, wanted)
+        return wanted
+
+    def begin(self, wanted: Wanted) -> Answer:
+        """Raises ApiError or DecodeFailure, and then what it was to go on from is forgotten."""
+        try:
+            return self._begin(wanted)
+        except Exception:
+            self._forget(wanted)
+            raise
+
+    def _begin(self, wanted: Wanted) -> Answer:
+        services, message = self._services, wanted.message
+        for param, sent in _REFUSED:
+            if sent(message):
+                raise InvalidRequest(f"A message over a WebSocket has no {param}.", param=param)
+        caller = services.gate.identify(self._websocket)  # again: a key may have been revoked meanwhile
+        held = self._held.get(message.previous_response_id or "")
+        size = wanted.size + (held.size if held else 0)
+        if held and message.store is not False:
+            raise InvalidRequest(
+                "A stored response cannot go on from one that is not stored; send store: false.",
+                param="store",
+            )
+        if size > services.config.max_body_bytes:
+            raise BodyTooLarge(services.config.max_body_bytes)
+        admitted = services.admission.admit(
+            caller,
+            message,
+            held=held.items if held else None,
+            generate=message.generate is not False,
+        )
+        self._going_on = _Held(admitted.items, size)
+        reader = StreamReader(services.database, caller.tenant, admitted.id)
+        return responses.stream(services, self._websocket, admitted.channel, reader, 0)
+
+    def end(self, wanted: Wanted, last: bytes) -> None:
+        """Keeps what the next turn may go on from."""
+        ended = msgspec.json.decode(last, type=_Last).response
+        if ended.status == "failed":
+            self._forget(wanted)
+        elif not ended.store:
+            output = [decode_item(bytes(item)) for item in ended.output]
+            self._held[ended.id] = _Held([*self._going_on.items, *output], self._going_on.size)
+            while len(self._held) > MOST_HELD:
+                self._held.pop(next(iter(self._held)))
+
+    def _forget(self, wanted: Wanted) -> None:
+        self._held.pop(wanted.message.previous_response_id or "", None)
+
+    def explain(self, error: Exception, wanted: Wanted | None = None) -> bytes:
+        told = translate(error)
+        log_mistake(told, self._websocket.state.request_id, error)
+        lane = wanted.message.stream_id if wanted else None
+        return msgspec.json.encode(
+            SocketError(
+                status=told.status,
+                error=ErrorDetail(str(told), told.type, told.param, told.code),
+                stream_id=msgspec.UNSET if lane is None else lane,
+            )
+        )
+
+    def expire(self) -> bytes:
+        seconds = self._services.config.websocket_seconds
+        message = f"This connection has lasted {seconds:g} seconds; open a new one to go on."
+        return self.explain(InvalidRequest(message, code="websocket_connection_limit_reached"))
+
+
+def _is_own_origin(websocket: WebSocket) -> bool:
+    """Browsers say which page asks; whatever else asks does not."""
+    origin = websocket.headers.get("origin")
+    return origin is None or urlsplit(origin).netloc == websocket.headers.get("host")

@@ -1,0 +1,202 @@
+"""A WebSocket: messages in, the same streams as over HTTP out, in its frames. No decision is taken here.
+
+Everything that is decided is a plain function of a `Session` and called in a thread. While a response runs,
+what the client sends is read all the same, so that it is heard when it leaves; its next response waits.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Literal, Protocol, TypeVar
+
+from starlette.concurrency import run_in_threadpool
+from starlette.types import Message, Receive, Scope, Send
+from starlette.websockets import WebSocket
+
+from server.errors import on_error
+from server.stream.sse import Answer, Turns
+from server.wire.ids import new_request_id
+from server.wire.socket import CreateMessage
+
+T = TypeVar("T")
+
+GOING_AWAY = 1001
+NORMAL = 1000
+_DATA = b"data: "
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A response that the client asks for."""
+
+    message: CreateMessage
+    size: int
+    """Bytes that it came in."""
+    prefix: bytes
+    """What is put before the fields of every event of its stream."""
+
+
+class Session(Protocol):
+    """What one connection decides. Its methods are called in threads; `begin` and `end` one at a time."""
+
+    def read(self, message: bytes, waiting: int) -> Wanted | bytes:
+        """What a message wants; or the answer to it. So many others wait for their turn."""
+
+    def begin(self, wanted: Wanted) -> Answer:
+        """The stream of a new response, as it is sent over HTTP."""
+
+    def end(self, wanted: Wanted, last: bytes) -> None:
+        """The stream has ended with that event."""
+
+    def explain(self, error: Exception, wanted: Wanted | None = None) -> bytes:
+        """What the client is told of an error."""
+
+    def expire(self) -> bytes:
+        """What the client is told when its time is over."""
+
+
+class SocketEndpoint:
+    """An ASGI app around sessions, which `connect` makes in a thread; what it raises is a refusal."""
+
+    def __init__(
+        self,
+        connect: Callable[[WebSocket], Session],
+        *,
+        turns: Turns,
+        seconds: float,
+        send_seconds: float,
+        closing: asyncio.Event,
+    ) -> None:
+        """A connection lasts for `seconds`, or until it has nothing to do and `closing` is set."""
+        self._connect = connect
+        self._turns = turns
+        self._seconds = seconds
+        self._send_seconds = send_seconds
+        self._closing = closing
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        websocket = WebSocket(scope, receive, send)
+        websocket.state.request_id = new_request_id()
+        try:
+            async with self._turns.one():
+                session = await run_in_threadpool(self._connect, websocket)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the client gets an error object
+            await websocket.send_denial_response(on_error(websocket, error))
+            return
+        await websocket.accept(headers=[(b"x-request-id", websocket.state.request_id.encode())])
+        until = asyncio.get_running_loop().time() + self._seconds
+        await _Connection(websocket, session, self._turns, self._send_seconds).serve(until, self._closing)
+
+
+class _Connection:
+    def __init__(self, websocket: WebSocket, session: Session, turns: Turns, send_seconds: float) -> None:
+        self._websocket = websocket
+        self._session = session
+        self._turns = turns
+        self._send_seconds = send_seconds
+        self._wanted: deque[Wanted] = deque()
+        self._news = asyncio.Event()
+        """Set when something has come to be wanted."""
+        self._sending = asyncio.Lock()
+
+    async def serve(self, until: float, closing: asyncio.Event) -> None:
+        listening = asyncio.ensure_future(self._listen())
+        closed = asyncio.ensure_future(closing.wait())
+        try:
+            code = await self._take_turns(until, listening, closed)
+            if not listening.done():
+                await asyncio.wait_for(self._websocket.close(code), self._send_seconds)
+        except TimeoutError:
+            return  # a client that has stopped reading; a stored response goes on and can be replayed
+        finally:
+            listening.cancel()
+            closed.cancel()
+
+    async def _listen(self) -> None:
+        """Reads what the client sends; returns when it has gone."""
+        while (message := await self._websocket.receive())["type"] == "websocket.receive":
+            text = message.get("text")
+            body = message["bytes"] if text is None else text.encode()
+            try:
+                found = await self._call(self._session.read, body, len(self._wanted))
+            except Exception as error:  # noqa: BLE001 - whatever it is, the client gets an error object
+                found = self._session.explain(error)
+            if isinstance(found, bytes):
+                await self._send(found)
+            else:
+                self._wanted.append(found)
+                self._news.set()
+
+    async def _take_turns(
+        self, until: float, listening: asyncio.Future[None], closed: asyncio.Future[Literal[True]]
+    ) -> int:
+        """One response after the other; the code to close with, unless the client has gone."""
+        clock = asyncio.get_running_loop().time
+        while not listening.done():
+            if clock() >= until:
+                await self._send(self._session.expire())
+                return NORMAL
+            if self._wanted:
+                await self._answer(self._wanted.popleft(), listening)
+                continue
+            if closed.done():
+                return GOING_AWAY
+            self._news.clear()
+            more = asyncio.ensure_future(self._news.wait())
+            try:
+                awaited: set[asyncio.Future[object]] = {listening, closed, more}  # type: ignore[arg-type]
+                await asyncio.wait(awaited, timeout=until - clock(), return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                more.cancel()
+        return NORMAL
+
+    async def _answer(self, wanted: Wanted, listening: asyncio.Future[None]) -> None:
+        """Raises TimeoutError when the client does not read."""
+        try:
+            stream = await self._call(self._session.begin, wanted)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the client gets an error object
+            await self._send(self._session.explain(error, wanted))
+            return
+        relay = _Relay(self._send, wanted.prefix, listening)
+        await stream({"type": "http"}, relay.receive, relay.send)
+        if relay.whole:
+            await self._call(self._session.end, wanted, relay.last)
+        elif not listening.done():
+            raise TimeoutError
+
+    async def _call(self, function: Callable[..., T], *arguments: object) -> T:
+        async with self._turns.one():
+            return await run_in_threadpool(function, *arguments)
+
+    async def _send(self, data: bytes) -> None:
+        message = {"type": "websocket.send", "text": data.decode()}
+        async with self._sending:
+            await asyncio.wait_for(self._websocket.send(message), self._send_seconds)
+
+
+class _Relay:
+    """An HTTP client for a stream of server-sent events, which sends each event on as a message."""
+
+    def __init__(
+        self, tell: Callable[[bytes], Awaitable[None]], prefix: bytes, gone: asyncio.Future[None]
+    ) -> None:
+        self.whole = False
+        """The stream has been sent to its end."""
+        self.last = b""
+        self._tell = tell
+        self._prefix = prefix
+        self._gone = gone
+
+    async def receive(self) -> Message:
+        await asyncio.wait({self._gone})
+        return {"type": "http.disconnect"}
+
+    async def send(self, message: Message) -> None:
+        if message["type"] != "http.response.body":
+            return
+        for line in message.get("body", b"").split(b"\n"):
+            if line.startswith(_DATA + b"{"):
+                self.last = line.removeprefix(_DATA)
+                await self._tell(b"{" + self._prefix + self.last[1:])
+        self.whole = not message.get("more_body", False)
