@@ -72,6 +72,12 @@ class _Filled:
             path = f"/responses/{response_id(response)}?stream=true"
             assert self._client.get(path).raise_for_status().content.endswith(b"[DONE]\n\n")
 
+    def list(self) -> None:
+        """The newest page, and pages from anywhere."""
+        for after in ["", *(f"&after={response_id(one)}" for one in random.sample(self._single, 9))]:
+            listed = self._client.get(f"/responses?limit=20{after}").raise_for_status().json()["data"]
+            assert len(listed) == 20 or after, len(listed)
+
     def go_on(self) -> None:
         for chain in self._chains:
             self._create(previous_response_id=response_id(chain[-1]), max_output_tokens=1, store=False)
@@ -80,6 +86,7 @@ class _Filled:
 ASKED: dict[str, Ask] = {
     "GET": _Filled.get,
     "GET as a stream": _Filled.replay,
+    "GET of a list": _Filled.list,
     f"POST after {TURNS} turns": _Filled.go_on,
 }
 

@@ -1,0 +1,312 @@
+"""What the store's SQL means, over a database in memory.
+
+`installed` puts these functions in the place of those that send SQL. Rows of the log are held
+against those before them as they are written: numbers without a gap, attempts that never go back, nothing
+after the end.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from types import ModuleType
+from typing import Any
+from unittest import mock
+from uuid import UUID
+
+import msgspec
+
+from server.runs import admit, read, recorder, writing
+from server.runs.states import ENDED, Ending
+from server.store import deletion, events, idempotency, leases, ownership, responses
+from server.store.events import Chunk, News, Progress, Watched
+from server.store.idempotency import FirstUse
+from server.store.ownership import Place
+from server.store.responses import NewItem, NewResponse, StoredResponse
+from server.wire.events import Event
+from tests.support.memory import Memory, MemoryConnection, Row
+
+# --- what the SQL means; `at` is the memory, or a connection to it ---
+
+
+def fence(at: Memory, replica: UUID) -> datetime:
+    if replica not in at.alive:
+        raise leases.Fenced
+    return at.now
+
+
+def beat(at: Memory, replica: UUID) -> None:
+    fence(at, replica)
+    at.put(at.alive, replica, at.seconds)
+
+
+def bury(at: Memory, ttl_seconds: float) -> int:
+    for replica in [one for one, beaten in at.alive.items() if beaten < at.seconds - ttl_seconds]:
+        before = at.alive.pop(replica)
+        at.undo.append(lambda replica=replica, before=before: at.alive.update({replica: before}))  # type: ignore[misc]
+    left = [row for row in _unfinished(at) if row.stored.replica_id is not None]
+    left = [row for row in left if row.stored.replica_id not in at.alive]
+    for row in left:
+        at.change(row, replica_id=None, deaths=row.stored.deaths + 1)
+    return len(left)
+
+
+def others_alive(at: Memory, replica: UUID) -> bool:
+    return any(other != replica for other in at.alive)
+
+
+def _unfinished(at: Memory) -> list[Row]:
+    return [row for row in at.rows.values() if row.stored.status not in ENDED]
+
+
+def _take(at: Memory, me: UUID, which: Callable[[StoredResponse], bool], limit: int) -> list[StoredResponse]:
+    taken = [row for row in _unfinished(at) if row.stored.replica_id is None and which(row.stored)][:limit]
+    for row in taken:
+        at.change(row, status="in_progress", replica_id=me, attempt=row.stored.attempt + 1)
+    return [row.stored for row in taken]
+
+
+def claim_hopeless(at: Memory, me: UUID, *, most_deaths: int, limit: int) -> list[StoredResponse]:
+    def which(one: StoredResponse) -> bool:
+        return not one.background or one.cancel_requested_at is not None or one.deaths >= most_deaths
+
+    return _take(at, me, which, limit)
+
+
+def claim_waiting(
+    at: Memory, me: UUID, *, models: Sequence[str], full: Collection[str], limit: int
+) -> list[StoredResponse]:
+    return _take(at, me, lambda one: one.background and one.model in models and one.tenant not in full, limit)
+
+
+def hand_back(at: Memory, me: UUID, places: Sequence[Place]) -> None:
+    for place in places:
+        row = at.rows[place.id]
+        if row.stored.replica_id == me and row.stored.status == "in_progress":
+            at.change(row, replica_id=None)
+
+
+def owned(at: Memory, me: UUID) -> list[Place]:
+    return [
+        Place(row.stored.tenant, row.stored.id)
+        for row in _unfinished(at)
+        if row.stored.replica_id == me and row.stored.status == "in_progress"
+    ]
+
+
+def unwanted(at: Memory, me: UUID) -> list[UUID]:
+    return [place.id for place in owned(at, me) if at.rows[place.id].stored.cancel_requested_at is not None]
+
+
+def waiting(at: Memory, most: int) -> int:
+    return min(most, sum(row.stored.replica_id is None for row in _unfinished(at)))
+
+
+def request_cancel(at: Memory, tenant: str, response_id: UUID) -> None:
+    row = at.rows.get(response_id)
+    if row and not row.deleted and row.stored.status not in ENDED:
+        at.change(row, cancel_requested_at=row.stored.cancel_requested_at or at.now)
+
+
+def append(at: Memory, chunks: Iterable[Chunk]) -> None:
+    for chunk in chunks:
+        row = at.rows[chunk.response_id]
+        end = row.log[-1][0].first_seq + row.log[-1][0].n if row.log else 0
+        assert not row.folded, "an event after the end"
+        assert chunk.first_seq == end, f"event {chunk.first_seq} where {end} comes next"
+        assert not row.log or chunk.attempt >= row.log[-1][0].attempt, "an event of an earlier attempt"
+        row.log.append((chunk, at.now.timestamp()))
+        at.undo.append(lambda row=row: row.log.pop())  # type: ignore[misc]
+
+
+def append_alone(
+    at: MemoryConnection, replica: UUID, make: Callable[[datetime], Iterable[Chunk] | None]
+) -> bool:
+    with at.memory.begin():
+        rows = make(fence(at.memory, replica))
+        if rows is not None:
+            append(at.memory, rows)
+        return rows is not None
+
+
+def compact(at: Memory, tenant: str, response_id: UUID) -> None:
+    row = at.rows[response_id]
+    row.folded = True
+    at.undo.append(lambda: setattr(row, "folded", False))
+
+
+def read_log(at: Memory, tenant: str, response_id: UUID, first: int, limit: int | None = None) -> list[Event]:
+    return events.unpack_from(compacted(at, tenant, response_id), first)[:limit]
+
+
+def compacted(at: Memory, tenant: str, response_id: UUID) -> str:
+    row = at.rows.get(response_id)
+    rows = [] if row is None or (row.deleted and row.folded) else row.log
+    return msgspec.json.encode(
+        [[*chunk[2:7], moment, msgspec.Raw(chunk.body.encode())] for chunk, moment in rows]
+    ).decode()
+
+
+def progress(at: Memory, tenant: str, response_id: UUID) -> Progress:
+    row = at.rows[response_id]
+    if row.folded or not row.log:
+        return Progress([], 0, None)
+    given = [(chunk, moment) for chunk, moment in row.log if chunk.token_ids is not None]
+    tokens = [token for chunk, _ in given for token in memoryview(chunk.token_ids or b"").cast("i")]
+    first = datetime.fromtimestamp(given[0][1], UTC) if given else None
+    return Progress(tokens, row.log[-1][0].first_seq + row.log[-1][0].n, first)
+
+
+def next_seq(at: Memory, tenant: str, response_id: UUID) -> int:
+    return progress(at, tenant, response_id).next_seq
+
+
+def catch_up(at: Memory, watched: Sequence[Watched]) -> list[News]:
+    found = []
+    for one in watched:
+        row = at.rows.get(one.response_id)
+        if row is None or row.deleted:
+            found.append(News(one, "gone", 0, []))
+        elif row.stored.status in ENDED:
+            found.append(News(one, "ended", 0, []))
+        elif one.next_seq is None:
+            found.append(News(one, "running", next_seq(at, one.tenant, one.response_id), []))
+        elif new := read_log(at, one.tenant, one.response_id, one.next_seq):
+            found.append(News(one, "running", new[-1].sequence_number + 1, new))
+    return found
+
+
+def insert_running(at: Memory, new: NewResponse, replica: UUID) -> datetime:
+    return _insert(at, new, status="in_progress", replica_id=replica, attempt=1)
+
+
+def insert_queued(at: Memory, new: NewResponse) -> datetime:
+    return _insert(at, new, status="queued", attempt=0)
+
+
+def _insert(at: Memory, new: NewResponse, **more: Any) -> datetime:
+    fields: dict[str, Any] = dict.fromkeys(StoredResponse.__dataclass_fields__)
+    known = {name: getattr(new, name) for name in NewResponse.__dataclass_fields__ if name in fields}
+    stored = StoredResponse(**{**fields, "created_at": at.now, "deaths": 0, **known, **more})
+    assert new.id not in at.rows
+    at.put(at.rows, new.id, Row(stored))
+    return at.now
+
+
+def insert_items(at: Memory, tenant: str, response_id: UUID, side: int, new: Sequence[NewItem]) -> None:
+    items = at.rows[response_id].items
+    assert not items[side] or not new, "items are written twice"
+    at.put(items, side, [item.payload for item in new])
+
+
+def get(at: Memory, tenant: str, response_id: UUID) -> StoredResponse | None:
+    row = at.rows.get(response_id)
+    return row.stored if row and not row.deleted else None
+
+
+def hold(at: Memory, tenant: str, response_id: UUID) -> bool:
+    return get(at, tenant, response_id) is not None
+
+
+def input_items(at: Memory, tenant: str, response_id: UUID) -> list[str]:
+    return at.rows[response_id].items[0]
+
+
+def output_items(at: Memory, tenant: str, response_id: UUID) -> list[str]:
+    return at.rows[response_id].items[1]
+
+
+def finish(at: Memory, tenant: str, response_id: UUID, replica: UUID, ending: Ending) -> bool:
+    row = at.rows[response_id]
+    assert (row.stored.replica_id, row.stored.status) == (replica, "in_progress"), row.stored
+    columns = {name: getattr(ending, name) for name in Ending.__dataclass_fields__}
+    at.change(row, **columns)
+    return row.deleted
+
+
+def record_usage(at: Memory, *, response_id: UUID, ending: Ending, **_other: Any) -> None:
+    assert response_id not in at.metered, "metered twice"
+    at.put(at.metered, response_id, ending)
+
+
+def is_metered(at: Memory, tenant: str, response_id: UUID) -> bool:
+    return response_id in at.metered
+
+
+def delete(at: Memory, tenant: str, response_id: UUID) -> bool | None:
+    row = at.rows.get(response_id)
+    if row is None or row.deleted:
+        return None
+    request_cancel(at, tenant, response_id)
+    row.deleted = True
+    at.undo.append(lambda: setattr(row, "deleted", False))
+    return row.stored.status not in ENDED
+
+
+def purge(at: Memory, tenant: str, response_id: UUID) -> None:
+    """What a deleted response held stays here for the checks; no reader sees it."""
+
+
+def find(at: Memory, tenant: str, key: str) -> FirstUse | None:
+    return at.keys.get(key)
+
+
+def claim(at: Memory, tenant: str, key: str, digest: bytes, response: UUID) -> bool:
+    before = at.keys.get(key)
+    if before is not None and before.response_id != response:
+        return False
+    at.put(at.keys, key, FirstUse(digest, response))
+    return True
+
+
+PLACES: dict[ModuleType, dict[str, Any]] = {
+    leases: {"fence": fence, "beat": beat, "bury": bury, "others_alive": others_alive},
+    ownership: {
+        "claim_hopeless": claim_hopeless,
+        "claim_waiting": claim_waiting,
+        "hand_back": hand_back,
+        "owned": owned,
+        "unwanted": unwanted,
+        "waiting": waiting,
+        "request_cancel": request_cancel,
+    },
+    events: {
+        "append": append,
+        "compact": compact,
+        "read": read_log,
+        "compacted": compacted,
+        "progress": progress,
+        "next_seq": next_seq,
+        "catch_up": catch_up,
+    },
+    responses: {
+        "insert_running": insert_running,
+        "insert_queued": insert_queued,
+        "insert_items": insert_items,
+        "get": get,
+        "hold": hold,
+        "input_items": input_items,
+        "output_items": output_items,
+        "finish": finish,
+        "record_usage": record_usage,
+        "is_metered": is_metered,
+    },
+    deletion: {"delete": delete, "purge": purge},
+    idempotency: {"find": find, "claim": claim},
+    recorder: {"append_alone": append_alone},
+    admit: {"clock": lambda at: at.now},
+    writing: {"durable": lambda _at: None},
+    read: {"snapshot": lambda _at: None},
+}
+
+
+@contextmanager
+def installed() -> Iterator[None]:
+    """The store's functions are these, for every caller in this process."""
+    patches = [mock.patch.multiple(module, **functions) for module, functions in PLACES.items()]
+    for patch in patches:
+        patch.start()
+    try:
+        yield
+    finally:
+        for patch in patches:
+            patch.stop()

@@ -1,0 +1,88 @@
+"""What must hold of a simulated world once it has come to rest."""
+
+import itertools
+from uuid import UUID
+
+import msgspec
+
+from server.runs.read import StreamReader, read_response
+from server.runs.states import ENDED
+from server.store import events
+from server.stream.frames import frame
+from server.wire.events import Event, is_terminal, render
+from tests.support.builders import BREAK_PARSER, TENANT, SpelledParser
+from tests.support.memory import MemoryDatabase, Row
+from tests.support.simulated_parts import answer_of
+from tests.support.simulation import World
+
+
+def check(world: World) -> None:
+    """Fails with what does not hold. Numbers, attempts and statuses were checked as they were written."""
+    for response, row in world.memory.rows.items():
+        log = [
+            event
+            for chunk, _ in row.log
+            for event in events.unpack(*chunk[2:3], *_place(chunk), chunk.body.encode())
+        ]
+        frames = [frame(event, render(response, event)) for event in log]
+        _check_end(world, row, log)
+        _check_text(world, response, log)
+        for client in world.clients:
+            if client.response == response:
+                assert client.frames == frames[: len(client.frames)], "a client saw what is not stored"
+                assert row.deleted or not client.done or len(client.frames) == len(frames), "a stream was cut"
+        if not row.deleted:
+            _check_replays(world, response, frames)
+    _check_unstored(world)
+    for key, answered in world.keyed.items():
+        assert len(answered) == 1, f"{key} made several responses"
+
+
+def _place(chunk: events.Chunk) -> tuple[int, int, int]:
+    return chunk.kind, chunk.output_index, chunk.content_index
+
+
+def _check_end(world: World, row: Row, log: list[Event]) -> None:
+    stored = row.stored
+    assert stored.status in ENDED
+    assert [is_terminal(event) for event in log] == [False] * (len(log) - 1) + [True]
+    assert row.folded, "an ended response whose log is not folded"
+    told = msgspec.json.decode(log[-1].body)["response"]
+    assert told["status"] == stored.status
+    assert world.memory.metered[stored.id].output_tokens == told["usage"]["output_tokens"]
+    if not row.deleted:
+        found = read_response(world.memory, TENANT, stored.id)  # type: ignore[arg-type]
+        assert msgspec.json.decode(msgspec.json.encode(found)) == told, "it is not stored as it was told"
+
+
+def _check_text(world: World, response: UUID, log: list[Event]) -> None:
+    """What was told is what the engine said, neither more nor less than the tokens that were counted."""
+    told = "".join(event.body for event in log if event.kind)
+    answer, parser = answer_of(response), SpelledParser()
+    counted = world.memory.metered[response].output_tokens
+    broken = BREAK_PARSER in answer[:counted]
+    readable = answer[: answer.index(BREAK_PARSER) if broken else counted]
+    said = "".join(delta.text for delta in parser.feed(readable))  # type: ignore[union-attr]
+    rest = "".join(delta.text for delta in parser.close())  # type: ignore[union-attr]
+    # What came in one piece with a token that cannot be read is lost with it.
+    assert (said + rest).startswith(told) if broken else told in (said, said + rest), (told, said, rest)
+    if world.memory.rows[response].stored.status == "completed":
+        assert counted == len(answer_of(response))
+
+
+def _check_replays(world: World, response: UUID, frames: list[bytes]) -> None:
+    for first in {0, len(frames) // 2, len(frames) - 1}:
+        reader = StreamReader(MemoryDatabase(world.memory), TENANT, response)  # type: ignore[arg-type]
+        assert reader.read(first).frames == frames[first:]
+
+
+def _check_unstored(world: World) -> None:
+    """Of responses that are kept nowhere, all who read them from the start read the same."""
+    unstored = [client for client in world.clients if not client.stored]
+    for one, other in itertools.combinations(unstored, 2):
+        if one.response == other.response:
+            short = min(len(one.frames), len(other.frames))
+            assert one.frames[:short] == other.frames[:short]
+    for client in unstored:
+        numbers = [msgspec.json.decode(read.split(b"data: ")[1])["sequence_number"] for read in client.frames]
+        assert numbers == list(range(len(numbers)))

@@ -1,0 +1,163 @@
+"""What a simulated replica has around it: a loop, an engine that gives a known answer, clients."""
+
+import asyncio
+import functools
+import random
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+from engine.messages import Capabilities, Failed, Finished, Job, JobRefused, Outbound, Stats, Tokens, Usage
+from server.runs.read import StreamReader
+from server.stream.hub import Channel
+from tests.support.builders import BREAK_PARSER, HALF, THINK
+from tests.support.memory import Memory
+
+if TYPE_CHECKING:
+    from tests.support.simulation import Replica
+
+CAPABILITIES = Capabilities(
+    vocab_size=2**31, context_length=4096, stop_ids=frozenset(), temperature=1.0, top_p=1.0
+)
+
+
+@functools.lru_cache(maxsize=64)
+def answer_of(response: UUID) -> tuple[int, ...]:
+    """What the engine says of a response, whoever asks it."""
+    dice = random.Random(response.int)
+    thought = [THINK + ord("t")] * dice.choice((0, 0, 1, 3))
+    said = [dice.choice((ord("a"), ord("b"), HALF)) for _ in range(dice.randint(1, 9))]
+    return (*thought, *said, *[BREAK_PARSER] * (dice.random() < 0.04))
+
+
+class SimulatedLoop:
+    """What a hub needs of a loop; `turn` does what was asked for."""
+
+    def __init__(self, memory: Memory) -> None:
+        self._memory = memory
+        self._asked: deque[Callable[[], object]] = deque()
+        self._timers: list[Timer] = []
+
+    def is_closed(self) -> bool:
+        return False
+
+    def call_soon_threadsafe(self, act: Callable[..., object], *arguments: object) -> None:
+        self._asked.append(lambda: act(*arguments))
+
+    def call_later(self, seconds: float, act: Callable[[], object]) -> "Timer":
+        timer = Timer(self._memory.seconds + seconds, act)
+        self._timers.append(timer)
+        return timer
+
+    def turn(self) -> None:
+        due = [timer for timer in self._timers if timer.at <= self._memory.seconds]
+        self._timers = [timer for timer in self._timers if timer not in due]
+        while self._asked:
+            self._asked.popleft()()
+        for timer in due:
+            if not timer.cancelled:
+                timer.act()
+
+
+@dataclass(eq=False)
+class Timer:
+    at: float
+    act: Callable[[], object]
+    cancelled: bool = False
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+
+class PlayedEngine:
+    """Gives `answer_of` every job's response, so many tokens at a time as the dice say."""
+
+    def __init__(self, dice: random.Random, deliver: Callable[[list[Outbound]], None]) -> None:
+        self.capabilities = CAPABILITIES
+        self.jobs: dict[str, tuple[Job, int]] = {}
+        """With how many tokens each has got."""
+        self.cancelled: set[str] = set()
+        self.most = 4
+        self._dice = dice
+        self._deliver = deliver
+
+    def check(self, job: Job) -> None: ...
+
+    def hold(self, held: bool) -> None: ...
+
+    def submit(self, job: Job) -> None:
+        if len(self.jobs) >= self.most:
+            raise JobRefused("overloaded", "No room.")
+        assert job.job_id not in self.jobs, "a response is generated twice at once"
+        self.jobs[job.job_id] = (job, 0)
+
+    def cancel(self, job_id: str) -> None:
+        if job_id in self.jobs:
+            self.cancelled.add(job_id)
+
+    def stats(self) -> Stats:
+        return Stats(running=0, waiting=0, kv_blocks_used=0, kv_blocks_total=1, steps=0, tokens=0, alive=True)
+
+    def step(self) -> None:
+        told: list[Outbound] = []
+        for job_id, (job, before) in list(self.jobs.items()):
+            answer = answer_of(UUID(hex=job_id))[job.output_offset : job.output_offset + job.max_tokens]
+            more = answer[before : before + self._dice.randint(0, 2)]
+            cancelled = job_id in self.cancelled
+            given = before if cancelled else before + len(more)
+            if given > before:
+                told.append(Tokens(job_id, tuple(more)))
+                self.jobs[job_id] = (job, given)
+            if cancelled or given == len(answer):
+                self._forget(job_id)
+                usage = Usage(len(job.prompt), 0, given)
+                told.append(Finished(job_id, "cancelled" if cancelled else "stop", usage))
+        if told:
+            self._deliver(told)
+
+    def fail(self) -> None:
+        """The engine dies, and comes back."""
+        told: list[Outbound] = []
+        for job_id, (job, given) in list(self.jobs.items()):
+            self._forget(job_id)
+            told.append(Failed(job_id, "engine_dead", "It died.", Usage(len(job.prompt), 0, given)))
+        if told:
+            self._deliver(told)
+
+    def _forget(self, job_id: str) -> None:
+        del self.jobs[job_id]
+        self.cancelled.discard(job_id)
+
+
+@dataclass
+class Client:
+    """One who made a response and reads it, here or there."""
+
+    response: UUID
+    stored: bool
+    replica: "Replica | None"
+    channel: Channel | None
+    reader: StreamReader
+    frames: list[bytes] = field(default_factory=list)
+    waker: asyncio.Event | None = None
+    done: bool = False
+
+    def take(self) -> None:
+        """What `EventStream` does when it is woken."""
+        if self.done:
+            return
+        frames = None if self.channel is None else self.channel.after(len(self.frames))
+        if frames is not None and self.channel is not None:
+            self.frames += frames
+            self.done = self.channel.ended
+        else:
+            found = self.reader.read(len(self.frames))
+            self.frames += found.frames
+            self.done = found.ended
+
+    def leave(self) -> None:
+        if self.channel is not None and self.waker is not None:
+            self.channel.leave(self.waker)
+        self.replica = self.channel = self.waker = None
