@@ -1,80 +1,117 @@
 r"""A custom tool's Lark grammar, rewritten for its input as it stands inside a JSON string.
 
-There `"` and `\` have a backslash before them, and control characters are escapes. Each literal and each
-regular expression is rewritten by itself, an atom at a time; the rules stay as they are.
+There `"` and `\` have a backslash before them, and line breaks and tabs are escapes of two characters. Every
+text and every regular expression becomes a rule of single characters, each as JSON writes it: as one
+terminal, a line of any text would swallow the backslash with which the escape after it begins.
 """
 
 import json
 import re
+from collections.abc import Iterator
 
 from server.dialects.base import PromptError
 
-_TERMINAL = re.compile(
-    r'//[^\n]*|(?P<text>"(?:\\.|[^"\\\n])*")(?P<case>i?)|/(?P<regex>(?:\\.|[^/\\\n])+)/(?P<flags>[a-z]*)'
+_TOKEN = re.compile(
+    r"""(?P<comment>//[^\n]*)
+    |(?P<range>"(?:\\.|[^"\\\n])*"\s*\.\.\s*"(?:\\.|[^"\\\n])*")
+    |(?P<text>"(?:\\.|[^"\\\n])*")(?P<case>i?)
+    |/(?P<regex>(?:\\.|[^/\\\n])+)/(?P<flags>[a-z]*)
+    |%import\s+common\.(?P<import>\w+)[^\n]*
+    |(?P<directive>%\w+)
+    |(?P<name>\b[A-Z_]*[A-Z][A-Z0-9_]*\b)""",
+    re.VERBOSE,
 )
 _ATOM = re.compile(
-    r"""\(\?[a-zA-Z-]*[:)]|\(\?P?<\w+>|\[\^?\]?(?:\\.|\[:\^?\w+:\]|[^\]\\])*\]|\\[xuU]\{[0-9a-fA-F]+\}"""
-    r"""|\\x[0-9a-fA-F]{2}|\\u[0-9a-fA-F]{4}|\\[pP]\{[^}]*\}|\{\d*,?\d*\}|\\.|.""",
-    re.DOTALL,
+    r"""(?P<open>\(\?(?:[a-zA-Z-]*:|P?<\w+>)|\()|(?P<syntax>[)|])|(?P<times>\{\d*,?\d*\}\??|[*+?]\??)
+    |(?P<anchor>[\^$]|\\[bBAzZ]|\(\?)
+    |(?P<atom>\[\^?\]?(?:\\.|\[:\^?\w+:\]|[^\]\\])*\]|\\[xuU]\{[0-9a-fA-F]+\}|\\x[0-9a-fA-F]{2}
+    |\\u[0-9a-fA-F]{4}|\\[pP]\{[^}]*\}|\\.|.)""",
+    re.VERBOSE | re.DOTALL,
 )
-_SPECIAL = {
-    '"': '\\\\"',
-    "\\": "\\\\\\\\",
-    "\n": "\\\\n",
-    "\r": "\\\\r",
-    "\t": "\\\\t",
-    "\b": "\\\\b",
-    "\f": "\\\\f",
-}
-"""Characters that are written otherwise in JSON, each with a pattern for how."""
+_SPECIAL = '"\\\n\r\t\b\f'
+"""Characters that are written otherwise in JSON."""
+_ORDINARY = [chr(code) for code in range(0x20, 0x7F) if chr(code) not in _SPECIAL]
 _PLAIN = r"[^\"\\\x00-\x1f]"
-_SYNTAX = set("()|*+?^$")
+_COMMON = {
+    "CR": r"/\r/",
+    "CRLF": r"/\r\n/",
+    "DIGIT": "/[0-9]/",
+    "HEXDIGIT": "/[0-9a-fA-F]/",
+    "INT": "/[0-9]+/",
+    "LETTER": "/[a-zA-Z]/",
+    "LF": r"/\n/",
+    "NEWLINE": r"/(\r?\n)+/",
+    "SIGNED_INT": "/[+-]?[0-9]+/",
+    "WORD": "/[a-zA-Z]+/",
+    "WS": r"/[ \t\f\r\n]+/",
+    "WS_INLINE": r"/[ \t]+/",
+}
+"""What Lark's own library calls by these names."""
 
 
 def escaped_grammar(definition: str) -> str:
     """The grammar of the JSON-escaped input. Raises PromptError for what cannot be rewritten."""
-    return _TERMINAL.sub(_rewrite, definition)
+    return _TOKEN.sub(_rewrite, definition)
 
 
 def _rewrite(found: re.Match[str]) -> str:
+    match found.lastgroup:
+        case "comment":
+            return found[0]
+        case "range":
+            first, last = (_said(text.strip()) for text in found[0].split(".."))
+            return _atom(f"[{re.escape(first)}-{re.escape(last)}]", "")
     if found["text"] is not None:
-        try:
-            said = json.loads(found["text"].replace("\\'", "'"))
-        except ValueError:
-            raise PromptError(f"The literal {found['text']} is not understood.", "tools") from None
-        return json.dumps(json.dumps(said, ensure_ascii=False)[1:-1]) + found["case"]
-    if found["regex"] is None:
-        return found[0]
-    if found["flags"].strip("is"):
-        raise PromptError(f"The flags of {found[0]} are not served.", "tools")
-    dot_is_all = "s" in found["flags"]
-    pattern = "".join(_atom(atom[0], dot_is_all) for atom in _ATOM.finditer(found["regex"]))
-    return f"/{pattern}/{'i' if 'i' in found['flags'] else ''}"
+        letters = [_atom(re.escape(letter), found["case"]) for letter in _said(found["text"])]
+        return f"({' '.join(letters)})" if letters else '""'
+    if found["regex"] is not None:
+        return f"({' '.join(_expression(found['regex'], found['flags']))})"
+    if found["import"] is not None:
+        if found["import"] not in _COMMON:
+            raise _not_served(found[0])
+        return f"{_rule(found['import'])}: {escaped_grammar(_COMMON[found['import']])}"
+    if found["directive"] is not None:
+        raise _not_served(found[0])
+    return _rule(found["name"])
 
 
-def _atom(atom: str, dot_is_all: bool) -> str:
-    """One atom of a regular expression, as it is in a JSON string."""
-    if atom in _SYNTAX or atom.startswith(("{", "(?")) or atom in ("\\b", "\\B", "\\A", "\\z"):
-        return atom
-    if len(atom) == 1 and atom not in '.[{"\n\t\r\f':
-        return atom
-    if len(atom) == 2 and atom[0] == "\\" and atom[1] in "/.-[](){}|*+?^$":
-        return atom
-    tested = re.compile(_for_python(atom), re.DOTALL if dot_is_all else 0)
-    written = [how for character, how in _SPECIAL.items() if tested.fullmatch(character)]
-    inner = "[^\\n]" if atom == "." else atom if atom.startswith("[") else f"[{atom}]"
-    if atom == "." and dot_is_all:
-        inner = _PLAIN
-    only_special = len(written) == 1 and not _may_be_plain(tested)
-    plain = [] if only_special else [f"[{inner}&&{_PLAIN}]" if inner != _PLAIN else _PLAIN]
-    alternatives = [*plain, *written]
-    return alternatives[0] if len(alternatives) == 1 else f"(?:{'|'.join(alternatives)})"
+def _rule(name: str) -> str:
+    return f"term_{name.lower()}"
 
 
-def _may_be_plain(tested: re.Pattern[str]) -> bool:
-    return any(tested.fullmatch(chr(code)) for code in range(0x20, 0x250) if chr(code) not in '"\\') or any(
-        tested.fullmatch(character) for character in "日é😀\u2028"
-    )
+def _said(text: str) -> str:
+    try:
+        said: str = json.loads(text.replace("\\'", "'"))
+    except ValueError:
+        raise _not_served(text) from None
+    return said
+
+
+def _expression(pattern: str, flags: str) -> Iterator[str]:
+    """A regular expression as one of Lark: groups, choices and repetitions are written alike."""
+    if flags.strip("is"):
+        raise _not_served(f"/{pattern}/{flags}")
+    for part in _ATOM.finditer(pattern):
+        if part["anchor"]:
+            raise _not_served(f"/{pattern}/")
+        if part["open"]:
+            yield "("
+        elif part["atom"]:
+            yield _atom(part["atom"], flags)
+        else:
+            yield part["syntax"] or part["times"][: -1 if part["times"][1:].endswith("?") else None]
+
+
+def _atom(atom: str, flags: str) -> str:
+    """One character of those that an atom of a regular expression fits, as JSON writes it."""
+    case = "i" if "i" in flags else ""
+    tested = re.compile(_for_python(atom), re.DOTALL if "s" in flags else 0)
+    ways = [json.dumps(json.dumps(letter)[1:-1]) for letter in _SPECIAL if tested.fullmatch(letter)]
+    if len(ways) == 1 and not any(tested.fullmatch(letter) for letter in _ORDINARY):
+        return ways[0]
+    inner = atom if atom.startswith("[") else _PLAIN if atom == "." else f"[{atom}]"
+    ways.insert(0, f"/[{inner}&&{_PLAIN}]/{case}")
+    return ways[0] if len(ways) == 1 else f"({' | '.join(ways)})"
 
 
 def _for_python(atom: str) -> str:
@@ -84,5 +121,9 @@ def _for_python(atom: str) -> str:
     try:
         re.compile(atom or "(?!)")
     except re.error:
-        raise PromptError(f"The pattern {atom} is not understood.", "tools") from None
-    return atom or "(?!)"
+        raise _not_served(atom) from None
+    return atom if atom not in ("", "[]") else "(?!)"
+
+
+def _not_served(what: str) -> PromptError:
+    return PromptError(f"{what[:100]} in the grammar of a custom tool is not served.", "tools")

@@ -203,3 +203,37 @@ def made_folder(tmp_path: Path) -> Callable[..., Path]:
         return tmp_path
 
     return make
+
+
+@pytest.mark.parametrize(
+    ("source", "rendered"),
+    [
+        ("{% generation %}{{ messages[0].content }}{% endgeneration %}!", "é!"),
+        ("{{ [messages[0].content]|tojson(ensure_ascii=True) }}", '["\\u00e9"]'),
+        ("{{ {'b': 1, 'a': 2}|tojson(sort_keys=True, separators=(',', ':')) }}", '{"a":2,"b":1}'),
+        ("{{ [1]|tojson(indent=1) }}", "[\n 1\n]"),
+    ],
+)
+def test_a_template_has_what_transformers_gives_it(
+    made_folder: Callable[..., Path], source: str, rendered: str
+) -> None:
+    assert ChatTemplate(made_folder([], source)).render([{"role": "user", "content": "é"}]) == rendered
+
+
+def test_json_in_ascii_hides_no_control_token_and_shows_no_marker(made_folder: Callable[..., Path]) -> None:
+    made = ChatTemplate(made_folder(["ab"], "{{ messages[0].content|tojson(ensure_ascii=True) }}"))
+    ids = made.encode(made.render([{"role": "user", "content": "ab"}]))
+    assert made.tokenizer.decode(list(ids), skip_special_tokens=False) == '"ab"'
+    assert made.tokenizer.token_to_id("ab") not in ids
+
+
+def test_a_tokenizer_that_puts_a_space_before_text_puts_none_within_it(tmp_path: Path) -> None:
+    words = {word: place for place, word in enumerate(["?", "▁", "▁x", "x", "a", "b", "▁a", "\n", "c"])}
+    tokenizer = Tokenizer(models.BPE(vocab=words, merges=[("▁", "x"), ("▁", "a")], unk_token="?"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always", split=False)
+    tokenizer.add_special_tokens([AddedToken("ab", normalized=False)])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    made = ChatTemplate(tmp_path)
+    ids = made.encode(made.render([{"role": "user", "content": "xabc"}]))
+    assert [made.tokenizer.id_to_token(id_) for id_ in ids] == ["▁x", "a", "b", "c"]
