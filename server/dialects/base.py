@@ -5,6 +5,7 @@ Pure: no thread, no clock, no I/O after construction. Tokens come from the engin
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any, Literal, Protocol
 
 from engine.messages import Grammar
@@ -69,6 +70,9 @@ class Conversation:
     documents: Sequence[Mapping[str, Any]] = ()
     continues: bool = False
     """The last item is an assistant's message that the model goes on with, in place of a new turn."""
+    moment: datetime | None = None
+    """When the answer was asked for; a prompt may tell the date, and must be the same when written again.
+    Without one it is the present."""
     generates: bool = True
     """The prompt ends where the model's turn begins; without, after the last item."""
 

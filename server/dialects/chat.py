@@ -121,6 +121,8 @@ class ChatDialect:
     def _render(self, messages: Sequence[dict[str, Any]], conversation: Conversation, **told: Any) -> str:
         named = _checked(conversation.variables)
         wished = {**self._wishes(conversation), **named}
+        if conversation.moment is not None:
+            told["strftime_now"] = conversation.moment.strftime
         try:
             return self._template.render(messages, **told, **wished)
         except PromptError as error:

@@ -78,7 +78,8 @@ class HarmonyDialect:
 
     def _system(self, conversation: Conversation, builtin: tuple[str, ...]) -> str:
         section = self.encoding.builtin_section(builtin) if builtin else ""
-        return system_text(conversation, self.today(), section)
+        today = conversation.moment.date() if conversation.moment else self.today()
+        return system_text(conversation, today, section)
 
     def _tools(self, conversation: Conversation) -> str:
         groups = namespaces(conversation.tools)

@@ -7,6 +7,7 @@ import hashlib
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from uuid import UUID
 
 from engine.messages import Engine, Job, JobRefused, Sampling
@@ -18,6 +19,7 @@ from server.runs.run import Reading
 from server.runs.structured import given_grammar
 from server.runs.truncation import shortened
 from server.wire import tools as wire
+from server.wire.ids import seconds_of
 from server.wire.items import Item
 from server.wire.request import CreateResponse
 from server.wire.response import Echo
@@ -87,20 +89,24 @@ def prepare(
 ) -> Prepared:
     """Raises ApiError or DecodeFailure for what cannot be run; whether the engine has room is not asked."""
     echo = make_echo(request, served.engine.capabilities)
-    prompt = write_prompt(served, request, items)
+    moment = datetime.fromtimestamp(seconds_of(response), UTC)
+    prompt = write_prompt(served, request, items, moment)
     limit = served.engine.capabilities.context_length
     if len(prompt.token_ids) >= limit:
         raise too_long(len(prompt.token_ids), limit)
     return Prepared(prompt, echo, _make_job(served, tenant, request, response, seed, prompt, echo))
 
 
-def write_prompt(served: Served, request: CreateResponse, items: Sequence[Item]) -> Prompt:
-    """The prompt; with truncation, of as much of the conversation's end as leaves room for an answer.
+def write_prompt(
+    served: Served, request: CreateResponse, items: Sequence[Item], moment: datetime | None = None
+) -> Prompt:
+    """The prompt of a response that was asked for at that moment.
 
-    It may be too long for the model. Raises ApiError or DecodeFailure for what cannot be written.
+    With truncation, it is that of as much of the conversation's end as leaves room for an answer. It may be too
+    long for the model. Raises ApiError or DecodeFailure for what cannot be written.
     """
     limit = served.engine.capabilities.context_length - 1
-    conversation = _conversation(request, items)
+    conversation = _conversation(request, items, moment)
 
     def write(kept: Sequence[Item]) -> Prompt:
         return served.dialect.write(replace(conversation, items=kept))
@@ -114,7 +120,7 @@ def write_prompt(served: Served, request: CreateResponse, items: Sequence[Item])
     return prompt
 
 
-def _conversation(request: CreateResponse, items: Sequence[Item]) -> Conversation:
+def _conversation(request: CreateResponse, items: Sequence[Item], moment: datetime | None) -> Conversation:
     given = wire.read_tools(request.tools)
     choice = wire.read_choice(request.tool_choice, given)
     text = request.text
@@ -130,6 +136,7 @@ def _conversation(request: CreateResponse, items: Sequence[Item]) -> Conversatio
         verbosity=text.verbosity if text else None,
         variables=request.chat_template_kwargs or {},
         documents=request.documents or (),
+        moment=moment,
         continues=bool(request.continue_final_message),
         generates=request.add_generation_prompt is not False and not request.continue_final_message,
     )

@@ -1,5 +1,6 @@
 import json
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -169,3 +170,13 @@ def test_the_demo_model_has_the_tokens_that_these_tests_name() -> None:
     assert STOP in config["eos_token_id"]
     names = ["<|im_end|>", "<|im_start|>", "<think>", "</think>"]
     assert [tokenizer.token_to_id(name) for name in names] == [STOP, START, OPEN, CLOSE]
+
+
+def test_a_prompt_tells_the_date_of_its_conversation_whenever_it_is_written(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").symlink_to(DEMO / "tokenizer.json")
+    (tmp_path / "chat_template.jinja").write_text("{{ strftime_now('%Y-%m-%d') }} {{ messages[0].content }}")
+    dated = ChatDialect(tmp_path, frozenset({STOP}))
+    moment = datetime(2020, 2, 29, 23, 59, tzinfo=UTC)
+    items = [Message("1", "completed", "user", [InputText("hi")])]
+    prompt = dated.write(Conversation(items=items, moment=moment))
+    assert tokenizer.decode(list(prompt.token_ids)) == "2020-02-29 hi"
