@@ -102,7 +102,7 @@ def write_prompt(
 ) -> Prompt:
     """The prompt of a response that was asked for at that moment.
 
-    With truncation, it is that of as much of the conversation's end as leaves room for an answer. It may be too
+    With truncation, of as much of the conversation's end as leaves room for an answer. It may be too
     long for the model. Raises ApiError or DecodeFailure for what cannot be written.
     """
     limit = served.engine.capabilities.context_length - 1
