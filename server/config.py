@@ -4,6 +4,7 @@ A flag wins over the environment, the environment over the default. `settings()`
 and `holdfast serve --help` are made from, so none of them can lack one.
 """
 
+import base64
 import os
 import re
 import tempfile
@@ -19,6 +20,7 @@ PREFIX = "HOLDFAST_"
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 A_YEAR = 365 * 24 * 3600.0
 """The longest time that a setting may name; what waits for longer, or for ever, overflows somewhere."""
+SEAL_KEY_BYTES = 32
 
 
 def _setting(default: object, told: str, *, low: float | None = None, high: float | None = None) -> Any:
@@ -115,6 +117,11 @@ class Config:
     crash_at: str | None = _setting(
         None, "a named place at which the process dies as if killed, `name` or `name:n`: for tests and drills"
     )
+    seal_key: str | None = _setting(
+        None,
+        "base64 of 32 bytes, which seal what clients carry for the server; older keys follow behind commas; "
+        "default: one that the first replica makes and the database keeps",
+    )
     log_level: Literal["debug", "info", "warning", "error"] = _setting("info", "what is logged")
 
     def __post_init__(self) -> None:
@@ -126,13 +133,30 @@ class Config:
             )
         if self.database_url is not None and not _is_postgres(self.database_url):
             raise ConfigError("database-url must begin with postgresql:// (libpq's form, without a driver).")
+        _ = self.seal_keys  # which finds what is no key
 
     def __repr__(self) -> str:
-        """The settings, the database's password hidden."""
+        """The settings, the database's password and the keys hidden."""
         shown = {setting.name: getattr(self, setting.name) for setting in fields(self)}
         if self.database_url is not None:
             shown["database_url"] = _without_password(self.database_url)
+        if self.seal_key is not None:
+            shown["seal_key"] = "***"
         return f"Config({', '.join(f'{name}={value!s}' for name, value in shown.items())})"
+
+    @property
+    def seal_keys(self) -> list[bytes]:
+        """The setting's keys, the one that seals first. Raises ConfigError."""
+        given = [text.strip() for text in (self.seal_key or "").split(",") if text.strip()]
+        try:
+            keys = [base64.b64decode(text, validate=True) for text in given]
+        except ValueError:
+            keys = [b""]
+        if any(len(key) != SEAL_KEY_BYTES for key in keys):
+            raise ConfigError(
+                f"seal-key must be base64 of {SEAL_KEY_BYTES} bytes, or several with commas between."
+            )
+        return keys
 
     @property
     def loopback(self) -> bool:

@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from uuid import UUID
 
 from hypercorn.asyncio import serve as hypercorn_serve
@@ -29,9 +30,11 @@ from server.crashpoints import arm
 from server.errors import ConfigError
 from server.load_model import load_model, model_name, read_adapters
 from server.open_database import OpenDatabase
+from server.open_seal import open_seal
 from server.runs.admit import Admission
 from server.runs.janitor import Janitor
 from server.runs.keeper import Keeper
+from server.runs.prepare import Served
 from server.runs.recorder import Recorder
 from server.runs.taker import Taker
 from server.services import Services
@@ -133,7 +136,7 @@ class _Process:
         self._draining = False
         self._database = database
         hub = Hub(loop)
-        served = load_model(config, self._deliver, say, self._engine_died)
+        served = self._load()
         self._engine = served.engine
         self._replica = self._register()  # when the heartbeat is near: loading may outlast a lease
         self._notifier = Notifier(database, muted=config.delivery == "poll")
@@ -176,6 +179,10 @@ class _Process:
         threads = (self._recorder, self._notifier, self._follower, self._keeper, self._janitor, self._taker)
         for thread in threads:
             thread.start()
+
+    def _load(self) -> Served:
+        served = load_model(self._config, self._deliver, self._say, self._engine_died)
+        return replace(served, seal=open_seal(self._config, self._database))
 
     def _make_recorder(self, hub: Hub) -> Recorder:
         return Recorder(

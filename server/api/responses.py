@@ -12,6 +12,8 @@ from server.auth import Caller
 from server.crashpoints import crashpoint
 from server.errors import InvalidRequest, NotFound
 from server.runs.admit import Repeatable
+from server.runs.opened import with_sealed
+from server.runs.prepare import SEALED_REASONING
 from server.runs.read import StreamReader, find_response
 from server.runs.states import ENDED
 from server.services import Services
@@ -55,7 +57,10 @@ def retrieve(services: Services, caller: Caller, request: Request, _body: bytes)
     response = response_id(request)
     query.flag(request, "include_obfuscation")
     if not query.flag(request, "stream"):
-        return as_json(request, _read(services, caller, request, response))
+        found = _read(services, caller, request, response)
+        if SEALED_REASONING in query.included(request):
+            found = with_sealed(found, services.served.seal, caller.tenant)
+        return as_json(request, found)
     position = query.whole_number(request, "starting_after", -1) + 1
     reader = StreamReader(services.database, caller.tenant, response)
     if not reader.look():

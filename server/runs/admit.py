@@ -290,7 +290,7 @@ class Admission:
             prompt_tokens=len(new.prepared.prompt.token_ids),
             generates=new.prepared.generates,
         )
-        return Run(facts, self._served.reading(new.request, new.prepared.prompt))
+        return Run(facts, self._served.reading(new.caller.tenant, new.request, new.prepared.prompt))
 
     def _hand_over(self, run: Run, new: _New, begun: Sequence[Event]) -> Admitted:
         engine, job = self._served.engine, new.prepared.job

@@ -21,4 +21,4 @@ def count_input(database: Database, served: Served, tenant: str, request: Create
     request, given = context.read_given(request)
     found = database.retry(lambda connection: context.gather(connection, tenant, request, given, new_uuid()))
     make_echo(request, served.engine.capabilities)
-    return len(write_prompt(served, request, found.items).token_ids)
+    return len(write_prompt(served, tenant, request, found.items).token_ids)

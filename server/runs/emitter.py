@@ -5,7 +5,7 @@ items that are done. Order per item: added, part added, deltas, text done, part 
 parts.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Literal
@@ -59,6 +59,7 @@ class _OpenItem:
     """Of its deltas."""
     id: str
     call_id: str
+    seal: Callable[[str, str], str] | None = None
     text: list[str] = field(default_factory=list)
     logprobs: list[Logprob] = field(default_factory=list)
 
@@ -69,7 +70,7 @@ class _OpenItem:
                 content = [] if text is None else [self._output_text(text)]
                 return Message(self.id, status, "assistant", [*content], phase or UNSET)
             case ReasoningDelta():
-                return Reasoning(self.id, status, [], [] if text is None else [ReasoningText(text)])
+                return self._reasoning(status, text)
             case CallStart(name, _, "function", namespace):
                 return FunctionCall(self.id, status, self.call_id, name, text or "", namespace or UNSET)
             case CallStart(name, _, _, namespace):
@@ -85,6 +86,12 @@ class _OpenItem:
             case CallStart():
                 return None
 
+    def _reasoning(self, status: ItemStatus, text: str | None) -> Reasoning:
+        if text is None:
+            return Reasoning(self.id, status, [], [])
+        sealed = self.seal(self.id, text) if self.seal else UNSET
+        return Reasoning(self.id, status, [], [ReasoningText(text)], sealed)
+
     def _output_text(self, text: str) -> OutputText:
         return OutputText(text=text, logprobs=self.logprobs or UNSET)
 
@@ -92,13 +99,21 @@ class _OpenItem:
 class Emitter:
     """The events of one response."""
 
-    def __init__(self, response: UUID, created_at: datetime, echo: Echo) -> None:
+    def __init__(
+        self,
+        response: UUID,
+        created_at: datetime,
+        echo: Echo,
+        seal: Callable[[str, str], str] | None = None,
+    ) -> None:
+        """`seal` gives the sealed form of a reasoning item's text, always the same one."""
         self.output: list[Item] = []
         """The items that are done."""
         self.next_seq = 0
         self._response = response
         self._created_at = created_at
         self._echo = echo
+        self._seal = seal
         self._open: _OpenItem | None = None
 
     def begin(self) -> list[Event]:
@@ -147,7 +162,8 @@ class Emitter:
                 item = _decode_added(event.body).item
                 self._change_to(*_begun(item))
             elif event_type(event) == "response.output_item.done":
-                self._close("completed")
+                self.output.append(_decode_done(event.body).item)
+                self._open = None
 
     def end(self, ending: Ending) -> tuple[list[Event], Response]:
         """Closes what is open, then the terminal event; also the final response that it carries.
@@ -203,7 +219,7 @@ class Emitter:
         if isinstance(begun, CallStart) and begun.call_id:
             call_id = begun.call_id
         item_id = ids.item_id(wire.ITEM_PREFIX[kind], self._response, "o", self._index)
-        self._open = _OpenItem(begun, kind, item_id, call_id)
+        self._open = _OpenItem(begun, kind, item_id, call_id, self._seal)
         item = self._open.item("in_progress", None)
         events.append(wire.whole(wire.OutputItemAdded(self._number(), self._index, item)))
         if (part := self._open.part("")) is not None:
@@ -238,6 +254,7 @@ class Emitter:
 
 
 _decode_added = msgspec.json.Decoder(wire.OutputItemAdded).decode
+_decode_done = msgspec.json.Decoder(wire.OutputItemDone).decode
 
 
 def _begun(item: Item) -> tuple[Kind, MessageStart | ReasoningDelta | CallStart]:

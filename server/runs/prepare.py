@@ -6,8 +6,9 @@ Pure but for the dialect, which reads its model folder once at start.
 import hashlib
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from uuid import UUID
 
 from engine.messages import Engine, Job, JobRefused, Sampling
@@ -15,7 +16,9 @@ from engine.vocabulary import Vocabulary
 from server.dialects.base import Conversation, Dialect, OutputFormat, Prompt, PromptError, Tool, ToolChoice
 from server.errors import ApiError, InvalidRequest, Overloaded, TooManyRequests
 from server.runs.echo import make_echo
+from server.runs.opened import opened
 from server.runs.run import Reading
+from server.runs.sealing import Seal
 from server.runs.structured import given_grammar
 from server.runs.truncation import shortened
 from server.wire import tools as wire
@@ -28,6 +31,8 @@ SMALLEST_TOP_P = 1e-6
 """What top_p 0 means: the likeliest token alone."""
 LOGPROBS = "message.output_text.logprobs"
 """The value of `include` that asks for them."""
+SEALED_REASONING = "reasoning.encrypted_content"
+"""The value of `include` that asks for reasoning that clients can replay and not change."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,19 +44,24 @@ class Served:
     dialect: Dialect
     vocabulary: Vocabulary | None = None
     """What its tokens spell; without it nobody is told of single tokens."""
+    seal: Seal = field(default_factory=Seal.of_this_process)
+    """What is sealed here can be opened by whoever has its keys."""
 
     @property
     def names(self) -> tuple[str, ...]:
         """What clients may ask for: the model and its adapters."""
         return (self.name, *self.engine.capabilities.adapters)
 
-    def reading(self, request: CreateResponse, prompt: Prompt) -> Reading:
+    def reading(self, tenant: str, request: CreateResponse, prompt: Prompt) -> Reading:
         """How the tokens of an answer are read."""
         return Reading(
             self.dialect.parser(prompt),
             stops=stop_strings(request),
             tells_stop=bool(request.include_stop_str_in_output),
             vocabulary=self.vocabulary if wants_logprobs(request) else None,
+            seal=partial(self.seal.seal, "reasoning", tenant)
+            if SEALED_REASONING in (request.include or ())
+            else None,
         )
 
 
@@ -90,7 +100,7 @@ def prepare(
     """Raises ApiError or DecodeFailure for what cannot be run; whether the engine has room is not asked."""
     echo = make_echo(request, served.engine.capabilities)
     moment = datetime.fromtimestamp(seconds_of(response), UTC)
-    prompt = write_prompt(served, request, items, moment)
+    prompt = write_prompt(served, tenant, request, items, moment)
     limit = served.engine.capabilities.context_length
     if len(prompt.token_ids) >= limit:
         raise too_long(len(prompt.token_ids), limit)
@@ -98,7 +108,11 @@ def prepare(
 
 
 def write_prompt(
-    served: Served, request: CreateResponse, items: Sequence[Item], moment: datetime | None = None
+    served: Served,
+    tenant: str,
+    request: CreateResponse,
+    items: Sequence[Item],
+    moment: datetime | None = None,
 ) -> Prompt:
     """The prompt of a response that was asked for at that moment.
 
@@ -106,15 +120,16 @@ def write_prompt(
     long for the model. Raises ApiError or DecodeFailure for what cannot be written.
     """
     limit = served.engine.capabilities.context_length - 1
-    conversation = _conversation(request, items, moment)
+    readable = opened(items, served.seal, tenant)
+    conversation = _conversation(request, readable, moment)
 
     def write(kept: Sequence[Item]) -> Prompt:
         return served.dialect.write(replace(conversation, items=kept))
 
     try:
-        prompt = write(items)
+        prompt = write(readable)
         if len(prompt.token_ids) > limit and request.truncation == "auto":
-            prompt = shortened(items, write, limit) or prompt
+            prompt = shortened(readable, write, limit) or prompt
     except PromptError as error:
         raise InvalidRequest(str(error), param=error.param) from error
     return prompt

@@ -57,7 +57,7 @@ def rebuild(connection: Connection, stored: StoredResponse, served: Served) -> R
     prepared = _prepare_again(connection, stored, served)
     if prepared is not None:
         facts, request = _facts(stored, prepared), _request(stored, stored.asked or "")
-        run = Run(facts, served.reading(request, prepared.prompt))
+        run = Run(facts, served.reading(stored.tenant, request, prepared.prompt))
         if _reads_as(run, found):
             return Rebuilt(stored, run, prepared.job_after(found.token_ids))
     run = Run(_facts(stored, prepared), Reading(_Mute()))

@@ -4,7 +4,7 @@ Engine messages in, events out; time comes from the caller. Given the same token
 so a crash is repaired by feeding the stored tokens to a fresh run.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import groupby
@@ -53,6 +53,8 @@ class Reading:
     """The stop string that ends the answer is a part of it."""
     vocabulary: Vocabulary | None = None
     """There if each token's probability is to be told."""
+    seal: Callable[[str, str], str] | None = None
+    """There if reasoning is to be told sealed, too: from its item's id and its text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +79,7 @@ class Run:
         self._stopped_kind: type[TextDelta | ReasoningDelta | CallDelta] = TextDelta
         """What the text is a part of that the filter holds back."""
         self._logprobs = TokenLogprobs(reading.vocabulary) if reading.vocabulary else None
-        self._emitter = Emitter(facts.id, facts.created_at, facts.echo)
+        self._emitter = Emitter(facts.id, facts.created_at, facts.echo, reading.seal)
         self._started = False
         self._first_token_at: datetime | None = None
         self._tokens = 0

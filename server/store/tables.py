@@ -118,6 +118,20 @@ responses = Table(
     ),
     Index("ix_responses_expires_at", "expires_at", postgresql_where=text("expires_at is not null")),
     Index("ix_responses_created_at", "tenant", text("created_at desc")),
+    Index("ix_responses_model", "tenant", "model", text("created_at desc")),
+    Index(
+        "ix_responses_status",
+        "tenant",
+        "status",
+        text("created_at desc"),
+        postgresql_where=text("status <> 'completed'"),
+    ),
+    Index(
+        "ix_responses_metadata",
+        "metadata",
+        postgresql_using="gin",
+        postgresql_ops={"metadata": "jsonb_path_ops"},
+    ),
     postgresql_with={"fillfactor": "80"},
 )
 
@@ -228,6 +242,14 @@ usage_ledger = Table(
     _time("started_at", required=True),
     _time("finished_at", required=True),
     Index("ix_usage_ledger_finished_at", "tenant", "finished_at"),
+)
+
+seal_keys = Table(
+    "seal_keys",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("key", LargeBinary, nullable=False, comment="of all replicas; clients' sealed texts open with it"),
+    _time("created_at", required=True),
 )
 
 idempotency_keys = Table(

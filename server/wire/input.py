@@ -15,6 +15,7 @@ from server.wire.decode import convert
 from server.wire.errors import DecodeFailure
 from server.wire.files import FileError, file_text
 from server.wire.items import (
+    Compaction,
     ContentPart,
     CustomToolCall,
     CustomToolCallOutput,
@@ -86,6 +87,10 @@ class _Output(msgspec.Struct, kw_only=True):
     call_id: str
     output: Text | list[dict[str, Any]]
     status: ItemStatus | None = None
+
+
+class _Compaction(msgspec.Struct, kw_only=True):
+    encrypted_content: Text
 
 
 class _Reference(msgspec.Struct, kw_only=True):
@@ -200,6 +205,11 @@ def _read_output(
     return read
 
 
+def _read_compaction(element: dict[str, Any], path: str) -> Item:
+    given: _Compaction = convert(element, _Compaction, path)
+    return Compaction("", "completed", given.encrypted_content)
+
+
 def _read_reference(element: dict[str, Any], path: str) -> ItemReference:
     reference: _Reference = convert(element, _Reference, path)
     return ItemReference(reference.id, path)
@@ -221,6 +231,7 @@ _READERS: dict[str, Callable[[dict[str, Any], str], Given | None]] = {
     "function_call_output": _read_output(FunctionCallOutput),
     "custom_tool_call": _read_custom_call,
     "custom_tool_call_output": _read_output(CustomToolCallOutput),
+    "compaction": _read_compaction,
     "item_reference": _read_reference,
     "additional_tools": _read_additional_tools,
     "configuration_update": _ignore,

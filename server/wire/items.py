@@ -131,6 +131,14 @@ class CustomToolCallOutput(msgspec.Struct, frozen=True, tag_field="type", tag="c
     output: str | list[ContentPart]
 
 
+class Compaction(msgspec.Struct, frozen=True, tag_field="type", tag="compaction"):
+    """What a longer conversation was shortened to, sealed: the client carries it and cannot read it."""
+
+    id: str
+    status: ItemStatus
+    encrypted_content: str
+
+
 class OtherItem(msgspec.Struct, frozen=True, tag_field="type", tag="holdfast:other"):
     """An item of a type that has no meaning here, kept for the client that gave it."""
 
@@ -147,6 +155,7 @@ Item = (
     | FunctionCallOutput
     | CustomToolCall
     | CustomToolCallOutput
+    | Compaction
     | OtherItem
 )
 
@@ -159,6 +168,7 @@ _TYPED: dict[str, type[Item]] = {
         FunctionCallOutput,
         CustomToolCall,
         CustomToolCallOutput,
+        Compaction,
     )
 }
 
@@ -169,6 +179,7 @@ PREFIXES: dict[type[Item], str] = {
     FunctionCallOutput: "fco",
     CustomToolCall: "ctc",
     CustomToolCallOutput: "ctco",
+    Compaction: "cmp",
     OtherItem: "item",
 }
 """What the ids of items begin with."""

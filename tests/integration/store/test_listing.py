@@ -48,3 +48,36 @@ def test_another_tenants_responses_are_neither_listed_nor_cursors(database: Data
         assert walk(connection, newest_first=True) == []
         assert listing.cursor(connection, TENANT, foreign[0]) is None
         assert listing.cursor(connection, "globex", foreign[0]) == Cursor(THEN, foreign[0])
+
+
+def test_every_list_of_a_hundred_thousand_is_found_by_an_index(database: Database) -> None:
+    with database.begin() as connection:
+        connection.execute(text(MANY))
+        connection.execute(text("analyze responses"))
+        for filters in (Filters(), Filters(model="rare"), Filters(status="failed"), MARKED):
+            for after in (None, Cursor(THEN, UUID(int=7))):
+                assert rows_read(connection, filters, after) <= 200
+
+
+MARKED = Filters(metadata={"mark": "500"})
+MANY = """
+    insert into responses
+        (tenant, id, status, background, stream, model, seed, created_at, request, metadata)
+    select 'acme', md5(n::text)::uuid, case when n % 10000 = 0 then 'failed' else 'completed' end,
+        false, false,
+        case when n % 10000 = 1 then 'rare' else 'model' end, 1,
+        timestamptz '2026-01-01Z' + make_interval(secs => n - 50000), '{}',
+        case when n % 100 = 0 then jsonb_build_object('mark', n::text) else '{}' end
+    from generate_series(1, 100000) n
+"""
+
+
+def rows_read(connection: Connection, filters: Filters, after: Cursor | None) -> int:
+    """How many rows the page's query fetches, by Postgres's own count within this transaction."""
+    counted = text(
+        "select coalesce(pg_stat_get_xact_tuples_returned(c.oid), 0)"
+        " + coalesce(pg_stat_get_xact_tuples_fetched(c.oid), 0) from pg_class c where relname = 'responses'"
+    )
+    before = connection.execute(counted).scalar_one()
+    listing.page(connection, TENANT, filters, after, 21, newest_first=True)
+    return int(connection.execute(counted).scalar_one() - before)

@@ -1,3 +1,4 @@
+import base64
 import dataclasses
 import tempfile
 from collections.abc import Mapping
@@ -14,6 +15,8 @@ from tests.support.builders import examples
 
 ALL = {setting.name: setting for setting in settings()}
 #: A value for every setting, other than its default, as it is written, and as it is read.
+SEAL_KEY = base64.b64encode(bytes(range(32))).decode()
+
 VALUES: dict[str, tuple[str, object]] = {
     "scripted_answers": ('[["a", "b"]]', '[["a", "b"]]'),
     "host": ("0.0.0.0", "0.0.0.0"),  # noqa: S104
@@ -35,6 +38,7 @@ VALUES: dict[str, tuple[str, object]] = {
     "disk_reserve": ("1000", 1000),
     "max_of_tenant": ("7", 7),
     "tool_parser": ("hermes", "hermes"),
+    "seal_key": (SEAL_KEY, SEAL_KEY),
     "crash_at": ("recorder.told:2", "recorder.told:2"),
 }
 
@@ -188,6 +192,19 @@ def test_no_password_of_a_url_is_printed(password: str) -> None:
     shown = repr(Config(database_url=f"postgresql://me:{written}@db/x?password={written}"))
     assert f":{written}@" not in shown
     assert f"password={written}" not in shown
+
+
+@pytest.mark.parametrize("text", ["x", "!" * 44, base64.b64encode(bytes(31)).decode(), f"{SEAL_KEY},short"])
+def test_what_is_no_key_cannot_seal(text: str) -> None:
+    assert "seal-key" in refuse({"seal_key": text}, {})
+
+
+def test_the_keys_that_seal_are_read_in_order_and_not_printed() -> None:
+    older = base64.b64encode(bytes(32)).decode()
+    config = Config(seal_key=f"{SEAL_KEY}, {older}")
+    assert config.seal_keys == [bytes(range(32)), bytes(32)]
+    assert SEAL_KEY not in repr(config)
+    assert older not in repr(config)
 
 
 def test_a_url_without_a_password_is_printed_as_it_is() -> None:

@@ -1,0 +1,62 @@
+"""What is sealed, opened for the model, and sealed again for a reader that asks for it. Pure."""
+
+from collections.abc import Iterable
+
+import msgspec
+
+from server.runs.sealing import Seal
+from server.wire.items import (
+    Compaction,
+    InputText,
+    Item,
+    Message,
+    Reasoning,
+    ReasoningText,
+    decode_item,
+)
+from server.wire.response import Response
+
+SUMMARY = "Earlier parts of this conversation were left out. This is what they said:\n\n"
+UNREADABLE = "[Earlier parts of this conversation were compacted by another server and cannot be read here.]"
+
+
+def opened(items: Iterable[Item], seal: Seal, tenant: str) -> list[Item]:
+    """Items as a model is given them: what was compacted is told by the developer.
+
+    Sealed reasoning that is not ours stays without content, which every dialect leaves out.
+    """
+    found = [_opened(item, seal, tenant) for item in items]
+    return [item for item in found if item is not None]
+
+
+def _opened(item: Item, seal: Seal, tenant: str) -> Item | None:
+    match item:
+        case Reasoning(encrypted_content=str() as sealed) if not item.content:
+            text = seal.open("reasoning", tenant, sealed)
+            return msgspec.structs.replace(item, content=[ReasoningText(text)]) if text else item
+        case Compaction(encrypted_content=sealed):
+            return _told(item.id, seal.open("compaction", tenant, sealed))
+        case _:
+            return item
+
+
+def _told(item_id: str, summary: str | None) -> Message | None:
+    """A compaction as the developer's message; None if nothing was left out."""
+    if summary == "":
+        return None
+    text = UNREADABLE if summary is None else SUMMARY + summary
+    return Message(item_id, "completed", "developer", [InputText(text)])
+
+
+def with_sealed(response: Response, seal: Seal, tenant: str) -> Response:
+    """The response as it is read back, its reasoning sealed, too, where it was not from the start."""
+    output = [decode_item(payload) for payload in response.output if isinstance(payload, msgspec.Raw)]
+    return msgspec.structs.replace(response, output=[_sealed(item, seal, tenant) for item in output])
+
+
+def _sealed(item: Item, seal: Seal, tenant: str) -> Item:
+    if not isinstance(item, Reasoning) or not item.content or item.encrypted_content:
+        return item
+    text = "".join(part.text for part in item.content)
+    sealed = seal.seal("reasoning", tenant, item.id, text)
+    return msgspec.structs.replace(item, encrypted_content=sealed)
