@@ -5,6 +5,7 @@ tokenizer has all bytes, some longer pieces that cross the borders between text 
 family's added tokens, special or not as its own tokenizer has them.
 """
 
+import atexit
 import functools
 import json
 import re
@@ -47,7 +48,9 @@ THINKERS = [name for name, family in FAMILIES.items() if family.open and family.
 def folder_of(name: str) -> Path:
     """The family's model folder; there are no weights in it."""
     family = FAMILIES[name]
-    folder = Path(tempfile.mkdtemp(prefix=f"holdfast-{name}-"))
+    directory = tempfile.TemporaryDirectory(prefix=f"holdfast-{name}-")
+    atexit.register(directory.cleanup)
+    folder = Path(directory.name)
     tokenizer_of(family).save(str(folder / "tokenizer.json"))
     (folder / "chat_template.jinja").write_text((TEMPLATES / f"{name}.jinja").read_text())
     named = {"bos_token": family.special.split()[0], "eos_token": family.eos}
