@@ -18,31 +18,39 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 from weakref import WeakKeyDictionary
 
 from engine.config import Limits
 from engine.engine import ThreadedEngine
-from engine.executor import Drawn, EngineFault, RowFailure, StepResult
+from engine.executor import Drawn, EngineFault, OutOfMemory, RowFailure, StepResult
 from engine.grammar import Followers, GrammarCompiler, Masks
 from engine.messages import Capabilities, Deliver, FailureCode, Job, OnDead, PromptLogprobs, TokenLogprobs
 from engine.scheduler import Chunk, Plan
 from engine.sequence import TokenSequence
 from engine.vocabulary import Vocabulary
 
+FaultKind = Literal["fail", "raise", "oom", "hang", "die", "crash"]
+KINDS: tuple[FaultKind, ...] = get_args(FaultKind)
+
 
 class Crash(BaseException):
     """What the engine dies of when the device is not to blame."""
+
+
+class Mishap(Exception):
+    """What a step fails of."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
     """What goes wrong, instead of a job's output token number `at_token` (from 0)."""
 
-    kind: Literal["fail", "hang", "die", "crash"]
-    """`fail`: the job ends in `Failed(code)`; `hang`: the engine thread stops, for all jobs, until
-    `resume` or `close`; `die`: the engine dies for good; `crash`: it dies, and lives on if it is
-    the first time in a minute."""
+    kind: FaultKind
+    """`fail`: the job ends in `Failed(code)`; `raise`: the step fails, and all its jobs with it; `oom`: the
+    step does not fit into memory, once; `hang`: the engine thread stops, for all jobs, until `resume` or
+    `close`; `die`: the engine dies for good; `crash`: it dies, and lives on if it is the first time in a
+    minute."""
     at_token: int = 0
     code: FailureCode = "engine_error"
 
@@ -180,17 +188,26 @@ class _ScriptedExecutor:
         if fault is not None and sequence.output_count == fault.at_token:
             if fault.kind == "fail":
                 return RowFailure(fault.code, "A fault of the script.")
-            if fault.kind == "die":
-                raise EngineFault("A fault of the script.")
-            if fault.kind == "crash":
-                raise Crash("A fault of the script.")
             answer.fault = None
-            self._hang()
+            self._strike(fault)
         token_id = answer.token(sequence)
         if sequence.must_go_on and token_id in sequence.job.stop_ids:
             token_id = next((i for i in self._config.vocabulary if i not in sequence.job.stop_ids), token_id)
         wanted = sequence.job.logprobs
         return Drawn(token_id, None if wanted is None else _logprobs(token_id, wanted))
+
+    def _strike(self, fault: Fault) -> None:
+        match fault.kind:
+            case "raise":
+                raise Mishap("A fault of the script.")
+            case "oom":
+                raise OutOfMemory("A fault of the script.")
+            case "die":
+                raise EngineFault("A fault of the script.")
+            case "crash":
+                raise Crash("A fault of the script.")
+            case "hang":
+                self._hang()
 
     def _obey(
         self, drawn: list[Drawn | RowFailure], sequences: list[TokenSequence], masks: Masks

@@ -56,8 +56,10 @@ class Config:
     )
     scripted_tokens: int = _setting(32, "tokens of an answer of the scripted engine", low=1)
     scripted_step_seconds: float = _setting(0.0, "seconds between two tokens of the scripted engine", low=0)
-    scripted_crash_at: int | None = _setting(
-        None, "the token of an answer at which the scripted engine crashes", low=0
+    scripted_fault: str | None = _setting(
+        None,
+        "what the scripted engine suffers at a token of every answer, `crash@20`, or of one seed's,"
+        " `crash@20:7`; also fail, raise, oom, hang, die",
     )
     scripted_answers: str | None = _setting(
         None, "what the scripted engine says: JSON pairs of a text in the prompt and the answer to it"
@@ -71,7 +73,9 @@ class Config:
         4096, "the most background responses waiting in the database", low=1, high=10**9
     )
     max_deaths: int = _setting(
-        3, "so many replicas may die while they generate a background response; then it is given up", low=1
+        3,
+        "replicas or engines that may die while they generate a background response; then it is given up",
+        low=1,
     )
     hang_seconds: float = _setting(
         300.0, "how long one step of the engine may take before it counts as dead", low=1

@@ -1,14 +1,16 @@
 """The scripted engine with a real model folder's vocabulary, so that its tokens read as text."""
 
 import json
+import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 from tokenizers import Tokenizer
 
 from engine.messages import Deliver, Engine, Job, OnDead
-from engine.scripted import Fault, Script, ScriptedConfig, ScriptedEngine
+from engine.scripted import KINDS, Fault, Script, ScriptedConfig, ScriptedEngine
 from engine.vocabulary import read_vocabulary
 from server.config import Config
 from server.errors import ConfigError
@@ -28,9 +30,8 @@ def scripted_engine(config: Config, folder: Path, deliver: Deliver, on_dead: OnD
             if token not in special and text.isascii() and text.isalpha()
         )
     )
-    crash = config.scripted_crash_at
-    fault = Fault(kind="crash", at_token=crash) if crash is not None else None
     stop_id = _stop_id(folder)
+    default = Script(length=config.scripted_tokens)
     return ScriptedEngine(
         ScriptedConfig(
             vocabulary=words,
@@ -38,7 +39,7 @@ def scripted_engine(config: Config, folder: Path, deliver: Deliver, on_dead: OnD
             context_length=CONTEXT_LENGTH,
             vocab_size=tokenizer.get_vocab_size(),
             spelling=read_vocabulary(folder, tokenizer.get_vocab_size()),
-            script=Script(length=config.scripted_tokens, fault=fault),
+            script=default,
             step_seconds=config.scripted_step_seconds,
             max_running=config.max_running,
             max_waiting=config.max_waiting,
@@ -46,7 +47,7 @@ def scripted_engine(config: Config, folder: Path, deliver: Deliver, on_dead: OnD
             hang_seconds=config.hang_seconds,
         ),
         deliver,
-        _scripts(config.scripted_answers or "[]", tokenizer, stop_id),
+        _with_fault(_scripts(config.scripted_answers or "[]", tokenizer, stop_id), default, config),
         on_dead=on_dead,
     )
 
@@ -70,6 +71,31 @@ def _scripts(answers: str, tokenizer: Tokenizer, stop_id: int) -> Callable[[Job]
         return next((script for asked, script in scripts if asked in text), None)
 
     return choose
+
+
+def _with_fault(
+    scripts: Callable[[Job], Script | None], default: Script, config: Config
+) -> Callable[[Job], Script | None]:
+    """The same scripts, or the default, and in those of the jobs that are to suffer it, the fault."""
+    told = config.scripted_fault
+    if told is None:
+        return scripts
+    fault, seed = read_fault(told)
+
+    def choose(job: Job) -> Script | None:
+        script = scripts(job)
+        return replace(script or default, fault=fault) if seed in (None, job.sampling.seed) else script
+
+    return choose
+
+
+def read_fault(told: str) -> tuple[Fault, int | None]:
+    """`kind@token` is in every answer, `kind@token:seed` in those of one seed. Raises ConfigError."""
+    found = re.fullmatch(r"([a-z]+)@(\d+)(?::(\d+))?", told, re.ASCII)
+    kind = next((kind for kind in KINDS if found and kind == found[1]), None)
+    if found is None or kind is None:
+        raise ConfigError(f"scripted-fault must be one of {', '.join(KINDS)}, @ and a token, not {told!r}.")
+    return Fault(kind=kind, at_token=int(found[2])), None if found[3] is None else int(found[3])
 
 
 def _stop_id(folder: Path) -> int:

@@ -69,6 +69,8 @@ class Step:
     events: list[Event] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     handed_back: bool = False
+    died: bool = False
+    """It is handed back because the engine died of it, or beside it."""
 
     @property
     def over(self) -> bool:
@@ -140,6 +142,8 @@ class ActiveRuns:
             case Finished(job_id, reason, usage, stop_hit):
                 act = partial(Run.finish, reason=reason, usage=usage, at=now, stop_hit=stop_hit)
                 self._advance(steps, UUID(hex=job_id), now, act)
+            case Failed(job_id, "engine_dead") if self._goes_on(UUID(hex=job_id)):
+                self._hand_back(steps, frozenset({UUID(hex=job_id)}), died=True)
             case Failed(job_id, code, cause, usage):
                 log.error("job %s failed: %s: %s", job_id, code, cause)
                 act = partial(Run.fail, code=SERVER_ERROR, message=ENGINE_FAILED, at=now, usage=usage)
@@ -147,11 +151,19 @@ class ActiveRuns:
             case PromptLogprobs() | Stop():
                 pass
 
-    def _hand_back(self, steps: dict[UUID, Step], responses: frozenset[UUID] | None) -> None:
+    def _goes_on(self, response: UUID) -> bool:
+        """Whether an engine's death is not its end."""
+        run = self._runs.get(response)
+        return run is not None and run.facts.echo.background
+
+    def _hand_back(
+        self, steps: dict[UUID, Step], responses: frozenset[UUID] | None, *, died: bool = False
+    ) -> None:
         for response, run in self._runs.items():
             wanted = run.facts.echo.background if responses is None else response in responses
             if wanted and run.ending is None:
-                steps.setdefault(response, Step(run)).handed_back = True
+                step = steps.setdefault(response, Step(run))
+                step.handed_back, step.died = True, died
 
     def _take_tokens(self, steps: dict[UUID, Step], given: Tokens, now: datetime) -> None:
         response = UUID(hex=given.job_id)

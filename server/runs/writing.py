@@ -28,8 +28,10 @@ def write(connection: Connection, replica: UUID, steps: Sequence[Step]) -> None:
     for step in steps:
         if step.run.ending is not None:
             _write_end(connection, replica, step.run, step.run.ending)
-    if handed_back := [_place(step.run) for step in steps if step.handed_back and step.run.ending is None]:
-        ownership.hand_back(connection, replica, handed_back)
+    if handed_back := [step for step in steps if step.handed_back and step.run.ending is None]:
+        for died in (False, True):
+            places = [_place(step.run) for step in handed_back if step.died is died]
+            ownership.hand_back(connection, replica, places, died=died)
         crashpoint("handback.written")
     if any(step.run.ending is not None for step in steps):
         crashpoint("end.written")

@@ -65,17 +65,23 @@ def claim_waiting(
 
 _HAND_BACK = text(
     """
-    update responses set replica_id = null
+    update responses set replica_id = null, deaths = deaths + :deaths
     where replica_id = :me and status = 'in_progress'
       and (tenant, id) in (select * from unnest(cast(:tenants as text[]), cast(:ids as uuid[])))
     """
 )
 
 
-def hand_back(connection: Connection, me: UUID, places: Sequence[Place]) -> None:
-    """Gives up responses of this replica, for any other to go on with. The transaction passed the fence."""
+def hand_back(connection: Connection, me: UUID, places: Sequence[Place], *, died: bool = False) -> None:
+    """Gives up responses of this replica, for any other to go on with. The transaction passed the fence.
+
+    Those whose engine `died` have one death more, of which there may be only so many.
+    """
+    if not places:
+        return
     tenants, ids = [place.tenant for place in places], [place.id for place in places]
-    connection.execute(_HAND_BACK, {"me": me, "tenants": tenants, "ids": ids})
+    parameters = {"me": me, "tenants": tenants, "ids": ids, "deaths": int(died)}
+    connection.execute(_HAND_BACK, parameters)
 
 
 _OWNED = text("select tenant, id from responses where replica_id = :me and status = 'in_progress'")

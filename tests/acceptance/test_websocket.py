@@ -146,7 +146,7 @@ def test_failed_turn_makes_the_connection_forget_what_it_went_on_from(scripted_s
 def test_response_that_fails_while_it_runs_is_forgotten_and_what_it_went_on_from_too(
     start_server: StartServer,
 ) -> None:
-    server = start_server(scripted_crash_at=3)
+    server = start_server(scripted_fault="crash@3")
     with WebSocket(server.url) as socket:
         warm = socket.turn({**UNSTORED, "generate": False})[-1]["response"]["id"]
         failed = socket.turn({**UNSTORED, "previous_response_id": warm})

@@ -65,6 +65,8 @@ class Attached:
     key: str = field(default_factory=lambda: uuid4().hex)
     received: bytes = b""
     attempts: int = 0
+    torn: int = 0
+    """How many answers broke off, in a frame or without HTTP's end."""
     ended_at: float | None = None
 
     @property
@@ -96,12 +98,15 @@ class Attached:
             if answer.status_code == 503:
                 raise httpx.TransportError("not now")
             assert answer.status_code == 200, answer.read()
+            self.torn += 1
             cut = b""
             for piece in answer.iter_bytes():
                 whole, blank, cut = (cut + piece).rpartition(b"\n\n")
                 told = (whole + blank).replace(KEEP_ALIVE, b"")
                 self.received += told
                 self.countdown.count(told.count(b"\n\n"))
+            if not cut:
+                self.torn -= 1
 
     @contextmanager
     def _open(self, api: str) -> Iterator[httpx.Response]:

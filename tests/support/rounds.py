@@ -21,3 +21,11 @@ def rounds(*, few: int, many: int) -> list[ParameterSet]:
         )
         for number in range(many * ROUNDS)
     ]
+
+
+def faults_only(*values: object) -> list[ParameterSet]:
+    """Parameters that only `make faults` takes; a tuple is a parameter each."""
+    return [
+        pytest.param(*(value if isinstance(value, tuple) else (value,)), marks=pytest.mark.faults)
+        for value in values
+    ]

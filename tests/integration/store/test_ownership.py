@@ -109,6 +109,16 @@ def test_what_is_handed_back_is_claimed_by_another_and_counts_as_no_death(databa
     assert (stored.attempt, stored.deaths) == (2, 0)
 
 
+def test_what_is_handed_back_by_a_dead_engine_counts_as_a_death(database: Database) -> None:
+    run = accept(database, new_uuid(), background=True)
+    me = register(database)
+    assert waiting(database, me) == [run.facts.id]
+    with database.begin() as connection:
+        ownership.hand_back(connection, me, [Place(TENANT, run.facts.id)], died=True)
+        (stored,) = ownership.claim_waiting(connection, me, models=["model"], full=(), limit=1)
+    assert (stored.attempt, stored.deaths) == (2, 1)
+
+
 def test_a_wish_to_cancel_is_seen_by_the_owner_or_makes_the_waiting_one_claimed_to_be_ended(
     database: Database,
 ) -> None:

@@ -5,9 +5,22 @@ import pytest
 
 from engine.messages import Failed, FailureCode, Outbound
 from engine.scripted import Fault, Script, ScriptedConfig
-from tests.support.engines import make_job, make_prompt, start_scripted
+from tests.support.engines import Bench, Outcome, make_job, make_prompt, start_scripted
 
 STOP = frozenset({0})
+
+
+def together(bench: Bench, *names: str) -> list[Outcome]:
+    """Runs jobs of these names in the same steps."""
+    bench.engine.hold(True)
+    for name in names:
+        bench.engine.submit(make_job(name, make_prompt(20)))
+    bench.engine.hold(False)
+    return [bench.listener.outcome(name) for name in names]
+
+
+def code_of(outcome: Outcome) -> FailureCode | None:
+    return outcome.last.code if isinstance(outcome.last, Failed) else None
 
 
 def test_torch_is_not_imported_with_the_scripted_engine() -> None:
@@ -68,6 +81,25 @@ def test_the_engine_dies_at_the_ordered_token() -> None:
     assert outcome.last.code == "engine_dead"
     assert len(outcome.tokens) == 2
     assert not bench.engine.stats().alive
+
+
+def test_a_step_that_fails_ends_all_its_jobs_and_no_other() -> None:
+    script = Script(fault=Fault(kind="raise", at_token=3))
+    bench = start_scripted(scripts=lambda job: script if job.job_id == "a" else None)
+    outcomes = together(bench, "a", "b")
+    (after,) = bench.run(make_job("c", make_prompt(20)))
+    assert [code_of(outcome) for outcome in outcomes] == ["engine_error"] * 2
+    assert len(outcomes[0].tokens) == 3
+    assert len(after.tokens) == 16
+    bench.engine.close(drain=True)
+
+
+def test_a_step_without_memory_costs_one_job_its_place() -> None:
+    script = Script(fault=Fault(kind="oom", at_token=3))
+    bench = start_scripted(scripts=lambda job: script if job.job_id == "a" else None)
+    outcomes = together(bench, "a", "b", "c")
+    assert [code_of(outcome) for outcome in outcomes] == [None, None, "out_of_memory"]
+    bench.engine.close(drain=True)
 
 
 def test_the_engine_hangs_at_the_ordered_token_until_it_is_resumed() -> None:

@@ -34,7 +34,7 @@ VALUES: dict[str, tuple[str, object]] = {
     "kv_memory": ("1000000", 1000000),
     "torch_threads": ("3", 3),
     "adapters": ("sql=/adapters/sql", "sql=/adapters/sql"),
-    "scripted_crash_at": ("5", 5),
+    "scripted_fault": ("crash@5", "crash@5"),
     "disk_reserve": ("1000", 1000),
     "max_of_tenant": ("7", 7),
     "tool_parser": ("hermes", "hermes"),
