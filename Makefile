@@ -11,7 +11,9 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input install --qui
 TORCH ?= torch==2.13.0$(if $(filter Linux,$(shell uname -s)),+cpu)
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 
-.PHONY: help serve test check faults bench clean
+NODE_CLIENTS := @openai/codex@0.169.0 openai@6 ai@6 @ai-sdk/openai@3 @ai-sdk/open-responses@1
+
+.PHONY: help serve test clients check faults bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
@@ -21,6 +23,15 @@ serve: $(VENV)/installed ## install if needed, then serve (settings: HOLDFAST_*)
 
 test: $(VENV)/installed-dev check ## everything that must hold before a change lands
 	$(BIN)/python -m pytest -m "not gpu and not bench and not faults"
+
+clients: ## install other people's clients into .clients, for tests that are skipped without them
+	@mkdir -p .clients
+	npm install --prefix .clients --no-audit --no-fund --loglevel=error $(NODE_CLIENTS)
+	@for client in agents:openai-agents==0.24.0 $(foreach release,1.109.1 2.8.0 3.52.0,openai-$(release):openai==$(release)); do \
+		echo "Installing $${client#*:}"; \
+		$(PYTHON) -m venv ".clients/$${client%%:*}" && \
+		".clients/$${client%%:*}/bin/python" -m pip --disable-pip-version-check --no-input install --quiet "$${client#*:}" websockets || exit 1; \
+	done
 
 check: $(VENV)/installed-dev ## lint, formatting, types, import rules
 	$(BIN)/ruff check .

@@ -51,6 +51,7 @@ def tree() -> str:
 
 TESTS = {
     "acceptance": "the real process over HTTP, with the official client",
+    "clients": "other people's clients, as they are; `make clients` installs them, without they are skipped",
     "contract": "one suite over every engine",
     "faults": "kills and other accidents, repeated",
     "gpu": "what only an accelerator can show",
