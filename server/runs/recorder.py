@@ -215,7 +215,7 @@ class Recorder:
 
     def _connect(self) -> Connection:
         if self._connection is None:
-            self._connection = self._database.dedicate("recorder")
+            self._connection = self._database.dedicate(leases.recorder_session(self._replica))
         return self._connection
 
     def _disconnect(self) -> None:

@@ -60,12 +60,27 @@ def stop(connection: Connection, replica: UUID) -> None:
     )
 
 
+def recorder_session(replica: UUID) -> str:
+    """What the connection is called whose commits this replica fences."""
+    return f"recorder {replica.hex}"
+
+
 _BURY = text(
     """
     update replicas set state = 'dead' where id in (
         select id from replicas
         where state = 'alive' and heartbeat_at < clock_timestamp() - make_interval(secs => :ttl)
         for update skip locked)
+    """
+)
+_CUT = text(
+    """
+    select pg_terminate_backend(a.pid)
+    from replicas r join pg_stat_activity a
+        on a.application_name = 'holdfast recorder ' || replace(r.id::text, '-', '')
+    where r.state = 'alive' and r.heartbeat_at < clock_timestamp() - make_interval(secs => :ttl)
+      and a.xact_start < clock_timestamp() - make_interval(secs => :ttl)
+      and a.datname = current_database() and a.usename = current_user
     """
 )
 _ABANDON = text(
@@ -80,9 +95,11 @@ _ABANDON = text(
 def bury(connection: Connection, ttl_seconds: float) -> int:
     """Declares replicas dead whose heartbeat is older than that; how many responses nobody owns thereby.
 
-    One whose commit is in flight holds its row locked; it is looked at again next time. Whatever a replica
-    owns that is not alive any more is left for others.
+    One whose commit is in flight holds its row locked; it is looked at again next time. If that commit is as
+    old as the heartbeat, its session is ended: Postgres waits without limit for the rest of a COPY from a
+    client that has vanished. Whatever a replica owns that is not alive any more is left for others.
     """
+    connection.execute(_CUT, {"ttl": ttl_seconds})
     connection.execute(_BURY, {"ttl": ttl_seconds})
     return connection.execute(_ABANDON).rowcount
 

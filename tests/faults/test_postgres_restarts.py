@@ -94,7 +94,7 @@ def test_a_commit_that_happens_after_it_was_given_up_is_not_made_twice(
 def committing(administrator: psycopg.Connection) -> int:
     """The recorder's backend, if it is in the middle of a commit; else 0."""
     row = administrator.execute(
-        "select pid from pg_stat_activity where application_name = 'holdfast recorder'"
+        "select pid from pg_stat_activity where application_name like 'holdfast recorder %%'"
         " and datname = current_database() and state = 'active' and query ilike 'commit%'"
     ).fetchone()
     return int(row[0]) if row else 0
@@ -104,7 +104,7 @@ def waiting_for(administrator: psycopg.Connection, pid: int) -> bool:
     """Whether the recorder, on a new connection, waits for what it wrote on that one."""
     found = administrator.execute(
         "select 1 from pg_stat_activity"
-        " where application_name = 'holdfast recorder' and %s = any(pg_blocking_pids(pid))",
+        " where application_name like 'holdfast recorder %%' and %s = any(pg_blocking_pids(pid))",
         [pid],
     )
     return found.fetchone() is not None

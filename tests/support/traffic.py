@@ -114,7 +114,7 @@ class Traffic:
         began = monotonic()
         try:
             answer = send()
-        except httpx.HTTPError:
+        except (httpx.HTTPError, RuntimeError):  # the latter when the client has been closed
             return Answer(0, monotonic() - began, {})
         return Answer(answer.status_code, monotonic() - began, answer.json())
 
@@ -129,7 +129,7 @@ class Traffic:
                 with self._client.stream("POST", f"{self.server.api}/responses", json=body) as response:
                     one.status = response.status_code
                     self._receive(one, response)
-            except httpx.HTTPError:
+            except (httpx.HTTPError, RuntimeError):
                 return
 
         return follow

@@ -99,5 +99,5 @@ def terminate_recorder(url: str) -> None:
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute(
             "select pg_terminate_backend(pid, 5000) from pg_stat_activity"
-            " where application_name = 'holdfast recorder' and datname = current_database()"
+            " where application_name like 'holdfast recorder %' and datname = current_database()"
         )

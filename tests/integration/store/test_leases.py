@@ -5,7 +5,7 @@ import pytest
 
 from server.runs.recorder import Recorder
 from server.store import leases
-from server.store.database import Connection, Database
+from server.store.database import Connection, Database, driver
 from server.wire.ids import new_uuid
 from tests.support.builders import SpyHub, accept, kill, register
 from tests.support.eventually import eventually
@@ -116,6 +116,39 @@ def test_a_commit_that_meets_a_burial_in_flight_waits_for_it_and_is_fenced(datab
         assert outcome == []
     zombie.join(30)
     assert outcome == ["fenced"]
+
+
+def test_a_replica_that_vanished_in_the_middle_of_a_copy_is_buried(database: Database) -> None:
+    replica, living = register(database), register(database)
+    with database.begin() as connection:
+        age(connection, replica, 11)
+        age(connection, living, -3600)
+    session = database.dedicate(leases.recorder_session(replica))
+    with driver(session) as raw:
+        raw.pgconn.send_query(b"begin; select 1 from replicas for share; copy conversations from stdin")
+        eventually(lambda: _copies(database))
+        bury(database, 10)
+        assert _copies(database), "its transaction is younger than a lease"
+        eventually(lambda: state_after_burial(database, replica) == "dead")
+    assert state(database, living) == "alive"
+    session.invalidate()
+    session.close()
+
+
+def bury(database: Database, seconds: float) -> None:
+    with database.begin() as connection:
+        leases.bury(connection, seconds)
+
+
+def state_after_burial(database: Database, replica: UUID) -> str:
+    bury(database, 0.1)
+    return state(database, replica)
+
+
+def _copies(database: Database) -> bool:
+    with database.begin() as connection:
+        query = "select 1 from pg_stat_progress_copy where datname = current_database()"
+        return connection.exec_driver_sql(query).first() is not None
 
 
 def test_a_buried_replicas_recorder_is_fenced_while_another_replicas_goes_on(database: Database) -> None:
