@@ -6,7 +6,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.routing import Route, WebSocketRoute
 
-from server.api import chat, health, input_tokens, lists, models, responses
+from server.api import chat, conversations, health, input_tokens, lists, models, responses
 from server.api.websocket import SocketSession
 from server.auth import Caller
 from server.errors import on_error
@@ -26,6 +26,14 @@ ROUTES: list[tuple[str, str, Handler]] = [
     ("POST", "/v1/responses/{response_id}/cancel", responses.cancel),
     ("GET", "/v1/responses/{response_id}/input_items", lists.input_items),
     ("POST", "/v1/chat/completions", chat.create),
+    ("POST", "/v1/conversations", conversations.create),
+    ("GET", "/v1/conversations/{conversation_id}", conversations.retrieve),
+    ("POST", "/v1/conversations/{conversation_id}", conversations.update),
+    ("DELETE", "/v1/conversations/{conversation_id}", conversations.delete),
+    ("POST", "/v1/conversations/{conversation_id}/items", conversations.create_items),
+    ("GET", "/v1/conversations/{conversation_id}/items", conversations.list_items),
+    ("GET", "/v1/conversations/{conversation_id}/items/{item_id}", conversations.retrieve_item),
+    ("DELETE", "/v1/conversations/{conversation_id}/items/{item_id}", conversations.delete_item),
     ("GET", "/v1/models", models.list_models),
     ("GET", "/v1/models/{model:path}", models.retrieve),
 ]

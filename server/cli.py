@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from server import config as configuration
-from server import purge_command
+from server import prompts_command, purge_command
 from server.audit_command import add_arguments, audit
 from server.auth import DEFAULT_TENANT, make_key
 from server.config import Config
@@ -71,6 +71,16 @@ def _parser() -> argparse.ArgumentParser:
     create.add_argument("--if-none", action="store_true", help="do nothing when a key exists already")
     _command(key_commands, "list", "list keys", _keys_list).add_argument("--tenant")
     _command(key_commands, "revoke", "end a key", _keys_revoke).add_argument("key_id")
+    prompt_commands = commands.add_parser("prompts", help="prompt templates").add_subparsers(
+        required=True, metavar="command"
+    )
+    prompts_command.add_put_arguments(
+        _command(prompt_commands, "put", "store a file as a version of a prompt", _prompts_put)
+    )
+    prompts_command.add_list_arguments(_command(prompt_commands, "list", "list prompts", _prompts_list))
+    prompts_command.add_delete_arguments(
+        _command(prompt_commands, "delete", "delete a prompt, or one version of it", _prompts_delete)
+    )
     db_commands = commands.add_parser("db", help="the database").add_subparsers(
         required=True, metavar="command"
     )
@@ -170,6 +180,31 @@ def _keys_revoke(config: Config, options: argparse.Namespace) -> int:
         return 0
 
     return _with_database(config, revoke)
+
+
+def _prompts_put(config: Config, options: argparse.Namespace) -> int:
+    def put(database: Database, _disk: Disk) -> int:
+        say(prompts_command.put(database, options))
+        return 0
+
+    return _with_database(config, put)
+
+
+def _prompts_list(config: Config, options: argparse.Namespace) -> int:
+    def show(database: Database, _disk: Disk) -> int:
+        for line in prompts_command.listed(database, options):
+            print(line)  # noqa: T201 - the result
+        return 0
+
+    return _with_database(config, show)
+
+
+def _prompts_delete(config: Config, options: argparse.Namespace) -> int:
+    def delete(database: Database, _disk: Disk) -> int:
+        say(prompts_command.delete(database, options))
+        return 0
+
+    return _with_database(config, delete)
 
 
 def _db_upgrade(config: Config, _options: argparse.Namespace) -> int:

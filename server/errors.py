@@ -2,7 +2,8 @@
 
     ApiError
     ├── InvalidRequest       400  the caller must change the request
-    │   └── UnknownModel     404
+    │   ├── UnknownModel     404
+    │   └── ConversationLocked    try again after a while
     ├── NotAuthenticated     401  the caller must send a valid key
     ├── WrongOrigin          403  a page of another site asks, through somebody's browser
     ├── NotFound             404  absent, deleted, or another tenant's: all the same
@@ -67,6 +68,19 @@ class UnknownModel(InvalidRequest):
         there = ", ".join(f"'{name}'" for name in served)
         super().__init__(
             f"The model '{model[:100]}' does not exist here; this server has {there}.", param="model"
+        )
+
+
+class ConversationLocked(InvalidRequest):
+    """Of OpenAI's status and code, by which its agents know when to try again."""
+
+    default_code = "conversation_locked"
+    retry = True
+
+    def __init__(self) -> None:
+        super().__init__(
+            "Another response in this conversation is not finished yet; try again in a few seconds.",
+            param="conversation",
         )
 
 
@@ -169,6 +183,7 @@ def answer(error: ApiError, request_id: str) -> Response:
     headers = {"x-request-id": request_id}
     if error.retry:
         headers["retry-after"] = str(error.retry_seconds)
+        headers["x-should-retry"] = "true"
     else:
         headers["x-should-retry"] = "false"
     if isinstance(error, NotAuthenticated):

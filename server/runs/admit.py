@@ -7,8 +7,10 @@ the row exists; once it does, the response reaches a terminal status.
 import secrets
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import partial
 from uuid import UUID
 
 import msgspec
@@ -17,10 +19,13 @@ from engine.messages import JobRefused
 from server.auth import Caller
 from server.config import Config
 from server.crashpoints import crashpoint
-from server.errors import Conflict, InvalidRequest, Overloaded, StorageFull, UnknownModel
+from server.errors import Conflict, ConversationLocked, InvalidRequest, Overloaded, StorageFull, UnknownModel
 from server.runs import context
+from server.runs.context import Standing
+from server.runs.conversations import hold
 from server.runs.lifetime import lifetime
 from server.runs.prepare import Prepared, Served, prepare, refusal
+from server.runs.prompts import read_request
 from server.runs.recorder import Recorder
 from server.runs.run import Run, RunFacts
 from server.runs.unsupported import refuse_unsupported
@@ -67,6 +72,7 @@ class _New:
     response: UUID
     prepared: Prepared
     previous: UUID | None
+    conversation: Standing | None
     items: Sequence[Item]
     """Its input."""
     history: Sequence[Item]
@@ -75,6 +81,14 @@ class _New:
 
 class _UsedBefore(Exception):
     """Another request with the same key was accepted in the meantime."""
+
+
+class _Changed(Exception):
+    """The conversation is not the one any more that the prompt was made of."""
+
+
+MOST_CHANGES = 5
+"""How often a conversation may change between reading it and going on with it."""
 
 
 class Admission:
@@ -138,16 +152,25 @@ class Admission:
         if request.model not in self._served.names:
             raise UnknownModel(request.model, self._served.names)
         if given is None:
-            request, given = context.read_given(request)
-        new = self._prepare(caller, request, repeatable, given, held, generate)
+            request, given = read_request(self._database, caller.tenant, request)
         try:
-            return self._begin(new)
-        except _UsedBefore:
-            assert repeatable is not None
-            found = self._sent_before(caller, repeatable)
-            if found is None:
-                raise Conflict("Another request used this Idempotency-Key; try again.") from None
-            return found
+            return self._begin_prepared(
+                partial(self._prepare, caller, request, repeatable, given, held, generate)
+            )
+        except (_UsedBefore, ConversationLocked) as refused:
+            if repeatable and (found := self._sent_before(caller, repeatable)):
+                return found
+            if isinstance(refused, ConversationLocked):
+                raise
+            raise Conflict("Another request used this Idempotency-Key; try again.") from None
+
+    def _begin_prepared(self, prepare: Callable[[], _New]) -> Admitted:
+        """Prepares anew where the conversation has changed since it was read."""
+        for _ in range(MOST_CHANGES):
+            new = prepare()
+            with suppress(_Changed):
+                return self._begin(new)
+        raise ConversationLocked
 
     def _sent_before(self, caller: Caller, repeatable: Repeatable) -> Admitted | None:
         def look(connection: Connection) -> tuple[idempotency.FirstUse | None, bool]:
@@ -203,6 +226,7 @@ class Admission:
             response=response,
             prepared=prepared,
             previous=found.previous,
+            conversation=found.conversation,
             items=found.new,
             history=found.history,
             repeatable=repeatable,
@@ -267,6 +291,10 @@ class Admission:
         # Its history was read a moment ago; from here on it cannot be deleted under its next turn.
         if new.previous and not responses.hold(connection, new.caller.tenant, new.previous):
             raise context.unknown_previous(new.request.previous_response_id or "")
+        if standing := new.conversation:
+            held = hold(connection, new.caller.tenant, standing.id)
+            if held.next_position != standing.next_position:
+                raise _Changed
         row = _row(new, lifetime(new.request, self._config.retention_days))
         if row.background:
             return responses.insert_queued(connection, row)
@@ -320,6 +348,7 @@ def _row(new: _New, kept: timedelta | None) -> NewResponse:
         tenant=new.caller.tenant,
         id=new.response,
         previous_id=new.previous,
+        conversation_id=new.conversation.id if new.conversation else None,
         stream=bool(new.request.stream),
         background=echo.background,
         model=echo.model,

@@ -2,15 +2,17 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 from uuid import UUID
 
 import msgspec
 
 from server.errors import InvalidRequest, NotFound
 from server.runs.states import ENDED
-from server.store import responses
+from server.store import conversations, responses
 from server.store.database import Connection
 from server.wire import ids
+from server.wire.errors import DecodeFailure
 from server.wire.input import AdditionalTools, Given, ItemReference, read_input
 from server.wire.items import (
     PREFIXES,
@@ -26,6 +28,14 @@ from server.wire.tools import echo
 
 
 @dataclass(frozen=True, slots=True)
+class Standing:
+    """A conversation as it was when it was read."""
+
+    id: UUID
+    next_position: int
+
+
+@dataclass(frozen=True, slots=True)
 class Context:
     """Where a request stands: what it goes on from, and what it adds."""
 
@@ -33,6 +43,7 @@ class Context:
     history: Sequence[Item]
     new: Sequence[Item]
     """With ids of their own."""
+    conversation: Standing | None = None
 
     @property
     def items(self) -> list[Item]:
@@ -53,15 +64,19 @@ def gather(
     `held` is everything up to the end of the previous response, where that is not in the store.
     """
     previous, history = (None, held) if held is not None else _previous(connection, tenant, request)
-    resolved = [_resolve(connection, tenant, item) for item in given if not isinstance(item, AdditionalTools)]
+    conversation = conversation_named(request)
+    standing = None
+    if conversation is not None:
+        standing, history = _conversation(connection, tenant, conversation)
+    resolved = [resolve(connection, tenant, item) for item in given if not isinstance(item, AdditionalTools)]
     new = [own(item, response, "i", index) for index, item in enumerate(resolved)]
     refuse_unmatched(history, new)
-    return Context(previous, history, new)
+    return Context(previous, history, new, standing)
 
 
 def read_given(request: CreateResponse) -> tuple[CreateResponse, list[Given]]:
     """The request's input, and the request with the tools that came in it. Raises DecodeFailure. Pure."""
-    given = read_input(request.input)
+    given = read_input(_input(request))
     more = [tool for item in given if isinstance(item, AdditionalTools) for tool in item.tools]
     if more:
         tools = [*(request.tools or []), *map(echo, more)]
@@ -69,8 +84,17 @@ def read_given(request: CreateResponse) -> tuple[CreateResponse, list[Given]]:
     return request, given
 
 
+def _input(request: CreateResponse) -> str | list[dict[str, Any]]:
+    """It may be left out only where something else is there to answer to."""
+    if request.input is not None:
+        return request.input
+    if request.prompt is None and request.conversation is None and request.previous_response_id is None:
+        raise DecodeFailure("Object missing required field `input` (at input).", "input", "invalid_type")
+    return []
+
+
 def own(item: Item, response: UUID, side: ids.Side, index: int) -> Item:
-    """The item as one of this response, with the id that its place gives it."""
+    """The item as one of this response, or of what else it came with, with the id that its place gives it."""
     return msgspec.structs.replace(item, id=ids.item_id(PREFIXES[type(item)], response, side, index))
 
 
@@ -79,10 +103,48 @@ def read_history(connection: Connection, tenant: str, response: UUID) -> list[It
     return [decode_item(payload) for payload in responses.history(connection, tenant, response)]
 
 
-def _resolve(connection: Connection, tenant: str, item: Item | ItemReference) -> Item:
+def read_conversation(connection: Connection, tenant: str, conversation: UUID) -> list[Item]:
+    """Every item of a conversation, oldest first."""
+    return [decode_item(payload) for payload in conversations.history(connection, tenant, conversation)]
+
+
+def conversation_named(request: CreateResponse) -> UUID | None:
+    """The conversation that a request goes on with. Raises ApiError for what cannot be one. Pure."""
+    if request.conversation is None:
+        return None
+    if request.previous_response_id is not None:
+        raise InvalidRequest(
+            "previous_response_id and conversation are two ways to go on: give one of them.",
+            param="conversation",
+            code="mutually_exclusive_parameters",
+        )
+    given = request.conversation if isinstance(request.conversation, str) else request.conversation.id
+    found = ids.parse_conversation_id(given)
+    if found is None:
+        raise unknown_conversation(given)
+    return found
+
+
+def unknown_conversation(given: str) -> NotFound:
+    """What another tenant's id, a deleted one and one never made are all answered with."""
+    return NotFound(f"Conversation with id '{given[:100]}' not found.", param="conversation")
+
+
+def _conversation(connection: Connection, tenant: str, conversation: UUID) -> tuple[Standing, list[Item]]:
+    """The items are read last: if they are newer than the standing, that is noticed when it is held."""
+    found = conversations.get(connection, tenant, conversation)
+    if found is None:
+        raise unknown_conversation(ids.conversation_id(conversation))
+    history = read_conversation(connection, tenant, conversation)
+    return Standing(conversation, found.next_position), history
+
+
+def resolve(connection: Connection, tenant: str, item: Given) -> Item:
+    """The item that is meant. Raises NotFound."""
+    assert not isinstance(item, AdditionalTools)
     if not isinstance(item, ItemReference):
         return item
-    payload = responses.item(connection, tenant, item.id)
+    payload = responses.item(connection, tenant, item.id) or conversations.item(connection, tenant, item.id)
     if payload is None:
         raise NotFound(
             f"Item with id '{item.id[:100]}' not found.", param=f"{item.path}.id", code="item_not_found"

@@ -4,6 +4,7 @@ from server.errors import UnknownModel
 from server.runs import context
 from server.runs.echo import make_echo
 from server.runs.prepare import Served, write_prompt
+from server.runs.prompts import read_request
 from server.runs.unsupported import refuse_unsupported
 from server.store.database import Database
 from server.wire.ids import new_uuid
@@ -18,7 +19,7 @@ def count_input(database: Database, served: Served, tenant: str, request: Create
     refuse_unsupported(request)
     if request.model not in served.names:
         raise UnknownModel(request.model, served.names)
-    request, given = context.read_given(request)
+    request, given = read_request(database, tenant, request)
     found = database.retry(lambda connection: context.gather(connection, tenant, request, given, new_uuid()))
     make_echo(request, served.engine.capabilities)
     return len(write_prompt(served, tenant, request, found.items).token_ids)

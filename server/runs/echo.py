@@ -6,14 +6,15 @@ import msgspec
 
 from engine.messages import Capabilities
 from server.wire import tools
-from server.wire.request import CreateResponse, TextOptions
-from server.wire.response import Echo, ReasoningEcho, TextEcho
+from server.wire.request import ConversationReference, CreateResponse, TextOptions
+from server.wire.response import ConversationEcho, Echo, ReasoningEcho, TextEcho
 
 
 def make_echo(request: CreateResponse, model: Capabilities) -> Echo:
     """Raises DecodeFailure for tools that are wrong."""
     return Echo(
         background=bool(request.background),
+        conversation=_conversation(request.conversation),
         frequency_penalty=request.frequency_penalty or 0.0,
         instructions=request.instructions,
         max_output_tokens=request.max_output_tokens,
@@ -23,6 +24,7 @@ def make_echo(request: CreateResponse, model: Capabilities) -> Echo:
         parallel_tool_calls=request.parallel_tool_calls is not False,
         presence_penalty=request.presence_penalty or 0.0,
         previous_response_id=request.previous_response_id,
+        prompt=request.prompt if request.prompt is not None else msgspec.UNSET,
         prompt_cache_key=request.prompt_cache_key,
         reasoning=ReasoningEcho(request.reasoning.effort, request.reasoning.summary)
         if request.reasoning
@@ -39,6 +41,12 @@ def make_echo(request: CreateResponse, model: Capabilities) -> Echo:
         truncation=request.truncation or "disabled",
         user=request.user,
     )
+
+
+def _conversation(given: str | ConversationReference | None) -> ConversationEcho | msgspec.UnsetType:
+    if given is None:
+        return msgspec.UNSET
+    return ConversationEcho(given if isinstance(given, str) else given.id)
 
 
 def _text(text: TextOptions | None) -> TextEcho:

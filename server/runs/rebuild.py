@@ -105,6 +105,8 @@ def _items(connection: Connection, stored: StoredResponse) -> Sequence[Item]:
     history: list[Item] = []
     if stored.previous_id is not None:
         history = context.read_history(connection, stored.tenant, stored.previous_id)
+    if stored.conversation_id is not None:
+        history = context.read_conversation(connection, stored.tenant, stored.conversation_id)
     payloads = responses.input_items(connection, stored.tenant, stored.id)
     return [*history, *map(decode_item, payloads)]
 

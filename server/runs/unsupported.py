@@ -14,8 +14,6 @@ _REFUSED: list[tuple[str, Callable[[CreateResponse], object], str]] = [
         lambda r: r.background and r.store is False,
         "A background response is always stored: leave `store` away, or `background`.",
     ),
-    ("conversation", lambda r: r.conversation, "Conversations are not available; use previous_response_id."),
-    ("prompt", lambda r: r.prompt, "Prompt templates are not available."),
     (
         "expires_after",
         lambda r: r.expires_after and r.store is False,

@@ -11,7 +11,7 @@ from server.runs.active import Step
 from server.runs.run import Run
 from server.runs.states import Ending
 from server.runs.unflushed import chunks_of
-from server.store import deletion, events, ownership, responses
+from server.store import conversations, deletion, events, ownership, responses
 from server.store.database import Connection, durable
 from server.store.events import Chunk
 from server.store.ownership import Place
@@ -73,8 +73,11 @@ def _write_end(connection: Connection, replica: UUID, run: Run, ending: Ending) 
             [stored_item(item) for item in run.output],
         )
         events.compact(connection, facts.tenant, facts.id)
-        if responses.finish(connection, facts.tenant, facts.id, replica, ending):
+        finished = responses.finish(connection, facts.tenant, facts.id, replica, ending)
+        if finished.deleted:
             deletion.purge(connection, facts.tenant, facts.id)
+        elif finished.conversation_id is not None:
+            conversations.append_response(connection, facts.tenant, finished.conversation_id, facts.id)
     responses.record_usage(
         connection,
         tenant=facts.tenant,

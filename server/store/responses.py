@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 from uuid import UUID
 
 from sqlalchemy import Connection, DateTime, Row, func, insert, select, text, update
@@ -23,6 +23,7 @@ class NewResponse:
     tenant: str
     id: UUID
     previous_id: UUID | None
+    conversation_id: UUID | None = None
     stream: bool
     background: bool
     model: str
@@ -57,6 +58,7 @@ class StoredResponse:
     tenant: str
     id: UUID
     previous_id: UUID | None
+    conversation_id: UUID | None
     status: Status
     background: bool
     model: str
@@ -234,8 +236,15 @@ def history(connection: Connection, tenant: str, response_id: UUID) -> list[str]
     return list(connection.scalars(_HISTORY, {"tenant": tenant, "id": response_id}))
 
 
-def finish(connection: Connection, tenant: str, response_id: UUID, replica: UUID, ending: Ending) -> bool:
-    """Ends a response that this replica runs. True if it was deleted meanwhile.
+class Finished(NamedTuple):
+    """What else the end of a response asks for."""
+
+    deleted: bool
+    conversation_id: UUID | None
+
+
+def finish(connection: Connection, tenant: str, response_id: UUID, replica: UUID, ending: Ending) -> Finished:
+    """Ends a response that this replica runs; it may have been deleted meanwhile.
 
     The caller's transaction has passed the fence, so the row is this replica's.
     """
@@ -249,9 +258,9 @@ def finish(connection: Connection, tenant: str, response_id: UUID, replica: UUID
             responses.c.status == "in_progress",
         )
         .values(**columns)
-        .returning(responses.c.deleted_at)
+        .returning(responses.c.deleted_at, responses.c.conversation_id)
     ).one()
-    return row.deleted_at is not None
+    return Finished(row.deleted_at is not None, row.conversation_id)
 
 
 def record_usage(

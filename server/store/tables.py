@@ -116,6 +116,13 @@ responses = Table(
         "previous_id",
         postgresql_where=text("previous_id is not null"),
     ),
+    Index(
+        "uq_responses_conversation_id",
+        "tenant",
+        "conversation_id",
+        unique=True,
+        postgresql_where=text("conversation_id is not null and status in ('queued', 'in_progress')"),
+    ),
     Index("ix_responses_expires_at", "expires_at", postgresql_where=text("expires_at is not null")),
     Index("ix_responses_created_at", "tenant", text("created_at desc")),
     Index("ix_responses_model", "tenant", "model", text("created_at desc")),
@@ -159,6 +166,13 @@ conversations = Table(
     Column("tenant", Text, primary_key=True),
     Column("id", Uuid, primary_key=True),
     Column("metadata", JSONB, nullable=False),
+    Column(
+        "next_position",
+        BigInteger,
+        nullable=False,
+        server_default="0",
+        comment="grows with every item that comes or goes, so that it tells whether any has",
+    ),
     _time("created_at", required=True),
 )
 
@@ -168,7 +182,26 @@ conversation_items = Table(
     Column("tenant", Text, primary_key=True),
     Column("conversation_id", Uuid, primary_key=True),
     Column("position", BigInteger, primary_key=True, autoincrement=False),
-    Column("item_id", Text, nullable=False),
+    Column("id", Text, nullable=False),
+    Column("type", Text, nullable=False),
+    Column("role", Text),
+    Column("status", Text),
+    Column("name", Text),
+    Column("call_id", Text),
+    Column("payload", JSON, nullable=False),
+    Column("response_id", Uuid, comment="what brought it, which may be gone; null for items put by hand"),
+    _time("created_at", required=True),
+    UniqueConstraint("tenant", "id"),
+)
+
+prompts = Table(
+    "prompts",
+    metadata,
+    Column("tenant", Text, primary_key=True),
+    Column("id", Text, primary_key=True),
+    Column("version", Integer, primary_key=True, autoincrement=False),
+    Column("content", JSON, nullable=False, comment="instructions and input, with {{variables}}"),
+    _time("created_at", required=True),
 )
 
 response_events_hot = Table(

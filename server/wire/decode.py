@@ -13,7 +13,7 @@ from server.wire.errors import DecodeFailure
 
 T = TypeVar("T")
 
-_PATH = re.compile(r" - at `(?:key in )?\$\.?(?P<path>[^`]*)`$")
+_PATH = re.compile(r" - at `(?:key` in `)?\$\.?(?P<path>[^`]*)`$")
 
 
 def decode(data: bytes, kind: type[T]) -> T:

@@ -9,8 +9,8 @@ import time
 from typing import Literal
 from uuid import UUID
 
-Side = Literal["i", "o"]
-"""Input or output of a response."""
+Side = Literal["i", "o", "c"]
+"""Input or output of a response; or put into a conversation by hand, together with others."""
 
 
 def new_uuid() -> UUID:
@@ -38,14 +38,27 @@ def response_id(uuid: UUID) -> str:
 
 def parse_response_id(text: str) -> UUID | None:
     """The UUID of a response id that this server could have made, else None."""
+    return _parse("resp", text)
+
+
+def conversation_id(uuid: UUID) -> str:
+    return f"conv_{uuid.hex}"
+
+
+def parse_conversation_id(text: str) -> UUID | None:
+    """The UUID of a conversation id that this server could have made, else None."""
+    return _parse("conv", text)
+
+
+def _parse(wanted: str, text: str) -> UUID | None:
     prefix, _, digits = text.partition("_")
-    if prefix != "resp" or len(digits) != 32 or not set(digits) <= set("0123456789abcdef"):
+    if prefix != wanted or len(digits) != 32 or not set(digits) <= set("0123456789abcdef"):
         return None
     return UUID(hex=digits)
 
 
 def item_id(prefix: str, response: UUID, side: Side, index: int) -> str:
-    """The id of the item at `index` of a response's input or output.
+    """The id of the item at `index` of a response's input or output, or of what was put at once by hand.
 
     `prefix` is OpenAI's for the item's type: `msg` for messages, `rs` for reasoning, `fc` for calls.
     """

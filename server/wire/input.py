@@ -119,14 +119,14 @@ class _File(msgspec.Struct, kw_only=True):
     file_url: str | None = None
 
 
-def read_input(value: str | list[dict[str, Any]]) -> list[Given]:
-    """The `input` parameter; a string is one user message. Items have no ids yet.
+def read_input(value: str | list[dict[str, Any]], name: str = "input") -> list[Given]:
+    """The `input` parameter, or one of that name; a string is one user message. Items have no ids yet.
 
     Raises DecodeFailure with the item's path for anything that this server cannot put before a model.
     """
     if isinstance(value, str):
         return [Message("", "completed", "user", [InputText(value)])]
-    given = [_read_item(element, f"input[{index}]") for index, element in enumerate(value)]
+    given = [_read_item(element, f"{name}[{index}]") for index, element in enumerate(value)]
     return [item for item in given if item is not None]
 
 

@@ -38,6 +38,18 @@ class ExpiresAfter(msgspec.Struct, frozen=True):
     seconds: Annotated[int, Meta(ge=60, le=10 * 365 * 24 * 3600)]
 
 
+class ConversationReference(msgspec.Struct, frozen=True):
+    id: str
+
+
+class PromptReference(msgspec.Struct, frozen=True):
+    """A stored prompt, and what its variables stand for: texts, or `input_text` parts."""
+
+    id: str
+    version: str | None = None
+    variables: dict[str, Any] | None = None
+
+
 Bias = Annotated[float, Meta(ge=-100, le=100)]
 
 
@@ -48,7 +60,7 @@ class CreateResponse(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     model: str
-    input: str | Annotated[list[dict[str, Any]], Meta(max_length=4096)]
+    input: str | Annotated[list[dict[str, Any]], Meta(max_length=4096)] | None = None
     instructions: str | None = None
     previous_response_id: str | None = None
     stream: bool | None = None
@@ -69,8 +81,8 @@ class CreateResponse(msgspec.Struct, frozen=True, kw_only=True):
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
-    conversation: str | dict[str, Any] | None = None
-    prompt: dict[str, Any] | None = None
+    conversation: str | ConversationReference | None = None
+    prompt: PromptReference | None = None
     safety_identifier: Annotated[str, Meta(max_length=64)] | None = None
     prompt_cache_key: Annotated[str, Meta(max_length=64)] | None = None
     user: str | None = None

@@ -6,6 +6,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from server.wire.items import Item
+from server.wire.request import PromptReference
 
 Status = Literal["queued", "in_progress", "completed", "failed", "incomplete", "cancelled"]
 
@@ -51,10 +52,15 @@ class TextEcho(msgspec.Struct, frozen=True):
     verbosity: str | UnsetType = UNSET
 
 
+class ConversationEcho(msgspec.Struct, frozen=True):
+    id: str
+
+
 class Echo(msgspec.Struct, frozen=True, kw_only=True):
     """What a response repeats of its request, defaults filled in. Stored once, as `responses.request`."""
 
     background: bool
+    conversation: ConversationEcho | UnsetType = UNSET
     frequency_penalty: float
     instructions: str | None
     max_output_tokens: int | None
@@ -64,6 +70,7 @@ class Echo(msgspec.Struct, frozen=True, kw_only=True):
     parallel_tool_calls: bool
     presence_penalty: float
     previous_response_id: str | None
+    prompt: PromptReference | UnsetType = UNSET
     prompt_cache_key: str | None
     reasoning: ReasoningEcho
     safety_identifier: str | None
@@ -88,6 +95,7 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
     status: Status
     background: bool
     completed_at: int | None
+    conversation: ConversationEcho | UnsetType = UNSET
     error: ResponseError | None
     frequency_penalty: float
     incomplete_details: IncompleteDetails | None
@@ -100,6 +108,7 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
     parallel_tool_calls: bool
     presence_penalty: float
     previous_response_id: str | None
+    prompt: PromptReference | UnsetType = UNSET
     prompt_cache_key: str | None
     reasoning: ReasoningEcho
     safety_identifier: str | None

@@ -66,6 +66,11 @@ WRONG = [
     ({**HELLO, "reasoning": {"effort": "enormous"}}, "reasoning.effort"),
     ({**HELLO, "text": {"verbosity": 7}}, "text.verbosity"),
     ({**HELLO, "truncation": "maybe"}, "truncation"),
+    ({**HELLO, "conversation": 7}, "conversation"),
+    ({**HELLO, "conversation": {}}, "conversation.id"),
+    ({**HELLO, "prompt": "p"}, "prompt"),
+    ({**HELLO, "prompt": {}}, "prompt.id"),
+    ({**HELLO, "prompt": {"id": "p", "version": 1}}, "prompt.version"),
 ]
 
 
@@ -75,21 +80,6 @@ def test_wrong_value_is_refused_by_name(
 ) -> None:
     error = check_error(post(scripted_server, body), 400, "invalid_request_error")
     assert error["param"] == param
-
-
-UNSUPPORTED: list[tuple[str, object]] = [
-    ("conversation", "conv_1"),
-    ("prompt", {"id": "p"}),
-]
-
-
-@pytest.mark.parametrize(("param", "value"), UNSUPPORTED, ids=[param for param, _ in UNSUPPORTED])
-def test_parameter_that_cannot_be_honoured_is_refused(
-    scripted_server: ServerProcess, param: str, value: object
-) -> None:
-    error = check_error(post(scripted_server, {**HELLO, param: value}), 400, "invalid_request_error")
-    assert error["param"] == param
-    assert error["code"] == "unsupported_parameter"
 
 
 def test_parameters_that_change_nothing_are_accepted(scripted_server: ServerProcess) -> None:

@@ -1,8 +1,9 @@
 """Keys: made, listed and revoked at the terminal; asked for on every route once one exists."""
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import httpx
 import psycopg
@@ -17,6 +18,15 @@ from tests.support.server_process import MODEL, ServerProcess, run_command
 
 HELLO = {"model": MODEL, "input": "Hello"}
 UNKNOWN_ID = "resp_" + "0" * 32
+UNKNOWN = {
+    "response_id": UNKNOWN_ID,
+    "conversation_id": "conv_" + "0" * 32,
+    "item_id": "msg_" + "0" * 32 + "c0",
+}
+"""By the names that they have in the route table."""
+SAID = [{"role": "user", "content": "Hello"}]
+ANY_BODY = {**HELLO, "metadata": {}, "items": SAID, "messages": SAID}
+"""What every route that takes a body can take."""
 
 
 @dataclass(frozen=True)
@@ -36,11 +46,15 @@ class Keyed:
 
 @dataclass(frozen=True)
 class Tenants:
-    """The keys of two tenants, and the id of a response of ours."""
+    """The keys of two tenants, and the ids of what is ours, by their names in the route table."""
 
     ours: Key
     theirs: Key
-    response_id: str
+    ids: Mapping[str, str]
+
+    @property
+    def response_id(self) -> str:
+        return self.ids["response_id"]
 
 
 def make_key(database_url: str, *flags: str) -> Key:
@@ -65,22 +79,32 @@ def keyed(module_database: str) -> Iterator[Keyed]:
 @pytest.fixture(scope="module")
 def tenants(keyed: Keyed) -> Tenants:
     ours, theirs = (make_key(keyed.database_url, "--tenant", name) for name in ("a", "b"))
-    return Tenants(ours, theirs, call(keyed.server, "POST", "/v1/responses", ours.text).json()["id"])
+
+    def make(path: str, **ids: str) -> str:
+        made: dict[str, Any] = call(keyed.server, "POST", path, ours.text, ids).json()
+        identifier: str = made.get("id") or made["data"][0]["id"]
+        return identifier
+
+    conversation = make("/v1/conversations")
+    item = make("/v1/conversations/{conversation_id}/items", conversation_id=conversation)
+    response = make("/v1/responses")
+    ids = {"response_id": response, "conversation_id": conversation, "item_id": item}
+    return Tenants(ours, theirs, ids)
 
 
-def address(path: str, response_id: str) -> str:
+def address(path: str, ids: Mapping[str, str]) -> str:
     """A path of the route table with its parameters filled in."""
-    return path.replace("{response_id}", response_id).replace("{model:path}", MODEL)
+    return path.replace("{model:path}", MODEL).format_map(ids)
 
 
 def call(
-    server: ServerProcess, method: str, path: str, key: str | None, response_id: str = UNKNOWN_ID
+    server: ServerProcess, method: str, path: str, key: str | None, ids: Mapping[str, str] = UNKNOWN
 ) -> httpx.Response:
     return httpx.request(
         method,
-        server.url + address(path, response_id),
+        server.url + address(path, ids),
         headers={"authorization": f"Bearer {key}"} if key is not None else {},
-        json=HELLO if method == "POST" else None,
+        json=ANY_BODY if method == "POST" else None,
     )
 
 
@@ -170,17 +194,48 @@ def test_tenant_gets_for_anothers_id_what_an_unknown_id_gives_on_every_route(
     keyed: Keyed, tenants: Tenants
 ) -> None:
     server, theirs = keyed.server, tenants.theirs.text
-    with_id = [(method, path) for method, path, _ in ROUTES if "{response_id}" in path]
-    assert with_id
+    with_id = [(method, path) for method, path, _ in ROUTES if "_id}" in path]
+    assert {name for _, path in with_id for name in UNKNOWN if f"{{{name}}}" in path} == set(UNKNOWN)
     for method, path in with_id:
         for suffix in ("", "?stream=true", "?stream=true&starting_after=3"):
-            foreign = call(server, method, path + suffix, theirs, tenants.response_id)
-            absent = call(server, method, path + suffix, theirs, UNKNOWN_ID)
+            foreign = call(server, method, path + suffix, theirs, tenants.ids)
+            absent = call(server, method, path + suffix, theirs)
             check_error(absent, 404, "invalid_request_error")
             assert foreign.status_code == 404
-            assert foreign.text.replace(tenants.response_id, UNKNOWN_ID) == absent.text
-    own = call(server, "GET", "/v1/responses/{response_id}", tenants.ours.text, tenants.response_id)
-    assert own.status_code == 200
+            assert as_unknown(foreign.text, tenants) == absent.text
+    for method, path in with_id:
+        if method == "GET":
+            assert call(server, method, path, tenants.ours.text, tenants.ids).status_code == 200
+
+
+def as_unknown(text: str, tenants: Tenants) -> str:
+    """The text with ids that were never made in place of ours."""
+    for name, own in tenants.ids.items():
+        text = text.replace(own, UNKNOWN[name])
+    return text
+
+
+def test_tenant_cannot_reach_anothers_conversation_through_one_of_its_own(
+    keyed: Keyed, tenants: Tenants
+) -> None:
+    server, theirs = keyed.server, tenants.theirs.text
+    own = call(server, "POST", "/v1/conversations", theirs).json()["id"]
+    path = "/v1/conversations/{conversation_id}/items"
+    place = {**tenants.ids, "conversation_id": own}
+    for method in ("GET", "DELETE"):
+        foreign = call(server, method, path + "/{item_id}", theirs, place)
+        check_error(foreign, 404, "invalid_request_error")
+    after = call(server, "GET", path + f"?after={tenants.ids['item_id']}", theirs, place)
+    assert check_error(after, 400, "invalid_request_error")["param"] == "after"
+    headers = {"authorization": f"Bearer {theirs}"}
+    reference = [{"type": "item_reference", "id": tenants.ids["item_id"]}]
+    for where, body in (
+        ("responses", {**HELLO, "input": reference}),
+        ("responses", {**HELLO, "conversation": tenants.ids["conversation_id"]}),
+        (f"conversations/{own}/items", {"items": reference}),
+    ):
+        foreign = httpx.post(f"{keyed.server.api}/{where}", json=body, headers=headers)
+        check_error(foreign, 404, "invalid_request_error")
 
 
 def test_tenant_cannot_go_on_from_anothers_response(keyed: Keyed, tenants: Tenants) -> None:

@@ -83,7 +83,7 @@ def test_a_response_is_read_as_it_was_accepted_and_finished(database: Database) 
     with database.begin() as connection:
         created = insert_response(connection, replica, id=response, echo=echo)
         running = responses.get(connection, TENANT, response)
-        assert responses.finish(connection, TENANT, response, replica, ending) is False
+        assert responses.finish(connection, TENANT, response, replica, ending) == (False, None)
         ended = responses.get(connection, TENANT, response)
     assert running is not None
     assert (running.status, running.attempt, running.created_at) == ("in_progress", 1, created)
@@ -127,7 +127,7 @@ def test_a_deleted_response_is_absent_and_says_so_at_its_end(database: Database)
         insert_response(connection, replica, id=response)
         deletion.delete(connection, TENANT, response)
         assert responses.get(connection, TENANT, response) is None
-        assert responses.finish(connection, TENANT, response, replica, make_ending()) is True
+        assert responses.finish(connection, TENANT, response, replica, make_ending()) == (True, None)
 
 
 def test_a_tenant_sees_nothing_of_another(database: Database) -> None:

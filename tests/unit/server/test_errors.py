@@ -23,6 +23,7 @@ def leaves(kind: type[ApiError]) -> Iterator[type[ApiError]]:
 
 EXAMPLES: list[tuple[Exception, int, str | None]] = [
     (errors.InvalidRequest("No."), 400, None),
+    (errors.ConversationLocked(), 400, "conversation_locked"),
     (errors.UnknownModel("x", ["y"]), 404, "model_not_found"),
     (errors.NotAuthenticated("No."), 401, "invalid_api_key"),
     (errors.WrongOrigin(), 403, "wrong_origin"),
@@ -77,8 +78,9 @@ def test_whatever_goes_wrong_is_an_error_object(error: Exception, status: int, c
 @pytest.mark.parametrize(("error", "status", "code"), EXAMPLES, ids=lambda value: type(value).__name__)
 def test_only_what_may_pass_is_worth_another_try(error: Exception, status: int, code: str | None) -> None:
     headers = on_error(make_request(), error).headers
-    assert ("retry-after" in headers) == (status in (429, 503))
-    assert (headers.get("x-should-retry") == "false") == (status not in (429, 503))
+    may_pass = status in (429, 503) or code == "conversation_locked"
+    assert ("retry-after" in headers) == may_pass
+    assert headers["x-should-retry"] == ("true" if may_pass else "false")
 
 
 def test_only_a_mistake_of_ours_is_logged_with_its_cause(caplog: pytest.LogCaptureFixture) -> None:

@@ -82,9 +82,6 @@ def test_an_echo_is_stored_and_read_back_the_same() -> None:
     ("fields", "param"),
     [
         ({"background": True, "store": False}, "background"),
-        ({"conversation": "conv_1"}, "conversation"),
-        ({"conversation": {"id": "conv_1"}}, "conversation"),
-        ({"prompt": {"id": "p"}}, "prompt"),
         ({"expires_after": {"anchor": "created_at", "seconds": 60}, "store": False}, "expires_after"),
     ],
 )

@@ -1,0 +1,227 @@
+"""Conversations: ordered lists of items, which they hold themselves, whatever becomes of the responses.
+
+Whoever adds or takes away items holds the conversation's row meanwhile, and nobody does while a response in
+it is unfinished: so what that response goes on from is what is stored. JSON goes in and out as text.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from uuid import UUID
+
+from sqlalchemy import Connection, insert, text
+
+from server.store.responses import NewItem
+from server.store.tables import conversation_items
+
+
+@dataclass(frozen=True, slots=True)
+class StoredConversation:
+    """A conversation's row."""
+
+    id: UUID
+    metadata: str
+    created_at: datetime
+    next_position: int
+    """Another one than before tells that items have come or gone."""
+
+
+_COLUMNS = "id, metadata::text, created_at, next_position"
+_CREATE = text(
+    """
+    insert into conversations (tenant, id, metadata) values (:tenant, :id, cast(:metadata as jsonb))
+    on conflict do nothing
+    """
+)
+_GET = text(f"select {_COLUMNS} from conversations where tenant = :tenant and id = :id")  # noqa: S608
+_HOLD = text(
+    f"select {_COLUMNS} from conversations where tenant = :tenant and id = :id for update"  # noqa: S608
+)
+_UPDATE = text(
+    f"""
+    update conversations set metadata = cast(:metadata as jsonb) where tenant = :tenant and id = :id
+    returning {_COLUMNS}
+    """  # noqa: S608 - names of our own columns
+)
+_BUSY = text(
+    """
+    select 1 from responses
+    where tenant = :tenant and conversation_id = :id and status in ('queued', 'in_progress')
+    """
+)
+_MOVE = text(
+    """
+    update conversations set next_position = next_position + :count where tenant = :tenant and id = :id
+    """
+)
+_APPEND_RESPONSE = text(
+    """
+    with place as (
+        update conversations set next_position = next_position + (
+            select count(*) from items i where i.tenant = :tenant and i.response_id = :response)
+        where tenant = :tenant and id = :id
+        returning next_position)
+    insert into conversation_items
+        (tenant, conversation_id, position, id, type, role, status, name, call_id, payload, response_id)
+    select i.tenant, :id,
+        p.next_position - count(*) over () + row_number() over (order by i.side, i.idx) - 1,
+        i.id, i.type, i.role, i.status, i.name, i.call_id, i.payload, i.response_id
+    from place p, items i where i.tenant = :tenant and i.response_id = :response
+    """
+)
+
+
+def create(connection: Connection, tenant: str, conversation: UUID, metadata: str) -> None:
+    """Adds an empty conversation; does nothing if it is there."""
+    connection.execute(_CREATE, {"tenant": tenant, "id": conversation, "metadata": metadata})
+
+
+def get(connection: Connection, tenant: str, conversation: UUID) -> StoredConversation | None:
+    row = connection.execute(_GET, {"tenant": tenant, "id": conversation}).first()
+    return StoredConversation(*row) if row else None
+
+
+def hold(connection: Connection, tenant: str, conversation: UUID) -> StoredConversation | None:
+    """Keeps a conversation as it is until the transaction ends, but for what this transaction does."""
+    row = connection.execute(_HOLD, {"tenant": tenant, "id": conversation}).first()
+    return StoredConversation(*row) if row else None
+
+
+def is_busy(connection: Connection, tenant: str, conversation: UUID) -> bool:
+    """Whether a response in it is unfinished. Lasting only while the conversation is held."""
+    return connection.execute(_BUSY, {"tenant": tenant, "id": conversation}).first() is not None
+
+
+def update_metadata(
+    connection: Connection, tenant: str, conversation: UUID, metadata: str
+) -> StoredConversation | None:
+    place = {"tenant": tenant, "id": conversation, "metadata": metadata}
+    row = connection.execute(_UPDATE, place).first()
+    return StoredConversation(*row) if row else None
+
+
+def append(connection: Connection, tenant: str, held: StoredConversation, new: Sequence[NewItem]) -> None:
+    """Adds items at the end of a conversation that is held."""
+    connection.execute(
+        insert(conversation_items),
+        [
+            {
+                "tenant": tenant,
+                "conversation_id": held.id,
+                "position": held.next_position + index,
+                "id": item.id,
+                "type": item.type,
+                "role": item.role,
+                "status": item.status,
+                "name": item.name,
+                "call_id": item.call_id,
+                "payload": item.payload,
+            }
+            for index, item in enumerate(new)
+        ],
+    )
+    _move(connection, tenant, held.id, len(new))
+
+
+def append_response(connection: Connection, tenant: str, conversation: UUID, response_id: UUID) -> None:
+    """Adds a response's input, then its output. Of a conversation that is gone nothing is kept."""
+    place = {"tenant": tenant, "id": conversation, "response": response_id}
+    connection.execute(_APPEND_RESPONSE, place)
+
+
+def _move(connection: Connection, tenant: str, conversation: UUID, count: int) -> None:
+    connection.execute(_MOVE, {"tenant": tenant, "id": conversation, "count": count})
+
+
+_DROP_ITEMS = text("delete from conversation_items where tenant = :tenant and conversation_id = :id")
+_DROP = text("delete from conversations where tenant = :tenant and id = :id")
+_DROP_ITEM = text(
+    "delete from conversation_items where tenant = :tenant and conversation_id = :id and id = :item"
+)
+
+
+def delete(connection: Connection, tenant: str, conversation: UUID) -> None:
+    """Removes a conversation that is held, with its items."""
+    place = {"tenant": tenant, "id": conversation}
+    connection.execute(_DROP_ITEMS, place)
+    connection.execute(_DROP, place)
+
+
+def delete_item(connection: Connection, tenant: str, conversation: UUID, item_id: str) -> bool:
+    """Removes an item of a conversation that is held; False if it has none such."""
+    place = {"tenant": tenant, "id": conversation, "item": item_id}
+    found = connection.execute(_DROP_ITEM, place).rowcount == 1
+    if found:
+        _move(connection, tenant, conversation, 1)
+    return found
+
+
+_HISTORY = text(
+    """
+    select payload::text from conversation_items
+    where tenant = :tenant and conversation_id = :id order by position
+    """
+)
+_ITEM = text(
+    """
+    select payload::text from conversation_items
+    where tenant = :tenant and conversation_id = :id and id = :item
+    """
+)
+_ANY_ITEM = text("select payload::text from conversation_items where tenant = :tenant and id = :item")
+_POSITION = text(
+    """
+    select position from conversation_items
+    where tenant = :tenant and conversation_id = :id and id = :item
+    """
+)
+_OLDEST_FIRST = text(
+    """
+    select payload::text from conversation_items
+    where tenant = :tenant and conversation_id = :id
+        and position > coalesce(cast(:after as bigint), -1)
+    order by position limit :limit
+    """
+)
+_NEWEST_FIRST = text(
+    """
+    select payload::text from conversation_items
+    where tenant = :tenant and conversation_id = :id
+        and position < coalesce(cast(:after as bigint), 9223372036854775807)
+    order by position desc limit :limit
+    """
+)
+
+
+def history(connection: Connection, tenant: str, conversation: UUID) -> list[str]:
+    """The JSON of every item, oldest first."""
+    return list(connection.scalars(_HISTORY, {"tenant": tenant, "id": conversation}))
+
+
+def item(connection: Connection, tenant: str, item_id: str, conversation: UUID | None = None) -> str | None:
+    """The JSON of an item of that conversation, or of any."""
+    place = {"tenant": tenant, "id": conversation, "item": item_id}
+    query = _ITEM if conversation is not None else _ANY_ITEM
+    found: str | None = connection.execute(query, place).scalar()
+    return found
+
+
+def position(connection: Connection, tenant: str, conversation: UUID, item_id: str) -> int | None:
+    """Where an item stands, for `page`."""
+    place = {"tenant": tenant, "id": conversation, "item": item_id}
+    found: int | None = connection.execute(_POSITION, place).scalar()
+    return found
+
+
+def page(
+    connection: Connection,
+    tenant: str,
+    conversation: UUID,
+    after: int | None,
+    limit: int,
+    *,
+    newest_first: bool,
+) -> list[str]:
+    """The JSON of at most `limit` items that come after a position in that order."""
+    place = {"tenant": tenant, "id": conversation, "after": after, "limit": limit}
+    return list(connection.scalars(_NEWEST_FIRST if newest_first else _OLDEST_FIRST, place))

@@ -1,0 +1,45 @@
+"""Conversations as clients ask for them and are told of them."""
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from server.wire.request import Metadata
+
+MOST_AT_ONCE = 20
+"""Items that one request may bring."""
+
+
+class CreateConversation(msgspec.Struct, frozen=True):
+    """The body of POST /v1/conversations."""
+
+    items: Annotated[list[dict[str, Any]], Meta(max_length=MOST_AT_ONCE)] | None = None
+    metadata: Metadata | None = None
+
+
+class UpdateConversation(msgspec.Struct, frozen=True):
+    """The body of POST /v1/conversations/{id}; null takes all metadata away."""
+
+    metadata: Metadata | None
+
+
+class CreateItems(msgspec.Struct, frozen=True):
+    """The body of POST /v1/conversations/{id}/items."""
+
+    items: Annotated[list[dict[str, Any]], Meta(min_length=1, max_length=MOST_AT_ONCE)]
+
+
+class Conversation(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    object: Literal["conversation"] = "conversation"
+    created_at: int
+    metadata: msgspec.Raw
+
+
+class DeletedConversation(msgspec.Struct, frozen=True):
+    """The answer to DELETE /v1/conversations/{id}."""
+
+    id: str
+    object: Literal["conversation.deleted"] = "conversation.deleted"
+    deleted: bool = True

@@ -1,0 +1,112 @@
+"""Prompt templates: instructions and input in which `{{name}}` stands for what a request gives. Pure.
+
+Plain substitution, in the instructions and in the texts of messages: a template has no conditions or loops,
+and what is filled in is not looked at again.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+from server.wire.decode import decode
+from server.wire.errors import DecodeFailure
+from server.wire.input import AdditionalTools, read_input
+from server.wire.items import MAX_TEXT, ContentPart, InputText, Item, Message, OutputText
+
+_PLACE = re.compile(r"\{\{\s*([A-Za-z_][A-Za-z0-9_]{0,63})\s*\}\}")
+
+
+class _Content(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    instructions: str | None = None
+    input: str | list[dict[str, Any]] | None = None
+
+
+class Template(msgspec.Struct, frozen=True):
+    """What is stored under a prompt's name."""
+
+    instructions: str | None
+    items: list[Item]
+    """Without ids."""
+
+    @property
+    def names(self) -> set[str]:
+        """The variables that it needs."""
+        return {found[1] for text in self._texts() for found in _PLACE.finditer(text)}
+
+    def _texts(self) -> Iterator[str]:
+        yield self.instructions or ""
+        for item in self.items:
+            if isinstance(item, Message):
+                yield from (part.text for part in item.content if isinstance(part, InputText | OutputText))
+
+
+def read_template(content: bytes) -> Template:
+    """A template from its JSON. Raises DecodeFailure."""
+    given = decode(content, _Content)
+    items: list[Item] = []
+    for item in read_input(given.input) if given.input is not None else []:
+        if not isinstance(item, Item):
+            kind = "tools" if isinstance(item, AdditionalTools) else "references to items"
+            raise DecodeFailure(f"A prompt cannot hold {kind}.", "input", "unsupported_value")
+        items.append(item)
+    if not given.instructions and not items:
+        raise DecodeFailure("A prompt needs instructions, or input.", None, "invalid_value")
+    return Template(given.instructions, items)
+
+
+def fill(template: Template, variables: Mapping[str, Any]) -> Template:
+    """The template with its variables' values. Raises DecodeFailure for a variable that is wrong."""
+    names = template.names
+    if missing := sorted(names - set(variables)):
+        raise _wrong(missing[0], f"The prompt needs the variable '{missing[0]}'.", "missing_variable")
+    if unknown := sorted(set(variables) - names):
+        raise _wrong(unknown[0], f"The prompt has no variable '{unknown[0][:64]}'.", "unknown_variable")
+    values = {name: _text_of(name, value) for name, value in variables.items()}
+    _refuse_too_long(template._texts(), values)
+    instructions = template.instructions
+    return Template(
+        _filled(instructions, values) if instructions is not None else None,
+        [_filled_item(item, values) for item in template.items],
+    )
+
+
+def _wrong(name: str, sentence: str, code: str) -> DecodeFailure:
+    return DecodeFailure(sentence, f"prompt.variables.{name[:64]}", code)
+
+
+def _text_of(name: str, value: object) -> str:
+    match value:
+        case str():
+            return value
+        case {"type": "input_text", "text": str(text)}:
+            return text
+    raise _wrong(name, f"The variable '{name}' must be a string or an input_text.", "invalid_type")
+
+
+def _refuse_too_long(texts: Iterable[str], values: Mapping[str, str]) -> None:
+    """Before anything is filled in: a short template can name a long value many times."""
+    size = sum(len(text) + sum(len(values[found[1]]) for found in _PLACE.finditer(text)) for text in texts)
+    if size > MAX_TEXT:
+        raise DecodeFailure(
+            f"With these variables the prompt is longer than {MAX_TEXT} characters.",
+            "prompt.variables",
+            "invalid_value",
+        )
+
+
+def _filled(text: str, values: Mapping[str, str]) -> str:
+    return _PLACE.sub(lambda found: values[found[1]], text)
+
+
+def _filled_item(item: Item, values: Mapping[str, str]) -> Item:
+    if not isinstance(item, Message):
+        return item
+    return msgspec.structs.replace(item, content=[_filled_part(part, values) for part in item.content])
+
+
+def _filled_part(part: ContentPart, values: Mapping[str, str]) -> ContentPart:
+    if not isinstance(part, InputText | OutputText):
+        return part
+    return msgspec.structs.replace(part, text=_filled(part.text, values))
