@@ -48,8 +48,8 @@ class Refusal(Strict):
     refusal: str
 
 
-class InputText(Strict):
-    type: Literal["input_text"]
+class PlainText(Strict):
+    type: Literal["input_text", "text", "summary_text", "reasoning_text"]
     text: str
 
 
@@ -65,25 +65,7 @@ class InputFile(Strict):
     file_url: str = ""
 
 
-class Text(Strict):
-    type: Literal["text"]
-    text: str
-
-
-class SummaryText(Strict):
-    type: Literal["summary_text"]
-    text: str
-
-
-class ReasoningText(Strict):
-    type: Literal["reasoning_text"]
-    text: str
-
-
-Part = Annotated[
-    OutputText | Refusal | InputText | InputImage | InputFile | Text | SummaryText | ReasoningText,
-    Field(discriminator="type"),
-]
+Part = Annotated[OutputText | Refusal | PlainText | InputImage | InputFile, Field(discriminator="type")]
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 
 
