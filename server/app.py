@@ -6,7 +6,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.routing import Route, WebSocketRoute
 
-from server.api import chat, conversations, health, input_tokens, lists, models, responses
+from server.api import chat, compact, conversations, health, input_tokens, lists, models, responses
 from server.api.websocket import SocketSession
 from server.auth import Caller
 from server.errors import on_error
@@ -21,6 +21,7 @@ ROUTES: list[tuple[str, str, Handler]] = [
     ("POST", "/v1/responses", responses.create),
     ("GET", "/v1/responses", lists.responses),
     ("POST", "/v1/responses/input_tokens", input_tokens.count),
+    ("POST", "/v1/responses/compact", compact.create),
     ("GET", "/v1/responses/{response_id}", responses.retrieve),
     ("DELETE", "/v1/responses/{response_id}", responses.delete),
     ("POST", "/v1/responses/{response_id}/cancel", responses.cancel),

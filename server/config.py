@@ -121,6 +121,10 @@ class Config:
     crash_at: str | None = _setting(
         None, "a named place at which the process dies as if killed, `name` or `name:n`: for tests and drills"
     )
+    event_names: Literal["openai", "open-responses"] = _setting(
+        "openai",
+        "whose names stream events have; the header Holdfast-Event-Names says otherwise for a request",
+    )
     seal_key: str | None = _setting(
         None,
         "base64 of 32 bytes, which seal what clients carry for the server; older keys follow behind commas; "

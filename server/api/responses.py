@@ -18,6 +18,7 @@ from server.runs.read import StreamReader, find_response
 from server.runs.states import ENDED
 from server.services import Services
 from server.store import deletion, ownership
+from server.stream.frames import OpenResponsesNames
 from server.stream.hub import Channel
 from server.stream.sse import Answer, Cursor, Deferred, EventStream, Timing
 from server.wire import ids
@@ -28,11 +29,14 @@ from server.wire.response import Deleted, Response
 CANCEL_SECONDS = 10.0
 """How long a cancel waits for the end that it asked for; then it answers with what there is."""
 MAX_KEY = 255
+EVENT_NAMES = "Holdfast-Event-Names"
+"""The request header that chooses the names of stream events."""
 
 
 def create(services: Services, caller: Caller, request: Request, body: bytes) -> Answer:
     """POST /v1/responses"""
     wanted = decode(body, CreateResponse)
+    _names(services, request)  # which refuses before there is a response
     admitted = services.admission.admit(caller, wanted, repeatable(request, body))
     if wanted.stream:
         reader = StreamReader(services.database, caller.tenant, admitted.id)
@@ -105,7 +109,16 @@ def stream(
         Cursor(channel, reader.read, position),
         timing=timing_of(services),
         headers={"x-request-id": request.state.request_id},
+        rewriting=_names(services, request),
     )
+
+
+def _names(services: Services, request: HTTPConnection) -> OpenResponsesNames | None:
+    """What renames events on their way out, if that is wanted. Raises InvalidRequest."""
+    names = request.headers.get(EVENT_NAMES, services.config.event_names)
+    if names not in ("openai", "open-responses"):
+        raise InvalidRequest(f"{EVENT_NAMES} must be openai or open-responses.", param=EVENT_NAMES)
+    return OpenResponsesNames() if names == "open-responses" else None
 
 
 def _await_end(

@@ -24,6 +24,7 @@ from server.dialects.base import (
     TextDelta,
 )
 from server.runs.assemble import assemble
+from server.runs.raw_messages import RawMessages
 from server.runs.states import Ending, EndStatus
 from server.wire import events as wire
 from server.wire import ids
@@ -165,13 +166,13 @@ class Emitter:
                 self.output.append(_decode_done(event.body).item)
                 self._open = None
 
-    def end(self, ending: Ending) -> tuple[list[Event], Response]:
+    def end(self, ending: Ending, raw: RawMessages | None = None) -> tuple[list[Event], Response]:
         """Closes what is open, then the terminal event; also the final response that it carries.
 
         A completed response always has a message or a call, an empty message if the model said nothing,
         unless it was not asked for a token. A
         cancelled one ends with `response.incomplete` whose status says so: OpenAI's SDKs know no other event
-        for it.
+        for it. `raw` is told with it.
         """
         completed = ending.status == "completed"
         cut_off = self._open is not None and isinstance(self._open.begun, CallStart)
@@ -180,6 +181,8 @@ class Emitter:
             events += self._change_to(Kind.OUTPUT_TEXT_DELTA, MessageStart())
             events += self._close("completed")
         final = assemble(self._response, self._created_at, self._echo, ending.status, self.output, ending)
+        if raw is not None:
+            final = raw.told_with(final)
         terminal = _TERMINAL[ending.status]
         events.append(wire.whole(terminal(self._number(), final)))
         return events, final

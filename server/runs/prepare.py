@@ -17,6 +17,7 @@ from server.dialects.base import Conversation, Dialect, OutputFormat, Prompt, Pr
 from server.errors import ApiError, InvalidRequest, Overloaded, TooManyRequests
 from server.runs.echo import make_echo
 from server.runs.opened import opened
+from server.runs.raw_messages import RawMessages
 from server.runs.run import Reading
 from server.runs.sealing import Seal
 from server.runs.structured import given_grammar
@@ -59,6 +60,9 @@ class Served:
             stops=stop_strings(request),
             tells_stop=bool(request.include_stop_str_in_output),
             vocabulary=self.vocabulary if wants_logprobs(request) else None,
+            raw=RawMessages(self.vocabulary, prompt.token_ids)
+            if request.enable_response_messages and self.vocabulary is not None
+            else None,
             seal=partial(self.seal.seal, "reasoning", tenant)
             if SEALED_REASONING in (request.include or ())
             else None,
@@ -99,6 +103,12 @@ def prepare(
 ) -> Prepared:
     """Raises ApiError or DecodeFailure for what cannot be run; whether the engine has room is not asked."""
     echo = make_echo(request, served.engine.capabilities)
+    if request.enable_response_messages and served.vocabulary is None:
+        raise InvalidRequest(
+            "What this model's tokens spell is not known here, so messages cannot be told as tokens.",
+            param="enable_response_messages",
+            code="unsupported_parameter",
+        )
     moment = datetime.fromtimestamp(seconds_of(response), UTC)
     prompt = write_prompt(served, tenant, request, items, moment)
     limit = served.engine.capabilities.context_length

@@ -6,6 +6,7 @@ from uuid import UUID
 import msgspec
 
 from server.runs.assemble import assemble
+from server.runs.raw_messages import asks_for_raw_messages, told_again
 from server.runs.states import ENDED, Ending
 from server.store import events, responses
 from server.store.database import Connection, Database, snapshot
@@ -26,8 +27,13 @@ def read_response(connection: Connection, tenant: str, response: UUID) -> Respon
     stored = responses.get(connection, tenant, response)
     if stored is None:
         return None
-    ended = stored.status in ENDED  # else its end may be written between these two queries
-    return as_response(stored, responses.output_items(connection, tenant, response) if ended else [])
+    if stored.status not in ENDED:  # else its end may be written between these two queries
+        return as_response(stored, [])
+    found = as_response(stored, responses.output_items(connection, tenant, response))
+    if not asks_for_raw_messages(stored.asked):
+        return found
+    last = events.unpack_from(events.compacted(connection, tenant, response), 0)[-1]
+    return told_again(found, last.body)
 
 
 def as_response(stored: StoredResponse, output: Sequence[str]) -> Response:

@@ -17,6 +17,7 @@ from engine.vocabulary import Vocabulary
 from server.dialects.base import CallDelta, Delta, Parser, ReasoningDelta, TextDelta
 from server.runs.emitter import Emitter
 from server.runs.logprobs import TokenLogprobs
+from server.runs.raw_messages import RawMessages
 from server.runs.states import Ending, EndStatus
 from server.runs.stops import StopFilter
 from server.wire.events import Event, Kind, delta_of
@@ -53,6 +54,8 @@ class Reading:
     """The stop string that ends the answer is a part of it."""
     vocabulary: Vocabulary | None = None
     """There if each token's probability is to be told."""
+    raw: RawMessages | None = None
+    """There if what the model was given and gave is to be told as tokens."""
     seal: Callable[[str, str], str] | None = None
     """There if reasoning is to be told sealed, too: from its item's id and its text."""
 
@@ -79,6 +82,7 @@ class Run:
         self._stopped_kind: type[TextDelta | ReasoningDelta | CallDelta] = TextDelta
         """What the text is a part of that the filter holds back."""
         self._logprobs = TokenLogprobs(reading.vocabulary) if reading.vocabulary else None
+        self._raw = reading.raw
         self._emitter = Emitter(facts.id, facts.created_at, facts.echo, reading.seal)
         self._started = False
         self._first_token_at: datetime | None = None
@@ -148,6 +152,8 @@ class Run:
         if self._logprobs is not None and logprobs is not None:
             self._logprobs.take(self._tokens, token_ids, logprobs)
         self._tokens += len(token_ids)
+        if self._raw is not None:
+            self._raw.take(token_ids)
         return self._emit(self._parser.feed(token_ids))
 
     def finish(
@@ -219,7 +225,7 @@ class Run:
             error_message=error_message,
             incomplete_reason=incomplete_reason,
         )
-        events, self.final = self._emitter.end(self.ending)
+        events, self.final = self._emitter.end(self.ending, self._raw)
         return events
 
     def _emit(self, deltas: Sequence[Delta]) -> list[Event]:

@@ -1,4 +1,6 @@
-"""One event as server-sent-event bytes. Pure."""
+"""One event as server-sent-event bytes, under either of its names. Pure."""
+
+from collections.abc import Sequence
 
 from server.wire.events import Event, event_type
 
@@ -6,3 +8,29 @@ from server.wire.events import Event, event_type
 def frame(event: Event, rendered: bytes) -> bytes:
     """`event:` and `data:` lines and the blank line, in one piece; LF only, never an `id:`."""
     return b"event: " + event_type(event).encode() + b"\ndata: " + rendered + b"\n\n"
+
+
+class OpenResponsesNames:
+    """Tells a response's events by the names that the Open Responses specification has for them.
+
+    They are OpenAI's but for two: `response.reasoning_text.delta` and `.done` are `response.reasoning.delta`
+    and `.done`. Nothing else of a frame changes.
+    """
+
+    def rewrite(self, _index: int, frames: Sequence[bytes]) -> list[bytes]:
+        return [renamed(one) for one in frames]
+
+    def end(self) -> list[bytes]:
+        return []
+
+
+def renamed(given: bytes) -> bytes:
+    """A frame under the specification's name; the type is the first field of its JSON."""
+    if not given.startswith(_EVENT + _OPENAIS):
+        return given
+    return given.replace(_OPENAIS, _SPECIFIED, 2)
+
+
+_EVENT = b"event: "
+_OPENAIS = b"response.reasoning_text."
+_SPECIFIED = b"response.reasoning."

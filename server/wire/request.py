@@ -50,6 +50,11 @@ class PromptReference(msgspec.Struct, frozen=True):
     variables: dict[str, Any] | None = None
 
 
+class StreamOptions(msgspec.Struct, frozen=True):
+    include_obfuscation: bool | None = None
+    """Accepted; events are never padded, which no client asks for to be seen."""
+
+
 Bias = Annotated[float, Meta(ge=-100, le=100)]
 
 
@@ -103,4 +108,6 @@ class CreateResponse(msgspec.Struct, frozen=True, kw_only=True):
     documents: Annotated[list[dict[str, Any]], Meta(max_length=256)] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    enable_response_messages: bool | None = None
+    stream_options: StreamOptions | None = None
     expires_after: ExpiresAfter | None = None

@@ -86,6 +86,13 @@ class Echo(msgspec.Struct, frozen=True, kw_only=True):
     user: str | None
 
 
+class RawMessage(msgspec.Struct, frozen=True, tag_field="type", tag="raw_message_tokens"):
+    """What a model was given or gave, as tokens and as what they spell; vLLM's shape."""
+
+    message: str
+    tokens: list[int]
+
+
 class Response(msgspec.Struct, frozen=True, kw_only=True):
     """OpenAI's Response, in the order in which it is written."""
 
@@ -123,6 +130,9 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
     truncation: str
     usage: Usage | None
     user: str | None
+    input_messages: list[RawMessage] | UnsetType = UNSET
+    """These two are there once it has ended, if they were asked for."""
+    output_messages: list[RawMessage] | UnsetType = UNSET
 
 
 class Deleted(msgspec.Struct, frozen=True):
@@ -131,6 +141,16 @@ class Deleted(msgspec.Struct, frozen=True):
     id: str
     object: Literal["response"] = "response"
     deleted: bool = True
+
+
+class CompactedResponse(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to POST /v1/responses/compact: a new input, to be sent as it is."""
+
+    id: str
+    object: Literal["response.compaction"] = "response.compaction"
+    created_at: int
+    output: list[Item]
+    usage: Usage
 
 
 class InputTokens(msgspec.Struct, frozen=True):

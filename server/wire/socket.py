@@ -16,7 +16,6 @@ class CreateMessage(CreateResponse, frozen=True, kw_only=True, tag_field="type",
     """False prepares a response to go on from, without an answer."""
     stream_id: Annotated[str, Meta(max_length=256)] | None = None
     """The client's name for this response's stream; every event repeats it."""
-    stream_options: dict[str, Any] | None = None
 
 
 class SteerMessage(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="response.steer"):

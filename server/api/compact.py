@@ -1,0 +1,36 @@
+"""/v1/responses/compact: a conversation made short, for the client to go on with."""
+
+from typing import Any
+
+from starlette.requests import Request
+
+from server.api.json import as_json
+from server.api.responses import timing_of
+from server.auth import Caller
+from server.errors import Conflict
+from server.runs.compaction import begin, read_written
+from server.services import Services
+from server.stream.sse import Answer, Deferred
+from server.wire.decode import convert, decode
+from server.wire.request import CreateResponse
+
+
+def create(services: Services, caller: Caller, request: Request, body: bytes) -> Answer:
+    """POST /v1/responses/compact"""
+    given = {name: value for name, value in decode(body, dict[str, Any]).items() if value is not None}
+    wanted: CreateResponse = convert({"input": []} | given, CreateResponse, "")
+    compacting = begin(services.database, services.served, caller.tenant, wanted)
+    if compacting.is_short:
+        return as_json(request, compacting.made(None))
+    admitted = services.admission.admit(caller, compacting.summary_request())
+    return Deferred(
+        admitted.channel,
+        read=_gone,
+        make=lambda finals: as_json(request, compacting.made(read_written(finals[0]))),
+        timing=timing_of(services),
+        headers={"x-request-id": request.state.request_id},
+    )
+
+
+def _gone() -> Answer:
+    raise Conflict("The summary was lost while it was written; try again.")
