@@ -75,6 +75,7 @@ class Database:
         """
         self.url = url
         self._strict = strict
+        self._closed = False
         self._outage = Outage()
         self._engine = create_engine(
             "postgresql+psycopg://",
@@ -86,6 +87,7 @@ class Database:
             hide_parameters=True,  # what is stored is content, and logs outlive it
         )
         event.listen(self._engine, "checkin", _be_quick)
+        event.listen(self._engine, "checkin", self._let_go)
         event.listen(self._engine, "checkout", _be_patient)
 
     @contextmanager
@@ -135,7 +137,13 @@ class Database:
         return connection.execution_options(isolation_level="AUTOCOMMIT") if autocommit else connection
 
     def close(self) -> None:
+        self._closed = True
         self._engine.dispose()
+
+    def _let_go(self, connection: PatientConnection | None, _record: Any) -> None:
+        """A connection that was in use when the pool was closed comes back to nobody."""
+        if self._closed and connection is not None:
+            connection.close()
 
 
 def _be_quick(connection: PatientConnection | None, _record: Any) -> None:

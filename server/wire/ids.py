@@ -28,8 +28,8 @@ def lowest_uuid(milliseconds: int) -> UUID:
 
 
 def seconds_of(uuid: UUID) -> int:
-    """The Unix time at which a UUIDv7 was made."""
-    return (uuid.int >> 80) // 1000
+    """The Unix time at which a UUIDv7 was made; 0 of any other."""
+    return (uuid.int >> 80) // 1000 if uuid.version == 7 else 0
 
 
 def response_id(uuid: UUID) -> str:

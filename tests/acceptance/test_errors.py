@@ -153,7 +153,7 @@ def test_bad_stream_flag_is_refused_by_name(scripted_server: ServerProcess) -> N
     assert check_error(answer, 400, "invalid_request_error")["param"] == "stream"
 
 
-@pytest.mark.parametrize("path", ["/", "/v1", "/v2/responses", "/v1/responses/a/b", "/v1/chat/completions"])
+@pytest.mark.parametrize("path", ["/", "/v1", "/v2/responses", "/v1/responses/a/b", "/v1/embeddings"])
 def test_unknown_address_is_not_found(scripted_server: ServerProcess, path: str) -> None:
     check_error(httpx.get(scripted_server.url + path), 404, "invalid_request_error")
 

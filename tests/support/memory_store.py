@@ -21,7 +21,7 @@ from server.store import deletion, events, idempotency, leases, ownership, respo
 from server.store.events import Chunk, News, Progress, Watched
 from server.store.idempotency import FirstUse
 from server.store.ownership import Place
-from server.store.responses import NewItem, NewResponse, StoredResponse
+from server.store.responses import Finished, NewItem, NewResponse, StoredResponse
 from server.wire.events import Event
 from tests.support.memory import Memory, MemoryConnection, Row
 
@@ -78,11 +78,11 @@ def claim_waiting(
     return _take(at, me, lambda one: one.background and one.model in models and one.tenant not in full, limit)
 
 
-def hand_back(at: Memory, me: UUID, places: Sequence[Place]) -> None:
+def hand_back(at: Memory, me: UUID, places: Sequence[Place], *, died: bool = False) -> None:
     for place in places:
         row = at.rows[place.id]
         if row.stored.replica_id == me and row.stored.status == "in_progress":
-            at.change(row, replica_id=None)
+            at.change(row, replica_id=None, deaths=row.stored.deaths + died)
 
 
 def owned(at: Memory, me: UUID) -> list[Place]:
@@ -215,12 +215,12 @@ def output_items(at: Memory, tenant: str, response_id: UUID) -> list[str]:
     return at.rows[response_id].items[1]
 
 
-def finish(at: Memory, tenant: str, response_id: UUID, replica: UUID, ending: Ending) -> bool:
+def finish(at: Memory, tenant: str, response_id: UUID, replica: UUID, ending: Ending) -> Finished:
     row = at.rows[response_id]
     assert (row.stored.replica_id, row.stored.status) == (replica, "in_progress"), row.stored
     columns = {name: getattr(ending, name) for name in Ending.__dataclass_fields__}
     at.change(row, **columns)
-    return row.deleted
+    return Finished(row.deleted, None)
 
 
 def record_usage(at: Memory, *, response_id: UUID, ending: Ending, **_other: Any) -> None:

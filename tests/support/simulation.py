@@ -151,7 +151,7 @@ class World:
         self.keyed: dict[str, set[UUID]] = {}
 
     def new_id(self) -> UUID:
-        return UUID(int=self.dice.getrandbits(128))
+        return UUID(int=self.dice.getrandbits(128), version=4)
 
     def trouble(self) -> Trouble:
         if not self.faulty or self.dice.random() > 0.08:
