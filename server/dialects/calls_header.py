@@ -7,11 +7,21 @@ from server.dialects.calls import MAX_NAME, CallFormat, Calling
 from server.dialects.calls_json import MistralList, read_arguments
 from server.dialects.lark import Lark
 from server.dialects.markup import Markup
-from server.dialects.scanner import Reader
+from server.dialects.scanner import Reader, Scanner
 
 _NAME = re.compile(r"[^\s\[\](){}<>:\"'`\ud800-\udfff]")
 _NUMBER = re.compile(r"[0-9]")
 _LETTER = re.compile(r"[A-Za-z0-9]")
+
+
+def _reach(scanner: Scanner, opener: str, begin: str) -> Reader[bool]:
+    """Goes on from what opened a list of calls to where its first one begins; False if none does."""
+    if opener != begin:
+        yield from scanner.skip_space()
+        if not (yield from scanner.accept(begin)):
+            return False
+    yield from scanner.skip_space()
+    return True
 
 
 class DeepSeekV3(CallFormat):
@@ -31,11 +41,8 @@ class DeepSeekV3(CallFormat):
 
     def read(self, calling: Calling, opener: str) -> Reader[None]:
         scanner = calling.scanner
-        if opener != self._begin:
-            yield from scanner.skip_space()
-            if not (yield from scanner.accept(self._begin)):
-                return
-        yield from scanner.skip_space()
+        if not (yield from _reach(scanner, opener, self._begin)):
+            return
         name = yield from scanner.take_while(_NAME, MAX_NAME)
         if not (yield from scanner.accept(self._separator)):
             return
@@ -89,11 +96,8 @@ class Kimi(CallFormat):
 
     def read(self, calling: Calling, opener: str) -> Reader[None]:
         scanner = calling.scanner
-        if opener != self._begin:
-            yield from scanner.skip_space()
-            if not (yield from scanner.accept(self._begin)):
-                return
-        yield from scanner.skip_space()
+        if not (yield from _reach(scanner, opener, self._begin)):
+            return
         name = yield from scanner.take_while(_NAME, MAX_NAME)
         number = ""
         if (yield from scanner.accept(":")):
