@@ -29,7 +29,7 @@ def test_a_wrong_clock_costs_no_lease_and_is_never_stored(
     start_server: StartServer, database_url: str, tmp_path: Path, before: float, after: float
 ) -> None:
     shift = tmp_path / "shift"
-    shift.write_text(str(before))
+    set_clock(shift, before)
     right = start_server(**SETTINGS)
     wrong = ServerProcess(database_url, settings=SETTINGS, module=("tests.support.wrong_clock", str(shift)))
     with psycopg.connect(database_url, autocommit=True) as connection:
@@ -37,7 +37,7 @@ def test_a_wrong_clock_costs_no_lease_and_is_never_stored(
         wrong.start()
         try:
             with Traffic(right, tokens=40) as honest, Traffic(wrong, tokens=40) as traffic:
-                shift.write_text(str(after))
+                set_clock(shift, after)
                 unstored = {"model": MODEL, "input": "Hello", "store": False}
                 told = httpx.post(f"{wrong.api}/responses", json=unstored, timeout=60.0).json()
                 eventually(lambda: now(connection) > began + timedelta(seconds=3 * LEASE_S), within=30.0)
@@ -58,6 +58,13 @@ def test_a_wrong_clock_costs_no_lease_and_is_never_stored(
     slack = timedelta(seconds=1)  # what is told are whole seconds
     assert [found for found in times if not began - slack <= found[1] <= found[2] <= ended + slack] == []
     assert len(times) > 10
+
+
+def set_clock(shift: Path, seconds: float) -> None:
+    """In one move: a server that asks for the time must not find the file empty."""
+    written = shift.with_suffix(".new")
+    written.write_text(str(seconds))
+    written.replace(shift)
 
 
 def now(connection: psycopg.Connection) -> datetime:
