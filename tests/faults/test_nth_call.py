@@ -1,0 +1,231 @@
+"""One request is served again and again, and each time the next call to Postgres or step of the engine fails.
+
+As SQLite tests itself: the n-th exchange with the database is lost, for every n that there is, once before it
+was made and once after. Whatever the point, the request is answered and everything holds.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from threading import Lock
+from typing import Any, Literal, get_args
+from uuid import UUID
+
+import msgspec
+import psycopg
+import pytest
+
+from engine.messages import Failed, Finished, Job, Outbound
+from engine.scripted import Fault, Script, ScriptedConfig, ScriptedEngine
+from server.auth import Caller
+from server.config import Config
+from server.runs.admit import Admission
+from server.runs.keeper import Keeper
+from server.runs.prepare import Served
+from server.runs.read import read_response
+from server.runs.taker import Taker
+from server.store.connect import PatientConnection
+from server.store.database import DatabaseError
+from server.store.disk import Disk
+from server.wire.events import is_terminal
+from server.wire.request import CreateResponse
+from tests.integration.runs.recorded import Bench, recording
+from tests.support.builders import TENANT, SpelledDialect
+from tests.support.invariants import check, watch_statuses
+
+TOKENS = 5
+MOST_CALLS = 300
+LEAST_CALLS = 10
+STRIDE = 6
+"""Of how many points one is tried by every run; `make faults` tries them all."""
+Moment = Literal["before", "after"]
+Kind = Literal["foreground", "background", "unstored"]
+KINDS: tuple[Kind, ...] = ("foreground", "background", "unstored")
+
+
+class Exchanges:
+    """Counts the exchanges of this process with Postgres, and loses one of them with its connection."""
+
+    def __init__(self, lost: int | None, moment: Moment) -> None:
+        self.count = 0
+        self._lost = lost
+        self._moment = moment
+        self._lock = Lock()
+
+    def around(self, act: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(connection: PatientConnection, *arguments: Any, **named: Any) -> Any:
+            with self._lock:
+                self.count += 1
+                is_lost = self.count == self._lost
+            if is_lost and self._moment == "before":
+                self._lose(connection)
+            found = act(connection, *arguments, **named)
+            if is_lost:
+                self._lose(connection)
+            return found
+
+        return counted
+
+    def _lose(self, connection: PatientConnection) -> None:
+        connection.pgconn.finish()
+        raise psycopg.OperationalError("the connection is lost")
+
+
+@dataclass
+class Server:
+    """Everything of a server but HTTP; what its own threads would do in time is done by `serve`."""
+
+    bench: Bench
+    engine: ScriptedEngine
+    told: list[Outbound]
+    admission: Admission
+    taker: Taker
+    keeper: Keeper
+    taken: list[str]
+    """The jobs that the engine accepted."""
+
+    def serve(self, kind: Kind) -> UUID:
+        """Makes a response and waits for its end."""
+        request = CreateResponse(
+            model="model",
+            input="Hi",
+            max_output_tokens=TOKENS,
+            store=kind != "unstored",
+            background=kind == "background",
+        )
+        response = self.admission.admit(Caller(TENANT, None), request).id
+        while not self._has_ended(response):
+            self._look_after()
+        return response
+
+    def _look_after(self) -> None:
+        """A turn of the threads that look after what is left lying."""
+        for act in (self.taker.take, self.keeper.beat):
+            with suppress(DatabaseError):
+                act()
+
+    def _has_ended(self, response: UUID) -> bool:
+        return self.bench.recorder.wait_idle(5.0) and any(
+            published.response_id == response and published.final is not None
+            for told in list(self.bench.hub.told)
+            for published in told.batch
+        )
+
+
+@contextmanager
+def serving(url: str, fault: Fault | None = None) -> Iterator[Server]:
+    told: list[Outbound] = []
+    taken: list[str] = []
+    with recording(url) as bench:
+
+        def deliver(messages: Any, /) -> None:
+            told.extend(messages)
+            bench.recorder.deliver(messages)
+
+        script = ScriptedConfig(
+            vocabulary=tuple(range(ord("a"), ord("z"))),
+            stop_id=0,
+            vocab_size=0x110000,
+            script=Script(length=100, fault=fault),
+        )
+        engine = ScriptedEngine(script, deliver)
+        submit = engine.submit
+
+        def take(job: Job) -> None:
+            submit(job)
+            taken.append(job.job_id)
+
+        engine.submit = take  # type: ignore[method-assign]
+        served = Served(name="model", engine=engine, dialect=SpelledDialect())
+        taker = Taker(bench.database, bench.replica, served, bench.recorder, most_running=4, most_deaths=3)
+        nothing: Callable[..., None] = lambda *_: None  # noqa: E731
+        keeper = Keeper(
+            bench.database,
+            bench.replica,
+            holds=bench.recorder.holds,
+            cancel=lambda response: engine.cancel(response.hex),
+            lease_seconds=10,
+            on_unowned=nothing,
+            on_fenced=nothing,
+            on_others=nothing,
+            on_database_gone=nothing,
+        )
+        admission = Admission(
+            served,
+            bench.database,
+            bench.replica,
+            bench.recorder,
+            bench.hub,
+            Disk(None, None),
+            Config(),
+            on_queued=nothing,
+        )
+        try:
+            yield Server(bench, engine, told, admission, taker, keeper, taken)
+        finally:
+            engine.close(drain=False)
+
+
+@contextmanager
+def counting(exchanges: Exchanges) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("wait", "answers"):
+            patch.setattr(PatientConnection, name, exchanges.around(getattr(PatientConnection, name)))
+        yield
+
+
+def check_one(server: Server, response: UUID, kind: Kind, status: str) -> None:
+    """What was told is what is stored, whole and once; the engine ended what it took."""
+    told = server.bench.hub.frames(response)
+    final = msgspec.json.decode(server.bench.hub.final(response))
+    assert final["status"] == status
+    ends = [message.job_id for message in server.told if isinstance(message, Finished | Failed)]
+    assert ends == server.taken
+    if kind == "unstored":
+        assert server.bench.stored(response) == []
+        return
+    stored = server.bench.stored(response)
+    assert [event.sequence_number for event in stored] == list(range(len(stored)))
+    assert [is_terminal(event) for event in stored] == [False] * (len(stored) - 1) + [True]
+    assert told == server.bench.frames(response)[-len(told) :]
+    with server.bench.database.begin() as connection:
+        assert msgspec.json.encode(read_response(connection, TENANT, response)) == msgspec.json.encode(final)
+
+
+@pytest.fixture
+def watched_url(database_url: str) -> Iterator[str]:
+    watch_statuses(database_url)
+    yield database_url
+    check(database_url)
+
+
+@pytest.mark.parametrize("stride", [STRIDE, pytest.param(1, marks=pytest.mark.faults)])
+@pytest.mark.parametrize("moment", get_args(Moment))
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_request_is_served_whichever_exchange_with_the_database_is_lost(
+    watched_url: str, kind: Kind, moment: Moment, stride: int
+) -> None:
+    struck = 0
+    for number in range(1, MOST_CALLS, stride):
+        exchanges = Exchanges(number, moment)
+        with serving(watched_url) as server:
+            with counting(exchanges):
+                response = server.serve(kind)
+            check_one(server, response, kind, "incomplete")
+        if exchanges.count < number:
+            break
+        struck += 1
+    assert struck >= LEAST_CALLS // stride
+    assert struck < (MOST_CALLS - 1) // stride, "there are more exchanges than were tried"
+
+
+@pytest.mark.parametrize("at_token", [0, 2, TOKENS - 1])
+@pytest.mark.parametrize(
+    ("kind", "fault"),
+    [*((kind, "fail") for kind in KINDS), ("foreground", "crash"), ("unstored", "crash")],
+)
+def test_a_request_ends_as_failed_whichever_step_of_the_engine_fails(
+    watched_url: str, kind: Kind, fault: Literal["fail", "crash"], at_token: int
+) -> None:
+    with serving(watched_url, Fault(kind=fault, at_token=at_token)) as server:
+        check_one(server, server.serve(kind), kind, "failed")
