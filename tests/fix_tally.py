@@ -1,20 +1,24 @@
-"""What the fault tests of a session did, told at its end: a run that did nothing must not look good."""
+"""What the fault tests of a session did, a table at its end: one that did nothing must not look good."""
 
 from collections import Counter
 
 import pytest
 
-_done: Counter[str] = Counter()
+Tally = Counter[tuple[str, str]]
+"""By the fault's number in the programme, and the words under which the table shows the count."""
+
+_done: Tally = Counter()
 
 
 @pytest.fixture
-def tally() -> Counter[str]:
-    """Add to it what a test has done, by the words under which the summary shows it."""
+def tally() -> Tally:
+    """Add to it what a test has done."""
     return _done
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    if _done:
-        terminalreporter.section("faults")
-        for what, count in sorted(_done.items()):
-            terminalreporter.write_line(f"{count:8}  {what}")
+    if not _done:
+        return
+    terminalreporter.section("faults")
+    for fault, what in sorted(_done, key=lambda place: (int(place[0].lstrip("F")), place[1])):
+        terminalreporter.write_line(f"{fault:4} {_done[fault, what]:9,}  {what}")

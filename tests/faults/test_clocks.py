@@ -9,6 +9,7 @@ import pytest
 from psycopg import sql
 
 from tests.fix_server import SCRIPTED, StartServer
+from tests.fix_tally import Tally
 from tests.support.eventually import eventually
 from tests.support.server_process import MODEL, ServerProcess
 from tests.support.sse import parse
@@ -26,7 +27,12 @@ FOR_LATER = {"expires_at"}
     ids=["an hour fast", "an hour slow", "set back by a minute"],
 )
 def test_a_wrong_clock_costs_no_lease_and_is_never_stored(
-    start_server: StartServer, database_url: str, tmp_path: Path, before: float, after: float
+    start_server: StartServer,
+    database_url: str,
+    tmp_path: Path,
+    before: float,
+    after: float,
+    tally: Tally,
 ) -> None:
     shift = tmp_path / "shift"
     set_clock(shift, before)
@@ -58,6 +64,8 @@ def test_a_wrong_clock_costs_no_lease_and_is_never_stored(
     slack = timedelta(seconds=1)  # what is told are whole seconds
     assert [found for found in times if not began - slack <= found[1] <= found[2] <= ended + slack] == []
     assert len(times) > 10
+    tally["F18", "replicas with a wrong clock"] += 1
+    tally["F18", "times compared"] += len(times)
 
 
 def set_clock(shift: Path, seconds: float) -> None:

@@ -2,7 +2,6 @@
 
 import random
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
@@ -13,6 +12,7 @@ import pytest
 
 from server.crashpoints import CRASHPOINTS, KILLED_EXIT
 from tests.fix_server import SCRIPTED, StartServer
+from tests.fix_tally import Tally
 from tests.support.attached import HTTP, PATIENCE_S, Attached, Crowd, ask, check
 from tests.support.eventually import eventually
 from tests.support.rounds import rounds
@@ -125,7 +125,7 @@ def has_work(connection: psycopg.Connection, server: ServerProcess) -> bool:
 
 
 def die_everywhere(
-    start_server: StartServer, database_url: str, seed: int, points: Sequence[str], tally: Counter[str]
+    start_server: StartServer, database_url: str, seed: int, points: Sequence[str], tally: Tally
 ) -> None:
     choose = random.Random(seed)
     first = start_server(**SETTINGS)
@@ -141,10 +141,10 @@ def die_everywhere(
                 server = ServerProcess(database_url, settings=settings)
                 stack.callback(server.stop)
                 die_at(customers, server, point)
-                tally["crash points hit"] += 1
+                tally["F2", "crash points hit"] += 1
             customers.server = last = start_server(**SETTINGS)
-        tally["tokens compared"] += check(customers.crowd.clients, last)
-        tally["streams followed"] += len(customers.crowd.clients)
+        tally["F2", "tokens compared"] += check(customers.crowd.clients, last)
+        tally["F2", "streams followed"] += len(customers.crowd.clients)
         assert customers.cancelled
         assert customers.deleted
         for response_id in customers.deleted:
@@ -153,13 +153,13 @@ def die_everywhere(
 
 
 def test_deaths_at_named_places_cost_clients_nothing(
-    start_server: StartServer, database_url: str, tally: Counter[str]
+    start_server: StartServer, database_url: str, tally: Tally
 ) -> None:
     die_everywhere(start_server, database_url, 0, SAMPLE, tally)
 
 
 @pytest.mark.parametrize("seed", rounds(few=0, many=3))
 def test_a_death_at_any_named_place_costs_clients_nothing(
-    start_server: StartServer, database_url: str, seed: int, tally: Counter[str]
+    start_server: StartServer, database_url: str, seed: int, tally: Tally
 ) -> None:
     die_everywhere(start_server, database_url, seed, sorted(CRASHPOINTS), tally)

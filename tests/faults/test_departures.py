@@ -1,11 +1,11 @@
 """F19: SIGTERM with many streams open: the server ends in good order, another goes on, no byte is lost."""
 
 import random
-from collections import Counter
 
 import pytest
 
 from tests.fix_server import StartServer
+from tests.fix_tally import Tally
 from tests.support.attached import HTTP, P2_SECONDS, PATIENCE_S, Attached, Crowd, ask, check
 from tests.support.eventually import eventually
 from tests.support.rounds import rounds
@@ -38,25 +38,25 @@ def end_in_good_order(leaving: ServerProcess, staying: ServerProcess, streams: i
 
 
 def test_a_server_that_is_asked_to_end_finishes_or_hands_over_what_it_runs(
-    start_server: StartServer, tally: Counter[str]
+    start_server: StartServer, tally: Tally
 ) -> None:
-    tally["tokens compared"] += end_in_good_order(start_server(**PACE), start_server(**PACE), 20, 0)
+    tally["F19", "tokens compared"] += end_in_good_order(start_server(**PACE), start_server(**PACE), 20, 0)
 
 
 @pytest.mark.faults
 def test_two_servers_that_are_asked_to_end_by_turns_lose_none_of_50_streams(
-    start_server: StartServer, tally: Counter[str]
+    start_server: StartServer, tally: Tally
 ) -> None:
     one, other = start_server(**PACE), start_server(**PACE)
     for seed in (1, 2):
-        tally["tokens compared"] += end_in_good_order(one, other, 50, seed)
-        tally["streams of a server asked to end"] += 50
+        tally["F19", "tokens compared"] += end_in_good_order(one, other, 50, seed)
+        tally["F19", "streams of a server asked to end"] += 50
         one.start()
         one, other = other, one
 
 
 @pytest.mark.parametrize("seed", rounds(few=0, many=2))
-def test_a_rolling_restart_loses_nothing(start_server: StartServer, seed: int, tally: Counter[str]) -> None:
+def test_a_rolling_restart_loses_nothing(start_server: StartServer, seed: int, tally: Tally) -> None:
     choose = random.Random(seed)
     servers = [start_server(**PACE), start_server(**PACE)]
     with Crowd(lambda: choose.choice(servers)) as crowd:
@@ -69,5 +69,5 @@ def test_a_rolling_restart_loses_nothing(start_server: StartServer, seed: int, t
             server.start()
         crowd.finish()
     assert {client.final["status"] for client in crowd.clients} == {"completed"}
-    tally["tokens compared"] += check(crowd.clients, servers[0])
-    tally["rolling restarts"] += 1
+    tally["F19", "tokens compared"] += check(crowd.clients, servers[0])
+    tally["F19", "rolling restarts"] += 1

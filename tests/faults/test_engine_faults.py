@@ -1,7 +1,6 @@
 """F5: an engine that fails, runs out of memory, dies or hangs: who is told what, and what goes on."""
 
 import random
-from collections import Counter
 from collections.abc import Sequence
 
 import httpx
@@ -9,6 +8,7 @@ import pytest
 
 from server.runs.taker import GIVEN_UP
 from tests.fix_server import StartServer
+from tests.fix_tally import Tally
 from tests.support.attached import (
     HTTP,
     PATIENCE_S,
@@ -69,7 +69,7 @@ def milliseconds_apart(clients: Sequence[Attached]) -> int:
 
 @pytest.mark.parametrize("at", WHEN)
 def test_a_step_that_fails_ends_what_was_in_it_and_nothing_else(
-    start_server: StartServer, at: int, tally: Counter[str]
+    start_server: StartServer, at: int, tally: Tally
 ) -> None:
     server = start_server(scripted_fault=f"raise@{at}:{UNLUCKY}", **PACE)
     clients = run(server, unlucky(), background=True)
@@ -78,23 +78,23 @@ def test_a_step_that_fails_ends_what_was_in_it_and_nothing_else(
     for client in failed:
         check_failed(client)
     check([client for client in clients if client not in failed], server)
-    tally["engine faults"] += 1
+    tally["F5", "engine faults"] += 1
 
 
 def test_a_step_that_does_not_fit_into_memory_ends_the_youngest(
-    start_server: StartServer, tally: Counter[str]
+    start_server: StartServer, tally: Tally
 ) -> None:
     server = start_server(scripted_fault=f"oom@10:{UNLUCKY}", **PACE)
     *others, last = run(server, unlucky(), background=True)
     check_failed(last)
     assert {client.final["status"] for client in others} == {"completed"}
     check(others, server)
-    tally["engine faults"] += 1
+    tally["F5", "engine faults"] += 1
 
 
 @pytest.mark.parametrize("at", WHEN)
 def test_an_engine_that_dies_is_told_to_who_waits_and_what_runs_in_the_background_goes_on(
-    start_server: StartServer, at: int, tally: Counter[str]
+    start_server: StartServer, at: int, tally: Tally
 ) -> None:
     server = start_server(scripted_fault=f"crash@{at}:{UNLUCKY}", **PACE)
     *others, last = run(server, unlucky(), background=True)
@@ -103,8 +103,8 @@ def test_an_engine_that_dies_is_told_to_who_waits_and_what_runs_in_the_backgroun
     told = [client for client in (*others, last) if client.final["status"] == "failed"]
     assert len(told) > 1 or at > 10
     slowest = "ms between the first and the last that were told of a dead engine, at most"
-    tally[slowest] = max(tally[slowest], milliseconds_apart(told))
-    tally["engine faults"] += 1
+    tally["F5", slowest] = max(tally["F5", slowest], milliseconds_apart(told))
+    tally["F5", "engine faults"] += 1
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_an_engine_that_dies_is_told_to_who_waits_and_what_runs_in_the_backgroun
     [("die@10", {}), *faults_only(("hang@10", {"hang_seconds": 1}), ("crash@10", {}))],
 )
 def test_a_background_response_of_which_engines_die_is_given_up_at_last(
-    start_server: StartServer, fault: str, settings: dict[str, object], tally: Counter[str]
+    start_server: StartServer, fault: str, settings: dict[str, object], tally: Tally
 ) -> None:
     server = start_server(scripted_fault=f"{fault}:{UNLUCKY}", max_deaths=LIMIT, **settings, **PACE)
     deaths_a_process = 2 if fault.startswith("crash") else 1
@@ -126,7 +126,7 @@ def test_a_background_response_of_which_engines_die_is_given_up_at_last(
     assert final["error"] == {"code": "server_error", "message": GIVEN_UP}
     assert output_text(final)
     assert is_ready(server)
-    tally["engine faults"] += LIMIT
+    tally["F5", "engine faults"] += LIMIT
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_a_background_response_of_which_engines_die_is_given_up_at_last(
     [("die@10", {}), *faults_only(("hang@10", {"hang_seconds": 1}))],
 )
 def test_who_waits_is_told_before_a_process_ends_whose_engine_is_gone(
-    start_server: StartServer, fault: str, settings: dict[str, object], tally: Counter[str]
+    start_server: StartServer, fault: str, settings: dict[str, object], tally: Tally
 ) -> None:
     server = start_server(scripted_fault=f"{fault}:{UNLUCKY}", **settings, **PACE)
     clients = run(server, unlucky(), background=False)
@@ -144,7 +144,7 @@ def test_who_waits_is_told_before_a_process_ends_whose_engine_is_gone(
             check_failed(client)
     check_failed(clients[-1])
     assert [client.torn for client in clients] == [0] * len(clients)
-    tally["engine faults"] += 1
+    tally["F5", "engine faults"] += 1
 
 
 def is_ready(server: ServerProcess) -> bool:

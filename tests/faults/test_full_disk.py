@@ -11,6 +11,7 @@ import pytest
 from tests.acceptance.error_object import check_error
 from tests.fix_cluster import SmallDisk
 from tests.fix_server import SCRIPTED
+from tests.fix_tally import Tally
 from tests.support.eventually import eventually
 from tests.support.invariants import check
 from tests.support.server_process import MODEL, ServerProcess
@@ -50,7 +51,7 @@ def is_creating(server: ServerProcess) -> bool:
 @pytest.mark.faults
 @pytest.mark.parametrize("what", ["tables", "log"])
 def test_nothing_acknowledged_is_lost_when_the_disk_is_full(
-    server: ServerProcess, small_disk: SmallDisk, data_dir: Path, what: str
+    server: ServerProcess, small_disk: SmallDisk, data_dir: Path, what: str, tally: Tally
 ) -> None:
     database_url = database_of(data_dir)
     with Traffic(server, tokens=4000) as traffic:
@@ -67,6 +68,7 @@ def test_nothing_acknowledged_is_lost_when_the_disk_is_full(
     for one in traffic.followed:
         check_replay(one, server)
     check(database_url)
+    tally["F15", "disks that were full" if what == "tables" else "disks without room for the log"] += 1
 
 
 def fill_the_log(database_url: str) -> None:
@@ -81,7 +83,9 @@ def said_by_postgres(data_dir: Path) -> str:
 
 
 @pytest.mark.faults
-def test_new_work_is_refused_before_the_disk_is_full(small_disk: SmallDisk, data_dir: Path) -> None:
+def test_new_work_is_refused_before_the_disk_is_full(
+    small_disk: SmallDisk, data_dir: Path, tally: Tally
+) -> None:
     reserve = 40 << 20
     server = ServerProcess(settings={**SCRIPTED, **PACE, "data_dir": data_dir, "disk_reserve": reserve})
     server.start()
@@ -99,5 +103,6 @@ def test_new_work_is_refused_before_the_disk_is_full(small_disk: SmallDisk, data
         eventually(lambda: is_creating(server), within=RESUMED_S)
         check_answers(traffic)
         check_store(traffic, server, database_of(data_dir))
+        tally["F15", "disks that were nearly full"] += 1
     finally:
         server.stop()

@@ -1,4 +1,4 @@
-"""Two real replicas over one database, asked and disturbed in any order, held against a small model.
+"""F20: two real replicas over one database, asked and disturbed in any order, held against a model.
 
 The model knows what each response must look like from what was answered before: whatever was told once stays
 so, through either replica, after kills too. `make faults` plays many more games than `make test`.
@@ -25,6 +25,7 @@ from server.store import retention
 from server.store.database import Database
 from server.wire.ids import parse_response_id
 from tests.fix_server import StartServer
+from tests.fix_tally import Tally
 from tests.support import sse
 from tests.support.eventually import eventually
 from tests.support.server_process import MODEL, ServerProcess
@@ -100,12 +101,14 @@ class Machine(RuleBasedStateMachine):
     servers: list[ServerProcess]
     database_url: str
     database: Database
+    tally: Tally
 
     @initialize()
     def begin(self) -> None:
         self.known: list[Known] = []
         self.open: list[Open] = []
         self.kills = 0
+        self.tally["F20", "games"] += 1
 
     def ask(self, method: str, path: str, at: int, **more: Any) -> httpx.Response:
         return httpx.request(method, f"{self.servers[at].api}{path}", timeout=60, **more)
@@ -236,6 +239,7 @@ class Machine(RuleBasedStateMachine):
     @rule(at=st.integers(0, 1))
     def kill(self, at: int) -> None:
         self.kills += 1
+        self.tally["F20", "kills survived"] += 1
         server = self.servers[at]
         server.kill()
         for one in [one for one in self.open if one.server is server]:
@@ -252,6 +256,7 @@ class Machine(RuleBasedStateMachine):
                     with sse.replay(server.url, known.id) as stream:
                         known.told(stream.read())
                 assert known.whole
+        self.tally["F20", "responses followed"] += len(getattr(self, "known", []))
 
     def has_ended(self, known: Known) -> bool:
         self.expect(known, self.ask("GET", f"/responses/{known.id}", 0))
@@ -263,14 +268,14 @@ def whole_blocks(raw: bytes) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("games", "steps"), [(2, 20), pytest.param(200, 30, marks=pytest.mark.faults)], ids=["few", "many"]
+    ("games", "steps"), [(6, 25), pytest.param(200, 30, marks=pytest.mark.faults)], ids=["few", "many"]
 )
 def test_two_replicas_that_are_asked_and_disturbed_in_any_order_agree_with_the_model(
-    start_server: StartServer, database_url: str, games: int, steps: int
+    start_server: StartServer, database_url: str, games: int, steps: int, tally: Tally
 ) -> None:
     paced: dict[str, object] = {"scripted_tokens": 1000, "scripted_step_seconds": 0.005, "grace_seconds": 0.5}
     Machine.servers = [start_server(**paced) for _ in range(2)]
-    Machine.database_url = database_url
+    Machine.database_url, Machine.tally = database_url, tally
     Machine.database = Database(database_url, pool_size=1)
     # A game takes seconds and is not the same twice, so there is no use in looking for a smaller one.
     chosen = settings(
@@ -278,10 +283,13 @@ def test_two_replicas_that_are_asked_and_disturbed_in_any_order_agree_with_the_m
         stateful_step_count=steps,
         deadline=None,
         database=None,
+        derandomize=games < 100,
         phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
     )
+    followed = tally["F20", "responses followed"]
     try:
         run_state_machine_as_test(Machine, settings=chosen)
     finally:
         Machine.database.close()
+    assert tally["F20", "responses followed"] >= followed + games

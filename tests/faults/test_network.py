@@ -9,6 +9,7 @@ import pytest
 
 from tests.fix_proxy import Proxy
 from tests.fix_server import StartServerOn
+from tests.fix_tally import Tally
 from tests.support.eventually import eventually
 from tests.support.server_process import ServerProcess
 from tests.support.sse import parse
@@ -20,6 +21,9 @@ ANSWER_S = 12.0
 """How long a refusal may take while Postgres is silent: a statement's time, a connection's, and some."""
 RECOVERY_S = 5.0
 """How long after the trouble the pool may need."""
+
+
+WORDS = {"reset": "reset", "strand": "that swallow every byte", "down": "that are not there"}
 
 
 def check(traffic: Traffic, database_url: str) -> None:
@@ -41,7 +45,7 @@ def is_served(server: ServerProcess) -> bool:
 
 @pytest.mark.parametrize("seconds", [1.0, pytest.param(5.0, marks=pytest.mark.faults)])
 def test_streams_wait_for_a_network_that_is_silent_for_less_than_a_lease(
-    proxy: Proxy, database_url: str, start_server_on: StartServerOn, seconds: float
+    proxy: Proxy, database_url: str, start_server_on: StartServerOn, seconds: float, tally: Tally
 ) -> None:
     server = start_server_on(proxy.url, database_connections=4, **PACE)
     with Traffic(server, tokens=100) as traffic, proxy.deaf():
@@ -49,11 +53,13 @@ def test_streams_wait_for_a_network_that_is_silent_for_less_than_a_lease(
     check(traffic, database_url)
     check_threads(server)
     assert max(one.longest_pause for one in traffic.followed) <= 2 * seconds + RECOVERY_S
+    tally["F4", "seconds of silence that streams sat out"] += int(seconds)
+    tally["F4", "streams followed"] += len(traffic.followed)
 
 
 @pytest.mark.faults
 def test_a_silence_longer_than_its_lease_costs_a_replica_its_runs(
-    proxy: Proxy, database_url: str, start_server_on: StartServerOn
+    proxy: Proxy, database_url: str, start_server_on: StartServerOn, tally: Tally
 ) -> None:
     lost = start_server_on(proxy.url, lease_seconds=2, database_connections=4, **PACE)
     other = start_server_on(database_url, lease_seconds=2, **PACE)
@@ -76,6 +82,8 @@ def test_a_silence_longer_than_its_lease_costs_a_replica_its_runs(
     assert {answer.status for answer in cut.read} <= {200, 503, 0}
     lost.start()
     check_threads(lost)
+    tally["F4", "silences longer than a lease"] += 1
+    tally["F4", "streams followed"] += len(cut.followed) + len(untouched.followed)
 
 
 def dead(connection: psycopg.Connection) -> int:
@@ -98,7 +106,7 @@ def unready_within(server: ServerProcess, seconds: float) -> bool:
     ],
 )
 def test_streams_go_on_over_new_connections(
-    proxy: Proxy, database_url: str, start_server_on: StartServerOn, trouble: str
+    proxy: Proxy, database_url: str, start_server_on: StartServerOn, trouble: str, tally: Tally
 ) -> None:
     server = start_server_on(proxy.url, database_connections=4, **PACE)
     with Traffic(server, tokens=200) as traffic:
@@ -112,13 +120,14 @@ def test_streams_go_on_over_new_connections(
                     Event().wait(0.5)
             before = len(traffic.created)
             eventually(lambda: len(traffic.created) > before + 2, within=ANSWER_S)  # noqa: B023
+            tally["F4", f"networks {WORDS[trouble]}"] += 1
     check(traffic, database_url)
     check_threads(server)
 
 
 @pytest.mark.parametrize("trouble", ["slices", pytest.param("latency", marks=pytest.mark.faults)])
 def test_a_bad_network_costs_time_and_nothing_else(
-    proxy: Proxy, database_url: str, start_server_on: StartServerOn, trouble: str
+    proxy: Proxy, database_url: str, start_server_on: StartServerOn, trouble: str, tally: Tally
 ) -> None:
     server = start_server_on(proxy.url, database_connections=4, **PACE)
     if trouble == "latency":
@@ -131,3 +140,4 @@ def test_a_bad_network_costs_time_and_nothing_else(
     assert {answer.status for answer in traffic.created + traffic.read} == {200}
     numbers = [frame.number for one in traffic.followed for frame in parse(one.events)]
     assert numbers.count(0) == len(traffic.followed)
+    tally["F4", "networks that are slow or cut everything in pieces"] += 1

@@ -13,6 +13,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from tests.fix_cluster import Cluster, Mode
 from tests.fix_server import StartServerOn
+from tests.fix_tally import Tally
 from tests.support.eventually import eventually
 from tests.support.traffic import Traffic, check_answers, check_store, check_streams
 
@@ -30,34 +31,42 @@ OTHERS = "from pg_stat_activity where datname = current_database() and pid <> pg
 PACE = {"scripted_tokens": 5000, "scripted_step_seconds": 0.02, "lease_seconds": 10}
 
 
-def check(traffic: Traffic, database_url: str) -> None:
+def check(traffic: Traffic, database_url: str, tally: Tally) -> None:
     check_streams(traffic, traffic.server)
     told = check_answers(traffic)
     untold = check_store(traffic, traffic.server, database_url)
     assert max(one.longest_pause for one in traffic.followed) <= PAUSE_S
     absorbed = traffic.server.said().count(ABSORBED)
-    print(f"answers {dict(told)}, in doubt: {absorbed} absorbed, {untold} untold")  # noqa: T201 - shown by -s
+    for status, count in told.items():
+        tally["F3", f"requests answered {status}"] += count
+    tally["F3", "commits in doubt that had happened"] += absorbed
+    tally["F3", "responses stored whose clients were not told"] += untold
+    tally["F3", "streams followed"] += len(traffic.followed)
+    longest = "ms of the longest pause of a stream"
+    pause = max(one.longest_pause for one in traffic.followed)
+    tally["F3", longest] = max(tally["F3", longest], round(1000 * pause))
 
 
 @pytest.mark.faults
 @pytest.mark.parametrize("mode", ["fast", "immediate"])
 def test_nothing_is_lost_when_postgres_restarts(
-    own_cluster: Cluster, own_database_url: str, start_server_on: StartServerOn, mode: Mode
+    own_cluster: Cluster, own_database_url: str, start_server_on: StartServerOn, mode: Mode, tally: Tally
 ) -> None:
     server = start_server_on(own_database_url, **PACE)
     with Traffic(server, tokens=400 * RESTARTS) as traffic:
         for _ in range(RESTARTS):
             own_cluster.stop(mode)
             own_cluster.start()
+            tally["F3", f"{mode} restarts of Postgres"] += 1
             before = len(traffic.created)
             while len(traffic.created) < before + 20:
                 Event().wait(0.01)
-    check(traffic, own_database_url)
+    check(traffic, own_database_url, tally)
 
 
 @pytest.mark.faults
 def test_nothing_is_lost_when_connections_are_cut_ten_times_a_second(
-    own_database_url: str, start_server_on: StartServerOn
+    own_database_url: str, start_server_on: StartServerOn, tally: Tally
 ) -> None:
     server = start_server_on(own_database_url, **PACE)
     with (
@@ -65,14 +74,15 @@ def test_nothing_is_lost_when_connections_are_cut_ten_times_a_second(
         Traffic(server, tokens=int(50 * CUTTING_S)) as traffic,
     ):
         for _ in range(int(CUTTING_S * 10)):
-            administrator.execute(f"select pg_terminate_backend(pid) {OTHERS}")
+            cut = administrator.execute(f"select pg_terminate_backend(pid) {OTHERS}")
+            tally["F3", "connections cut"] += cut.rowcount
             Event().wait(0.1)
-    check(traffic, own_database_url)
+    check(traffic, own_database_url, tally)
 
 
 @pytest.mark.faults
 def test_a_commit_that_happens_after_it_was_given_up_is_not_made_twice(
-    own_database_url: str, start_server_on: StartServerOn
+    own_database_url: str, start_server_on: StartServerOn, tally: Tally
 ) -> None:
     with psycopg.connect(own_database_url, autocommit=True) as administrator:
         name = conninfo_to_dict(own_database_url)["dbname"]
@@ -88,7 +98,8 @@ def test_a_commit_that_happens_after_it_was_given_up_is_not_made_twice(
             finally:
                 os.kill(pid, signal.SIGCONT)
     assert ABSORBED in server.said()
-    check(traffic, own_database_url)
+    tally["F3", "commits that happened after they were given up"] += 1
+    check(traffic, own_database_url, tally)
 
 
 def committing(administrator: psycopg.Connection) -> int:

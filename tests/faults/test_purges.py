@@ -1,26 +1,25 @@
-"""A purge every 100 ms under readers that replay what is purged: each replay is whole, or 404 from its start.
+"""F16: a purge every 100 ms under readers of what is purged: each replay is whole, or 404 from its start."""
 
-`make faults` does it for longer than `make test`.
-"""
-
-import os
 import random
 import threading
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from time import monotonic
 
 import httpx
 import psycopg
 import pytest
 
 from tests.fix_server import StartServer
+from tests.fix_tally import Tally
 from tests.support.eventually import eventually
+from tests.support.rounds import ROUNDS
 from tests.support.server_process import MODEL, ServerProcess
 
 READERS = 20
-ROUNDS = int(os.environ.get("FAULT_ROUNDS", "1"))
+PURGING_S = 30.0 * ROUNDS
 RESPONSES_A_ROUND = 12
 GONE = (0, 0, 0)
 STEP = {"model": MODEL, "input": "Go on."}
@@ -98,7 +97,9 @@ def readers(server: ServerProcess, library: Library) -> Iterator[Counter[int]]:
 
 
 @pytest.mark.faults
-def test_replays_are_whole_or_absent_under_purges(start_server: StartServer, database_url: str) -> None:
+def test_replays_are_whole_or_absent_under_purges(
+    start_server: StartServer, database_url: str, tally: Tally
+) -> None:
     purging: dict[str, object] = {"purge_seconds": 0.1, "send_seconds": 0.1, "scripted_tokens": 60}
     server, other = start_server(**purging), start_server(**purging)
     library = Library()
@@ -108,15 +109,19 @@ def test_replays_are_whole_or_absent_under_purges(start_server: StartServer, dat
         readers(other, library) as others,
         psycopg.connect(database_url, autocommit=True) as connection,
     ):
-        for _ in range(ROUNDS):
+        until = monotonic() + PURGING_S
+        while monotonic() < until:
             fill(server, library)
             connection.execute(
                 "update responses set expires_at = clock_timestamp() + random() * interval '2 s'"
             )
             eventually(lambda: rows(connection) == GONE, within=60)
+            tally["F16", "responses purged"] += RESPONSES_A_ROUND
     for seen in (statuses, others):
         assert seen[200] > 0
         assert seen[404] > 0
+        tally["F16", "replays read whole"] += seen[200]
+        tally["F16", "replays of what was purged"] += seen[404]
 
 
 def rows(connection: psycopg.Connection) -> tuple[int, ...]:

@@ -11,6 +11,7 @@ import psycopg
 import pytest
 
 from tests.fix_server import StartServer
+from tests.fix_tally import Tally
 from tests.support.attached import HTTP, PATIENCE_S, ask, output_text, retrieve
 from tests.support.eventually import eventually
 from tests.support.server_process import ServerProcess
@@ -82,13 +83,13 @@ def race_to_delete(server: ServerProcess, seed: int) -> str:
 
 @pytest.mark.parametrize("pairs", [40, pytest.param(500, marks=pytest.mark.faults)])
 def test_a_response_that_ends_while_it_is_cancelled_twice_has_one_ending(
-    start_server: StartServer, database_url: str, pairs: int, tally: Counter[str]
+    start_server: StartServer, database_url: str, pairs: int, tally: Tally
 ) -> None:
     server = start_server(**PACE)
     with ThreadPoolExecutor(AT_A_TIME) as pool:
         endings = Counter(pool.map(lambda seed: race_to_cancel(server, seed), range(pairs)))
     for ending, count in endings.items():
-        tally[f"races of cancel and end: {ending}"] += count
+        tally["F17", f"races of cancel and end: {ending}"] += count
     assert endings["cancelled"] > 0
     assert endings["completed"] + endings["incomplete"] > 0
     with psycopg.connect(database_url, autocommit=True) as connection:
@@ -97,11 +98,11 @@ def test_a_response_that_ends_while_it_is_cancelled_twice_has_one_ending(
 
 @pytest.mark.parametrize("pairs", [20, pytest.param(200, marks=pytest.mark.faults)])
 def test_a_response_that_ends_while_it_is_deleted_twice_is_deleted_once_and_leaves_nothing(
-    start_server: StartServer, database_url: str, pairs: int, tally: Counter[str]
+    start_server: StartServer, database_url: str, pairs: int, tally: Tally
 ) -> None:
     server = start_server(**PACE)
     with ThreadPoolExecutor(AT_A_TIME) as pool:
-        tally["races of delete and end"] += sum(
+        tally["F17", "races of delete and end"] += sum(
             1 for _ in pool.map(lambda seed: race_to_delete(server, seed), range(pairs))
         )
     with psycopg.connect(database_url, autocommit=True) as connection:
@@ -112,7 +113,7 @@ def test_a_response_that_ends_while_it_is_deleted_twice_is_deleted_once_and_leav
 
 
 def test_of_all_that_are_cancelled_in_the_queue_none_uses_a_token(
-    start_server: StartServer, tally: Counter[str]
+    start_server: StartServer, tally: Tally
 ) -> None:
     server = start_server(scripted_tokens=5000, scripted_step_seconds=0.02, max_running=1)
     choose = random.Random(0)
@@ -129,7 +130,7 @@ def test_of_all_that_are_cancelled_in_the_queue_none_uses_a_token(
         assert first.json() == second.json()
         assert first.json()["status"] == "cancelled"
         assert first.json()["usage"]["output_tokens"] == 0
-    tally["cancelled in the queue"] += len(answers)
+    tally["F17", "cancelled in the queue"] += len(answers)
 
 
 def count_of(connection: psycopg.Connection, table: str) -> int:

@@ -1,6 +1,5 @@
 """F9: requests with an idempotency key that are sent many times, at once, during a kill and after it."""
 
-from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from threading import Event
@@ -12,6 +11,7 @@ from openai import OpenAI
 
 from tests.acceptance.test_keys import make_key
 from tests.fix_server import Connect, StartServer
+from tests.fix_tally import Tally
 from tests.support.attached import PATIENCE_S, status
 from tests.support.eventually import eventually
 from tests.support.server_process import MODEL, ServerProcess
@@ -41,7 +41,7 @@ def test_a_key_makes_one_response_however_often_it_is_sent_at_once(
     database_url: str,
     keys: int,
     sends: int,
-    tally: Counter[str],
+    tally: Tally,
 ) -> None:
     server = start_server(**PACE)
     ours, theirs = (make_key(database_url, "--tenant", name).text for name in ("ours", "theirs"))
@@ -62,12 +62,12 @@ def test_a_key_makes_one_response_however_often_it_is_sent_at_once(
     with psycopg.connect(database_url, autocommit=True) as connection:
         eventually(lambda: metered(connection) == 2 * keys, within=PATIENCE_S)
         assert rows(connection, "responses") == rows(connection, "idempotency_keys") == 2 * keys
-    tally["sends with a key"] += len(names)
+    tally["F9", "sends with a key"] += len(names)
 
 
 @pytest.mark.parametrize("keys", [8, pytest.param(50, marks=pytest.mark.faults)])
 def test_a_key_makes_one_response_when_it_is_sent_again_during_a_kill_and_after_it(
-    start_server: StartServer, connect: Connect, database_url: str, keys: int, tally: Counter[str]
+    start_server: StartServer, connect: Connect, database_url: str, keys: int, tally: Tally
 ) -> None:
     server = start_server(**PACE)
     client = connect(server)
@@ -89,7 +89,7 @@ def test_a_key_makes_one_response_when_it_is_sent_again_during_a_kill_and_after_
         assert len(set(made)) == keys == rows(connection, "responses")
         eventually(lambda: metered(connection) == keys, within=PATIENCE_S)
     check_ends(server, dict(zip(names, made, strict=True)))
-    tally["keys sent again around a kill"] += keys
+    tally["F9", "keys sent again around a kill"] += keys
 
 
 def check_ends(server: ServerProcess, made: dict[str, str]) -> None:

@@ -1,4 +1,4 @@
-"""Simulated worlds: replicas that are killed, freeze and hand over, commits that fail, readers that wander.
+"""F21: simulated worlds: replicas that die, freeze and hand over, commits that fail, readers that wander.
 
 A failure names its seed, which `simulated()` runs again, the same. Seeds that failed once are kept in
 `seeds.txt`.
@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.fix_tally import Tally
 from tests.support.simulated_checks import check
 from tests.support.simulation import World, simulated
 
@@ -48,9 +49,13 @@ def run_and_check(run: Run, seed: int) -> World:
 
 
 @pytest.mark.parametrize("block", BLOCKS)
-def test_nothing_is_lost_doubled_or_told_too_early_whatever_happens_when(run: Run, block: int) -> None:
+def test_nothing_is_lost_doubled_or_told_too_early_whatever_happens_when(
+    run: Run, block: int, tally: Tally
+) -> None:
     for seed in range(block * BLOCK, (block + 1) * BLOCK):
-        run_and_check(run, seed)
+        world = run_and_check(run, seed)
+        tally["F21", "tokens told"] += sum(ending.output_tokens for ending in world.memory.metered.values())
+    tally["F21", "worlds simulated"] += BLOCK
 
 
 def test_the_seeds_that_failed_once_fail_no_more(run: Run) -> None:

@@ -9,6 +9,7 @@ import psycopg
 import pytest
 
 from tests.fix_server import StartServer
+from tests.fix_tally import Tally
 from tests.support.server_process import MODEL, ServerProcess, run_command
 
 WRITERS, READERS = 192, 8
@@ -53,15 +54,15 @@ class Crowd:
 
 @pytest.mark.parametrize("held", [1.5, pytest.param(5.0, marks=pytest.mark.faults)])
 def test_reads_are_quick_and_everything_is_answered_while_a_hot_row_is_locked(
-    start_server: StartServer, database_url: str, held: float
+    start_server: StartServer, database_url: str, held: float, tally: Tally
 ) -> None:
     key = run_command("keys", "create", database_url=database_url).stdout.split()[-1]
     server = start_server(database_connections=CONNECTIONS, lease_seconds=10)
     with closing(Crowd(server, key)) as crowd:
-        meet_a_locked_row(crowd, database_url, held)
+        meet_a_locked_row(crowd, database_url, held, tally)
 
 
-def meet_a_locked_row(crowd: Crowd, database_url: str, held: float) -> None:
+def meet_a_locked_row(crowd: Crowd, database_url: str, held: float, tally: Tally) -> None:
     hot, other = crowd.create(), crowd.create()
     following = {"model": MODEL, "input": "Go on", "previous_response_id": hot, "max_output_tokens": 3}
     reading = f"/responses/{other}"
@@ -79,3 +80,5 @@ def meet_a_locked_row(crowd: Crowd, database_url: str, held: float) -> None:
     assert {status for status, _ in written} <= {200, 404, 503}
     assert max(seconds for _, seconds in written) <= ANSWER_S
     assert crowd.create()
+    tally["F24", "requests that waited for a locked row"] += len(written)
+    tally["F24", "reads beside them"] += len(found)

@@ -11,6 +11,7 @@ import psycopg
 import pytest
 
 from tests.fix_server import StartServer
+from tests.fix_tally import Tally
 from tests.support.eventually import eventually
 from tests.support.raw_client import RawClient, connections, resident_bytes, threads
 from tests.support.server_process import MODEL, ServerProcess
@@ -55,7 +56,7 @@ def read_many(server: ServerProcess, count: int) -> None:
 
 @pytest.mark.parametrize(("stalled", "healthy"), [(8, 3), pytest.param(100, 20, marks=pytest.mark.faults)])
 def test_clients_that_stop_reading_are_dropped_and_hurt_nobody(
-    start_server: StartServer, stalled: int, healthy: int
+    start_server: StartServer, stalled: int, healthy: int, tally: Tally
 ) -> None:
     server = start_server(scripted_tokens=3500, scripted_step_seconds=0.002, send_seconds=2)
     with create(server.url, HELLO) as stream:
@@ -74,11 +75,12 @@ def test_clients_that_stop_reading_are_dropped_and_hurt_nobody(
     assert "Traceback" not in server.said()
     with replay(server.url, response_id) as again:
         assert again.read() == raw
+    tally["F6", "clients that stopped reading"] += stalled
 
 
 @pytest.mark.parametrize("leaving", [12, pytest.param(200, marks=pytest.mark.faults)])
 def test_whatever_way_clients_leave_what_nobody_reads_ends_and_background_goes_on(
-    start_server: StartServer, database_url: str, leaving: int
+    start_server: StartServer, database_url: str, leaving: int, tally: Tally
 ) -> None:
     server = start_server(
         scripted_tokens=6000, scripted_step_seconds=0.005, grace_seconds=0.5, max_running=512, max_waiting=512
@@ -104,11 +106,12 @@ def test_whatever_way_clients_leave_what_nobody_reads_ends_and_background_goes_o
         name = f"resp_{str(response).replace('-', '')}"
         assert httpx.post(f"{server.api}/responses/{name}/cancel").json()["status"] == "cancelled"
     assert threads(server) < 60
+    tally["F7", "clients that hung up"] += leaving
 
 
 @pytest.mark.parametrize("count", [150, pytest.param(1000, marks=pytest.mark.faults)])
 def test_streams_that_only_wait_cost_no_thread_and_little_memory(
-    start_server: StartServer, count: int
+    start_server: StartServer, count: int, tally: Tally
 ) -> None:
     settings = {"scripted_tokens": 5000, "scripted_step_seconds": 0.05, "max_running": 1, "max_queued": 2000}
     server, other = start_server(**settings), start_server(**settings)

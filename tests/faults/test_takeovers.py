@@ -3,13 +3,13 @@
 import os
 import random
 import signal
-from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
 import psycopg
 import pytest
 
 from tests.fix_server import StartServer
+from tests.fix_tally import Tally
 from tests.support.attached import (
     HTTP,
     P2_SECONDS,
@@ -65,25 +65,23 @@ def check_reader(reader: Reader, server: ServerProcess, expected: str) -> int:
 
 
 def test_readers_of_the_replica_that_is_left_see_unbroken_streams(
-    start_server: StartServer, tally: Counter[str]
+    start_server: StartServer, tally: Tally
 ) -> None:
     kill_by_turns(start_server(**PACE), start_server(**PACE), 0, 1, tally)
 
 
 @pytest.mark.faults
 def test_readers_see_unbroken_streams_however_often_one_of_two_replicas_is_killed(
-    start_server: StartServer, tally: Counter[str]
+    start_server: StartServer, tally: Tally
 ) -> None:
     kill_by_turns(start_server(**PACE), start_server(**PACE), 1, 10, tally)
 
 
-def kill_by_turns(
-    one: ServerProcess, other: ServerProcess, seed: int, times: int, tally: Counter[str]
-) -> None:
+def kill_by_turns(one: ServerProcess, other: ServerProcess, seed: int, times: int, tally: Tally) -> None:
     choose = random.Random(seed)
     for _ in range(times):
-        tally["tokens compared"] += kill_one_of_two(one, other, choose)
-        tally["replicas killed"] += 1
+        tally["F13", "tokens compared"] += kill_one_of_two(one, other, choose)
+        tally["F13", "replicas killed"] += 1
         one.start()
         one, other = other, one
 
@@ -105,7 +103,7 @@ def kill_one_of_two(doomed: ServerProcess, survivor: ServerProcess, choose: rand
 
 @pytest.mark.parametrize("seed", rounds(few=1, many=5))
 def test_a_replica_that_stood_still_past_its_lease_changes_nothing_tells_nobody_and_ends(
-    start_server: StartServer, database_url: str, seed: int, tally: Counter[str]
+    start_server: StartServer, database_url: str, seed: int, tally: Tally
 ) -> None:
     choose = random.Random(seed)
     frozen, other = start_server(**PACE), start_server(**PACE)
@@ -126,8 +124,8 @@ def test_a_replica_that_stood_still_past_its_lease_changes_nothing_tells_nobody_
         assert frozen.wait() == START_AGAIN_EXIT
         crowd.finish()
         assert kept(connection) == before
-    tally["tokens compared"] += check(crowd.clients, other)
-    tally["replicas frozen past their lease"] += 1
+    tally["F14", "tokens compared"] += check(crowd.clients, other)
+    tally["F14", "replicas frozen past their lease"] += 1
 
 
 def unfinished(connection: psycopg.Connection) -> int:
