@@ -28,7 +28,7 @@ IDENTITY = "You are ChatGPT, a large language model trained by OpenAI."
 KNOWLEDGE_CUTOFF = "2024-06"
 CHANNELS = "# Valid channels: analysis, commentary, final. Channel must be included for every message."
 FUNCTIONS_NOTE = "Calls to these tools must go to the commentary channel: 'functions'."
-_EFFORTS = {"none": "low", "minimal": "low", "xhigh": "high"}
+_EFFORTS = {"none": "low", "minimal": "low", "xhigh": "high", "max": "high"}
 """The nearest to those that the model does not know."""
 
 

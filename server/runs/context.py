@@ -63,8 +63,8 @@ def gather(
 
     `held` is everything up to the end of the previous response, where that is not in the store.
     """
-    previous, history = (None, held) if held is not None else _previous(connection, tenant, request)
     conversation = conversation_named(request)
+    previous, history = (None, held) if held is not None else _previous(connection, tenant, request)
     standing = None
     if conversation is not None:
         standing, history = _conversation(connection, tenant, conversation)

@@ -6,7 +6,7 @@ import msgspec
 
 from engine.messages import Capabilities
 from server.wire import tools
-from server.wire.request import ConversationReference, CreateResponse, TextOptions
+from server.wire.request import ConversationReference, CreateResponse, ReasoningOptions, TextOptions
 from server.wire.response import ConversationEcho, Echo, ReasoningEcho, TextEcho
 
 
@@ -26,9 +26,7 @@ def make_echo(request: CreateResponse, model: Capabilities) -> Echo:
         previous_response_id=request.previous_response_id,
         prompt=request.prompt if request.prompt is not None else msgspec.UNSET,
         prompt_cache_key=request.prompt_cache_key,
-        reasoning=ReasoningEcho(request.reasoning.effort, request.reasoning.summary)
-        if request.reasoning
-        else ReasoningEcho(),
+        reasoning=_reasoning(request.reasoning),
         safety_identifier=request.safety_identifier,
         service_tier="default",
         store=request.store is not False,
@@ -47,6 +45,12 @@ def _conversation(given: str | ConversationReference | None) -> ConversationEcho
     if given is None:
         return msgspec.UNSET
     return ConversationEcho(given if isinstance(given, str) else given.id)
+
+
+def _reasoning(given: ReasoningOptions | None) -> ReasoningEcho:
+    if given is None:
+        return ReasoningEcho()
+    return ReasoningEcho(given.effort, given.summary or given.generate_summary)
 
 
 def _text(text: TextOptions | None) -> TextEcho:

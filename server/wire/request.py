@@ -10,12 +10,16 @@ Metadata = Annotated[
     Meta(max_length=16),
 ]
 Seed = Annotated[int, Meta(ge=0, le=2**63 - 1)]
-Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+
+Summary = Literal["auto", "concise", "detailed"]
 
 
 class ReasoningOptions(msgspec.Struct, frozen=True):
     effort: Effort | None = None
-    summary: Literal["auto", "concise", "detailed"] | None = None
+    summary: Summary | None = None
+    generate_summary: Summary | None = None
+    """The older name of `summary`."""
 
 
 class TextFormat(msgspec.Struct, frozen=True):
@@ -88,7 +92,7 @@ class CreateResponse(msgspec.Struct, frozen=True, kw_only=True):
     frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
     conversation: str | ConversationReference | None = None
     prompt: PromptReference | None = None
-    safety_identifier: Annotated[str, Meta(max_length=64)] | None = None
+    safety_identifier: Annotated[str, Meta(max_length=128)] | None = None
     prompt_cache_key: Annotated[str, Meta(max_length=64)] | None = None
     user: str | None = None
     include: list[str] | None = None

@@ -10,7 +10,7 @@ import httpx
 import pytest
 from pydantic import ValidationError
 
-from tests.support.open_responses import Response, check_events, check_response
+from tests.support.open_responses import Response, check_compacted, check_events, check_response
 from tests.support.server_process import MODEL, ServerProcess
 from tests.support.sse import create
 from tests.support.websocket import Json, WebSocket
@@ -219,3 +219,35 @@ def test_turn_that_fails_evicts_what_it_went_on_from(demo_server: ServerProcess)
         unmatched = {"type": "function_call_output", "call_id": "call_never_issued", "output": "42"}
         error_code(socket.turn({**going_on, "input": [unmatched]}))
         assert error_code(socket.turn(going_on)) == "previous_response_not_found"
+
+
+def compact(server: ServerProcess, **body: object) -> httpx.Response:
+    return httpx.post(f"{server.api}/responses/compact", json=body, timeout=60)
+
+
+def test_conversation_is_compacted_to_an_input_with_a_sealed_item(demo_server: ServerProcess) -> None:
+    talk = [user("My name is Alice."), {"type": "message", "role": "assistant", "content": "Hello Alice!"}]
+    answer = compact(demo_server, model=MODEL, prompt_cache_key="key", input=talk)
+    assert answer.status_code == 200, answer.text
+    compacted = check_compacted(answer.json())
+    (sealed,) = (item for item in compacted.output if item.type == "compaction")
+    assert sealed.encrypted_content
+
+
+def test_compaction_without_a_model_is_refused(demo_server: ServerProcess) -> None:
+    assert compact(demo_server, input=[user("Hello!")]).status_code == 400
+
+
+def test_compacted_conversation_is_gone_on_from_over_a_socket(demo_server: ServerProcess) -> None:
+    said = {"type": "output_text", "text": "Hello Alice!"}
+    talk = [
+        user("My name is Alice."),
+        {"type": "message", "role": "assistant", "content": [said]},
+        user("Hello again!"),
+    ]
+    answer = compact(demo_server, model=MODEL, input=talk)
+    assert answer.is_success, answer.text
+    window = answer.json()["output"]
+    with WebSocket(demo_server.url) as socket:
+        response = turn(socket, {"input": [*window, user("What is my name?")], "tools": [], "store": False})
+    assert response.status == "completed"

@@ -146,7 +146,7 @@ def test_random_items_are_read_or_refused_and_nothing_else(elements: list[Any]) 
         ({"text": {"format": {"type": 1}}}, "text.format.type"),
         ({"truncation": "maybe"}, "truncation"),
         ({"stream": "yes"}, "stream"),
-        ({"safety_identifier": "s" * 65}, "safety_identifier"),
+        ({"safety_identifier": "s" * 129}, "safety_identifier"),
         ({"prompt_cache_key": "s" * 65}, "prompt_cache_key"),
     ],
 )
