@@ -85,6 +85,14 @@ class Config:
     torch_threads: int | None = _setting(
         None, "CPU threads of one operation; default: one for a small model, else torch's choice", low=1
     )
+    mcp_servers: str | None = _setting(
+        None,
+        "MCP servers whose tools requests may use by their label: label=url, with commas between; "
+        "a url that ends in /sse is spoken to by server-sent events, any other by streamable HTTP",
+    )
+    mcp_seconds: float = _setting(
+        60.0, "how long an MCP server may take to list its tools or to answer a call", low=0.1, high=3600
+    )
     max_body_bytes: int = _setting(10 * 1024 * 1024, "the largest request body", low=1024)
     body_seconds: float = _setting(30.0, "how long a request body may take to arrive", low=0.1)
     keep_alive_seconds: float = _setting(15.0, "silence after which a stream sends a comment", low=0.1)

@@ -22,7 +22,6 @@ from uuid import UUID
 from hypercorn.asyncio import serve as hypercorn_serve
 from hypercorn.config import Config as HypercornConfig
 
-from engine.messages import Outbound
 from server.app import build
 from server.auth import Gate
 from server.config import Config
@@ -31,12 +30,14 @@ from server.errors import ConfigError
 from server.load_model import load_model, model_name, read_adapters
 from server.open_database import OpenDatabase
 from server.open_seal import open_seal
+from server.runs.active import Inbound
 from server.runs.admit import Admission
 from server.runs.janitor import Janitor
 from server.runs.keeper import Keeper
 from server.runs.prepare import Served
 from server.runs.recorder import Recorder
 from server.runs.taker import Taker
+from server.runs.tool_loop import ToolLoop
 from server.services import Services
 from server.store import keys, leases
 from server.store.database import Database
@@ -44,6 +45,7 @@ from server.store.notify import Notifier
 from server.stream import connection
 from server.stream.follower import Follower
 from server.stream.hub import Hub
+from server.tools.mcp import McpServers, read_servers
 from server.version import VERSION
 
 log = logging.getLogger("holdfast.serve")
@@ -58,8 +60,9 @@ START_AGAIN_EXIT = 70
 def serve(config: Config, say: Callable[[str], None]) -> int:
     """Serves until SIGTERM or SIGINT; the process's exit code. Raises ConfigError before it listens."""
     _arm(config)
-    model_name(config)  # these two find what cannot be served before anything is started
+    model_name(config)  # these find what cannot be served before anything is started
     read_adapters(config)
+    read_servers(config.mcp_servers)
     with ExitStack() as stack:
         opened = OpenDatabase(config, say)
         stack.callback(opened.close)
@@ -139,6 +142,8 @@ class _Process:
         served = self._load()
         self._engine = served.engine
         self._replica = self._register()  # when the heartbeat is near: loading may outlast a lease
+        self._mcp = McpServers(read_servers(config.mcp_servers), config.mcp_seconds)
+        self._tool_loop = ToolLoop(self._engine, self._mcp, self._deliver)
         self._notifier = Notifier(database, muted=config.delivery == "poll")
         self._recorder = self._make_recorder(hub)
         self._taker = Taker(
@@ -146,19 +151,11 @@ class _Process:
             self._replica,
             served,
             self._recorder,
+            self._tool_loop,
             most_running=config.max_running,
             most_deaths=config.max_deaths,
         )
-        self._admission = Admission(
-            served,
-            database,
-            self._replica,
-            self._recorder,
-            hub,
-            opened.disk,
-            config,
-            on_queued=self._queued,
-        )
+        self._admission = self._make_admission(served, hub, opened)
         self._keeper = self._make_keeper(opened)
         self._follower = self._make_follower(hub)
         self._janitor = Janitor(database, opened.disk, config)
@@ -174,6 +171,7 @@ class _Process:
             notifier=self._notifier,
             admission=self._admission,
             taker=self._taker,
+            tool_loop=self._tool_loop,
             started_at=int(time.time()),
         )
         threads = (self._recorder, self._notifier, self._follower, self._keeper, self._janitor, self._taker)
@@ -192,7 +190,21 @@ class _Process:
             on_fenced=self._fenced,
             on_events=self._notifier.events,
             on_handed_back=self._notifier.queue,
+            on_steps=self._tool_loop.look,
             hold=self._engine.hold,
+        )
+
+    def _make_admission(self, served: Served, hub: Hub, opened: OpenDatabase) -> Admission:
+        return Admission(
+            served,
+            self._database,
+            self._replica,
+            self._recorder,
+            hub,
+            opened.disk,
+            self._config,
+            tool_loop=self._tool_loop,
+            on_queued=self._queued,
         )
 
     def _make_keeper(self, opened: OpenDatabase) -> Keeper:
@@ -246,6 +258,8 @@ class _Process:
         """Ends the threads and gives up the lease."""
         self._taker.stop()
         self._engine.close(drain=False)
+        self._tool_loop.close()
+        self._mcp.close()
         self._janitor.stop()
         self._recorder.stop()
         self._keeper.stop()
@@ -264,12 +278,12 @@ class _Process:
                 model=model_name(self._config),
             )
 
-    def _deliver(self, messages: Sequence[Outbound], /) -> None:
+    def _deliver(self, messages: Sequence[Inbound], /) -> None:
         """The engine thread, which was there before the recorder."""
         self._recorder.deliver(messages)
 
     def _cancel(self, response: UUID) -> None:
-        self._engine.cancel(response.hex)
+        self._tool_loop.cancel(response)
 
     def _cancel_all(self, wanted: Iterable[UUID]) -> None:
         """The follower's thread: other replicas say that these are to end, whoever runs them."""
@@ -331,6 +345,8 @@ class _Process:
 
 
 def configure_logging(level: str) -> None:
+    for talkative in ("httpx", "mcp"):  # they tell every exchange, with its whole address
+        logging.getLogger(talkative).setLevel("WARNING")
     logging.basicConfig(
         level=level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )

@@ -10,6 +10,7 @@ from server.runs.admit import Admission
 from server.runs.prepare import Served
 from server.runs.recorder import Recorder
 from server.runs.taker import Taker
+from server.runs.tool_loop import ToolLoop
 from server.store.database import Database
 from server.store.disk import Disk
 from server.store.notify import Notifier
@@ -29,6 +30,7 @@ class Services:
     notifier: Notifier
     admission: Admission
     taker: Taker
+    tool_loop: ToolLoop
     started_at: int
     """Unix seconds; the served model's `created`."""
     closing: asyncio.Event = field(default_factory=asyncio.Event)
@@ -36,7 +38,7 @@ class Services:
 
     def end_early(self, response: UUID) -> None:
         """Ends a response whose row says that its end is wanted, wherever it runs or waits."""
-        self.served.engine.cancel(response.hex)
+        self.tool_loop.cancel(response)
         self.taker.wake()
         self.notifier.cancel(response)
         self.notifier.queue()

@@ -19,5 +19,7 @@ def count(services: Services, caller: Caller, request: Request, body: bytes) -> 
     defaults = {"model": services.served.name, "input": []}
     given = {name: value for name, value in decode(body, dict[str, Any]).items() if value is not None}
     wanted: CreateResponse = convert(defaults | given, CreateResponse, "")
-    tokens = count_input(services.database, services.served, caller.tenant, wanted)
+    tokens = count_input(
+        services.database, services.served, services.tool_loop.servers, caller.tenant, wanted
+    )
     return as_json(request, InputTokens(tokens))

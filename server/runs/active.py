@@ -11,7 +11,8 @@ from functools import partial
 from uuid import UUID
 
 from engine.messages import Failed, Finished, Outbound, PromptLogprobs, Tokens
-from server.runs.run import Run
+from server.runs.hosted import Outcome
+from server.runs.run import Reading, Run
 from server.wire.events import Event
 
 log = logging.getLogger("holdfast.runs")
@@ -58,7 +59,33 @@ class Stop:
     """The recorder's thread ends after what it was given before this."""
 
 
-Inbound = Begin | Break | Drop | HandBack | Stop | Outbound
+@dataclass(frozen=True, slots=True)
+class Called:
+    """A call that the server made has given this."""
+
+    response_id: UUID
+    index: int
+    """Of its item in the output."""
+    outcome: Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class NextTurn:
+    """The model's next turn begins, whose tokens are read so; with no reading there is no token left."""
+
+    response_id: UUID
+    reading: Reading | None
+    prompt_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Interrupt:
+    """A response's end is asked for, and the engine may have no job of it: it is at its calls."""
+
+    response_id: UUID
+
+
+Inbound = Begin | Break | Drop | HandBack | Stop | Called | NextTurn | Interrupt | Outbound
 
 
 @dataclass(slots=True)
@@ -101,10 +128,15 @@ class ActiveRuns:
         """
         match message:
             case Tokens(job_id):
-                run = self._runs.get(UUID(hex=job_id))
+                run = self._runs.get(response_of(job_id))
                 return run is None or run.stored
             case Begin(run, starts):
                 return starts and not run.started
+            case NextTurn(_, reading):
+                return reading is None
+            case Interrupt(response):
+                interrupted = self._runs.get(response)
+                return interrupted is not None and interrupted.calling
             case Stop() | PromptLogprobs():
                 return False
             case _:
@@ -137,17 +169,19 @@ class ActiveRuns:
                 self._advance(steps, response, now, partial(Run.cancel, at=now))
             case HandBack(responses):
                 self._hand_back(steps, responses)
+            case Called() | NextTurn() | Interrupt():
+                self._take_from_tools(message, steps, now)
             case Tokens():
                 self._take_tokens(steps, message, now)
             case Finished(job_id, reason, usage, stop_hit):
                 act = partial(Run.finish, reason=reason, usage=usage, at=now, stop_hit=stop_hit)
-                self._advance(steps, UUID(hex=job_id), now, act)
-            case Failed(job_id, "engine_dead") if self._goes_on(UUID(hex=job_id)):
-                self._hand_back(steps, frozenset({UUID(hex=job_id)}), died=True)
+                self._finish(steps, response_of(job_id), now, act)
+            case Failed(job_id, "engine_dead") if self._goes_on(response_of(job_id)):
+                self._hand_back(steps, frozenset({response_of(job_id)}), died=True)
             case Failed(job_id, code, cause, usage):
                 log.error("job %s failed: %s: %s", job_id, code, cause)
                 act = partial(Run.fail, code=SERVER_ERROR, message=ENGINE_FAILED, at=now, usage=usage)
-                self._advance(steps, UUID(hex=job_id), now, act)
+                self._advance(steps, response_of(job_id), now, act)
             case PromptLogprobs() | Stop():
                 pass
 
@@ -155,6 +189,18 @@ class ActiveRuns:
         """Whether an engine's death is not its end."""
         run = self._runs.get(response)
         return run is not None and run.facts.echo.background
+
+    def _take_from_tools(
+        self, message: Called | NextTurn | Interrupt, steps: dict[UUID, Step], now: datetime
+    ) -> None:
+        match message:
+            case Called(response, index, outcome):
+                act = partial(Run.called, index=index, outcome=outcome, at=now)
+            case NextTurn(response, reading, prompt_tokens):
+                act = partial(Run.next_turn, reading=reading, prompt_tokens=prompt_tokens, at=now)
+            case Interrupt(response):
+                act = partial(Run.interrupt, at=now)
+        self._advance(steps, response, now, act)
 
     def _hand_back(
         self, steps: dict[UUID, Step], responses: frozenset[UUID] | None, *, died: bool = False
@@ -166,12 +212,21 @@ class ActiveRuns:
                 step.handed_back, step.died = True, died
 
     def _take_tokens(self, steps: dict[UUID, Step], given: Tokens, now: datetime) -> None:
-        response = UUID(hex=given.job_id)
+        response = response_of(given.job_id)
         self._untold.setdefault(response, []).extend(given.token_ids)
         act = partial(Run.tokens, token_ids=given.token_ids, at=now, logprobs=given.logprobs)
         step = self._advance(steps, response, now, act)
         if step is not None and step.events:
             step.token_ids += self._untold.pop(response)
+
+    def _finish(
+        self, steps: dict[UUID, Step], response: UUID, now: datetime, act: Callable[[Run], list[Event]]
+    ) -> None:
+        """A job is over, and with it the run or a turn of it, whose last tokens are no other turn's."""
+        step = self._advance(steps, response, now, act)
+        untold = self._untold.pop(response, [])
+        if step is not None and step.events and step.run.ending is None:
+            step.token_ids += untold
 
     def _advance(
         self, steps: dict[UUID, Step], response: UUID, now: datetime, act: Callable[[Run], list[Event]]
@@ -198,24 +253,30 @@ def _joined(messages: Sequence[Inbound]) -> Iterator[Inbound]:
     waiting: dict[str, list[Tokens]] = {}
     for message in messages:
         if isinstance(message, Tokens):
-            waiting.setdefault(message.job_id, []).append(message)
+            waiting.setdefault(_key_of(message), []).append(message)
             continue
         if isinstance(message, HandBack):
             yield from (_one(waiting.pop(job)) for job in list(waiting))
-        elif (job := _job_of(message)) in waiting:
+        elif (job := _key_of(message)) in waiting:
             yield _one(waiting.pop(job))
         yield message
     yield from map(_one, waiting.values())
 
 
-def _job_of(message: Inbound) -> str:
+def response_of(job_id: str) -> UUID:
+    """The response that a job is a turn of."""
+    return UUID(hex=job_id.partition(".")[0])
+
+
+def _key_of(message: Inbound) -> str:
+    """What messages of one response have in common."""
     match message:
         case Begin(run):
-            return run.facts.job_id
-        case Break(response) | Drop(response):
+            return run.facts.id.hex
+        case Break(response) | Drop(response) | Called(response) | NextTurn(response) | Interrupt(response):
             return response.hex
         case Tokens(job_id) | PromptLogprobs(job_id) | Finished(job_id) | Failed(job_id):
-            return job_id
+            return job_id.partition(".")[0]
         case HandBack() | Stop():
             return ""
 

@@ -24,10 +24,13 @@ from server.runs import context
 from server.runs.context import Standing
 from server.runs.conversations import hold
 from server.runs.lifetime import lifetime
+from server.runs.listing import Headers, list_tools
 from server.runs.prepare import Prepared, Served, prepare, refusal
 from server.runs.prompts import read_request
 from server.runs.recorder import Recorder
 from server.runs.run import Run, RunFacts
+from server.runs.tool_loop import ToolLoop
+from server.runs.turns import Turns
 from server.runs.unsupported import refuse_unsupported
 from server.runs.writing import stored_item
 from server.store import events, idempotency, ownership, responses
@@ -76,6 +79,7 @@ class _New:
     items: Sequence[Item]
     """Its input."""
     history: Sequence[Item]
+    turns: Turns
     repeatable: Repeatable | None
 
 
@@ -104,6 +108,7 @@ class Admission:
         disk: Disk,
         config: Config,
         *,
+        tool_loop: ToolLoop,
         on_queued: Callable[[], None],
     ) -> None:
         self._served = served
@@ -114,6 +119,7 @@ class Admission:
         self._disk = disk
         self._config = config
         self._on_queued = on_queued
+        self._tool_loop = tool_loop
         self._closed = threading.Event()
 
     @property
@@ -153,9 +159,10 @@ class Admission:
             raise UnknownModel(request.model, self._served.names)
         if given is None:
             request, given = read_request(self._database, caller.tenant, request)
+        request, headers = list_tools(self._tool_loop.servers, request)
         try:
             return self._begin_prepared(
-                partial(self._prepare, caller, request, repeatable, given, held, generate)
+                partial(self._prepare, caller, request, repeatable, given, held, generate, headers)
             )
         except (_UsedBefore, ConversationLocked) as refused:
             if repeatable and (found := self._sent_before(caller, repeatable)):
@@ -205,6 +212,7 @@ class Admission:
         given: Sequence[Given],
         held: Sequence[Item] | None,
         generate: bool,
+        headers: Headers,
     ) -> _New:
         response = new_uuid()
         found = self._database.retry(
@@ -229,6 +237,15 @@ class Admission:
             conversation=found.conversation,
             items=found.new,
             history=found.history,
+            turns=Turns(
+                served=self._served,
+                tenant=caller.tenant,
+                request=request,
+                items=found.items,
+                response=response,
+                seed=seed,
+                headers=headers,
+            ),
             repeatable=repeatable,
         )
 
@@ -321,20 +338,21 @@ class Admission:
         return Run(facts, self._served.reading(new.caller.tenant, new.request, new.prepared.prompt))
 
     def _hand_over(self, run: Run, new: _New, begun: Sequence[Event]) -> Admitted:
-        engine, job = self._served.engine, new.prepared.job
         response = run.facts.id
+        if new.turns.uses_tools:
+            self._tool_loop.expect(new.turns)
         channel = self._hub.open(
             response,
             stored=run.stored,
             grace=self._config.grace_seconds,
-            on_abandoned=lambda: engine.cancel(job.job_id),
+            on_abandoned=lambda: self._tool_loop.cancel(response),
         )
         frames = tuple(frame(event, render(response, event)) for event in begun)
         self._hub.publish([Published(response, 0, frames, None)])
         self._recorder.begin(run)
         crashpoint("accept.begun")
         try:
-            engine.submit(job)
+            self._served.engine.submit(new.prepared.job)
         except JobRefused:
             self._recorder.fail(response, "The server is overloaded; try again later.")
         crashpoint("accept.submitted")

@@ -3,15 +3,19 @@
 from server.errors import UnknownModel
 from server.runs import context
 from server.runs.echo import make_echo
+from server.runs.listing import list_tools
 from server.runs.prepare import Served, write_prompt
 from server.runs.prompts import read_request
 from server.runs.unsupported import refuse_unsupported
 from server.store.database import Database
+from server.tools.mcp import McpServers
 from server.wire.ids import new_uuid
 from server.wire.request import CreateResponse
 
 
-def count_input(database: Database, served: Served, tenant: str, request: CreateResponse) -> int:
+def count_input(
+    database: Database, served: Served, servers: McpServers, tenant: str, request: CreateResponse
+) -> int:
     """The tokens that the model would be given; more than it can read are counted too.
 
     Raises what creating the response would raise.
@@ -20,6 +24,7 @@ def count_input(database: Database, served: Served, tenant: str, request: Create
     if request.model not in served.names:
         raise UnknownModel(request.model, served.names)
     request, given = read_request(database, tenant, request)
+    request, _ = list_tools(servers, request)
     found = database.retry(lambda connection: context.gather(connection, tenant, request, given, new_uuid()))
     make_echo(request, served.engine.capabilities)
     return len(write_prompt(served, tenant, request, found.items).token_ids)

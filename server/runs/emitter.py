@@ -24,6 +24,7 @@ from server.dialects.base import (
     TextDelta,
 )
 from server.runs.assemble import assemble
+from server.runs.hosted import Listed, Outcome
 from server.runs.raw_messages import RawMessages
 from server.runs.states import Ending, EndStatus
 from server.wire import events as wire
@@ -35,6 +36,8 @@ from server.wire.items import (
     Item,
     ItemStatus,
     Logprob,
+    McpCall,
+    McpListTools,
     Message,
     OutputText,
     Reasoning,
@@ -106,11 +109,19 @@ class Emitter:
         created_at: datetime,
         echo: Echo,
         seal: Callable[[str, str], str] | None = None,
+        servers: frozenset[str] = frozenset(),
     ) -> None:
-        """`seal` gives the sealed form of a reasoning item's text, always the same one."""
+        """`seal` gives the sealed form of a reasoning item's text, always the same one. `servers` are the
+        labels of MCP servers, whose tools are groups of these names to the model.
+        """
         self.output: list[Item] = []
-        """The items that are done."""
+        """The items that are done, and the server's calls from their beginning on."""
+        self.pending: list[int] = []
+        """The places of calls that are to be made, or are being made."""
         self.next_seq = 0
+        self._servers = servers
+        self._draft: list[str] | None = None
+        """The arguments of the server's call that the model is writing, which is the last of the output."""
         self._response = response
         self._created_at = created_at
         self._echo = echo
@@ -143,6 +154,11 @@ class Emitter:
                 events = self._open_unless(Kind.REASONING_TEXT_DELTA, delta)
             case MessageStart():
                 return self._change_to(Kind.OUTPUT_TEXT_DELTA, delta)
+            case CallStart(namespace=str(label)) if label in self._servers:
+                return self._begin_call(delta.name, label)
+            case CallDelta(text) if self._draft is not None:
+                self._draft.append(text)
+                return []
             case CallStart(kind="function"):
                 return self._change_to(Kind.FUNCTION_CALL_ARGUMENTS_DELTA, delta)
             case CallStart():
@@ -153,6 +169,76 @@ class Emitter:
                 return self._close("completed")
         return [*events, self._more(text, logprobs)]
 
+    def lists(self, lists: Iterable[Listed]) -> list[Event]:
+        """What the MCP servers offer."""
+        return [event for listed in lists for event in self._list(listed)]
+
+    def _list(self, listed: Listed) -> list[Event]:
+        index = self._index
+        item = McpListTools(ids.item_id("mcpl", self._response, "o", index), listed.label)
+        failed = listed.error is not None
+        end = wire.McpListToolsFailed if failed else wire.McpListToolsCompleted
+        done = McpListTools(item.id, listed.label, list(listed.tools), listed.error)
+        self.output.append(done)
+        return [
+            wire.whole(wire.OutputItemAdded(self._number(), index, item)),
+            wire.whole(wire.McpListToolsInProgress(self._number(), item.id, index)),
+            wire.whole(end(self._number(), item.id, index)),
+            wire.whole(wire.OutputItemDone(self._number(), index, done)),
+        ]
+
+    def _begin_call(self, name: str, label: str) -> list[Event]:
+        events = self._close(self._status_when_cut_off)
+        index = self._index
+        item = McpCall(ids.item_id("mcp", self._response, "o", index), "in_progress", label, name, "")
+        self.output.append(item)
+        self._draft = []
+        return [
+            *events,
+            wire.whole(wire.OutputItemAdded(self._number(), index, item)),
+            wire.whole(wire.McpCallInProgress(self._number(), item.id, index)),
+        ]
+
+    def _end_call(self, status: ItemStatus) -> list[Event]:
+        """The arguments are complete, and the call is to be made; or it was cut off, and is not."""
+        index = len(self.output) - 1
+        item = self.output[index]
+        assert isinstance(item, McpCall)
+        assert self._draft is not None
+        arguments, self._draft = "".join(self._draft), None
+        self.output[index] = msgspec.structs.replace(item, arguments=arguments)
+        events = [
+            wire.whole(wire.McpCallArgumentsDelta(self._number(), item.id, index, arguments)),
+            wire.whole(wire.McpCallArgumentsDone(self._number(), item.id, index, arguments)),
+        ]
+        if status == "completed":
+            self.pending.append(index)
+            return events
+        return [*events, self._call_done(index, "incomplete", Outcome())]
+
+    def rest(self) -> list[Event]:
+        """Closes what is open at the end of a turn that more turns follow."""
+        return self._close(self._status_when_cut_off)
+
+    def called(self, index: int, outcome: Outcome) -> list[Event]:
+        """What came of a pending call."""
+        self.pending.remove(index)
+        item, failed = self.output[index], outcome.error is not None
+        end = wire.McpCallFailed if failed else wire.McpCallCompleted
+        return [
+            wire.whole(end(self._number(), item.id, index)),
+            self._call_done(index, "failed" if failed else "completed", outcome),
+        ]
+
+    def _call_done(
+        self, index: int, status: Literal["completed", "failed", "incomplete"], outcome: Outcome
+    ) -> Event:
+        item = self.output[index]
+        assert isinstance(item, McpCall)
+        done = msgspec.structs.replace(item, status=status, output=outcome.output, error=outcome.error)
+        self.output[index] = done
+        return wire.whole(wire.OutputItemDone(self._number(), index, done))
+
     def retell(self, told: Iterable[Event]) -> None:
         """Takes over what a log says was told, so that its open item can be closed and nothing be lost."""
         for event in told:
@@ -161,10 +247,22 @@ class Emitter:
                 self._more(text, logprobs)
             elif event_type(event) == "response.output_item.added":
                 item = _decode_added(event.body).item
-                self._change_to(*_begun(item))
+                self._close("completed")
+                if isinstance(item, McpCall | McpListTools):
+                    self.output.append(item)
+                else:
+                    self._change_to(*_begun(item))
+                if isinstance(item, McpCall):
+                    self.pending.append(self._index - 1)
             elif event_type(event) == "response.output_item.done":
-                self.output.append(_decode_done(event.body).item)
                 self._open = None
+                done = _decode_done(event.body)
+                if done.output_index < len(self.output):
+                    self.output[done.output_index] = done.item
+                else:
+                    self.output.append(done.item)
+                if done.output_index in self.pending:
+                    self.pending.remove(done.output_index)
 
     def end(self, ending: Ending, raw: RawMessages | None = None) -> tuple[list[Event], Response]:
         """Closes what is open, then the terminal event; also the final response that it carries.
@@ -175,9 +273,11 @@ class Emitter:
         for it. `raw` is told with it.
         """
         completed = ending.status == "completed"
-        cut_off = self._open is not None and isinstance(self._open.begun, CallStart)
-        events = self._close("completed" if completed and not cut_off else "incomplete")
-        if completed and ending.output_tokens and all(isinstance(item, Reasoning) for item in self.output):
+        events = self._close(self._status_when_cut_off if completed else "incomplete")
+        events += [self._call_done(index, "incomplete", Outcome()) for index in self.pending]
+        self.pending = []
+        silent = all(isinstance(item, Reasoning | McpListTools | McpCall) for item in self.output)
+        if completed and ending.output_tokens and silent:
             events += self._change_to(Kind.OUTPUT_TEXT_DELTA, MessageStart())
             events += self._close("completed")
         final = assemble(self._response, self._created_at, self._echo, ending.status, self.output, ending)
@@ -215,9 +315,7 @@ class Emitter:
         return self._change_to(kind, begun)
 
     def _change_to(self, kind: Kind, begun: MessageStart | ReasoningDelta | CallStart) -> list[Event]:
-        # A call that nobody said the end of was cut off by what comes now.
-        cut_off = self._open is not None and isinstance(self._open.begun, CallStart)
-        events = self._close("incomplete" if cut_off else "completed")
+        events = self._close(self._status_when_cut_off)
         call_id = ids.call_id(self._response, self._index)
         if isinstance(begun, CallStart) and begun.call_id:
             call_id = begun.call_id
@@ -229,7 +327,15 @@ class Emitter:
             events.append(wire.whole(wire.ContentPartAdded(self._number(), item_id, self._index, 0, part)))
         return events
 
+    @property
+    def _status_when_cut_off(self) -> ItemStatus:
+        """Of the open item if something else comes: a call that nobody said the end of is incomplete."""
+        in_call = self._open is not None and isinstance(self._open.begun, CallStart)
+        return "incomplete" if in_call or self._draft is not None else "completed"
+
     def _close(self, status: ItemStatus) -> list[Event]:
+        if self._draft is not None:
+            return self._end_call(status)
         if self._open is None:
             return []
         text = "".join(self._open.text)

@@ -16,6 +16,7 @@ from engine.vocabulary import Vocabulary
 from server.dialects.base import Conversation, Dialect, OutputFormat, Prompt, PromptError, Tool, ToolChoice
 from server.errors import ApiError, InvalidRequest, Overloaded, TooManyRequests
 from server.runs.echo import make_echo
+from server.runs.hosted import as_read, hosted_of
 from server.runs.opened import opened
 from server.runs.raw_messages import RawMessages
 from server.runs.run import Reading
@@ -66,6 +67,7 @@ class Served:
             seal=partial(self.seal.seal, "reasoning", tenant)
             if SEALED_REASONING in (request.include or ())
             else None,
+            hosted=hosted_of(request),
         )
 
 
@@ -88,14 +90,15 @@ class Prepared:
         """Tells a changed template or tokenizer from the one that a response began with."""
         return hashlib.sha256(array("i", self.prompt.token_ids).tobytes()).digest()
 
-    def job_after(self, token_ids: Sequence[int]) -> Job:
-        """The job that goes on behind these tokens as the first one would have."""
-        return replace(
-            self.job,
-            prompt=(*self.job.prompt, *token_ids),
-            max_tokens=self.job.max_tokens - len(token_ids),
-            output_offset=len(token_ids),
-        )
+
+def job_after(job: Job, token_ids: Sequence[int]) -> Job:
+    """The job that goes on behind these tokens as that one would have."""
+    return replace(
+        job,
+        prompt=(*job.prompt, *token_ids),
+        max_tokens=job.max_tokens - len(token_ids),
+        output_offset=len(token_ids),
+    )
 
 
 def prepare(
@@ -134,7 +137,7 @@ def write_prompt(
     conversation = _conversation(request, readable, moment)
 
     def write(kept: Sequence[Item]) -> Prompt:
-        return served.dialect.write(replace(conversation, items=kept))
+        return served.dialect.write(replace(conversation, items=as_read(kept)))
 
     try:
         prompt = write(readable)
@@ -171,6 +174,16 @@ def _tools(declared: wire.Tool, namespace: str | None = None) -> list[Tool]:
     match declared:
         case wire.NamespaceTool(name, inner):
             return [tool for one in inner for tool in _tools(one, name)]
+        case wire.McpTool(label):
+            return [
+                Tool(
+                    name=listed.name,
+                    description=listed.description,
+                    parameters=listed.input_schema,
+                    namespace=label,
+                )
+                for listed in declared.offered
+            ]
         case wire.CustomTool(name, description, wire.GrammarFormat(syntax, definition)):
             return [
                 Tool(

@@ -16,22 +16,29 @@ ONLY_TOLD = ("input_messages", "output_messages")
 
 
 class RawMessages:
-    """One response's."""
+    """One response's: what was given and what came, for each turn of its model."""
 
     def __init__(self, vocabulary: Vocabulary, prompt: Sequence[int]) -> None:
         self._vocabulary = vocabulary
-        self._given = list(prompt)
-        self._tokens: list[int] = []
+        self._given = [list(prompt)]
+        self._came: list[list[int]] = [[]]
+
+    def behind(self, earlier: "RawMessages | None") -> "RawMessages":
+        """This turn's with those of the turns before it."""
+        if earlier is not None:
+            self._given = [*earlier._given, *self._given]
+            self._came = [*earlier._came, *self._came]
+        return self
 
     def take(self, token_ids: Sequence[int]) -> None:
-        self._tokens += token_ids
+        self._came[-1] += token_ids
 
     def told_with(self, response: Response) -> Response:
-        """The response with the prompt and with all tokens that have come."""
+        """The response with the prompts and with all tokens that have come."""
         return msgspec.structs.replace(
             response,
-            input_messages=[self._message(self._given)],
-            output_messages=[self._message(self._tokens)],
+            input_messages=[self._message(given) for given in self._given],
+            output_messages=[self._message(came) for came in self._came],
         )
 
     def _message(self, token_ids: list[int]) -> RawMessage:

@@ -16,7 +16,9 @@ from server.dialects.base import Delta
 from server.errors import ApiError
 from server.runs import context
 from server.runs.prepare import Prepared, Served, prepare
+from server.runs.replay import replay
 from server.runs.run import Log, Reading, Run, RunFacts, said
+from server.runs.turns import Turns
 from server.store import events, responses
 from server.store.database import Connection
 from server.store.responses import StoredResponse
@@ -35,6 +37,8 @@ class Rebuilt:
     stored: StoredResponse
     run: Run
     job: Job | None
+    turns: Turns | None = None
+    """There if the run can go on."""
 
 
 class _Mute:
@@ -58,8 +62,21 @@ def rebuild(connection: Connection, stored: StoredResponse, served: Served) -> R
     if prepared is not None:
         facts, request = _facts(stored, prepared), _request(stored, stored.asked or "")
         run = Run(facts, served.reading(stored.tenant, request, prepared.prompt))
-        if _reads_as(run, found):
-            return Rebuilt(stored, run, prepared.job_after(found.token_ids))
+        turns = Turns(
+            served=served,
+            tenant=stored.tenant,
+            request=request,
+            items=_items(connection, stored),
+            response=stored.id,
+            seed=stored.seed,
+        )
+        try:
+            said_now, job = replay(run, turns, prepared, progress, told)
+            if said(said_now) == said(told):
+                return Rebuilt(stored, run, job, turns)
+            log.error("response %s reads otherwise than when it was written", stored.id)
+        except Exception:
+            log.exception("run %s cannot read its tokens again", stored.id)
     run = Run(_facts(stored, prepared), Reading(_Mute()))
     run.resume_told(found)
     return Rebuilt(stored, run, None)
@@ -109,15 +126,3 @@ def _items(connection: Connection, stored: StoredResponse) -> Sequence[Item]:
         history = context.read_conversation(connection, stored.tenant, stored.conversation_id)
     payloads = responses.input_items(connection, stored.tenant, stored.id)
     return [*history, *map(decode_item, payloads)]
-
-
-def _reads_as(run: Run, found: Log) -> bool:
-    """Whether the run, fed with the log's tokens, says what the log says."""
-    try:
-        if said(run.resume(found)) == said(found.told):
-            return True
-    except Exception:
-        log.exception("run %s cannot read its tokens again", run.facts.id)
-        return False
-    log.error("response %s reads otherwise than when it was written", run.facts.id)
-    return False

@@ -48,6 +48,7 @@ class Recorder:
         on_fenced: Callable[[], None],
         on_events: Callable[[Collection[UUID]], None] = lambda _responses: None,
         on_handed_back: Callable[[], None] = lambda: None,
+        on_steps: Callable[[Sequence[Step]], None] = lambda _steps: None,
         hold: Callable[[bool], None] = lambda _held: None,
         most_waiting: int = MOST_WAITING,
     ) -> None:
@@ -56,7 +57,8 @@ class Recorder:
         Other replicas have taken it for dead, or a mistake of ours has stopped the thread, which must not
         leave a server behind that accepts responses and answers none. `on_events` is called after a commit
         with the stored responses that got events. `on_handed_back` is called when there
-        are responses that others may go on with. `hold` stops and starts the engine.
+        are responses that others may go on with. `on_steps` is called with what was
+        committed. `hold` stops and starts the engine.
         """
         self._database = database
         self._replica = replica
@@ -64,6 +66,7 @@ class Recorder:
         self._on_fenced = on_fenced
         self._on_events = on_events
         self._on_handed_back = on_handed_back
+        self._on_steps = on_steps
         self._hold = hold
         self._most_waiting = most_waiting
         self._holding = False
@@ -165,6 +168,7 @@ class Recorder:
         self._tell(steps)
         crashpoint("recorder.told")
         self._let_go(steps)
+        self._on_steps(steps)
 
     def _gather(self) -> list[Inbound]:
         messages = list(self._inbox.get())

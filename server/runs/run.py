@@ -16,12 +16,13 @@ from engine.messages import Usage as EngineUsage
 from engine.vocabulary import Vocabulary
 from server.dialects.base import CallDelta, Delta, Parser, ReasoningDelta, TextDelta
 from server.runs.emitter import Emitter
+from server.runs.hosted import DueCall, Errand, Hosted, Outcome
 from server.runs.logprobs import TokenLogprobs
 from server.runs.raw_messages import RawMessages
 from server.runs.states import Ending, EndStatus
 from server.runs.stops import StopFilter
 from server.wire.events import Event, Kind, delta_of
-from server.wire.items import Item
+from server.wire.items import CustomToolCall, FunctionCall, Item, McpCall
 from server.wire.response import Echo, Response
 
 
@@ -39,10 +40,6 @@ class RunFacts:
     generates: bool = True
     """Else it is over when the model has read the prompt, and the token that it draws then is nobody's."""
 
-    @property
-    def job_id(self) -> str:
-        return self.id.hex
-
 
 @dataclass(frozen=True, slots=True)
 class Reading:
@@ -58,6 +55,8 @@ class Reading:
     """There if what the model was given and gave is to be told as tokens."""
     seal: Callable[[str, str], str] | None = None
     """There if reasoning is to be told sealed, too: from its item's id and its text."""
+    hosted: Hosted = Hosted()
+    """The tools that the server runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,17 +76,39 @@ class Run:
         self.facts = facts
         self.ending: Ending | None = None
         self.final: Response | None = None
+        self.turn = 0
+        """How many turns of the model are over, each of which ended in calls that the server makes."""
+        self.calling = False
+        """A turn is over and the next one has not begun: no job is there."""
+        self._hosted = reading.hosted
+        self._emitter = Emitter(facts.id, facts.created_at, facts.echo, reading.seal, self._hosted.labels)
+        self._started = False
+        self._first_token_at: datetime | None = None
+        self._spent = EngineUsage()
+        """By the turns that are over."""
+        self._reasoned = 0
+        self._errand: Errand | None = None
+        self._raw: RawMessages | None = None
+        self._read_with(reading, facts.prompt_tokens)
+
+    def _read_with(self, reading: Reading, prompt_tokens: int) -> None:
+        """Begins to read the tokens of one job."""
         self._parser = reading.parser
         self._stops = StopFilter(reading.stops, told=reading.tells_stop)
         self._stopped_kind: type[TextDelta | ReasoningDelta | CallDelta] = TextDelta
         """What the text is a part of that the filter holds back."""
         self._logprobs = TokenLogprobs(reading.vocabulary) if reading.vocabulary else None
-        self._raw = reading.raw
-        self._emitter = Emitter(facts.id, facts.created_at, facts.echo, reading.seal)
-        self._started = False
-        self._first_token_at: datetime | None = None
+        self._prompt_tokens = prompt_tokens
+        if reading.raw is not None:
+            self._raw = reading.raw.behind(self._raw)
         self._tokens = 0
         self._resumed_tokens = 0
+        self._turn_start = len(self.output)
+
+    @property
+    def job_id(self) -> str:
+        """The id of the job that its tokens come from."""
+        return f"{self.facts.id.hex}.{self.turn}" if self.turn else self.facts.id.hex
 
     @property
     def stored(self) -> bool:
@@ -111,30 +132,40 @@ class Run:
         if self._started:
             return []
         self._started = True
-        return self._emitter.start()
+        return self._emitter.start() + self._emitter.lists(self._hosted.lists)
 
     def resume(self, log: Log) -> list[Event]:
         """Brings a fresh run to where the log ends: the tokens in it, the next number after it.
 
         Gives what the tokens say now; its deltas are cut otherwise than in the log, its text is the same.
         """
-        self._catch_up_to(log)
+        self.catch_up_to(log)
+        events = self.read_again(log)
+        self._emitter.next_seq = log.next_seq
+        return events
+
+    def read_again(self, log: Log) -> list[Event]:
+        """What the log's tokens say, which are all of one job."""
         if self._logprobs is not None:
             self._logprobs.remember(log.told)
         events = self.tokens(log.token_ids, log.first_token_at)
-        self._emitter.next_seq = log.next_seq
         self._resumed_tokens = len(log.token_ids)
         return events
 
+    def go_on_at(self, next_seq: int) -> None:
+        """Every event from now on is numbered from there."""
+        self._emitter.next_seq = next_seq
+
     def resume_told(self, log: Log) -> None:
         """The same from the log's deltas, for tokens that cannot be read again; such a run can only fail."""
-        self._catch_up_to(log)
+        self.catch_up_to(log)
         self._first_token_at = log.first_token_at
         self._tokens = self._resumed_tokens = len(log.token_ids)
         self._emitter.retell(log.told)
         self._emitter.next_seq = log.next_seq
 
-    def _catch_up_to(self, log: Log) -> None:
+    def catch_up_to(self, log: Log) -> None:
+        """Tells again what is told before the first token."""
         begun = self.begin()
         if log.next_seq > len(begun):
             self.start()
@@ -173,7 +204,77 @@ class Run:
             case "cancelled":
                 status, why = "cancelled", None
         rest = self._emit(self._parser.close()) + self._release(stop_hit)
+        if status == "completed" and self._emitter.pending:
+            return rest + self._end_turn(usage)
         return rest + self._end(status, usage, at, incomplete_reason=why)
+
+    def _end_turn(self, usage: EngineUsage) -> list[Event]:
+        """The model waits for calls of the server's."""
+        self._spend(usage)
+        self.calling = True
+        made = sum(isinstance(item, McpCall) for item in self.output) - len(self._emitter.pending)
+        left = self._hosted.most_calls
+        due = []
+        for place, index in enumerate(self._emitter.pending):
+            call = self.output[index]
+            assert isinstance(call, McpCall)
+            due.append(DueCall(index, call, left is None or made + place < left))
+        self._errand = self._errand_of(due)
+        # What is open is over: its last word was said before the turn's end.
+        return self._emitter.rest()
+
+    def _errand_of(self, calls: Sequence[DueCall]) -> Errand:
+        return Errand(tuple(calls), tuple(self.output), self.turn, self._spent.output)
+
+    def take_errand(self) -> Errand | None:
+        """What is to be done for the run outside, told once."""
+        errand, self._errand = self._errand, None
+        return errand
+
+    @property
+    def calls_due(self) -> bool:
+        """The model has asked for calls of the server's that are not made yet."""
+        return bool(self._emitter.pending)
+
+    def called(self, index: int, outcome: Outcome, at: datetime) -> list[Event]:
+        """The events of a call that was made; after the last, the model's next turn is due, or the end.
+
+        A call that is the client's to make ends the response as always.
+        """
+        if index not in self._emitter.pending:
+            return []
+        events = self._emitter.called(index, outcome)
+        if self._emitter.pending:
+            return events
+        own = self.output[self._turn_start :]
+        if any(isinstance(item, FunctionCall | CustomToolCall) for item in own):
+            return events + self._end("completed", EngineUsage(), at)
+        self._errand = self._errand_of(())
+        return events
+
+    def next_turn(self, reading: Reading | None, prompt_tokens: int, at: datetime) -> list[Event]:
+        """The model goes on, behind its calls; without a reading there is no token left for that."""
+        if reading is None:
+            return self._end("incomplete", EngineUsage(), at, incomplete_reason="max_output_tokens")
+        self.turn += 1
+        self.calling = False
+        self._read_with(reading, prompt_tokens)
+        return []
+
+    def interrupt(self, at: datetime) -> list[Event]:
+        """Its end is asked for, which the engine hears of too: said here if no engine has the response."""
+        return self.cancel(at) if self.calling else []
+
+    def _spend(self, usage: EngineUsage) -> None:
+        # The engine takes the tokens of earlier attempts for a part of the prompt.
+        prompt = usage.prompt - self._resumed_tokens
+        self._spent = EngineUsage(
+            self._spent.prompt + prompt,
+            self._spent.cached + min(usage.cached, prompt),
+            self._spent.output + usage.output + self._resumed_tokens,
+        )
+        self._reasoned += self._parser.reasoning_tokens
+        self._resumed_tokens = 0
 
     def cancel(self, at: datetime) -> list[Event]:
         """The last events of a response whose end was asked for while no engine had it."""
@@ -192,14 +293,17 @@ class Run:
 
         A parser that has raised is not `readable`: what it held back is lost.
         """
+        readable = readable and not self.calling
         rest = self._emit(self._parser.close()) + self._release(None) if readable else []
         counted = usage or self._own_usage()
         return rest + self._end("failed", counted, at, error_code=code, error_message=message)
 
     def _own_usage(self) -> EngineUsage:
         """What the engine would say of the tokens that came, had it been asked."""
+        if self.calling:
+            return EngineUsage()
         resumed = self._resumed_tokens
-        return EngineUsage(self.facts.prompt_tokens + resumed, output=self._tokens - resumed)
+        return EngineUsage(self._prompt_tokens + resumed, output=self._tokens - resumed)
 
     def _end(
         self,
@@ -211,16 +315,18 @@ class Run:
         error_message: str | None = None,
         incomplete_reason: str | None = None,
     ) -> list[Event]:
-        # The engine takes the tokens of earlier attempts for a part of the prompt.
-        prompt = usage.prompt - self._resumed_tokens
+        if not self.calling:
+            self._spend(usage)
+        self.calling = False
+        self._errand = None
         self.ending = Ending(
             status=status,
             first_token_at=self._first_token_at,
             finished_at=at,
-            input_tokens=prompt,
-            cached_tokens=min(usage.cached, prompt),
-            output_tokens=usage.output + self._resumed_tokens,
-            reasoning_tokens=self._parser.reasoning_tokens,
+            input_tokens=self._spent.prompt,
+            cached_tokens=self._spent.cached,
+            output_tokens=self._spent.output,
+            reasoning_tokens=self._reasoned,
             error_code=error_code,
             error_message=error_message,
             incomplete_reason=incomplete_reason,

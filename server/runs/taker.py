@@ -19,6 +19,7 @@ from server.runs.active import SERVER_ERROR, Begin, Break, Drop, HandBack
 from server.runs.prepare import Served
 from server.runs.rebuild import Rebuilt, rebuild
 from server.runs.recorder import Recorder
+from server.runs.tool_loop import ToolLoop
 from server.store import leases, ownership
 from server.store.database import Connection, Database, DatabaseError
 from server.store.responses import StoredResponse
@@ -46,6 +47,7 @@ class Taker:
         replica: UUID,
         served: Served,
         recorder: Recorder,
+        tool_loop: ToolLoop,
         *,
         most_running: int,
         most_deaths: int,
@@ -55,6 +57,7 @@ class Taker:
         self._replica = replica
         self._served = served
         self._recorder = recorder
+        self._tool_loop = tool_loop
         self._most_running = most_running
         self._most_deaths = most_deaths
         self._wanted = threading.Event()
@@ -157,11 +160,18 @@ class Taker:
     def _go_on(self, rebuilt: Rebuilt, full: set[str]) -> None:
         """Begins a claimed run, or hands it back if the engine has no room for its tenant."""
         run = rebuilt.run
-        if rebuilt.job is None:
+        errand = run.take_errand()
+        if rebuilt.job is None and errand is None:
             self._recorder.deliver([Begin(run, starts=False), Break(run.facts.id, SERVER_ERROR, CHANGED)])
             return
+        if rebuilt.turns is not None and rebuilt.turns.uses_tools:
+            self._tool_loop.expect(rebuilt.turns)
         self._recorder.begin(run)
         crashpoint("claim.begun")
+        if rebuilt.job is None:
+            assert errand is not None
+            self._tool_loop.carry_on(run, errand)
+            return
         try:
             self._served.engine.submit(rebuilt.job)
         except JobRefused as refused:

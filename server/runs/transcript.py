@@ -3,6 +3,7 @@
 import json
 from collections.abc import Collection, Sequence
 
+from server.runs.hosted import as_read
 from server.wire.items import (
     ContentPart,
     CustomToolCall,
@@ -28,7 +29,7 @@ def transcript(items: Sequence[Item], told_already: Collection[str]) -> str:
     """
     if all(item.id in told_already for item in items):
         return ""
-    told = [_told(item, shortly=item.id in told_already) for item in items]
+    told = [_told(item, shortly=item.id in told_already) for item in as_read(items)]
     return "\n\n".join(line for line in told if line)
 
 

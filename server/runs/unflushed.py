@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from time import monotonic
+from uuid import UUID
 
 from server.runs.active import Step
 from server.store import events
@@ -36,13 +37,13 @@ class Unflushed:
 
     def restore(self, connection: Connection) -> int:
         """Writes again what the log lacks, in the caller's transaction; how many steps that were."""
-        known: dict[str, int] = {}
+        known: dict[UUID, int] = {}
         lost = []
         for _, step in self._steps:
             facts = step.run.facts
-            if facts.job_id not in known:
-                known[facts.job_id] = events.next_seq(connection, facts.tenant, facts.id)
-            if step.events[0].sequence_number >= known[facts.job_id]:
+            if facts.id not in known:
+                known[facts.id] = events.next_seq(connection, facts.tenant, facts.id)
+            if step.events[0].sequence_number >= known[facts.id]:
                 lost.append(step)
         if lost:
             events.append(connection, [chunk for step in lost for chunk in chunks_of(step)])

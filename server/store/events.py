@@ -140,7 +140,7 @@ _HOT = text(
 _STREAM = text("select body from response_streams where tenant = :tenant and response_id = :id")
 _TOKENS = text(
     """
-    select token_ids, first_seq + n, to_timestamp(at) from response_events_hot
+    select token_ids, first_seq, first_seq + n, to_timestamp(at) from response_events_hot
     where tenant = :tenant and response_id = :id order by first_seq
     """
 )
@@ -181,22 +181,27 @@ def unpack_from(packed: str, first: int) -> list[Event]:
 class Progress(NamedTuple):
     """How far the log of a running response goes."""
 
-    token_ids: list[int]
+    pieces: list[tuple[int, list[int]]]
+    """The tokens that were stored together, and the number of the first event that they led to."""
     next_seq: int
     first_token_at: datetime | None
+
+    @property
+    def token_ids(self) -> list[int]:
+        return [token for _, piece in self.pieces for token in piece]
 
 
 def progress(connection: Connection, tenant: Tenant, response_id: UUID) -> Progress:
     """The tokens of a running response in the log, and its next sequence number."""
-    tokens: list[int] = []
+    pieces: list[tuple[int, list[int]]] = []
     next_seq = 0
     first_token_at = None
-    for stored, end, at in connection.execute(_TOKENS, {"tenant": tenant, "id": response_id}):
+    for stored, first, end, at in connection.execute(_TOKENS, {"tenant": tenant, "id": response_id}):
         if stored is not None:
-            tokens += array("i", stored).tolist()
+            pieces.append((first, array("i", stored).tolist()))
             first_token_at = first_token_at or at
         next_seq = end
-    return Progress(tokens, next_seq, first_token_at)
+    return Progress(pieces, next_seq, first_token_at)
 
 
 _NEXT = text(

@@ -156,6 +156,50 @@ class CustomToolCallInputDone(_Event, frozen=True, tag="response.custom_tool_cal
     input: str
 
 
+class McpListToolsInProgress(_Event, frozen=True, tag="response.mcp_list_tools.in_progress"):
+    item_id: str
+    output_index: int
+
+
+class McpListToolsCompleted(_Event, frozen=True, tag="response.mcp_list_tools.completed"):
+    item_id: str
+    output_index: int
+
+
+class McpListToolsFailed(_Event, frozen=True, tag="response.mcp_list_tools.failed"):
+    item_id: str
+    output_index: int
+
+
+class McpCallInProgress(_Event, frozen=True, tag="response.mcp_call.in_progress"):
+    item_id: str
+    output_index: int
+
+
+class McpCallArgumentsDelta(_Event, frozen=True, tag="response.mcp_call_arguments.delta"):
+    """All of them at once, as OpenAI sends them; so it is kept whole."""
+
+    item_id: str
+    output_index: int
+    delta: str
+
+
+class McpCallArgumentsDone(_Event, frozen=True, tag="response.mcp_call_arguments.done"):
+    item_id: str
+    output_index: int
+    arguments: str
+
+
+class McpCallCompleted(_Event, frozen=True, tag="response.mcp_call.completed"):
+    item_id: str
+    output_index: int
+
+
+class McpCallFailed(_Event, frozen=True, tag="response.mcp_call.failed"):
+    item_id: str
+    output_index: int
+
+
 WholeEvent = (
     ResponseCreated
     | ResponseQueued
@@ -171,6 +215,14 @@ WholeEvent = (
     | ReasoningTextDone
     | FunctionCallArgumentsDone
     | CustomToolCallInputDone
+    | McpListToolsInProgress
+    | McpListToolsCompleted
+    | McpListToolsFailed
+    | McpCallInProgress
+    | McpCallArgumentsDelta
+    | McpCallArgumentsDone
+    | McpCallCompleted
+    | McpCallFailed
 )
 
 TERMINAL = frozenset({"response.completed", "response.failed", "response.incomplete"})

@@ -27,6 +27,7 @@ from server.wire.items import (
     InputText,
     Item,
     ItemStatus,
+    McpCall,
     Message,
     OtherItem,
     OutputText,
@@ -210,6 +211,13 @@ def _read_compaction(element: dict[str, Any], path: str) -> Item:
     return Compaction("", "completed", given.encrypted_content)
 
 
+def _read_mcp_call(element: dict[str, Any], path: str) -> Item:
+    if _is_deeper(element, MAX_NESTING):
+        raise DecodeFailure("The item is nested too deeply.", path, "unsupported_value")
+    given: McpCall = convert({"status": "completed", **element, "id": ""}, McpCall, path)
+    return given
+
+
 def _read_reference(element: dict[str, Any], path: str) -> ItemReference:
     reference: _Reference = convert(element, _Reference, path)
     return ItemReference(reference.id, path)
@@ -232,6 +240,7 @@ _READERS: dict[str, Callable[[dict[str, Any], str], Given | None]] = {
     "custom_tool_call": _read_custom_call,
     "custom_tool_call_output": _read_output(CustomToolCallOutput),
     "compaction": _read_compaction,
+    "mcp_call": _read_mcp_call,
     "item_reference": _read_reference,
     "additional_tools": _read_additional_tools,
     "configuration_update": _ignore,
@@ -252,7 +261,6 @@ _WITHOUT_MEANING = frozenset(
         "local_shell_call_output",
         "mcp_approval_request",
         "mcp_approval_response",
-        "mcp_call",
         "mcp_list_tools",
         "program",
         "program_output",

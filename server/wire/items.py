@@ -139,6 +139,51 @@ class Compaction(msgspec.Struct, frozen=True, tag_field="type", tag="compaction"
     encrypted_content: str
 
 
+class ListedTool(msgspec.Struct, frozen=True):
+    """A tool as an MCP server describes it."""
+
+    name: str
+    description: str | None = None
+    input_schema: dict[str, Any] = {}
+    annotations: dict[str, Any] | None = None
+
+
+class McpListTools(msgspec.Struct, frozen=True, tag_field="type", tag="mcp_list_tools"):
+    """The tools that an MCP server offered, or why it offered none."""
+
+    id: str
+    server_label: str
+    tools: list[ListedTool] = []
+    error: str | None = None
+
+    @property
+    def status(self) -> ItemStatus:
+        """Its row's; OpenAI's item has none."""
+        return "completed"
+
+
+class McpError(msgspec.Struct, frozen=True):
+    """Why a call gave nothing: what the tool said, or what kept the server from being asked."""
+
+    type: Literal["mcp_tool_execution_error", "mcp_protocol_error"]
+    content: list[dict[str, Any]] | UnsetType = UNSET
+    code: int | UnsetType = UNSET
+    message: str | UnsetType = UNSET
+
+
+class McpCall(msgspec.Struct, frozen=True, tag_field="type", tag="mcp_call"):
+    """A call of an MCP server's tool that this server makes, and what came of it."""
+
+    id: str
+    status: Literal["in_progress", "completed", "incomplete", "calling", "failed"]
+    server_label: str
+    name: str
+    arguments: str
+    output: str | None = None
+    error: McpError | None = None
+    approval_request_id: str | None = None
+
+
 class OtherItem(msgspec.Struct, frozen=True, tag_field="type", tag="holdfast:other"):
     """An item of a type that has no meaning here, kept for the client that gave it."""
 
@@ -156,6 +201,8 @@ Item = (
     | CustomToolCall
     | CustomToolCallOutput
     | Compaction
+    | McpListTools
+    | McpCall
     | OtherItem
 )
 
@@ -169,6 +216,7 @@ _TYPED: dict[str, type[Item]] = {
         CustomToolCall,
         CustomToolCallOutput,
         Compaction,
+        McpCall,
     )
 }
 
@@ -180,6 +228,8 @@ PREFIXES: dict[type[Item], str] = {
     CustomToolCall: "ctc",
     CustomToolCallOutput: "ctco",
     Compaction: "cmp",
+    McpListTools: "mcpl",
+    McpCall: "mcp",
     OtherItem: "item",
 }
 """What the ids of items begin with."""
@@ -228,4 +278,4 @@ def decode_item(payload: str | bytes) -> Item:
         item: Item = msgspec.json.decode(payload, type=kind)
         return item
     given: dict[str, Any] = msgspec.json.decode(payload)
-    return OtherItem(given["id"], given["status"], given)
+    return OtherItem(given["id"], given.get("status", "completed"), given)

@@ -1,7 +1,7 @@
 """Tools as clients declare them, and their choice among them.
 
-Functions, custom tools and namespaces of both are taken; hosted tools that this server does not have are left
-out, as every client copes with that, unless the request insists on one.
+Functions, custom tools, namespaces of both and MCP servers are taken; hosted tools that this server does not
+have are left out, as every client copes with that, unless the request insists on one.
 """
 
 import logging
@@ -12,6 +12,7 @@ from msgspec import Meta
 
 from server.wire.decode import convert
 from server.wire.errors import DecodeFailure
+from server.wire.items import ListedTool
 
 log = logging.getLogger("holdfast.wire")
 
@@ -49,11 +50,53 @@ class NamespaceTool(msgspec.Struct, frozen=True, tag_field="type", tag="namespac
     description: str | None = None
 
 
-Tool = FunctionTool | CustomTool | NamespaceTool
+class ToolFilter(msgspec.Struct, frozen=True):
+    tool_names: Annotated[list[str], Meta(max_length=MAX_TOOLS)] | None = None
+    read_only: bool | None = None
+
+
+class McpTool(msgspec.Struct, frozen=True, tag_field="type", tag="mcp"):
+    """All tools of an MCP server that the operator has registered under this label."""
+
+    server_label: Name
+    server_url: str | None = None
+    connector_id: str | None = None
+    tunnel_id: str | None = None
+    server_description: str | None = None
+    allowed_tools: Annotated[list[str], Meta(max_length=MAX_TOOLS)] | ToolFilter | None = None
+    require_approval: Literal["always", "never"] | dict[str, Any] | None = None
+    authorization: str | None = None
+    headers: dict[str, str] | None = None
+    listed: list[ListedTool] = []
+    """What the server offered when the request was accepted; never a caller's word."""
+    listing_error: str | None = None
+
+    @property
+    def name(self) -> str:
+        return self.server_label
+
+    @property
+    def offered(self) -> list[ListedTool]:
+        """Those of the listed tools that the request allows."""
+        allowed = self.allowed_tools
+        if isinstance(allowed, ToolFilter):
+            kept = [tool for tool in self.listed if not allowed.read_only or _only_reads(tool)]
+            names = allowed.tool_names
+        else:
+            kept, names = self.listed, allowed
+        return kept if names is None else [tool for tool in kept if tool.name in names]
+
+
+def _only_reads(tool: ListedTool) -> bool:
+    return bool((tool.annotations or {}).get("readOnlyHint"))
+
+
+Tool = FunctionTool | CustomTool | NamespaceTool | McpTool
 KINDS: dict[str, type[Tool]] = {
     "function": FunctionTool,
     "custom": CustomTool,
     "namespace": NamespaceTool,
+    "mcp": McpTool,
 }
 
 
@@ -103,7 +146,13 @@ def names_of(tools: list[Tool]) -> set[str]:
     """What calls may name: tools, and the tools in namespaces."""
     names: set[str] = set()
     for tool in tools:
-        names |= {inner.name for inner in tool.tools} if isinstance(tool, NamespaceTool) else {tool.name}
+        match tool:
+            case NamespaceTool():
+                names |= {inner.name for inner in tool.tools}
+            case McpTool(label):
+                names |= {f"{label}__{inner.name}" for inner in tool.offered}
+            case _:
+                names.add(tool.name)
     return names
 
 
@@ -118,11 +167,11 @@ def read_choice(given: str | dict[str, Any] | None, tools: list[Tool]) -> ToolCh
             return _of_these(None, tools)
         case {"type": "allowed_tools"}:
             allowed: _Allowed = convert(given, _Allowed, "tool_choice")
-            names = tuple(_name(tool) for tool in allowed.tools)
+            names = tuple(name for tool in allowed.tools for name in _names(tool, tools))
             choice = _of_these(names, tools)
             return choice if allowed.mode == "required" else ToolChoice("auto", names)
         case {"type": str()}:
-            return _of_these((_name(convert(given, _Named, "tool_choice")),), tools)
+            return _of_these(_names(convert(given, _Named, "tool_choice"), tools), tools)
     raise DecodeFailure(
         "tool_choice must be 'none', 'auto', 'required', or an object that names a tool.",
         "tool_choice",
@@ -130,14 +179,20 @@ def read_choice(given: str | dict[str, Any] | None, tools: list[Tool]) -> ToolCh
     )
 
 
-def _name(named: _Named) -> str:
+def _names(named: _Named, tools: list[Tool]) -> tuple[str, ...]:
+    """What calls may name by that; an MCP server without a tool's name means all that it offers."""
+    if named.type == "mcp" and named.server_label is not None:
+        if named.name is not None:
+            return (f"{named.server_label}__{named.name}",)
+        servers = [tool for tool in tools if isinstance(tool, McpTool) and tool.name == named.server_label]
+        return tuple(sorted(names_of(list(servers)))) or (named.server_label,)
     if named.type not in ("function", "custom") or named.name is None:
         raise DecodeFailure(
             f"Tools of type {named.type[:50]!r} are not available here, so they cannot be chosen.",
             "tool_choice",
             "unsupported_value",
         )
-    return named.name
+    return (named.name,)
 
 
 def _of_these(names: tuple[str, ...] | None, tools: list[Tool]) -> ToolChoice:
@@ -154,8 +209,14 @@ def _of_these(names: tuple[str, ...] | None, tools: list[Tool]) -> ToolChoice:
     return ToolChoice("required", names)
 
 
+_INTERNAL = frozenset({"listed", "listing_error"})
+
+
 def echo(tool: Tool) -> dict[str, Any]:
     """A tool as the response repeats it: every field is there, as strict readers want."""
+    if isinstance(tool, McpTool):
+        kept = msgspec.structs.replace(tool, headers=None, authorization=None)
+        return {name: value for name, value in msgspec.to_builtins(kept).items() if name not in _INTERNAL}
     told: dict[str, Any] = msgspec.to_builtins(tool)
     if isinstance(tool, FunctionTool):
         told["strict"] = bool(tool.strict)

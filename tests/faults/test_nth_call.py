@@ -24,9 +24,11 @@ from server.runs.keeper import Keeper
 from server.runs.prepare import Served
 from server.runs.read import read_response
 from server.runs.taker import Taker
+from server.runs.tool_loop import ToolLoop
 from server.store.connect import PatientConnection
 from server.store.database import DatabaseError
 from server.store.disk import Disk
+from server.tools.mcp import McpServers
 from server.wire.events import is_terminal
 from server.wire.request import CreateResponse
 from tests.fix_tally import Tally
@@ -139,7 +141,9 @@ def serving(url: str, fault: Fault | None = None) -> Iterator[Server]:
 
         engine.submit = take  # type: ignore[method-assign]
         served = Served(name="model", engine=engine, dialect=SpelledDialect())
-        taker = Taker(bench.database, bench.replica, served, bench.recorder, most_running=4, most_deaths=3)
+        tool_loop = ToolLoop(engine, McpServers({}, 1), bench.recorder.deliver)
+        at = (bench.database, bench.replica)
+        taker = Taker(*at, served, bench.recorder, tool_loop, most_running=4, most_deaths=3)
         nothing: Callable[..., None] = lambda *_: None  # noqa: E731
         keeper = Keeper(
             bench.database,
@@ -160,6 +164,7 @@ def serving(url: str, fault: Fault | None = None) -> Iterator[Server]:
             bench.hub,
             Disk(None, None),
             Config(),
+            tool_loop=tool_loop,
             on_queued=nothing,
         )
         try:

@@ -151,9 +151,9 @@ def progress(at: Memory, tenant: str, response_id: UUID) -> Progress:
     if row.folded or not row.log:
         return Progress([], 0, None)
     given = [(chunk, moment) for chunk, moment in row.log if chunk.token_ids is not None]
-    tokens = [token for chunk, _ in given for token in memoryview(chunk.token_ids or b"").cast("i")]
+    pieces = [(chunk.first_seq, memoryview(chunk.token_ids or b"").cast("i").tolist()) for chunk, _ in given]
     first = datetime.fromtimestamp(given[0][1], UTC) if given else None
-    return Progress(tokens, row.log[-1][0].first_seq + row.log[-1][0].n, first)
+    return Progress(pieces, row.log[-1][0].first_seq + row.log[-1][0].n, first)
 
 
 def next_seq(at: Memory, tenant: str, response_id: UUID) -> int:

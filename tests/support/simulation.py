@@ -28,12 +28,14 @@ from server.runs.read import StreamReader
 from server.runs.recorder import Recorder
 from server.runs.states import ENDED
 from server.runs.taker import Taker
+from server.runs.tool_loop import ToolLoop
 from server.store import deletion, events, ownership
 from server.store.database import Database
 from server.store.disk import Disk
 from server.store.leases import Fenced
 from server.stream import follower, hub
 from server.stream.hub import Channel, Hub
+from server.tools.mcp import McpServers
 from server.wire.request import CreateResponse
 from tests.support import memory_store
 from tests.support.builders import TENANT, SpelledDialect
@@ -67,7 +69,9 @@ class Replica:
         self.recorder = Recorder(self.database, self.id, self.hub, on_fenced=self.die)
         self.engine = PlayedEngine(world.dice, self.recorder.deliver)
         served = Served(name="model", engine=self.engine, dialect=DIALECT)  # type: ignore[arg-type]
-        self.taker = Taker(self.database, self.id, served, self.recorder, most_running=4, most_deaths=3)
+        tool_loop = ToolLoop(self.engine, McpServers({}, 1), self.recorder.deliver)  # type: ignore[arg-type]
+        at = (self.database, self.id)
+        self.taker = Taker(*at, served, self.recorder, tool_loop, most_running=4, most_deaths=3)
         self.keeper = Keeper(
             self.database,
             self.id,
@@ -87,6 +91,7 @@ class Replica:
             self.hub,
             Disk(None, None),
             CONFIG,
+            tool_loop=tool_loop,
             on_queued=lambda: None,
         )
 

@@ -23,11 +23,11 @@ TABLES = ("responses", "items", "response_events_hot", "response_streams", "usag
 
 
 def tokens(run: Run, given: Sequence[int]) -> Tokens:
-    return Tokens(run.facts.job_id, tuple(given))
+    return Tokens(run.job_id, tuple(given))
 
 
 def finished(run: Run, reason: FinishReason = "stop", output: int = 3) -> Finished:
-    return Finished(run.facts.job_id, reason, Usage(prompt=5, cached=1, output=output))
+    return Finished(run.job_id, reason, Usage(prompt=5, cached=1, output=output))
 
 
 @dataclass

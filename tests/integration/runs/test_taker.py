@@ -19,7 +19,9 @@ from server.runs.prepare import Served
 from server.runs.read import read_response
 from server.runs.run import Reading, Run, said
 from server.runs.taker import CHANGED, GIVEN_UP, STOPPED, Taker
+from server.runs.tool_loop import ToolLoop
 from server.store import deletion, events, ownership
+from server.tools.mcp import McpServers
 from server.wire.events import event_type, is_terminal, render
 from tests.integration.runs.recorded import Bench, finished, recording, tokens
 from tests.support.builders import (
@@ -143,6 +145,7 @@ def taking(url: str, dialect: Dialect | None = None, **limits: Any) -> Iterator[
             bench.replica,
             served,
             bench.recorder,
+            ToolLoop(engine, McpServers({}, 1), bench.recorder.deliver),
             **{"most_running": 64, "most_deaths": 3, **limits},
         )
         yield Taking(bench, engine, taker, served.dialect)
@@ -211,8 +214,8 @@ def test_a_waiting_response_is_begun_and_one_cancelled_meanwhile_is_not(
         with at.bench.database.begin() as connection:
             ownership.request_cancel(connection, TENANT, unwanted.facts.id)
         at.taker.take()
-        assert [job.job_id for job in at.engine.jobs] == [wanted.facts.job_id]
-        at.bench.recorder.deliver([Finished(wanted.facts.job_id, "stop", Usage(3, 0, 0))])
+        assert [job.job_id for job in at.engine.jobs] == [wanted.job_id]
+        at.bench.recorder.deliver([Finished(wanted.job_id, "stop", Usage(3, 0, 0))])
         check_end(at.bench, wanted.facts.id, [], "completed")
         told = check_end(at.bench, unwanted.facts.id, [], "cancelled")
         assert told["usage"]["output_tokens"] == 0
@@ -243,8 +246,8 @@ def test_what_the_engine_has_no_room_for_is_handed_back(database_url: str, reaso
         assert at.bench.recorder.wait_idle(10)
         at.engine.refusal = None
         at.taker.take()
-        assert [job.job_id for job in at.engine.jobs] == [run.facts.job_id]
-        at.bench.recorder.deliver([Finished(run.facts.job_id, "stop", Usage(3, 0, 0))])
+        assert [job.job_id for job in at.engine.jobs] == [run.job_id]
+        at.bench.recorder.deliver([Finished(run.job_id, "stop", Usage(3, 0, 0))])
         check_end(at.bench, run.facts.id, [], "completed")
 
 
@@ -359,6 +362,6 @@ def test_two_replicas_take_each_response_once(database_url: str) -> None:
         for at in (first, second, first):
             at.taker.take()
         taken = [job.job_id for job in [*first.engine.jobs, *second.engine.jobs]]
-        assert sorted(taken) == sorted(run.facts.job_id for run in runs)
+        assert sorted(taken) == sorted(run.job_id for run in runs)
         for at in (first, second):
             at.bench.recorder.hand_back()

@@ -38,6 +38,7 @@ VALUES: dict[str, tuple[str, object]] = {
     "disk_reserve": ("1000", 1000),
     "max_of_tenant": ("7", 7),
     "tool_parser": ("hermes", "hermes"),
+    "mcp_servers": ("city=http://city/mcp", "city=http://city/mcp"),
     "event_names": ("open-responses", "open-responses"),
     "seal_key": (SEAL_KEY, SEAL_KEY),
     "crash_at": ("recorder.told:2", "recorder.told:2"),

@@ -32,6 +32,7 @@ def make_whole(kind: type[Any], text: str = "a") -> Event:
         "item": MESSAGE,
         "part": OutputText(text),
         "text": text,
+        "delta": text,
         "arguments": text,
         "input": text,
     }
@@ -71,7 +72,7 @@ def test_the_type_of_an_event_is_its_tag(kind: type[Any]) -> None:
     event = make_whole(kind)
     assert event_type(event) == kind.__struct_config__.tag
     assert is_terminal(event) == (
-        event_type(event).rsplit(".", 1)[1] in ("completed", "failed", "incomplete")
+        event_type(event) in ("response.completed", "response.failed", "response.incomplete")
     )
 
 

@@ -14,7 +14,7 @@ G: dict[str, Any] = {
 N: dict[str, Any] = {"type": "namespace", "name": "n", "tools": [{"type": "function", "name": "h"}]}
 HOSTED: list[dict[str, Any]] = [
     {"type": "web_search"},
-    {"type": "mcp", "server_label": "x"},
+    {"type": "file_search", "vector_store_ids": []},
     {"type": "from_the_future", "a": []},
 ]
 

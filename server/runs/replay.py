@@ -1,0 +1,91 @@
+"""A log of several turns, parted into them, and the run that it makes again. Pure but for the prompts."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+
+import msgspec
+
+from engine.messages import Job, Usage
+from server.runs.hosted import Outcome
+from server.runs.prepare import Prepared, job_after
+from server.runs.run import Log, Run
+from server.runs.turns import Turns
+from server.store.events import Progress
+from server.wire.events import Event, Kind, OutputItemDone, event_type
+from server.wire.items import McpCall
+
+_CALLED = frozenset({"response.mcp_call.completed", "response.mcp_call.failed"})
+_decode_done = msgspec.json.Decoder(OutputItemDone).decode
+
+
+@dataclass(slots=True)
+class LoggedTurn:
+    """What one turn left in the log."""
+
+    token_ids: list[int] = field(default_factory=list)
+    told: list[Event] = field(default_factory=list)
+    called: dict[int, Outcome] = field(default_factory=dict)
+    """The calls that were made, by place. No token of the turn is stored after the first of them."""
+
+
+def parted(progress: Progress, told: Sequence[Event]) -> list[LoggedTurn]:
+    """The turns of a log: a turn is over where a call of the server's has an outcome."""
+    turns = [LoggedTurn()]
+    pieces = dict(progress.pieces)
+    calling = False
+    for event in told:
+        kind = event_type(event)
+        piece = pieces.pop(event.sequence_number, None)
+        if calling and piece is not None:
+            turns.append(LoggedTurn())
+            calling = False
+        calling = calling or kind in _CALLED
+        turns[-1].token_ids += piece or []
+        turns[-1].told.append(event)
+        if calling and event.kind is Kind.WHOLE and kind == "response.output_item.done":
+            done = _decode_done(event.body)
+            if isinstance(done.item, McpCall):
+                turns[-1].called[done.output_index] = Outcome(done.item.output, done.item.error)
+    return turns
+
+
+def replay(
+    run: Run, turns: Turns, prepared: Prepared, progress: Progress, told: Sequence[Event]
+) -> tuple[list[Event], Job | None]:
+    """Brings a fresh run to where the log ends: what its tokens say now, and the job that goes on.
+
+    Without a job the run is at its calls, and has an errand. Raises ApiError.
+    """
+    at = progress.first_token_at
+    run.catch_up_to(Log(progress.token_ids, progress.next_seq, told, at))
+    said: list[Event] = []
+    job, events = prepared.job, []
+    logged = parted(progress, told)
+    for number, turn in enumerate(logged):
+        if number:
+            job = _begin(run, turns, at)
+        events = run.read_again(Log(turn.token_ids, 0, turn.told, at))
+        said += events
+        if turn.called or (run.calls_due and turn.token_ids[-1] in job.stop_ids):
+            _call_again(run, turn, len(job.prompt), at)
+    run.go_on_at(progress.next_seq)
+    return said, None if run.calling else job_after(job, logged[-1].token_ids)
+
+
+def _begin(run: Run, turns: Turns, at: datetime | None) -> Job:
+    errand = run.take_errand()
+    assert errand is not None, "a turn that follows calls which are not made"
+    assert at is not None
+    turn = turns.after(errand.output, errand.turn, errand.spent)
+    assert turn is not None, "a turn that there was no token for"
+    run.next_turn(turn.reading, len(turn.job.prompt), at)
+    return turn.job
+
+
+def _call_again(run: Run, turn: LoggedTurn, prompt_tokens: int, at: datetime | None) -> None:
+    """Ends the turn, and takes its calls' outcomes over from the log."""
+    assert at is not None
+    run.finish("stop", Usage(prompt_tokens + len(turn.token_ids)), at)
+    for index, outcome in turn.called.items():
+        run.called(index, outcome, at)

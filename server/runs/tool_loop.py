@@ -1,0 +1,149 @@
+"""Between two turns of a response: makes the calls that its model asked for, and begins the next turn.
+
+Runs on threads of its own. Each result goes to the recorder as one more message; when the last of a turn's
+is committed, the next turn's job is given to the engine.
+"""
+
+import logging
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol
+from uuid import UUID
+
+from engine.messages import Engine, JobRefused
+from server.errors import ApiError
+from server.runs.active import (
+    SERVER_ERROR,
+    Break,
+    Called,
+    HandBack,
+    Inbound,
+    Interrupt,
+    NextTurn,
+    Step,
+)
+from server.runs.hosted import DueCall, Errand, Outcome
+from server.runs.run import Run
+from server.runs.turns import Turns
+from server.tools.mcp import McpServers
+from server.wire.items import McpError
+
+log = logging.getLogger("holdfast.tools")
+
+MOST_CALLS = 16
+"""Calls made at the same time; more wait."""
+NO_ROOM = "The server is overloaded; try again later."
+CANNOT_GO_ON = "The response cannot go on after its tool calls."
+NO_MORE = "This response has made as many tool calls as its request allows."
+
+
+class ToolLoop:
+    """The responses whose tools the server runs. Any thread."""
+
+    def __init__(self, engine: Engine, servers: McpServers, deliver: "Deliver") -> None:
+        self._engine = engine
+        self.servers = servers
+        self._deliver = deliver
+        self._lock = threading.Lock()
+        self._turns: dict[UUID, Turns] = {}
+        self._jobs: dict[UUID, str] = {}
+        self._cancelled: set[UUID] = set()
+        self._pool = ThreadPoolExecutor(MOST_CALLS, "tools")
+
+    def expect(self, turns: Turns) -> None:
+        """A response is about to begin here; `look` forgets it at its end."""
+        with self._lock:
+            self._turns[turns.response] = turns
+
+    def forget(self, response: UUID) -> None:
+        with self._lock:
+            self._turns.pop(response, None)
+            self._jobs.pop(response, None)
+            self._cancelled.discard(response)
+
+    def look(self, steps: Sequence[Step]) -> None:
+        """What the recorder has committed: begins what the runs now wait for."""
+        for step in steps:
+            if step.over:
+                self.forget(step.run.facts.id)
+            elif (errand := step.run.take_errand()) is not None:
+                self.carry_on(step.run, errand)
+
+    def carry_on(self, run: Run, errand: Errand) -> None:
+        """Makes the calls, or begins the next turn, on another thread."""
+        response = run.facts.id
+        with self._lock:
+            turns = self._turns.get(response)
+        if turns is None:
+            return
+        for due in errand.calls:
+            self._pool.submit(self._call, turns, due)
+        if not errand.calls:
+            self._pool.submit(self._begin_turn, turns, errand)
+
+    def cancel(self, response: UUID) -> None:
+        """Ends a response early, whichever of its turns is generated, or none."""
+        self._engine.cancel(response.hex)
+        with self._lock:
+            if response not in self._turns:
+                return
+            self._cancelled.add(response)
+            job = self._jobs.get(response)
+        if job is not None:
+            self._engine.cancel(job)
+        self._deliver([Interrupt(response)])
+
+    def close(self) -> None:
+        """Begins nothing more; what is under way is not waited for."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _call(self, turns: Turns, due: DueCall) -> None:
+        call = due.call
+        outcome = Outcome(error=McpError("mcp_protocol_error", code=-32000, message=NO_MORE))
+        try:
+            if due.allowed:
+                headers = turns.headers.get(call.server_label, {})
+                outcome = self.servers.call(call.server_label, call.name, call.arguments, headers)
+        except Exception:
+            log.exception("a tool call of response %s broke", turns.response)
+            outcome = Outcome(error=McpError("mcp_protocol_error", code=-32603, message="The call broke."))
+        self._deliver([Called(turns.response, due.index, outcome)])
+
+    def _begin_turn(self, turns: Turns, errand: Errand) -> None:
+        response = turns.response
+        try:
+            turn = turns.after(errand.output, errand.turn, errand.spent)
+        except ApiError as error:
+            self._deliver([Break(response, SERVER_ERROR, str(error))])
+            return
+        except Exception:
+            log.exception("the next turn of response %s cannot be prepared", response)
+            self._deliver([Break(response, SERVER_ERROR, CANNOT_GO_ON)])
+            return
+        if turn is None:
+            self._deliver([NextTurn(response, None, 0)])
+            return
+        with self._lock:
+            self._jobs[response] = turn.job.job_id
+        self._deliver([NextTurn(response, turn.reading, len(turn.job.prompt))])
+        try:
+            self._engine.submit(turn.job)
+        except JobRefused as refused:
+            self._refused(turns, refused)
+        with self._lock:
+            unwanted = response in self._cancelled or response not in self._turns
+        if unwanted:
+            self._engine.cancel(turn.job.job_id)
+
+    def _refused(self, turns: Turns, refused: JobRefused) -> None:
+        log.warning("the next turn of response %s is refused: %s", turns.response, refused)
+        no_room = refused.reason in ("overloaded", "share_full", "closed")
+        if no_room and turns.request.background:
+            self._deliver([HandBack(frozenset({turns.response}))])
+        else:
+            self._deliver([Break(turns.response, SERVER_ERROR, NO_ROOM if no_room else CANNOT_GO_ON)])
+
+
+class Deliver(Protocol):
+    def __call__(self, messages: Sequence[Inbound], /) -> None: ...

@@ -1,0 +1,73 @@
+"""The turns of one response after its first: the same request, with what was said and called since."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from uuid import UUID
+
+import msgspec
+
+from engine.messages import Job
+from server.runs.prepare import Served, prepare
+from server.runs.run import Reading
+from server.wire.items import Item, McpCall
+from server.wire.request import CreateResponse
+from server.wire.tools import McpTool, read_choice, read_tools
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What a turn is generated from, and how its tokens are read."""
+
+    job: Job
+    reading: Reading
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turns:
+    """What the turns of a response have in common."""
+
+    served: Served
+    tenant: str
+    request: CreateResponse
+    items: Sequence[Item]
+    """What the model read before its first turn."""
+    response: UUID
+    seed: int
+    headers: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """By server: the caller's, which are never stored."""
+
+    @property
+    def uses_tools(self) -> bool:
+        """The server runs tools for this response, so that it may have more than one turn."""
+        return any(isinstance(tool, McpTool) for tool in read_tools(self.request.tools))
+
+    def after(self, output: Sequence[Item], turn: int, spent: int) -> Turn | None:
+        """The turn behind that output; None if no token is left for it. Raises ApiError.
+
+        No call is forced a second time, or there would be no end; and none is offered once the request's
+        limit is used up.
+        """
+        most = self.request.max_output_tokens
+        if most is not None and spent >= most:
+            return None
+        request = msgspec.structs.replace(
+            self.request,
+            max_output_tokens=None if most is None else most - spent,
+            tool_choice=self._choice(output),
+        )
+        items = [*self.items, *output]
+        prepared = prepare(self.served, self.tenant, request, items, self.response, self.seed)
+        job = replace(prepared.job, job_id=f"{self.response.hex}.{turn + 1}")
+        return Turn(job, self.served.reading(self.tenant, request, prepared.prompt))
+
+    def _choice(self, output: Sequence[Item]) -> str | dict[str, object] | None:
+        most = self.request.max_tool_calls
+        if most is not None and sum(isinstance(item, McpCall) for item in output) >= most:
+            return "none"
+        given = self.request.tool_choice
+        forced = read_choice(given, read_tools(self.request.tools)).mode == "required"
+        if not forced:
+            return given
+        if isinstance(given, dict) and given.get("type") == "allowed_tools":
+            return {**given, "mode": "auto"}
+        return "auto"

@@ -1,0 +1,1 @@
+"""Tools that the server itself runs while it produces a response."""

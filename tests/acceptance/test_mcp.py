@@ -1,0 +1,279 @@
+"""Tools of MCP servers, called by this server in the midst of a response."""
+
+import contextlib
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.acceptance.sdk_types import check_event, check_response
+from tests.support.eventually import eventually
+from tests.support.invariants import check
+from tests.support.server_process import MODEL, REPOSITORY, ServerProcess, free_port
+from tests.support.sse import create
+
+WEATHER = "What is the weather in Paris?"
+TIME = "What time is it in Paris?"
+
+
+@dataclass
+class Mcp:
+    """One MCP server of the test's."""
+
+    port: int
+    folder: Path
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}/mcp"
+
+    @property
+    def calls(self) -> list[str]:
+        """The calls that reached it."""
+        file = self.folder / "calls"
+        return file.read_text().splitlines() if file.exists() else []
+
+    def does(self, what: str) -> None:
+        (self.folder / what).touch()
+
+
+@pytest.fixture(scope="module")
+def shared_mcp(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mcp]:
+    with running(Mcp(free_port(), tmp_path_factory.mktemp("mcp"))) as server:
+        yield server
+
+
+@pytest.fixture
+def mcp(shared_mcp: Mcp) -> Iterator[Mcp]:
+    """The MCP server, that was called by nobody and does as it should."""
+    yield shared_mcp
+    for left in shared_mcp.folder.iterdir():
+        left.unlink()
+
+
+@pytest.fixture(scope="module")
+def by_events(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mcp]:
+    """One that speaks by server-sent events."""
+    with running(Mcp(free_port(), tmp_path_factory.mktemp("sse")), "sse") as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def server(module_database: str, shared_mcp: Mcp, by_events: Mcp) -> Iterator[ServerProcess]:
+    """A server with the demo model that has the MCP servers, and one that is not there."""
+    known = {
+        "city": shared_mcp.url,
+        "events": f"http://127.0.0.1:{by_events.port}/sse",
+        "gone": f"http://127.0.0.1:{free_port()}/mcp",
+    }
+    settings = {
+        "mcp_servers": ",".join(f"{label}={url}" for label, url in known.items()),
+        "mcp_seconds": 5,
+        "torch_threads": 2,
+    }
+    process = ServerProcess(module_database, settings=settings)
+    try:
+        process.start()
+        yield process
+    finally:
+        process.stop()
+    check(module_database)
+
+
+@contextlib.contextmanager
+def running(server: Mcp, transport: str = "streamable-http") -> Iterator[Mcp]:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.support.mcp_server", str(server.port), str(server.folder), transport],
+        cwd=REPOSITORY,
+    )
+    try:
+        eventually(lambda: answers(server.port), within=60)
+        yield server
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+
+
+def answers(port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+        return True
+    return False
+
+
+def ask(text: str = WEATHER, label: str = "city", **more: Any) -> dict[str, Any]:
+    tool = {"type": "mcp", "server_label": label, "require_approval": "never"}
+    only = ["get_weather"] if text == WEATHER else ["get_time"]
+    body = {"model": MODEL, "input": text, "tools": [{**tool, "allowed_tools": only}], "temperature": 0}
+    return body | {"tool_choice": "required", "max_output_tokens": 200} | more
+
+
+def post(server: ServerProcess, body: dict[str, Any]) -> dict[str, Any]:
+    answer = httpx.post(f"{server.api}/responses", json=body, timeout=120)
+    assert answer.status_code == 200, answer.text
+    check_response(answer.content)
+    told: dict[str, Any] = answer.json()
+    return told
+
+
+def kinds(told: dict[str, Any]) -> list[str]:
+    return [item["type"] for item in told["output"]]
+
+
+def call_of(told: dict[str, Any]) -> dict[str, Any]:
+    (call,) = [item for item in told["output"] if item["type"] == "mcp_call"]
+    return dict(call)
+
+
+def bare(told: dict[str, Any]) -> list[Any]:
+    """The output without ids, which differ between responses."""
+    return [{name: value for name, value in item.items() if name != "id"} for item in told["output"]]
+
+
+def test_tool_is_called_in_the_midst_of_a_response_streamed_or_not(server: ServerProcess, mcp: Mcp) -> None:
+    whole = post(server, ask())
+    assert kinds(whole) == ["mcp_list_tools", "mcp_call", "message"]
+    assert [tool["name"] for tool in whole["output"][0]["tools"]] == ["get_weather"]
+    call = call_of(whole)
+    assert (call["name"], call["status"], call["output"]) == ("get_weather", "completed", "It is sunny.")
+    assert mcp.calls == ["get_weather Paris"]
+    assert whole["status"] == "completed"
+    with create(server.url, ask()) as stream:
+        frames = list(stream)
+    for frame in frames:
+        check_event(frame.data)
+    told = [frame.json for frame in frames]
+    assert [event["sequence_number"] for event in told] == list(range(len(told)))
+    assert [event["type"] for event in told if "mcp" in event["type"]] == [
+        "response.mcp_list_tools.in_progress",
+        "response.mcp_list_tools.completed",
+        "response.mcp_call.in_progress",
+        "response.mcp_call_arguments.delta",
+        "response.mcp_call_arguments.done",
+        "response.mcp_call.completed",
+    ]
+    assert bare(told[-1]["response"]) == bare(whole)
+    assert told[-1]["response"]["usage"]["output_tokens"] == whole["usage"]["output_tokens"]
+
+
+def test_usage_is_that_of_all_turns_and_the_next_request_reads_the_call(
+    server: ServerProcess, mcp: Mcp
+) -> None:
+    first = post(server, ask())
+    usage = first["usage"]
+    assert usage["input_tokens_details"]["cached_tokens"] > 0
+    chained = {"model": MODEL, "input": "Thank you", "previous_response_id": first["id"], "temperature": 0}
+    later = post(server, chained)
+    counted = httpx.post(f"{server.api}/responses/input_tokens", json=chained, timeout=60).json()
+    assert later["usage"]["input_tokens"] == counted["input_tokens"]
+    assert usage["input_tokens"] > counted["input_tokens"]
+
+
+def test_tool_that_fails_is_an_item_that_the_model_reads(server: ServerProcess, mcp: Mcp) -> None:
+    mcp.does("broken")
+    told = post(server, ask())
+    call = call_of(told)
+    assert (call["status"], call["output"]) == ("failed", None)
+    assert "The sky has fallen." in call["error"]["content"][0]["text"]
+    assert told["status"] == "completed"
+    assert kinds(told)[-1] == "message"
+
+
+def test_tool_that_gives_no_answer_in_time_is_an_item_that_says_so(server: ServerProcess, mcp: Mcp) -> None:
+    told = post(server, ask(TIME))
+    call = call_of(told)
+    assert (call["status"], call["error"]["type"]) == ("failed", "mcp_protocol_error")
+    assert "5 seconds" in call["error"]["message"]
+    assert told["status"] == "completed"
+
+
+def test_output_that_is_too_long_is_cut_and_what_the_model_cannot_read_is_told_as_an_error(
+    server: ServerProcess, mcp: Mcp
+) -> None:
+    mcp.does("huge")
+    told = post(server, ask())
+    assert len(call_of(told)["output"]) < 101_000
+    assert call_of(told)["output"].endswith("[200000 more characters were left out]")
+    assert (told["status"], told["error"]["code"]) == ("failed", "server_error")
+    assert "tokens" in told["error"]["message"]
+
+
+def test_server_that_is_not_there_is_an_item_and_the_model_goes_on_without(server: ServerProcess) -> None:
+    told = post(server, ask(label="gone", tool_choice="auto"))
+    assert told["status"] == "completed"
+    assert told["output"][0]["type"] == "mcp_list_tools"
+    assert told["output"][0]["error"]
+
+
+def test_no_more_calls_are_made_than_the_request_allows(server: ServerProcess, mcp: Mcp) -> None:
+    both = {**ask(), "input": "What is the weather in Paris and in Rome?", "max_tool_calls": 1}
+    told = post(server, both)
+    assert told["status"] == "completed"
+    assert len(mcp.calls) == 1
+
+
+def test_server_that_speaks_by_server_sent_events_is_called_too(server: ServerProcess) -> None:
+    assert call_of(post(server, ask(label="events")))["output"] == "It is sunny."
+
+
+@pytest.mark.parametrize(
+    ("change", "param"),
+    [
+        ({"server_label": "unknown"}, "tools[0].server_label"),
+        ({"server_url": "http://169.254.169.254/"}, "tools[0].server_url"),
+        ({"require_approval": "always"}, "tools[0].require_approval"),
+    ],
+)
+def test_what_an_operator_has_not_allowed_is_refused_by_its_name(
+    scripted_server: ServerProcess, change: dict[str, Any], param: str
+) -> None:
+    tool = {"type": "mcp", "server_label": "city", "require_approval": "never", **change}
+    answer = httpx.post(f"{scripted_server.api}/responses", json={**ask(), "tools": [tool]}, timeout=60)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == param
+
+
+def test_background_response_killed_during_its_call_is_finished_after_a_restart(
+    server: ServerProcess, mcp: Mcp
+) -> None:
+    asked = httpx.post(f"{server.api}/responses", json=ask(TIME, background=True), timeout=60).json()
+    eventually(lambda: len(mcp.calls) == 1, within=60)
+    server.restart()
+    eventually(lambda: len(mcp.calls) == 2, within=60)
+    mcp.does("go")
+    address = f"{server.api}/responses/{asked['id']}"
+    eventually(lambda: httpx.get(address).json()["status"] not in ("queued", "in_progress"), within=60)
+    told = httpx.get(address).json()
+    assert told["status"] == "completed"
+    assert call_of(told)["output"] == "It is noon."
+    assert kinds(told)[-1] == "message"
+    assert bare(post(server, ask(TIME))) == bare(told)
+
+
+def test_server_that_is_asked_to_end_during_a_call_hands_the_response_over(
+    server: ServerProcess, mcp: Mcp
+) -> None:
+    asked = httpx.post(f"{server.api}/responses", json=ask(TIME, background=True), timeout=60).json()
+    eventually(lambda: len(mcp.calls) == 1, within=60)
+    server.ask_to_end()
+    assert server.wait() == 0
+    mcp.does("go")
+    server.start()
+    address = f"{server.api}/responses/{asked['id']}"
+    eventually(lambda: httpx.get(address).json()["status"] == "completed", within=60)
+    assert len(mcp.calls) == 2
+
+
+def test_response_is_cancelled_during_its_call(server: ServerProcess, mcp: Mcp) -> None:
+    asked = httpx.post(f"{server.api}/responses", json=ask(TIME, background=True), timeout=60).json()
+    eventually(lambda: len(mcp.calls) == 1, within=60)
+    address = f"{server.api}/responses/{asked['id']}"
+    httpx.post(f"{address}/cancel", timeout=60)
+    eventually(lambda: httpx.get(address).json()["status"] == "cancelled", within=60)
+    assert call_of(httpx.get(address).json())["status"] == "incomplete"
