@@ -65,7 +65,7 @@ def test_asynchronous_code_is_where_bytes_are_moved_and_nowhere_else() -> None:
     }
     # MCP's library is asynchronous; the other half of its session is plain functions.
     stream = {f"server/stream/{name}.py" for name in ("sse", "connection", "websocket")}
-    assert found == stream | {"server/tools/session.py"}
+    assert found == stream | {f"server/tools/{name}.py" for name in ("session", "fetch_async")}
 
 
 @pytest.mark.parametrize("name", ["environ", "getenv"])
