@@ -91,6 +91,21 @@ def read_headerless(
     return Header(author, channel, recipient, odd=True), content.lstrip()
 
 
+def last_tokens(content: bytes, token_ids: Sequence[int], tokens: Sequence[bytes]) -> int:
+    """How many of the header's last tokens have spelled the content that `read_headerless` found in it.
+
+    A token of which only a part is content has spelled what the header said.
+    """
+    count = 0
+    for token in reversed(token_ids):
+        said = b"" if token in (CHANNEL, CONSTRAIN) else tokens[token]
+        if not said or not content.endswith(said):
+            break
+        content = content[: -len(said)]
+        count += 1
+    return count
+
+
 def _split(token_ids: Sequence[int], tokens: Sequence[bytes]) -> list[tuple[int | None, bytes]]:
     """The text before the first marker and after each."""
     sections: list[tuple[int | None, list[bytes]]] = [(None, [])]

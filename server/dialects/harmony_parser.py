@@ -19,7 +19,7 @@ from server.dialects.base import (
     ReasoningDelta,
     TextDelta,
 )
-from server.dialects.harmony_header import Header, read_header, read_headerless
+from server.dialects.harmony_header import Header, last_tokens, read_header, read_headerless
 from server.dialects.harmony_tools import by_recipient, tool_of
 from server.dialects.harmony_vocabulary import (
     CALL,
@@ -32,6 +32,7 @@ from server.dialects.harmony_vocabulary import (
     START,
     TEXT_TOKENS,
 )
+from server.dialects.joining import joined
 
 MAX_HEADER = 160
 """Tokens. A namespace and a name of 64 characters each have fewer, so what is longer is no header."""
@@ -54,6 +55,10 @@ class HarmonyParser:
         self._tools = by_recipient(prompt.tools)
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._deltas: list[Delta] = []
+        self._count = 0
+        """Tokens read so far."""
+        self._places: list[int] = []
+        """Of the tokens whose text is still to come: those of half a character, or those of the header."""
         self._text: type[TextDelta] | type[ReasoningDelta] | type[CallDelta] | None = None
         """What the open message's content is; None if it is not shown."""
         self._thought = False
@@ -70,7 +75,9 @@ class HarmonyParser:
     def feed(self, token_ids: Sequence[int]) -> list[Delta]:
         inside = self._inside
         for token in token_ids:
+            self._count += 1
             if inside and 0 <= token < TEXT_TOKENS:
+                self._places.append(self._count - 1)
                 self._say(self._decoder.decode(self._tokens[token]))
                 self.reasoning_tokens += self._text is ReasoningDelta
             else:
@@ -108,10 +115,10 @@ class HarmonyParser:
             if self._is_talk():
                 self._open_headerless()
                 self._finish()
-            self._header, self._names_author = [], True
+            self._begin_header(names_author=True)
         elif self._header is None:
             self.repairs += 1  # between messages only a start may come
-            self._header, self._names_author = [], False
+            self._begin_header(names_author=False)
             self._read_header(token)
         else:
             self._read_header(token)
@@ -126,10 +133,19 @@ class HarmonyParser:
         elif token not in (CHANNEL, CONSTRAIN) and not 0 <= token < TEXT_TOKENS:
             self.repairs += 1
         elif length == MAX_HEADER or (length == MAX_BEFORE_CHANNEL and self._is_talk(token)):
-            self._header.append(token)
+            self._add_to_header(token)
             self._open_headerless()
         else:
-            self._header.append(token)
+            self._add_to_header(token)
+
+    def _begin_header(self, *, names_author: bool) -> None:
+        self._header, self._names_author = [], names_author
+        self._places.clear()
+
+    def _add_to_header(self, token: int) -> None:
+        assert self._header is not None
+        self._header.append(token)
+        self._places.append(self._count - 1)
 
     def _is_talk(self, token: int | None = None) -> bool:
         """What is read as a header, and this token, are no header: the model just began to speak."""
@@ -142,9 +158,9 @@ class HarmonyParser:
         self.repairs += 1
         if token in (START, CHANNEL):
             self._finish()
-            self._header, self._names_author = [], token == START
+            self._begin_header(names_author=token == START)
             if token == CHANNEL:
-                self._header.append(token)
+                self._add_to_header(token)
         elif self._text is ReasoningDelta:
             self.reasoning_tokens += 1
 
@@ -159,7 +175,9 @@ class HarmonyParser:
     def _open_headerless(self) -> None:
         assert self._header is not None
         header, content = read_headerless(self._header, self._tokens, names_author=self._names_author)
+        places = self._places[-last_tokens(content, self._header, self._tokens) or len(self._places) :]
         self._open(header)
+        self._places = places
         self._say(self._decoder.decode(content))
 
     def _open(self, header: Header) -> None:
@@ -167,6 +185,7 @@ class HarmonyParser:
         self.repairs += header.odd
         self._header, self._inside = None, True
         self._decoder.reset()
+        self._places.clear()
         if header.author != "assistant":
             self._text = None  # the model speaks as somebody else, which is nobody's answer
             self.repairs += 1
@@ -200,40 +219,18 @@ class HarmonyParser:
 
     def _say(self, text: str) -> None:
         kind = self._text
-        if not text or kind is None:
+        if not text:
+            return
+        if kind is None:
+            self._places.clear()
             return
         self._thought = kind is ReasoningDelta
         if self._thought and self._gap:
             text, self._gap = self._gap + text, ""
-        self._deltas.append(kind(text))
+        self._deltas.append(TextDelta(text, tuple(self._places)) if kind is TextDelta else kind(text))
+        self._places.clear()
 
     def _take(self) -> list[Delta]:
         """What has come up, with neighbours of a kind joined."""
         deltas, self._deltas = self._deltas, []
         return joined(deltas)
-
-
-def joined(deltas: Sequence[Delta]) -> list[Delta]:
-    """The same with neighbours of a kind as one."""
-    whole: list[Delta] = []
-    texts: list[str] = []
-    for delta in deltas:
-        if isinstance(delta, TextDelta | ReasoningDelta | CallDelta):
-            if texts and type(whole[-1]) is not type(delta):
-                _close_text(whole, texts)
-            if not texts:
-                whole.append(delta)
-            texts.append(delta.text)
-        else:
-            _close_text(whole, texts)
-            whole.append(delta)
-    _close_text(whole, texts)
-    return whole
-
-
-def _close_text(whole: list[Delta], texts: list[str]) -> None:
-    if len(texts) > 1:
-        last = whole[-1]
-        assert isinstance(last, TextDelta | ReasoningDelta | CallDelta)
-        whole[-1] = type(last)("".join(texts))
-    texts.clear()

@@ -5,8 +5,9 @@ from collections.abc import Iterator, Sequence
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
-from server.dialects.base import CallDelta, Delta, ReasoningDelta, TextDelta
+from server.dialects.base import Delta
 from server.dialects.calls import CallFormat, Calling, read_answer
+from server.dialects.joining import joined
 from server.dialects.markup import Markup
 from server.dialects.prose import Prose
 from server.dialects.reasoning import ReasoningForm, read_reasoning
@@ -106,19 +107,3 @@ def _read(
         yield from read_reasoning(scanner, form, reasoning, answer, opened=opened, also_ends=ends)
     dropped = form.dropped if form is not None else ()
     yield from read_answer(scanner, calls, Calling(scanner, tools), answer, dropped)
-
-
-def joined(deltas: list[Delta]) -> list[Delta]:
-    """Neighbours of the same kind as one delta."""
-    result: list[Delta] = []
-    for delta in deltas:
-        match result[-1:], delta:
-            case [TextDelta(before, places)], TextDelta(text, more):
-                result[-1] = TextDelta(before + text, places + more)
-            case [ReasoningDelta(before)], ReasoningDelta(text):
-                result[-1] = ReasoningDelta(before + text)
-            case [CallDelta(before)], CallDelta(text):
-                result[-1] = CallDelta(before + text)
-            case _:
-                result.append(delta)
-    return result

@@ -9,7 +9,7 @@ from server.store.embedded import EmbeddedPostgres
 from tests.fix_postgres import temporary_database
 from tests.fix_server import Connect
 from tests.support.server_process import ServerProcess
-from tests.support.tiny_gpt_oss import GREETING, QUESTION, tiny_gpt_oss
+from tests.support.tiny_gpt_oss import GREETING, OUTSIDE, QUESTION, WEATHER, tiny_gpt_oss
 
 ANSWER = "Grüß dich, 世界 🙂!"
 UNREACHABLE = "http://127.0.0.1:9"
@@ -35,7 +35,7 @@ def gpt_oss_server(
             server.stop()
 
 
-def ask(server: ServerProcess, connect: Connect, text: str, **fields: Any) -> Any:
+def ask(server: ServerProcess, connect: Connect, text: Any, **fields: Any) -> Any:
     return connect(server).responses.create(model="gpt-oss", input=text, temperature=0, **fields)
 
 
@@ -65,6 +65,31 @@ def test_it_tells_what_it_does_and_calls(gpt_oss_server: ServerProcess, connect:
     assert (call.type, call.name, call.arguments) == ("function_call", "weather", '{"city":"Ulm"}')
 
 
+@pytest.mark.parametrize("replayed", [False, True])
+@pytest.mark.parametrize("streamed", [False, True])
+def test_it_calls_a_function_and_answers_from_its_output(
+    gpt_oss_server: ServerProcess, connect: Connect, streamed: bool, replayed: bool
+) -> None:
+    def say(**fields: Any) -> Any:
+        tool = {"type": "function", "name": "weather", "parameters": WEATHER, "strict": True}
+        made = ask(gpt_oss_server, connect, tools=[tool], stream=streamed, **fields)
+        return list(made)[-1].response if streamed else made
+
+    first = say(text=QUESTION)
+    thought, plan, call = first.output
+    assert (thought.type, plan.phase) == ("reasoning", "commentary")
+    assert (call.type, call.name, call.arguments) == ("function_call", "weather", '{"city":"Ulm"}')
+    output: Any = {"type": "function_call_output", "call_id": call.call_id, "output": OUTSIDE}
+    if replayed:
+        before = [item.model_dump(exclude_none=True) for item in first.output]
+        second = say(text=[{"role": "user", "content": QUESTION}, *before, output])
+    else:
+        second = say(text=[output], previous_response_id=first.id)
+    assert [item.type for item in second.output] == ["reasoning", "message"]
+    assert second.output_text == "In Ulm it is 18 degrees."
+    assert second.output[0].content[0].text == "Now I know it."
+
+
 def test_a_finished_turn_is_remembered_without_its_thoughts(
     gpt_oss_server: ServerProcess, connect: Connect
 ) -> None:
@@ -73,3 +98,30 @@ def test_a_finished_turn_is_remembered_without_its_thoughts(
     assert again.output_text == ANSWER
     third = ask(gpt_oss_server, connect, GREETING, previous_response_id=again.id)
     assert third.usage.input_tokens - again.usage.input_tokens < again.usage.output_tokens
+
+
+@pytest.mark.parametrize("chat", [False, True])
+def test_each_token_of_its_text_has_a_probability(
+    gpt_oss_server: ServerProcess, connect: Connect, chat: bool
+) -> None:
+    """In the deltas and in the whole; thoughts and headers have none."""
+    if chat:
+        client = connect(gpt_oss_server).chat.completions
+        asked: Any = {"model": "gpt-oss", "messages": [{"role": "user", "content": GREETING}]}
+        asked |= {"temperature": 0, "logprobs": True, "top_logprobs": 2}
+        whole = client.create(**asked).choices[0].logprobs.content
+        chunks = [chunk.choices[0] for chunk in client.create(**asked, stream=True)]
+        pieces = [(chunk.delta.content, chunk.logprobs.content) for chunk in chunks if chunk.logprobs]
+    else:
+        asked = {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
+        whole = ask(gpt_oss_server, connect, GREETING, **asked).output[-1].content[0].logprobs
+        events = ask(gpt_oss_server, connect, GREETING, stream=True, **asked)
+        pieces = [
+            (event.delta, event.logprobs) for event in events if event.type.endswith("output_text.delta")
+        ]
+    assert b"".join(bytes(told.bytes) for told in whole).decode() == ANSWER
+    assert all(told.logprob <= 1e-6 and len(told.top_logprobs) == 2 for told in whole)
+    assert "".join(text for text, _ in pieces) == ANSWER
+    assert [told.token for _, some in pieces for told in some] == [told.token for told in whole]
+    for text, some in pieces:
+        assert b"".join(bytes(told.bytes) for told in some).decode() == text

@@ -16,7 +16,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 
 from server.dialects.base import CallDelta, CallEnd, CallStart, Delta, ReasoningDelta, TextDelta, Tool
 from server.dialects.chat import ChatDialect
-from server.dialects.parser import joined
+from server.dialects.joining import joined
 from server.dialects.pick import pick
 from tests.support.family_formats import FAMILIES, Family
 

@@ -21,7 +21,7 @@ from server.dialects.base import (
     ToolChoice,
 )
 from server.dialects.harmony import HarmonyDialect
-from server.dialects.harmony_parser import joined
+from server.dialects.joining import joined
 from server.dialects.pick import pick
 from server.wire.items import (
     FunctionCall,

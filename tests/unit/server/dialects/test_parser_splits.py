@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.dialects.base import CallDelta, CallEnd, CallStart, Delta, Prompt, TextDelta
-from server.dialects.parser import joined
+from server.dialects.joining import joined
 from tests.support.builders import examples
 from tests.support.families import CALLERS, TOOLS, dialect_of, ids_of, tokenizer_at
 from tests.support.family_formats import FAMILIES
