@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from server.dialects import harmony_vocabulary as vocabulary
+from server.dialects.base import Delta, TextDelta
 from server.dialects.harmony import HarmonyDialect
 from server.dialects.harmony_encoding import HarmonyEncoding
 from server.wire.items import (
@@ -78,6 +79,11 @@ def text_of(token_ids: Iterable[int]) -> str:
     for token in token_ids:
         spelled += _NAMES[token].encode() if token in _NAMES else encoding().tokens[token]
     return spelled.decode(errors="replace")
+
+
+def places_of(deltas: Iterable[Delta]) -> list[int]:
+    """Of the tokens that the deltas' text came from."""
+    return [place for delta in deltas if isinstance(delta, TextDelta) for place in delta.tokens]
 
 
 # Items

@@ -24,7 +24,7 @@ from server.dialects.base import (
 from server.dialects.harmony_parser import MAX_HEADER, HarmonyParser
 from server.dialects.harmony_vocabulary import CALL, CHANNEL, END, MESSAGE, RETURN, START, STOPS
 from server.dialects.joining import joined
-from tests.support.harmony import CONTROL, encoding, ids_of, oracle
+from tests.support.harmony import CONTROL, encoding, ids_of, oracle, places_of
 
 TOOLS = (
     Tool(name="weather"),
@@ -318,37 +318,6 @@ def test_random_well_formed_outputs_are_read_as_openai_reads_them() -> None:
         assert read(output) == by_oracle(output), output
 
 
-# Which tokens a text came from
-
-
-def places_of(deltas: Sequence[Delta]) -> list[int]:
-    return [place for delta in deltas if isinstance(delta, TextDelta) for place in delta.tokens]
-
-
-def test_text_tells_which_tokens_it_came_from() -> None:
-    """Those of every message, of a character that takes several, and none of thoughts, headers and calls."""
-    output = ids_of(
-        THINKS + "<|start|>assistant<|channel|>commentary<|message|>I ask 🙂.<|end|>"
-        "<|start|>assistant<|channel|>final<|message|>日本 ≠ 🙃lm<|end|>"
-        "<|start|>assistant" + FLIES + "<|call|>"
-    )
-    said = {*ids_of("I ask 🙂."), *ids_of("日本 ≠ 🙃lm")}
-    deltas = read(output)
-    assert {output[place] for place in places_of(deltas)} == said
-    for delta in deltas:
-        if isinstance(delta, TextDelta):
-            spelled = b"".join(encoding().tokens[output[place]] for place in delta.tokens)
-            assert spelled.decode() == delta.text
-
-
-@pytest.mark.parametrize("output", ["Hello there, Ulm", "Hello<|end|>", "Hello, this goes on for quite long"])
-def test_text_without_a_header_tells_its_tokens_too(output: str) -> None:
-    tokens = ids_of(output)
-    (_, delta) = read(tokens)
-    assert isinstance(delta, TextDelta)
-    assert list(delta.tokens) == list(range(len(tokens) - output.count("<|end|>")))
-
-
 # Against chance
 
 MARKUP = sorted(CONTROL.values())
@@ -391,7 +360,6 @@ def test_any_split_of_the_tokens_gives_the_same_deltas(seed: int, cuts: list[int
     expected = joined(whole.feed(output) + whole.close())
     assert joined(deltas) == expected
     assert places_of(joined(deltas)) == places_of(expected)
-    assert places_of(expected) == sorted(set(places_of(expected)))
     assert split.reasoning_tokens == whole.reasoning_tokens
     assert split.repairs == whole.repairs
 
