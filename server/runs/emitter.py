@@ -317,7 +317,7 @@ class Emitter:
     def _change_to(self, kind: Kind, begun: MessageStart | ReasoningDelta | CallStart) -> list[Event]:
         events = self._close(self._status_when_cut_off)
         call_id = ids.call_id(self._response, self._index)
-        if isinstance(begun, CallStart) and begun.call_id:
+        if isinstance(begun, CallStart) and begun.call_id and begun.call_id not in self._call_ids():
             call_id = begun.call_id
         item_id = ids.item_id(wire.ITEM_PREFIX[kind], self._response, "o", self._index)
         self._open = _OpenItem(begun, kind, item_id, call_id, self._seal)
@@ -332,6 +332,10 @@ class Emitter:
         """Of the open item if something else comes: a call that nobody said the end of is incomplete."""
         in_call = self._open is not None and isinstance(self._open.begun, CallStart)
         return "incomplete" if in_call or self._draft is not None else "completed"
+
+    def _call_ids(self) -> set[str]:
+        """Those of the calls that are done: a model may give one twice, which nobody could answer."""
+        return {item.call_id for item in self.output if isinstance(item, FunctionCall | CustomToolCall)}
 
     def _close(self, status: ItemStatus) -> list[Event]:
         if self._draft is not None:

@@ -1,6 +1,7 @@
 """Reading back what is stored: a response as an object, its stream as frames."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import islice
 from uuid import UUID
 
 import msgspec
@@ -73,15 +74,16 @@ def find_response(database: Database, tenant: str, response: UUID) -> Response |
 class StreamReader:
     """A response's stream in the store, read by one client a page at a time.
 
-    Once it finds the response ended, it holds the whole stream, as it is stored, which is a fraction of its
-    frames, and asks the database no more. So what has been begun is read whole, whatever is purged meanwhile.
+    Once it finds the response ended, it holds the whole stream in the rows in which it is stored, which are a
+    fraction of its frames, and asks the database no more. So what has been begun is read whole, whatever is
+    purged meanwhile; and each row is decoded for the page that it is on, however many pages there are.
     """
 
     def __init__(self, database: Database, tenant: str, response: UUID) -> None:
         self._database = database
         self._tenant = tenant
         self._response = response
-        self._held: str | None = None
+        self._held: list[events.LogRow] | None = None
 
     @property
     def ended(self) -> bool:
@@ -96,32 +98,37 @@ class StreamReader:
         """The committed frames from that sequence number on, a page of them."""
         if self._held is None:
             return self._database.retry(lambda connection: self._read(connection, first))
-        return self._page(events.unpack_from(self._held, first), ended=True)
+        return self._page_of(self._held, first)
 
     def _look(self, connection: Connection) -> bool:
         snapshot(connection)
         stored = responses.get(connection, self._tenant, self._response)
         if stored is not None and stored.status in ENDED:
-            self._held = events.compacted(connection, self._tenant, self._response)
+            self._held = events.unfold(events.compacted(connection, self._tenant, self._response))
         return stored is not None
 
     def _read(self, connection: Connection, first: int) -> Stored:
         if not self._look(connection):
             return Stored([], ended=True)
         if self._held is not None:
-            return self._page(events.unpack_from(self._held, first), ended=True)
+            return self._page_of(self._held, first)
         found = events.read(connection, self._tenant, self._response, first, PAGE_EVENTS)
-        return self._page(found, ended=False)
+        return Stored(self._page(found), ended=False)
 
-    def _page(self, found: Sequence[Event], *, ended: bool) -> Stored:
+    def _page_of(self, rows: Sequence[events.LogRow], first: int) -> Stored:
+        frames = self._page(events.unpack_rows(rows, first))
+        end = rows[-1].first_seq + rows[-1].n if rows else 0
+        return Stored(frames, ended=first + len(frames) >= end)
+
+    def _page(self, found: Iterable[Event]) -> list[bytes]:
         frames: list[bytes] = []
         size = 0
-        for event in found[:PAGE_EVENTS]:
+        for event in islice(found, PAGE_EVENTS):
             frames.append(frame(event, render(self._response, event)))
             size += len(frames[-1])
             if size >= PAGE_BYTES:
                 break
-        return Stored(frames, ended and len(frames) == len(found))
+        return frames
 
 
 def read_end(connection: Connection, news: events.News) -> Published:

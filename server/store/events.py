@@ -6,6 +6,7 @@ and folded into a single row when the response ends.
 """
 
 from array import array
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -175,7 +176,7 @@ def compacted(connection: Connection, tenant: Tenant, response_id: UUID) -> str:
 
 def unpack_from(packed: str, first: int) -> list[Event]:
     """The events of a compacted stream from sequence number `first` on."""
-    return [event for event in _unpack_stream(packed, first) if event.sequence_number >= first]
+    return list(unpack_rows(unfold(packed), first))
 
 
 class Progress(NamedTuple):
@@ -231,10 +232,14 @@ def unfold(body: str) -> list[LogRow]:
     return msgspec.json.decode(body, type=list[LogRow])
 
 
-def _unpack_stream(body: str, first: int) -> Iterator[Event]:
-    for row in unfold(body):
-        if row.first_seq + row.n > first:
-            yield from unpack(row.first_seq, row.kind, row.output_index, row.content_index, bytes(row.body))
+def unpack_rows(rows: Sequence[LogRow], first: int) -> Iterator[Event]:
+    """The events of unfolded rows from sequence number `first` on; a row is decoded when it is its turn."""
+    start = bisect_left(rows, first, key=lambda row: row.first_seq + row.n - 1)
+    for place in range(start, len(rows)):
+        row = rows[place]
+        for event in unpack(row.first_seq, row.kind, row.output_index, row.content_index, bytes(row.body)):
+            if event.sequence_number >= first:
+                yield event
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from tests.acceptance.error_object import check_error
 from tests.fix_server import StartServerOn
 from tests.support.server_process import MODEL, ServerProcess
 from tests.support.sse import Frame, parse
+from tests.support.websocket import WebSocket
 
 SPEC = {"Holdfast-Event-Names": "open-responses"}
 OPENAI = {"Holdfast-Event-Names": "openai"}
@@ -62,6 +63,17 @@ def test_live_and_replayed_streams_differ_in_two_names_alone(demo_server: Server
     assert stream(demo_server, SPEC, response) == live
     for after in (0, 5, len(live) - 2):
         assert stream(demo_server, SPEC, response, after) == live[after + 1 :]
+
+
+def test_names_hold_over_a_websocket_too(demo_server: ServerProcess) -> None:
+    asked = {name: value for name, value in THINK.items() if name != "stream"}
+    with WebSocket(demo_server.url, headers=SPEC) as socket:
+        events = socket.turn({**asked, "temperature": 0})
+    names = {event["type"] for event in events}
+    assert names >= set(RENAMED.values())
+    assert not names & set(RENAMED)
+    plain = stream(demo_server, {}, events[0]["response"]["id"])
+    assert events == [event for _, event in by_spec(plain)]
 
 
 def test_setting_holds_for_requests_that_do_not_choose_and_streams_of_other_replicas(

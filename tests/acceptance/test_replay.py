@@ -36,13 +36,33 @@ def test_replay_is_the_first_stream_when_model_thought(demo_server: ServerProces
         assert stream.read() == raw
 
 
-def test_replay_after_any_event_is_the_rest_byte_for_byte(scripted_server: ServerProcess) -> None:
-    response_id, raw = first_stream(scripted_server, SHORT)
+CITY = {"type": "object", "properties": {"city": {"enum": ["Paris", "Rome"]}}, "required": ["city"]}
+LOOK = {
+    "type": "function",
+    "name": "look",
+    "parameters": CITY | {"additionalProperties": False},
+    "strict": True,
+}
+YES = {"type": "grammar", "syntax": "regex", "definition": "(yes|no)"}
+STREAMS: dict[str, dict[str, object]] = {
+    "text": {},
+    "background": {"background": True},
+    "cut": {"max_output_tokens": 4},
+    "thought": {"input": "Say hello.", "reasoning": {"effort": "high"}},
+    "logprobs": {"top_logprobs": 1, "include": ["message.output_text.logprobs"]},
+    "call": {"tools": [LOOK], "tool_choice": "required"},
+    "custom": {"tools": [{"type": "custom", "name": "say", "format": YES}], "tool_choice": "required"},
+}
+
+
+@pytest.mark.parametrize("stream", STREAMS)
+def test_replay_after_any_event_is_the_rest_byte_for_byte(demo_server: ServerProcess, stream: str) -> None:
+    response_id, raw = first_stream(demo_server, SHORT | STREAMS[stream])
     frames = parse(raw)
     with httpx.Client() as client:
         for frame in frames:
             address = f"/responses/{response_id}?stream=true&starting_after={frame.number}"
-            rest = client.get(scripted_server.api + address).content
+            rest = client.get(demo_server.api + address).content
             assert rest == join(frames[frame.number + 1 :])
 
 
@@ -85,17 +105,22 @@ def test_client_reads_events_when_it_resumes(paced_server: ServerProcess, connec
     assert numbers[-1] > 60
 
 
-def test_readers_see_the_same_bytes_when_they_join_while_it_runs(paced_server: ServerProcess) -> None:
+@pytest.mark.parametrize("background", [False, True])
+def test_readers_see_the_same_bytes_after_any_event_when_they_join_while_it_runs(
+    paced_server: ServerProcess, background: bool
+) -> None:
     def follow(response_id: str, after: int | None) -> bytes:
         with replay(paced_server.url, response_id, after) as reader:
             return reader.read()
 
-    with create(paced_server.url, LONG) as stream, ThreadPoolExecutor(8) as pool:
+    body = {**LONG, "max_output_tokens": 40, "background": background}
+    with create(paced_server.url, body) as stream, ThreadPoolExecutor(50) as pool:
         response_id = stream.take(1)[0].json["response"]["id"]
-        positions = [None, 0, 1, 5, 20, 40, 60, 66]
+        positions = [None, *range(49)]
         readers = [(after, pool.submit(follow, response_id, after)) for after in positions]
         first = stream.read()
         frames = parse(first)
+        assert 20 < len(frames) <= 49
         for after, reader in readers:
             start = 0 if after is None else after + 1
             assert reader.result() == join(frames[start:])

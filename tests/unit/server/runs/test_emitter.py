@@ -9,7 +9,7 @@ from openai import omit
 from openai.lib.streaming.responses._responses import ResponseStreamState
 from openai.types.responses import ResponseStreamEvent
 
-from server.dialects.base import Delta, ReasoningDelta, TextDelta
+from server.dialects.base import CallDelta, CallStart, Delta, ReasoningDelta, TextDelta
 from server.runs.emitter import Emitter
 from server.runs.states import Ending, EndStatus
 from server.wire.events import Event, event_type, is_terminal, render
@@ -23,10 +23,9 @@ from tests.support.builders import (
     make_echo,
     rendered,
 )
+from tests.support.event_order import EventOrder, deltas
 
 STATUSES: tuple[EndStatus, ...] = get_args(EndStatus)
-texts = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=6)
-deltas = st.lists(st.builds(TextDelta, texts) | st.builds(ReasoningDelta, texts), max_size=12)
 statuses = st.sampled_from(STATUSES)
 
 
@@ -69,74 +68,44 @@ def test_events_are_numbered_without_a_gap_and_one_terminal_event_is_last(
     assert [is_terminal(event) for event in events] == [False] * (len(events) - 1) + [True]
 
 
-class Protocol:
-    """OpenAI's order, event by event: what must be open, and what each event must say of it."""
-
-    def __init__(self) -> None:
-        self.items: list[dict[str, Any]] = []
-        self.open: dict[str, Any] | None = None
-        self.stage = ""
-        self.text = ""
-
-    def take(self, event: dict[str, Any]) -> None:
-        kind = event["type"].removeprefix("response.")
-        if kind in ("created", "in_progress", "completed", "incomplete", "failed"):
-            assert self.open is None
-            return
-        assert event["output_index"] == len(self.items)
-        if kind == "output_item.added":
-            assert self.open is None
-            self.open, self.stage, self.text = event["item"], "added", ""
-            assert self.open["status"] == "in_progress"
-            assert self.open["content"] == []
-            return
-        assert self.open is not None
-        self.take_part(kind, event, self.open)
-
-    def take_part(self, kind: str, event: dict[str, Any], item: dict[str, Any]) -> None:
-        family = "output_text" if item["type"] == "message" else "reasoning_text"
-        if kind == "output_item.done":
-            assert self.stage == "part done"
-            assert event["item"]["id"] == item["id"]
-            assert event["item"]["content"][0]["text"] == self.text
-            self.items.append(event["item"])
-            self.open = None
-            return
-        assert (event["item_id"], event["content_index"]) == (item["id"], 0)
-        if kind == "content_part.added":
-            assert (self.stage, event["part"]["type"], event["part"]["text"]) == ("added", family, "")
-            self.stage = "text"
-        elif kind == f"{family}.delta":
-            assert self.stage == "text"
-            self.text += event["delta"]
-        elif kind == f"{family}.done":
-            assert (self.stage, event["text"]) == ("text", self.text)
-            self.stage = "text done"
-        else:
-            assert kind == "content_part.done"
-            assert (self.stage, event["part"]["text"], event["part"]["type"]) == (
-                "text done",
-                self.text,
-                family,
-            )
-            self.stage = "part done"
+def texts_in(kind: str, items: Sequence[dict[str, Any]]) -> str:
+    """All that the items of one type say."""
+    return "".join(part["text"] for item in items if item["type"] == kind for part in item["content"])
 
 
 @given(deltas, statuses)
-@examples(250)
+@examples(300)
 def test_items_come_in_openais_order_and_say_what_their_deltas_said(
     said: list[Delta], status: EndStatus
 ) -> None:
     events, emitter = emit(said, status)
-    protocol = Protocol()
-    for event in rendered(RESPONSE, events):
-        protocol.take(event)
-    last = rendered(RESPONSE, events)[-1]["response"]
-    assert last["output"] == protocol.items == msgspec.to_builtins(emitter.output)
-    assert last["status"] == status
-    for kind, wanted in (("message", TextDelta), ("reasoning", ReasoningDelta)):
-        told = "".join(item["content"][0]["text"] for item in protocol.items if item["type"] == kind)
-        assert told == "".join(delta.text for delta in said if isinstance(delta, wanted))
+    order = EventOrder()
+    order.take_all(rendered(RESPONSE, events))
+    assert order.items == msgspec.to_builtins(emitter.output)
+    assert texts_in("message", order.items) == "".join(d.text for d in said if isinstance(d, TextDelta))
+    assert texts_in("reasoning", order.items) == "".join(
+        d.text for d in said if isinstance(d, ReasoningDelta)
+    )
+    calls = "".join(item.get("arguments", item.get("input", "")) for item in order.items)
+    assert calls == "".join(d.text for d in said if isinstance(d, CallDelta))
+    assert [item["name"] for item in order.items if "name" in item] == [
+        start.name for start in said if isinstance(start, CallStart)
+    ]
+
+
+@given(deltas, st.integers(0, 12), st.sampled_from(["failed", "cancelled"]))
+@examples(200)
+def test_stream_that_another_emitter_ends_after_any_commit_is_in_order(
+    said: list[Delta], commits: int, status: EndStatus
+) -> None:
+    first, second = Emitter(RESPONSE, CREATED, make_echo()), Emitter(RESPONSE, CREATED, make_echo())
+    before = first.begin() + first.start()
+    for delta in said[:commits]:
+        before += first.delta(delta)
+    second.retell(before)
+    second.next_seq = len(before)
+    last, _ = second.end(make_ending(status))
+    EventOrder().take_all(rendered(RESPONSE, [*before, *last]))
 
 
 @given(deltas, statuses)
