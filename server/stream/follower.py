@@ -8,8 +8,7 @@ import logging
 import selectors
 import socket
 import threading
-from collections.abc import Callable, Collection, Iterator, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from time import monotonic
 from uuid import UUID
@@ -17,10 +16,10 @@ from uuid import UUID
 from server.runs.read import read_end
 from server.store import events, notify
 from server.store.database import Connection, Database, DatabaseError, Unreachable
-from server.store.events import News, Watched
+from server.store.events import News
 from server.store.notify import Hints
 from server.stream.frames import frame
-from server.stream.hub import TAIL_FRAMES, Hub, Published
+from server.stream.hub import TAIL_FRAMES, Hub, Place, Published
 from server.wire.events import render
 
 log = logging.getLogger("holdfast.follower")
@@ -28,8 +27,10 @@ log = logging.getLogger("holdfast.follower")
 WATCHING_SECONDS = 0.05
 """How long a hint may be missing before readers notice."""
 IDLE_SECONDS = 1.0
-SHARE_LISTENING, SHARE_ASKING = 0.02, 0.1
+SHARE_LISTENING, SHARE_ASKING = 0.005, 0.1
 """The most of its time that the thread may spend looking at everything, with hints and without."""
+MOST_SECONDS = 2.0
+"""How long it looks at nothing but hints at the most, however much there is to look at."""
 _RETRY_SECONDS = 0.5
 
 
@@ -128,43 +129,54 @@ class Follower:
     def _follow(self, connection: Connection) -> None:
         """Looks at everything at first, for hints may have been missed, and then from time to time.
 
-        In between only at what is hinted at, and at what nobody has looked at yet.
+        In between only at what is hinted at, and at what nobody has looked at yet: however many responses
+        are watched, a hint costs no more than those that it names.
         """
         due, pause = monotonic(), WATCHING_SECONDS
+        named: dict[str, Place] = {}
+        unseen: set[Place] = set()
         hinted: set[str] = set()
-        known: set[UUID] = set()
         while not self._stopping:
-            watched = [one for one in self._hub.watched() if not self._is_here(one.response_id)]
             began = monotonic()
             everything = began >= due
-            chosen = [one for one in watched if everything or _is_news(one, known, hinted)]
+            unseen |= self._hub.joined()
+            if everything:
+                watched = self._hub.watched()
+                named = {notify.hint(one.response_id): (one.tenant, one.response_id) for one in watched}
+            else:
+                named.update((notify.hint(response), (tenant, response)) for tenant, response in unseen)
+                watched = self._hub.watched(unseen.union(named[name] for name in hinted & named.keys()))
+            here = {one.response_id for one in watched if self._is_here(one.response_id)}
+            chosen = [one for one in watched if one.response_id not in here]
             if chosen:
                 self._hub.publish(
                     self._told(connection, news) for news in events.catch_up(connection, chosen)
                 )
             self._failed = False
-            known = {one.response_id for one in watched}
+            unseen = {(one.tenant, one.response_id) for one in watched if one.response_id in here}
             if everything:
                 pause = self._pause_after(monotonic() - began)
-                due = monotonic() + (pause if watched else IDLE_SECONDS)
-            elif watched:
+                due = monotonic() + (pause if chosen else IDLE_SECONDS)
+            elif chosen:
                 due = min(due, monotonic() + pause)
-            hinted = self._await_reason(connection, watched, due)
+            hinted = self._await_reason(connection, named, due)
 
     def _pause_after(self, seconds: float) -> float:
         """Until the next look at everything, if the last one took so long."""
         share = SHARE_LISTENING if self._listen else SHARE_ASKING
-        return max(WATCHING_SECONDS, min(seconds / share, IDLE_SECONDS))
+        return max(WATCHING_SECONDS, min(seconds / share, MOST_SECONDS))
 
-    def _await_reason(self, connection: Connection, watched: Sequence[Watched], due: float) -> set[str]:
+    def _await_reason(self, connection: Connection, named: Mapping[str, Place], due: float) -> set[str]:
         """Until a watched response is hinted at, a reader comes, or time is up; hands on other hints."""
-        names = {notify.hint(one.response_id) for one in watched}
         while True:
             hints = notify.heard(connection)  # first, for some may have come with the query's answer
             self._hand_on(hints)
             left = due - monotonic()
-            if left <= 0 or names & hints.events or self._wait(left):
+            if left <= 0 or self._is_awaited(hints.events, named) or self._wait(left):
                 return hints.events
+
+    def _is_awaited(self, names: Collection[str], named: Mapping[str, Place]) -> bool:
+        return any(name in named and not self._is_here(named[name][1]) for name in names)
 
     def _wait(self, seconds: float) -> bool:
         """Until it is woken, which is True, the database says something, or so long."""
@@ -194,10 +206,6 @@ class Follower:
         except Exception:
             log.exception("response %s cannot be followed", response)
         return Published(response, position, (), None, gone=True)
-
-
-def _is_news(one: Watched, known: AbstractSet[UUID], hinted: AbstractSet[str]) -> bool:
-    return one.next_seq is None or one.response_id not in known or notify.hint(one.response_id) in hinted
 
 
 def _running(news: News) -> Published:

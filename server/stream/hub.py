@@ -11,12 +11,15 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from uuid import UUID
 from weakref import WeakValueDictionary
 
 from server.store.events import Watched
 
+Place = tuple[str, UUID]
+"""A response's key: its tenant's name and its own id."""
 TAIL_FRAMES = 1024
 """How many frames a stored response's channel keeps for its readers."""
 FIRST_READER_SECONDS = 5.0
@@ -145,7 +148,8 @@ class Hub:
         self._making = threading.Lock()
         self._channels: WeakValueDictionary[UUID, Channel] = WeakValueDictionary()
         self._held: dict[UUID, Channel] = {}
-        self._watched: WeakValueDictionary[tuple[str, UUID], Channel] = WeakValueDictionary()
+        self._watched: WeakValueDictionary[Place, Channel] = WeakValueDictionary()
+        self._joined: set[Place] = set()
 
     def open(
         self, response_id: UUID, *, stored: bool, grace: float, on_abandoned: Callable[[], None]
@@ -174,18 +178,30 @@ class Hub:
         with self._making:
             channel = self._channels.get(response_id)
             if channel is None:
-                channel = Channel(stored=True, on_join=self._tell_of_watch)
-                self._channels[response_id] = channel
-                self._watched[tenant, response_id] = channel
+                place = (tenant, response_id)
+                channel = Channel(stored=True, on_join=partial(self._tell_of_watch, place))
+                self._channels[response_id] = self._watched[place] = channel
             return channel
 
-    def _tell_of_watch(self) -> None:
+    def _tell_of_watch(self, place: Place) -> None:
+        with self._making:
+            self._joined.add(place)
         self.on_watch()
 
-    def watched(self) -> list[Watched]:
-        """What somebody waits for and nobody here may tell of. Any thread."""
+    def joined(self) -> set[Place]:
+        """Watched responses that got a reader since this was last asked. Any thread, but one."""
         with self._making:
-            channels = list(self._watched.items())
+            found, self._joined = self._joined, set()
+            return found
+
+    def watched(self, among: Iterable[Place] | None = None) -> list[Watched]:
+        """What somebody waits for and nobody here may tell of, of these or of all. Any thread."""
+        with self._making:
+            if among is None:
+                channels = list(self._watched.items())
+            else:
+                found = ((place, self._watched.get(place)) for place in among)
+                channels = [(place, channel) for place, channel in found if channel is not None]
         return [
             Watched(tenant, response_id, channel.next_seq)
             for (tenant, response_id), channel in channels

@@ -6,9 +6,9 @@ for tokens (`EventStream`, `Deferred`) wait on the loop, so that no thread is he
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from anyio.to_thread import current_default_thread_limiter
 from starlette.applications import Starlette
@@ -208,7 +208,7 @@ class EventStream:
         waker = asyncio.Event()
         for cursor in self._cursors:
             cursor.join(waker)
-        gone = asyncio.ensure_future(_disconnected(receive))
+        gone = _departure(receive, waker)
         try:
             await self._send(send, _start(200, b"text/event-stream; charset=utf-8", self._headers))
             async for block in self._blocks(waker, gone):
@@ -227,7 +227,8 @@ class EventStream:
                 cursor.leave(waker)
 
     async def _send(self, send: Send, message: Message) -> None:
-        await asyncio.wait_for(send(message), self._timing.send)
+        async with asyncio.timeout(self._timing.send):
+            await send(message)
 
     async def _blocks(self, waker: asyncio.Event, gone: asyncio.Future[None]) -> AsyncIterator[bytes]:
         """Whole frames, as many at a time as are ready; ends after `[DONE]` or when the client has gone."""
@@ -250,7 +251,7 @@ class EventStream:
                 silent_since = clock()
             elif not frames:
                 behind = any(cursor.behind for cursor in self._cursors)
-                await _wait(waker, gone, min(left, _STORE_SECONDS) if behind else left)
+                await _wait(waker, min(left, _STORE_SECONDS) if behind else left)
 
     async def _next(self) -> list[bytes]:
         ready: list[bytes] = []
@@ -288,12 +289,13 @@ class Deferred:
         waker = asyncio.Event()
         for channel in self._channels:
             channel.join(waker)
-        gone = asyncio.ensure_future(_disconnected(receive))
+        gone = _departure(receive, waker)
         try:
             await self._await_end(waker, gone)
             if not gone.done():
                 answer = await self._answer(Request(scope))
-                await asyncio.wait_for(answer(scope, receive, send), self._timing.send)
+                async with asyncio.timeout(self._timing.send):
+                    await answer(scope, receive, send)
         except TimeoutError:
             return  # a client that does not read its answer
         finally:
@@ -310,7 +312,7 @@ class Deferred:
         until = None if self._seconds is None else clock() + self._seconds
         while not self._ended and not gone.done() and (until is None or clock() < until):
             waker.clear()
-            await _wait(waker, gone, None if until is None else until - clock())
+            await _wait(waker, None if until is None else until - clock())
 
     async def _answer(self, request: Request) -> Answer:
         finals = [channel.final for channel in self._channels if channel.final is not None]
@@ -336,14 +338,18 @@ def lifespan(threads: int) -> Callable[[Starlette], AbstractAsyncContextManager[
     return live
 
 
-async def _wait(waker: asyncio.Event, gone: asyncio.Future[None], seconds: float | None) -> None:
-    """Until there may be more, the client has gone, or so long."""
-    woken = asyncio.ensure_future(waker.wait())
-    try:
-        waited: set[asyncio.Future[Any]] = {woken, gone}
-        await asyncio.wait(waited, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        woken.cancel()
+async def _wait(waker: asyncio.Event, seconds: float | None) -> None:
+    """Until there may be more, the client has gone, or so long. Makes no task: every event waits here."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await waker.wait()
+
+
+def _departure(receive: Receive, waker: asyncio.Event) -> asyncio.Future[None]:
+    """Done when the client has gone, of which the waker tells."""
+    gone = asyncio.ensure_future(_disconnected(receive))
+    gone.add_done_callback(lambda _: waker.set())
+    return gone
 
 
 async def _disconnected(receive: Receive) -> None:

@@ -1,6 +1,7 @@
 """Bare sockets as clients, which may stop reading or hang up rudely, and what the kernel knows of servers."""
 
 import json
+import os
 import socket
 import struct
 from collections.abc import Mapping
@@ -58,6 +59,12 @@ def resident_bytes(server: ServerProcess) -> int:
 
 def threads(server: ServerProcess) -> int:
     return _status(server, "Threads")
+
+
+def cpu_seconds(server: ServerProcess) -> float:
+    """What its threads have used of the processor since it began."""
+    fields = Path(f"/proc/{server.pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _status(server: ServerProcess, name: str) -> int:

@@ -1,4 +1,4 @@
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from uuid import UUID
 
 import msgspec
@@ -6,7 +6,9 @@ import pytest
 
 from server.runs.active import Begin
 from server.runs.run import Run
-from server.store import deletion
+from server.store import deletion, events
+from server.store.database import Connection
+from server.store.events import News, Watched
 from server.store.notify import Notifier
 from server.stream import follower
 from server.stream.sse import DONE
@@ -77,6 +79,31 @@ def test_a_stream_is_followed_on_hints_alone(bench: Bench, notifier: Notifier, o
     bench.feed(finished(run))
     notifier.events([run.facts.id])
     assert reading.whole.result(30) == everything(bench, run)
+
+
+def test_a_hint_has_only_those_looked_at_that_it_names(
+    bench: Bench, notifier: Notifier, other: Elsewhere, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = [bench.begin() for _ in range(20)]
+    readings = [other.stream(run.facts.id) for run in runs]
+    eventually(lambda: all(reading.channel.next_seq == 2 for reading in readings))
+    looked_at: list[list[UUID]] = []
+    catch_up = events.catch_up
+
+    def look(connection: Connection, watched: Sequence[Watched]) -> list[News]:
+        looked_at.append([one.response_id for one in watched])
+        return catch_up(connection, watched)
+
+    monkeypatch.setattr(events, "catch_up", look)
+    speak(bench, runs[7], "word")
+    notifier.events([runs[7].facts.id, new_uuid()])
+    eventually(lambda: readings[7].text == "word")
+    assert looked_at == [[runs[7].facts.id]]
+    for run in runs:
+        bench.feed(finished(run))
+    notifier.events([run.facts.id for run in runs])
+    for run, reading in zip(runs, readings, strict=True):
+        assert reading.whole.result(30) == everything(bench, run)
 
 
 def test_a_stream_is_followed_without_any_hint(bench: Bench, polling: Elsewhere) -> None:
