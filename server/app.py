@@ -6,7 +6,17 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.routing import Route, WebSocketRoute
 
-from server.api import chat, compact, conversations, health, input_tokens, lists, models, responses
+from server.api import (
+    chat,
+    compact,
+    conversations,
+    health,
+    input_tokens,
+    lists,
+    models,
+    responses,
+    stored_chat,
+)
 from server.api.websocket import SocketSession
 from server.auth import Caller
 from server.errors import on_error
@@ -27,6 +37,11 @@ ROUTES: list[tuple[str, str, Handler]] = [
     ("POST", "/v1/responses/{response_id}/cancel", responses.cancel),
     ("GET", "/v1/responses/{response_id}/input_items", lists.input_items),
     ("POST", "/v1/chat/completions", chat.create),
+    ("GET", "/v1/chat/completions", stored_chat.completions),
+    ("GET", "/v1/chat/completions/{completion_id}", stored_chat.retrieve),
+    ("POST", "/v1/chat/completions/{completion_id}", stored_chat.update),
+    ("DELETE", "/v1/chat/completions/{completion_id}", stored_chat.delete),
+    ("GET", "/v1/chat/completions/{completion_id}/messages", stored_chat.messages),
     ("POST", "/v1/conversations", conversations.create),
     ("GET", "/v1/conversations/{conversation_id}", conversations.retrieve),
     ("POST", "/v1/conversations/{conversation_id}", conversations.update),

@@ -11,17 +11,16 @@ from server.api.json import as_json
 from server.api.responses import repeatable, timing_of
 from server.auth import Caller
 from server.errors import Conflict, ModelFailed
-from server.runs.admit import Admitted
 from server.runs.chat_answer import ChunkStream, Telling, completion, failure
-from server.runs.chat_request import as_response_request, read_messages, refuse_unsupported
+from server.runs.chat_messages import read_messages
+from server.runs.chat_request import as_response_request, refuse_unsupported
 from server.runs.read import StreamReader
+from server.runs.repeats import Admitted
 from server.services import Services
 from server.stream.sse import Answer, Cursor, Deferred, EventStream
 from server.wire import ids
 from server.wire.chat import ChatRequest
 from server.wire.decode import decode
-
-PREFIX = "chatcmpl-"
 
 
 def create(services: Services, caller: Caller, request: Request, body: bytes) -> Answer:
@@ -48,22 +47,13 @@ def _admit(
 ) -> list[Admitted]:
     """A response for each choice. The first one's prompt is computed once for all of them."""
     given = read_messages(wanted.messages)
-    admitted: list[Admitted] = []
-    for choice in range(wanted.n or 1):
-        again = repeatable(request, body) if choice == 0 else None
-        asked = as_response_request(wanted, choice)
-        try:
-            admitted.append(services.admission.admit(caller, asked, again, given))
-        except Exception:
-            for one in admitted:
-                services.end_early(one.id)
-            raise
-    return admitted
+    asked = [as_response_request(wanted, choice) for choice in range(wanted.n or 1)]
+    return services.admission.admit_all(caller, asked, repeatable(request, body), given)
 
 
 def _telling(wanted: ChatRequest, response: UUID) -> Telling:
     return Telling(
-        id=PREFIX + response.hex,
+        id=ids.completion_id(response),
         created=ids.seconds_of(response),
         model=wanted.model,
         reasoning=wanted.include_reasoning is not False,

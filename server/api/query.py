@@ -22,9 +22,9 @@ class PageAsked:
     newest_first: bool
 
 
-def page_asked(request: Request) -> PageAsked:
+def page_asked(request: Request, order: str = "desc") -> PageAsked:
     """`after`, `limit` and `order`, as all of OpenAI's lists have them. Raises InvalidRequest."""
-    order = text(request, "order") or "desc"
+    order = text(request, "order") or order
     if order not in ("asc", "desc"):
         raise InvalidRequest("order must be asc or desc.", param="order")
     limit = whole_number(request, "limit", DEFAULT_LISTED)

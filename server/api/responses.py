@@ -11,10 +11,10 @@ from server.api.json import as_json
 from server.auth import Caller
 from server.crashpoints import crashpoint
 from server.errors import InvalidRequest, NotFound
-from server.runs.admit import Repeatable
 from server.runs.opened import with_sealed
 from server.runs.prepare import SEALED_REASONING
 from server.runs.read import StreamReader, find_response
+from server.runs.repeats import Repeatable
 from server.runs.states import ENDED
 from server.services import Services
 from server.store import deletion, ownership

@@ -19,7 +19,7 @@ from engine.messages import JobRefused
 from server.auth import Caller
 from server.config import Config
 from server.crashpoints import crashpoint
-from server.errors import Conflict, ConversationLocked, InvalidRequest, Overloaded, StorageFull, UnknownModel
+from server.errors import Conflict, ConversationLocked, Overloaded, StorageFull, UnknownModel
 from server.runs import context
 from server.runs.context import Standing
 from server.runs.conversations import hold
@@ -28,6 +28,7 @@ from server.runs.listing import Headers, list_tools
 from server.runs.prepare import Prepared, Served, prepare, refusal
 from server.runs.prompts import read_request
 from server.runs.recorder import Recorder
+from server.runs.repeats import Admitted, Repeatable, sent_before
 from server.runs.run import Run, RunFacts
 from server.runs.tool_loop import ToolLoop
 from server.runs.turns import Turns
@@ -38,32 +39,13 @@ from server.store.database import Connection, Database, clock
 from server.store.disk import Disk
 from server.store.responses import NewResponse
 from server.stream.frames import frame
-from server.stream.hub import Channel, Hub, Published
+from server.stream.hub import Hub, Published
+from server.wire.chat import ChoiceRequest
 from server.wire.events import Event, render
-from server.wire.ids import new_uuid
+from server.wire.ids import choice_id, new_uuid
 from server.wire.input import Given
 from server.wire.items import Item
 from server.wire.request import CreateResponse
-
-
-@dataclass(frozen=True, slots=True)
-class Repeatable:
-    """A request that carries an idempotency key."""
-
-    key: str
-    digest: bytes
-    """Of the whole request: the same key must come with the same."""
-
-
-@dataclass(frozen=True, slots=True)
-class Admitted:
-    """A response that exists from now on, or did already."""
-
-    id: UUID
-    channel: Channel
-    """Where its frames come out."""
-    items: Sequence[Item] = ()
-    """What the model reads, of a response that begins here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +63,10 @@ class _New:
     history: Sequence[Item]
     turns: Turns
     repeatable: Repeatable | None
+
+
+_Begun = tuple[Run, list[Event]]
+"""A run, and the events that exist from the response's acceptance on."""
 
 
 class _UsedBefore(Exception):
@@ -148,73 +134,95 @@ class Admission:
 
         Raises ApiError or DecodeFailure, and then nothing has happened.
         """
+        (admitted,) = self.admit_all(caller, [request], repeatable, given, held=held, generate=generate)
+        return admitted
+
+    def admit_all(
+        self,
+        caller: Caller,
+        requests: Sequence[CreateResponse],
+        repeatable: Repeatable | None,
+        given: Sequence[Given] | None,
+        *,
+        held: Sequence[Item] | None = None,
+        generate: bool = True,
+    ) -> list[Admitted]:
+        """Begins the responses that one request of a client asks for, all of them in one transaction.
+
+        Their ids follow from the first one's, which is what an idempotency key leads to. Only one that is
+        alone may have its input within it.
+        """
         if self._closed.is_set():
             raise Overloaded("The server is shutting down.")
-        if repeatable and (before := self._sent_before(caller, repeatable)):
+        if repeatable and (before := self._sent_before(caller, repeatable, len(requests))):
             return before
         if self._disk.shortage() is not None:
             raise StorageFull
-        refuse_unsupported(request)
-        if request.model not in self._served.names:
-            raise UnknownModel(request.model, self._served.names)
+        for request in requests:
+            refuse_unsupported(request)
+            if request.model not in self._served.names:
+                raise UnknownModel(request.model, self._served.names)
         if given is None:
-            request, given = read_request(self._database, caller.tenant, request)
-        request, headers = list_tools(self._tool_loop.servers, request)
+            alone, given = read_request(self._database, caller.tenant, *requests)
+            requests = [alone]
+        listed = [list_tools(self._tool_loop.servers, request) for request in requests]
         try:
             return self._begin_prepared(
-                partial(self._prepare, caller, request, repeatable, given, held, generate, headers)
+                partial(self._prepare_all, caller, listed, repeatable, given, held, generate)
             )
         except (_UsedBefore, ConversationLocked) as refused:
-            if repeatable and (found := self._sent_before(caller, repeatable)):
+            if repeatable and (found := self._sent_before(caller, repeatable, len(requests))):
                 return found
             if isinstance(refused, ConversationLocked):
                 raise
             raise Conflict("Another request used this Idempotency-Key; try again.") from None
 
-    def _begin_prepared(self, prepare: Callable[[], _New]) -> Admitted:
+    def _begin_prepared(self, prepare: Callable[[], list[_New]]) -> list[Admitted]:
         """Prepares anew where the conversation has changed since it was read."""
         for _ in range(MOST_CHANGES):
-            new = prepare()
+            prepared = prepare()
             with suppress(_Changed):
-                return self._begin(new)
+                return self._begin(prepared)
         raise ConversationLocked
 
-    def _sent_before(self, caller: Caller, repeatable: Repeatable) -> Admitted | None:
-        def look(connection: Connection) -> tuple[idempotency.FirstUse | None, bool]:
-            first = idempotency.find(connection, caller.tenant, repeatable.key)
-            kept = first is not None and responses.get(connection, caller.tenant, first.response_id)
-            return first, bool(kept)
+    def _sent_before(self, caller: Caller, repeatable: Repeatable, count: int) -> list[Admitted] | None:
+        return sent_before(self._database, self._hub, caller, repeatable, count)
 
-        first, kept = self._database.retry(look)
-        if first is None:
-            return None
-        if first.digest != repeatable.digest:
-            raise InvalidRequest(
-                "This Idempotency-Key was used for another request; use a new one for each request.",
-                param="Idempotency-Key",
-                code="idempotency_key_reused",
+    def _prepare_all(
+        self,
+        caller: Caller,
+        listed: Sequence[tuple[CreateResponse, Headers]],
+        repeatable: Repeatable | None,
+        given: Sequence[Given],
+        held: Sequence[Item] | None,
+        generate: bool,
+    ) -> list[_New]:
+        first = new_uuid()
+        return [
+            self._prepare(
+                caller,
+                request,
+                choice_id(first, index),
+                repeatable if index == 0 else None,
+                given,
+                held,
+                generate,
+                headers,
             )
-        if kept:
-            return Admitted(first.response_id, self._hub.watch(caller.tenant, first.response_id))
-        channel = self._hub.running(first.response_id)
-        if channel is None:
-            raise Conflict(
-                "This request was made before; its response was not stored, or has been deleted.",
-                param="Idempotency-Key",
-            )
-        return Admitted(first.response_id, channel)
+            for index, (request, headers) in enumerate(listed)
+        ]
 
     def _prepare(
         self,
         caller: Caller,
         request: CreateResponse,
+        response: UUID,
         repeatable: Repeatable | None,
         given: Sequence[Given],
         held: Sequence[Item] | None,
         generate: bool,
         headers: Headers,
     ) -> _New:
-        response = new_uuid()
         found = self._database.retry(
             lambda connection: context.gather(connection, caller.tenant, request, given, response, held)
         )
@@ -254,41 +262,47 @@ class Admission:
         if self._database.retry(lambda connection: ownership.waiting(connection, most)) >= most:
             raise Overloaded("Too many background responses are waiting; try again later.")
 
-    def _begin(self, new: _New) -> Admitted:
-        if not new.prepared.echo.store:
-            run, begun = self._begin_unstored(new)
-        elif new.prepared.echo.background:
-            self._accept(new)
+    def _begin(self, prepared: Sequence[_New]) -> list[Admitted]:
+        echo = prepared[0].prepared.echo
+        if not echo.store:
+            begun = self._begin_unstored(prepared)
+        elif echo.background:
+            self._accept(prepared)
             self._on_queued()
-            return Admitted(new.response, self._hub.watch(new.caller.tenant, new.response))
+            return [
+                Admitted(new.response, self._hub.watch(new.caller.tenant, new.response)) for new in prepared
+            ]
         else:
-            run, begun = self._accept_running(new)
-        return self._hand_over(run, new, begun)
+            begun = self._accept_running(prepared)
+        return [self._hand_over(run, new, first) for new, (run, first) in zip(prepared, begun, strict=True)]
 
-    def _begin_unstored(self, new: _New) -> tuple[Run, list[Event]]:
+    def _begin_unstored(self, prepared: Sequence[_New]) -> list[_Begun]:
         def claim_key(connection: Connection) -> datetime:
-            self._claim_key(connection, new)
+            self._claim_key(connection, prepared[0])
             return clock(connection)
 
-        run = self._make_run(new, self._database.retry(claim_key))
-        return run, run.begin() + run.start()
+        now = self._database.retry(claim_key)
+        runs = [self._make_run(new, now) for new in prepared]
+        return [(run, run.begin() + run.start()) for run in runs]
 
-    def _accept_running(self, new: _New) -> tuple[Run, list[Event]]:
-        """It is held from its first moment: whoever looks after lost responses must know that it is none."""
-        self._recorder.expect(new.response)
+    def _accept_running(self, prepared: Sequence[_New]) -> list[_Begun]:
+        """Held from their first moment: whoever looks after lost responses must know that these are none."""
+        for new in prepared:
+            self._recorder.expect(new.response)
         try:
-            return self._accept(new)
+            return self._accept(prepared)
         except BaseException:
-            self._recorder.forget(new.response)
+            for new in prepared:
+                self._recorder.forget(new.response)
             raise
 
-    def _accept(self, new: _New) -> tuple[Run, list[Event]]:
-        """Writes the response, its input and its first events."""
-        run, begun = self._database.retry(lambda connection: self._write(connection, new))
+    def _accept(self, prepared: Sequence[_New]) -> list[_Begun]:
+        """Writes the responses, their input and their first events."""
+        begun = self._database.retry(lambda connection: [self._write(connection, new) for new in prepared])
         crashpoint("accept.committed")
-        return run, begun
+        return begun
 
-    def _write(self, connection: Connection, new: _New) -> tuple[Run, list[Event]]:
+    def _write(self, connection: Connection, new: _New) -> _Begun:
         """May be run again: a first try whose commit was not heard of has written it all, or nothing."""
         tenant = new.caller.tenant
         written = responses.get(connection, tenant, new.response)
@@ -377,5 +391,6 @@ def _row(new: _New, kept: timedelta | None) -> NewResponse:
         request=msgspec.json.encode(echo).decode(),
         asked=msgspec.json.encode(asked).decode(),
         metadata=msgspec.json.encode(echo.metadata).decode(),
+        choice=new.request.choice if isinstance(new.request, ChoiceRequest) else None,
         lifetime=kept,
     )

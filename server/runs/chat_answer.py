@@ -43,13 +43,17 @@ class Telling:
     """Of a stored completion."""
 
 
-def completion(telling: Telling, finals: Sequence[dict[str, Any]]) -> ChatCompletion:
-    """The completion whose choices are these final responses."""
+def completion(
+    telling: Telling, finals: Sequence[dict[str, Any]], places: Sequence[int] | None = None
+) -> ChatCompletion:
+    """The completion whose choices are these final responses, at these places if some are missing."""
     return ChatCompletion(
         id=telling.id,
         created=telling.created,
         model=telling.model,
-        choices=[_choice(telling, index, final) for index, final in enumerate(finals)],
+        choices=[
+            _choice(telling, *placed) for placed in zip(places or range(len(finals)), finals, strict=True)
+        ],
         usage=total_usage(finals),
         metadata=telling.metadata if telling.metadata is not None else UNSET,
     )

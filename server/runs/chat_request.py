@@ -1,4 +1,4 @@
-"""A chat request as a response's: its messages as items, its parameters under their other names. Pure.
+"""A chat request as a response's: its parameters under their other names. Pure.
 
 So a completion walks the same way as a response, and is only told otherwise.
 """
@@ -6,10 +6,9 @@ So a completion walks the same way as a response, and is only told otherwise.
 from typing import Any
 
 from server.errors import InvalidRequest
-from server.wire.chat import ChatRequest
+from server.wire.chat import ChatRequest, ChoiceRequest
 from server.wire.errors import DecodeFailure
-from server.wire.input import Given, read_input
-from server.wire.request import CreateResponse, ReasoningOptions, TextFormat, TextOptions
+from server.wire.request import ReasoningOptions, TextFormat, TextOptions
 
 _REFUSED: list[tuple[str, str]] = [
     ("use_beam_search", "Beam search is not available."),
@@ -35,16 +34,16 @@ def refuse_unsupported(request: ChatRequest) -> None:
             param="stream_options.continuous_usage_stats",
             code="unsupported_parameter",
         )
-    if request.store and (request.n or 1) > 1:
-        raise InvalidRequest("A stored completion has one choice.", param="n", code="unsupported_parameter")
     if request.top_logprobs and not request.logprobs:
         raise InvalidRequest("top_logprobs needs logprobs to be true.", param="top_logprobs")
 
 
-def as_response_request(request: ChatRequest, choice: int) -> CreateResponse:
+def as_response_request(request: ChatRequest, choice: int) -> ChoiceRequest:
     """The request for one of its choices. Raises ApiError."""
     limit = request.max_completion_tokens or request.max_tokens
-    return CreateResponse(
+    return ChoiceRequest(
+        choice=choice,
+        include_reasoning=request.include_reasoning is not False,
         model=request.model,
         input="",
         store=bool(request.store),
@@ -138,90 +137,34 @@ def _text(request: ChatRequest) -> TextOptions | None:
     )
 
 
-def read_messages(messages: list[dict[str, Any]]) -> list[Given]:
-    """The messages as items. Raises DecodeFailure with the message's path."""
-    given: list[Given] = []
-    for index, message in enumerate(messages):
-        for element in _elements(message, f"messages[{index}]"):
-            try:
-                given += read_input([element])
-            except DecodeFailure as failure:
-                param = (failure.param or "").replace("input[0]", f"messages[{index}]", 1)
-                text = str(failure).replace("input[0]", f"messages[{index}]")
-                raise DecodeFailure(text, param, failure.code) from failure
-    return given
+def chat_tool(flat: dict[str, Any]) -> dict[str, Any]:
+    """A response's tool in the form that it has in a chat: what `_tool` made flat."""
+    kind = flat["type"]
+    inner = {name: value for name, value in flat.items() if name != "type"}
+    match inner.get("format"):
+        case {"type": "grammar", **grammar}:
+            inner["format"] = {"type": "grammar", "grammar": grammar}
+    return {"type": kind, kind: inner}
 
 
-def _elements(message: dict[str, Any], path: str) -> list[dict[str, Any]]:
-    match message.get("role"):
-        case "system" | "developer" | "user" as role:
-            content = message.get("content")
-            return [{"type": "message", "role": role, "content": _content(content, "input_text")}]
-        case "assistant":
-            return _assistant(message)
-        case "tool":
-            output = _content(message.get("content"), "input_text")
-            return [
-                {"type": "function_call_output", "call_id": message.get("tool_call_id"), "output": output}
-            ]
-    raise DecodeFailure(
-        "A message's role is system, developer, user, assistant or tool.", f"{path}.role", "invalid_value"
-    )
-
-
-def _assistant(message: dict[str, Any]) -> list[dict[str, Any]]:
-    """Reasoning, text and calls of one message, as the items that they are."""
-    elements: list[dict[str, Any]] = []
-    thought = message.get("reasoning_content") or message.get("reasoning")
-    if isinstance(thought, str) and thought:
-        part = {"type": "reasoning_text", "text": thought}
-        elements.append({"type": "reasoning", "summary": [], "content": [part]})
-    content = message.get("content")
-    refusal = message.get("refusal")
-    if isinstance(refusal, str) and refusal:
-        elements.append(
-            {"type": "message", "role": "assistant", "content": [{"type": "refusal", "refusal": refusal}]}
-        )
-    calls = message.get("tool_calls") or []
-    if content or (not calls and not refusal):
-        text = _content(content, "output_text") if content is not None else ""
-        elements.append({"type": "message", "role": "assistant", "content": text})
-    return elements + [_call(call) for call in calls if isinstance(call, dict)]
-
-
-def _call(call: dict[str, Any]) -> dict[str, Any]:
-    kind = call.get("type", "function")
-    inner = call.get(kind) if isinstance(kind, str) else None
-    inner = inner if isinstance(inner, dict) else {}
-    if kind == "custom":
-        return {
-            "type": "custom_tool_call",
-            "call_id": call.get("id"),
-            "name": inner.get("name"),
-            "input": inner.get("input"),
-        }
-    return {
-        "type": "function_call",
-        "call_id": call.get("id"),
-        "name": inner.get("name"),
-        "arguments": inner.get("arguments"),
-    }
-
-
-def _content(content: Any, text_type: str) -> Any:
-    """Parts under the names that they have in a response's input; anything else is left to be refused."""
-    if not isinstance(content, list):
-        return content
-    return [_part(part, text_type) for part in content]
-
-
-def _part(part: Any, text_type: str) -> Any:
-    match part:
-        case {"type": "text", "text": text}:
-            return {"type": text_type, "text": text}
-        case {"type": "image_url", "image_url": {"url": url, **rest}}:
-            return {"type": "input_image", "image_url": url, "detail": rest.get("detail")}
-        case {"type": "file", "file": dict(file)}:
-            return {"type": "input_file", **file}
+def chat_choice(flat: Any) -> Any:
+    """A response's tool choice in the form that it has in a chat."""
+    match flat:
+        case {"type": "allowed_tools", "mode": mode, "tools": list(tools)}:
+            tools = [chat_choice(tool) for tool in tools]
+            return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+        case {"type": "function" | "custom" as kind, "name": name}:
+            return {"type": kind, kind: {"name": name}}
         case _:
-            return part
+            return flat
+
+
+def chat_format(flat: dict[str, Any]) -> dict[str, Any] | None:
+    """A response's text format as a chat's `response_format`, which is null for text."""
+    match flat:
+        case {"type": "text"}:
+            return None
+        case {"type": "json_schema", **schema}:
+            return {"type": "json_schema", "json_schema": schema}
+        case _:
+            return flat

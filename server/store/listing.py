@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import NamedTuple
+from typing import Final, NamedTuple
 from uuid import UUID
 
 import msgspec
@@ -13,6 +13,9 @@ from sqlalchemy.dialects.postgresql import JSONB
 from server.store.responses import INPUT, OUTPUT, STORED_COLUMNS, StoredResponse, stored_response
 from server.store.tables import items, responses
 from server.wire.response import Status
+
+ANSWERED: Final = ("completed", "incomplete")
+"""How a response ends that can be a choice."""
 
 
 class Cursor(NamedTuple):
@@ -29,6 +32,8 @@ class Filters:
     model: str | None = None
     status: Status | None = None
     metadata: Mapping[str, str] = field(default_factory=dict)
+    completions: bool = False
+    """Only first choices of chat completions, and of these what has ended as an answer."""
 
 
 def cursor(connection: Connection, tenant: str, response_id: UUID) -> Cursor | None:
@@ -55,6 +60,8 @@ def page(
         wanted.append(responses.c.model == filters.model)
     if filters.status is not None:
         wanted.append(responses.c.status == filters.status)
+    if filters.completions:
+        wanted += [responses.c.choice == 0, responses.c.status.in_(ANSWERED)]
     if filters.metadata:
         asked = msgspec.json.encode(filters.metadata).decode()
         wanted.append(responses.c.metadata.contains(cast(literal(asked), JSONB)))

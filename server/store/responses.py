@@ -34,6 +34,8 @@ class NewResponse:
     request: str
     asked: str
     metadata: str
+    choice: int | None = None
+    """Its place in the chat completion whose choice it is."""
     lifetime: timedelta | None
     """How long it is kept; None for ever."""
 
@@ -82,6 +84,7 @@ class StoredResponse:
     incomplete_reason: str | None
     request: str
     asked: str | None
+    choice: int | None
 
 
 STORED_COLUMNS = [responses.c[name] for name in StoredResponse.__dataclass_fields__]

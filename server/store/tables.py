@@ -99,6 +99,11 @@ responses = Table(
     Column("request", JSON, nullable=False, comment="what the response repeats of its request"),
     Column("asked", JSON, comment="the request without its input: what a run is begun again from"),
     Column("metadata", JSONB, nullable=False, comment="for search; request has the exact text"),
+    Column(
+        "choice",
+        SmallInteger,
+        comment="its place in the chat completion whose choice it is; null for other responses",
+    ),
     CheckConstraint(
         "status in ('queued', 'in_progress', 'completed', 'failed', 'incomplete', 'cancelled')",
         name="status",
@@ -125,6 +130,7 @@ responses = Table(
     ),
     Index("ix_responses_expires_at", "expires_at", postgresql_where=text("expires_at is not null")),
     Index("ix_responses_created_at", "tenant", text("created_at desc")),
+    Index("ix_responses_choice", "tenant", text("created_at desc"), postgresql_where=text("choice = 0")),
     Index("ix_responses_model", "tenant", "model", text("created_at desc")),
     Index(
         "ix_responses_status",

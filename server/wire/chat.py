@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from server.wire.request import Bias, Effort, Metadata, Seed
+from server.wire.request import Bias, CreateResponse, Effort, Metadata, Seed
 
 MAX_CHOICES = 16
 
@@ -81,6 +81,20 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     prompt_cache_key: Annotated[str, Meta(max_length=64)] | None = None
 
 
+class ChoiceRequest(CreateResponse, frozen=True, kw_only=True):
+    """What one choice of a completion is asked, in a response's words, and what only a completion knows."""
+
+    choice: int
+    """Its place among the choices."""
+    include_reasoning: bool = True
+
+
+class UpdateCompletion(msgspec.Struct, frozen=True):
+    """The body of POST /v1/chat/completions/{id}; null takes all metadata away."""
+
+    metadata: Metadata | None
+
+
 class CalledFunction(msgspec.Struct, frozen=True):
     name: str | UnsetType = UNSET
     arguments: str | UnsetType = UNSET
@@ -152,6 +166,42 @@ class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
     service_tier: Literal["default"] = "default"
     system_fingerprint: str | None = None
     metadata: dict[str, str] | UnsetType = UNSET
+
+
+class StoredCompletion(ChatCompletion, frozen=True, kw_only=True):
+    """A completion that was kept, with what was asked of it; its messages are in a list of their own."""
+
+    input_user: str | None
+    seed: int
+    temperature: float
+    top_p: float
+    presence_penalty: float
+    frequency_penalty: float
+    tools: list[dict[str, Any]] | None
+    tool_choice: Any
+    response_format: dict[str, Any] | None
+
+
+class StoredMessage(msgspec.Struct, frozen=True, kw_only=True):
+    """A message that a kept completion was given."""
+
+    id: str
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | None
+    name: None = None
+    content_parts: list[dict[str, Any]] | None = None
+    refusal: str | None = None
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCall] | UnsetType = UNSET
+    tool_call_id: str | UnsetType = UNSET
+
+
+class DeletedCompletion(msgspec.Struct, frozen=True):
+    """The answer to DELETE /v1/chat/completions/{id}."""
+
+    id: str
+    object: Literal["chat.completion.deleted"] = "chat.completion.deleted"
+    deleted: bool = True
 
 
 class Delta(msgspec.Struct, frozen=True, omit_defaults=True):

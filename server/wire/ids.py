@@ -27,6 +27,11 @@ def lowest_uuid(milliseconds: int) -> UUID:
     return UUID(int=max(milliseconds, 0) << 80)
 
 
+def choice_id(first: UUID, index: int) -> UUID:
+    """The id of the choice at that place of a completion whose first choice has that id, and back again."""
+    return UUID(int=first.int ^ index)
+
+
 def seconds_of(uuid: UUID) -> int:
     """The Unix time at which a UUIDv7 was made; 0 of any other."""
     return (uuid.int >> 80) // 1000 if uuid.version == 7 else 0
@@ -50,8 +55,17 @@ def parse_conversation_id(text: str) -> UUID | None:
     return _parse("conv", text)
 
 
-def _parse(wanted: str, text: str) -> UUID | None:
-    prefix, _, digits = text.partition("_")
+def completion_id(uuid: UUID) -> str:
+    return f"chatcmpl-{uuid.hex}"
+
+
+def parse_completion_id(text: str) -> UUID | None:
+    """The UUID of a chat completion's id that this server could have made, else None."""
+    return _parse("chatcmpl", text, "-")
+
+
+def _parse(wanted: str, text: str, divider: str = "_") -> UUID | None:
+    prefix, _, digits = text.partition(divider)
     if prefix != wanted or len(digits) != 32 or not set(digits) <= set("0123456789abcdef"):
         return None
     return UUID(hex=digits)

@@ -1,5 +1,6 @@
 """Items, which conversations are made of: OpenAI's fields, absent rather than null where clients differ."""
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -237,7 +238,7 @@ PREFIXES: dict[type[Item], str] = {
 IMAGE_UNSEEN = "[An image was given here. This model reads text only and cannot see it.]"
 
 
-def plain_text(parts: list[ContentPart]) -> str:
+def plain_text(parts: Sequence[ContentPart]) -> str:
     """The text of a message as a model reads it."""
     return "".join(_text_of(part) for part in parts)
 

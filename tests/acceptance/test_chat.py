@@ -140,7 +140,6 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"response_format": {"type": "json_schema"}}, "response_format.json_schema.schema"),
     ({"structured_outputs": {}}, "structured_outputs"),
     ({"structured_outputs": {"choice": []}}, "structured_outputs.choice"),
-    ({"store": True, "n": 2}, "n"),
     ({"modalities": ["audio"]}, "modalities"),
 ]
 

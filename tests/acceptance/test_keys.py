@@ -22,10 +22,11 @@ UNKNOWN = {
     "response_id": UNKNOWN_ID,
     "conversation_id": "conv_" + "0" * 32,
     "item_id": "msg_" + "0" * 32 + "c0",
+    "completion_id": "chatcmpl-" + "0" * 32,
 }
 """By the names that they have in the route table."""
 SAID = [{"role": "user", "content": "Hello"}]
-ANY_BODY = {**HELLO, "metadata": {}, "items": SAID, "messages": SAID}
+ANY_BODY = {**HELLO, "metadata": {}, "items": SAID, "messages": SAID, "store": True}
 """What every route that takes a body can take."""
 
 
@@ -87,9 +88,13 @@ def tenants(keyed: Keyed) -> Tenants:
 
     conversation = make("/v1/conversations")
     item = make("/v1/conversations/{conversation_id}/items", conversation_id=conversation)
-    response = make("/v1/responses")
-    ids = {"response_id": response, "conversation_id": conversation, "item_id": item}
-    return Tenants(ours, theirs, ids)
+    made_ids = {
+        "response_id": make("/v1/responses"),
+        "conversation_id": conversation,
+        "item_id": item,
+        "completion_id": make("/v1/chat/completions"),
+    }
+    return Tenants(ours, theirs, made_ids)
 
 
 def address(path: str, ids: Mapping[str, str]) -> str:

@@ -21,11 +21,12 @@ from server.auth import Caller
 from server.config import Config
 from server.errors import ApiError
 from server.runs import admit, keeper, recorder, taker, writing
-from server.runs.admit import Admission, Repeatable
+from server.runs.admit import Admission
 from server.runs.keeper import Keeper
 from server.runs.prepare import Served
 from server.runs.read import StreamReader
 from server.runs.recorder import Recorder
+from server.runs.repeats import Repeatable
 from server.runs.states import ENDED
 from server.runs.taker import Taker
 from server.runs.tool_loop import ToolLoop

@@ -1,0 +1,71 @@
+"""/v1/chat/completions/{completion_id}: completions that were stored, and what they were given."""
+
+from uuid import UUID
+
+from starlette.requests import Request
+from starlette.responses import Response as HttpResponse
+
+from server.api import query
+from server.api.json import as_json
+from server.auth import Caller
+from server.errors import NotFound
+from server.runs import stored_chat
+from server.services import Services
+from server.store.listing import Filters
+from server.wire import ids
+from server.wire.chat import DeletedCompletion, UpdateCompletion
+from server.wire.decode import decode
+
+
+def completions(services: Services, caller: Caller, request: Request, _body: bytes) -> HttpResponse:
+    """GET /v1/chat/completions"""
+    asked = query.page_asked(request, "asc")
+    filters = Filters(model=query.text(request, "model"), metadata=query.metadata(request), completions=True)
+    listed = stored_chat.list_completions(
+        services.database, caller.tenant, filters, asked.after, asked.limit, newest_first=asked.newest_first
+    )
+    return as_json(request, listed)
+
+
+def retrieve(services: Services, caller: Caller, request: Request, _body: bytes) -> HttpResponse:
+    """GET /v1/chat/completions/{completion_id}"""
+    return as_json(request, stored_chat.find(services.database, caller.tenant, _named(request)))
+
+
+def update(services: Services, caller: Caller, request: Request, body: bytes) -> HttpResponse:
+    """POST /v1/chat/completions/{completion_id}"""
+    first = _named(request)
+    wanted = decode(body, UpdateCompletion)
+    return as_json(request, stored_chat.update(services.database, caller.tenant, first, wanted.metadata))
+
+
+def delete(services: Services, caller: Caller, request: Request, _body: bytes) -> HttpResponse:
+    """DELETE /v1/chat/completions/{completion_id}, a running one too"""
+    first = _named(request)
+    with services.database.begin() as connection:
+        running = stored_chat.delete(connection, caller.tenant, first)
+    for response in running:
+        services.end_early(response)
+    return as_json(request, DeletedCompletion(ids.completion_id(first)))
+
+
+def messages(services: Services, caller: Caller, request: Request, _body: bytes) -> HttpResponse:
+    """GET /v1/chat/completions/{completion_id}/messages"""
+    asked = query.page_asked(request, "asc")
+    listed = stored_chat.list_messages(
+        services.database,
+        caller.tenant,
+        _named(request),
+        asked.after,
+        asked.limit,
+        newest_first=asked.newest_first,
+    )
+    return as_json(request, listed)
+
+
+def _named(request: Request) -> UUID:
+    given = request.path_params["completion_id"]
+    first = ids.parse_completion_id(given)
+    if first is None:
+        raise NotFound(f"Chat completion with id '{given[:100]}' not found.")
+    return first

@@ -1,0 +1,68 @@
+"""Requests that are sent again with an idempotency key: what the first one began is found."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from uuid import UUID
+
+from server.auth import Caller
+from server.errors import Conflict, InvalidRequest
+from server.store import idempotency, responses
+from server.store.database import Connection, Database
+from server.stream.hub import Channel, Hub
+from server.wire.ids import choice_id
+from server.wire.items import Item
+
+
+@dataclass(frozen=True, slots=True)
+class Repeatable:
+    """A request that carries an idempotency key."""
+
+    key: str
+    digest: bytes
+    """Of the whole request: the same key must come with the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """A response that exists from now on, or did already."""
+
+    id: UUID
+    channel: Channel
+    """Where its frames come out."""
+    items: Sequence[Item] = ()
+    """What the model reads, of a response that begins here."""
+
+
+def sent_before(
+    database: Database, hub: Hub, caller: Caller, repeatable: Repeatable, count: int
+) -> list[Admitted] | None:
+    """The responses, so many, that the same request has begun; None if it comes for the first time.
+
+    Raises InvalidRequest if the key came with another request, Conflict if what it began is gone.
+    """
+
+    def look(connection: Connection) -> tuple[idempotency.FirstUse | None, bool]:
+        first = idempotency.find(connection, caller.tenant, repeatable.key)
+        kept = first is not None and responses.get(connection, caller.tenant, first.response_id)
+        return first, bool(kept)
+
+    first, kept = database.retry(look)
+    if first is None:
+        return None
+    if first.digest != repeatable.digest:
+        raise InvalidRequest(
+            "This Idempotency-Key was used for another request; use a new one for each request.",
+            param="Idempotency-Key",
+            code="idempotency_key_reused",
+        )
+    made = [choice_id(first.response_id, index) for index in range(count)]
+    if kept:
+        return [Admitted(response, hub.watch(caller.tenant, response)) for response in made]
+    running = [(response, hub.running(response)) for response in made]
+    found = [Admitted(response, channel) for response, channel in running if channel is not None]
+    if len(found) < count:
+        raise Conflict(
+            "This request was made before; its response was not stored, or has been deleted.",
+            param="Idempotency-Key",
+        )
+    return found

@@ -1,0 +1,183 @@
+"""Stored chat completions: read, listed, changed and deleted by the responses that are their choices.
+
+A completion is there once all of its choices have ended as answers; a choice that was deleted as the response
+that it is belongs to it no more.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+from typing import Any
+from uuid import UUID
+
+import msgspec
+
+from server.errors import InvalidRequest, NotFound
+from server.runs.chat_answer import Telling, completion
+from server.runs.chat_messages import as_messages
+from server.runs.chat_request import chat_choice, chat_format, chat_tool
+from server.runs.read import as_response
+from server.store import choices, deletion, listing, responses
+from server.store.database import Connection, Database, snapshot
+from server.store.listing import ANSWERED, Cursor, Filters
+from server.store.responses import StoredResponse
+from server.wire import ids
+from server.wire.chat import MAX_CHOICES, ChoiceRequest, StoredCompletion
+from server.wire.items import decode_item
+from server.wire.pages import Page, page
+from server.wire.request import Metadata
+from server.wire.response import Echo
+
+
+def find(database: Database, tenant: str, first: UUID) -> StoredCompletion:
+    """Raises NotFound."""
+
+    def work(connection: Connection) -> StoredCompletion:
+        snapshot(connection)
+        return _told(_there(choices.get(connection, tenant, _candidates(first)), first), connection, tenant)
+
+    return database.retry(work)
+
+
+def update(database: Database, tenant: str, first: UUID, metadata: Metadata | None) -> StoredCompletion:
+    """Replaces the metadata. Raises NotFound."""
+
+    def work(connection: Connection) -> StoredCompletion:
+        for stored in _there(choices.hold(connection, tenant, _candidates(first)), first):
+            echo = msgspec.json.decode(stored.request, type=Echo)
+            changed = msgspec.structs.replace(echo, metadata=metadata or {})
+            told = [msgspec.json.encode(value).decode() for value in (changed, changed.metadata)]
+            choices.change_metadata(connection, stored, *told)
+        return _told(choices.get(connection, tenant, _candidates(first)), connection, tenant)
+
+    return database.retry(work)
+
+
+def delete(connection: Connection, tenant: str, first: UUID) -> list[UUID]:
+    """Makes its choices absent, however far they are; those that still run, to be ended. Raises NotFound."""
+    found = choices.get(connection, tenant, _candidates(first))
+    if not found or found[0].id != first:
+        raise unknown(first)
+    return [stored.id for stored in found if deletion.delete(connection, tenant, stored.id)]
+
+
+def list_completions(
+    database: Database, tenant: str, filters: Filters, after: str | None, limit: int, *, newest_first: bool
+) -> Page:
+    """A page of the completions that are there. Raises InvalidRequest for a bad cursor."""
+
+    def work(connection: Connection) -> list[bytes]:
+        snapshot(connection)
+        cursor = _cursor(connection, tenant, after) if after is not None else None
+        found: list[StoredCompletion] = []
+        while True:
+            first = listing.page(connection, tenant, filters, cursor, limit + 1, newest_first=newest_first)
+            found += _those_there(connection, tenant, first)
+            if len(first) <= limit or len(found) > limit:
+                return [msgspec.json.encode(one) for one in found]
+            cursor = Cursor(first[-1].created_at, first[-1].id)
+
+    return page(database.retry(work), limit)
+
+
+def list_messages(
+    database: Database, tenant: str, first: UUID, after: str | None, limit: int, *, newest_first: bool
+) -> Page:
+    """A page of what a completion was given. Raises NotFound, or InvalidRequest for a bad cursor."""
+
+    def work(connection: Connection) -> list[str]:
+        snapshot(connection)
+        _there(choices.get(connection, tenant, _candidates(first)), first)
+        return responses.input_items(connection, tenant, first)
+
+    messages = as_messages(map(decode_item, database.retry(work)), ids.completion_id(first))
+    messages = messages[::-1] if newest_first else messages
+    begin = 0
+    if after is not None:
+        named = [message.id for message in messages]
+        if after not in named:
+            raise _bad_cursor(after, "a message of this completion")
+        begin = named.index(after) + 1
+    return page([msgspec.json.encode(message) for message in messages[begin : begin + limit + 1]], limit)
+
+
+def unknown(first: UUID) -> NotFound:
+    return NotFound(f"Chat completion with id '{ids.completion_id(first)}' not found.")
+
+
+def _candidates(first: UUID) -> list[UUID]:
+    return [ids.choice_id(first, place) for place in range(MAX_CHOICES)]
+
+
+def _there(found: Sequence[StoredResponse], first: UUID) -> Sequence[StoredResponse]:
+    """The choices of a completion that is there. Raises NotFound."""
+    if not found or found[0].id != first or any(stored.status not in ANSWERED for stored in found):
+        raise unknown(first)
+    return found
+
+
+def _those_there(
+    connection: Connection, tenant: str, first: Sequence[StoredResponse]
+) -> Iterator[StoredCompletion]:
+    """The completions that are there among those with these first choices, in their order."""
+    candidates = [candidate for stored in first for candidate in _candidates(stored.id)]
+    rows = choices.get(connection, tenant, candidates)
+    rows.sort(key=_first_of)
+    whole = {place: list(group) for place, group in groupby(rows, _first_of)}
+    for stored in first:
+        group = whole[stored.id]
+        if all(one.status in ANSWERED for one in group):
+            yield _told(group, connection, tenant)
+
+
+def _first_of(stored: StoredResponse) -> UUID:
+    assert stored.choice is not None
+    return ids.choice_id(stored.id, stored.choice)
+
+
+def _cursor(connection: Connection, tenant: str, after: str) -> Cursor:
+    first = ids.parse_completion_id(after)
+    cursor = listing.cursor(connection, tenant, first) if first is not None else None
+    if cursor is None:
+        raise _bad_cursor(after, "a chat completion")
+    return cursor
+
+
+def _bad_cursor(after: str, kind: str) -> InvalidRequest:
+    return InvalidRequest(f"after must be the id of {kind}, not '{after[:100]}'.", param="after")
+
+
+def _told(found: Sequence[StoredResponse], connection: Connection, tenant: str) -> StoredCompletion:
+    outputs = listing.outputs(connection, tenant, [stored.id for stored in found])
+    finals = [
+        msgspec.json.decode(msgspec.json.encode(as_response(stored, outputs[stored.id]))) for stored in found
+    ]
+    first, final = found[0], finals[0]
+    places = [stored.choice or 0 for stored in found]
+    return StoredCompletion(
+        **msgspec.structs.asdict(completion(_telling(first, final), finals, places)), **_asked(first, final)
+    )
+
+
+def _telling(first: StoredResponse, final: Mapping[str, Any]) -> Telling:
+    asked = msgspec.json.decode(first.asked or "", type=ChoiceRequest)
+    return Telling(
+        id=ids.completion_id(first.id),
+        created=ids.seconds_of(first.id),
+        model=first.model,
+        reasoning=asked.include_reasoning,
+        forced=isinstance(asked.tool_choice, dict) and asked.tool_choice.get("type") == "function",
+        metadata=final["metadata"],
+    )
+
+
+def _asked(first: StoredResponse, final: Mapping[str, Any]) -> dict[str, Any]:
+    """What of the request a kept completion tells."""
+    told = ("temperature", "top_p", "presence_penalty", "frequency_penalty")
+    return {
+        **{name: final[name] for name in told},
+        "input_user": final["user"],
+        "seed": first.seed,
+        "tools": [chat_tool(tool) for tool in final["tools"]] or None,
+        "tool_choice": chat_choice(final["tool_choice"]),
+        "response_format": chat_format(final["text"]["format"]),
+    }
