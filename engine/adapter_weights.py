@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from engine.adapter_settings import ALL_LINEAR, AdapterSettings, read_settings
+from engine.arranged import ArrangedLinear
 from engine.config import ModelRefused
 
 FILE = "adapter_model.safetensors"
@@ -72,8 +73,9 @@ def read_adapter(name: str, folder: Path, network: nn.Module, dtype: torch.dtype
 
 def sizes_of(module: nn.Module) -> tuple[int, int] | None:
     """Inputs and outputs of a layer that an adapter may change; None for all others."""
-    # Exactly these: what derives from them, as quantised layers do, may compute something else.
-    if type(module) is nn.Linear:
+    # Exactly these: what else derives from them, as quantised layers do, may compute something else.
+    if type(module) in (nn.Linear, ArrangedLinear):
+        assert isinstance(module, nn.Linear)
         return module.in_features, module.out_features
     if type(module) is Conv1D:
         return module.nx, module.nf

@@ -15,6 +15,7 @@ import transformers
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
+from engine.arranged import arrange_weights
 from engine.attention import IMPLEMENTATION, LayerCall, ProbeStep
 from engine.config import EngineConfig, ModelRefused
 from engine.kv import LayerShape
@@ -94,6 +95,8 @@ def _read_one_way(
     network = _read_weights(config, dtype, way)
     if "device_map" not in way:
         network.to(device=device)  # type: ignore[call-arg]  # its wrapper hides the keyword
+    if device.type == "cpu":
+        arrange_weights(network)
     progress("checking that every layer attends as it should")
     return network, _probe(network, device)
 
