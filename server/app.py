@@ -1,4 +1,4 @@
-"""The map of the server: which function answers which address, and what is around all of them."""
+"""The server as an ASGI application: the routes, and what is around all of them."""
 
 from collections.abc import Callable
 
@@ -6,60 +6,12 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.routing import Route, WebSocketRoute
 
-from server.api import (
-    chat,
-    compact,
-    conversations,
-    health,
-    input_tokens,
-    lists,
-    models,
-    responses,
-    stored_chat,
-)
 from server.api.websocket import SocketSession
-from server.auth import Caller
 from server.errors import on_error
+from server.routes import OPEN_ROUTES, ROUTES, Handler, OpenHandler
 from server.services import Services
 from server.stream.sse import Answer, Endpoint, Turns, lifespan
 from server.stream.websocket import SocketEndpoint
-
-Handler = Callable[[Services, Caller, Request, bytes], Answer]
-OpenHandler = Callable[[Services, Request, bytes], Answer]
-
-ROUTES: list[tuple[str, str, Handler]] = [
-    ("POST", "/v1/responses", responses.create),
-    ("GET", "/v1/responses", lists.responses),
-    ("POST", "/v1/responses/input_tokens", input_tokens.count),
-    ("POST", "/v1/responses/compact", compact.create),
-    ("GET", "/v1/responses/{response_id}", responses.retrieve),
-    ("DELETE", "/v1/responses/{response_id}", responses.delete),
-    ("POST", "/v1/responses/{response_id}/cancel", responses.cancel),
-    ("GET", "/v1/responses/{response_id}/input_items", lists.input_items),
-    ("POST", "/v1/chat/completions", chat.create),
-    ("GET", "/v1/chat/completions", stored_chat.completions),
-    ("GET", "/v1/chat/completions/{completion_id}", stored_chat.retrieve),
-    ("POST", "/v1/chat/completions/{completion_id}", stored_chat.update),
-    ("DELETE", "/v1/chat/completions/{completion_id}", stored_chat.delete),
-    ("GET", "/v1/chat/completions/{completion_id}/messages", stored_chat.messages),
-    ("POST", "/v1/conversations", conversations.create),
-    ("GET", "/v1/conversations/{conversation_id}", conversations.retrieve),
-    ("POST", "/v1/conversations/{conversation_id}", conversations.update),
-    ("DELETE", "/v1/conversations/{conversation_id}", conversations.delete),
-    ("POST", "/v1/conversations/{conversation_id}/items", conversations.create_items),
-    ("GET", "/v1/conversations/{conversation_id}/items", conversations.list_items),
-    ("GET", "/v1/conversations/{conversation_id}/items/{item_id}", conversations.retrieve_item),
-    ("DELETE", "/v1/conversations/{conversation_id}/items/{item_id}", conversations.delete_item),
-    ("GET", "/v1/models", models.list_models),
-    ("GET", "/v1/models/{model:path}", models.retrieve),
-]
-"""Every one of them needs a key once a key exists."""
-
-OPEN_ROUTES: list[tuple[str, str, OpenHandler]] = [
-    ("GET", "/health/live", health.live),
-    ("GET", "/health/ready", health.ready),
-]
-
 
 WAIT_S = 10.0
 """How long a request waits for a thread before it is told to come back."""
@@ -108,9 +60,9 @@ def build(services: Services) -> Starlette:
             WebSocketRoute("/v1/responses", sockets),
             *(
                 route(method, path, keyed(handler), reads if method == "GET" else writes)
-                for method, path, handler in ROUTES
+                for method, path, handler, _ in ROUTES
             ),
-            *(route(method, path, open_to_all(handler), checks) for method, path, handler in OPEN_ROUTES),
+            *(route(method, path, open_to_all(handler), checks) for method, path, handler, _ in OPEN_ROUTES),
         ],
         exception_handlers={404: on_error, 405: on_error},
         lifespan=lifespan(threads + HEALTH_THREADS),

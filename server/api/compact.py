@@ -1,7 +1,6 @@
 """/v1/responses/compact: a conversation made short, for the client to go on with."""
 
-from typing import Any
-
+import msgspec
 from starlette.requests import Request
 
 from server.api.json import as_json
@@ -11,14 +10,15 @@ from server.errors import Conflict
 from server.runs.compaction import begin, read_written
 from server.services import Services
 from server.stream.sse import Answer, Deferred
-from server.wire.decode import convert, decode
+from server.wire.decode import decode
 from server.wire.request import CreateResponse
 
 
 def create(services: Services, caller: Caller, request: Request, body: bytes) -> Answer:
     """POST /v1/responses/compact"""
-    given = {name: value for name, value in decode(body, dict[str, Any]).items() if value is not None}
-    wanted: CreateResponse = convert({"input": []} | given, CreateResponse, "")
+    wanted = decode(body, CreateResponse)
+    if wanted.input is None:
+        wanted = msgspec.structs.replace(wanted, input=[])
     compacting = begin(services.database, services.served, caller.tenant, wanted)
     if compacting.is_short:
         return as_json(request, compacting.made(None))

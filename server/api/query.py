@@ -2,14 +2,31 @@
 
 import re
 from dataclasses import dataclass
+from typing import Annotated, Literal
 
+from msgspec import Meta
 from starlette.requests import Request
 
 from server.errors import InvalidRequest
+from server.openapi import Parameter
 
 MOST_LISTED = 100
 DEFAULT_LISTED = 20
 _METADATA = re.compile(r"metadata\[(?P<key>.*)\]", re.DOTALL)
+
+PAGE = (
+    Parameter(name="after", type=str, says="The id of the object that the page comes after."),
+    Parameter(
+        name="limit", type=Annotated[int, Meta(ge=1, le=MOST_LISTED)], says=f"{DEFAULT_LISTED} if not given."
+    ),
+    Parameter(name="order", type=Literal["asc", "desc"], says="By age; if not given desc, asc of chats."),
+)
+"""What `page_asked` reads."""
+METADATA = Parameter(
+    name="metadata", type=dict[str, str], says="Pairs that it must have.", style="deepObject"
+)
+INCLUDE = Parameter(name="include[]", type=list[str], says="Values that are not known change nothing.")
+"""What `included` reads."""
 
 
 @dataclass(frozen=True, slots=True)

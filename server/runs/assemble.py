@@ -35,7 +35,7 @@ def assemble(
         incomplete_details=IncompleteDetails(ending.incomplete_reason)
         if ending and ending.incomplete_reason
         else None,
-        output=list(output),  # type: ignore[arg-type]  # one of the two, never mixed
+        output=list(output),
         usage=usage(ending.input_tokens, ending.cached_tokens, ending.output_tokens, ending.reasoning_tokens)
         if ending
         else None,

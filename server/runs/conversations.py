@@ -95,7 +95,7 @@ def delete_item(database: Database, tenant: str, conversation: UUID, item_id: st
 
 def list_items(
     database: Database, tenant: str, conversation: UUID, after: str | None, limit: int, *, newest_first: bool
-) -> Page:
+) -> Page[msgspec.Raw]:
     """Raises NotFound, or InvalidRequest for a bad cursor."""
 
     def work(connection: Connection) -> list[str]:

@@ -17,7 +17,7 @@ from server.wire.pages import Page, page
 
 def list_responses(
     database: Database, tenant: str, filters: Filters, after: str | None, limit: int, *, newest_first: bool
-) -> Page:
+) -> Page[msgspec.Raw]:
     """A page of the responses that exist for readers, whole. Raises InvalidRequest for a bad cursor."""
 
     def work(connection: Connection) -> list[bytes]:
@@ -41,7 +41,7 @@ def _cursor(connection: Connection, tenant: str, after: str) -> Cursor:
 
 def list_input_items(
     database: Database, tenant: str, response: UUID, after: str | None, limit: int, *, newest_first: bool
-) -> Page | None:
+) -> Page[msgspec.Raw] | None:
     """A page of a response's own input; None without such a response. Raises InvalidRequest for a bad cursor.
 
     What came through `previous_response_id` is the input or output of other responses and listed there.

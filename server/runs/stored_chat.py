@@ -62,7 +62,7 @@ def delete(connection: Connection, tenant: str, first: UUID) -> list[UUID]:
 
 def list_completions(
     database: Database, tenant: str, filters: Filters, after: str | None, limit: int, *, newest_first: bool
-) -> Page:
+) -> Page[msgspec.Raw]:
     """A page of the completions that are there. Raises InvalidRequest for a bad cursor."""
 
     def work(connection: Connection) -> list[bytes]:
@@ -81,7 +81,7 @@ def list_completions(
 
 def list_messages(
     database: Database, tenant: str, first: UUID, after: str | None, limit: int, *, newest_first: bool
-) -> Page:
+) -> Page[msgspec.Raw]:
     """A page of what a completion was given. Raises NotFound, or InvalidRequest for a bad cursor."""
 
     def work(connection: Connection) -> list[str]:

@@ -6,6 +6,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from server.wire.request import Bias, CreateResponse, Effort, Metadata, Seed
+from server.wire.schema import GivenMessage
 
 MAX_CHOICES = 16
 
@@ -31,7 +32,7 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     """POST /v1/chat/completions. Null means the default everywhere; unknown fields are ignored."""
 
     model: str
-    messages: Annotated[list[dict[str, Any]], Meta(min_length=1, max_length=4096)]
+    messages: Annotated[list[GivenMessage], Meta(min_length=1, max_length=4096)]
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None

@@ -1,11 +1,12 @@
 """Conversations as clients ask for them and are told of them."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
 
 from server.wire.request import Metadata
+from server.wire.schema import GivenItem, RawMetadata
 
 MOST_AT_ONCE = 20
 """Items that one request may bring."""
@@ -14,7 +15,7 @@ MOST_AT_ONCE = 20
 class CreateConversation(msgspec.Struct, frozen=True):
     """The body of POST /v1/conversations."""
 
-    items: Annotated[list[dict[str, Any]], Meta(max_length=MOST_AT_ONCE)] | None = None
+    items: Annotated[list[GivenItem], Meta(max_length=MOST_AT_ONCE)] | None = None
     metadata: Metadata | None = None
 
 
@@ -27,14 +28,14 @@ class UpdateConversation(msgspec.Struct, frozen=True):
 class CreateItems(msgspec.Struct, frozen=True):
     """The body of POST /v1/conversations/{id}/items."""
 
-    items: Annotated[list[dict[str, Any]], Meta(min_length=1, max_length=MOST_AT_ONCE)]
+    items: Annotated[list[GivenItem], Meta(min_length=1, max_length=MOST_AT_ONCE)]
 
 
 class Conversation(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     object: Literal["conversation"] = "conversation"
     created_at: int
-    metadata: msgspec.Raw
+    metadata: RawMetadata
 
 
 class DeletedConversation(msgspec.Struct, frozen=True):

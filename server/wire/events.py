@@ -225,6 +225,11 @@ WholeEvent = (
     | McpCallFailed
 )
 
+StreamEvent = (
+    WholeEvent | OutputTextDelta | ReasoningTextDelta | FunctionCallArgumentsDelta | CustomToolCallInputDelta
+)
+"""All that a stream may tell."""
+
 TERMINAL = frozenset({"response.completed", "response.failed", "response.incomplete"})
 
 _TEXT_DELTAS = {

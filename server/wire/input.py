@@ -13,36 +13,31 @@ from msgspec import UNSET
 
 from server.wire.decode import convert
 from server.wire.errors import DecodeFailure
-from server.wire.files import FileError, file_text
 from server.wire.items import (
+    CallStatus,
     Compaction,
     ContentPart,
     CustomToolCall,
     CustomToolCallOutput,
-    Detail,
     FunctionCall,
     FunctionCallOutput,
-    InputFile,
-    InputImage,
     InputText,
     Item,
     ItemStatus,
     McpCall,
+    McpError,
     Message,
     OtherItem,
     OutputText,
     Reasoning,
     ReasoningText,
-    Refusal,
     Role,
     SummaryText,
     Text,
 )
+from server.wire.parts import MAX_NESTING, Reader, is_deeper, read_part, shown
+from server.wire.schema import GivenPart, GivenTool
 from server.wire.tools import Tool, read_tools
-
-MAX_NESTING = 32
-"""Levels of a part of an item whose shape is free: what is decoded must be encoded again, at whatever depth
-of the stack."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +60,7 @@ Given = Item | ItemReference | AdditionalTools
 
 class _Message(msgspec.Struct, kw_only=True):
     role: Role
-    content: Text | list[dict[str, Any]]
+    content: Text | list[GivenPart]
     phase: str | None = None
 
 
@@ -78,16 +73,32 @@ class _Reasoning(msgspec.Struct, kw_only=True):
 class _Call(msgspec.Struct, kw_only=True):
     call_id: str
     name: str
-    arguments: Text = ""
-    input: Text = ""
     namespace: str | None = None
     status: ItemStatus | None = None
 
 
+class _FunctionCall(_Call, kw_only=True):
+    arguments: Text = ""
+
+
+class _CustomCall(_Call, kw_only=True):
+    input: Text = ""
+
+
 class _Output(msgspec.Struct, kw_only=True):
     call_id: str
-    output: Text | list[dict[str, Any]]
+    output: Text | list[GivenPart]
     status: ItemStatus | None = None
+
+
+class _McpCall(msgspec.Struct, kw_only=True):
+    server_label: str
+    name: str
+    arguments: Text
+    status: CallStatus | None = None
+    output: Text | None = None
+    error: McpError | None = None
+    approval_request_id: str | None = None
 
 
 class _Compaction(msgspec.Struct, kw_only=True):
@@ -99,25 +110,11 @@ class _Reference(msgspec.Struct, kw_only=True):
 
 
 class _Tools(msgspec.Struct, kw_only=True):
-    tools: list[dict[str, Any]]
+    tools: list[GivenTool]
 
 
-class _OutputTextGiven(msgspec.Struct, kw_only=True):
-    text: Text
-    annotations: list[dict[str, Any]] | None = None
-
-
-class _Image(msgspec.Struct, kw_only=True):
-    image_url: str | None = None
-    file_id: str | None = None
-    detail: Detail | None = None
-
-
-class _File(msgspec.Struct, kw_only=True):
-    filename: str | None = None
-    file_data: str | None = None
-    file_id: str | None = None
-    file_url: str | None = None
+class _Nothing(msgspec.Struct, kw_only=True):
+    """Of which no field is read."""
 
 
 def read_input(value: str | list[dict[str, Any]], name: str = "input") -> list[Given]:
@@ -137,16 +134,17 @@ def _read_item(element: dict[str, Any], path: str) -> Given | None:
         kind = "item_reference"  # the form of older clients
     if not isinstance(kind, str):
         raise DecodeFailure(
-            f"Input items of type {_shown(kind)} are not supported.", f"{path}.type", "unsupported_value"
+            f"Input items of type {shown(kind)} are not supported.", f"{path}.type", "unsupported_value"
         )
-    reader = _READERS.get(kind)
+    reader = ITEMS.get(kind)
     if reader is not None:
-        return reader(element, path)
-    if kind not in _WITHOUT_MEANING:
+        given: Given | None = reader.read(element, path)
+        return given
+    if kind not in WITHOUT_MEANING:
         raise DecodeFailure(
-            f"Input items of type {_shown(kind)} are not supported.", f"{path}.type", "unsupported_value"
+            f"Input items of type {shown(kind)} are not supported.", f"{path}.type", "unsupported_value"
         )
-    if _is_deeper(element, MAX_NESTING):
+    if is_deeper(element, MAX_NESTING):
         raise DecodeFailure("The item is nested too deeply.", path, "unsupported_value")
     return OtherItem("", "completed", {**element, "type": kind})
 
@@ -163,7 +161,7 @@ def _read_content(message: _Message, path: str) -> list[ContentPart]:
         if message.role == "assistant":
             return [OutputText(text=message.content)]
         return [InputText(text=message.content)]
-    return [_read_part(part, f"{path}.content[{index}]") for index, part in enumerate(message.content)]
+    return [read_part(part, f"{path}.content[{index}]") for index, part in enumerate(message.content)]
 
 
 def _read_reasoning(element: dict[str, Any], path: str) -> Item:
@@ -178,7 +176,7 @@ def _read_reasoning(element: dict[str, Any], path: str) -> Item:
 
 
 def _read_function_call(element: dict[str, Any], path: str) -> Item:
-    given: _Call = convert(element, _Call, path)
+    given: _FunctionCall = convert(element, _FunctionCall, path)
     namespace = given.namespace if given.namespace is not None else UNSET
     return FunctionCall(
         "", given.status or "completed", given.call_id, given.name, given.arguments, namespace
@@ -186,7 +184,7 @@ def _read_function_call(element: dict[str, Any], path: str) -> Item:
 
 
 def _read_custom_call(element: dict[str, Any], path: str) -> Item:
-    given: _Call = convert(element, _Call, path)
+    given: _CustomCall = convert(element, _CustomCall, path)
     namespace = given.namespace if given.namespace is not None else UNSET
     return CustomToolCall("", given.status or "completed", given.call_id, given.name, given.input, namespace)
 
@@ -200,7 +198,7 @@ def _read_output(
         if isinstance(given.output, str):
             output = given.output
         else:
-            output = [_read_part(part, f"{path}.output[{n}]") for n, part in enumerate(given.output)]
+            output = [read_part(part, f"{path}.output[{n}]") for n, part in enumerate(given.output)]
         return kind("", given.status or "completed", given.call_id, output)
 
     return read
@@ -212,10 +210,19 @@ def _read_compaction(element: dict[str, Any], path: str) -> Item:
 
 
 def _read_mcp_call(element: dict[str, Any], path: str) -> Item:
-    if _is_deeper(element, MAX_NESTING):
+    if is_deeper(element, MAX_NESTING):
         raise DecodeFailure("The item is nested too deeply.", path, "unsupported_value")
-    given: McpCall = convert({"status": "completed", **element, "id": ""}, McpCall, path)
-    return given
+    given: _McpCall = convert(element, _McpCall, path)
+    return McpCall(
+        "",
+        given.status or "completed",
+        given.server_label,
+        given.name,
+        given.arguments,
+        given.output,
+        given.error,
+        given.approval_request_id,
+    )
 
 
 def _read_reference(element: dict[str, Any], path: str) -> ItemReference:
@@ -232,22 +239,22 @@ def _ignore(_element: dict[str, Any], _path: str) -> None:
     """Says something to OpenAI's servers alone."""
 
 
-_READERS: dict[str, Callable[[dict[str, Any], str], Given | None]] = {
-    "message": _read_message,
-    "reasoning": _read_reasoning,
-    "function_call": _read_function_call,
-    "function_call_output": _read_output(FunctionCallOutput),
-    "custom_tool_call": _read_custom_call,
-    "custom_tool_call_output": _read_output(CustomToolCallOutput),
-    "compaction": _read_compaction,
-    "mcp_call": _read_mcp_call,
-    "item_reference": _read_reference,
-    "additional_tools": _read_additional_tools,
-    "configuration_update": _ignore,
+ITEMS: dict[str, Reader] = {
+    "message": Reader(_Message, _read_message),
+    "reasoning": Reader(_Reasoning, _read_reasoning),
+    "function_call": Reader(_FunctionCall, _read_function_call),
+    "function_call_output": Reader(_Output, _read_output(FunctionCallOutput)),
+    "custom_tool_call": Reader(_CustomCall, _read_custom_call),
+    "custom_tool_call_output": Reader(_Output, _read_output(CustomToolCallOutput)),
+    "compaction": Reader(_Compaction, _read_compaction),
+    "mcp_call": Reader(_McpCall, _read_mcp_call),
+    "item_reference": Reader(_Reference, _read_reference),
+    "additional_tools": Reader(_Tools, _read_additional_tools),
+    "configuration_update": Reader(_Nothing, _ignore),
 }
+"""By `type`, which a message may leave out."""
 
-
-_WITHOUT_MEANING = frozenset(
+WITHOUT_MEANING = frozenset(
     {
         "apply_patch_call",
         "apply_patch_call_output",
@@ -272,67 +279,3 @@ _WITHOUT_MEANING = frozenset(
     }
 )
 """Items of tools that OpenAI's servers carry out: kept in the history, not put before the model."""
-
-
-def _read_part(part: dict[str, Any], path: str) -> ContentPart:
-    match part.get("type"):
-        case "input_text" | "text" | "summary_text" | "reasoning_text":
-            text: InputText = convert({**part, "type": "input_text"}, InputText, path)
-            return text
-        case "output_text":
-            return _read_output_text(part, path)
-        case "refusal":
-            refusal: Refusal = convert(part, Refusal, path)
-            return refusal
-        case "input_image" | "computer_screenshot":
-            image: _Image = convert(part, _Image, path)
-            return InputImage(image.image_url, image.file_id, image.detail or "auto")
-        case "input_file":
-            return _read_file(part, path)
-    raise DecodeFailure(
-        f"Content of type {_shown(part.get('type'))} is not supported; this model reads text.",
-        f"{path}.type",
-        "unsupported_value",
-    )
-
-
-def _read_output_text(part: dict[str, Any], path: str) -> OutputText:
-    given: _OutputTextGiven = convert(part, _OutputTextGiven, path)
-    annotations = given.annotations or []
-    if _is_deeper(annotations, MAX_NESTING):
-        raise DecodeFailure("Annotations are nested too deeply.", f"{path}.annotations", "unsupported_value")
-    return OutputText(given.text, annotations)
-
-
-def _read_file(part: dict[str, Any], path: str) -> InputFile:
-    given: _File = convert(part, _File, path)
-    if given.file_data is None:
-        where = "file_url" if given.file_url is not None else "file_id"
-        raise DecodeFailure(
-            "Files are read from file_data only: send the file's content as a data URL.",
-            f"{path}.{where}",
-            "unsupported_value",
-        )
-    try:
-        file_text(given.file_data)
-    except FileError as error:
-        raise DecodeFailure(str(error), f"{path}.file_data", "unsupported_value") from error
-    return InputFile(given.filename if given.filename is not None else UNSET, given.file_data)
-
-
-def _is_deeper(value: object, levels: int) -> bool:
-    match value:
-        case list():
-            inner = value
-        case dict():
-            inner = list(value.values())
-        case _:
-            return False
-    return levels == 0 or any(_is_deeper(element, levels - 1) for element in inner)
-
-
-def _shown(value: object) -> str:
-    """What a caller sent, short enough to be said back."""
-    if not isinstance(value, str):
-        return "null" if value is None else type(value).__name__
-    return repr(value[:100])

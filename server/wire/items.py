@@ -10,6 +10,8 @@ from server.wire.files import file_text
 
 Role = Literal["user", "assistant", "system", "developer"]
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
+CallStatus = Literal["in_progress", "completed", "incomplete", "calling", "failed"]
+"""Of a call that the server makes itself."""
 MAX_TEXT = 10_485_760
 """Characters in one text, the Open Responses specification's limit."""
 
@@ -176,7 +178,7 @@ class McpCall(msgspec.Struct, frozen=True, tag_field="type", tag="mcp_call"):
     """A call of an MCP server's tool that this server makes, and what came of it."""
 
     id: str
-    status: Literal["in_progress", "completed", "incomplete", "calling", "failed"]
+    status: CallStatus
     server_label: str
     name: str
     arguments: str

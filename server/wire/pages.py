@@ -1,25 +1,47 @@
 """A page of a list, in the shape that OpenAI's lists have."""
 
-from typing import Literal
+from typing import Generic, Literal, TypeVar
 
 import msgspec
 
+from server.wire.chat import StoredCompletion, StoredMessage
+from server.wire.items import Item
+from server.wire.response import Response
 
-class Page(msgspec.Struct, frozen=True, kw_only=True):
+T = TypeVar("T")
+
+
+class Page(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
     """`last_id` is what `after` takes for the next page; an empty page has neither id."""
 
     object: Literal["list"] = "list"
-    data: list[msgspec.Raw]
+    data: list[T]
     first_id: str | None
     last_id: str | None
     has_more: bool
+
+
+class CompletionPage(Page[StoredCompletion], frozen=True, kw_only=True):
+    """What a page of stored completions says."""
+
+
+class MessagePage(Page[StoredMessage], frozen=True, kw_only=True):
+    """What a page of a stored completion's messages says."""
+
+
+class ItemPage(Page[Item], frozen=True, kw_only=True):
+    """What a page of items says."""
+
+
+class ResponsePage(Page[Response], frozen=True, kw_only=True):
+    """What a page of responses says."""
 
 
 class _Listed(msgspec.Struct):
     id: str
 
 
-def page(found: list[bytes], limit: int) -> Page:
+def page(found: list[bytes], limit: int) -> Page[msgspec.Raw]:
     """The page of at most `limit` objects, given as JSON, of which `found` has one more if there are more."""
     data = [msgspec.Raw(payload) for payload in found[:limit]]
     ends = [msgspec.json.decode(data[place], type=_Listed).id for place in (0, -1)] if data else [None, None]

@@ -5,6 +5,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from server.wire.schema import ChoiceWord, GivenChoice, GivenItem, GivenTool
+
 Metadata = Annotated[
     dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]],
     Meta(max_length=16),
@@ -69,7 +71,7 @@ class CreateResponse(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     model: str
-    input: str | Annotated[list[dict[str, Any]], Meta(max_length=4096)] | None = None
+    input: str | Annotated[list[GivenItem], Meta(max_length=4096)] | None = None
     instructions: str | None = None
     previous_response_id: str | None = None
     stream: bool | None = None
@@ -82,8 +84,8 @@ class CreateResponse(msgspec.Struct, frozen=True, kw_only=True):
     metadata: Metadata | None = None
     reasoning: ReasoningOptions | None = None
     text: TextOptions | None = None
-    tools: list[dict[str, Any]] | None = None
-    tool_choice: str | dict[str, Any] | None = None
+    tools: list[GivenTool] | None = None
+    tool_choice: ChoiceWord | GivenChoice | None = None
     parallel_tool_calls: bool | None = None
     max_tool_calls: Annotated[int, Meta(ge=1)] | None = None
     truncation: Literal["auto", "disabled"] | None = None
@@ -115,3 +117,9 @@ class CreateResponse(msgspec.Struct, frozen=True, kw_only=True):
     enable_response_messages: bool | None = None
     stream_options: StreamOptions | None = None
     expires_after: ExpiresAfter | None = None
+
+
+class CountInput(CreateResponse, frozen=True, kw_only=True):
+    """The body of POST /v1/responses/input_tokens, for which any model is the one that is served."""
+
+    model: str | None = None  # type: ignore[assignment]  # it is filled in before anybody reads it

@@ -7,6 +7,7 @@ from msgspec import UNSET, UnsetType
 
 from server.wire.items import Item
 from server.wire.request import PromptReference
+from server.wire.schema import ToldItem, ToldTool
 
 Status = Literal["queued", "in_progress", "completed", "failed", "incomplete", "cancelled"]
 
@@ -79,7 +80,7 @@ class Echo(msgspec.Struct, frozen=True, kw_only=True):
     temperature: float
     text: TextEcho
     tool_choice: Any
-    tools: list[dict[str, Any]]
+    tools: list[ToldTool]
     top_logprobs: int
     top_p: float
     truncation: str
@@ -111,7 +112,7 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
     max_tool_calls: int | None
     metadata: dict[str, str]
     model: str
-    output: list[Item] | list[msgspec.Raw]
+    output: list[ToldItem]
     parallel_tool_calls: bool
     presence_penalty: float
     previous_response_id: str | None
@@ -124,7 +125,7 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
     temperature: float
     text: TextEcho
     tool_choice: Any
-    tools: list[dict[str, Any]]
+    tools: list[ToldTool]
     top_logprobs: int
     top_p: float
     truncation: str

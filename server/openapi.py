@@ -1,0 +1,292 @@
+"""The OpenAPI document: every address with what it takes and gives, made from the routes and the wire types.
+
+A route cannot be without a `Contract`, and the schemas are msgspec's of the very types that requests are
+decoded as and answers are made of. Where items and their parts are read by hand, the tables of their readers
+say which types there are. Pure.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import msgspec
+
+from server.errors import (
+    ApiError,
+    BodyTooLarge,
+    BodyTooSlow,
+    InternalError,
+    InvalidRequest,
+    NotAuthenticated,
+    NotFound,
+    Overloaded,
+)
+from server.version import VERSION
+from server.wire import input as given
+from server.wire import tools
+from server.wire.errors import ErrorBody
+from server.wire.events import StreamEvent
+from server.wire.items import Item, OtherItem
+from server.wire.parts import PARTS
+
+Json = dict[str, Any]
+_SCHEMAS = "#/components/schemas/"
+_PATH_PARAMETER = re.compile(r"\{(\w+)(?::path)?\}")
+_ALWAYS: tuple[type[ApiError], ...] = (BodyTooSlow, BodyTooLarge, InternalError, Overloaded)
+_NAMED: dict[str, Any] = {"Item": Item, "Tool": tools.Tool, "StreamEvent": StreamEvent}
+"""Unions that are one schema, whatever they are used in."""
+_OTHER = str(OtherItem.__struct_config__.tag)
+_ALSO_CALLED = {
+    "ReasoningTextDelta": "response.reasoning.delta",
+    "ReasoningTextDone": "response.reasoning.done",
+}
+"""Events that have another name in the Open Responses specification, which streams may be asked for."""
+_ABOUT = (
+    "OpenAI's Responses API and Chat Completions, of open-weight models. A WebSocket at /v1/responses takes "
+    "`response.create` messages, whose fields are CreateResponse's, and tells the events of StreamEvent."
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameter:
+    """A parameter beside path and body."""
+
+    name: str
+    type: Any
+    says: str
+    place: Literal["query", "header"] = "query"
+    style: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contract:
+    """What an address takes and gives."""
+
+    says: str
+    gives: Any
+    takes: Any = None
+    """The body's type."""
+    needs_body: bool = True
+    streams: tuple[Any, ...] = ()
+    """What the events of its stream say, if it may be answered with one."""
+    parameters: tuple[Parameter, ...] = ()
+    refuses: tuple[type[ApiError], ...] = ()
+    """Beside what is the same everywhere."""
+    otherwise: Mapping[int, Any] = field(default_factory=dict)
+    """What is given with another status than 200 and is no error object."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Described:
+    """A route as the document tells of it."""
+
+    method: str
+    path: str
+    name: str
+    contract: Contract
+    keyed: bool
+
+
+def document(routes: Sequence[Described]) -> bytes:
+    """The document's JSON."""
+    schemas = _Schemas([kind for route in routes for kind in _types(route.contract)])
+    paths: dict[str, Json] = {}
+    for route in routes:
+        path = _PATH_PARAMETER.sub(r"{\1}", route.path)
+        paths.setdefault(path, {})[route.method.lower()] = _operation(route, schemas)
+    told = msgspec.json.encode(
+        {
+            "openapi": "3.1.0",
+            "info": {"title": "Holdfast", "version": VERSION, "description": _ABOUT},
+            "paths": paths,
+            "components": {
+                "schemas": schemas.components([route.contract for route in routes]),
+                "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}},
+            },
+        }
+    )
+    # Types of one name in two modules: msgspec tells them apart by their modules' full names.
+    return re.sub(rb"server\.wire\.(\w+)\.(\w+)", lambda found: found[1].title() + found[2], told)
+
+
+def _types(contract: Contract) -> list[Any]:
+    parameters = [parameter.type for parameter in contract.parameters]
+    return [contract.gives, contract.takes, *contract.streams, *parameters, *contract.otherwise.values()]
+
+
+def _operation(route: Described, schemas: "_Schemas") -> Json:
+    contract = route.contract
+    operation: Json = {"operationId": route.name, "summary": contract.says}
+    names = _PATH_PARAMETER.findall(route.path)
+    parameters = [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names
+    ] + [_parameter(parameter, schemas) for parameter in contract.parameters]
+    if parameters:
+        operation["parameters"] = parameters
+    if contract.takes is not None:
+        content = {"application/json": {"schema": schemas.of(contract.takes)}}
+        operation["requestBody"] = {"required": contract.needs_body, "content": content}
+    operation["responses"] = _answers(route, schemas)
+    if route.keyed:
+        operation["security"] = [{"bearer": []}]
+    return operation
+
+
+def _parameter(parameter: Parameter, schemas: "_Schemas") -> Json:
+    told: Json = {
+        "name": parameter.name,
+        "in": parameter.place,
+        "description": parameter.says,
+        "schema": schemas.of(parameter.type),
+    }
+    return told if parameter.style is None else {**told, "style": parameter.style, "explode": True}
+
+
+def _answers(route: Described, schemas: "_Schemas") -> Json:
+    contract = route.contract
+    content = {"application/json": {"schema": schemas.of(contract.gives)}}
+    if contract.streams:
+        content["text/event-stream"] = {"schema": _event_saying(schemas.of(*contract.streams))}
+    refused = [*_ALWAYS, *contract.refuses]
+    if route.keyed:
+        refused.append(NotAuthenticated)
+    if contract.takes is not None or contract.parameters:
+        refused.append(InvalidRequest)
+    if "{" in route.path:
+        refused.append(NotFound)
+    answers = {"200": _answer("What was asked for.", content)}
+    for status in sorted({error.status for error in refused} | set(contract.otherwise)):
+        kinds = [contract.otherwise[status]] if status in contract.otherwise else []
+        if any(error.status == status for error in refused):
+            kinds.append(ErrorBody)
+        words = ", ".join(_words(error) for error in refused if error.status == status)
+        answers[str(status)] = _answer(words, {"application/json": {"schema": schemas.of(*kinds)}})
+    return answers
+
+
+def _event_saying(schema: Json) -> Json:
+    """One server-sent event; a stream is told event by event, as OpenAPI 3.2 has it."""
+    said = {"contentMediaType": "application/json", "contentSchema": schema}
+    data = {"type": "string", "anyOf": [{"const": "[DONE]"}, said]}
+    return _object({"event": {"type": "string"}, "data": data}, "data")
+
+
+def _answer(says: str, content: Json) -> Json:
+    header = {"description": "What this exchange is called in the log.", "schema": {"type": "string"}}
+    return {"description": says, "headers": {"x-request-id": header}, "content": content}
+
+
+def _words(error: type[ApiError]) -> str:
+    """What an error is called, from the name of its class."""
+    return re.sub(r"(?<!^)(?=[A-Z])", " ", error.__name__).capitalize()
+
+
+class _Schemas:
+    """The schemas of all types there are."""
+
+    def __init__(self, kinds: Iterable[Any]) -> None:
+        readers = [*given.ITEMS.values(), *PARTS.values()]
+        shapes = [*_NAMED.values(), *(reader.shape for reader in readers), ErrorBody]
+        used = [kind for kind in kinds if kind is not None]
+        found, self._components = msgspec.json.schema_components(
+            [*used, *shapes], ref_template=_SCHEMAS + "{name}"
+        )
+        self._found = dict(zip(map(repr, [*used, *shapes]), found, strict=True))
+        self._unions = {name: self._found[repr(kind)] for name, kind in _NAMED.items()}
+
+    def of(self, *kinds: Any) -> Json:
+        """The schema of a value of one of these types."""
+        schemas = [self._within(self._found[repr(kind)]) for kind in kinds]
+        return schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
+
+    def components(self, contracts: Sequence[Contract]) -> Json:
+        """Everything that the document refers to."""
+        components = {name: self._within(schema) for name, schema in self._components.items()}
+        components |= self._unions | self._by_hand()
+        told_apart = components["Item"]["discriminator"]
+        kept = dict.fromkeys(sorted(given.WITHOUT_MEANING), _SCHEMAS + "OtherItem")
+        told_apart["mapping"] = kept | {
+            tag: ref for tag, ref in told_apart["mapping"].items() if tag != _OTHER
+        }
+        asked = _reached([self.of(contract.takes) for contract in contracts if contract.takes], components)
+        told = _reached(
+            [self.of(contract.gives, *contract.streams, ErrorBody) for contract in contracts], components
+        )
+        for name in told - asked:
+            _require_all(components[name])
+        for name, called in _ALSO_CALLED.items():
+            components[name]["properties"]["type"]["enum"].append(called)
+            components["StreamEvent"]["discriminator"]["mapping"][called] = _SCHEMAS + name
+        return {name: components[name] for name in sorted(asked | told)}
+
+    def _within(self, schema: Any) -> Any:
+        """The same with the named unions by their names."""
+        for name, union in self._unions.items():
+            if schema == union:
+                return _ref(name)
+        if isinstance(schema, dict):
+            return {key: self._within(value) for key, value in schema.items()}
+        return [self._within(value) for value in schema] if isinstance(schema, list) else schema
+
+    def _by_hand(self) -> Json:
+        """What is read, or written, field by field."""
+        items = {kind: self._of_type(kind, reader.shape, "Given") for kind, reader in given.ITEMS.items()}
+        parts = {kind: self._of_type(kind, reader.shape, "Part") for kind, reader in PARTS.items()}
+        for kind in ("message", "item_reference"):
+            items[kind]["required"].remove("type")
+        kept = _object({"type": {"enum": sorted(given.WITHOUT_MEANING)}}, "type")
+        left_out = _object({"type": {"type": "string", "not": {"enum": sorted(tools.KINDS)}}}, "type")
+        shapes = {schema["title"]: schema for schema in (*items.values(), *parts.values())}
+        return {
+            **shapes,
+            "GivenItem": {"anyOf": [*(_ref(one["title"]) for one in items.values()), kept]},
+            "GivenPart": {"anyOf": [_ref(one["title"]) for one in parts.values()]},
+            "GivenTool": {"anyOf": [_ref("Tool"), left_out]},
+            "OtherItem": _object({**kept["properties"], "id": {"type": "string"}}, "type", "id"),
+        }
+
+    def _of_type(self, kind: str, shape: type[msgspec.Struct], suffix: str) -> Json:
+        """The shape with its `type`."""
+        name = self._found[repr(shape)]["$ref"].removeprefix(_SCHEMAS)
+        schema = self._within(self._components[name])
+        return {
+            **schema,
+            "title": kind.title().replace("_", "") + suffix,
+            "properties": {"type": {"const": kind}, **schema["properties"]},
+            "required": ["type", *schema.get("required", [])],
+        }
+
+
+def _ref(name: str) -> Json:
+    return {"$ref": _SCHEMAS + name}
+
+
+def _object(properties: Json, *required: str) -> Json:
+    return {"type": "object", "properties": properties, "required": list(required)}
+
+
+def _require_all(schema: Json) -> None:
+    """What is sent has its defaults written out."""
+    properties = schema.get("properties", {})
+    required = schema.get("required", [])
+    filled = [name for name, one in properties.items() if "default" in one and name not in required]
+    if filled:
+        schema["required"] = [*required, *filled]
+
+
+def _reached(schema: Any, components: Json) -> set[str]:
+    """The names of all components that a schema leads to."""
+    reached: set[str] = set()
+    waiting = [schema]
+    while waiting:
+        match waiting.pop():
+            case dict() as one:
+                name = str(one.get("$ref", "")).removeprefix(_SCHEMAS)
+                if name and name not in reached:
+                    reached.add(name)
+                    waiting.append(components[name])
+                waiting += one.values()
+            case list() as several:
+                waiting += several
+    return reached

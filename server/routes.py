@@ -1,0 +1,297 @@
+"""Which function answers which address, and what each of them takes and gives."""
+
+from collections.abc import Callable
+from functools import cache
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+from starlette.requests import Request
+
+from server import openapi
+from server.api import (
+    chat,
+    compact,
+    conversations,
+    health,
+    input_tokens,
+    lists,
+    models,
+    query,
+    responses,
+    stored_chat,
+)
+from server.api.health import Health
+from server.api.json import as_json
+from server.auth import Caller
+from server.errors import Conflict, ConversationLocked, NotFound, TooManyRequests
+from server.openapi import Contract, Described, Parameter
+from server.services import Services
+from server.stream.sse import Answer
+from server.wire.chat import (
+    ChatCompletion,
+    ChatRequest,
+    Chunk,
+    DeletedCompletion,
+    StoredCompletion,
+    UpdateCompletion,
+)
+from server.wire.conversations import (
+    Conversation,
+    CreateConversation,
+    CreateItems,
+    DeletedConversation,
+    UpdateConversation,
+)
+from server.wire.errors import ErrorBody
+from server.wire.events import StreamEvent
+from server.wire.items import Item
+from server.wire.pages import CompletionPage, ItemPage, MessagePage, ResponsePage
+from server.wire.request import CountInput, CreateResponse
+from server.wire.response import CompactedResponse, Deleted, InputTokens, Model, ModelList, Response, Status
+
+Handler = Callable[[Services, Caller, Request, bytes], Answer]
+OpenHandler = Callable[[Services, Request, bytes], Answer]
+
+_NAMES = Parameter(
+    name=responses.EVENT_NAMES,
+    type=Literal["openai", "open-responses"],
+    says="Whose names the events of a stream have.",
+    place="header",
+)
+_KEY = Parameter(
+    name="Idempotency-Key",
+    type=Annotated[str, Meta(min_length=1, max_length=responses.MAX_KEY)],
+    says="For a day the same key with the same body gives the same response.",
+    place="header",
+)
+_STARTS_RUN = (NotFound, Conflict, TooManyRequests)
+
+ROUTES: list[tuple[str, str, Handler, Contract]] = [
+    (
+        "POST",
+        "/v1/responses",
+        responses.create,
+        Contract(
+            says="Begin a response; with `stream`, tell its events as they come.",
+            takes=CreateResponse,
+            gives=Response,
+            streams=(StreamEvent,),
+            parameters=(_KEY, _NAMES),
+            refuses=_STARTS_RUN,
+        ),
+    ),
+    (
+        "GET",
+        "/v1/responses",
+        lists.responses,
+        Contract(
+            says="A page of stored responses; an extension.",
+            gives=ResponsePage,
+            parameters=(
+                *query.PAGE,
+                Parameter(name="model", type=str, says="Only of this model."),
+                Parameter(name="status", type=Status, says="Only of this status."),
+                query.METADATA,
+            ),
+        ),
+    ),
+    (
+        "POST",
+        "/v1/responses/input_tokens",
+        input_tokens.count,
+        Contract(says="Count a prompt.", takes=CountInput, gives=InputTokens, refuses=(NotFound,)),
+    ),
+    (
+        "POST",
+        "/v1/responses/compact",
+        compact.create,
+        Contract(
+            says="Make a long conversation short.",
+            takes=CreateResponse,
+            gives=CompactedResponse,
+            refuses=_STARTS_RUN,
+        ),
+    ),
+    (
+        "GET",
+        "/v1/responses/{response_id}",
+        responses.retrieve,
+        Contract(
+            says="A response as it stands; with `stream`, its events from any of them on.",
+            gives=Response,
+            streams=(StreamEvent,),
+            parameters=(
+                Parameter(name="stream", type=bool, says="Tell its events, and those to come."),
+                Parameter(
+                    name="starting_after",
+                    type=Annotated[int, Meta(ge=0, lt=10**9)],
+                    says="The sequence number after which the events begin.",
+                ),
+                Parameter(name="include_obfuscation", type=bool, says="Changes nothing."),
+                query.INCLUDE,
+                _NAMES,
+            ),
+        ),
+    ),
+    ("DELETE", "/v1/responses/{response_id}", responses.delete, Contract(says="Delete it.", gives=Deleted)),
+    (
+        "POST",
+        "/v1/responses/{response_id}/cancel",
+        responses.cancel,
+        Contract(says="End it early, wherever it runs.", gives=Response),
+    ),
+    (
+        "GET",
+        "/v1/responses/{response_id}/input_items",
+        lists.input_items,
+        Contract(
+            says="A page of what it was given.", gives=ItemPage, parameters=(*query.PAGE, query.INCLUDE)
+        ),
+    ),
+    (
+        "POST",
+        "/v1/chat/completions",
+        chat.create,
+        Contract(
+            says="Complete a chat; with `stream`, tell it in chunks as they come.",
+            takes=ChatRequest,
+            gives=ChatCompletion,
+            streams=(Chunk, ErrorBody),
+            parameters=(_KEY,),
+            refuses=_STARTS_RUN,
+        ),
+    ),
+    (
+        "GET",
+        "/v1/chat/completions",
+        stored_chat.completions,
+        Contract(
+            says="A page of stored completions.",
+            gives=CompletionPage,
+            parameters=(
+                *query.PAGE,
+                Parameter(name="model", type=str, says="Only of this model."),
+                query.METADATA,
+            ),
+        ),
+    ),
+    (
+        "GET",
+        "/v1/chat/completions/{completion_id}",
+        stored_chat.retrieve,
+        Contract(says="A stored completion.", gives=StoredCompletion),
+    ),
+    (
+        "POST",
+        "/v1/chat/completions/{completion_id}",
+        stored_chat.update,
+        Contract(says="Replace its metadata.", takes=UpdateCompletion, gives=StoredCompletion),
+    ),
+    (
+        "DELETE",
+        "/v1/chat/completions/{completion_id}",
+        stored_chat.delete,
+        Contract(says="Delete it.", gives=DeletedCompletion),
+    ),
+    (
+        "GET",
+        "/v1/chat/completions/{completion_id}/messages",
+        stored_chat.messages,
+        Contract(says="A page of the messages that it was given.", gives=MessagePage, parameters=query.PAGE),
+    ),
+    (
+        "POST",
+        "/v1/conversations",
+        conversations.create,
+        Contract(
+            says="Begin a conversation.",
+            takes=CreateConversation,
+            needs_body=False,
+            gives=Conversation,
+            refuses=(NotFound,),
+        ),
+    ),
+    (
+        "GET",
+        "/v1/conversations/{conversation_id}",
+        conversations.retrieve,
+        Contract(says="A conversation.", gives=Conversation),
+    ),
+    (
+        "POST",
+        "/v1/conversations/{conversation_id}",
+        conversations.update,
+        Contract(says="Replace its metadata.", takes=UpdateConversation, gives=Conversation),
+    ),
+    (
+        "DELETE",
+        "/v1/conversations/{conversation_id}",
+        conversations.delete,
+        Contract(
+            says="Delete it; its responses stay.", gives=DeletedConversation, refuses=(ConversationLocked,)
+        ),
+    ),
+    (
+        "POST",
+        "/v1/conversations/{conversation_id}/items",
+        conversations.create_items,
+        Contract(says="Append items.", takes=CreateItems, gives=ItemPage),
+    ),
+    (
+        "GET",
+        "/v1/conversations/{conversation_id}/items",
+        conversations.list_items,
+        Contract(says="A page of its items.", gives=ItemPage, parameters=(*query.PAGE, query.INCLUDE)),
+    ),
+    (
+        "GET",
+        "/v1/conversations/{conversation_id}/items/{item_id}",
+        conversations.retrieve_item,
+        Contract(says="One of its items.", gives=Item),
+    ),
+    (
+        "DELETE",
+        "/v1/conversations/{conversation_id}/items/{item_id}",
+        conversations.delete_item,
+        Contract(says="Take an item out.", gives=Conversation, refuses=(ConversationLocked,)),
+    ),
+    ("GET", "/v1/models", models.list_models, Contract(says="What is served here.", gives=ModelList)),
+    ("GET", "/v1/models/{model:path}", models.retrieve, Contract(says="One model.", gives=Model)),
+]
+"""Every one of them needs a key once a key exists."""
+
+
+def describe(_services: Services, request: Request, _body: bytes) -> Answer:
+    """GET /openapi.json"""
+    return as_json(request, msgspec.Raw(_document()))
+
+
+OPEN_ROUTES: list[tuple[str, str, OpenHandler, Contract]] = [
+    ("GET", "/health/live", health.live, Contract(says="The process answers.", gives=Health)),
+    (
+        "GET",
+        "/health/ready",
+        health.ready,
+        Contract(says="Whether requests can be served.", gives=Health, otherwise={503: Health}),
+    ),
+    ("GET", "/openapi.json", describe, Contract(says="This document.", gives=dict[str, Any])),
+]
+
+
+@cache
+def _document() -> bytes:
+    """Made when it is first asked for."""
+    return openapi.document(
+        [
+            Described(
+                method=method,
+                path=path,
+                name=f"{handler.__module__.rpartition('.')[2]}.{handler.__name__}",
+                contract=contract,
+                keyed=routes is ROUTES,
+            )
+            for routes in (ROUTES, OPEN_ROUTES)
+            for method, path, handler, contract in routes
+        ]
+    )

@@ -1,0 +1,132 @@
+"""Parts of messages and of outputs, as clients give them: text under its many names, images, files. Pure."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import msgspec
+from msgspec import UNSET
+
+from server.wire.decode import convert
+from server.wire.errors import DecodeFailure
+from server.wire.files import FileError, file_text
+from server.wire.items import ContentPart, Detail, InputFile, InputImage, InputText, OutputText, Refusal, Text
+
+MAX_NESTING = 32
+"""Levels of a part of an item whose shape is free: what is decoded must be encoded again, at whatever depth
+of the stack."""
+
+
+class Reader(NamedTuple):
+    """How what clients give of one type is read."""
+
+    shape: type[msgspec.Struct]
+    """Its fields, beside `type`."""
+    read: Callable[[dict[str, Any], str], Any]
+
+
+class _TextGiven(msgspec.Struct, kw_only=True):
+    text: Text
+
+
+class _RefusalGiven(msgspec.Struct, kw_only=True):
+    refusal: Text
+
+
+class _OutputTextGiven(msgspec.Struct, kw_only=True):
+    text: Text
+    annotations: list[dict[str, Any]] | None = None
+
+
+class _Image(msgspec.Struct, kw_only=True):
+    image_url: str | None = None
+    file_id: str | None = None
+    detail: Detail | None = None
+
+
+class _File(msgspec.Struct, kw_only=True):
+    filename: str | None = None
+    file_data: str | None = None
+    file_id: str | None = None
+    file_url: str | None = None
+
+
+def read_part(part: dict[str, Any], path: str) -> ContentPart:
+    """Raises DecodeFailure with the part's path."""
+    kind = part.get("type")
+    reader = PARTS.get(kind) if isinstance(kind, str) else None
+    if reader is None:
+        raise DecodeFailure(
+            f"Content of type {shown(kind)} is not supported; this model reads text.",
+            f"{path}.type",
+            "unsupported_value",
+        )
+    read: ContentPart = reader.read(part, path)
+    return read
+
+
+def _read_text(part: dict[str, Any], path: str) -> InputText:
+    given: _TextGiven = convert(part, _TextGiven, path)
+    return InputText(given.text)
+
+
+def _read_refusal(part: dict[str, Any], path: str) -> Refusal:
+    given: _RefusalGiven = convert(part, _RefusalGiven, path)
+    return Refusal(given.refusal)
+
+
+def _read_image(part: dict[str, Any], path: str) -> InputImage:
+    image: _Image = convert(part, _Image, path)
+    return InputImage(image.image_url, image.file_id, image.detail or "auto")
+
+
+def _read_output_text(part: dict[str, Any], path: str) -> OutputText:
+    given: _OutputTextGiven = convert(part, _OutputTextGiven, path)
+    annotations = given.annotations or []
+    if is_deeper(annotations, MAX_NESTING):
+        raise DecodeFailure("Annotations are nested too deeply.", f"{path}.annotations", "unsupported_value")
+    return OutputText(given.text, annotations)
+
+
+def _read_file(part: dict[str, Any], path: str) -> InputFile:
+    given: _File = convert(part, _File, path)
+    if given.file_data is None:
+        where = "file_url" if given.file_url is not None else "file_id"
+        raise DecodeFailure(
+            "Files are read from file_data only: send the file's content as a data URL.",
+            f"{path}.{where}",
+            "unsupported_value",
+        )
+    try:
+        file_text(given.file_data)
+    except FileError as error:
+        raise DecodeFailure(str(error), f"{path}.file_data", "unsupported_value") from error
+    return InputFile(given.filename if given.filename is not None else UNSET, given.file_data)
+
+
+PARTS: dict[str, Reader] = {
+    **dict.fromkeys(("input_text", "text", "summary_text", "reasoning_text"), Reader(_TextGiven, _read_text)),
+    "output_text": Reader(_OutputTextGiven, _read_output_text),
+    "refusal": Reader(_RefusalGiven, _read_refusal),
+    **dict.fromkeys(("input_image", "computer_screenshot"), Reader(_Image, _read_image)),
+    "input_file": Reader(_File, _read_file),
+}
+"""By `type`."""
+
+
+def is_deeper(value: object, levels: int) -> bool:
+    """Whether lists and objects lie in each other on more levels than that."""
+    match value:
+        case list():
+            inner = value
+        case dict():
+            inner = list(value.values())
+        case _:
+            return False
+    return levels == 0 or any(is_deeper(element, levels - 1) for element in inner)
+
+
+def shown(value: object) -> str:
+    """What a caller sent, short enough to be said back."""
+    if not isinstance(value, str):
+        return "null" if value is None else type(value).__name__
+    return repr(value[:100])
