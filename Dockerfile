@@ -1,6 +1,22 @@
 # docker build .                                     the CPU image
 # docker build --build-arg TORCH=torch==2.13.0 .     the GPU image
-FROM python:3.11-slim
+# docker build --target runner .                     the code runner; --build-arg PACKAGES="numpy pandas" for its code
+FROM python:3.11-slim AS runner
+
+ARG PACKAGES=
+RUN apt-get update && apt-get install --yes --no-install-recommends bubblewrap && rm -rf /var/lib/apt/lists/*
+RUN useradd --create-home --uid 10002 runner
+WORKDIR /app
+COPY constraints.txt ./
+RUN pip install --no-cache-dir --constraint constraints.txt mcp hypercorn ${PACKAGES}
+COPY runner ./runner
+
+USER runner
+EXPOSE 8100
+HEALTHCHECK CMD ["python", "-c", "import urllib.request as u; u.urlopen('http://127.0.0.1:8100/health', timeout=3)"]
+ENTRYPOINT ["python", "-m", "runner", "--host", "0.0.0.0", "--python", "/usr/local/bin/python3"]
+
+FROM python:3.11-slim AS server
 
 ARG TORCH=torch==2.13.0+cpu
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
@@ -12,6 +28,7 @@ RUN pip install --no-cache-dir --constraint constraints.txt --extra-index-url ${
 COPY pyproject.toml README.md LICENSE ./
 COPY engine ./engine
 COPY server ./server
+COPY runner ./runner
 COPY migrations ./migrations
 COPY demo/holdfast-demo ./demo/holdfast-demo
 RUN pip install --no-cache-dir --constraint constraints.txt .

@@ -11,7 +11,7 @@ from server.config import settings
 
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
-FOLDERS = ("server", "engine", "migrations", "demo", "bench")
+FOLDERS = ("server", "engine", "runner", "migrations", "demo", "bench")
 """Shown file by file; of `tests` the folders are enough."""
 
 

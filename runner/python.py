@@ -1,0 +1,39 @@
+"""Which Python runs in the sandboxes, and whether any can be made on this machine."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from runner.limits import Limits
+from runner.sandbox import CannotRun, Python, Sandbox
+from runner.seccomp import ARCHITECTURES
+
+_PYTHONS = ("/usr/bin/python3", "/usr/local/bin/python3")
+
+
+def find_python(path: str | None) -> Python:
+    """An interpreter, and the folders that it reads. Raises CannotRun."""
+    path = path or next((known for known in _PYTHONS if Path(known).exists()), None)
+    if path is None:
+        raise CannotRun("there is no Python in /usr; name one with --python.")
+    ask = [path, "-I", "-c", "import sys; print(sys.prefix, sys.base_prefix, sep='\\n')"]
+    try:
+        told = subprocess.run(ask, capture_output=True, check=True, text=True, timeout=30).stdout
+    except (OSError, subprocess.SubprocessError):
+        raise CannotRun(f"{path} is no Python that runs.") from None
+    folders = {folder for folder in told.split("\n") if folder and not Path(folder).is_relative_to("/usr")}
+    return Python(path, tuple(sorted(folders)))
+
+
+def try_out(limits: Limits, python: Python) -> None:
+    """Makes one sandbox and ends it. Raises CannotRun with what bubblewrap says."""
+    if sys.platform != "linux" or os.uname().machine not in ARCHITECTURES:
+        raise CannotRun(f"code runs on Linux only, on {' and '.join(ARCHITECTURES)}.")
+    sandbox = Sandbox(limits, python)
+    try:
+        ran = sandbox.run("print(6 * 7)")
+    finally:
+        sandbox.close()
+    if ran.output != "42\n":
+        raise CannotRun(f"no sandbox can be made here: {' '.join(ran.output.split())[:500]}")

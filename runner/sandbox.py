@@ -1,0 +1,219 @@
+"""One sandbox: an interpreter behind bubblewrap, given pieces of code one at a time, and never trusted.
+
+Between two pieces all its processes stand still. What the kernel does not hold for a whole sandbox without
+control groups, its memory and its number of files, is looked at while code runs.
+"""
+
+import contextlib
+import json
+import os
+import selectors
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from runner import bubblewrap, processes, seccomp
+from runner.limits import Limits
+
+_INSIDE = Path(__file__).with_name("inside.py").read_text(encoding="utf-8")
+_BLOCK = 65536
+_LOOK_SECONDS = 0.05
+_PATIENCE_SECONDS = 2.0
+"""Between asking code to end and ending its sandbox."""
+_CPU_SECONDS = 600
+"""Of a process in its whole life."""
+NOBODY = 65534
+
+_starter = ThreadPoolExecutor(1, thread_name_prefix="starter")
+"""A sandbox ends with the thread that started it, so that one is never ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """What a piece of code printed, and how it ended."""
+
+    output: str
+    ended: str | None = None
+    """Why the sandbox is gone with all that was in it, as a sentence; None: it waits for more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Python:
+    """An interpreter for sandboxes."""
+
+    path: str
+    folders: tuple[str, ...] = ()
+    """What it needs to read beside /usr."""
+
+
+class CannotRun(Exception):
+    """This machine does not let sandboxes be made; the message says why."""
+
+
+class Sandbox:
+    """Not for two threads at once, but `close` is for any."""
+
+    def __init__(self, limits: Limits, python: Python) -> None:
+        self._limits = limits
+        self._process, self._control = _starter.submit(_start, limits, python).result()
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._input, self._output = self._process.stdin.fileno(), self._process.stdout.fileno()
+        for descriptor in (self._input, self._output, self._control):
+            os.set_blocking(descriptor, False)
+
+    def run(self, code: str) -> Ran:
+        """Runs it to its end or that of its time."""
+        printed = _Printed(self._limits.output)
+        processes.go_on(self._process.pid)
+        ended = self._exchange(json.dumps(code).encode("ascii") + b"\n", printed)
+        if ended is None:
+            processes.stop(self._process.pid)
+        else:
+            self.close()
+        return Ran(printed.text(), ended)
+
+    def close(self) -> None:
+        """Ends it, and every process in it."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        for stream in (self._process.stdin, self._process.stdout):
+            with contextlib.suppress(OSError):
+                assert stream is not None
+                stream.close()
+        if self._control >= 0:
+            os.close(self._control)
+            self._control = -1
+
+    def _exchange(self, request: bytes, printed: "_Printed") -> str | None:
+        deadline = time.monotonic() + self._limits.seconds + _PATIENCE_SECONDS
+        look_at = 0.0
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._input, selectors.EVENT_WRITE)
+            selector.register(self._output, selectors.EVENT_READ)
+            selector.register(self._control, selectors.EVENT_READ)
+            while True:
+                ready = {key.fd for key, _ in selector.select(_LOOK_SECONDS)}
+                if self._output in ready and not _take(self._output, printed.add):
+                    return "The interpreter ended."
+                if self._control in ready:
+                    alive = _take(self._control, lambda _told: None)
+                    _take(self._output, printed.add, most=printed.most)
+                    return None if alive else "The interpreter ended."
+                if self._input in ready:
+                    try:
+                        request = request[os.write(self._input, request) :]
+                    except BrokenPipeError:
+                        return "The interpreter ended."
+                    if not request:
+                        selector.unregister(self._input)
+                now = time.monotonic()
+                if now > deadline:
+                    return f"The code did not end within {self._limits.seconds:g} seconds."
+                if now > look_at:
+                    look_at = now + _LOOK_SECONDS
+                    if problem := self._excess():
+                        return problem
+
+    def _excess(self) -> str | None:
+        """What the sandbox has too much of."""
+        members = processes.family(self._process.pid)
+        if processes.memory(members, self._limits.memory) > self._limits.memory:
+            return f"The code used more than {self._limits.memory >> 20} MB of memory."
+        with contextlib.suppress(OSError, IndexError):
+            for folder in (bubblewrap.HOME, "/dev/shm"):  # noqa: S108
+                found = os.statvfs(f"/proc/{members[1]}/root{folder}")
+                if found.f_files - found.f_ffree > self._limits.files:
+                    return f"The code made more than {self._limits.files} files."
+        return None
+
+
+class _Printed:
+    """The beginning and the end of what is printed."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self._head, self._tail = bytearray(), bytearray()
+        self._lost = 0
+
+    def add(self, piece: bytes) -> None:
+        room = self.most // 2 - len(self._head)
+        self._head += piece[:room]
+        self._tail += piece[room:] if room > 0 else piece
+        if (excess := len(self._tail) - self.most // 2) > 0:
+            self._lost += excess
+            del self._tail[:excess]
+
+    def text(self) -> str:
+        between = f"\n[… {self._lost} bytes were left out …]\n".encode() if self._lost else b""
+        return (bytes(self._head) + between + bytes(self._tail)).decode("utf-8", "replace")
+
+
+def _take(descriptor: int, give: Callable[[bytes], None], most: int = 16 * _BLOCK) -> bool:
+    """Reads what is there, up to a bound; false when the other side is gone."""
+    taken = 0
+    while taken < most:
+        try:
+            piece = os.read(descriptor, _BLOCK)
+        except BlockingIOError:
+            return True
+        if not piece:
+            return False
+        taken += len(piece)
+        give(piece)
+    return True
+
+
+def _start(limits: Limits, python: Python) -> tuple[subprocess.Popen[bytes], int]:
+    control, told = os.pipe()
+    filtered, written = os.pipe()
+    os.write(written, seccomp.program(os.uname().machine))
+    os.close(written)
+    inside = {
+        "control": told,
+        "seconds": limits.seconds,
+        "memory": limits.memory,
+        "disk": limits.disk,
+        "processes": limits.processes,
+        "cpu_seconds": _CPU_SECONDS,
+    }
+    links = bubblewrap.root_links(name for name in os.listdir("/") if Path("/", name).is_symlink())
+    words = bubblewrap.command(
+        limits,
+        folders=python.folders,
+        links=links,
+        seccomp=filtered,
+        program=[python.path, "-I", "-u", "-c", _INSIDE, json.dumps(inside)],
+    )
+    try:
+        process = _popen(words, (told, filtered))
+    except OSError as error:
+        os.close(control)
+        raise CannotRun(f"bubblewrap cannot be started: {error.strerror}.") from None
+    finally:
+        os.close(told)
+        os.close(filtered)
+    return process, control
+
+
+def _popen(words: Sequence[str], descriptors: tuple[int, ...]) -> subprocess.Popen[bytes]:
+    # Root's processes are not counted by the kernel, so it hands them to nobody.
+    who = NOBODY if os.geteuid() == 0 else None
+    return subprocess.Popen(
+        words,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        pass_fds=descriptors,
+        env={"PATH": "/usr/local/bin:/usr/bin:/bin"},
+        cwd="/",
+        start_new_session=True,
+        user=who,
+        group=who,
+        extra_groups=[] if who is not None else None,
+    )

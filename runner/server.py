@@ -1,0 +1,62 @@
+"""The runner as an MCP server: one tool, `python`, over streamable HTTP."""
+
+from functools import partial
+from typing import Annotated
+
+import anyio.to_thread
+from mcp.server.fastmcp import Context, FastMCP
+from mcp.server.fastmcp.exceptions import ToolError
+from pydantic import Field
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+
+from runner.limits import Limits
+from runner.sandbox import CannotRun
+from runner.sessions import Busy, Sessions
+
+SESSION_HEADER = "x-session-id"
+"""Pieces of code that come under the same value find each other's variables and files; vLLM's name for it."""
+MOST_NAME = 256
+
+
+def build(sessions: Sessions, limits: Limits, host: str) -> FastMCP:
+    """A server that listens on that host. On loopback it answers to loopback's names only."""
+    server = FastMCP(
+        "holdfast-code-runner", host=host, stateless_http=True, json_response=True, log_level="WARNING"
+    )
+    about = (
+        "Runs Python code and gives what it prints, and the value of a last line that is an expression. "
+        f"Ends after {limits.seconds:g} seconds. No network. Files in /mnt/data are kept during the session."
+    )
+
+    async def python(
+        code: Annotated[str, Field(description="Python code, as for a notebook's cell")],
+        context: Context,  # type: ignore[type-arg]
+    ) -> str:
+        request = context.request_context.request
+        name = request.headers.get(SESSION_HEADER) if isinstance(request, Request) else None
+        if name is not None and not 0 < len(name) <= MOST_NAME:
+            raise ToolError(f"A session's name has 1 to {MOST_NAME} characters.")
+        return await anyio.to_thread.run_sync(partial(run, sessions, name, code))
+
+    server.add_tool(python, name="python", description=about, structured_output=False)
+    server.custom_route("/health", methods=["GET"])(_health)
+    return server
+
+
+def run(sessions: Sessions, name: str | None, code: str) -> str:
+    """The text that the model is told. Raises ToolError when the code was not run."""
+    try:
+        ran = sessions.run(name, code)
+    except Busy:
+        raise ToolError("All sandboxes are at work; try again later.") from None
+    except CannotRun as error:
+        raise ToolError(str(error)) from None
+    if ran.ended is None:
+        return ran.output
+    gone = f"[{ran.ended} Its variables and files are gone.]"
+    return f"{ran.output.rstrip()}\n{gone}" if ran.output else gone
+
+
+async def _health(_request: Request) -> Response:
+    return PlainTextResponse("ok")

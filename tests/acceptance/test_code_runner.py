@@ -1,0 +1,201 @@
+"""The code runner as it is started and asked: a process of its own, over MCP."""
+
+import asyncio
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+import httpx
+import pytest
+from mcp import ClientSession
+from mcp.client.streamable_http import streamable_http_client
+from mcp.types import CallToolResult, TextContent, Tool
+
+from runner import processes
+from tests.support.eventually import eventually
+from tests.support.sandboxes import need_sandboxes
+from tests.support.server_process import REPOSITORY, free_port
+
+T = TypeVar("T")
+OPTIONS = ["--seconds", "2", "--memory-mb", "192", "--processes", "32", "--sessions", "4"]
+
+
+class Runner:
+    """One runner process."""
+
+    def __init__(self, *options: str) -> None:
+        self.port = free_port()
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "runner", "--port", str(self.port), *OPTIONS, *options], cwd=REPOSITORY
+        )
+        eventually(self.is_healthy, within=30)
+
+    def is_healthy(self) -> bool:
+        try:
+            return httpx.get(f"http://127.0.0.1:{self.port}/health", timeout=5).text == "ok"
+        except httpx.HTTPError:
+            return False
+
+    def tools(self) -> list[Tool]:
+        async def ask(client: ClientSession) -> list[Tool]:
+            return (await client.list_tools()).tools
+
+        return asyncio.run(self._exchange({}, ask))
+
+    def call(self, code: str, session: str | None = None) -> CallToolResult:
+        async def ask(client: ClientSession) -> CallToolResult:
+            return await client.call_tool("python", {"code": code})
+
+        return asyncio.run(self._exchange({} if session is None else {"x-session-id": session}, ask))
+
+    def says(self, code: str, session: str | None = None) -> str:
+        told = self.call(code, session)
+        assert not told.isError, told
+        assert isinstance(told.content[0], TextContent)
+        return told.content[0].text
+
+    async def _exchange(self, headers: dict[str, str], ask: Callable[[ClientSession], Awaitable[T]]) -> T:
+        async with (
+            httpx.AsyncClient(headers=headers, timeout=30) as http,
+            streamable_http_client(f"http://127.0.0.1:{self.port}/mcp", http_client=http) as (read, write, _),
+            ClientSession(read, write) as client,
+        ):
+            await client.initialize()
+            return await ask(client)
+
+
+@contextmanager
+def _running(*options: str) -> Iterator[Runner]:
+    need_sandboxes()
+    runner = Runner(*options)
+    try:
+        yield runner
+    finally:
+        runner.process.terminate()
+        assert runner.process.wait(30) is not None
+
+
+@pytest.fixture(scope="module")
+def runner() -> Iterator[Runner]:
+    with _running() as opened:
+        yield opened
+
+
+def test_one_tool_is_offered_as_gpt_oss_knows_it(runner: Runner) -> None:
+    (tool,) = runner.tools()
+    assert tool.name == "python"
+    assert list(tool.inputSchema["properties"]) == tool.inputSchema["required"] == ["code"]
+
+
+def test_code_of_one_session_shares_its_names_and_others_have_their_own(runner: Runner) -> None:
+    assert runner.says("x = 6", "one") == ""
+    assert runner.says("x * 7", "one") == "42\n"
+    assert "NameError" in runner.says("x", "two")
+    assert "NameError" in runner.says("x")
+
+
+def test_a_sandbox_that_ended_is_told_to_the_model(runner: Runner) -> None:
+    told = runner.says("print('so far'); import os; os._exit(0)", "one")
+    assert told == "so far\n[The interpreter ended. Its variables and files are gone.]"
+
+
+ATTACKS = {
+    "fork bomb": """
+import os
+while True:
+    try: os.fork()
+    except OSError: pass
+""",
+    "memory bomb": """
+import mmap
+m = []
+while True:
+    m.append(mmap.mmap(-1, 10**7))
+    m[-1].write(bytes(10**7))
+""",
+    "a gigabyte of output": """
+import os
+for _ in range(1000): os.write(1, b'x' * 10**6)
+""",
+    "endless loop": """
+import signal
+signal.signal(14, signal.SIG_IGN)
+while True: pass
+""",
+    "files without end": """
+import itertools
+for n in itertools.count(): open(f'/tmp/{n}', 'w')
+""",
+    "killing": """
+import os
+for pid in range(1, 100000):
+    if pid != os.getpid():
+        try: os.kill(pid, 9)
+        except OSError: pass
+""",
+    "every pipe": """
+import os
+for fd in range(3, 20):
+    try: os.write(fd, b'.' * 10**6)
+    except OSError: pass
+""",
+}
+
+
+def test_no_attack_takes_the_runner_or_another_session_along() -> None:
+    with _running("--sessions", "16", "--seconds", "1") as runner:
+        assert runner.says("kept = 1", "bystander") == ""
+        attackers = [
+            threading.Thread(target=runner.call, args=[code, kind]) for kind, code in ATTACKS.items()
+        ]
+        for attacker in attackers:
+            attacker.start()
+        while any(attacker.is_alive() for attacker in attackers):
+            assert runner.is_healthy()
+            assert runner.says("kept", "bystander") == "1\n"
+        assert runner.says("kept", "bystander") == "1\n"
+        assert runner.says("6 * 7", "newcomer") == "42\n"
+
+
+def test_a_fifth_session_takes_the_place_of_the_one_that_was_unused_for_longest(runner: Runner) -> None:
+    for name in "abcde":
+        runner.says(f"here = {name!r}", name)
+    assert runner.says("here", "b") == "'b'\n"
+    assert "NameError" in runner.says("here", "a")
+
+
+def test_a_runner_that_is_killed_takes_its_sandboxes_along() -> None:
+    need_sandboxes()
+    runner = Runner()
+    runner.says("import subprocess; p = subprocess.Popen(['sleep', '99'])", "one")
+    family = processes.family(runner.process.pid)
+    assert len(family) >= 4
+    runner.process.send_signal(signal.SIGKILL)
+    runner.process.wait()
+    eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in family[1:]))
+
+
+def test_another_sites_name_for_loopback_is_not_answered(runner: Runner) -> None:
+    answer = httpx.post(
+        f"http://127.0.0.1:{runner.port}/mcp",
+        headers={"host": "rebound.example", "accept": "application/json, text/event-stream"},
+        json={"jsonrpc": "2.0", "id": 1, "method": "tools/list"},
+    )
+    assert answer.status_code == 421
+
+
+def test_a_python_that_is_not_there_is_refused_with_a_sentence() -> None:
+    told = subprocess.run(
+        [sys.executable, "-m", "runner", "--python", "/nowhere/python3"],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert told.returncode == 1
+    assert told.stderr == "holdfast-runner: /nowhere/python3 is no Python that runs.\n"
