@@ -5,9 +5,11 @@ from importlib import import_module
 
 BENCHES = (
     "serving",
+    "wire",
     "dialect_harmony",
     "dialect_parsers",
     "stored",
+    "chat",
     "many_responses",
     "engine_decode",
     "engine_sampling",

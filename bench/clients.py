@@ -40,13 +40,15 @@ class Capture:
         return found
 
 
-def read_streams(port: int, bodies: Sequence[Mapping[str, object]]) -> list[Capture]:
-    """POSTs every body to /v1/responses at the same time and reads to the ends of all streams."""
+def read_streams(
+    port: int, bodies: Sequence[Mapping[str, object]], path: str = "/v1/responses"
+) -> list[Capture]:
+    """POSTs every body to the path at the same time and reads to the ends of all streams."""
     captures = [Capture() for _ in bodies]
     with selectors.DefaultSelector() as selector:
         for body, capture in zip(bodies, captures, strict=True):
             connection = socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S)
-            connection.sendall(_request(body))
+            connection.sendall(_request(path, body))
             connection.setblocking(False)
             selector.register(connection, selectors.EVENT_READ, capture)
         while selector.get_map():
@@ -67,7 +69,7 @@ def _receive(selector: selectors.BaseSelector, key: selectors.SelectorKey) -> No
         connection.close()
 
 
-def _request(body: Mapping[str, object]) -> bytes:
+def _request(path: str, body: Mapping[str, object]) -> bytes:
     content = json.dumps(body).encode()
-    head = f"POST /v1/responses HTTP/1.1\r\nHost: bench\r\nContent-Length: {len(content)}\r\n"
+    head = f"POST {path} HTTP/1.1\r\nHost: bench\r\nContent-Length: {len(content)}\r\n"
     return head.encode() + b"Content-Type: application/json\r\n\r\n" + content

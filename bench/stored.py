@@ -39,7 +39,7 @@ def run() -> None:
 
 def _compare(name: str, settings: Mapping[str, object], *, tokens: int, rounds: int, goal: str) -> None:
     rates: Times = {True: [], False: []}
-    with _server(settings) as server:
+    with running(settings) as server:
         for turn in range(-2, rounds):
             for stored in (True, False) if turn % 2 else (False, True):
                 start = time.monotonic()
@@ -57,7 +57,7 @@ def _added_latency() -> None:
         log = Path(folder, "given.json")
         settings = {**PACED, "scripted_step_seconds": LATENCY_STEP_SECONDS}
         captures: dict[bool, list[Capture]] = {True: [], False: []}
-        with _server(settings, ("bench.timed_server", str(log))) as server:
+        with running(settings, ("bench.timed_server", str(log))) as server:
             for turn in range(-1, 6):
                 for stored in (True, False) if turn % 2 else (False, True):
                     found = _stream(server, LATENCY_STREAMS, 100, stored=stored)
@@ -75,7 +75,7 @@ def _added_latency() -> None:
 
 
 @contextmanager
-def _server(settings: Mapping[str, object], module: tuple[str, ...] = ("server",)) -> Iterator[ServerProcess]:
+def running(settings: Mapping[str, object], module: tuple[str, ...] = ("server",)) -> Iterator[ServerProcess]:
     """A server with an embedded database of its own."""
     with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as folder:
         Path(folder).chmod(0o711)

@@ -197,7 +197,7 @@ def test_server_answers_as_the_document_says_what_it_does_not_allow(guarded: Gua
 @pytest.mark.faults
 @pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE])
 def test_server_answers_as_the_document_says_for_long(guarded: Guarded, mode: GenerationMode) -> None:
-    explore(guarded, 200, mode)
+    explore(guarded, 60, mode)
 
 
 STREAMS: dict[str, Json] = {

@@ -1,0 +1,266 @@
+"""What HTTP's edge costs: a request as Codex sends it read and admitted, and events built from deltas."""
+
+import cProfile
+import io
+import json
+import pstats
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from openai.types.responses.response_create_params import ResponseCreateParamsStreaming
+from pydantic import TypeAdapter
+
+from bench.rounds import divide, take_times, tell
+from engine.messages import Deliver, Engine
+from server.auth import Caller
+from server.config import Config
+from server.dialects.base import CallDelta, CallEnd, CallStart, Conversation, Dialect, Prompt, TextDelta
+from server.dialects.pick import pick
+from server.locations import demo_model_folder
+from server.runs.admit import Admission
+from server.runs.context import read_given
+from server.runs.echo import make_echo
+from server.runs.emitter import Emitter
+from server.runs.prepare import Served
+from server.runs.tool_loop import ToolLoop
+from server.scripted_model import scripted_engine
+from server.store.database import upgrade
+from server.store.disk import Disk
+from server.store.embedded import EmbeddedPostgres
+from server.stream.frames import frame
+from server.tools.mcp import McpServers
+from server.wire.decode import decode
+from server.wire.events import render
+from server.wire.request import CreateResponse
+from tests.integration.runs.recorded import recording
+from tests.support.builders import CREATED, RESPONSE, TENANT
+from tests.support.builders import make_echo as plain_echo
+
+ROUNDS = 7
+REQUESTS = 40
+DELTAS = 20_000
+READ_MS = 5.0
+EVENT_US = 15.0
+PROFILED = 8
+"""Lines of the profile that are printed."""
+
+
+def run() -> None:
+    """Milliseconds of CPU of a 40 kB request, read ÷ pydantic, and admitted; microseconds of an event."""
+    body = codex_body()
+    print(f"  a request of {len(body)} bytes")
+    _read(body)
+    with _admission(written=10_000) as admit:
+        unstored = body.replace(b'"store": true', b'"store": false')
+        _tell_ms("read and admitted, not stored, as Codex asks for it", _requests(admit, unstored))
+        _tell_ms("read and admitted, stored", _requests(admit, body))
+        _profile(lambda: _requests(admit, body))
+    with _admission(written=None) as admit:
+        _tell_ms("the same, the prompt written with the demo model's template", _requests(admit, body), None)
+    _events()
+
+
+def codex_body() -> bytes:
+    """Instructions, tools of every kind that Codex has, and a history of calls and their outputs."""
+    history: list[dict[str, Any]] = [
+        _said(
+            "user", "<environment_context>\n  <cwd>/work</cwd>\n  <shell>bash</shell>\n</environment_context>"
+        ),
+        _said("user", "The tests of the parser fail since yesterday; find out why and mend it."),
+    ]
+    for turn in range(16):
+        arguments = {"command": ["bash", "-lc", f"sed -n '1,60p' src/parser_{turn}.py"], "workdir": "/work"}
+        printed = f"{turn}: def read(self, text: str) -> list[Token]:\n    return ['\\u00e9', \"x\"]\n" * 13
+        history += [
+            {
+                "type": "reasoning",
+                "id": f"rs_{turn}",
+                "summary": [],
+                "encrypted_content": "gAAAA" + "bX9_" * 60,
+            },
+            {
+                "type": "function_call",
+                "call_id": f"call_{turn}",
+                "name": "shell",
+                "arguments": json.dumps(arguments),
+            },
+            {
+                "type": "function_call_output",
+                "call_id": f"call_{turn}",
+                "output": json.dumps({"output": printed, "metadata": {"exit_code": 0}}),
+            },
+        ]
+    request = {
+        "model": "model",
+        "instructions": "You are a coding agent in a terminal. Be precise, safe and helpful.\n" * 120,
+        "input": history,
+        "tools": [*map(_function, range(7)), _PATCH, {"type": "web_search", "external_web_access": False}],
+        "tool_choice": "auto",
+        "parallel_tool_calls": True,
+        "reasoning": {"effort": "medium", "summary": "auto"},
+        "store": True,
+        "stream": True,
+        "include": ["reasoning.encrypted_content"],
+        "prompt_cache_key": "0198c0de-0000-7000-8000-000000000000",
+        "text": {"verbosity": "low"},
+        "client_metadata": {"originator": "codex_cli_rs"},
+    }
+    return json.dumps(request).encode()
+
+
+_PATCH: dict[str, Any] = {
+    "type": "custom",
+    "name": "apply_patch",
+    "description": "Edits files. This is a freeform tool, so do not wrap the patch in JSON.",
+    "format": {
+        "type": "grammar",
+        "syntax": "lark",
+        "definition": 'start: "*** Begin Patch" NEWLINE hunk+ "*** End Patch"\nhunk: /.+/ NEWLINE\n' * 6,
+    },
+}
+
+
+def _said(role: str, text: str) -> dict[str, Any]:
+    return {"type": "message", "role": role, "content": [{"type": "input_text", "text": text}]}
+
+
+def _function(number: int) -> dict[str, Any]:
+    properties = {
+        f"field_{place}": {"type": "string", "description": "What it is for, told in a sentence or two."}
+        for place in range(6)
+    }
+    return {
+        "type": "function",
+        "name": "shell" if number == 0 else f"tool_{number}",
+        "description": "Runs a command and returns what it printed. " * 4,
+        "strict": False,
+        "parameters": {"type": "object", "properties": properties, "additionalProperties": False},
+    }
+
+
+def _read(body: bytes) -> None:
+    theirs: TypeAdapter[Any] = TypeAdapter(ResponseCreateParamsStreaming)
+    capabilities = _engine(lambda _: None).capabilities
+
+    def ours(_: int) -> None:
+        for _ in range(REQUESTS):
+            make_echo(read_given(decode(body, CreateResponse))[0], capabilities)
+
+    def pydantic(_: int) -> None:
+        for _ in range(REQUESTS):
+            theirs.validate_json(body)
+
+    times = take_times({"ours": ours, "pydantic": pydantic}, ROUNDS)
+    _tell_ms("read and checked", times["ours"])
+    _tell_ms("OpenAI's request types, read by pydantic", times["pydantic"], goal=None)
+    tell("read and checked ÷ pydantic", divide(times["ours"], times["pydantic"]), "<=1.0")
+
+
+class _Written:
+    """The demo model's dialect with the prompt written before: what is left is the server's own."""
+
+    def __init__(self, dialect: Dialect, prompt: Prompt) -> None:
+        self._prompt = prompt
+        self.parser = dialect.parser
+
+    def write(self, _conversation: Conversation) -> Prompt:
+        return self._prompt
+
+
+@contextmanager
+def _admission(written: int | None) -> Iterator[Callable[[bytes], object]]:
+    """Admits bodies as the handler does, on a Postgres; with a prompt of so many tokens if that is given."""
+    with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as folder:
+        Path(folder).chmod(0o711)
+        with EmbeddedPostgres(Path(folder, "data")) as postgres:
+            upgrade(postgres.url)
+            with recording(postgres.url) as at:
+                engine = _engine(at.recorder.deliver)
+                dialect = pick(demo_model_folder(), engine.capabilities.stop_ids)
+                if written is not None:
+                    prompt = Prompt(token_ids=tuple([5] * written), stop_ids=engine.capabilities.stop_ids)
+                    dialect = _Written(dialect, prompt)
+                servers = McpServers({}, 1)
+                admission = Admission(
+                    Served(name="model", engine=engine, dialect=dialect),
+                    at.database,
+                    at.replica,
+                    at.recorder,
+                    at.hub,
+                    Disk(None, None),
+                    Config(),
+                    tool_loop=ToolLoop(engine, servers, at.recorder.deliver),
+                    on_queued=lambda: None,
+                )
+                caller = Caller(TENANT, None)
+                try:
+                    yield lambda body: admission.admit(caller, decode(body, CreateResponse))
+                finally:
+                    engine.close(drain=False)
+                    at.recorder.wait_idle(60)
+
+
+def _engine(deliver: Deliver) -> Engine:
+    """It answers with one token, so that its thread and the recorder's have little to do."""
+    config = Config(engine="scripted", scripted_tokens=1, max_waiting=65_536)
+    return scripted_engine(config, demo_model_folder(), deliver, lambda _: None)
+
+
+def _requests(admit: Callable[[bytes], object], body: bytes) -> list[float]:
+    """Seconds of CPU of this thread in each of them; the first ones make connections and fill caches."""
+    taken = []
+    for number in range(REQUESTS * 2):
+        start = time.thread_time()
+        admit(body)
+        if number >= REQUESTS:
+            taken.append((time.thread_time() - start) * REQUESTS)
+    return taken
+
+
+def _tell_ms(name: str, seconds: Sequence[float], goal: float | None = READ_MS) -> None:
+    each = [taken / REQUESTS * 1000 for taken in seconds]
+    if goal is not None:
+        tell(f"{name}, ms", each, f"<={goal:g}")
+    else:
+        print(f"  {name}: {statistics.median(each):.2f} ms [{min(each):.2f}-{max(each):.2f}]", flush=True)
+
+
+def _profile(act: Callable[[], object]) -> None:
+    profile = cProfile.Profile()
+    profile.runcall(act)
+    told = io.StringIO()
+    pstats.Stats(profile, stream=told).sort_stats("tottime").print_stats(PROFILED)
+    for line in told.getvalue().splitlines():
+        if line.strip()[:1].isdigit() or "ncalls" in line:
+            print(f"    {line.strip()}")
+
+
+def _events() -> None:
+    """A delta becomes an event, its JSON and its frame; so does a whole item."""
+
+    def deltas(_: int) -> None:
+        emitter = Emitter(RESPONSE, CREATED, plain_echo())
+        for number in range(DELTAS):
+            for event in emitter.delta(TextDelta(" word")):
+                frame(event, render(RESPONSE, event))
+            assert emitter.next_seq > number
+
+    def items(_: int) -> None:
+        for _ in range(DELTAS // 400):
+            emitter = Emitter(RESPONSE, CREATED, plain_echo())
+            for number in range(100):
+                begun = CallStart("shell", f"call_{number}")
+                for delta in (begun, CallDelta("{}"), CallEnd()):
+                    for event in emitter.delta(delta):
+                        frame(event, render(RESPONSE, event))
+            assert emitter.next_seq == 400
+
+    times = take_times({"deltas": deltas, "items": items}, ROUNDS)
+    for name, count in (("deltas", DELTAS), ("items", DELTAS)):
+        each = [taken / count * 1e6 for taken in times[name]]
+        tell(f"an event of a stream of {name}, microseconds", each, f"<={EVENT_US:g}")
