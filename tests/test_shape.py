@@ -65,7 +65,8 @@ def test_asynchronous_code_is_where_bytes_are_moved_and_nowhere_else() -> None:
     }
     # MCP's library is asynchronous; the other halves are plain functions.
     stream = {f"server/stream/{name}.py" for name in ("sse", "connection", "websocket")}
-    mcp = {"server/tools/session.py", "server/tools/fetch_async.py", "runner/server.py"}
+    mcp = {f"server/tools/{name}.py" for name in ("session", "fetch_async")}
+    mcp |= {"runner/server.py", "server/browser/mcp_server.py"}
     assert found == stream | mcp
 
 

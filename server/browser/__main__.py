@@ -1,0 +1,53 @@
+"""`holdfast-browser`: serves MCP until it is told to stop. Exit codes: 0, or 1 with a sentence."""
+
+import argparse
+import asyncio
+import sys
+from collections.abc import Sequence
+
+from hypercorn.asyncio import serve
+from hypercorn.config import Config as Hypercorn
+
+from server.browser.browsing import Web
+from server.browser.mcp_server import build
+from server.tools.address import Refused, only, read_allowed
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = _parser().parse_args(arguments)
+    try:
+        allowed = read_allowed(options.allow)
+        search_url = options.search_url or None
+        if search_url is not None:
+            only(search_url)
+    except (ValueError, Refused) as error:
+        print(f"holdfast-browser: {error}", file=sys.stderr, flush=True)  # noqa: T201 - this is a command line
+        return 1
+    config = Hypercorn()
+    config.bind = [f"{options.host}:{options.port}"]
+    app = build(Web(search_url, allowed), options.host).streamable_http_app()
+    asyncio.run(serve(app, config))  # type: ignore[arg-type]
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="holdfast-browser",
+        description="Searches and reads the web for models, as an MCP server.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--host", default="127.0.0.1", help="address to listen on; whoever reaches it can fetch pages")
+    add("--port", type=int, default=8200, help="port to listen on")
+    add("--search-url", help="a SearXNG instance's /search address, with its JSON format switched on")
+    add(
+        "--allow",
+        default="",
+        help="what may be opened, with commas between: host, host:port, *.host, * for every public host, http://"
+        " before any of them for http beside https, and networks of addresses that are not public",
+    )
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,48 @@
+"""Reads one HTML page in a process that ends with it, so that a page made to be slow or large harms no other.
+
+Parsers of HTML take time that grows with the square of a page's depth, and cannot be interrupted.
+"""
+
+import resource
+import subprocess
+import sys
+
+import msgspec
+
+from server.browser.page import Page, from_html
+
+SECONDS = 5.0
+_MEMORY = 1 << 30
+
+
+class Unreadable(Exception):
+    """The page takes too long, or too much memory, to be read."""
+
+
+def read(url: str, html: str, seconds: float = SECONDS) -> Page:
+    """What `from_html` gives. Raises Unreadable."""
+    given = msgspec.json.encode((url, html.encode("utf-8", "replace").decode(), seconds))
+    try:
+        told = subprocess.run(
+            [sys.executable, "-m", "server.browser.reading"],
+            input=given,
+            capture_output=True,
+            check=True,
+            timeout=4 * seconds,  # by the clock, on a busy machine
+        ).stdout
+        return msgspec.json.decode(told, type=Page)
+    except (subprocess.SubprocessError, msgspec.DecodeError):
+        raise Unreadable("The page takes too long to be read.") from None
+
+
+def main() -> None:
+    url, html, seconds = msgspec.json.decode(sys.stdin.buffer.read(), type=tuple[str, str, float])
+    cpu = max(1, round(seconds))
+    resource.setrlimit(resource.RLIMIT_CPU, (cpu, cpu))
+    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    sys.stdout.buffer.write(msgspec.json.encode(from_html(url, html)))
+
+
+if __name__ == "__main__":
+    main()
