@@ -20,9 +20,9 @@ def create(services: Services, caller: Caller, request: Request, body: bytes) ->
     if wanted.input is None:
         wanted = msgspec.structs.replace(wanted, input=[])
     compacting = begin(services.database, services.served, caller.tenant, wanted)
-    if compacting.is_short:
+    if compacting.summary.is_short:
         return as_json(request, compacting.made(None))
-    admitted = services.admission.admit(caller, compacting.summary_request())
+    admitted = services.admission.admit(caller, compacting.summary.asked()[0])
     return Deferred(
         admitted.channel,
         read=_gone,

@@ -21,11 +21,12 @@ from server.config import Config
 from server.crashpoints import crashpoint
 from server.errors import Conflict, ConversationLocked, Overloaded, StorageFull, UnknownModel
 from server.runs import context
+from server.runs.condense import first_reading, prepare_first
 from server.runs.context import Standing
 from server.runs.conversations import hold
 from server.runs.lifetime import lifetime
 from server.runs.listing import Headers, list_tools
-from server.runs.prepare import Prepared, Served, prepare, refusal
+from server.runs.prepare import Prepared, Served, check, prepare
 from server.runs.prompts import read_request
 from server.runs.recorder import Recorder
 from server.runs.repeats import Admitted, Repeatable, sent_before
@@ -224,18 +225,18 @@ class Admission:
         headers: Headers,
     ) -> _New:
         found = self._database.retry(
-            lambda connection: context.gather(connection, caller.tenant, request, given, response, held)
+            lambda connection: context.gather(
+                connection, caller.tenant, request, given, response, self._served.seal, held
+            )
         )
         if request.background:
             self._refuse_too_many_queued()
         seed = request.seed if request.seed is not None else secrets.randbits(63)
-        prepared = prepare(self._served, caller.tenant, request, found.items, response, seed)
+        begin = prepare_first if generate else prepare
+        prepared = begin(self._served, caller.tenant, request, found.items, response, seed)
         if not generate:
             prepared = prepared.read_only()
-        try:
-            self._served.engine.check(prepared.job)
-        except JobRefused as refused:
-            raise refusal(refused) from refused
+        check(self._served.engine, prepared)
         return _New(
             caller=caller,
             request=request,
@@ -253,6 +254,7 @@ class Admission:
                 response=response,
                 seed=seed,
                 headers=headers,
+                sums_up=prepared.sums_up,
             ),
             repeatable=repeatable,
         )
@@ -349,11 +351,11 @@ class Admission:
             prompt_tokens=len(new.prepared.prompt.token_ids),
             generates=new.prepared.generates,
         )
-        return Run(facts, self._served.reading(new.caller.tenant, new.request, new.prepared.prompt))
+        return Run(facts, first_reading(self._served, new.caller.tenant, new.request, new.prepared))
 
     def _hand_over(self, run: Run, new: _New, begun: Sequence[Event]) -> Admitted:
         response = run.facts.id
-        if new.turns.uses_tools:
+        if new.turns.may_follow:
             self._tool_loop.expect(new.turns)
         channel = self._hub.open(
             response,

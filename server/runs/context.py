@@ -1,6 +1,6 @@
 """What the model is given of a conversation: stored history, then the new input."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
@@ -8,12 +8,14 @@ from uuid import UUID
 import msgspec
 
 from server.errors import InvalidRequest, NotFound
+from server.runs.opened import opened
+from server.runs.sealing import Seal
 from server.runs.states import ENDED
 from server.store import conversations, responses
 from server.store.database import Connection
 from server.wire import ids
 from server.wire.errors import DecodeFailure
-from server.wire.input import AdditionalTools, Given, ItemReference, read_input
+from server.wire.input import AdditionalTools, CompactionTrigger, Given, ItemReference, read_input
 from server.wire.items import (
     PREFIXES,
     CustomToolCall,
@@ -23,8 +25,11 @@ from server.wire.items import (
     Item,
     decode_item,
 )
-from server.wire.request import CreateResponse
+from server.wire.request import ContextManagement, CreateResponse
 from server.wire.tools import echo
+
+TRIGGER = "compaction_trigger"
+"""What stands among `context_management` for a trigger in the input."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +62,7 @@ def gather(
     request: CreateResponse,
     given: Sequence[Given],
     response: UUID,
+    seal: Seal,
     held: Sequence[Item] | None = None,
 ) -> Context:
     """Looks up what the request refers to. Raises ApiError for what is not there or does not fit.
@@ -68,20 +74,39 @@ def gather(
     standing = None
     if conversation is not None:
         standing, history = _conversation(connection, tenant, conversation)
-    resolved = [resolve(connection, tenant, item) for item in given if not isinstance(item, AdditionalTools)]
+    resolved = [
+        resolve(connection, tenant, item)
+        for item in given
+        if not isinstance(item, AdditionalTools | CompactionTrigger)
+    ]
     new = [own(item, response, "i", index) for index, item in enumerate(resolved)]
-    refuse_unmatched(history, new)
+    refuse_unmatched(history, new, lambda items: opened(items, seal, tenant))
     return Context(previous, history, new, standing)
 
 
 def read_given(request: CreateResponse) -> tuple[CreateResponse, list[Given]]:
-    """The request's input, and the request with the tools that came in it. Raises DecodeFailure. Pure."""
+    """The request's input, and the request with the tools and wishes that came in it. Raises DecodeFailure.
+
+    Pure.
+    """
     given = read_input(_input(request))
+    if CompactionTrigger() in given:
+        request = _triggered(request, given)
     more = [tool for item in given if isinstance(item, AdditionalTools) for tool in item.tools]
     if more:
         tools = [*(request.tools or []), *map(echo, more)]
         request = msgspec.structs.replace(request, tools=tools)
     return request, given
+
+
+def _triggered(request: CreateResponse, given: Sequence[Given]) -> CreateResponse:
+    """The wish is noted where it is stored with the request: a trigger is no item."""
+    if given.count(CompactionTrigger()) > 1:
+        raise DecodeFailure("Only one compaction_trigger may be given.", "input", "invalid_value")
+    if given[-1] != CompactionTrigger():
+        raise DecodeFailure("The compaction_trigger must be the last input item.", "input", "invalid_value")
+    asked = [*(request.context_management or ()), ContextManagement(TRIGGER)]
+    return msgspec.structs.replace(request, context_management=asked)
 
 
 def _input(request: CreateResponse) -> str | list[dict[str, Any]]:
@@ -141,7 +166,7 @@ def _conversation(connection: Connection, tenant: str, conversation: UUID) -> tu
 
 def resolve(connection: Connection, tenant: str, item: Given) -> Item:
     """The item that is meant. Raises NotFound."""
-    assert not isinstance(item, AdditionalTools)
+    assert not isinstance(item, AdditionalTools | CompactionTrigger)
     if not isinstance(item, ItemReference):
         return item
     payload = responses.item(connection, tenant, item.id) or conversations.item(connection, tenant, item.id)
@@ -152,15 +177,26 @@ def resolve(connection: Connection, tenant: str, item: Given) -> Item:
     return decode_item(payload)
 
 
-def refuse_unmatched(history: Sequence[Item], new: Sequence[Item]) -> None:
-    """Raises InvalidRequest for an output of a call that the model never made. Pure."""
-    calls = {item.call_id for item in [*history, *new] if isinstance(item, FunctionCall | CustomToolCall)}
+def refuse_unmatched(
+    history: Sequence[Item], new: Sequence[Item], opened: Callable[[Sequence[Item]], Sequence[Item]] = list
+) -> None:
+    """Raises InvalidRequest for an output of a call that the model never made. Pure.
+
+    `opened` shows the calls that are sealed in a compaction.
+    """
+    calls = _calls([*history, *new])
     for item in new:
-        if isinstance(item, FunctionCallOutput | CustomToolCallOutput) and item.call_id not in calls:
+        if not isinstance(item, FunctionCallOutput | CustomToolCallOutput) or item.call_id in calls:
+            continue
+        if item.call_id not in _calls(opened([*history, *new])):
             raise InvalidRequest(
                 f"No tool call found for function call output with call_id {item.call_id[:100]}.",
                 param="input",
             )
+
+
+def _calls(items: Sequence[Item]) -> set[str]:
+    return {item.call_id for item in items if isinstance(item, FunctionCall | CustomToolCall)}
 
 
 def _previous(connection: Connection, tenant: str, request: CreateResponse) -> tuple[UUID | None, list[Item]]:

@@ -16,7 +16,7 @@ from server.store.responses import NewItem
 from server.wire import ids
 from server.wire.conversations import Conversation, CreateConversation
 from server.wire.errors import DecodeFailure
-from server.wire.input import AdditionalTools, Given, read_input
+from server.wire.input import AdditionalTools, CompactionTrigger, Given, read_input
 from server.wire.pages import Page, page
 from server.wire.request import Metadata
 
@@ -150,6 +150,12 @@ def _there(found: StoredConversation | None, conversation: UUID) -> StoredConver
 def _read(items: Sequence[dict[str, Any]]) -> list[Given]:
     given = read_input(list(items), "items")
     for item in given:
+        if isinstance(item, CompactionTrigger):
+            raise DecodeFailure(
+                "A conversation is compacted by a response: send the trigger with a request for one.",
+                "items",
+                "unsupported_value",
+            )
         if isinstance(item, AdditionalTools):
             raise DecodeFailure(
                 "Tools are not kept in a conversation; send them with each request.",

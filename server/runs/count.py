@@ -25,6 +25,8 @@ def count_input(
         raise UnknownModel(request.model, served.names)
     request, given = read_request(database, tenant, request)
     request, _ = list_tools(servers, request)
-    found = database.retry(lambda connection: context.gather(connection, tenant, request, given, new_uuid()))
+    found = database.retry(
+        lambda connection: context.gather(connection, tenant, request, given, new_uuid(), served.seal)
+    )
     make_echo(request, served.engine.capabilities)
     return len(write_prompt(served, tenant, request, found.items).token_ids)

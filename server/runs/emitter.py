@@ -26,11 +26,13 @@ from server.dialects.base import (
 from server.runs.assemble import assemble
 from server.runs.hosted import Listed, Outcome
 from server.runs.raw_messages import RawMessages
+from server.runs.retold import begun_by, decode_added, decode_done
 from server.runs.states import Ending, EndStatus
 from server.wire import events as wire
 from server.wire import ids
 from server.wire.events import Event, Kind, event_type
 from server.wire.items import (
+    Compaction,
     CustomToolCall,
     FunctionCall,
     Item,
@@ -120,6 +122,9 @@ class Emitter:
         """The places of calls that are to be made, or are being made."""
         self.next_seq = 0
         self._servers = servers
+        self._compaction: str | None = None
+        """The id of the compaction that is being made."""
+        self._answers = True
         self._draft: list[str] | None = None
         """The arguments of the server's call that the model is writing, which is the last of the output."""
         self._response = response
@@ -168,6 +173,26 @@ class Emitter:
             case CallEnd():
                 return self._close("completed")
         return [*events, self._more(text, logprobs)]
+
+    def compacting(self, *, answers: bool) -> list[Event]:
+        """A compaction of the context begins; unless the response `answers`, nothing follows it."""
+        index = self._index
+        self._answers = answers
+        self._compaction = ids.item_id("cmp", self._response, "o", index)
+        item = Compaction(self._compaction, "in_progress", "")
+        return [
+            wire.whole(wire.OutputItemAdded(self._number(), index, item)),
+            wire.whole(wire.CompactionCompacting(self._number(), item.id, index)),
+        ]
+
+    def compacted(self, seal: Callable[[str], str], status: ItemStatus = "completed") -> list[Event]:
+        """It is made; `seal` gives its content by its id."""
+        assert self._compaction is not None
+        item = Compaction(self._compaction, status, seal(self._compaction))
+        events = [wire.whole(wire.OutputItemDone(self._number(), self._index, item))]
+        self.output.append(item)
+        self._compaction = None
+        return events
 
     def lists(self, lists: Iterable[Listed]) -> list[Event]:
         """What the MCP servers offer."""
@@ -246,17 +271,19 @@ class Emitter:
                 _, text, logprobs = wire.delta_of(event)
                 self._more(text, logprobs)
             elif event_type(event) == "response.output_item.added":
-                item = _decode_added(event.body).item
+                item = decode_added(event.body).item
                 self._close("completed")
                 if isinstance(item, McpCall | McpListTools):
                     self.output.append(item)
+                elif isinstance(item, Compaction):
+                    self._compaction = item.id
                 else:
-                    self._change_to(*_begun(item))
+                    self._change_to(*begun_by(item))
                 if isinstance(item, McpCall):
                     self.pending.append(self._index - 1)
             elif event_type(event) == "response.output_item.done":
-                self._open = None
-                done = _decode_done(event.body)
+                self._open = self._compaction = None
+                done = decode_done(event.body)
                 if done.output_index < len(self.output):
                     self.output[done.output_index] = done.item
                 else:
@@ -276,7 +303,8 @@ class Emitter:
         events = self._close(self._status_when_cut_off if completed else "incomplete")
         events += [self._call_done(index, "incomplete", Outcome()) for index in self.pending]
         self.pending = []
-        silent = all(isinstance(item, Reasoning | McpListTools | McpCall) for item in self.output)
+        told = Reasoning | Compaction | McpListTools | McpCall
+        silent = self._answers and all(isinstance(item, told) for item in self.output)
         if completed and ending.output_tokens and silent:
             events += self._change_to(Kind.OUTPUT_TEXT_DELTA, MessageStart())
             events += self._close("completed")
@@ -340,6 +368,8 @@ class Emitter:
     def _close(self, status: ItemStatus) -> list[Event]:
         if self._draft is not None:
             return self._end_call(status)
+        if self._compaction is not None:
+            return self.compacted(lambda _id: "", "incomplete")
         if self._open is None:
             return []
         text = "".join(self._open.text)
@@ -364,23 +394,3 @@ class Emitter:
             case _:
                 assert self._open is not None
                 return wire.OutputTextDone(number, item.id, self._index, 0, text, self._open.logprobs)
-
-
-_decode_added = msgspec.json.Decoder(wire.OutputItemAdded).decode
-_decode_done = msgspec.json.Decoder(wire.OutputItemDone).decode
-
-
-def _begun(item: Item) -> tuple[Kind, MessageStart | ReasoningDelta | CallStart]:
-    """What an item began with that was told of."""
-    match item:
-        case Reasoning():
-            return Kind.REASONING_TEXT_DELTA, ReasoningDelta("")
-        case FunctionCall():
-            call = CallStart(item.name, item.call_id, "function", item.namespace or None)
-            return Kind.FUNCTION_CALL_ARGUMENTS_DELTA, call
-        case CustomToolCall():
-            call = CallStart(item.name, item.call_id, "custom", item.namespace or None)
-            return Kind.CUSTOM_TOOL_CALL_INPUT_DELTA, call
-        case _:
-            phase = getattr(item, "phase", None) or None
-            return Kind.OUTPUT_TEXT_DELTA, MessageStart(phase)

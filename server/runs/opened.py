@@ -5,6 +5,7 @@ from collections.abc import Iterable
 import msgspec
 
 from server.runs.sealing import Seal
+from server.runs.window import open_window, summary_message
 from server.wire.items import (
     Compaction,
     InputText,
@@ -16,17 +17,22 @@ from server.wire.items import (
 )
 from server.wire.response import Response
 
-SUMMARY = "Earlier parts of this conversation were left out. This is what they said:\n\n"
 UNREADABLE = "[Earlier parts of this conversation were compacted by another server and cannot be read here.]"
 
 
 def opened(items: Iterable[Item], seal: Seal, tenant: str) -> list[Item]:
     """Items as a model is given them: what was compacted is told by the developer.
 
-    Sealed reasoning that is not ours stays without content, which every dialect leaves out.
+    A compaction within a response stands for everything before it. Sealed reasoning that is not ours stays
+    without content, which every dialect leaves out.
     """
-    found = [_opened(item, seal, tenant) for item in items]
-    return [item for item in found if item is not None]
+    found: list[Item] = []
+    for item in items:
+        if isinstance(item, Compaction) and (window := open_window(item, seal, tenant)) is not None:
+            found = window
+        elif (one := _opened(item, seal, tenant)) is not None:
+            found.append(one)
+    return found
 
 
 def _opened(item: Item, seal: Seal, tenant: str) -> Item | None:
@@ -34,6 +40,8 @@ def _opened(item: Item, seal: Seal, tenant: str) -> Item | None:
         case Reasoning(encrypted_content=str() as sealed) if not item.content:
             text = seal.open("reasoning", tenant, sealed)
             return msgspec.structs.replace(item, content=[ReasoningText(text)]) if text else item
+        case Compaction(encrypted_content=""):
+            return None  # one that was broken off
         case Compaction(encrypted_content=sealed):
             return _told(item.id, seal.open("compaction", tenant, sealed))
         case _:
@@ -42,10 +50,9 @@ def _opened(item: Item, seal: Seal, tenant: str) -> Item | None:
 
 def _told(item_id: str, summary: str | None) -> Message | None:
     """A compaction as the developer's message; None if nothing was left out."""
-    if summary == "":
-        return None
-    text = UNREADABLE if summary is None else SUMMARY + summary
-    return Message(item_id, "completed", "developer", [InputText(text)])
+    if summary is None:
+        return Message(item_id, "completed", "developer", [InputText(UNREADABLE)])
+    return summary_message(item_id, summary) if summary else None
 
 
 def with_sealed(response: Response, seal: Seal, tenant: str) -> Response:

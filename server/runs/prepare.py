@@ -19,7 +19,7 @@ from server.runs.echo import make_echo
 from server.runs.hosted import as_read, hosted_of
 from server.runs.opened import opened
 from server.runs.raw_messages import RawMessages
-from server.runs.run import Reading
+from server.runs.run import Condensing, Reading
 from server.runs.sealing import Seal
 from server.runs.structured import given_grammar
 from server.runs.truncation import shortened
@@ -79,6 +79,15 @@ class Prepared:
     echo: Echo
     job: Job
     generates: bool = True
+    condensing: Condensing | None = None
+    """There if the response begins with a compaction."""
+    next_job: Job | None = None
+    """About what follows a compaction that the model writes, to be checked before there is a response."""
+
+    @property
+    def sums_up(self) -> bool:
+        """The model writes a summary, and answers in a turn of its own."""
+        return self.condensing is not None and self.condensing.by_model
 
     def read_only(self) -> "Prepared":
         """The same without an answer: an engine has read a prompt once it has drawn a token after it."""
@@ -105,15 +114,26 @@ def prepare(
     served: Served, tenant: str, request: CreateResponse, items: Sequence[Item], response: UUID, seed: int
 ) -> Prepared:
     """Raises ApiError or DecodeFailure for what cannot be run; whether the engine has room is not asked."""
-    echo = make_echo(request, served.engine.capabilities)
     if request.enable_response_messages and served.vocabulary is None:
         raise InvalidRequest(
             "What this model's tokens spell is not known here, so messages cannot be told as tokens.",
             param="enable_response_messages",
             code="unsupported_parameter",
         )
-    moment = datetime.fromtimestamp(seconds_of(response), UTC)
-    prompt = write_prompt(served, tenant, request, items, moment)
+    prompt = write_prompt(served, tenant, request, items, moment_of(response))
+    return prepared_with(served, tenant, request, prompt, response, seed)
+
+
+def moment_of(response: UUID) -> datetime:
+    """When a response was asked for, to the second."""
+    return datetime.fromtimestamp(seconds_of(response), UTC)
+
+
+def prepared_with(
+    served: Served, tenant: str, request: CreateResponse, prompt: Prompt, response: UUID, seed: int
+) -> Prepared:
+    """The same from a prompt that is written already."""
+    echo = make_echo(request, served.engine.capabilities)
     limit = served.engine.capabilities.context_length
     if len(prompt.token_ids) >= limit:
         raise too_long(len(prompt.token_ids), limit)
@@ -286,6 +306,16 @@ def stop_strings(request: CreateResponse) -> tuple[str, ...]:
 
 def wants_logprobs(request: CreateResponse) -> bool:
     return bool(request.top_logprobs) or LOGPROBS in (request.include or ())
+
+
+def check(engine: Engine, prepared: Prepared) -> None:
+    """Raises ApiError for what the engine could not run."""
+    try:
+        for job in (prepared.job, prepared.next_job):
+            if job is not None:
+                engine.check(job)
+    except JobRefused as refused:
+        raise refusal(refused) from refused
 
 
 def refusal(refused: JobRefused) -> ApiError:

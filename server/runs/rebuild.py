@@ -15,9 +15,10 @@ from engine.messages import Job
 from server.dialects.base import Delta
 from server.errors import ApiError
 from server.runs import context
-from server.runs.prepare import Prepared, Served, prepare
-from server.runs.replay import replay
-from server.runs.run import Log, Reading, Run, RunFacts, said
+from server.runs.condense import first_reading, prepare_first
+from server.runs.prepare import Prepared, Served
+from server.runs.replay import replay, said
+from server.runs.run import Log, Reading, Run, RunFacts
 from server.runs.turns import Turns
 from server.store import events, responses
 from server.store.database import Connection
@@ -61,7 +62,7 @@ def rebuild(connection: Connection, stored: StoredResponse, served: Served) -> R
     prepared = _prepare_again(connection, stored, served)
     if prepared is not None:
         facts, request = _facts(stored, prepared), _request(stored, stored.asked or "")
-        run = Run(facts, served.reading(stored.tenant, request, prepared.prompt))
+        run = Run(facts, first_reading(served, stored.tenant, request, prepared))
         turns = Turns(
             served=served,
             tenant=stored.tenant,
@@ -69,6 +70,7 @@ def rebuild(connection: Connection, stored: StoredResponse, served: Served) -> R
             items=_items(connection, stored),
             response=stored.id,
             seed=stored.seed,
+            sums_up=run.sums_up,
         )
         try:
             said_now, job = replay(run, turns, prepared, progress, told)
@@ -91,6 +93,7 @@ def _facts(stored: StoredResponse, prepared: Prepared | None) -> RunFacts:
         created_at=stored.created_at,
         attempt=stored.attempt,
         prompt_tokens=len(prepared.prompt.token_ids) if prepared else 0,
+        generates=prepared is None or prepared.generates,
     )
 
 
@@ -101,7 +104,7 @@ def _prepare_again(connection: Connection, stored: StoredResponse, served: Serve
     request = _request(stored, stored.asked)
     try:
         items = _items(connection, stored)
-        prepared = prepare(served, stored.tenant, request, items, stored.id, stored.seed)
+        prepared = prepare_first(served, stored.tenant, request, items, stored.id, stored.seed)
     except (ApiError, DecodeFailure) as error:
         log.error("response %s cannot be prepared again: %s", stored.id, error)
         return None

@@ -1,8 +1,9 @@
 """A log of several turns, parted into them, and the run that it makes again. Pure but for the prompts."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from itertools import groupby
 
 import msgspec
 
@@ -12,8 +13,8 @@ from server.runs.prepare import Prepared, job_after
 from server.runs.run import Log, Run
 from server.runs.turns import Turns
 from server.store.events import Progress
-from server.wire.events import Event, Kind, OutputItemDone, event_type
-from server.wire.items import McpCall
+from server.wire.events import Event, Kind, OutputItemDone, delta_of, event_type
+from server.wire.items import Compaction, McpCall
 
 _CALLED = frozenset({"response.mcp_call.completed", "response.mcp_call.failed"})
 _decode_done = msgspec.json.Decoder(OutputItemDone).decode
@@ -27,10 +28,15 @@ class LoggedTurn:
     told: list[Event] = field(default_factory=list)
     called: dict[int, Outcome] = field(default_factory=dict)
     """The calls that were made, by place. No token of the turn is stored after the first of them."""
+    summed_up: bool = False
+    """It wrote the summary of a compaction, and that is told."""
 
 
-def parted(progress: Progress, told: Sequence[Event]) -> list[LoggedTurn]:
-    """The turns of a log: a turn is over where a call of the server's has an outcome."""
+def parted(progress: Progress, told: Sequence[Event], *, sums_up: bool = False) -> list[LoggedTurn]:
+    """The turns of a log: a turn is over where a call of the server's has an outcome.
+
+    The first of one that begins by `sums_up` is over where its compaction is told.
+    """
     turns = [LoggedTurn()]
     pieces = dict(progress.pieces)
     calling = False
@@ -43,9 +49,11 @@ def parted(progress: Progress, told: Sequence[Event]) -> list[LoggedTurn]:
         calling = calling or kind in _CALLED
         turns[-1].token_ids += piece or []
         turns[-1].told.append(event)
-        if calling and event.kind is Kind.WHOLE and kind == "response.output_item.done":
+        if event.kind is Kind.WHOLE and kind == "response.output_item.done":
             done = _decode_done(event.body)
-            if isinstance(done.item, McpCall):
+            if sums_up and isinstance(done.item, Compaction):
+                calling, turns[-1].summed_up = True, True
+            elif calling and isinstance(done.item, McpCall):
                 turns[-1].called[done.output_index] = Outcome(done.item.output, done.item.error)
     return turns
 
@@ -61,13 +69,13 @@ def replay(
     run.catch_up_to(Log(progress.token_ids, progress.next_seq, told, at))
     said: list[Event] = []
     job, events = prepared.job, []
-    logged = parted(progress, told)
+    logged = parted(progress, told, sums_up=run.sums_up)
     for number, turn in enumerate(logged):
         if number:
             job = _begin(run, turns, at)
         events = run.read_again(Log(turn.token_ids, 0, turn.told, at))
         said += events
-        if turn.called or (run.calls_due and turn.token_ids[-1] in job.stop_ids):
+        if turn.summed_up or turn.called or (run.calls_due and turn.token_ids[-1] in job.stop_ids):
             _call_again(run, turn, len(job.prompt), at)
     run.go_on_at(progress.next_seq)
     return said, None if run.calling else job_after(job, logged[-1].token_ids)
@@ -89,3 +97,17 @@ def _call_again(run: Run, turn: LoggedTurn, prompt_tokens: int, at: datetime | N
     run.finish("stop", Usage(prompt_tokens + len(turn.token_ids)), at)
     for index, outcome in turn.called.items():
         run.called(index, outcome, at)
+
+
+def said(events: Iterable[Event]) -> list[tuple[Kind, int, str]]:
+    """What each item said, however its deltas were cut."""
+    deltas = [
+        (kind, event.output_index, text)
+        for event in events
+        if event.kind is not Kind.WHOLE
+        for kind, text, _ in [delta_of(event)]
+    ]
+    return [
+        (*place, "".join(text for _, _, text in group))
+        for place, group in groupby(deltas, key=lambda delta: delta[:2])
+    ]

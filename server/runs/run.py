@@ -4,10 +4,9 @@ Engine messages in, events out; time comes from the caller. Given the same token
 so a crash is repaired by feeding the stored tokens to a fresh run.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from itertools import groupby
 from uuid import UUID
 
 from engine.messages import FinishReason, StopHit
@@ -21,7 +20,7 @@ from server.runs.logprobs import TokenLogprobs
 from server.runs.raw_messages import RawMessages
 from server.runs.states import Ending, EndStatus
 from server.runs.stops import StopFilter
-from server.wire.events import Event, Kind, delta_of
+from server.wire.events import Event
 from server.wire.items import CustomToolCall, FunctionCall, Item, McpCall
 from server.wire.response import Echo, Response
 
@@ -42,6 +41,18 @@ class RunFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class Condensing:
+    """How a response begins with a compaction of its context."""
+
+    seal: Callable[[str, str], str]
+    """From the item's id and what the model has written: the sealed content."""
+    by_model: bool
+    """The first turn writes it; else there is no such turn."""
+    answers: bool
+    """Else the response is over after it."""
+
+
+@dataclass(frozen=True, slots=True)
 class Reading:
     """How the tokens of one answer are read."""
 
@@ -57,6 +68,7 @@ class Reading:
     """There if reasoning is to be told sealed, too: from its item's id and its text."""
     hosted: Hosted = Hosted()
     """The tools that the server runs."""
+    condensing: Condensing | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +93,9 @@ class Run:
         self.calling = False
         """A turn is over and the next one has not begun: no job is there."""
         self._hosted = reading.hosted
+        self._condensing = reading.condensing
+        self._written: list[str] = []
+        """The summary that the model writes in the first turn of a compaction."""
         self._emitter = Emitter(facts.id, facts.created_at, facts.echo, reading.seal, self._hosted.labels)
         self._started = False
         self._first_token_at: datetime | None = None
@@ -132,7 +147,20 @@ class Run:
         if self._started:
             return []
         self._started = True
-        return self._emitter.start() + self._emitter.lists(self._hosted.lists)
+        events = self._emitter.start() + self._emitter.lists(self._hosted.lists)
+        if self._condensing is None:
+            return events
+        events += self._emitter.compacting(answers=self._condensing.answers)
+        return events if self._condensing.by_model else events + self._emitter.compacted(self._sealed)
+
+    @property
+    def sums_up(self) -> bool:
+        """Its tokens are a summary, which nobody is told of."""
+        return self.turn == 0 and self._condensing is not None and self._condensing.by_model
+
+    def _sealed(self, place: str) -> str:
+        assert self._condensing is not None
+        return self._condensing.seal(place, "".join(self._written))
 
     def resume(self, log: Log) -> list[Event]:
         """Brings a fresh run to where the log ends: the tokens in it, the next number after it.
@@ -204,9 +232,22 @@ class Run:
             case "cancelled":
                 status, why = "cancelled", None
         rest = self._emit(self._parser.close()) + self._release(stop_hit)
+        if self.sums_up and status != "cancelled":
+            return self._end_summary(usage, at)
         if status == "completed" and self._emitter.pending:
             return rest + self._end_turn(usage)
         return rest + self._end(status, usage, at, incomplete_reason=why)
+
+    def _end_summary(self, usage: EngineUsage, at: datetime) -> list[Event]:
+        """The context is short now; the model answers from that, if it is to answer."""
+        assert self._condensing is not None
+        events = self._emitter.compacted(self._sealed)
+        if not self._condensing.answers:
+            return events + self._end("completed", usage, at)
+        self._spend(usage)
+        self.calling = True
+        self._errand = self._errand_of(())
+        return events
 
     def _end_turn(self, usage: EngineUsage) -> list[Event]:
         """The model waits for calls of the server's."""
@@ -335,6 +376,9 @@ class Run:
         return events
 
     def _emit(self, deltas: Sequence[Delta]) -> list[Event]:
+        if self.sums_up:
+            self._written += [delta.text for delta in deltas if isinstance(delta, TextDelta)]
+            return []
         return [event for delta in deltas for event in self._emit_one(delta)]
 
     def _emit_one(self, delta: Delta) -> list[Event]:
@@ -353,17 +397,3 @@ class Run:
         """Tells what was held back, up to the stop string that ended the answer."""
         text = self._stops.close(stop_hit)
         return self._emitter.delta(self._stopped_kind(text)) if text else []
-
-
-def said(events: Iterable[Event]) -> list[tuple[Kind, int, str]]:
-    """What each item said, however its deltas were cut."""
-    deltas = [
-        (kind, event.output_index, text)
-        for event in events
-        if event.kind is not Kind.WHOLE
-        for kind, text, _ in [delta_of(event)]
-    ]
-    return [
-        (*place, "".join(text for _, _, text in group))
-        for place, group in groupby(deltas, key=lambda delta: delta[:2])
-    ]

@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESSIV
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-Purpose = Literal["reasoning", "compaction"]
+Purpose = Literal["reasoning", "compaction", "context"]
 KEY_BYTES = 32
 _VERSION = "hf1"
 _PLACE_BYTES = 16

@@ -164,7 +164,7 @@ class Taker:
         if rebuilt.job is None and errand is None:
             self._recorder.deliver([Begin(run, starts=False), Break(run.facts.id, SERVER_ERROR, CHANGED)])
             return
-        if rebuilt.turns is not None and rebuilt.turns.uses_tools:
+        if rebuilt.turns is not None and rebuilt.turns.may_follow:
             self._tool_loop.expect(rebuilt.turns)
         self._recorder.begin(run)
         crashpoint("claim.begun")

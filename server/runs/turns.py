@@ -35,11 +35,13 @@ class Turns:
     seed: int
     headers: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """By server: the caller's, which are never stored."""
+    sums_up: bool = False
+    """The first turn is that of a compaction."""
 
     @property
-    def uses_tools(self) -> bool:
-        """The server runs tools for this response, so that it may have more than one turn."""
-        return any(isinstance(tool, McpTool) for tool in read_tools(self.request.tools))
+    def may_follow(self) -> bool:
+        """There may be more than the first: behind a compaction, or calls that the server makes."""
+        return self.sums_up or any(isinstance(tool, McpTool) for tool in read_tools(self.request.tools))
 
     def after(self, output: Sequence[Item], turn: int, spent: int) -> Turn | None:
         """The turn behind that output; None if no token is left for it. Raises ApiError.
@@ -65,6 +67,8 @@ class Turns:
         if most is not None and sum(isinstance(item, McpCall) for item in output) >= most:
             return "none"
         given = self.request.tool_choice
+        if not any(isinstance(item, McpCall) for item in output):
+            return given
         forced = read_choice(given, read_tools(self.request.tools)).mode == "required"
         if not forced:
             return given

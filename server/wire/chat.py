@@ -138,7 +138,7 @@ class Usage(msgspec.Struct, frozen=True):
     completion_tokens_details: dict[str, int]
 
 
-FinishReason = Literal["stop", "length", "tool_calls", "content_filter"]
+FinishReason = Literal["stop", "length", "tool_calls"]
 
 
 class ChatMessage(msgspec.Struct, frozen=True):

@@ -200,6 +200,11 @@ class McpCallFailed(_Event, frozen=True, tag="response.mcp_call.failed"):
     output_index: int
 
 
+class CompactionCompacting(_Event, frozen=True, tag="response.compaction.compacting"):
+    item_id: str
+    output_index: int
+
+
 WholeEvent = (
     ResponseCreated
     | ResponseQueued
@@ -215,6 +220,7 @@ WholeEvent = (
     | ReasoningTextDone
     | FunctionCallArgumentsDone
     | CustomToolCallInputDone
+    | CompactionCompacting
     | McpListToolsInProgress
     | McpListToolsCompleted
     | McpListToolsFailed

@@ -55,7 +55,12 @@ class AdditionalTools:
     tools: list[Tool]
 
 
-Given = Item | ItemReference | AdditionalTools
+@dataclass(frozen=True, slots=True)
+class CompactionTrigger:
+    """The wish that everything before it become one sealed item, and nothing else be generated."""
+
+
+Given = Item | ItemReference | AdditionalTools | CompactionTrigger
 
 
 class _Message(msgspec.Struct, kw_only=True):
@@ -235,6 +240,10 @@ def _read_additional_tools(element: dict[str, Any], path: str) -> AdditionalTool
     return AdditionalTools(read_tools(given.tools, f"{path}.tools"))
 
 
+def _read_trigger(_element: dict[str, Any], _path: str) -> CompactionTrigger:
+    return CompactionTrigger()
+
+
 def _ignore(_element: dict[str, Any], _path: str) -> None:
     """Says something to OpenAI's servers alone."""
 
@@ -248,6 +257,7 @@ ITEMS: dict[str, Reader] = {
     "custom_tool_call_output": Reader(_Output, _read_output(CustomToolCallOutput)),
     "compaction": Reader(_Compaction, _read_compaction),
     "mcp_call": Reader(_McpCall, _read_mcp_call),
+    "compaction_trigger": Reader(_Nothing, _read_trigger),
     "item_reference": Reader(_Reference, _read_reference),
     "additional_tools": Reader(_Tools, _read_additional_tools),
     "configuration_update": Reader(_Nothing, _ignore),
@@ -259,7 +269,6 @@ WITHOUT_MEANING = frozenset(
         "apply_patch_call",
         "apply_patch_call_output",
         "code_interpreter_call",
-        "compaction_trigger",
         "computer_call",
         "computer_call_output",
         "file_search_call",

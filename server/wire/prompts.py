@@ -12,7 +12,7 @@ import msgspec
 
 from server.wire.decode import decode
 from server.wire.errors import DecodeFailure
-from server.wire.input import AdditionalTools, read_input
+from server.wire.input import AdditionalTools, ItemReference, read_input
 from server.wire.items import MAX_TEXT, ContentPart, InputText, Item, Message, OutputText
 
 _PLACE = re.compile(r"\{\{\s*([A-Za-z_][A-Za-z0-9_]{0,63})\s*\}\}")
@@ -48,7 +48,8 @@ def read_template(content: bytes) -> Template:
     items: list[Item] = []
     for item in read_input(given.input) if given.input is not None else []:
         if not isinstance(item, Item):
-            kind = "tools" if isinstance(item, AdditionalTools) else "references to items"
+            kinds = {AdditionalTools: "tools", ItemReference: "references to items"}
+            kind = kinds.get(type(item), "compaction triggers")
             raise DecodeFailure(f"A prompt cannot hold {kind}.", "input", "unsupported_value")
         items.append(item)
     if not given.instructions and not items:

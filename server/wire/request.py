@@ -56,6 +56,13 @@ class PromptReference(msgspec.Struct, frozen=True):
     variables: dict[str, Any] | None = None
 
 
+class ContextManagement(msgspec.Struct, frozen=True):
+    """What is done about a context that grows; OpenAI has the one type `compaction`."""
+
+    type: str
+    compact_threshold: Annotated[int, Meta(ge=1000)] | None = None
+
+
 class StreamOptions(msgspec.Struct, frozen=True):
     include_obfuscation: bool | None = None
     """Accepted; events are never padded, which no client asks for to be seen."""
@@ -82,6 +89,7 @@ class CreateResponse(msgspec.Struct, frozen=True, kw_only=True):
     max_output_tokens: Annotated[int, Meta(ge=1)] | None = None
     seed: Seed | None = None
     metadata: Metadata | None = None
+    context_management: Annotated[list[ContextManagement], Meta(min_length=1, max_length=16)] | None = None
     reasoning: ReasoningOptions | None = None
     text: TextOptions | None = None
     tools: list[GivenTool] | None = None

@@ -6,14 +6,17 @@ What the types do not know must be on a list, so that a misspelt field does not 
 from typing import Any
 
 from openai import BaseModel
-from openai.types.responses import Response, ResponseStreamEvent
+from openai.types.responses import Response, ResponseCompactionItem, ResponseStreamEvent
 from pydantic import TypeAdapter
 
 _EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 _RESPONSE: TypeAdapter[Response] = TypeAdapter(Response)
 
-BEYOND_OPENAI = {"store", "presence_penalty", "frequency_penalty"}
-"""Fields of a response that the Open Responses specification wants and OpenAI's type does not have."""
+BEYOND_OPENAI: dict[type, set[str]] = {
+    Response: {"store", "presence_penalty", "frequency_penalty"},
+    ResponseCompactionItem: {"status"},
+}
+"""Fields that the Open Responses specification wants and OpenAI's types do not have."""
 
 
 def check_event(json_text: str) -> None:
@@ -30,8 +33,7 @@ def check_response(json_text: str | bytes) -> Response:
 
 def _check_fields(value: object) -> None:
     if isinstance(value, BaseModel):
-        beyond = BEYOND_OPENAI if isinstance(value, Response) else set()
-        unknown = set(value.model_extra or ()) - beyond
+        unknown = set(value.model_extra or ()) - BEYOND_OPENAI.get(type(value), set())
         assert not unknown, f"{type(value).__name__} has no {unknown}"
         for name in type(value).model_fields:
             _check_fields(getattr(value, name))

@@ -7,11 +7,19 @@ import asyncio
 import json
 import sys
 
-from agents import Agent, OpenAIResponsesModel, Runner, function_tool, set_tracing_disabled
+from agents import (
+    Agent,
+    OpenAIConversationsSession,
+    OpenAIResponsesModel,
+    Runner,
+    function_tool,
+    set_tracing_disabled,
+)
 from openai import AsyncOpenAI
 from pydantic import BaseModel
 
 called: list[str] = []
+TALK = ("Say hello.", "Say hello again.")
 
 
 class Weather(BaseModel):
@@ -54,6 +62,15 @@ async def main(url: str, name: str) -> dict[str, object]:
         [*first.to_input_list(), {"role": "user", "content": "Say hello again."}],
     )
     told["replayed"] = second.final_output
+
+    session = OpenAIConversationsSession(openai_client=client)
+    plain = Agent(name="Plain", model=model)
+    said = [(await Runner.run(plain, text, session=session)).final_output for text in TALK]
+    kept = [item["role"] for item in await session.get_items()]
+    last = await session.pop_item()
+    left = len(await session.get_items())
+    await session.clear_session()
+    told["session"] = [said, kept, last["role"], left]
 
     async with client.responses.connect() as socket:
         await socket.response.create(model=name, input="Say hello.", store=False)

@@ -118,6 +118,7 @@ def test_agents_of_openais_sdk_reach_their_ends(api: str) -> None:
         "handoff": ["Hola.", "Spanish"],
         "typed": {"city": "Oslo", "degrees": 7},
         "replayed": "Hello again.",
+        "session": [["Hello there.", "Hello again."], ["user", "assistant"] * 2, "assistant", 3],
         "websocket": ["response.created", "response.completed"],
     }
 

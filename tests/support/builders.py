@@ -32,7 +32,7 @@ from server.store.responses import NewResponse
 from server.stream.hub import Hub, Published
 from server.wire import ids
 from server.wire.events import Event, render
-from server.wire.input import AdditionalTools, ItemReference
+from server.wire.input import AdditionalTools, CompactionTrigger, ItemReference
 from server.wire.items import InputText, Item, Message
 from server.wire.request import CreateResponse
 from server.wire.response import Echo, ReasoningEcho, TextEcho
@@ -181,7 +181,7 @@ def read_items(given: object) -> list[Item]:
     return [
         own(item, RESPONSE, "i", n)
         for n, item in enumerate(read)
-        if not isinstance(item, ItemReference | AdditionalTools)
+        if not isinstance(item, ItemReference | AdditionalTools | CompactionTrigger)
     ]
 
 

@@ -87,6 +87,10 @@ class EventOrder:
             self._done(event["item"], self._open)
             return
         assert event["item_id"] == self._open["id"]
+        if self._open["type"] == "compaction":
+            assert (kind, self._stage) == ("compaction.compacting", "added")
+            self._stage = "text done"
+            return
         if (family := _TEXTS.get(self._open["type"])) is not None:
             self._take_part(kind, event, family)
         else:
@@ -105,6 +109,9 @@ class EventOrder:
             assert self._stage == "part done"
             said = {"content": item["content"]}
             assert [part["text"] for part in item["content"]] == [self._text]
+        elif item["type"] == "compaction":
+            assert self._stage == "text done"
+            said = {"encrypted_content": item["encrypted_content"]}
         else:
             assert self._stage == "text done"
             said = {_CALLS[item["type"]][1]: self._text}

@@ -17,7 +17,8 @@ from server.locations import demo_model_folder
 from server.runs.active import SERVER_ERROR
 from server.runs.prepare import Served
 from server.runs.read import read_response
-from server.runs.run import Reading, Run, said
+from server.runs.replay import said
+from server.runs.run import Reading, Run
 from server.runs.taker import CHANGED, GIVEN_UP, STOPPED, Taker
 from server.runs.tool_loop import ToolLoop
 from server.store import deletion, events, ownership

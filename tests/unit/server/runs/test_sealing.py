@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.runs.opened import SUMMARY, UNREADABLE, opened
+from server.runs.opened import UNREADABLE, opened
 from server.runs.sealing import KEY_BYTES, Seal, make_key
+from server.runs.window import SUMMARY
 from server.wire.items import (
     Compaction,
     InputText,
