@@ -82,7 +82,8 @@ class EngineConfig:
     attention: AttentionName = "auto"
     """`auto` takes a kernel for paged attention on a GPU if one is installed that serves the model."""
     tensor_parallel: int = 1
-    """GPUs that the model is spread over; only one is served."""
+    """GPUs of this machine that the model is spread over, or processes where there is none: see `ranks`. With
+    more than one there are no adapters, and each step is computed operation by operation, after the last."""
     ahead: bool | None = None
     """Begin each step before the tokens of the last one are read. None is yes on a GPU; on a CPU, which
     computes one thing at a time, it brings nothing and is for tests."""
@@ -91,12 +92,11 @@ class EngineConfig:
         _require(self.device in get_args(DeviceName), f"device {self.device!r} is not known")
         _require(self.dtype in get_args(DtypeName), f"dtype {self.dtype!r} is not known")
         _require(self.decode in get_args(DecodeName), f"decode {self.decode!r} is not known")
-        # One thread of one process owns model, cache and device. With several GPUs each has a process of its
-        # own, all of which must take every step alike, and each of which can end the others by its death.
-        _require(
-            self.tensor_parallel == 1,
-            "tensor_parallel must be 1: a model on several GPUs is not served; start a replica on each GPU",
-        )
+        _require(self.tensor_parallel >= 1, "tensor_parallel must be at least 1")
+        if self.tensor_parallel > 1:
+            _require(not self.adapters, "adapters are not served with tensor_parallel above 1")
+            _require(self.decode != "static", "decode cannot be static with tensor_parallel above 1")
+            _require(not self.ahead, "steps are not computed ahead with tensor_parallel above 1")
         _require(self.attention in get_args(AttentionName), f"attention {self.attention!r} is not known")
         _require(
             self.kv_memory is None or self.kv_blocks is None,

@@ -35,7 +35,14 @@ class Released:
     """Steps may begin again: wakes the thread."""
 
 
-Inbound = Accepted | Cancel | Close | Released
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """Nothing can be computed any more."""
+
+    why: str
+
+
+Inbound = Accepted | Cancel | Close | Lost | Released
 
 
 class Ledger:

@@ -173,6 +173,13 @@ class _ScriptedExecutor:
     def scrub(self, blocks: list[int]) -> None:
         """There is nothing in the blocks."""
 
+    def watch(self, tell: Callable[[str], None]) -> None:
+        """Nothing can be lost."""
+
+    def close(self) -> None:
+        if self.grammars is not None:
+            self.grammars.close()
+
     def interrupt(self) -> None:
         self._closing.set()
         self.resume()

@@ -32,6 +32,9 @@ SWITCH_INTERVAL = 0.0005
 """Seconds a busy Python thread may keep the GIL from the engine thread, which gives it up at every
 torch operation; Python's default of 5 ms makes steps up to three times as long beside such a thread."""
 
+HURRY_SECONDS = 0.5
+"""Long enough for a step to break by itself when another process of the model is gone."""
+
 RECOVERY_SECONDS = 60.0
 """Two deaths within this time have a cause that will not go away by itself."""
 
@@ -51,7 +54,7 @@ class Supervisor:
         self._ledger = ledger
         self._meter = meter
         self._on_dead = on_dead
-        self._hang_seconds = hang_seconds
+        self._why = f"A step took longer than {hang_seconds} seconds."
         self._watchdog = Watchdog(hang_seconds, self._bury_hanging)
         self._died_at = float("-inf")
         self._ended = threading.Event()
@@ -63,6 +66,11 @@ class Supervisor:
     def start(self) -> None:
         self._watchdog.start()
         self._thread.start()
+
+    def hurry(self, why: str) -> None:
+        """The step that is under way cannot end any more."""
+        self._why = why
+        self._watchdog.hurry(HURRY_SECONDS)
 
     def wait_until_ended(self) -> None:
         """Returns at once on the threads that are waited for, and without the one that hangs."""
@@ -103,8 +111,8 @@ class Supervisor:
 
     def _bury_hanging(self) -> None:
         """On the watchdog's thread. The engine thread, should it come back from its step, ends silently."""
-        log.error("a step took longer than %s seconds", self._hang_seconds)
-        self._bury(EngineFault(f"A step took longer than {self._hang_seconds} seconds."))
+        log.error("%s", self._why)
+        self._bury(EngineFault(self._why))
         self._end()
 
     def _tell_owner(self, cause: BaseException) -> None:

@@ -27,7 +27,8 @@ class Watchdog:
         self._lock = threading.Lock()
         self._since: float | None = None
         self._lost = False
-        self._dismissed = threading.Event()
+        self._dismissed = False
+        self._wake = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="holdfast-watchdog", daemon=True)
 
     @property
@@ -40,7 +41,14 @@ class Watchdog:
 
     def dismiss(self) -> None:
         """Lets the thread end; idempotent."""
-        self._dismissed.set()
+        self._dismissed = True
+        self._wake.set()
+
+    def hurry(self, patience: float) -> None:
+        """From now on no step may take longer than so many seconds."""
+        with self._lock:
+            self._patience = min(self._patience, patience)
+        self._wake.set()
 
     def join(self) -> None:
         """Waits for the thread's end, unless it is the one that calls."""
@@ -60,8 +68,10 @@ class Watchdog:
                 raise StepAbandoned
 
     def _watch(self) -> None:
-        while not self._dismissed.wait(self._sleep_seconds()):
-            if self._declare_lost():
+        while not self._dismissed:
+            if self._wake.wait(self._sleep_seconds()):
+                self._wake.clear()
+            elif self._declare_lost():
                 self._on_hang()
                 return
 

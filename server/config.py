@@ -85,6 +85,9 @@ class Config:
     torch_threads: int | None = _setting(
         None, "CPU threads of one operation; default: one for a small model, else torch's choice", low=1
     )
+    tensor_parallel: int = _setting(
+        1, "GPUs of this machine that the model is spread over; more than one needs `accelerate`", low=1
+    )
     mcp_servers: str | None = _setting(
         None,
         "MCP servers whose tools requests may use by their label: label=url, with commas between; "

@@ -92,6 +92,7 @@ def _real(
         max_of_share=config.max_of_tenant,
         hang_seconds=config.hang_seconds,
         torch_threads=config.torch_threads,
+        tensor_parallel=config.tensor_parallel,
     )
     try:
         return load(wanted, deliver, say, on_dead)

@@ -54,9 +54,9 @@ class Listener:
         with self._news:
             self.batches.append(list(messages))
             self._news.notify_all()
+        assert self._open.wait(PATIENCE)
         for message in messages:
             self.when_told(message)
-        assert self._open.wait(PATIENCE)
         if self.broken is not None:
             raise self.broken
 

@@ -22,7 +22,10 @@ from engine.memory import CPU_MOST, FULL_CONTEXTS, count_blocks, free_memory, ke
         ({"max_waiting": -1}, "max_waiting"),
         ({"max_running": 65, "token_budget": 64}, "token_budget"),
         ({"torch_threads": 0}, "torch_threads"),
-        ({"tensor_parallel": 2}, "a model on several GPUs is not served"),
+        ({"tensor_parallel": 0}, "tensor_parallel"),
+        ({"tensor_parallel": 2, "adapters": (("a", Path()),)}, "adapters"),
+        ({"tensor_parallel": 2, "decode": "static"}, "decode"),
+        ({"tensor_parallel": 2, "ahead": True}, "ahead"),
     ],
 )
 def test_a_setting_is_refused_with_its_name(settings: dict[str, Any], word: str) -> None:

@@ -33,6 +33,7 @@ VALUES: dict[str, tuple[str, object]] = {
     "log_level": ("debug", "debug"),
     "kv_memory": ("1000000", 1000000),
     "torch_threads": ("3", 3),
+    "tensor_parallel": ("2", 2),
     "adapters": ("sql=/adapters/sql", "sql=/adapters/sql"),
     "scripted_fault": ("crash@5", "crash@5"),
     "disk_reserve": ("1000", 1000),
