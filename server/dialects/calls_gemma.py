@@ -12,12 +12,14 @@ from server.dialects.markup import Markup
 from server.dialects.scanner import Give, Reader, Scanner, Stops
 from server.dialects.toolbox import (
     definition_of,
+    definitions_of,
     enforced_schema,
     properties_of,
     required_of,
     schema_of,
     types_of,
 )
+from server.dialects.unquoted import strings_of
 from server.dialects.values import copy_json, escaped
 
 _NAME = re.compile(r"[\w.\-]")
@@ -136,40 +138,53 @@ class FunctionGemma(CallFormat):
         return f"{lark.literal('{')} {lark.listed(pairs, ',')} {lark.literal('}')}"
 
     def _grammar(self, lark: Lark, schema: Mapping[str, Any], depth: int) -> str:
-        """Any value that the schema's types, names, enumerations and required members allow."""
+        """Any value that the schema allows, as far as it is not nested too deeply."""
         schema = definition_of(schema)
-        values = schema.get("enum", [schema["const"]] if "const" in schema else None)
-        if (
-            isinstance(values, list)
-            and values
-            and not any(isinstance(value, dict | list) for value in values)
-        ):
+        values = [schema["const"]] if "const" in schema else schema.get("enum")
+        if isinstance(values, list) and values:
             return f"({' | '.join(lark.literal(self._written(value)) for value in values)})"
+        for key in ("anyOf", "oneOf"):
+            branches = schema.get(key)
+            if isinstance(branches, list) and branches and "properties" not in schema:
+                own = {name: inner for name, inner in schema.items() if name not in ("anyOf", "oneOf")}
+                each = [{**own, **branch} for branch in branches if isinstance(branch, Mapping)]
+                return f"({' | '.join(self._grammar(lark, branch, depth) for branch in each)})"
         types = types_of(schema) or {"string", "number", "boolean", "null"}
         return f"({' | '.join(self._of_type(lark, type_, schema, depth) for type_ in sorted(types))})"
 
     def _of_type(self, lark: Lark, type_: str, schema: Mapping[str, Any], depth: int) -> str:
         match type_:
-            case "integer":
-                return "/-?(0|[1-9][0-9]{0,15})/"
-            case "number":
-                return r"/-?(0|[1-9][0-9]{0,15})(\.[0-9]{1,15})?/"
-            case "boolean":
-                return '("true" | "false")'
-            case "null":
-                return '"null"'
+            case "string":
+                strings = strings_of({**schema, "type": "string"})
+                assert strings is not None  # enumerations are told by their values
+                return f"{lark.literal(self._quote)} {lark.ended(strings, self._quote, self._quote)}"
             case "array" if depth < _MAX_DEPTH // 4:
                 items = schema.get("items")
-                item = self._grammar(lark, items if isinstance(items, Mapping) else {}, depth + 1)
-                return f'"[" ({item} ("," {item})*)? "]"'
+                inner = {**definitions_of(schema), **items} if isinstance(items, Mapping) else {}
+                return self._list_grammar(schema, self._grammar(lark, inner, depth + 1))
             case "object" if depth < _MAX_DEPTH // 4:
                 return self._object_grammar(lark, schema, depth)
             case "array" | "object":
                 return '"null"'
-        return f"{lark.literal(self._quote)} {lark.until(self._quote)}"
+        return lark.json({**schema, "type": type_})
+
+    def _list_grammar(self, schema: Mapping[str, Any], item: str) -> str:
+        low, most = int(schema.get("minItems", 0)), schema.get("maxItems")
+        if most is not None and int(most) < 1:
+            return '"[" "]"'
+        more = f' ("," {item}){{{max(low - 1, 0)},{"" if most is None else int(most) - 1}}}'
+        items = item if most is not None and int(most) == 1 else item + more
+        return f'"[" {items if low else f"({items})?"} "]"'
 
     def _written(self, value: object) -> str:
-        return f"{self._quote}{value}{self._quote}" if isinstance(value, str) else json.dumps(value)
+        match value:
+            case str():
+                return f"{self._quote}{value}{self._quote}"
+            case list():
+                return f"[{','.join(map(self._written, value))}]"
+            case dict():
+                return f"{{{','.join(f'{name}:{self._written(inner)}' for name, inner in value.items())}}}"
+        return json.dumps(value)
 
 
 def inside(text: str) -> str:

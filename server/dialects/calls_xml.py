@@ -15,7 +15,8 @@ from server.dialects.calls import MAX_NAME, CallFormat, Calling
 from server.dialects.lark import Lark
 from server.dialects.markup import Markup
 from server.dialects.scanner import MAX_HELD, SPACE, Reader, Scanner, Stops
-from server.dialects.toolbox import properties_of, required_of, schema_of, types_of
+from server.dialects.toolbox import ALL_TYPES, properties_of, required_of, schema_of, types_of
+from server.dialects.unquoted import allows_anything, strings_of, told_from
 from server.dialects.values import copy_json, escaped
 
 _WORDS = {"true": "true", "false": "false", "null": "null", "none": "null"}
@@ -110,12 +111,28 @@ class ElementCalls(CallFormat):
 
     def _element(self, lark: Lark, tool: Tool, key: str, schema: Mapping[str, Any]) -> str:
         """One argument, from the line break before it."""
-        before = lark.literal(f"\n{self.key}{key}{self.end_of_key(types_of(schema))}")
-        end = self._value_end()
-        value = (lark.input(tool) if tool.kind == "custom" else None) or _value_grammar(lark, schema)
-        return (
-            f"{before} {value} {lark.literal(end)}" if value else f"{before} {lark.until(self.after_value)}"
-        )
+        if tool.kind == "custom" and (custom := lark.input(tool)):
+            return f"{self._before(lark, key, _STRING)} {custom} {lark.literal(self._value_end())}"
+        if not tool.strict:
+            schema = {"type": sorted(types)} if (types := types_of(schema)) else {}
+        if not self.after_string_key and allows_anything(schema):
+            return f"{self._before(lark, key, _STRING)} {lark.until(self.after_value)}"
+        types = types_of(schema) or ALL_TYPES
+        others = types - _STRING
+        strings = strings_of(schema) if "string" in types else None
+        ways = []
+        if strings is not None:
+            if not self.after_string_key and others:
+                strings, others = told_from(strings, others, schema)
+            text = lark.ended(strings, self._value_end(), self.after_value)
+            ways.append(f"{self._before(lark, key, _STRING)} {text}")
+        if others or not ways:
+            value = lark.json({**schema, "type": sorted(others)} if others < types else schema)
+            ways.append(f"{self._before(lark, key, others)} {value} {lark.literal(self._value_end())}")
+        return f"({' | '.join(ways)})"
+
+    def _before(self, lark: Lark, key: str, types: frozenset[str]) -> str:
+        return lark.literal(f"\n{self.key}{key}{self.end_of_key(types)}")
 
     def end_of_key(self, types: frozenset[str]) -> str:
         """Between an argument's name and its value, the line break of a value in lines included."""
@@ -127,21 +144,6 @@ class ElementCalls(CallFormat):
 
 
 _STRING = frozenset({"string"})
-
-
-def _value_grammar(lark: Lark, schema: Mapping[str, Any]) -> str | None:
-    """What a value must be; None where it is any text."""
-    values = schema.get("enum", [schema["const"]] if "const" in schema else None)
-    if isinstance(values, list) and values:
-        texts = [value if isinstance(value, str) else json.dumps(value) for value in values]
-        return f"({' | '.join(map(lark.literal, texts))})"
-    types = types_of(schema)
-    if types and "string" not in types:
-        return lark.json(schema)
-    low, high = schema.get("minLength", 0), schema.get("maxLength")
-    if types == _STRING and isinstance(low, int) and isinstance(high, int):
-        return f"/[^<]{{{low},{high}}}/"
-    return None
 
 
 class _Value:

@@ -5,16 +5,15 @@ asked for there is no grammar. Pure.
 """
 
 import json
-import re
 from collections.abc import Iterator
 
 from engine.messages import Grammar
 from server.dialects.base import Conversation, PromptError, Tool
 from server.dialects.harmony_tools import BROWSER, BROWSER_TOOLS, PYTHON, recipient
 from server.dialects.harmony_vocabulary import CHANNEL, CONSTRAIN, END, MESSAGE, START
+from server.dialects.lark import in_slashes
 
 _ANY_TEXT = "TEXT?"
-_UNSAFE_IN_REGEX = re.compile(r"\\.|[/\n]", re.DOTALL)
 
 
 def make_grammar(conversation: Conversation, builtin: tuple[str, ...] = ()) -> Grammar | None:
@@ -98,14 +97,9 @@ def _arguments(tool: Tool) -> str:
         case "lark":
             return f"%lark {{\n{tool.definition}\n}}"
         case "regex":
-            return "/(?:" + _UNSAFE_IN_REGEX.sub(_in_lark, tool.definition) + ")/"
+            return f"/(?:{in_slashes(tool.definition)})/"
         case _:
             return _ANY_TEXT
-
-
-def _in_lark(found: re.Match[str]) -> str:
-    """A character of a regular expression as it stands between slashes."""
-    return {"/": "\\/", "\n": "\\n", "\\\n": "\\n"}.get(found[0], found[0])
 
 
 def _builtin_calls(names: tuple[str, ...]) -> Iterator[tuple[str, str, str]]:

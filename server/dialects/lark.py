@@ -33,7 +33,7 @@ class Lark:
         pieces = self._markup.pieces(self._markup.restore(text))
         if not pieces:
             return '""'
-        return " ".join(f"<[{piece}]>" if isinstance(piece, int) else json.dumps(piece) for piece in pieces)
+        return " ".join(map(_piece, pieces))
 
     def rule(self, name: str, body: str) -> str:
         """The name of a rule with this body, which is made once."""
@@ -47,9 +47,17 @@ class Lark:
         if isinstance(first, int):
             return f"TEXT? {self.literal(end)}"
         name = self.numbered("until", f"ANY {json.dumps(first)}", "[lazy]")
-        return " ".join(
-            [name, *(f"<[{piece}]>" if isinstance(piece, int) else json.dumps(piece) for piece in rest)]
-        )
+        return " ".join([name, *map(_piece, rest)])
+
+    def ended(self, text: str, end: str, banned: str) -> str:
+        """What this terminal's body allows and has nothing `banned` in it, and the `end`."""
+        pieces = self._markup.pieces(self._markup.restore(end))
+        stop = self._markup.pieces(self._markup.restore(banned))[0]
+        apart = f" & ~/(.|\\n)*{regex_of(stop)}(.|\\n)*/" if isinstance(stop, str) else ""
+        name = self.numbered("STRING", f"({text}){apart}")
+        if isinstance(pieces[0], str):
+            name = self.numbered("string", f"{name} {json.dumps(pieces.pop(0))}", "[lazy]")
+        return " ".join([name, *map(_piece, pieces)])
 
     def without(self, texts: Iterable[str]) -> str:
         """Any text that has none of these, which may be nothing."""
@@ -104,10 +112,14 @@ class Lark:
         """A custom tool's input as it stands; None where it is any text."""
         match tool.syntax:
             case "regex":
-                return f"/(?:{_in_slashes(tool.definition)})/"
+                return f"/(?:{in_slashes(tool.definition)})/"
             case "lark":
                 return f"%lark {{\n{tool.definition}\n}}"
         return None
+
+
+def _piece(piece: str | int) -> str:
+    return f"<[{piece}]>" if isinstance(piece, int) else json.dumps(piece)
 
 
 def regex_of(text: str) -> str:
@@ -115,7 +127,8 @@ def regex_of(text: str) -> str:
     return "".join(character if character.isalnum() else f"\\x{{{ord(character):x}}}" for character in text)
 
 
-def _in_slashes(pattern: str) -> str:
+def in_slashes(pattern: str) -> str:
+    """A regular expression as it stands between slashes."""
     escaped = ""
     position = 0
     while position < len(pattern):

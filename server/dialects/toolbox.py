@@ -84,7 +84,7 @@ def properties_of(schema: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     if not isinstance(properties, Mapping):
         return {}
     return {
-        str(name): {**_definitions(schema), **inner} if isinstance(inner, Mapping) else {}
+        str(name): {**definitions_of(schema), **inner} if isinstance(inner, Mapping) else {}
         for name, inner in properties.items()
     }
 
@@ -103,27 +103,41 @@ def definition_of(schema: Mapping[str, Any]) -> Mapping[str, Any]:
         found: Any = schema
         for part in reference.removeprefix("#").strip("/").split("/"):
             found = found.get(part) if isinstance(found, Mapping) else None
-        schema = {**_definitions(schema), **found} if isinstance(found, Mapping) else {}
+        schema = {**definitions_of(schema), **found} if isinstance(found, Mapping) else {}
     return {}
 
 
-def types_of(schema: Mapping[str, Any], depth: int = 0) -> frozenset[str]:
-    """The JSON types that a schema names; none if it does not say."""
-    schema = definition_of(schema)
-    if depth > 8:
+ALL_TYPES = frozenset({"array", "boolean", "integer", "null", "number", "object", "string"})
+
+
+def types_of(schema: Mapping[str, Any]) -> frozenset[str]:
+    """The JSON types that a schema leaves; none if it does not say. A number may be an integer."""
+    types = _types_left(schema, 0)
+    if types == ALL_TYPES:
         return frozenset()
-    types = {type_ for type_ in _list(schema.get("type")) if isinstance(type_, str)}
-    if not types:
-        values = _list(schema.get("enum")) if "const" not in schema else [schema["const"]]
-        types = {_type_of(value) for value in values}
+    return types - {"integer"} if "number" in types else types
+
+
+def _types_left(schema: Any, depth: int) -> frozenset[str]:
+    if not isinstance(schema, Mapping) or depth > 8:
+        return ALL_TYPES
+    schema = definition_of(schema)
+    types = ALL_TYPES
+    if named := {type_ for type_ in _list(schema.get("type")) if isinstance(type_, str)}:
+        types &= named | ({"integer"} if "number" in named else set())
+    if values := _list(schema.get("enum")) if "const" not in schema else [schema["const"]]:
+        types &= {_type_of(value) for value in values}
+    inner = definitions_of(schema)
     for key in ("anyOf", "oneOf", "allOf"):
-        for branch in _list(schema.get(key)):
-            if isinstance(branch, Mapping):
-                types |= types_of({**_definitions(schema), **branch}, depth + 1)
-    return frozenset(types)
+        branches = [b for b in _list(schema.get(key)) if isinstance(b, Mapping)]
+        left = [_types_left({**inner, **branch}, depth + 1) for branch in branches]
+        if left:
+            types &= frozenset.intersection(*left) if key == "allOf" else frozenset().union(*left)
+    return types
 
 
-def _definitions(schema: Mapping[str, Any]) -> dict[str, Any]:
+def definitions_of(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """What references within the schema may lead to."""
     return {key: schema[key] for key in ("$defs", "definitions") if key in schema}
 
 
