@@ -116,6 +116,8 @@ class FunctionGemma(CallFormat):
         word = (yield from scanner.take_while(_BARE, _MAX_BARE)).strip()
         if word in ("true", "false", "null") or _NUMBER.fullmatch(word):
             give(word)
+        elif not (yield from scanner.peek()):
+            return False  # cut off: it may be the half of a number or of `true`
         elif word:
             give(json.dumps(word, ensure_ascii=False))
         return bool(word)

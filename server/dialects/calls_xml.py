@@ -78,7 +78,7 @@ class ElementCalls(CallFormat):
             if types and "string" not in types:
                 yield from scanner.copy_run(SPACE, value.add)
                 yield from copy_json(scanner, value.add)  # within it, what ends a value does not
-            found = yield from scanner.copy_until(self.value_stops, value.add)
+            found = yield from scanner.copy_until(self.value_stops, value.add, drops_half=True)
             value.close(whole=bool(found))
             if not found:
                 return
@@ -180,12 +180,19 @@ class _Value:
             text = "".join(self._pieces)
             if self._trims:
                 text = text.removeprefix("\n").removesuffix("\n")
-            self._give(as_json(text, self._types) if whole else text)
+            self._give(as_json(text, self._types) if whole else self._begun(text))
             return
-        if not (whole and self._trims):
-            self._tell(self._held)
+        # A line break that is held back here is not the value's own, or was cut off with what follows it.
         if whole and self._how == "string":
             self._give('"' if self._quoted else '""')
+
+    def _begun(self, text: str) -> str:
+        """The beginning of a value that was cut off; nothing if it could be of several kinds."""
+        if self._types and "string" not in self._types:
+            return text
+        start = text.strip().lower()
+        other = start[:1] in tuple("-0123456789{[") or any(word.startswith(start) for word in _WORDS)
+        return "" if other else f'"{escaped(text)}'
 
     def _tell(self, text: str) -> None:
         if self._at_head and text:

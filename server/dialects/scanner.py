@@ -166,13 +166,16 @@ class Scanner:
                 return "".join(taken)
             yield
 
-    def copy_until(self, stops: Stops, give: Give) -> Reader[str]:
-        """Gives the text up to one of the stops, which is read and returned; up to the end if none comes."""
+    def copy_until(self, stops: Stops, give: Give, *, drops_half: bool = False) -> Reader[str]:
+        """Gives the text up to one of the stops, which is read and returned; up to the end if none comes.
+
+        It `drops_half` of a stop, if the end cuts one off.
+        """
         while True:
             found = stops.search(self._text, self._at)
             if found and not self.ended and found.end() == len(self._text) and found[0] in stops.growing:
                 end, found = found.start(), None
-            elif found or self.ended:
+            elif found or (self.ended and not drops_half):
                 end = found.start() if found else len(self._text)
             else:
                 end = stops.held_from(self._text, self._at)
@@ -182,6 +185,7 @@ class Scanner:
                 self._at = found.end()
                 return found[0]
             if self.ended:
+                self._at = len(self._text)
                 return ""
             yield
 

@@ -1,8 +1,12 @@
 """What a schema's strings may be where they stand without quotes, as terminals of a Lark grammar. Pure.
 
 A text is what one of several alternatives allows: all that hold for one of them hold together. Length,
-`pattern`, the formats below, `enum` and `const` are held to, and `anyOf`, `oneOf` (as `anyOf`), `allOf` and
-references are followed. What cannot be said so is refused.
+`pattern`, `enum`, `const` and the formats below are held to; `anyOf`, `allOf` and references are followed,
+and `oneOf` as if it were `anyOf`. Other formats are not held to, and a pattern that looks around is refused.
+
+Where a value may be a string or something else, and the family's calls do not say which, it is narrower than
+the schema, never wider: no string looks like a value of the other types, nor begins as lists, objects and
+numbers within bounds do.
 """
 
 import json

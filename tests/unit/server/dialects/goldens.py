@@ -1,0 +1,79 @@
+"""A turn with a call, as each family's prompt has it: a question, a thought, a call, what came of it."""
+
+ARGUMENTS = '{"city": "Paris", "days": 2}'
+GOLDEN = {
+    "hermes": "<|im_start|>user\nWeather?<|im_end|>\n<|im_start|>assistant\n<think>\nI look.\n</think>\n\n"
+    f'<tool_call>\n{{"name": "get_weather", "arguments": {ARGUMENTS}}}\n</tool_call><|im_end|>\n'
+    "<|im_start|>user\n<tool_response>\nRain.\n</tool_response><|im_end|>\n<|im_start|>assistant\n",
+    "qwen3_coder": "<|im_start|>user\nWeather?<|im_end|>\n<|im_start|>assistant\n\n<tool_call>\n"
+    "<function=get_weather>\n<parameter=city>\nParis\n</parameter>\n<parameter=days>\n2\n</parameter>\n"
+    "</function>\n</tool_call><|im_end|>\n<|im_start|>user\n<tool_response>\nRain.\n</tool_response>"
+    "<|im_end|>\n<|im_start|>assistant\n<think>\n",
+    "mistral": "<s>[INST] Weather?[/INST][TOOL_CALLS] "
+    f'[{{"name": "get_weather", "arguments": {ARGUMENTS}, "id": "ID"}}]</s>'
+    '[TOOL_RESULTS] {"content": "Rain.", "call_id": "ID"}[/TOOL_RESULTS]',
+    "mistral_v11": "<s>[INST]Weather?[/INST][THINK]I look.[/THINK][TOOL_CALLS]get_weather[ARGS]"
+    f"{ARGUMENTS}</s>[TOOL_RESULTS]Rain.[/TOOL_RESULTS]",
+    "deepseek_v3": "<｜begin▁of▁sentence｜><｜User｜>Weather?<｜Assistant｜><｜tool▁calls▁begin｜>"
+    f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather\n```json\n{ARGUMENTS}\n```<｜tool▁call▁end｜>"
+    "<｜tool▁calls▁end｜><｜end▁of▁sentence｜><｜tool▁output▁begin｜>Rain.<｜tool▁output▁end｜>"
+    "<｜Assistant｜><think>\n",
+    "glm45": "[gMASK]<sop><|user|>\nWeather?<|assistant|>\n<think>I look.</think>\n<tool_call>get_weather\n"
+    "<arg_key>city</arg_key>\n<arg_value>Paris</arg_value>\n<arg_key>days</arg_key>\n"
+    "<arg_value>2</arg_value>\n</tool_call><|observation|>\n<tool_response>\nRain.\n</tool_response>"
+    "<|assistant|>",
+    "kimi_k2": "<|im_user|>user<|im_middle|>Weather?<|im_end|><|im_assistant|>assistant<|im_middle|>"
+    "<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>"
+    f"{ARGUMENTS}<|tool_call_end|><|tool_calls_section_end|><|im_end|><|im_system|>tool<|im_middle|>"
+    "## Return of functions.get_weather:0\nRain.<|im_end|><|im_assistant|>assistant<|im_middle|>",
+    "granite": "<|start_of_role|>user<|end_of_role|>Weather?<|end_of_text|>\n<|start_of_role|>assistant"
+    f'<|end_of_role|><|tool_call|>[{{"name": "get_weather", "arguments": {ARGUMENTS}}}]<|end_of_text|>\n'
+    "<|start_of_role|>tool<|end_of_role|>Rain.<|end_of_text|>\n<|start_of_role|>assistant<|end_of_role|>",
+    "functiongemma": "<bos><start_of_turn>user\nWeather?<end_of_turn>\n<start_of_turn>model\n"
+    "<start_function_call>call:get_weather{city:<escape>Paris<escape>,days:2}<end_function_call>"
+    "<end_of_turn>\n<start_function_response>response:get_weather{value:<escape>Rain.<escape>}"
+    "<end_function_response><start_of_turn>model\n",
+    "llama3_json": "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\n<|eot_id|>"
+    "<|start_header_id|>user<|end_header_id|>\n\nWeather?<|eot_id|><|start_header_id|>assistant"
+    f'<|end_header_id|>\n\n{{"name": "get_weather", "parameters": {ARGUMENTS}}}<|eot_id|>'
+    '<|start_header_id|>ipython<|end_header_id|>\n\n"Rain."<|eot_id|>'
+    "<|start_header_id|>assistant<|end_header_id|>\n\n",
+    "pythonic": "<|begin_of_text|><|header_start|>user<|header_end|>\n\nWeather?<|eot|><|header_start|>"
+    "assistant<|header_end|>\n\n<|python_start|>"
+    '[get_weather(city="Paris", days=2)]<|python_end|><|eot|><|header_start|>'
+    "ipython<|header_end|>\n\nRain.<|eot|><|header_start|>assistant<|header_end|>\n\n",
+    "deepseek_v31": "<｜begin▁of▁sentence｜><｜User｜>Weather?<｜Assistant｜></think><｜tool▁calls▁begin｜>"
+    "<｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>"
+    + ARGUMENTS
+    + "<｜tool▁call▁end｜><｜tool▁calls▁end｜><｜end▁of▁sentence｜><｜tool▁output▁begin｜>"
+    "Rain.<｜tool▁output▁end｜><｜Assistant｜></think>",
+    "deepseek_v32": "<｜begin▁of▁sentence｜><｜User｜>Weather?<｜Assistant｜><｜DSML｜function_calls>\n"
+    '<｜DSML｜invoke name="get_weather">\n<｜DSML｜parameter name="city" string="true">'
+    'Paris</｜DSML｜parameter>\n<｜DSML｜parameter name="days" string="false">'
+    "2</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜function_calls><｜end▁of▁sentence｜>"
+    "<function_results>Rain.</function_results></think>",
+    "deepseek_v4": "<｜begin▁of▁sentence｜><｜User｜>Weather?<｜Assistant｜><｜DSML｜tool_calls>\n"
+    '<｜DSML｜invoke name="get_weather">\n<｜DSML｜parameter name="city" string="true">'
+    'Paris</｜DSML｜parameter>\n<｜DSML｜parameter name="days" string="false">'
+    "2</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜tool_calls><｜end▁of▁sentence｜>"
+    "<function_results>Rain.</function_results></think>",
+    "phi4": "<|user|>Weather?<|end|><|assistant|><|tool_call|>"
+    '[{"name": "get_weather", "arguments": '
+    + ARGUMENTS
+    + "}]<|/tool_call|><|end|><|tool|>Rain.<|end|><|assistant|>",
+    "gemma4": "<bos><|turn>user\nWeather?<turn|>\n<|turn>model\n<|tool_call>"
+    'call:get_weather{city:<|"|>Paris<|"|>,days:2}<tool_call|><turn|>\n<|tool_response>'
+    'response:get_weather{value:<|"|>Rain.<|"|>}<tool_response|><|turn>model\n<|channel>'
+    "thought\n<channel|>",
+    "cohere": "<BOS_TOKEN><|START_OF_TURN_TOKEN|><|USER_TOKEN|>Weather?<|END_OF_TURN_TOKEN|>"
+    "<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|><|START_ACTION|>[\n"
+    '    {"tool_call_id": "0", "tool_name": "get_weather", "parameters": '
+    + ARGUMENTS
+    + "}\n]<|END_ACTION|><|END_OF_TURN_TOKEN|><|START_OF_TURN_TOKEN|><|SYSTEM_TOKEN|>"
+    "<|START_TOOL_RESULT|>Rain.<|END_TOOL_RESULT|><|END_OF_TURN_TOKEN|>"
+    "<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|><|START_THINKING|>",
+    "minimax_m2": ']~b]user\nWeather?[e~[\n]~b]ai\n<minimax:tool_call>\n<invoke name="get_weather">\n'
+    '<parameter name="city">Paris</parameter>\n<parameter name="days">2</parameter>\n'
+    "</invoke>\n</minimax:tool_call>[e~[\n]~b]tool\n<response>Rain.</response>[e~[\n]~b]ai\n"
+    "<think>\n",
+}
