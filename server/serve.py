@@ -38,9 +38,10 @@ from server.runs.prepare import Served
 from server.runs.recorder import Recorder
 from server.runs.taker import Taker
 from server.runs.tool_loop import ToolLoop
+from server.runs.unread import Unread
 from server.services import Services
 from server.store import keys, leases
-from server.store.database import Database
+from server.store.database import Database, DatabaseError
 from server.store.notify import Notifier
 from server.stream import connection
 from server.stream.follower import Follower
@@ -52,6 +53,9 @@ log = logging.getLogger("holdfast.serve")
 
 UNREAD_BYTES = 128 * 1024
 """What the kernel keeps for one client, and doubles; enough for megabytes a second across a continent."""
+
+LAST_SECONDS = 5.0
+"""How long a database that is away is waited for in the end, with what was not written before."""
 
 START_AGAIN_EXIT = 70
 """EX_SOFTWARE: this process was declared dead, or its engine died twice; it must be started anew."""
@@ -77,7 +81,7 @@ def serve(config: Config, say: Callable[[str], None]) -> int:
         process = _Process(config, database, opened, runner.get_loop(), say)
         stack.callback(process.stop)
         process.run(runner, listener)
-        return process.exit_code
+    return process.exit_code
 
 
 def _arm(config: Config) -> None:
@@ -155,8 +159,9 @@ class _Process:
             most_running=config.max_running,
             most_deaths=config.max_deaths,
         )
+        self._unread = Unread(is_unread=hub.is_unread, cancel=self._cancel)
         self._admission = self._make_admission(served, hub, opened)
-        self._keeper = self._make_keeper(opened)
+        self._keeper = self._make_keeper(hub, opened)
         self._follower = self._make_follower(hub)
         self._janitor = Janitor(database, opened.disk, config)
         self._services = Services(
@@ -205,15 +210,18 @@ class _Process:
             self._config,
             tool_loop=self._tool_loop,
             on_queued=self._queued,
+            unread=self._unread,
         )
 
-    def _make_keeper(self, opened: OpenDatabase) -> Keeper:
+    def _make_keeper(self, hub: Hub, opened: OpenDatabase) -> Keeper:
         return Keeper(
             self._database,
             self._replica,
             holds=self._recorder.holds,
             cancel=self._cancel,
             lease_seconds=self._config.lease_seconds,
+            reading=lambda: [one for one in hub.reading() if not self._recorder.holds(one)],
+            unread=self._unread,
             on_unowned=self._taker.wake,
             on_fenced=self._fenced,
             on_others=self._notifier.set_others_alive,
@@ -261,12 +269,15 @@ class _Process:
         self._tool_loop.close()
         self._mcp.close()
         self._janitor.stop()
-        self._recorder.stop()
+        self._recorder.stop(LAST_SECONDS)
         self._keeper.stop()
         self._follower.stop()
         self._notifier.stop()
-        with self._database.begin() as connection:
-            leases.stop(connection, self._replica)
+        try:
+            with self._database.begin() as connection:
+                leases.stop(connection, self._replica)
+        except DatabaseError as error:
+            log.warning("others take this replica for dead before long: %s", type(error).__name__)
 
     def _register(self) -> UUID:
         with self._database.begin() as connection:

@@ -69,7 +69,9 @@ def retrieve(services: Services, caller: Caller, request: Request, _body: bytes)
     reader = StreamReader(services.database, caller.tenant, response)
     if not reader.look():
         raise unknown(request)
-    channel = None if reader.ended else services.hub.watch(caller.tenant, response)
+    channel = None
+    if not reader.ended:
+        channel = services.hub.watch(caller.tenant, response, ends_unread=not reader.background)
     return stream(services, request, channel, reader, position)
 
 

@@ -33,6 +33,7 @@ from server.runs.repeats import Admitted, Repeatable, sent_before
 from server.runs.run import Run, RunFacts
 from server.runs.tool_loop import ToolLoop
 from server.runs.turns import Turns
+from server.runs.unread import Unread
 from server.runs.unsupported import refuse_unsupported
 from server.runs.writing import stored_item
 from server.store import events, idempotency, ownership, responses
@@ -97,6 +98,7 @@ class Admission:
         *,
         tool_loop: ToolLoop,
         on_queued: Callable[[], None],
+        unread: Unread,
     ) -> None:
         self._served = served
         self._database = database
@@ -105,7 +107,7 @@ class Admission:
         self._hub = hub
         self._disk = disk
         self._config = config
-        self._on_queued = on_queued
+        self._on_queued, self._unread = on_queued, unread
         self._tool_loop = tool_loop
         self._closed = threading.Event()
 
@@ -361,7 +363,7 @@ class Admission:
             response,
             stored=run.stored,
             grace=self._config.grace_seconds,
-            on_abandoned=lambda: self._tool_loop.cancel(response),
+            on_abandoned=partial(self._unread.left if run.stored else self._tool_loop.cancel, response),
         )
         frames = tuple(frame(event, render(response, event)) for event in begun)
         self._hub.publish([Published(response, 0, frames, None)])

@@ -6,10 +6,11 @@ it is handed back; what somebody asked to end elsewhere is cancelled.
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from uuid import UUID
 
 from server.crashpoints import crashpoint
+from server.runs.unread import Unread
 from server.store import leases, ownership
 from server.store.database import Database, DatabaseError
 
@@ -29,6 +30,8 @@ class Keeper:
         holds: Callable[[UUID], bool],
         cancel: Callable[[UUID], None],
         lease_seconds: float,
+        reading: Callable[[], Sequence[UUID]],
+        unread: Unread,
         on_unowned: Callable[[], None],
         on_fenced: Callable[[], None],
         on_others: Callable[[bool], None],
@@ -36,6 +39,7 @@ class Keeper:
     ) -> None:
         """`holds` tells whether a response is being produced here; `cancel` ends one that is.
 
+        `reading` gives the responses that run elsewhere and go on only while they are read here.
         `on_others` is told with every beat whether other replicas are alive.
         """
         self._database = database
@@ -43,6 +47,8 @@ class Keeper:
         self._holds = holds
         self._cancel = cancel
         self._lease_seconds = lease_seconds
+        self._reading = reading
+        self._unread = unread
         self._on_unowned = on_unowned
         self._on_fenced = on_fenced
         self._on_others = on_others
@@ -72,8 +78,11 @@ class Keeper:
     def beat(self) -> None:
         """One round. Raises leases.Fenced when this replica was declared dead, or DatabaseError."""
         with self._database.begin() as connection:
-            leases.beat(connection, self._replica)
-            self._on_others(leases.others_alive(connection, self._replica))
+            leases.beat(connection, self._replica, self._reading())
+            others_alive = leases.others_alive(connection, self._replica)
+            read = leases.read_elsewhere(connection, self._replica, self._unread.waiting())
+        self._on_others(others_alive)
+        self._unread.settle(read, alone=not others_alive)
         with self._database.begin() as connection:
             unowned = leases.bury(connection, self._lease_seconds)
             if unowned:

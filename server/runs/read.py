@@ -84,6 +84,8 @@ class StreamReader:
         self._tenant = tenant
         self._response = response
         self._held: list[events.LogRow] | None = None
+        self.background = False
+        """The response goes on without readers; known once it was looked for."""
 
     @property
     def ended(self) -> bool:
@@ -103,6 +105,7 @@ class StreamReader:
     def _look(self, connection: Connection) -> bool:
         snapshot(connection)
         stored = responses.get(connection, self._tenant, self._response)
+        self.background = stored is not None and stored.background
         if stored is not None and stored.status in ENDED:
             self._held = events.unfold(events.compacted(connection, self._tenant, self._response))
         return stored is not None

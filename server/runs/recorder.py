@@ -8,9 +8,10 @@ Knows nothing of HTTP and nothing of how a model writes.
 import logging
 import queue
 import threading
-import time
 from collections.abc import Callable, Collection, Sequence
 from datetime import UTC, datetime
+from math import inf
+from time import monotonic, sleep
 from uuid import UUID
 
 import msgspec
@@ -82,6 +83,7 @@ class Recorder:
         """Held while a run is given in, so that nothing is called idle just before it arrives."""
         self._connection: Connection | None = None
         self._unflushed = Unflushed()
+        self._give_up_at = inf
         self._thread = threading.Thread(target=self._loop, name="recorder", daemon=True)
 
     def start(self) -> None:
@@ -135,8 +137,12 @@ class Recorder:
         """Whether every run ended or was handed back within that time."""
         return self._idle.wait(seconds)
 
-    def stop(self) -> None:
-        """Ends the thread after everything delivered before."""
+    def stop(self, seconds: float = inf) -> None:
+        """Ends the thread after everything delivered before.
+
+        What cannot be committed in that time is left to other replicas, of which `on_fenced` is told.
+        """
+        self._give_up_at = monotonic() + seconds
         self.deliver([Stop()])
         self._thread.join()
 
@@ -208,11 +214,11 @@ class Recorder:
             try:
                 steps = commit.make(self._connect())
             except (*Unreachable, Duplicate) as error:
-                if not commit.may_be_tried_again(error):
+                if not commit.may_be_tried_again(error) or monotonic() > self._give_up_at:
                     raise
                 log.warning("commit failed, trying again: %s", type(error).__name__)
                 self._disconnect()
-                time.sleep(_RETRY_SECONDS)
+                sleep(_RETRY_SECONDS)
             else:
                 self._unflushed.committed(steps)
                 return steps

@@ -8,6 +8,7 @@ from server.auth import Caller
 from server.errors import Conflict, InvalidRequest
 from server.store import idempotency, responses
 from server.store.database import Connection, Database
+from server.store.responses import StoredResponse
 from server.stream.hub import Channel, Hub
 from server.wire.ids import choice_id
 from server.wire.items import Item
@@ -41,10 +42,10 @@ def sent_before(
     Raises InvalidRequest if the key came with another request, Conflict if what it began is gone.
     """
 
-    def look(connection: Connection) -> tuple[idempotency.FirstUse | None, bool]:
+    def look(connection: Connection) -> tuple[idempotency.FirstUse | None, StoredResponse | None]:
         first = idempotency.find(connection, caller.tenant, repeatable.key)
-        kept = first is not None and responses.get(connection, caller.tenant, first.response_id)
-        return first, bool(kept)
+        kept = responses.get(connection, caller.tenant, first.response_id) if first else None
+        return first, kept
 
     first, kept = database.retry(look)
     if first is None:
@@ -57,7 +58,8 @@ def sent_before(
         )
     made = [choice_id(first.response_id, index) for index in range(count)]
     if kept:
-        return [Admitted(response, hub.watch(caller.tenant, response)) for response in made]
+        ends_unread = not kept.background
+        return [Admitted(one, hub.watch(caller.tenant, one, ends_unread=ends_unread)) for one in made]
     running = [(response, hub.running(response)) for response in made]
     found = [Admitted(response, channel) for response, channel in running if channel is not None]
     if len(found) < count:

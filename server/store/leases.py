@@ -4,10 +4,11 @@ Only the database's clock counts. A replica id is random for each process start,
 never taken for the one before it.
 """
 
+from collections.abc import Sequence
 from datetime import datetime
 from uuid import UUID
 
-from sqlalchemy import Connection, text
+from sqlalchemy import ARRAY, Connection, Uuid, bindparam, text
 
 from server.wire.ids import new_uuid
 
@@ -43,14 +44,29 @@ def fence(connection: Connection, replica: UUID) -> datetime:
     return now
 
 
-def beat(connection: Connection, replica: UUID) -> None:
-    """Keeps the lease. Raises Fenced."""
-    kept = connection.execute(
-        text("update replicas set heartbeat_at = clock_timestamp() where id = :id and state = 'alive'"),
-        {"id": replica},
-    )
+_BEAT = text(
+    "update replicas set heartbeat_at = clock_timestamp(), reading = :reading"
+    " where id = :id and state = 'alive'"
+).bindparams(bindparam("reading", type_=ARRAY(Uuid)))
+_READ_ELSEWHERE = text(
+    "select distinct response from replicas r, unnest(r.reading) response"
+    " where r.id <> :id and r.state = 'alive' and response = any(:responses)"
+).bindparams(bindparam("responses", type_=ARRAY(Uuid)))
+
+
+def beat(connection: Connection, replica: UUID, reading: Sequence[UUID] = ()) -> None:
+    """Keeps the lease, and tells which responses are read here that run elsewhere. Raises Fenced."""
+    kept = connection.execute(_BEAT, {"id": replica, "reading": list(reading)})
     if kept.rowcount == 0:
         raise Fenced
+
+
+def read_elsewhere(connection: Connection, replica: UUID, responses: Sequence[UUID]) -> list[UUID]:
+    """Those of them that have readers on another replica that lives, as it told with its last heartbeat."""
+    if not responses:
+        return []
+    found = connection.scalars(_READ_ELSEWHERE, {"id": replica, "responses": list(responses)})
+    return list(found)
 
 
 def stop(connection: Connection, replica: UUID) -> None:

@@ -58,6 +58,13 @@ replicas = Table(
     Column("models", ARRAY(Text), nullable=False),
     _time("started_at", required=True),
     _time("heartbeat_at", required=True),
+    Column(
+        "reading",
+        ARRAY(Uuid),
+        nullable=False,
+        server_default="{}",
+        comment="responses that run elsewhere and would end without their readers here",
+    ),
     CheckConstraint("state in ('alive', 'stopped', 'dead')", name="state"),
 )
 

@@ -59,6 +59,8 @@ class Channel:
         """
         self.final: bytes | None = None
         self.gone = False
+        self.ends_unread = False
+        """It is watched, and whoever runs it ends it when nobody reads it."""
         self.next_seq = start
         """The number after the last frame. Any thread."""
         self._stored = stored
@@ -170,10 +172,10 @@ class Hub:
             self._loop.call_soon_threadsafe(channel.await_first_reader)
         return channel
 
-    def watch(self, tenant: str, response_id: UUID) -> Channel:
+    def watch(self, tenant: str, response_id: UUID, *, ends_unread: bool = False) -> Channel:
         """The channel of a stored response of this tenant, which runs here, elsewhere or nowhere yet.
 
-        Any thread.
+        One that `ends_unread` goes on only while it has readers. Any thread.
         """
         with self._making:
             channel = self._channels.get(response_id)
@@ -181,6 +183,7 @@ class Hub:
                 place = (tenant, response_id)
                 channel = Channel(stored=True, on_join=partial(self._tell_of_watch, place))
                 self._channels[response_id] = self._watched[place] = channel
+            channel.ends_unread |= ends_unread
             return channel
 
     def _tell_of_watch(self, place: Place) -> None:
@@ -207,6 +210,21 @@ class Hub:
             for (tenant, response_id), channel in channels
             if channel.has_readers and not channel.ended
         ]
+
+    def reading(self) -> list[UUID]:
+        """Watched responses that would end without their readers here, wherever they run. Any thread."""
+        with self._making:
+            channels = list(self._watched.items())
+        return [
+            response_id
+            for (_, response_id), channel in channels
+            if channel.ends_unread and channel.has_readers and not channel.ended
+        ]
+
+    def is_unread(self, response_id: UUID) -> bool:
+        """Whether it was opened for a run here, which has not ended, and has no readers. Any thread."""
+        channel = self._held.get(response_id)
+        return channel is not None and not channel.has_readers and not channel.ended
 
     def running(self, response_id: UUID) -> Channel | None:
         """The channel that was opened for a run here, until that has ended. Any thread."""

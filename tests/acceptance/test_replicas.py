@@ -50,3 +50,18 @@ def test_running_response_is_stopped_when_it_is_deleted_through_another_replica(
     query = "select status from usage_ledger"
     with psycopg.connect(database_url, autocommit=True) as connection:
         eventually(lambda: connection.execute(query).fetchall() == [("cancelled",)])
+
+
+@pytest.mark.parametrize("delivery", ["notify", "poll"])
+def test_response_goes_on_while_it_is_read_through_another_replica_and_ends_without_readers(
+    start_server: StartServer, delivery: str
+) -> None:
+    settings: dict[str, object] = {**PACED, "delivery": delivery, "grace_seconds": 0.5}
+    one, other = start_server(**settings), start_server(**settings)
+    with create(one.url, {"model": MODEL, "input": "Hello"}) as stream:
+        seen = stream.take(5)
+    address = f"{one.api}/responses/{seen[0].json['response']['id']}"
+    with replay(other.url, address.rpartition("/")[2]) as followed:
+        assert followed.take(300)[:5] == seen  # six seconds, twelve times the grace
+        assert httpx.get(address).json()["status"] == "in_progress"
+    eventually(lambda: httpx.get(address).json()["status"] == "cancelled", within=15)

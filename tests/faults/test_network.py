@@ -2,6 +2,7 @@
 
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event
+from time import monotonic
 
 import httpx
 import psycopg
@@ -11,14 +12,16 @@ from tests.fix_proxy import Proxy
 from tests.fix_server import StartServerOn
 from tests.fix_tally import Tally
 from tests.support.eventually import eventually
-from tests.support.server_process import ServerProcess
-from tests.support.sse import parse
+from tests.support.server_process import MODEL, ServerProcess
+from tests.support.sse import create, parse, replay
 from tests.support.traffic import Traffic, check_answers, check_replay, check_store, check_streams
 
 PACE = {"scripted_tokens": 5000, "scripted_step_seconds": 0.02}
 START_AGAIN_EXIT = 70
 ANSWER_S = 12.0
 """How long a refusal may take while Postgres is silent: a statement's time, a connection's, and some."""
+ENDED_S = 30.0
+"""How long an orderly end may take at the most."""
 RECOVERY_S = 5.0
 """How long after the trouble the pool may need."""
 
@@ -123,6 +126,27 @@ def test_streams_go_on_over_new_connections(
             tally["F4", f"networks {WORDS[trouble]}"] += 1
     check(traffic, database_url)
     check_threads(server)
+
+
+@pytest.mark.faults
+def test_a_server_that_is_asked_to_end_without_its_database_ends_and_another_goes_on(
+    proxy: Proxy, database_url: str, start_server_on: StartServerOn, tally: Tally
+) -> None:
+    leaving = start_server_on(proxy.url, lease_seconds=2, drain_seconds=1, **PACE)
+    other = start_server_on(database_url, lease_seconds=2, **PACE)
+    body = {"model": MODEL, "input": "Go on.", "background": True, "max_output_tokens": 200}
+    with create(leaving.url, body) as stream:
+        response_id = stream.take(20)[0].json["response"]["id"]
+    with proxy.down():
+        asked = monotonic()
+        leaving.ask_to_end()
+        assert leaving.wait() == START_AGAIN_EXIT
+        assert monotonic() - asked <= ENDED_S
+    with replay(other.url, response_id) as again:
+        frames = parse(again.read())
+    assert [frame.number for frame in frames] == list(range(len(frames)))
+    assert frames[-1].json["response"]["usage"]["output_tokens"] == 200
+    tally["F4", "servers that were asked to end without their database"] += 1
 
 
 @pytest.mark.parametrize("trouble", ["slices", pytest.param("latency", marks=pytest.mark.faults)])

@@ -25,6 +25,7 @@ from server.runs.prepare import Served
 from server.runs.read import read_response
 from server.runs.taker import Taker
 from server.runs.tool_loop import ToolLoop
+from server.runs.unread import Unread
 from server.store.connect import PatientConnection
 from server.store.database import DatabaseError
 from server.store.disk import Disk
@@ -145,12 +146,15 @@ def serving(url: str, fault: Fault | None = None) -> Iterator[Server]:
         at = (bench.database, bench.replica)
         taker = Taker(*at, served, bench.recorder, tool_loop, most_running=4, most_deaths=3)
         nothing: Callable[..., None] = lambda *_: None  # noqa: E731
+        unread = Unread(is_unread=bench.hub.follows, cancel=tool_loop.cancel)
         keeper = Keeper(
             bench.database,
             bench.replica,
             holds=bench.recorder.holds,
             cancel=lambda response: engine.cancel(response.hex),
             lease_seconds=10,
+            reading=list,
+            unread=unread,
             on_unowned=nothing,
             on_fenced=nothing,
             on_others=nothing,
@@ -166,6 +170,7 @@ def serving(url: str, fault: Fault | None = None) -> Iterator[Server]:
             Config(),
             tool_loop=tool_loop,
             on_queued=nothing,
+            unread=unread,
         )
         try:
             yield Server(bench, engine, told, admission, taker, keeper, taken)

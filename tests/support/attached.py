@@ -205,10 +205,11 @@ def check(clients: Sequence[Attached], server: ServerProcess) -> int:
     What was said is what would have been said without the trouble. Gives the number of tokens compared.
     """
     expected = uncut(server, [client.body for client in clients])
-    return sum(_check(client, server, text) for client, text in zip(clients, expected, strict=True))
+    return sum(check_one(client, server, text) for client, text in zip(clients, expected, strict=True))
 
 
-def _check(client: Attached, server: ServerProcess, expected: str) -> int:
+def check_one(client: Attached, server: ServerProcess, expected: str) -> int:
+    """The same of one of them, with what it would have said."""
     frames = client.frames
     assert [frame.number for frame in frames] == list(range(len(frames)))
     address = f"{server.api}/responses/{client.response_id}"

@@ -47,6 +47,8 @@ class Memory:
     seconds: float = 0.0
     alive: dict[UUID, float] = field(default_factory=dict)
     """Replicas that nobody declared dead, by their last heartbeat."""
+    reading: dict[UUID, list[UUID]] = field(default_factory=dict)
+    """What they told with it that is read through them and runs elsewhere."""
     rows: dict[UUID, Row] = field(default_factory=dict)
     metered: dict[UUID, Ending] = field(default_factory=dict)
     keys: dict[str, FirstUse] = field(default_factory=dict)

@@ -34,9 +34,15 @@ def fence(at: Memory, replica: UUID) -> datetime:
     return at.now
 
 
-def beat(at: Memory, replica: UUID) -> None:
+def beat(at: Memory, replica: UUID, reading: Sequence[UUID] = ()) -> None:
     fence(at, replica)
     at.put(at.alive, replica, at.seconds)
+    at.put(at.reading, replica, list(reading))
+
+
+def read_elsewhere(at: Memory, replica: UUID, responses: Sequence[UUID]) -> list[UUID]:
+    others = [at.reading.get(other, []) for other in at.alive if other != replica]
+    return [one for one in responses if any(one in reading for reading in others)]
 
 
 def bury(at: Memory, ttl_seconds: float) -> int:
@@ -259,7 +265,13 @@ def claim(at: Memory, tenant: str, key: str, digest: bytes, response: UUID) -> b
 
 
 PLACES: dict[ModuleType, dict[str, Any]] = {
-    leases: {"fence": fence, "beat": beat, "bury": bury, "others_alive": others_alive},
+    leases: {
+        "fence": fence,
+        "beat": beat,
+        "bury": bury,
+        "others_alive": others_alive,
+        "read_elsewhere": read_elsewhere,
+    },
     ownership: {
         "claim_hopeless": claim_hopeless,
         "claim_waiting": claim_waiting,

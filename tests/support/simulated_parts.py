@@ -16,7 +16,7 @@ from tests.support.builders import BREAK_PARSER, HALF, THINK
 from tests.support.memory import Memory
 
 if TYPE_CHECKING:
-    from tests.support.simulation import Replica
+    from tests.support.simulated_replica import Replica
 
 CAPABILITIES = Capabilities(
     vocab_size=2**31, context_length=4096, stop_ids=frozenset(), temperature=1.0, top_p=1.0

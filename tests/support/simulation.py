@@ -15,133 +15,25 @@ from typing import Any
 from unittest import mock
 from uuid import UUID
 
-from sqlalchemy.exc import OperationalError
-
 from server.auth import Caller
-from server.config import Config
 from server.errors import ApiError
-from server.runs import admit, keeper, recorder, taker, writing
-from server.runs.admit import Admission
-from server.runs.keeper import Keeper
-from server.runs.prepare import Served
+from server.runs import admit, keeper, recorder, taker, unread, writing
 from server.runs.read import StreamReader
-from server.runs.recorder import Recorder
 from server.runs.repeats import Repeatable
 from server.runs.states import ENDED
-from server.runs.taker import Taker
-from server.runs.tool_loop import ToolLoop
-from server.store import deletion, events, ownership
-from server.store.database import Database
-from server.store.disk import Disk
-from server.store.leases import Fenced
-from server.stream import follower, hub
-from server.stream.hub import Channel, Hub
-from server.tools.mcp import McpServers
+from server.store import deletion, ownership
+from server.stream import hub
+from server.stream.hub import Channel
 from server.wire.request import CreateResponse
 from tests.support import memory_store
-from tests.support.builders import TENANT, SpelledDialect
-from tests.support.memory import Memory, MemoryDatabase, Trouble
-from tests.support.simulated_parts import Client, PlayedEngine, SimulatedLoop
+from tests.support.builders import TENANT
+from tests.support.memory import Memory, Trouble
+from tests.support.simulated_parts import Client, SimulatedLoop
+from tests.support.simulated_replica import LEASE_S, Killed, Replica
 
-LEASE_S = 10.0
 STEPS = 40
 SETTLING = 120
 CALLER = Caller(TENANT, None)
-DIALECT = SpelledDialect()
-CONFIG = Config(grace_seconds=3, lease_seconds=LEASE_S)
-
-
-class Killed(BaseException):
-    """The replica's process is gone."""
-
-
-class Replica:
-    """A server process without its threads. Whoever calls it finds that it may be killed at any time."""
-
-    def __init__(self, world: "World") -> None:
-        self.world = world
-        self.id = world.new_id()
-        self.gone = self.draining = False
-        self.frozen_until = 0.0
-        world.memory.alive[self.id] = world.memory.seconds
-        self.database: Database = MemoryDatabase(world.memory)  # type: ignore[assignment]
-        self.loop = SimulatedLoop(world.memory)
-        self.hub = Hub(self.loop)  # type: ignore[arg-type]
-        self.recorder = Recorder(self.database, self.id, self.hub, on_fenced=self.die)
-        self.engine = PlayedEngine(world.dice, self.recorder.deliver)
-        served = Served(name="model", engine=self.engine, dialect=DIALECT)  # type: ignore[arg-type]
-        tool_loop = ToolLoop(self.engine, McpServers({}, 1), self.recorder.deliver)  # type: ignore[arg-type]
-        at = (self.database, self.id)
-        self.taker = Taker(*at, served, self.recorder, tool_loop, most_running=4, most_deaths=3)
-        self.keeper = Keeper(
-            self.database,
-            self.id,
-            holds=self.recorder.holds,
-            cancel=lambda response: self.engine.cancel(response.hex),
-            lease_seconds=LEASE_S,
-            on_unowned=lambda: None,
-            on_fenced=self.die,
-            on_others=lambda _alive: None,
-            on_database_gone=lambda: None,
-        )
-        self.admission = Admission(
-            served,
-            self.database,
-            self.id,
-            self.recorder,
-            self.hub,
-            Disk(None, None),
-            CONFIG,
-            tool_loop=tool_loop,
-            on_queued=lambda: None,
-        )
-
-    def die(self) -> None:
-        self.gone = True
-
-    @property
-    def moves(self) -> bool:
-        return not self.gone and self.frozen_until <= self.world.memory.seconds
-
-    def act(self, what: Callable[[], object]) -> None:
-        """Something that one of its threads does."""
-        self.world.acting = self
-        try:
-            what()
-        except (Killed, Fenced):
-            self.world.last_words(self)
-            self.die()
-        except OperationalError:
-            pass  # the thread tries again later
-        finally:
-            self.world.acting = None
-
-    def record(self) -> None:
-        if not self.recorder._inbox.empty():
-            self.recorder.bring_forward(self.recorder._gather())
-
-    def take(self) -> None:
-        if not self.draining:
-            self.taker.take()
-
-    def drain(self) -> None:
-        """What `serve` does at SIGTERM, but for the waiting."""
-        self.draining = True
-        self.admission.close()
-        background = [run.facts.id for run in self.recorder.running() if run.facts.echo.background]
-        self.recorder.hand_back()
-        for response in background:
-            self.engine.cancel(response.hex)
-
-    def look(self) -> None:
-        """The follower's look into the log."""
-        with self.database.begin() as connection:
-            watched = [one for one in self.hub.watched() if not self.recorder.holds(one.response_id)]
-            told = [
-                follower.Follower._told(None, connection, news)  # type: ignore[arg-type]
-                for news in events.catch_up(connection, watched)
-            ]
-        self.hub.publish(told)
 
 
 class World:
@@ -266,7 +158,8 @@ class World:
         reader = StreamReader(replica.database, TENANT, client.response)
         if reader.look():
             client.reader, client.replica = reader, replica
-            client.channel = None if reader.ended else replica.hub.watch(TENANT, client.response)
+            watched = replica.hub.watch(TENANT, client.response, ends_unread=not reader.background)
+            client.channel = None if reader.ended else watched
             client.waker = client.channel.join() if client.channel else None
 
     def is_cut_off(self, client: Client) -> bool:
@@ -371,6 +264,9 @@ def simulated() -> Iterator[Callable[[int], World]]:
     def crashpoint(name: str) -> None:
         now[0].crashpoint(name)
 
+    def seconds() -> float:
+        return now[0].memory.seconds
+
     def new_uuid() -> UUID:
         return now[0].new_id()
 
@@ -382,7 +278,8 @@ def simulated() -> Iterator[Callable[[int], World]]:
     asyncio_of_hub = mock.Mock(Event=asyncio.Event, get_running_loop=running_loop)
     patches: list[Any] = [
         mock.patch.object(hub, "asyncio", asyncio_of_hub),
-        mock.patch.object(recorder, "time", mock.Mock()),
+        mock.patch.object(recorder, "sleep", mock.Mock()),
+        mock.patch.object(unread, "monotonic", seconds),
         mock.patch.object(admit, "new_uuid", new_uuid),
         *(
             mock.patch.object(module, "crashpoint", crashpoint)

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import psycopg
 import pytest
+from sqlalchemy.exc import OperationalError
 
 from server.runs.run import Run
 from server.store import deletion, events, leases, responses
@@ -278,6 +279,25 @@ def test_a_recorder_that_cannot_go_on_says_so(bench: Bench, monkeypatch: pytest.
     bench.recorder.stop()
     assert "".join(event.body for event in bench.stored(run.facts.id) if event.kind == 1) == "kept"
     assert all(b"lost" not in frame for frame in bench.hub.frames(run.facts.id))
+
+
+def test_a_recorder_that_is_stopped_gives_up_what_no_database_takes(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = bench.begin()
+    bench.feed(tokens(run, say("kept")))
+
+    def refuse(*_arguments: object) -> None:
+        raise OperationalError("", None, psycopg.OperationalError("nobody is there"))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(bench.database, "dedicate", refuse)
+        terminate_recorder(bench.database.url)
+        bench.recorder.deliver([tokens(run, say(" lost"))])
+        assert not bench.fenced
+        bench.recorder.stop(0.5)
+    assert bench.fenced
+    assert "".join(event.body for event in bench.stored(run.facts.id) if event.kind == 1) == "kept"
 
 
 def forget(url: str, commits: int) -> None:

@@ -57,6 +57,23 @@ def test_only_silent_replicas_are_buried_and_a_beat_prevents_it(database: Databa
     assert [state(database, replica) for replica in (silent, beating, fresh)] == ["dead", "alive", "alive"]
 
 
+def test_what_is_read_through_a_replica_is_known_to_the_others_while_it_lives(database: Database) -> None:
+    me, other = register(database), register(database)
+    here, there, nowhere = (new_uuid() for _ in range(3))
+    with database.begin() as connection:
+        leases.beat(connection, me, [here])
+        leases.beat(connection, other, [there, new_uuid()])
+        assert leases.read_elsewhere(connection, me, [here, there, nowhere]) == [there]
+        assert leases.read_elsewhere(connection, other, [here, there, nowhere]) == [here]
+        assert leases.read_elsewhere(connection, other, []) == []
+        leases.beat(connection, other)
+        assert leases.read_elsewhere(connection, me, [there]) == []
+        leases.beat(connection, other, [there])
+    kill(database, other)
+    with database.begin() as connection:
+        assert leases.read_elsewhere(connection, me, [there]) == []
+
+
 def test_a_stopped_replica_is_fenced_and_not_buried(database: Database) -> None:
     replica = register(database)
     with database.begin() as connection:

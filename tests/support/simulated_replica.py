@@ -1,0 +1,129 @@
+"""A server process of a simulated world: everything of one but its threads and its HTTP."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from sqlalchemy.exc import OperationalError
+
+from server.config import Config
+from server.runs.admit import Admission
+from server.runs.keeper import Keeper
+from server.runs.prepare import Served
+from server.runs.recorder import Recorder
+from server.runs.taker import Taker
+from server.runs.tool_loop import ToolLoop
+from server.runs.unread import Unread
+from server.store import events
+from server.store.database import Database
+from server.store.disk import Disk
+from server.store.leases import Fenced
+from server.stream import follower
+from server.stream.hub import Hub
+from server.tools.mcp import McpServers
+from tests.support.builders import SpelledDialect
+from tests.support.memory import MemoryDatabase
+from tests.support.simulated_parts import PlayedEngine, SimulatedLoop
+
+if TYPE_CHECKING:
+    from tests.support.simulation import World
+
+LEASE_S = 10.0
+DIALECT = SpelledDialect()
+CONFIG = Config(grace_seconds=3, lease_seconds=LEASE_S)
+
+
+class Killed(BaseException):
+    """The replica's process is gone."""
+
+
+class Replica:
+    """A server process without its threads. Whoever calls it finds that it may be killed at any time."""
+
+    def __init__(self, world: "World") -> None:
+        self.world = world
+        self.id = world.new_id()
+        self.gone = self.draining = False
+        self.frozen_until = 0.0
+        world.memory.alive[self.id] = world.memory.seconds
+        self.database: Database = MemoryDatabase(world.memory)  # type: ignore[assignment]
+        self.loop = SimulatedLoop(world.memory)
+        self.hub = Hub(self.loop)  # type: ignore[arg-type]
+        self.recorder = Recorder(self.database, self.id, self.hub, on_fenced=self.die)
+        self.engine = PlayedEngine(world.dice, self.recorder.deliver)
+        served = Served(name="model", engine=self.engine, dialect=DIALECT)  # type: ignore[arg-type]
+        tool_loop = ToolLoop(self.engine, McpServers({}, 1), self.recorder.deliver)  # type: ignore[arg-type]
+        at = (self.database, self.id)
+        unread = Unread(is_unread=self.hub.is_unread, cancel=tool_loop.cancel)
+        self.taker = Taker(*at, served, self.recorder, tool_loop, most_running=4, most_deaths=3)
+        self.keeper = Keeper(
+            self.database,
+            self.id,
+            holds=self.recorder.holds,
+            cancel=tool_loop.cancel,
+            lease_seconds=LEASE_S,
+            reading=lambda: [one for one in self.hub.reading() if not self.recorder.holds(one)],
+            unread=unread,
+            on_unowned=lambda: None,
+            on_fenced=self.die,
+            on_others=lambda _alive: None,
+            on_database_gone=lambda: None,
+        )
+        self.admission = Admission(
+            served,
+            self.database,
+            self.id,
+            self.recorder,
+            self.hub,
+            Disk(None, None),
+            CONFIG,
+            tool_loop=tool_loop,
+            on_queued=lambda: None,
+            unread=unread,
+        )
+
+    def die(self) -> None:
+        self.gone = True
+
+    @property
+    def moves(self) -> bool:
+        return not self.gone and self.frozen_until <= self.world.memory.seconds
+
+    def act(self, what: Callable[[], object]) -> None:
+        """Something that one of its threads does."""
+        self.world.acting = self
+        try:
+            what()
+        except (Killed, Fenced):
+            self.world.last_words(self)
+            self.die()
+        except OperationalError:
+            pass  # the thread tries again later
+        finally:
+            self.world.acting = None
+
+    def record(self) -> None:
+        if not self.recorder._inbox.empty():
+            self.recorder.bring_forward(self.recorder._gather())
+
+    def take(self) -> None:
+        if not self.draining:
+            self.taker.take()
+
+    def drain(self) -> None:
+        """What `serve` does at SIGTERM, but for the waiting."""
+        self.draining = True
+        self.admission.close()
+        background = [run.facts.id for run in self.recorder.running() if run.facts.echo.background]
+        self.recorder.hand_back()
+        for response in background:
+            self.engine.cancel(response.hex)
+
+    def look(self) -> None:
+        """The follower's look into the log."""
+        with self.database.begin() as connection:
+            watched = [one for one in self.hub.watched() if not self.recorder.holds(one.response_id)]
+            told = [
+                follower.Follower._told(None, connection, news)  # type: ignore[arg-type]
+                for news in events.catch_up(connection, watched)
+            ]
+        self.hub.publish(told)
