@@ -28,6 +28,7 @@ from server.runs.echo import make_echo
 from server.runs.emitter import Emitter
 from server.runs.prepare import Served
 from server.runs.tool_loop import ToolLoop
+from server.runs.unread import Unread
 from server.scripted_model import scripted_engine
 from server.store.database import upgrade
 from server.store.disk import Disk
@@ -196,6 +197,7 @@ def _admission(written: int | None) -> Iterator[Callable[[bytes], object]]:
                     Config(),
                     tool_loop=ToolLoop(engine, servers, at.recorder.deliver),
                     on_queued=lambda: None,
+                    unread=Unread(is_unread=at.hub.follows, cancel=lambda _response: None),
                 )
                 caller = Caller(TENANT, None)
                 try:
