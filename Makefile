@@ -27,10 +27,10 @@ test: $(VENV)/installed-dev check ## everything that must hold before a change l
 clients: ## install other people's clients into .clients, for tests that are skipped without them
 	@mkdir -p .clients
 	npm install --prefix .clients --no-audit --no-fund --loglevel=error $(NODE_CLIENTS)
-	@for client in agents:openai-agents==0.24.0 $(foreach release,1.109.1 2.8.0 3.52.0,openai-$(release):openai==$(release)); do \
+	@for client in agents:openai-agents==0.24.0 litellm:litellm==1.106.2,mcp langchain:langchain-openai==1.7.3 $(foreach release,1.109.1 2.8.0 3.52.0,openai-$(release):openai==$(release)); do \
 		echo "Installing $${client#*:}"; \
 		$(PYTHON) -m venv ".clients/$${client%%:*}" && \
-		".clients/$${client%%:*}/bin/python" -m pip --disable-pip-version-check --no-input install --quiet "$${client#*:}" websockets || exit 1; \
+		".clients/$${client%%:*}/bin/python" -m pip --disable-pip-version-check --no-input install --quiet $$(tr , ' ' <<< "$${client#*:}") websockets || exit 1; \
 	done
 
 check: $(VENV)/installed-dev ## lint, formatting, types, import rules

@@ -168,6 +168,7 @@ class _Written:
     def __init__(self, dialect: Dialect, prompt: Prompt) -> None:
         self._prompt = prompt
         self.parser = dialect.parser
+        self.encode = dialect.encode
 
     def write(self, _conversation: Conversation) -> Prompt:
         return self._prompt

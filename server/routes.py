@@ -20,6 +20,8 @@ from server.api import (
     query,
     responses,
     stored_chat,
+    text,
+    tokenize,
 )
 from server.api.health import Health
 from server.api.json import as_json
@@ -49,6 +51,8 @@ from server.wire.items import Item
 from server.wire.pages import CompletionPage, ItemPage, MessagePage, ResponsePage
 from server.wire.request import CountInput, CreateResponse
 from server.wire.response import CompactedResponse, Deleted, InputTokens, Model, ModelList, Response, Status
+from server.wire.text import TextCompletion, TextRequest
+from server.wire.tokenize import Detokenized, DetokenizeRequest, Tokenized, TokenizeRequest
 
 Handler = Callable[[Services, Caller, Request, bytes], Answer]
 OpenHandler = Callable[[Services, Request, bytes], Answer]
@@ -199,6 +203,41 @@ ROUTES: list[tuple[str, str, Handler, Contract]] = [
         "/v1/chat/completions/{completion_id}/messages",
         stored_chat.messages,
         Contract(says="A page of the messages that it was given.", gives=MessagePage, parameters=query.PAGE),
+    ),
+    (
+        "POST",
+        "/v1/completions",
+        text.create,
+        Contract(
+            says="Go on with texts, or with token ids; with `stream`, in chunks as they come.",
+            takes=TextRequest,
+            gives=TextCompletion,
+            streams=(TextCompletion, ErrorBody),
+            parameters=(_KEY,),
+            refuses=_STARTS_RUN,
+        ),
+    ),
+    (
+        "POST",
+        "/tokenize",
+        tokenize.tokenize,
+        Contract(
+            says="The tokens of a text, or of a chat's prompt.",
+            takes=TokenizeRequest,
+            gives=Tokenized,
+            refuses=(NotFound,),
+        ),
+    ),
+    (
+        "POST",
+        "/detokenize",
+        tokenize.detokenize,
+        Contract(
+            says="What tokens spell.",
+            takes=DetokenizeRequest,
+            gives=Detokenized,
+            refuses=(NotFound,),
+        ),
     ),
     (
         "POST",

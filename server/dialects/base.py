@@ -176,5 +176,11 @@ class Dialect(Protocol):
         Raises PromptError when the model's template refuses the conversation.
         """
 
+    def encode(self, text: str, *, special: bool) -> tuple[int, ...]:
+        """Text as it stands, the control tokens that are written in it included.
+
+        `special` lets the tokenizer put before and after it what it puts around texts. Raises PromptError.
+        """
+
     def parser(self, prompt: Prompt) -> Parser:
         """A fresh parser for one job with that prompt."""

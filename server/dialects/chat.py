@@ -92,6 +92,9 @@ class ChatDialect:
             tools=tuple(callable_.tools.values()),
         )
 
+    def encode(self, text: str, *, special: bool) -> tuple[int, ...]:
+        return tuple(self._template.tokenizer.encode(text, add_special_tokens=special).ids)
+
     def parser(self, prompt: Prompt) -> ChatParser:
         return ChatParser(
             self._template.tokenizer,

@@ -73,6 +73,9 @@ class HarmonyDialect:
             tools=conversation.tools,
         )
 
+    def encode(self, text: str, *, special: bool) -> tuple[int, ...]:  # noqa: ARG002 - nothing is put around texts
+        return tuple(self.encoding.encode_with_control(text))
+
     def parser(self, prompt: Prompt) -> HarmonyParser:
         return HarmonyParser(self.encoding.tokens, prompt)
 

@@ -12,7 +12,8 @@ from uuid import UUID
 
 from engine.messages import Failed, Finished, Outbound, PromptLogprobs, Tokens
 from server.runs.hosted import Outcome
-from server.runs.run import Reading, Run
+from server.runs.reading import Reading
+from server.runs.run import Run
 from server.wire.events import Event
 
 log = logging.getLogger("holdfast.runs")
@@ -171,7 +172,7 @@ class ActiveRuns:
                 self._hand_back(steps, responses)
             case Called() | NextTurn() | Interrupt():
                 self._take_from_tools(message, steps, now)
-            case Tokens():
+            case Tokens() | PromptLogprobs():
                 self._take_tokens(steps, message, now)
             case Finished(job_id, reason, usage, stop_hit):
                 act = partial(Run.finish, reason=reason, usage=usage, at=now, stop_hit=stop_hit)
@@ -182,7 +183,7 @@ class ActiveRuns:
                 log.error("job %s failed: %s: %s", job_id, code, cause)
                 act = partial(Run.fail, code=SERVER_ERROR, message=ENGINE_FAILED, at=now, usage=usage)
                 self._advance(steps, response_of(job_id), now, act)
-            case PromptLogprobs() | Stop():
+            case Stop():
                 pass
 
     def _goes_on(self, response: UUID) -> bool:
@@ -211,8 +212,11 @@ class ActiveRuns:
                 step = steps.setdefault(response, Step(run))
                 step.handed_back, step.died = True, died
 
-    def _take_tokens(self, steps: dict[UUID, Step], given: Tokens, now: datetime) -> None:
+    def _take_tokens(self, steps: dict[UUID, Step], given: Tokens | PromptLogprobs, now: datetime) -> None:
         response = response_of(given.job_id)
+        if isinstance(given, PromptLogprobs):
+            self._advance(steps, response, now, partial(Run.prompt_logprobs, logprobs=given.logprobs))
+            return
         self._untold.setdefault(response, []).extend(given.token_ids)
         act = partial(Run.tokens, token_ids=given.token_ids, at=now, logprobs=given.logprobs)
         step = self._advance(steps, response, now, act)

@@ -42,7 +42,7 @@ from server.store.disk import Disk
 from server.store.responses import NewResponse
 from server.stream.frames import frame
 from server.stream.hub import Hub, Published
-from server.wire.chat import ChoiceRequest
+from server.wire.asked import ChoiceRequest
 from server.wire.events import Event, render
 from server.wire.ids import choice_id, new_uuid
 from server.wire.input import Given

@@ -1,12 +1,17 @@
 """A response told as a chat completion: its final object as choices, its events as chunks. Pure."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
+from uuid import UUID
 
 import msgspec
 from msgspec import UNSET
 
+from server.runs.chat_messages import echo_of, role_of_answer
+from server.runs.chunks import TokensSoFar, data_frame, error_frame, event_of, tokens_told, total_usage
+from server.wire import ids
+from server.wire.asked import ChoiceRequest, Usage
 from server.wire.chat import (
     CalledFunction,
     CalledTool,
@@ -20,10 +25,8 @@ from server.wire.chat import (
     FinishReason,
     TokenLogprob,
     ToolCall,
-    Usage,
 )
-
-_encode = msgspec.json.Encoder().encode
+from server.wire.input import Given
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +38,37 @@ class Telling:
     model: str
     reasoning: bool = True
     """The model's thinking is told."""
+    role: str = "assistant"
+    """Of the answer: that of the last message, where the model goes on without a turn of its own."""
+    echo: str = ""
+    """What comes before the answer in its text."""
     usage: bool = False
     """A stream ends with a chunk of usage."""
+    usage_so_far: bool = False
+    """Each chunk before it tells what its choice has used."""
+    token_ids: bool = False
+    """Tokens are told beside what they say."""
     forced: bool = False
     """A certain function had to be called, which OpenAI's finish reason takes for an ordinary stop."""
     metadata: dict[str, str] | None = None
     """Of a stored completion."""
+
+
+def telling_of(request: ChoiceRequest, first: UUID, given: Sequence[Given]) -> Telling:
+    """How the completion is told whose first choice this request asks for, after these messages."""
+    role = role_of_answer(given, request)
+    choice = request.tool_choice
+    return Telling(
+        id=ids.completion_id(first),
+        created=ids.seconds_of(first),
+        model=request.model,
+        reasoning=request.include_reasoning,
+        role=role,
+        echo=echo_of(given, role) if request.echo else "",
+        token_ids=request.return_token_ids,
+        forced=isinstance(choice, dict) and choice.get("type") == "function",
+        metadata=(request.metadata or {}) if request.store else None,
+    )
 
 
 def completion(
@@ -56,22 +84,9 @@ def completion(
         ],
         usage=total_usage(finals),
         metadata=telling.metadata if telling.metadata is not None else UNSET,
+        prompt_token_ids=tokens_told(finals[0], "input_messages") if telling.token_ids else UNSET,
+        prompt_logprobs=finals[0].get("prompt_logprobs", UNSET),
     )
-
-
-def failure(finals: Sequence[dict[str, Any]]) -> str | None:
-    """Why one of the choices has failed; a completion has no such choice."""
-    return next((final["error"]["message"] for final in finals if final["status"] == "failed"), None)
-
-
-def total_usage(finals: Sequence[dict[str, Any]]) -> Usage:
-    """The prompt is one for all choices; what they say is added up."""
-    told = [final["usage"] for final in finals if final["usage"]]
-    prompt = max((usage["input_tokens"] for usage in told), default=0)
-    cached = max((usage["input_tokens_details"]["cached_tokens"] for usage in told), default=0)
-    output = sum(usage["output_tokens"] for usage in told)
-    reasoning = sum(usage["output_tokens_details"]["reasoning_tokens"] for usage in told)
-    return Usage(prompt, output, prompt + output, {"cached_tokens": cached}, {"reasoning_tokens": reasoning})
 
 
 def finish_reason(telling: Telling, final: dict[str, Any]) -> FinishReason:
@@ -98,14 +113,16 @@ def _choice(telling: Telling, index: int, final: dict[str, Any]) -> Choice:
             case "function_call" | "custom_tool_call":
                 calls.append(_whole_call(item))
     thought = "".join(thoughts) if thoughts and telling.reasoning else UNSET
+    text = telling.echo + "".join(texts)
     message = ChatMessage(
-        "assistant",
-        "".join(texts) if texts and (any(texts) or not calls) else None,
+        telling.role,
+        text if text or (texts and not calls) else None,
         reasoning_content=thought,
         reasoning=thought,
         tool_calls=calls or UNSET,
     )
-    return Choice(index, message, finish_reason(telling, final), _logprobs(logprobs))
+    token_ids = tokens_told(final, "output_messages") if telling.token_ids else UNSET
+    return Choice(index, message, finish_reason(telling, final), _logprobs(logprobs), token_ids)
 
 
 def _whole_call(item: dict[str, Any]) -> ToolCall:
@@ -139,12 +156,31 @@ class ChunkStream:
         state = self._choices.setdefault(index, _ChoiceState())
         chunks: list[bytes] = []
         for frame in frames:
-            event = msgspec.json.decode(frame[frame.index(b"\ndata: ") + 7 : -2])
+            event = event_of(frame)
             if event["type"] == "response.failed":
-                chunks.append(_error_frame(event["response"]["error"]["message"]))
+                chunks.append(error_frame(event["response"]["error"]["message"]))
+            elif event["type"] == "holdfast:tokens":
+                state.tokens.take(event)
             elif (told := self._chunk_of(state, event)) is not None:
-                chunks.append(self._frame([ChunkChoice(index, *told)]))
+                chunks.append(self._told(state, index, *told))
+                if self._telling.echo and event["type"] == "response.in_progress":
+                    chunks.append(self._told(state, index, Delta(content=self._telling.echo)))
         return chunks
+
+    def _told(
+        self,
+        state: "_ChoiceState",
+        index: int,
+        delta: Delta,
+        finish: FinishReason | None = None,
+        logprobs: ChoiceLogprobs | None = None,
+    ) -> bytes:
+        """A chunk of one choice, with the tokens that have come since its last one."""
+        prompt, came = state.tokens.told()
+        usage = state.tokens.usage if self._telling.usage_so_far else None
+        if not self._telling.token_ids:
+            return self._frame([ChunkChoice(index, delta, finish, logprobs)], usage)
+        return self._frame([ChunkChoice(index, delta, finish, logprobs, came)], usage, prompt)
 
     def end(self) -> list[bytes]:
         if not self._telling.usage:
@@ -152,22 +188,28 @@ class ChunkStream:
         finals = [state.final for state in self._choices.values() if state.final]
         return [self._frame([], total_usage(finals))]
 
-    def _frame(self, choices: list[ChunkChoice], usage: Usage | None = None) -> bytes:
+    def _frame(
+        self,
+        choices: list[ChunkChoice],
+        usage: Usage | None = None,
+        prompt: list[int] | msgspec.UnsetType = UNSET,
+    ) -> bytes:
         chunk = Chunk(
             id=self._telling.id,
             created=self._telling.created,
             model=self._telling.model,
             choices=choices,
             usage=usage if self._telling.usage else UNSET,
+            prompt_token_ids=prompt,
         )
-        return b"data: " + _encode(chunk) + b"\n\n"
+        return data_frame(chunk)
 
     def _chunk_of(
         self, state: "_ChoiceState", event: dict[str, Any]
     ) -> tuple[Delta, FinishReason | None, ChoiceLogprobs | None] | None:
         match event["type"]:
             case "response.in_progress":
-                return Delta(role="assistant", content=""), None, None
+                return Delta(role=self._telling.role, content=""), None, None
             case "response.output_text.delta":
                 return Delta(content=event["delta"]), None, _logprobs(event["logprobs"])
             case "response.reasoning_text.delta" if self._telling.reasoning:
@@ -192,6 +234,7 @@ class _ChoiceState:
 
     calls: int = 0
     final: dict[str, Any] | None = None
+    tokens: TokensSoFar = field(default_factory=TokensSoFar)
 
     def begin_call(self, item: dict[str, Any]) -> ToolCall | None:
         match item["type"]:
@@ -204,8 +247,3 @@ class _ChoiceState:
                 custom = CalledTool(item["name"], "")
                 return ToolCall(index=self.calls - 1, id=item["call_id"], type="custom", custom=custom)
         return None
-
-
-def _error_frame(message: str) -> bytes:
-    error = {"message": message, "type": "server_error", "param": None, "code": "server_error"}
-    return b"data: " + _encode({"error": error}) + b"\n\n"

@@ -24,6 +24,7 @@ from server.wire.items import (
     Refusal,
     plain_text,
 )
+from server.wire.request import CreateResponse
 
 
 def read_messages(messages: list[dict[str, Any]]) -> list[Given]:
@@ -125,6 +126,23 @@ def as_messages(items: Iterable[Item], completion: str) -> list[StoredMessage]:
     for group in _grouped(items):
         messages.append(_as_message(group, f"{completion}-{len(messages)}"))
     return messages
+
+
+def role_of_answer(items: Sequence[Given], request: CreateResponse) -> str:
+    """The assistant's, unless the model goes on without a turn of its own: then it is the last message's."""
+    if request.add_generation_prompt is not False or not items:
+        return "assistant"
+    last = items[-1]
+    if isinstance(last, Message):
+        return last.role
+    return "tool" if isinstance(last, FunctionCallOutput | CustomToolCallOutput) else "assistant"
+
+
+def echo_of(items: Sequence[Given], role: str) -> str:
+    """What vLLM's `echo` puts before an answer: the last message's text, if its role is the answer's."""
+    if not items or not isinstance(items[-1], Message) or items[-1].role != role:
+        return ""
+    return plain_text(items[-1].content)
 
 
 def _grouped(items: Iterable[Item]) -> list[list[Item]]:

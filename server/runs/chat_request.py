@@ -6,33 +6,32 @@ So a completion walks the same way as a response, and is only told otherwise.
 from typing import Any
 
 from server.errors import InvalidRequest
-from server.wire.chat import ChatRequest, ChoiceRequest
+from server.runs.asked import refuse_unsupported, shared, unsupported
+from server.runs.prepare import LOGPROBS
+from server.wire.asked import ChoiceRequest
+from server.wire.chat import ChatRequest
 from server.wire.errors import DecodeFailure
 from server.wire.request import ReasoningOptions, TextFormat, TextOptions
 
 _REFUSED: list[tuple[str, str]] = [
-    ("use_beam_search", "Beam search is not available."),
-    ("echo", "echo is not available; the messages are yours already."),
-    ("prompt_logprobs", "Logprobs of the prompt are not available here."),
-    ("return_token_ids", "Token ids are not told here; see /tokenize."),
     ("audio", "Audio is not available; this model writes text."),
     ("functions", "`functions` is OpenAI's old form; use tools."),
     ("function_call", "`function_call` is OpenAI's old form; use tool_choice."),
 ]
 
 
-def refuse_unsupported(request: ChatRequest) -> None:
+def refuse_wrong(request: ChatRequest) -> None:
     """Raises InvalidRequest with the first parameter that cannot be honoured."""
+    refuse_unsupported(request)
     for param, sentence in _REFUSED:
         if getattr(request, param):
-            raise InvalidRequest(sentence, param=param, code="unsupported_parameter")
+            raise unsupported(param, sentence)
     if request.modalities and request.modalities != ["text"]:
-        raise InvalidRequest("This model writes text only.", param="modalities", code="unsupported_parameter")
-    if request.stream_options and request.stream_options.continuous_usage_stats:
+        raise unsupported("modalities", "This model writes text only.")
+    if request.continue_final_message and request.add_generation_prompt:
         raise InvalidRequest(
-            "Usage is told once, at the end of the stream.",
-            param="stream_options.continuous_usage_stats",
-            code="unsupported_parameter",
+            "A message is continued, or a new turn begins: give one of the two.",
+            param="continue_final_message",
         )
     if request.top_logprobs and not request.logprobs:
         raise InvalidRequest("top_logprobs needs logprobs to be true.", param="top_logprobs")
@@ -40,31 +39,15 @@ def refuse_unsupported(request: ChatRequest) -> None:
 
 def as_response_request(request: ChatRequest, choice: int) -> ChoiceRequest:
     """The request for one of its choices. Raises ApiError."""
-    limit = request.max_completion_tokens or request.max_tokens
     return ChoiceRequest(
+        **shared(request, choice, request.prompt_logprobs),
         choice=choice,
         include_reasoning=request.include_reasoning is not False,
-        model=request.model,
-        input="",
         store=bool(request.store),
-        stream=request.stream,
         metadata=request.metadata,
-        max_output_tokens=limit,
-        temperature=request.temperature,
-        top_p=request.top_p,
-        top_k=request.top_k,
-        min_p=request.min_p,
-        presence_penalty=request.presence_penalty,
-        frequency_penalty=request.frequency_penalty,
-        repetition_penalty=request.repetition_penalty,
-        logit_bias=request.logit_bias,
-        seed=None if request.seed is None else (request.seed + choice) % 2**63,
-        stop=request.stop,
-        include_stop_str_in_output=request.include_stop_str_in_output,
-        ignore_eos=request.ignore_eos,
-        min_tokens=request.min_tokens,
+        max_output_tokens=request.max_completion_tokens or request.max_tokens,
         top_logprobs=request.top_logprobs,
-        include=["message.output_text.logprobs"] if request.logprobs else None,
+        include=[LOGPROBS] if request.logprobs else None,
         tools=[_tool(tool, index) for index, tool in enumerate(request.tools or [])],
         tool_choice=_tool_choice(request.tool_choice),
         parallel_tool_calls=request.parallel_tool_calls,
@@ -75,9 +58,6 @@ def as_response_request(request: ChatRequest, choice: int) -> ChoiceRequest:
         documents=request.documents,
         add_generation_prompt=request.add_generation_prompt,
         continue_final_message=request.continue_final_message,
-        priority=request.priority,
-        cache_salt=request.cache_salt,
-        user=request.user,
         safety_identifier=request.safety_identifier,
         prompt_cache_key=request.prompt_cache_key,
     )

@@ -16,7 +16,7 @@ from server.runs.context import TRIGGER
 from server.runs.kept import kept_messages, newest_results, pending_calls
 from server.runs.opened import opened
 from server.runs.prepare import Prepared, Served, moment_of, prepare, prepared_with, write_prompt
-from server.runs.run import Condensing, Reading
+from server.runs.reading import Condensing, Reading
 from server.runs.summary import KEPT_SHARE, Summary
 from server.runs.transcript import transcript
 from server.runs.window import Window, seal_window

@@ -147,6 +147,10 @@ class Emitter:
         """It is being generated."""
         return [wire.whole(wire.ResponseInProgress(self._number(), self._unended("in_progress")))]
 
+    def tokens(self, side: Literal["prompt", "output"], token_ids: Sequence[int]) -> Event:
+        """They were given or came; what they say is told by the events after this one."""
+        return wire.whole(wire.TokensTold(self._number(), side, list(token_ids)))
+
     def delta(self, delta: Delta, logprobs: Sequence[Logprob] = ()) -> list[Event]:
         """The events of one delta; a change from one kind of item to another closes and opens them.
 

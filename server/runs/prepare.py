@@ -13,21 +13,33 @@ from uuid import UUID
 
 from engine.messages import Engine, Job, JobRefused, Sampling
 from engine.vocabulary import Vocabulary
-from server.dialects.base import Conversation, Dialect, OutputFormat, Prompt, PromptError, Tool, ToolChoice
+from server.dialects.base import (
+    Conversation,
+    Dialect,
+    OutputFormat,
+    Parser,
+    Prompt,
+    PromptError,
+    Tool,
+    ToolChoice,
+)
+from server.dialects.plain import PlainParser
 from server.errors import ApiError, InvalidRequest, Overloaded, TooManyRequests
 from server.runs.echo import make_echo
 from server.runs.hosted import as_read, hosted_of
 from server.runs.opened import opened
 from server.runs.raw_messages import RawMessages
-from server.runs.run import Condensing, Reading
+from server.runs.reading import Condensing, Reading
 from server.runs.sealing import Seal
 from server.runs.structured import given_grammar
 from server.runs.truncation import shortened
 from server.wire import tools as wire
+from server.wire.asked import ChoiceRequest
 from server.wire.ids import seconds_of
 from server.wire.items import Item
 from server.wire.request import CreateResponse
 from server.wire.response import Echo
+from server.wire.text import PlainRequest
 
 SMALLEST_TOP_P = 1e-6
 """What top_p 0 means: the likeliest token alone."""
@@ -57,17 +69,30 @@ class Served:
     def reading(self, tenant: str, request: CreateResponse, prompt: Prompt) -> Reading:
         """How the tokens of an answer are read."""
         return Reading(
-            self.dialect.parser(prompt),
+            self._parser(request, prompt),
             stops=stop_strings(request),
             tells_stop=bool(request.include_stop_str_in_output),
             vocabulary=self.vocabulary if wants_logprobs(request) else None,
-            raw=RawMessages(self.vocabulary, prompt.token_ids)
-            if request.enable_response_messages and self.vocabulary is not None
+            raw=self._raw_messages(request, prompt),
+            tokens_of=prompt.token_ids
+            if isinstance(request, ChoiceRequest) and request.tells_tokens
             else None,
             seal=partial(self.seal.seal, "reasoning", tenant)
             if SEALED_REASONING in (request.include or ())
             else None,
             hosted=hosted_of(request),
+        )
+
+    def _parser(self, request: CreateResponse, prompt: Prompt) -> Parser:
+        if isinstance(request, PlainRequest) and self.vocabulary is not None:
+            return PlainParser(self.vocabulary, prompt.stop_ids)
+        return self.dialect.parser(prompt)
+
+    def _raw_messages(self, request: CreateResponse, prompt: Prompt) -> RawMessages | None:
+        if not request.enable_response_messages or self.vocabulary is None:
+            return None
+        return RawMessages(
+            self.vocabulary, prompt.token_ids, tells_likelihood=prompt_logprobs(request) is not None
         )
 
 
@@ -152,6 +177,9 @@ def write_prompt(
     With truncation, of as much of the conversation's end as leaves room for an answer. It may be too
     long for the model. Raises ApiError or DecodeFailure for what cannot be written.
     """
+    if isinstance(request, PlainRequest):
+        stops, grammar = served.engine.capabilities.stop_ids, given_grammar(request)
+        return Prompt(token_ids=request.token_ids, stop_ids=stops, grammar=grammar)
     limit = served.engine.capabilities.context_length - 1
     readable = opened(items, served.seal, tenant)
     conversation = _conversation(request, readable, moment)
@@ -265,6 +293,7 @@ def _make_job(
         ignore_eos=bool(request.ignore_eos),
         grammar=given_grammar(request) or prompt.grammar,
         logprobs=request.top_logprobs or 0 if wants_logprobs(request) else None,
+        prompt_logprobs=prompt_logprobs(request),
         cache_salt=f"{tenant}\0{request.cache_salt}" if request.cache_salt else tenant,
         share=tenant,
         priority=request.priority or 0,
@@ -316,6 +345,11 @@ def check(engine: Engine, prepared: Prepared) -> None:
                 engine.check(job)
     except JobRefused as refused:
         raise refusal(refused) from refused
+
+
+def prompt_logprobs(request: CreateResponse) -> int | None:
+    """Of how many of the likeliest tokens at each place of the prompt is to be told, if at all."""
+    return request.prompt_logprobs if isinstance(request, ChoiceRequest) else None
 
 
 def refusal(refused: JobRefused) -> ApiError:

@@ -1,5 +1,7 @@
 """What a model was given and gave, as tokens, for those who ask with `enable_response_messages`. Pure.
 
+And how likely each token of the prompt was, for those who ask for that.
+
 vLLM's extension. It is told with the end of a response and kept in the last event of its stream alone: no
 column has it.
 """
@@ -8,18 +10,23 @@ from collections.abc import Sequence
 
 import msgspec
 
+from engine.messages import TokenLogprobs
 from engine.vocabulary import Vocabulary
-from server.wire.response import RawMessage, Response
+from server.runs.logprobs import LEAST
+from server.wire.response import PromptLogprob, PromptLogprobs, RawMessage, Response
 
-ONLY_TOLD = ("input_messages", "output_messages")
+ONLY_TOLD = ("input_messages", "output_messages", "prompt_logprobs")
 """The fields of a response that are kept in its last event."""
 
 
 class RawMessages:
     """One response's: what was given and what came, for each turn of its model."""
 
-    def __init__(self, vocabulary: Vocabulary, prompt: Sequence[int]) -> None:
+    def __init__(
+        self, vocabulary: Vocabulary, prompt: Sequence[int], *, tells_likelihood: bool = False
+    ) -> None:
         self._vocabulary = vocabulary
+        self._likelihood: list[PromptLogprobs | None] | None = [None] if tells_likelihood else None
         self._given = [list(prompt)]
         self._came: list[list[int]] = [[]]
 
@@ -33,13 +40,32 @@ class RawMessages:
     def take(self, token_ids: Sequence[int]) -> None:
         self._came[-1] += token_ids
 
+    def take_of_prompt(self, logprobs: Sequence[TokenLogprobs]) -> None:
+        """How likely the prompt's next tokens were; of the first one nothing is ever said."""
+        if self._likelihood is not None:
+            prompt, begin = self._given[-1], len(self._likelihood)
+            self._likelihood += map(self._likely, prompt[begin:], logprobs)
+
     def told_with(self, response: Response) -> Response:
         """The response with the prompts and with all tokens that have come."""
         return msgspec.structs.replace(
             response,
             input_messages=[self._message(given) for given in self._given],
             output_messages=[self._message(came) for came in self._came],
+            prompt_logprobs=self._likelihood if self._likelihood is not None else msgspec.UNSET,
         )
+
+    def _likely(self, token_id: int, told: TokenLogprobs) -> PromptLogprobs:
+        """The likeliest tokens with their ranks, and the prompt's own, whose rank is known if it is one."""
+        likely = {
+            other: PromptLogprob(max(logprob, LEAST), rank, self._spelled(other))
+            for rank, (other, logprob) in enumerate(told.top, 1)
+        }
+        own = likely.pop(token_id, PromptLogprob(max(told.chosen, LEAST), None, self._spelled(token_id)))
+        return {token_id: own, **likely}
+
+    def _spelled(self, token_id: int) -> str:
+        return self._vocabulary.tokens[token_id].decode(errors="replace")
 
     def _message(self, token_ids: list[int]) -> RawMessage:
         return RawMessage(self._vocabulary.spell(token_ids).decode(errors="replace"), token_ids)
@@ -52,6 +78,7 @@ class _Asked(msgspec.Struct):
 class _Told(msgspec.Struct):
     input_messages: list[RawMessage] | msgspec.UnsetType = msgspec.UNSET
     output_messages: list[RawMessage] | msgspec.UnsetType = msgspec.UNSET
+    prompt_logprobs: list[PromptLogprobs | None] | msgspec.UnsetType = msgspec.UNSET
 
 
 class _Last(msgspec.Struct):
@@ -69,5 +96,8 @@ def told_again(response: Response, last_event: str) -> Response:
     """A response that has ended, with what its last event alone has kept."""
     told = msgspec.json.decode(last_event, type=_Last).response
     return msgspec.structs.replace(
-        response, input_messages=told.input_messages, output_messages=told.output_messages
+        response,
+        input_messages=told.input_messages,
+        output_messages=told.output_messages,
+        prompt_logprobs=told.prompt_logprobs,
     )

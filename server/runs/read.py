@@ -33,7 +33,12 @@ def read_response(connection: Connection, tenant: str, response: UUID) -> Respon
     found = as_response(stored, responses.output_items(connection, tenant, response))
     if not asks_for_raw_messages(stored.asked):
         return found
-    last = events.unpack_from(events.compacted(connection, tenant, response), 0)[-1]
+    return with_raw_messages(connection, stored, found)
+
+
+def with_raw_messages(connection: Connection, stored: StoredResponse, found: Response) -> Response:
+    """A response that has ended, with what its last event alone has kept."""
+    last = events.unpack_from(events.compacted(connection, stored.tenant, stored.id), 0)[-1]
     return told_again(found, last.body)
 
 

@@ -17,8 +17,9 @@ from server.errors import ApiError
 from server.runs import context
 from server.runs.condense import first_reading, prepare_first
 from server.runs.prepare import Prepared, Served
+from server.runs.reading import Reading
 from server.runs.replay import replay, said
-from server.runs.run import Log, Reading, Run, RunFacts
+from server.runs.run import Log, Run, RunFacts
 from server.runs.turns import Turns
 from server.store import events, responses
 from server.store.database import Connection

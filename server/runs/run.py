@@ -4,7 +4,7 @@ Engine messages in, events out; time comes from the caller. Given the same token
 so a crash is repaired by feeding the stored tokens to a fresh run.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from uuid import UUID
@@ -12,12 +12,12 @@ from uuid import UUID
 from engine.messages import FinishReason, StopHit
 from engine.messages import TokenLogprobs as EngineLogprobs
 from engine.messages import Usage as EngineUsage
-from engine.vocabulary import Vocabulary
-from server.dialects.base import CallDelta, Delta, Parser, ReasoningDelta, TextDelta
+from server.dialects.base import CallDelta, Delta, ReasoningDelta, TextDelta
 from server.runs.emitter import Emitter
-from server.runs.hosted import DueCall, Errand, Hosted, Outcome
+from server.runs.hosted import DueCall, Errand, Outcome
 from server.runs.logprobs import TokenLogprobs
 from server.runs.raw_messages import RawMessages
+from server.runs.reading import Reading
 from server.runs.states import Ending, EndStatus
 from server.runs.stops import StopFilter
 from server.wire.events import Event
@@ -38,37 +38,6 @@ class RunFacts:
     prompt_tokens: int
     generates: bool = True
     """Else it is over when the model has read the prompt, and the token that it draws then is nobody's."""
-
-
-@dataclass(frozen=True, slots=True)
-class Condensing:
-    """How a response begins with a compaction of its context."""
-
-    seal: Callable[[str, str], str]
-    """From the item's id and what the model has written: the sealed content."""
-    by_model: bool
-    """The first turn writes it; else there is no such turn."""
-    answers: bool
-    """Else the response is over after it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """How the tokens of one answer are read."""
-
-    parser: Parser
-    stops: Sequence[str] = ()
-    tells_stop: bool = False
-    """The stop string that ends the answer is a part of it."""
-    vocabulary: Vocabulary | None = None
-    """There if each token's probability is to be told."""
-    raw: RawMessages | None = None
-    """There if what the model was given and gave is to be told as tokens."""
-    seal: Callable[[str, str], str] | None = None
-    """There if reasoning is to be told sealed, too: from its item's id and its text."""
-    hosted: Hosted = Hosted()
-    """The tools that the server runs."""
-    condensing: Condensing | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +73,7 @@ class Run:
         self._reasoned = 0
         self._errand: Errand | None = None
         self._raw: RawMessages | None = None
+        self._tokens_of = reading.tokens_of
         self._read_with(reading, facts.prompt_tokens)
 
     def _read_with(self, reading: Reading, prompt_tokens: int) -> None:
@@ -147,7 +117,8 @@ class Run:
         if self._started:
             return []
         self._started = True
-        events = self._emitter.start() + self._emitter.lists(self._hosted.lists)
+        events = [] if self._tokens_of is None else [self._emitter.tokens("prompt", self._tokens_of)]
+        events += self._emitter.start() + self._emitter.lists(self._hosted.lists)
         if self._condensing is None:
             return events
         events += self._emitter.compacting(answers=self._condensing.answers)
@@ -213,7 +184,14 @@ class Run:
         self._tokens += len(token_ids)
         if self._raw is not None:
             self._raw.take(token_ids)
-        return self._emit(self._parser.feed(token_ids))
+        told = [] if self._tokens_of is None else [self._emitter.tokens("output", token_ids)]
+        return told + self._emit(self._parser.feed(token_ids))
+
+    def prompt_logprobs(self, logprobs: Sequence[EngineLogprobs]) -> list[Event]:
+        """Takes note of those of the prompt's next tokens; they are told with the end."""
+        if self._raw is not None:
+            self._raw.take_of_prompt(logprobs)
+        return []
 
     def finish(
         self, reason: FinishReason, usage: EngineUsage, at: datetime, stop_hit: StopHit | None = None

@@ -5,6 +5,7 @@ that it is belongs to it no more.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import groupby
 from typing import Any
 from uuid import UUID
@@ -12,16 +13,18 @@ from uuid import UUID
 import msgspec
 
 from server.errors import InvalidRequest, NotFound
-from server.runs.chat_answer import Telling, completion
+from server.runs.chat_answer import completion, telling_of
 from server.runs.chat_messages import as_messages
 from server.runs.chat_request import chat_choice, chat_format, chat_tool
-from server.runs.read import as_response
+from server.runs.raw_messages import asks_for_raw_messages
+from server.runs.read import as_response, with_raw_messages
 from server.store import choices, deletion, listing, responses
 from server.store.database import Connection, Database, snapshot
 from server.store.listing import ANSWERED, Cursor, Filters
 from server.store.responses import StoredResponse
 from server.wire import ids
-from server.wire.chat import MAX_CHOICES, ChoiceRequest, StoredCompletion
+from server.wire.asked import MAX_CHOICES, ChoiceRequest
+from server.wire.chat import StoredCompletion
 from server.wire.items import decode_item
 from server.wire.pages import Page, page
 from server.wire.request import Metadata
@@ -148,26 +151,23 @@ def _bad_cursor(after: str, kind: str) -> InvalidRequest:
 
 def _told(found: Sequence[StoredResponse], connection: Connection, tenant: str) -> StoredCompletion:
     outputs = listing.outputs(connection, tenant, [stored.id for stored in found])
-    finals = [
-        msgspec.json.decode(msgspec.json.encode(as_response(stored, outputs[stored.id]))) for stored in found
-    ]
+    finals = [_final(connection, stored, outputs[stored.id]) for stored in found]
     first, final = found[0], finals[0]
     places = [stored.choice or 0 for stored in found]
-    return StoredCompletion(
-        **msgspec.structs.asdict(completion(_telling(first, final), finals, places)), **_asked(first, final)
-    )
-
-
-def _telling(first: StoredResponse, final: Mapping[str, Any]) -> Telling:
     asked = msgspec.json.decode(first.asked or "", type=ChoiceRequest)
-    return Telling(
-        id=ids.completion_id(first.id),
-        created=ids.seconds_of(first.id),
-        model=first.model,
-        reasoning=asked.include_reasoning,
-        forced=isinstance(asked.tool_choice, dict) and asked.tool_choice.get("type") == "function",
-        metadata=final["metadata"],
-    )
+    goes_on = asked.echo or asked.add_generation_prompt is False
+    given = responses.input_items(connection, tenant, first.id) if goes_on else []
+    telling = telling_of(asked, first.id, [decode_item(item) for item in given])
+    told = completion(replace(telling, metadata=final["metadata"]), finals, places)
+    return StoredCompletion(**msgspec.structs.asdict(told), **_asked(first, final))
+
+
+def _final(connection: Connection, stored: StoredResponse, output: Sequence[str]) -> dict[str, Any]:
+    whole = as_response(stored, output)
+    if asks_for_raw_messages(stored.asked):
+        whole = with_raw_messages(connection, stored, whole)
+    final: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(whole))
+    return final
 
 
 def _asked(first: StoredResponse, final: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import msgspec
 
 from engine.messages import Job
 from server.runs.prepare import Served, prepare
-from server.runs.run import Reading
+from server.runs.reading import Reading
 from server.wire.items import Item, McpCall
 from server.wire.request import CreateResponse
 from server.wire.tools import McpTool, read_choice, read_tools

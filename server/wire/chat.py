@@ -5,61 +5,24 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from server.wire.request import Bias, CreateResponse, Effort, Metadata, Seed
+from server.wire.asked import Asked, Usage
+from server.wire.request import Effort, Metadata
 from server.wire.schema import GivenMessage
 
-MAX_CHOICES = 16
 
+class ChatRequest(Asked, frozen=True, kw_only=True):
+    """POST /v1/chat/completions."""
 
-class StreamOptions(msgspec.Struct, frozen=True):
-    include_usage: bool | None = None
-    continuous_usage_stats: bool | None = None
-
-
-class JsonSchema(msgspec.Struct, frozen=True):
-    name: str | None = None
-    description: str | None = None
-    schema: dict[str, Any] | None = None
-    strict: bool | None = None
-
-
-class ResponseFormat(msgspec.Struct, frozen=True):
-    type: Literal["text", "json_object", "json_schema"]
-    json_schema: JsonSchema | None = None
-
-
-class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """POST /v1/chat/completions. Null means the default everywhere; unknown fields are ignored."""
-
-    model: str
     messages: Annotated[list[GivenMessage], Meta(min_length=1, max_length=4096)]
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
-    n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
     store: bool | None = None
     metadata: Metadata | None = None
     max_tokens: Annotated[int, Meta(ge=1)] | None = None
     max_completion_tokens: Annotated[int, Meta(ge=1)] | None = None
-    min_tokens: Annotated[int, Meta(ge=0)] | None = None
-    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
-    top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
-    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
-    presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
-    frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
-    repetition_penalty: Annotated[float, Meta(ge=0.01, le=100)] | None = None
-    logit_bias: Annotated[dict[str, Bias], Meta(max_length=1024)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
-    stop: str | Annotated[list[str], Meta(max_length=32)] | None = None
-    include_stop_str_in_output: bool | None = None
-    ignore_eos: bool | None = None
-    seed: Seed | None = None
-    response_format: ResponseFormat | None = None
-    structured_outputs: dict[str, Any] | None = None
     reasoning_effort: Effort | None = None
     include_reasoning: bool | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
@@ -67,27 +30,12 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     documents: list[dict[str, Any]] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    echo: bool | None = None
-    prompt_logprobs: int | None = None
-    return_token_ids: bool | None = None
-    use_beam_search: bool | None = None
     modalities: list[str] | None = None
     audio: dict[str, Any] | None = None
     functions: list[dict[str, Any]] | None = None
     function_call: str | dict[str, Any] | None = None
-    priority: Annotated[int, Meta(ge=-(2**31), lt=2**31)] | None = None
-    cache_salt: Annotated[str, Meta(max_length=256)] | None = None
-    user: str | None = None
     safety_identifier: Annotated[str, Meta(max_length=64)] | None = None
     prompt_cache_key: Annotated[str, Meta(max_length=64)] | None = None
-
-
-class ChoiceRequest(CreateResponse, frozen=True, kw_only=True):
-    """What one choice of a completion is asked, in a response's words, and what only a completion knows."""
-
-    choice: int
-    """Its place among the choices."""
-    include_reasoning: bool = True
 
 
 class UpdateCompletion(msgspec.Struct, frozen=True):
@@ -130,19 +78,11 @@ class ChoiceLogprobs(msgspec.Struct, frozen=True):
     refusal: None = None
 
 
-class Usage(msgspec.Struct, frozen=True):
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-    prompt_tokens_details: dict[str, int]
-    completion_tokens_details: dict[str, int]
-
-
 FinishReason = Literal["stop", "length", "tool_calls"]
 
 
 class ChatMessage(msgspec.Struct, frozen=True):
-    role: Literal["assistant"]
+    role: str
     content: str | None
     refusal: None = None
     reasoning_content: str | UnsetType = UNSET
@@ -155,6 +95,7 @@ class Choice(msgspec.Struct, frozen=True):
     message: ChatMessage
     finish_reason: FinishReason
     logprobs: ChoiceLogprobs | None = None
+    token_ids: list[int] | UnsetType = UNSET
 
 
 class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
@@ -167,6 +108,9 @@ class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
     service_tier: Literal["default"] = "default"
     system_fingerprint: str | None = None
     metadata: dict[str, str] | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    """These two are vLLM's and there if they were asked for."""
+    prompt_logprobs: list[Any] | UnsetType = UNSET
 
 
 class StoredCompletion(ChatCompletion, frozen=True, kw_only=True):
@@ -206,7 +150,7 @@ class DeletedCompletion(msgspec.Struct, frozen=True):
 
 
 class Delta(msgspec.Struct, frozen=True, omit_defaults=True):
-    role: Literal["assistant"] | UnsetType = UNSET
+    role: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
     reasoning_content: str | UnsetType = UNSET
     reasoning: str | UnsetType = UNSET
@@ -218,6 +162,8 @@ class ChunkChoice(msgspec.Struct, frozen=True):
     delta: Delta
     finish_reason: FinishReason | None = None
     logprobs: ChoiceLogprobs | None = None
+    token_ids: list[int] | UnsetType = UNSET
+    """Those that have come since the choice's last chunk."""
 
 
 class Chunk(msgspec.Struct, frozen=True, kw_only=True):
@@ -231,3 +177,4 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True):
     usage: Usage | UnsetType | None = UNSET
     service_tier: Literal["default"] = "default"
     system_fingerprint: str | None = None
+    prompt_token_ids: list[int] | UnsetType = UNSET

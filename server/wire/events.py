@@ -6,7 +6,7 @@ bytes that a client receives, always the same ones, so that a replay equals the 
 
 from collections.abc import Sequence
 from enum import IntEnum
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 from uuid import UUID
 
 import msgspec
@@ -100,6 +100,13 @@ class ContentPartDone(_Event, frozen=True, tag="response.content_part.done"):
     output_index: int
     content_index: int
     part: OutputText | ReasoningText
+
+
+class TokensTold(_Event, frozen=True, tag="holdfast:tokens"):
+    """Tokens as they are given to the model and come from it, before what they say: for those who ask."""
+
+    side: Literal["prompt", "output"]
+    token_ids: list[int]
 
 
 class OutputTextDelta(_Event, frozen=True, tag="response.output_text.delta"):
@@ -212,6 +219,7 @@ WholeEvent = (
     | ResponseCompleted
     | ResponseFailed
     | ResponseIncomplete
+    | TokensTold
     | OutputItemAdded
     | OutputItemDone
     | ContentPartAdded

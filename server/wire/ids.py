@@ -59,6 +59,10 @@ def completion_id(uuid: UUID) -> str:
     return f"chatcmpl-{uuid.hex}"
 
 
+def text_completion_id(uuid: UUID) -> str:
+    return f"cmpl-{uuid.hex}"
+
+
 def parse_completion_id(text: str) -> UUID | None:
     """The UUID of a chat completion's id that this server could have made, else None."""
     return _parse("chatcmpl", text, "-")

@@ -94,6 +94,19 @@ class RawMessage(msgspec.Struct, frozen=True, tag_field="type", tag="raw_message
     tokens: list[int]
 
 
+class PromptLogprob(msgspec.Struct, frozen=True):
+    """How likely a token was at its place in the prompt; vLLM's shape."""
+
+    logprob: float
+    rank: int | None
+    """1 is the likeliest; null for a token of the prompt that is not among the likeliest."""
+    decoded_token: str
+
+
+PromptLogprobs = dict[int, PromptLogprob]
+"""By token id: the prompt's own token and the likeliest in its place."""
+
+
 class Response(msgspec.Struct, frozen=True, kw_only=True):
     """OpenAI's Response, in the order in which it is written."""
 
@@ -134,6 +147,8 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
     input_messages: list[RawMessage] | UnsetType = UNSET
     """These two are there once it has ended, if they were asked for."""
     output_messages: list[RawMessage] | UnsetType = UNSET
+    prompt_logprobs: list[PromptLogprobs | None] | UnsetType = UNSET
+    """The same; null for the prompt's first token."""
 
 
 class Deleted(msgspec.Struct, frozen=True):

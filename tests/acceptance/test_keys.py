@@ -26,8 +26,15 @@ UNKNOWN = {
 }
 """By the names that they have in the route table."""
 SAID = [{"role": "user", "content": "Hello"}]
-ANY_BODY = {**HELLO, "metadata": {}, "items": SAID, "messages": SAID, "store": True}
+ANY_BODY = {**HELLO, "metadata": {}, "items": SAID, "store": True}
 """What every route that takes a body can take."""
+BODIES: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": SAID},
+    "/v1/completions": {"prompt": "Hello"},
+    "/tokenize": {"prompt": "Hello"},
+    "/detokenize": {"tokens": [1]},
+}
+"""What some of them need besides."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +116,7 @@ def call(
         method,
         server.url + address(path, ids),
         headers={"authorization": f"Bearer {key}"} if key is not None else {},
-        json=ANY_BODY if method == "POST" else None,
+        json={**ANY_BODY, **BODIES.get(path, {})} if method == "POST" else None,
     )
 
 

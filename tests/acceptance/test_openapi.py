@@ -48,6 +48,9 @@ SENSIBLE: dict[str, Json] = {
     "/v1/responses/compact": ASKED,
     "/v1/chat/completions": {"model": MODEL, "messages": SAID},
     "/v1/chat/completions/{completion_id}": {"metadata": {"a": "b"}},
+    "/v1/completions": {"model": MODEL, "prompt": "Hello"},
+    "/tokenize": {"model": MODEL, "prompt": "Hello"},
+    "/detokenize": {"model": MODEL, "tokens": [1]},
     "/v1/conversations/{conversation_id}": {"metadata": {"a": "b"}},
     "/v1/conversations/{conversation_id}/items": {"items": SAID},
 }
@@ -146,6 +149,8 @@ def plausible(draw: st.DrawFn, guarded: Guarded, strategy: st.SearchStrategy[Cas
             case.body["model"] = MODEL
         for name in LEADS_ELSEWHERE:
             case.body.pop(name, None)
+            if name in sensible:
+                case.body[name] = sensible[name]
     return case
 
 

@@ -19,6 +19,8 @@ CLIENTS = REPOSITORY / ".clients"
 CODEX = CLIENTS / "node_modules" / ".bin" / "codex"
 AGENTS = CLIENTS / "agents" / "bin" / "python"
 PYTHONS = [CLIENTS / f"openai-{release}" / "bin" / "python" for release in ("1.109.1", "2.8.0", "3.52.0")]
+LITELLM = CLIENTS / "litellm" / "bin" / "python"
+LANGCHAIN = CLIENTS / "langchain" / "bin" / "python"
 HERE = Path(__file__).parent
 
 
@@ -150,6 +152,53 @@ def test_openai_node_accumulates_what_it_can_retrieve(api: str) -> None:
     assert called["deltas"] == "".join(item["arguments"] for item in called["output"])
     assert told["events"] == list(range(4, 4 + len(told["events"])))
     assert told["events"]
+
+
+@needs(CLIENTS / "node_modules" / "openai")
+def test_openai_node_chats_runs_tools_and_finds_what_it_stored(api: str) -> None:
+    assert run_script("openai_node_chat.mjs", api) == {
+        "whole": ["Hello there."] * 2,
+        "kept": ["Hello there."] * 2,
+        "streamed": ["Hello there.", "Hello there.", True],
+        "answered": "Both are sunny.",
+        "given": ["Say hello."],
+        "deleted": True,
+        "text": ["Hello there."] * 2,
+    }
+
+
+CITIES = [{"city": "Oslo"}, {"city": "Rome"}]
+
+
+@needs(LITELLM)
+def test_litellms_adapters_work_with_all_three_apis(api: str) -> None:
+    told = run(LITELLM, HERE / "litellm_sdk.py", api, MODEL, LITELLM_LOCAL_MODEL_COST_MAP="True")
+    assert json.loads(told.splitlines()[-1]) == {
+        "whole": ["Hello there."] * 2,
+        "streamed": "Hello there.",
+        "called": CITIES,
+        "answered": "Both are sunny.",
+        "response": "Hello there.",
+        "events": ["response.created", "response.completed"],
+        "text": "Hello there.",
+    }
+
+
+@needs(LANGCHAIN)
+def test_langchains_adapters_work_with_all_three_apis(api: str) -> None:
+    expected = {
+        "whole": "Hello there.",
+        "streamed": "Hello there.",
+        "called": CITIES,
+        "answered": "Both are sunny.",
+        "typed": {"city": "Oslo", "degrees": 7},
+        "counted": True,
+    }
+    assert json.loads(run(LANGCHAIN, HERE / "langchain_sdk.py", api, MODEL)) == {
+        "chat": expected,
+        "responses": expected,
+        "text": ["Hello there."] * 2,
+    }
 
 
 @needs(CLIENTS / "node_modules" / "@ai-sdk" / "openai")

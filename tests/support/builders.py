@@ -23,7 +23,8 @@ from pydantic import TypeAdapter
 from engine.messages import Usage
 from server.dialects.base import Conversation, Delta, Prompt, ReasoningDelta, TextDelta
 from server.runs.context import own, read_given
-from server.runs.run import Reading, Run, RunFacts
+from server.runs.reading import Reading
+from server.runs.run import Run, RunFacts
 from server.runs.states import Ending
 from server.runs.writing import stored_item
 from server.store import events, leases, responses
@@ -103,6 +104,9 @@ class SpelledDialect:
 
     def write(self, conversation: Conversation) -> Prompt:
         return prompted()
+
+    def encode(self, text: str, *, special: bool) -> tuple[int, ...]:
+        return tuple(text.encode())
 
     def parser(self, prompt: Prompt) -> SpelledParser:
         return SpelledParser()

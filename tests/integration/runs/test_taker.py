@@ -17,8 +17,9 @@ from server.locations import demo_model_folder
 from server.runs.active import SERVER_ERROR
 from server.runs.prepare import Served
 from server.runs.read import read_response
+from server.runs.reading import Reading
 from server.runs.replay import said
-from server.runs.run import Reading, Run
+from server.runs.run import Run
 from server.runs.taker import CHANGED, GIVEN_UP, STOPPED, Taker
 from server.runs.tool_loop import ToolLoop
 from server.store import deletion, events, ownership
@@ -88,6 +89,9 @@ class RealParsers:
 
     def write(self, conversation: Conversation) -> Prompt:  # noqa: ARG002 - a dialect's
         return self._prompt
+
+    def encode(self, text: str, *, special: bool) -> tuple[int, ...]:
+        return self._real.encode(text, special=special)
 
     def parser(self, prompt: Prompt) -> Parser:
         return self._real.parser(prompt)

@@ -5,7 +5,8 @@ from collections.abc import Callable
 import pytest
 
 from engine.messages import Usage
-from server.runs.run import Condensing, Reading, Run
+from server.runs.reading import Condensing, Reading
+from server.runs.run import Run
 from server.wire.events import Event
 from server.wire.items import Compaction
 from tests.support.builders import LATER, RESPONSE, SpelledParser, make_facts, rendered, say, think

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from server.dialects.base import Conversation, Dialect, Tool
-from server.runs.run import Reading, Run
+from server.runs.reading import Reading
+from server.runs.run import Run
 from tests.support import families, harmony
 from tests.support.builders import LATER, RESPONSE, USAGE, make_facts, rendered
 

@@ -35,6 +35,8 @@ def make_whole(kind: type[Any], text: str = "a") -> Event:
         "delta": text,
         "arguments": text,
         "input": text,
+        "side": "output",
+        "token_ids": [1],
     }
     fields = kind.__struct_fields__
     return wire.whole(kind(**{name: value for name, value in filled.items() if name in fields}))
@@ -59,7 +61,13 @@ def unpacked(events: list[Event]) -> list[Event]:
     ]
 
 
-@pytest.mark.parametrize("event", WHOLE + DELTAS, ids=event_type)
+OURS = "holdfast:tokens"
+"""Told to nobody who has not asked for it, under a name that is no one else's."""
+
+
+@pytest.mark.parametrize(
+    "event", [event for event in WHOLE + DELTAS if event_type(event) != OURS], ids=event_type
+)
 def test_every_event_is_one_of_openais(event: Event) -> None:
     read = SDK_EVENT.validate_json(render(RESPONSE, event))
     assert read.type == event_type(event)

@@ -1,0 +1,32 @@
+"""/v1/completions, OpenAI's legacy API: a model goes on with a text, which no template is put around."""
+
+from typing import Any
+
+from starlette.requests import Request
+
+from server.api.chat import told
+from server.api.responses import repeatable
+from server.auth import Caller
+from server.runs.text_answer import TextStream, telling_of, text_completion
+from server.runs.text_request import as_response_requests, read_prompts, refuse_wrong
+from server.services import Services
+from server.stream.sse import Answer
+from server.wire.decode import decode
+from server.wire.text import TextCompletion, TextRequest
+
+
+def create(services: Services, caller: Caller, request: Request, body: bytes) -> Answer:
+    """POST /v1/completions"""
+    wanted = decode(body, TextRequest)
+    refuse_wrong(wanted)
+    prompts = read_prompts(wanted, services.served)
+    asked = as_response_requests(wanted, prompts)
+    admitted = services.admission.admit_all(
+        caller, asked, repeatable(request, body), [], generate=wanted.max_tokens != 0
+    )
+    telling = telling_of(wanted, prompts, admitted[0].id)
+
+    def whole(finals: list[dict[str, Any]]) -> TextCompletion:
+        return text_completion(telling, finals)
+
+    return told(services, caller, request, admitted, TextStream(telling) if wanted.stream else None, whole)

@@ -1,0 +1,72 @@
+"""What a completion of either kind asks of each of its choices, in a response's words. Pure."""
+
+from typing import Any
+
+from server.errors import InvalidRequest
+from server.wire.asked import Asked
+
+_REFUSED: list[tuple[str, str]] = [
+    ("use_beam_search", "Beam search is not available."),
+    ("stop_token_ids", "Stop tokens are the model's own; give stop strings."),
+    ("bad_words", "Words cannot be forbidden; a negative logit_bias makes tokens unlikely."),
+    ("allowed_token_ids", "Tokens are not chosen by id; give structured_outputs."),
+    ("logits_processors", "No code of callers runs here."),
+]
+
+
+def refuse_unsupported(request: Asked) -> None:
+    """Raises InvalidRequest with the first parameter that cannot be honoured."""
+    for param, sentence in _REFUSED:
+        if getattr(request, param):
+            raise unsupported(param, sentence)
+    if request.skip_special_tokens is False:
+        raise unsupported("skip_special_tokens", "Control tokens are no part of a text; ask for token ids.")
+    if request.stream and request.prompt_logprobs is not None:
+        raise unsupported(
+            "prompt_logprobs", "Logprobs of the prompt are told with the whole answer: set stream to false."
+        )
+
+
+def unsupported(param: str, sentence: str) -> InvalidRequest:
+    return InvalidRequest(sentence, param=param, code="unsupported_parameter")
+
+
+def shared(request: Asked, place: int, prompt_logprobs: int | None) -> dict[str, Any]:
+    """The parameters of a choice, by its place among those of one prompt; the first one tells of that."""
+    tells_prompt = prompt_logprobs is not None and place == 0
+    return {
+        "model": request.model,
+        "input": "",
+        "stream": request.stream,
+        "temperature": request.temperature,
+        "top_p": request.top_p,
+        "top_k": request.top_k,
+        "min_p": request.min_p,
+        "presence_penalty": request.presence_penalty,
+        "frequency_penalty": request.frequency_penalty,
+        "repetition_penalty": request.repetition_penalty,
+        "logit_bias": request.logit_bias,
+        "seed": None if request.seed is None else (request.seed + place) % 2**63,
+        "stop": request.stop,
+        "include_stop_str_in_output": request.include_stop_str_in_output,
+        "ignore_eos": request.ignore_eos,
+        "min_tokens": request.min_tokens,
+        "priority": request.priority,
+        "cache_salt": request.cache_salt,
+        "user": request.user,
+        "echo": bool(request.echo),
+        "return_token_ids": bool(request.return_token_ids),
+        "tells_tokens": bool(request.stream and (request.return_token_ids or tells_usage_so_far(request))),
+        "prompt_logprobs": prompt_logprobs if tells_prompt else None,
+        "enable_response_messages": True if request.return_token_ids or tells_prompt else None,
+    }
+
+
+def tells_usage(request: Asked) -> bool:
+    return bool(request.stream_options and request.stream_options.include_usage)
+
+
+def tells_usage_so_far(request: Asked) -> bool:
+    """As in vLLM, only where usage is told at all."""
+    options = request.stream_options
+    return tells_usage(request) and bool(options and options.continuous_usage_stats)

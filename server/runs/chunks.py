@@ -1,0 +1,75 @@
+"""What is read of responses to tell them as completions of either kind. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from server.wire.asked import Usage
+
+_encode = msgspec.json.Encoder().encode
+
+
+@dataclass(slots=True)
+class TokensSoFar:
+    """Those of one choice, as its stream has told them."""
+
+    usage: Usage = Usage(0, 0, 0)
+    _prompt: list[int] | None = None
+    _came: list[int] = field(default_factory=list)
+
+    def take(self, event: dict[str, Any]) -> None:
+        """Those of the prompt, or more of the answer's."""
+        ids, before = event["token_ids"], self.usage
+        if event["side"] == "prompt":
+            self._prompt = ids
+            self.usage = Usage(len(ids), 0, len(ids))
+        else:
+            self._came += ids
+            output = before.completion_tokens + len(ids)
+            self.usage = Usage(before.prompt_tokens, output, before.prompt_tokens + output)
+
+    def told(self) -> tuple[list[int] | UnsetType, list[int]]:
+        """What was not asked for yet: of the prompt, and of the answer."""
+        prompt, came = self._prompt, self._came
+        self._prompt, self._came = None, []
+        return UNSET if prompt is None else prompt, came
+
+
+def event_of(frame: bytes) -> dict[str, Any]:
+    """The event in a server-sent event's frame."""
+    event: dict[str, Any] = msgspec.json.decode(frame[frame.index(b"\ndata: ") + 7 : -2])
+    return event
+
+
+def data_frame(value: msgspec.Struct | dict[str, Any]) -> bytes:
+    """A chunk as a server-sent event, which has no name."""
+    return b"data: " + _encode(value) + b"\n\n"
+
+
+def error_frame(message: str) -> bytes:
+    """What a stream ends with when a choice has failed."""
+    error = {"message": message, "type": "server_error", "param": None, "code": "server_error"}
+    return data_frame({"error": error})
+
+
+def failure(finals: Sequence[dict[str, Any]]) -> str | None:
+    """Why one of the choices has failed; a completion has no such choice."""
+    return next((final["error"]["message"] for final in finals if final["status"] == "failed"), None)
+
+
+def tokens_told(final: dict[str, Any], name: str) -> list[int]:
+    """Those of a final response's raw messages."""
+    return [token for message in final[name] for token in message["tokens"]]
+
+
+def total_usage(finals: Sequence[dict[str, Any]]) -> Usage:
+    """The prompt is one for all choices; what they say is added up."""
+    told = [final["usage"] for final in finals if final["usage"]]
+    prompt = max((usage["input_tokens"] for usage in told), default=0)
+    cached = max((usage["input_tokens_details"]["cached_tokens"] for usage in told), default=0)
+    output = sum(usage["output_tokens"] for usage in told)
+    reasoning = sum(usage["output_tokens_details"]["reasoning_tokens"] for usage in told)
+    return Usage(prompt, output, prompt + output, {"cached_tokens": cached}, {"reasoning_tokens": reasoning})

@@ -1,0 +1,42 @@
+"""What a run must know of one job to read its tokens. Frozen, without behaviour."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from engine.vocabulary import Vocabulary
+from server.dialects.base import Parser
+from server.runs.hosted import Hosted
+from server.runs.raw_messages import RawMessages
+
+
+@dataclass(frozen=True, slots=True)
+class Condensing:
+    """How a response begins with a compaction of its context."""
+
+    seal: Callable[[str, str], str]
+    """From the item's id and what the model has written: the sealed content."""
+    by_model: bool
+    """The first turn writes it; else there is no such turn."""
+    answers: bool
+    """Else the response is over after it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How the tokens of one answer are read."""
+
+    parser: Parser
+    stops: Sequence[str] = ()
+    tells_stop: bool = False
+    """The stop string that ends the answer is a part of it."""
+    vocabulary: Vocabulary | None = None
+    """There if each token's probability is to be told."""
+    raw: RawMessages | None = None
+    """There if what the model was given and gave is to be told as tokens."""
+    tokens_of: Sequence[int] | None = None
+    """There, as the prompt's tokens, if tokens are to be told as they come."""
+    seal: Callable[[str, str], str] | None = None
+    """There if reasoning is to be told sealed, too: from its item's id and its text."""
+    hosted: Hosted = Hosted()
+    """The tools that the server runs."""
+    condensing: Condensing | None = None

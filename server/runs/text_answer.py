@@ -1,0 +1,228 @@
+"""Responses told as a completion of plain text: final objects as choices, events as chunks. Pure."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Any
+from uuid import UUID
+
+import msgspec
+from msgspec import UNSET
+
+from server.runs.asked import tells_usage, tells_usage_so_far
+from server.runs.chunks import TokensSoFar, data_frame, error_frame, event_of, tokens_told, total_usage
+from server.runs.text_request import Given
+from server.wire import ids
+from server.wire.asked import Usage
+from server.wire.text import LegacyLogprobs, TextChoice, TextCompletion, TextFinish, TextRequest
+
+
+@dataclass(frozen=True, slots=True)
+class TextTelling:
+    """What all of one completion's objects have in common, and what was asked of them."""
+
+    id: str
+    created: int
+    model: str
+    prompts: Sequence[str]
+    heads: Sequence[str]
+    """The first token of each."""
+    answers: int
+    """To each of the prompts."""
+    echo: bool = False
+    silent: bool = False
+    """No token of an answer was asked for."""
+    logprobs: bool = False
+    prompt_logprobs: bool = False
+    token_ids: bool = False
+    usage: bool = False
+    usage_so_far: bool = False
+
+    def begins_with(self, index: int) -> str:
+        """What the text of the choice at that place has before the answer."""
+        return self.prompts[index // self.answers] if self.echo else ""
+
+
+def telling_of(request: TextRequest, prompts: Sequence[Given], first: UUID) -> TextTelling:
+    """How the completion is told whose first answer has that id."""
+    return TextTelling(
+        id=ids.text_completion_id(first),
+        created=ids.seconds_of(first),
+        model=request.model,
+        prompts=[prompt.text for prompt in prompts],
+        heads=[prompt.head for prompt in prompts],
+        answers=request.n or 1,
+        echo=bool(request.echo),
+        silent=request.max_tokens == 0,
+        logprobs=request.logprobs is not None,
+        prompt_logprobs=request.prompt_logprobs is not None,
+        token_ids=bool(request.return_token_ids),
+        usage=tells_usage(request),
+        usage_so_far=tells_usage_so_far(request),
+    )
+
+
+def text_completion(telling: TextTelling, finals: Sequence[dict[str, Any]]) -> TextCompletion:
+    """The completion whose answers are these final responses."""
+    groups = [finals[at : at + telling.answers] for at in range(0, len(finals), telling.answers)]
+    return TextCompletion(
+        id=telling.id,
+        created=telling.created,
+        model=telling.model,
+        choices=[_choice(telling, index, final, finals) for index, final in enumerate(finals)],
+        usage=_sum(total_usage(group) for group in groups),
+    )
+
+
+def _choice(
+    telling: TextTelling, index: int, final: dict[str, Any], finals: Sequence[dict[str, Any]]
+) -> TextChoice:
+    first = finals[index - index % telling.answers]
+    parts = [part for item in final["output"] for part in item["content"]]
+    logprobs = [one for part in parts for one in part.get("logprobs", [])]
+    head = telling.heads[index // telling.answers]
+    told = _of_prompt(first, head) if telling.echo and telling.logprobs else []
+    return TextChoice(
+        index=index,
+        text=telling.begins_with(index) + "".join(part["text"] for part in parts),
+        logprobs=legacy([*told, *map(_of_answer, logprobs)], 0) if telling.logprobs else None,
+        finish_reason=_finish(telling, final),
+        token_ids=tokens_told(final, "output_messages") if telling.token_ids else UNSET,
+        prompt_token_ids=tokens_told(final, "input_messages") if telling.token_ids else UNSET,
+        prompt_logprobs=first["prompt_logprobs"] if telling.prompt_logprobs else UNSET,
+    )
+
+
+def _finish(telling: TextTelling, final: Mapping[str, Any]) -> TextFinish:
+    return "length" if telling.silent or final["status"] == "incomplete" else "stop"
+
+
+_Told = tuple[str, float | None, dict[str, float] | None]
+"""A token, its logprob, and those of the likeliest and of itself."""
+
+
+def _of_answer(told: Mapping[str, Any]) -> _Told:
+    likely = {one["token"]: one["logprob"] for one in told["top_logprobs"]}
+    return told["token"], told["logprob"], {**likely, told["token"]: told["logprob"]}
+
+
+def _of_prompt(final: Mapping[str, Any], head: str) -> Iterable[_Told]:
+    """The prompt's tokens; how likely the first of them was is not known."""
+    message = final["input_messages"][0]
+    for token, likely in zip(message["tokens"], final["prompt_logprobs"], strict=True):
+        if likely is None:
+            yield head, None, None
+        else:
+            own = likely[str(token)]
+            yield (
+                own["decoded_token"],
+                own["logprob"],
+                {one["decoded_token"]: one["logprob"] for one in likely.values()},
+            )
+
+
+def legacy(told: Sequence[_Told], offset: int) -> LegacyLogprobs:
+    """In the legacy API's shape, for a text whose first token is at that offset."""
+    tokens = [token for token, _, _ in told]
+    return LegacyLogprobs(
+        list(accumulate(map(len, tokens[:-1]), initial=offset)) if tokens else [],
+        [logprob for _, logprob, _ in told],
+        tokens,
+        [likely for _, _, likely in told],
+    )
+
+
+def _sum(usages: Iterable[Usage]) -> Usage:
+    """Of several prompts."""
+    total = Usage(0, 0, 0, {"cached_tokens": 0}, {"reasoning_tokens": 0})
+    for usage in usages:
+        cached = _cached(total) + _cached(usage)
+        total = Usage(
+            total.prompt_tokens + usage.prompt_tokens,
+            total.completion_tokens + usage.completion_tokens,
+            total.total_tokens + usage.total_tokens,
+            {"cached_tokens": cached},
+            {"reasoning_tokens": 0},
+        )
+    return total
+
+
+def _cached(usage: Usage) -> int:
+    return usage.prompt_tokens_details["cached_tokens"] if usage.prompt_tokens_details else 0
+
+
+class TextStream:
+    """Rewrites the events of one completion's responses, each the stream of one choice, as chunks."""
+
+    def __init__(self, telling: TextTelling) -> None:
+        self._telling = telling
+        self._choices: dict[int, _ChoiceState] = {}
+
+    def rewrite(self, index: int, frames: Sequence[bytes]) -> list[bytes]:
+        """Server-sent-event frames of chunks for those of events."""
+        state = self._choices.setdefault(index, _ChoiceState())
+        return [told for one in frames if (told := self._rewrite(state, index, event_of(one))) is not None]
+
+    def end(self) -> list[bytes]:
+        if not self._telling.usage:
+            return []
+        finals = [state.final for _, state in sorted(self._choices.items()) if state.final]
+        return [self._frame([], text_completion(self._telling, finals).usage)]
+
+    def _rewrite(self, state: "_ChoiceState", index: int, event: dict[str, Any]) -> bytes | None:
+        match event["type"]:
+            case "holdfast:tokens":
+                state.tokens.take(event)
+            case "response.failed":
+                return error_frame(event["response"]["error"]["message"])
+            case "response.in_progress" if begun := self._telling.begins_with(index):
+                return self._told(state, index, begun)
+            case "response.output_text.delta":
+                return self._told(state, index, event["delta"], event["logprobs"])
+            case "response.completed" | "response.incomplete":
+                state.final = event["response"]
+                return self._told(state, index, "", finish=_finish(self._telling, event["response"]))
+        return None
+
+    def _told(
+        self,
+        state: "_ChoiceState",
+        index: int,
+        text: str,
+        logprobs: Sequence[dict[str, Any]] = (),
+        finish: TextFinish | None = None,
+    ) -> bytes:
+        telling = self._telling
+        prompt, came = state.tokens.told()
+        choice = TextChoice(
+            index=index,
+            text=text,
+            logprobs=legacy(list(map(_of_answer, logprobs)), state.length)
+            if telling.logprobs and logprobs
+            else None,
+            finish_reason=finish,
+            token_ids=came if telling.token_ids else UNSET,
+            prompt_token_ids=prompt if telling.token_ids else UNSET,
+        )
+        state.length += len(text)
+        return self._frame([choice], state.tokens.usage if telling.usage_so_far else None)
+
+    def _frame(self, choices: list[TextChoice], usage: Usage | msgspec.UnsetType | None) -> bytes:
+        chunk = TextCompletion(
+            id=self._telling.id,
+            created=self._telling.created,
+            model=self._telling.model,
+            choices=choices,
+            usage=usage if self._telling.usage else UNSET,
+        )
+        return data_frame(chunk)
+
+
+@dataclass(slots=True)
+class _ChoiceState:
+    """How far one choice has been told."""
+
+    tokens: TokensSoFar = field(default_factory=TokensSoFar)
+    length: int = 0
+    """Of its text."""
+    final: dict[str, Any] | None = None

@@ -1,0 +1,133 @@
+"""A completion of plain text as responses: one for each answer to each prompt. Pure but for the dialect."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from engine.vocabulary import Vocabulary
+from server.dialects.base import PromptError
+from server.errors import InvalidRequest
+from server.runs.asked import refuse_unsupported, shared, unsupported
+from server.runs.prepare import LOGPROBS, Served
+from server.wire.text import DEFAULT_TOKENS, MAX_TEXTS, PlainRequest, TextRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """One prompt."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    head: str
+    """The first token, as text."""
+
+
+def refuse_wrong(request: TextRequest) -> None:
+    """Raises InvalidRequest with the first parameter that cannot be honoured."""
+    refuse_unsupported(request)
+    if request.suffix:
+        raise unsupported("suffix", "Models here go on with a text and fill no gap in it.")
+    if request.prompt_embeds is not None:
+        raise unsupported("prompt_embeds", "A prompt is text or token ids.")
+    if request.best_of not in (None, request.n or 1):
+        raise unsupported("best_of", "No answers are made that nobody is shown; ask for n and choose.")
+    if request.stream and request.echo and request.logprobs is not None:
+        raise unsupported(
+            "echo", "A prompt's logprobs are told with the whole answer: leave echo, logprobs or stream out."
+        )
+    if request.max_tokens == 0 and not request.echo:
+        raise InvalidRequest("Without tokens, only echo has anything to tell.", param="max_tokens")
+
+
+def read_prompts(request: TextRequest, served: Served) -> list[Given]:
+    """The prompts, in order, as the model is given them. Raises InvalidRequest."""
+    vocabulary = served.vocabulary
+    if vocabulary is None:
+        raise InvalidRequest("What this model's tokens spell is not known here, so that it cannot read text.")
+    prompts = [_read(one, path, request, served, vocabulary) for path, one in _each(request.prompt)]
+    if len(prompts) * (request.n or 1) > MAX_TEXTS:
+        raise InvalidRequest(f"One request may have {MAX_TEXTS} answers in all.", param="prompt")
+    return prompts
+
+
+def _each(given: str | list[Any]) -> list[tuple[str, str | list[int]]]:
+    """Each prompt with its path."""
+    if isinstance(given, str):
+        return [("prompt", given)]
+    if all(isinstance(one, int) for one in given):
+        return [("prompt", list(given))]
+    if any(isinstance(one, int) for one in given):
+        raise InvalidRequest("A list of prompts has texts or lists of token ids.", param="prompt")
+    return [(f"prompt[{index}]", one) for index, one in enumerate(given)]
+
+
+def _read(
+    given: str | list[int], path: str, request: TextRequest, served: Served, vocabulary: Vocabulary
+) -> Given:
+    if isinstance(given, str):
+        try:
+            tokens = served.dialect.encode(given, special=request.add_special_tokens is not False)
+        except PromptError as error:
+            raise InvalidRequest(str(error), param=path) from error
+    else:
+        check_tokens(given, path, vocabulary)
+        tokens = tuple(given)
+    if (most := request.truncate_prompt_tokens) is not None:
+        limit = served.engine.capabilities.context_length - 1
+        kept = limit if most == -1 else most
+        tokens = tokens[-kept:] if kept else ()
+        given = list(tokens)
+    if not tokens:
+        raise InvalidRequest("The prompt is empty.", param=path)
+    text = given if isinstance(given, str) else spelled(tokens, vocabulary)
+    return Given(text, tokens, spelled(tokens[:1], vocabulary))
+
+
+def check_tokens(token_ids: Sequence[int], path: str, vocabulary: Vocabulary) -> None:
+    """Raises InvalidRequest for what is no token of the model."""
+    most = len(vocabulary.tokens) - 1
+    if not all(0 <= token <= most for token in token_ids):
+        raise InvalidRequest(f"Token ids are from 0 to {most}.", param=path)
+
+
+def spelled(token_ids: Sequence[int], vocabulary: Vocabulary) -> str:
+    """The text of tokens, control tokens as they are written."""
+    return vocabulary.spell(token_ids).decode(errors="replace")
+
+
+def as_response_requests(request: TextRequest, prompts: Sequence[Given]) -> list[PlainRequest]:
+    """A request for each answer, those to one prompt beside each other."""
+    return [_answer_to(prompt, request, place) for prompt in prompts for place in range(request.n or 1)]
+
+
+def _answer_to(prompt: Given, request: TextRequest, place: int) -> PlainRequest:
+    asked = request.prompt_logprobs
+    if asked is None and request.echo:
+        asked = request.logprobs
+    return PlainRequest(
+        **shared(request, place, asked),
+        choice=None,
+        token_ids=prompt.token_ids,
+        store=False,
+        max_output_tokens=DEFAULT_TOKENS if request.max_tokens is None else request.max_tokens or None,
+        top_logprobs=request.logprobs,
+        include=[LOGPROBS] if request.logprobs is not None else None,
+        structured_outputs=_grammar(request),
+    )
+
+
+def _grammar(request: TextRequest) -> dict[str, Any] | None:
+    """A response format as the grammar that it is; the prompt is not told of it."""
+    asked = request.response_format
+    if asked is None or asked.type == "text":
+        return request.structured_outputs
+    if request.structured_outputs is not None:
+        raise InvalidRequest("Give response_format or structured_outputs, not both.", param="response_format")
+    if asked.type == "json_object":
+        return {"json_object": True}
+    if asked.json_schema is None or asked.json_schema.schema is None:
+        raise InvalidRequest(
+            "A json_schema format needs a schema.", param="response_format.json_schema.schema"
+        )
+    return {"json": json.dumps(asked.json_schema.schema)}

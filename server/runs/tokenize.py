@@ -1,0 +1,60 @@
+"""What a model would be given of a text or a chat, token by token. Pure but for the dialect."""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+from engine.vocabulary import Vocabulary
+from server.dialects.base import PromptError
+from server.errors import InvalidRequest, UnknownModel
+from server.runs.asked import unsupported
+from server.runs.chat_messages import read_messages
+from server.runs.chat_request import as_response_request, refuse_wrong
+from server.runs.prepare import Served, write_prompt
+from server.wire.chat import ChatRequest
+from server.wire.items import Item
+from server.wire.tokenize import TokenizeRequest
+
+
+def vocabulary_of(served: Served, model: str | None) -> Vocabulary:
+    """What tokens spell. Raises UnknownModel, or InvalidRequest where nobody knows."""
+    if model is not None and model not in served.names:
+        raise UnknownModel(model, served.names)
+    if served.vocabulary is None:
+        raise InvalidRequest("What this model's tokens spell is not known here.", param="model")
+    return served.vocabulary
+
+
+def tokenize(served: Served, tenant: str, request: TokenizeRequest) -> tuple[int, ...]:
+    """The tokens of a text, or of the prompt that a chat completion would have. Raises ApiError."""
+    if request.prompt is not None and request.messages is None:
+        try:
+            return served.dialect.encode(request.prompt, special=request.add_special_tokens is not False)
+        except PromptError as error:
+            raise InvalidRequest(str(error), param="prompt") from error
+    if request.messages is None or request.prompt is not None:
+        raise InvalidRequest("Give a prompt or messages, one of the two.", param="prompt")
+    if request.add_special_tokens:
+        raise unsupported("add_special_tokens", "The chat template writes all that messages need.")
+    return _tokens_of_chat(served, tenant, request, request.messages)
+
+
+def _tokens_of_chat(
+    served: Served, tenant: str, request: TokenizeRequest, messages: list[dict[str, object]]
+) -> tuple[int, ...]:
+    chat = ChatRequest(
+        model=request.model or served.name,
+        messages=messages,
+        tools=request.tools,
+        add_generation_prompt=request.add_generation_prompt,
+        continue_final_message=request.continue_final_message,
+        chat_template_kwargs=request.chat_template_kwargs,
+    )
+    refuse_wrong(chat)
+    given = read_messages(messages)
+    items = [item for item in given if isinstance(item, Item)]
+    return write_prompt(served, tenant, as_response_request(chat, 0), items, datetime.now(UTC)).token_ids
+
+
+def spelled_each(token_ids: Sequence[int], vocabulary: Vocabulary) -> list[str]:
+    """What each token spells by itself; half characters become U+FFFD."""
+    return [vocabulary.tokens[token].decode(errors="replace") for token in token_ids]

@@ -1,0 +1,86 @@
+"""What chat completions and completions of plain text are asked alike, as OpenAI and vLLM have it."""
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from server.wire.request import Bias, CreateResponse, Seed
+
+MAX_CHOICES = 16
+
+
+class StreamOptions(msgspec.Struct, frozen=True):
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class JsonSchema(msgspec.Struct, frozen=True):
+    name: str | None = None
+    description: str | None = None
+    schema: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ResponseFormat(msgspec.Struct, frozen=True):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+
+class Asked(msgspec.Struct, frozen=True, kw_only=True):
+    """Null means the default everywhere; unknown fields are ignored."""
+
+    model: str
+    n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    min_tokens: Annotated[int, Meta(ge=0)] | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
+    repetition_penalty: Annotated[float, Meta(ge=0.01, le=100)] | None = None
+    logit_bias: Annotated[dict[str, Bias], Meta(max_length=1024)] | None = None
+    stop: str | Annotated[list[str], Meta(max_length=32)] | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    seed: Seed | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: dict[str, Any] | None = None
+    echo: bool | None = None
+    prompt_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    return_token_ids: bool | None = None
+    use_beam_search: bool | None = None
+    stop_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+    allowed_token_ids: list[int] | None = None
+    logits_processors: list[Any] | None = None
+    skip_special_tokens: bool | None = None
+    priority: Annotated[int, Meta(ge=-(2**31), lt=2**31)] | None = None
+    cache_salt: Annotated[str, Meta(max_length=256)] | None = None
+    user: str | None = None
+
+
+class ChoiceRequest(CreateResponse, frozen=True, kw_only=True):
+    """What one choice of a completion is asked, in a response's words, and what only a completion knows."""
+
+    choice: int | None
+    """Its place among the choices of a chat completion."""
+    include_reasoning: bool = True
+    echo: bool = False
+    return_token_ids: bool = False
+    tells_tokens: bool = False
+    """The stream tells of tokens as they come."""
+    prompt_logprobs: int | None = None
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """While a completion runs, the details are not there."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: dict[str, int] | msgspec.UnsetType = msgspec.UNSET
+    completion_tokens_details: dict[str, int] | msgspec.UnsetType = msgspec.UNSET

@@ -1,0 +1,41 @@
+"""Texts and chats as tokens, and back: /tokenize and /detokenize as vLLM has them."""
+
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+from server.wire.schema import GivenMessage
+
+
+class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """The body of POST /tokenize: a text, or the messages of a chat with what else its template is told."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Annotated[list[GivenMessage], Meta(min_length=1, max_length=4096)] | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    tools: list[dict[str, Any]] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class Tokenized(msgspec.Struct, frozen=True):
+    count: int
+    max_model_len: int
+    tokens: tuple[int, ...]
+    token_strs: list[str] | UnsetType = UNSET
+    """What each of them spells, if that was asked for."""
+
+
+class DetokenizeRequest(msgspec.Struct, frozen=True):
+    """The body of POST /detokenize."""
+
+    tokens: list[int]
+    model: str | None = None
+
+
+class Detokenized(msgspec.Struct, frozen=True):
+    prompt: str
