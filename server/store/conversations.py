@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID
 
-from sqlalchemy import Connection, insert, text
+from sqlalchemy import Connection, text
 
-from server.store.responses import NewItem
-from server.store.tables import conversation_items
+from server.store.responses import NEW_ITEMS, NewItem, item_columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +52,14 @@ _MOVE = text(
     """
     update conversations set next_position = next_position + :count where tenant = :tenant and id = :id
     """
+)
+_APPEND = text(
+    f"""
+    insert into conversation_items
+        (tenant, conversation_id, position, id, type, role, status, name, call_id, payload)
+    select :tenant, :id, :next + place - 1, id, type, role, status, name, call_id, cast(payload as json)
+    from {NEW_ITEMS}
+    """  # noqa: S608 - a constant of ours
 )
 _APPEND_RESPONSE = text(
     """
@@ -102,24 +109,8 @@ def update_metadata(
 
 def append(connection: Connection, tenant: str, held: StoredConversation, new: Sequence[NewItem]) -> None:
     """Adds items at the end of a conversation that is held."""
-    connection.execute(
-        insert(conversation_items),
-        [
-            {
-                "tenant": tenant,
-                "conversation_id": held.id,
-                "position": held.next_position + index,
-                "id": item.id,
-                "type": item.type,
-                "role": item.role,
-                "status": item.status,
-                "name": item.name,
-                "call_id": item.call_id,
-                "payload": item.payload,
-            }
-            for index, item in enumerate(new)
-        ],
-    )
+    place = {"tenant": tenant, "id": held.id, "next": held.next_position}
+    connection.execute(_APPEND, {**place, **item_columns(new)})
     _move(connection, tenant, held.id, len(new))
 
 
