@@ -88,10 +88,16 @@ class Config:
     tensor_parallel: int = _setting(
         1, "GPUs of this machine that the model is spread over; more than one needs `accelerate`", low=1
     )
-    mcp_servers: str | None = _setting(
+    tool_server: str | None = _setting(
         None,
-        "MCP servers whose tools requests may use by their label: label=url, with commas between; "
-        "a url that ends in /sse is spoken to by server-sent events, any other by streamable HTTP",
+        "MCP servers whose tools requests may use by their label: label=url or label=stdio:command, with "
+        "commas between; a url that ends in /sse is spoken to by server-sent events, any other by "
+        "streamable HTTP",
+    )
+    mcp_hosts: str | None = _setting(
+        None,
+        "where requests may name MCP servers by a URL of theirs: host, host:port, *.host, http://host, or * "
+        "for every public one, with commas between",
     )
     mcp_seconds: float = _setting(
         60.0, "how long an MCP server may take to list its tools or to answer a call", low=0.1, high=3600

@@ -243,7 +243,14 @@ class _Schemas:
             "GivenItem": {"anyOf": [*(_ref(one["title"]) for one in items.values()), kept]},
             "GivenPart": {"anyOf": [_ref(one["title"]) for one in parts.values()]},
             "GivenTool": {"anyOf": [_ref("Tool"), left_out]},
-            "OtherItem": _object({**kept["properties"], "id": {"type": "string"}}, "type", "id"),
+            "OtherItem": _object(
+                {
+                    "type": {"enum": sorted(given.WITHOUT_MEANING | given.READ_AS_STORED)},
+                    "id": {"type": "string"},
+                },
+                "type",
+                "id",
+            ),
         }
 
     def _of_type(self, kind: str, shape: type[msgspec.Struct], suffix: str) -> Json:

@@ -46,6 +46,7 @@ from server.store.notify import Notifier
 from server.stream import connection
 from server.stream.follower import Follower
 from server.stream.hub import Hub
+from server.tools.address import read_allowed
 from server.tools.mcp import McpServers, read_servers
 from server.version import VERSION
 
@@ -66,7 +67,7 @@ def serve(config: Config, say: Callable[[str], None]) -> int:
     _arm(config)
     model_name(config)  # these find what cannot be served before anything is started
     read_adapters(config)
-    read_servers(config.mcp_servers)
+    _read_tools(config)
     with ExitStack() as stack:
         opened = OpenDatabase(config, say)
         stack.callback(opened.close)
@@ -124,6 +125,15 @@ def _require_key_beyond_loopback(config: Config, database: Database) -> None:
     )
 
 
+def _read_tools(config: Config) -> McpServers:
+    """Raises ConfigError."""
+    try:
+        allowed = read_allowed(config.mcp_hosts)
+    except ValueError as error:
+        raise ConfigError(f"mcp-hosts: {error}.") from None
+    return McpServers(read_servers(config.tool_server), config.mcp_seconds, allowed)
+
+
 class _Process:
     """The threads of a server and how they are started and stopped."""
 
@@ -146,7 +156,7 @@ class _Process:
         served = self._load()
         self._engine = served.engine
         self._replica = self._register()  # when the heartbeat is near: loading may outlast a lease
-        self._mcp = McpServers(read_servers(config.mcp_servers), config.mcp_seconds)
+        self._mcp = _read_tools(config)
         self._tool_loop = ToolLoop(self._engine, self._mcp, self._deliver)
         self._notifier = Notifier(database, muted=config.delivery == "poll")
         self._recorder = self._make_recorder(hub)

@@ -30,6 +30,8 @@ class Tool:
     definition: str = ""
     namespace: str | None = None
     """The group that the tool was given in; two groups may have tools of one name."""
+    builtin: bool = False
+    """One that some models were trained on, who are not told of it as of the others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

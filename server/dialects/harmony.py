@@ -5,7 +5,7 @@ that never fails; what it may write is held to the tools and formats of the requ
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from server.dialects.harmony_prompt import (
     system_text,
     turns,
 )
-from server.dialects.harmony_tools import namespaces, read_builtin
+from server.dialects.harmony_tools import BUILTIN, namespaces, read_builtin
 from server.dialects.harmony_vocabulary import (
     CALL,
     CHANNEL,
@@ -56,7 +56,10 @@ class HarmonyDialect:
         """Heeds the variables `builtin_tools` (browser, python) and `model_identity`. Raises PromptError."""
         if conversation.documents:
             raise PromptError("This model has no place for documents; put them into a message.", "documents")
-        builtin = read_builtin(conversation.variables.get("builtin_tools", ()))
+        asked = read_builtin(conversation.variables.get("builtin_tools", ()))
+        served = {tool.namespace for tool in conversation.tools if tool.builtin}
+        builtin = tuple(name for name in BUILTIN if name in asked or name in served)
+        conversation = replace(conversation, tools=[tool for tool in conversation.tools if not tool.builtin])
         tokens = self._speak(Speech(author="system", text=self._system(conversation, builtin)))
         instructions, items = split_head(conversation)
         told = developer_text(instructions, self._tools(conversation), format_section(conversation.format))

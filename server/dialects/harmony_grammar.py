@@ -5,7 +5,7 @@ asked for there is no grammar. Pure.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from engine.messages import Grammar
 from server.dialects.base import Conversation, PromptError, Tool
@@ -28,7 +28,7 @@ def make_grammar(conversation: Conversation, builtin: tuple[str, ...] = ()) -> G
         return None
     if not _restricts(conversation, tools):
         return None
-    offered = builtin if choice.mode != "none" and choice.allowed is None else ()
+    offered = tuple(name for name in builtin if choice.mode != "none" and _may_call(choice.allowed, name))
     calls = [*_calls(tools), *_builtin_calls(offered)]
     if choice.mode == "required" and not calls:
         raise PromptError("A tool must be called, but there is none that may be.", "tool_choice")
@@ -55,6 +55,10 @@ def _callable(conversation: Conversation) -> list[Tool]:
     if choice.mode == "none":
         return []
     return [tool for tool in conversation.tools if choice.allowed is None or tool.name in choice.allowed]
+
+
+def _may_call(allowed: Sequence[str] | None, builtin: str) -> bool:
+    return allowed is None or any(name.startswith(f"{builtin}__") for name in allowed)
 
 
 def _restricts(conversation: Conversation, tools: list[Tool]) -> bool:

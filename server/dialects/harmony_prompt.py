@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import date
 
 from server.dialects.base import Conversation, OutputFormat, PromptError
-from server.dialects.harmony_tools import FUNCTIONS, is_builtin, recipient
+from server.dialects.harmony_tools import FUNCTIONS, PYTHON, is_builtin, recipient
 from server.wire.items import (
     ContentPart,
     CustomToolCall,
@@ -149,6 +149,8 @@ def _last_answer(items: Sequence[Item]) -> int:
 
 def _call(item: FunctionCall | CustomToolCall, callee: str) -> Speech:
     text = item.arguments if isinstance(item, FunctionCall) else item.input
+    if callee == PYTHON and isinstance(item, FunctionCall):
+        text = _code(text)
     builtin = is_builtin(callee)
     data = "code" if builtin else "json" if isinstance(item, FunctionCall) else None
     return Speech(
@@ -158,6 +160,16 @@ def _call(item: FunctionCall | CustomToolCall, callee: str) -> Speech:
         data=data,
         text=text,
     )
+
+
+def _code(arguments: str) -> str:
+    """What the model wrote of a call that is kept as JSON."""
+    try:
+        found = json.loads(arguments)
+    except (ValueError, RecursionError):
+        return arguments
+    code = found.get("code") if isinstance(found, dict) else None
+    return code if isinstance(code, str) else arguments
 
 
 def _output(output: str | list[ContentPart], call_id: str, callees: dict[str, str]) -> Speech:

@@ -22,10 +22,10 @@ from server.crashpoints import crashpoint
 from server.errors import Conflict, ConversationLocked, Overloaded, StorageFull, UnknownModel
 from server.runs import context
 from server.runs.condense import first_reading, prepare_first
-from server.runs.context import Standing
+from server.runs.context import Context
 from server.runs.conversations import hold
 from server.runs.lifetime import lifetime
-from server.runs.listing import Headers, list_tools
+from server.runs.listing import list_tools
 from server.runs.prepare import Prepared, Served, check, prepare
 from server.runs.prompts import read_request
 from server.runs.recorder import Recorder
@@ -58,11 +58,7 @@ class _New:
     request: CreateResponse
     response: UUID
     prepared: Prepared
-    previous: UUID | None
-    conversation: Standing | None
-    items: Sequence[Item]
-    """Its input."""
-    history: Sequence[Item]
+    found: Context
     turns: Turns
     repeatable: Repeatable | None
 
@@ -168,10 +164,9 @@ class Admission:
         if given is None:
             alone, given = read_request(self._database, caller.tenant, *requests)
             requests = [alone]
-        listed = [list_tools(self._tool_loop.servers, request) for request in requests]
         try:
             return self._begin_prepared(
-                partial(self._prepare_all, caller, listed, repeatable, given, held, generate)
+                partial(self._prepare_all, caller, requests, repeatable, given, held, generate)
             )
         except (_UsedBefore, ConversationLocked) as refused:
             if repeatable and (found := self._sent_before(caller, repeatable, len(requests))):
@@ -194,7 +189,7 @@ class Admission:
     def _prepare_all(
         self,
         caller: Caller,
-        listed: Sequence[tuple[CreateResponse, Headers]],
+        requests: Sequence[CreateResponse],
         repeatable: Repeatable | None,
         given: Sequence[Given],
         held: Sequence[Item] | None,
@@ -210,9 +205,8 @@ class Admission:
                 given,
                 held,
                 generate,
-                headers,
             )
-            for index, (request, headers) in enumerate(listed)
+            for index, request in enumerate(requests)
         ]
 
     def _prepare(
@@ -224,7 +218,6 @@ class Admission:
         given: Sequence[Given],
         held: Sequence[Item] | None,
         generate: bool,
-        headers: Headers,
     ) -> _New:
         found = self._database.retry(
             lambda connection: context.gather(
@@ -233,6 +226,7 @@ class Admission:
         )
         if request.background:
             self._refuse_too_many_queued()
+        request, access = list_tools(self._tool_loop.servers, request, found.items)
         seed = request.seed if request.seed is not None else secrets.randbits(63)
         begin = prepare_first if generate else prepare
         prepared = begin(self._served, caller.tenant, request, found.items, response, seed)
@@ -244,10 +238,7 @@ class Admission:
             request=request,
             response=response,
             prepared=prepared,
-            previous=found.previous,
-            conversation=found.conversation,
-            items=found.new,
-            history=found.history,
+            found=found,
             turns=Turns(
                 served=self._served,
                 tenant=caller.tenant,
@@ -255,7 +246,7 @@ class Admission:
                 items=found.items,
                 response=response,
                 seed=seed,
-                headers=headers,
+                access=access,
                 sums_up=prepared.sums_up,
             ),
             repeatable=repeatable,
@@ -315,7 +306,11 @@ class Admission:
         begun = run.begin() if run.facts.echo.background else run.begin() + run.start()
         if written is None:
             responses.insert_items(
-                connection, tenant, new.response, responses.INPUT, [stored_item(item) for item in new.items]
+                connection,
+                tenant,
+                new.response,
+                responses.INPUT,
+                [stored_item(item) for item in new.found.new],
             )
             events.append(connection, events.pack(tenant, new.response, run.facts.attempt, begun, []))
         crashpoint("accept.written")
@@ -324,9 +319,9 @@ class Admission:
     def _insert(self, connection: Connection, new: _New) -> datetime:
         self._claim_key(connection, new)
         # Its history was read a moment ago; from here on it cannot be deleted under its next turn.
-        if new.previous and not responses.hold(connection, new.caller.tenant, new.previous):
+        if new.found.previous and not responses.hold(connection, new.caller.tenant, new.found.previous):
             raise context.unknown_previous(new.request.previous_response_id or "")
-        if standing := new.conversation:
+        if standing := new.found.conversation:
             held = hold(connection, new.caller.tenant, standing.id)
             if held.next_position != standing.next_position:
                 raise _Changed
@@ -353,7 +348,9 @@ class Admission:
             prompt_tokens=len(new.prepared.prompt.token_ids),
             generates=new.prepared.generates,
         )
-        return Run(facts, first_reading(self._served, new.caller.tenant, new.request, new.prepared))
+        return Run(
+            facts, first_reading(self._served, facts.tenant, new.request, new.prepared, new.turns.items)
+        )
 
     def _hand_over(self, run: Run, new: _New, begun: Sequence[Event]) -> Admitted:
         response = run.facts.id
@@ -367,14 +364,16 @@ class Admission:
         )
         frames = tuple(frame(event, render(response, event)) for event in begun)
         self._hub.publish([Published(response, 0, frames, None)])
+        at_calls = run.waits_for_calls  # asked before another thread has it
         self._recorder.begin(run)
         crashpoint("accept.begun")
-        try:
-            self._served.engine.submit(new.prepared.job)
-        except JobRefused:
-            self._recorder.fail(response, "The server is overloaded; try again later.")
+        if not at_calls:
+            try:
+                self._served.engine.submit(new.prepared.job)
+            except JobRefused:
+                self._recorder.fail(response, "The server is overloaded; try again later.")
         crashpoint("accept.submitted")
-        return Admitted(response, channel, [*new.history, *new.items])
+        return Admitted(response, channel, [*new.found.history, *new.found.new])
 
 
 def _row(new: _New, kept: timedelta | None) -> NewResponse:
@@ -383,8 +382,8 @@ def _row(new: _New, kept: timedelta | None) -> NewResponse:
     return NewResponse(
         tenant=new.caller.tenant,
         id=new.response,
-        previous_id=new.previous,
-        conversation_id=new.conversation.id if new.conversation else None,
+        previous_id=new.found.previous,
+        conversation_id=new.found.conversation.id if new.found.conversation else None,
         stream=bool(new.request.stream),
         background=echo.background,
         model=echo.model,

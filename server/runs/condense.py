@@ -3,7 +3,8 @@
 OpenAI's `context_management`: when the prompt has more tokens than the threshold, the first item of the
 output is a sealed compaction, which stands for everything before it, and what is generated goes on from that.
 A `compaction_trigger` at the end of the input asks for the item alone. A long context is summed up by the
-model in the response's first turn; a short one is told as it is, and there is no such turn.
+model in the response's first turn; a short one is told as it is, and there is no such turn. A response that
+begins with calls which its input allows is not compacted: the one after it is.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,7 +13,9 @@ from uuid import UUID
 
 import msgspec
 
+from server.errors import InvalidRequest
 from server.runs.context import TRIGGER
+from server.runs.hosted import approved
 from server.runs.kept import kept_messages, newest_results, pending_calls
 from server.runs.opened import opened
 from server.runs.prepare import Prepared, Served, moment_of, prepare, prepared_with, write_prompt
@@ -41,6 +44,14 @@ def prepare_first(
     context = served.engine.capabilities.context_length
     threshold = min(one.compact_threshold or int(context * DEFAULT_SHARE) for one in asked)
     triggered = any(one.type == TRIGGER for one in asked)
+    if approved(items):
+        if triggered:
+            raise InvalidRequest(
+                "A compaction_trigger asks for the compaction alone, and a call that is allowed is made "
+                "first: give the approval in a request before this one.",
+                param="input",
+            )
+        return begin.answer(items)  # its first turn is that of the calls
     uncut = msgspec.structs.replace(request, truncation=None)
     length = len(write_prompt(served, tenant, uncut, items, moment_of(response)).token_ids)
     if length <= threshold and not triggered:
@@ -121,7 +132,11 @@ def _as_text(item: Item) -> Item:
     return msgspec.structs.replace(item, content=[InputText(plain_text(item.content))])
 
 
-def first_reading(served: Served, tenant: str, request: CreateResponse, prepared: Prepared) -> Reading:
-    """How the tokens of a response's first turn are read."""
-    reading = replace(served.reading(tenant, request, prepared.prompt), condensing=prepared.condensing)
+def first_reading(
+    served: Served, tenant: str, request: CreateResponse, prepared: Prepared, items: Sequence[Item]
+) -> Reading:
+    """How the tokens of a response's first turn are read. The items may allow calls that come before it."""
+    allowing = items if prepared.generates else ()
+    reading = served.reading(tenant, request, prepared.prompt, allowing)
+    reading = replace(reading, condensing=prepared.condensing)
     return replace(reading, stops=(), vocabulary=None) if prepared.sums_up else reading

@@ -15,6 +15,7 @@ from server.store import conversations, responses
 from server.store.database import Connection
 from server.wire import ids
 from server.wire.errors import DecodeFailure
+from server.wire.hosted_items import McpApprovalRequest, McpApprovalResponse, McpCall
 from server.wire.input import AdditionalTools, CompactionTrigger, Given, ItemReference, read_input
 from server.wire.items import (
     PREFIXES,
@@ -26,7 +27,7 @@ from server.wire.items import (
     decode_item,
 )
 from server.wire.request import ContextManagement, CreateResponse
-from server.wire.tools import echo
+from server.wire.tools import as_given
 
 TRIGGER = "compaction_trigger"
 """What stands among `context_management` for a trigger in the input."""
@@ -79,7 +80,7 @@ def gather(
         for item in given
         if not isinstance(item, AdditionalTools | CompactionTrigger)
     ]
-    new = [own(item, response, "i", index) for index, item in enumerate(resolved)]
+    new = _renamed(resolved, [own(item, response, "i", index) for index, item in enumerate(resolved)])
     refuse_unmatched(history, new, lambda items: opened(items, seal, tenant))
     return Context(previous, history, new, standing)
 
@@ -94,7 +95,7 @@ def read_given(request: CreateResponse) -> tuple[CreateResponse, list[Given]]:
         request = _triggered(request, given)
     more = [tool for item in given if isinstance(item, AdditionalTools) for tool in item.tools]
     if more:
-        tools = [*(request.tools or []), *map(echo, more)]
+        tools = [*(request.tools or []), *map(as_given, more)]
         request = msgspec.structs.replace(request, tools=tools)
     return request, given
 
@@ -177,6 +178,18 @@ def resolve(connection: Connection, tenant: str, item: Given) -> Item:
     return decode_item(payload)
 
 
+def _renamed(given: Sequence[Item], new: Sequence[Item]) -> list[Item]:
+    """The new items, those that refer to others of them by the ids that these have now. Pure."""
+    names = {before.id: after.id for before, after in zip(given, new, strict=True) if before.id}
+
+    def rename(item: Item) -> Item:
+        if isinstance(item, McpCall | McpApprovalResponse) and item.approval_request_id in names:
+            return msgspec.structs.replace(item, approval_request_id=names[item.approval_request_id])
+        return item
+
+    return [rename(item) for item in new]
+
+
 def refuse_unmatched(
     history: Sequence[Item], new: Sequence[Item], opened: Callable[[Sequence[Item]], Sequence[Item]] = list
 ) -> None:
@@ -184,6 +197,12 @@ def refuse_unmatched(
 
     `opened` shows the calls that are sealed in a compaction.
     """
+    asked = {item.id for item in [*history, *new] if isinstance(item, McpApprovalRequest)}
+    for item in new:
+        if isinstance(item, McpApprovalResponse) and item.approval_request_id not in asked:
+            raise InvalidRequest(
+                f"No approval request found with id '{item.approval_request_id[:100]}'.", param="input"
+            )
     calls = _calls([*history, *new])
     for item in new:
         if not isinstance(item, FunctionCallOutput | CustomToolCallOutput) or item.call_id in calls:

@@ -24,9 +24,9 @@ def count_input(
     if request.model not in served.names:
         raise UnknownModel(request.model, served.names)
     request, given = read_request(database, tenant, request)
-    request, _ = list_tools(servers, request)
     found = database.retry(
         lambda connection: context.gather(connection, tenant, request, given, new_uuid(), served.seal)
     )
+    request, _ = list_tools(servers, request, found.items)
     make_echo(request, served.engine.capabilities)
     return len(write_prompt(served, tenant, request, found.items).token_ids)

@@ -11,7 +11,6 @@ from datetime import datetime
 from typing import Literal
 from uuid import UUID
 
-import msgspec
 from msgspec import UNSET
 
 from server.dialects.base import (
@@ -24,13 +23,15 @@ from server.dialects.base import (
     TextDelta,
 )
 from server.runs.assemble import assemble
-from server.runs.hosted import Listed, Outcome
+from server.runs.hosted import DueCall, Hosted, Outcome
+from server.runs.hosted_events import HostedEvents
 from server.runs.raw_messages import RawMessages
 from server.runs.retold import begun_by, decode_added, decode_done
 from server.runs.states import Ending, EndStatus
 from server.wire import events as wire
 from server.wire import ids
 from server.wire.events import Event, Kind, event_type
+from server.wire.hosted_items import McpListTools, ServedCall
 from server.wire.items import (
     Compaction,
     CustomToolCall,
@@ -38,8 +39,6 @@ from server.wire.items import (
     Item,
     ItemStatus,
     Logprob,
-    McpCall,
-    McpListTools,
     Message,
     OutputText,
     Reasoning,
@@ -111,22 +110,18 @@ class Emitter:
         created_at: datetime,
         echo: Echo,
         seal: Callable[[str, str], str] | None = None,
-        servers: frozenset[str] = frozenset(),
+        hosted: Hosted = Hosted(),  # noqa: B008 - frozen
     ) -> None:
-        """`seal` gives the sealed form of a reasoning item's text, always the same one. `servers` are the
-        labels of MCP servers, whose tools are groups of these names to the model.
+        """`seal` gives the sealed form of a reasoning item's text, always the same one. The tools of each
+        server in `hosted` are a group of its name to the model.
         """
         self.output: list[Item] = []
         """The items that are done, and the server's calls from their beginning on."""
-        self.pending: list[int] = []
-        """The places of calls that are to be made, or are being made."""
         self.next_seq = 0
-        self._servers = servers
         self._compaction: str | None = None
         """The id of the compaction that is being made."""
         self._answers = True
-        self._draft: list[str] | None = None
-        """The arguments of the server's call that the model is writing, which is the last of the output."""
+        self._hosted = HostedEvents(response, hosted, self.output, self._number)
         self._response = response
         self._created_at = created_at
         self._echo = echo
@@ -143,9 +138,19 @@ class Emitter:
             wire.whole(wire.ResponseQueued(self._number(), queued)),
         ]
 
+    @property
+    def pending(self) -> Sequence[int]:
+        """The places of calls that are to be made, or are being made."""
+        return self._hosted.pending
+
+    def due(self) -> list[DueCall]:
+        """The pending calls, and which of them the request allows."""
+        return self._hosted.due()
+
     def start(self) -> list[Event]:
-        """It is being generated."""
-        return [wire.whole(wire.ResponseInProgress(self._number(), self._unended("in_progress")))]
+        """It is being generated; and what is told before the model says anything."""
+        progress = wire.ResponseInProgress(self._number(), self._unended("in_progress"))
+        return [wire.whole(progress), *self._hosted.begin()]
 
     def tokens(self, side: Literal["prompt", "output"], token_ids: Sequence[int]) -> Event:
         """They were given or came; what they say is told by the events after this one."""
@@ -163,10 +168,11 @@ class Emitter:
                 events = self._open_unless(Kind.REASONING_TEXT_DELTA, delta)
             case MessageStart():
                 return self._change_to(Kind.OUTPUT_TEXT_DELTA, delta)
-            case CallStart(namespace=str(label)) if label in self._servers:
-                return self._begin_call(delta.name, label)
-            case CallDelta(text) if self._draft is not None:
-                self._draft.append(text)
+            case CallStart(namespace=str(label)) if self._hosted.serves(label):
+                events = self._close(self._status_when_cut_off) + self._hosted.rest()
+                return events + self._hosted.write(label, delta.name, is_code=delta.kind == "custom")
+            case CallDelta(text) if self._hosted.writing:
+                self._hosted.more(text)
                 return []
             case CallStart(kind="function"):
                 return self._change_to(Kind.FUNCTION_CALL_ARGUMENTS_DELTA, delta)
@@ -198,75 +204,13 @@ class Emitter:
         self._compaction = None
         return events
 
-    def lists(self, lists: Iterable[Listed]) -> list[Event]:
-        """What the MCP servers offer."""
-        return [event for listed in lists for event in self._list(listed)]
-
-    def _list(self, listed: Listed) -> list[Event]:
-        index = self._index
-        item = McpListTools(ids.item_id("mcpl", self._response, "o", index), listed.label)
-        failed = listed.error is not None
-        end = wire.McpListToolsFailed if failed else wire.McpListToolsCompleted
-        done = McpListTools(item.id, listed.label, list(listed.tools), listed.error)
-        self.output.append(done)
-        return [
-            wire.whole(wire.OutputItemAdded(self._number(), index, item)),
-            wire.whole(wire.McpListToolsInProgress(self._number(), item.id, index)),
-            wire.whole(end(self._number(), item.id, index)),
-            wire.whole(wire.OutputItemDone(self._number(), index, done)),
-        ]
-
-    def _begin_call(self, name: str, label: str) -> list[Event]:
-        events = self._close(self._status_when_cut_off)
-        index = self._index
-        item = McpCall(ids.item_id("mcp", self._response, "o", index), "in_progress", label, name, "")
-        self.output.append(item)
-        self._draft = []
-        return [
-            *events,
-            wire.whole(wire.OutputItemAdded(self._number(), index, item)),
-            wire.whole(wire.McpCallInProgress(self._number(), item.id, index)),
-        ]
-
-    def _end_call(self, status: ItemStatus) -> list[Event]:
-        """The arguments are complete, and the call is to be made; or it was cut off, and is not."""
-        index = len(self.output) - 1
-        item = self.output[index]
-        assert isinstance(item, McpCall)
-        assert self._draft is not None
-        arguments, self._draft = "".join(self._draft), None
-        self.output[index] = msgspec.structs.replace(item, arguments=arguments)
-        events = [
-            wire.whole(wire.McpCallArgumentsDelta(self._number(), item.id, index, arguments)),
-            wire.whole(wire.McpCallArgumentsDone(self._number(), item.id, index, arguments)),
-        ]
-        if status == "completed":
-            self.pending.append(index)
-            return events
-        return [*events, self._call_done(index, "incomplete", Outcome())]
-
     def rest(self) -> list[Event]:
         """Closes what is open at the end of a turn that more turns follow."""
-        return self._close(self._status_when_cut_off)
+        return self._close(self._status_when_cut_off) + self._hosted.rest()
 
     def called(self, index: int, outcome: Outcome) -> list[Event]:
         """What came of a pending call."""
-        self.pending.remove(index)
-        item, failed = self.output[index], outcome.error is not None
-        end = wire.McpCallFailed if failed else wire.McpCallCompleted
-        return [
-            wire.whole(end(self._number(), item.id, index)),
-            self._call_done(index, "failed" if failed else "completed", outcome),
-        ]
-
-    def _call_done(
-        self, index: int, status: Literal["completed", "failed", "incomplete"], outcome: Outcome
-    ) -> Event:
-        item = self.output[index]
-        assert isinstance(item, McpCall)
-        done = msgspec.structs.replace(item, status=status, output=outcome.output, error=outcome.error)
-        self.output[index] = done
-        return wire.whole(wire.OutputItemDone(self._number(), index, done))
+        return self._hosted.called(index, outcome)
 
     def retell(self, told: Iterable[Event]) -> None:
         """Takes over what a log says was told, so that its open item can be closed and nothing be lost."""
@@ -277,14 +221,10 @@ class Emitter:
             elif event_type(event) == "response.output_item.added":
                 item = decode_added(event.body).item
                 self._close("completed")
-                if isinstance(item, McpCall | McpListTools):
-                    self.output.append(item)
-                elif isinstance(item, Compaction):
+                if isinstance(item, Compaction):
                     self._compaction = item.id
-                else:
+                elif not self._hosted.retell(item):
                     self._change_to(*begun_by(item))
-                if isinstance(item, McpCall):
-                    self.pending.append(self._index - 1)
             elif event_type(event) == "response.output_item.done":
                 self._open = self._compaction = None
                 done = decode_done(event.body)
@@ -292,8 +232,8 @@ class Emitter:
                     self.output[done.output_index] = done.item
                 else:
                     self.output.append(done.item)
-                if done.output_index in self.pending:
-                    self.pending.remove(done.output_index)
+                if done.output_index in self._hosted.pending:
+                    self._hosted.pending.remove(done.output_index)
 
     def end(self, ending: Ending, raw: RawMessages | None = None) -> tuple[list[Event], Response]:
         """Closes what is open, then the terminal event; also the final response that it carries.
@@ -305,9 +245,8 @@ class Emitter:
         """
         completed = ending.status == "completed"
         events = self._close(self._status_when_cut_off if completed else "incomplete")
-        events += [self._call_done(index, "incomplete", Outcome()) for index in self.pending]
-        self.pending = []
-        told = Reasoning | Compaction | McpListTools | McpCall
+        events += self._hosted.rest() + self._hosted.give_up()
+        told = Reasoning | Compaction | McpListTools | ServedCall
         silent = self._answers and all(isinstance(item, told) for item in self.output)
         if completed and ending.output_tokens and silent:
             events += self._change_to(Kind.OUTPUT_TEXT_DELTA, MessageStart())
@@ -363,19 +302,19 @@ class Emitter:
     def _status_when_cut_off(self) -> ItemStatus:
         """Of the open item if something else comes: a call that nobody said the end of is incomplete."""
         in_call = self._open is not None and isinstance(self._open.begun, CallStart)
-        return "incomplete" if in_call or self._draft is not None else "completed"
+        return "incomplete" if in_call or self._hosted.writing else "completed"
 
     def _call_ids(self) -> set[str]:
         """Those of the calls that are done: a model may give one twice, which nobody could answer."""
         return {item.call_id for item in self.output if isinstance(item, FunctionCall | CustomToolCall)}
 
     def _close(self, status: ItemStatus) -> list[Event]:
-        if self._draft is not None:
-            return self._end_call(status)
+        if self._hosted.writing:
+            return self._hosted.close(status)
         if self._compaction is not None:
             return self.compacted(lambda _id: "", "incomplete")
         if self._open is None:
-            return []
+            return self._hosted.rest()
         text = "".join(self._open.text)
         item = self._open.item(status, text)
         events = [wire.whole(self._text_done(item, text))]

@@ -1,22 +1,45 @@
-"""What the server itself does for one response: the MCP tools that it offers, and how a model reads them.
+"""What the server itself does for one response: the tools that it offers, and how a model reads them.
 
 Pure.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
-from server.wire.items import (
-    FunctionCall,
-    FunctionCallOutput,
-    Item,
+import msgspec
+
+from server.wire.hosted_items import (
+    CodeInterpreterCall,
     ListedTool,
+    McpApprovalRequest,
+    McpApprovalResponse,
     McpCall,
     McpError,
     McpListTools,
+    ServedCall,
+    WebSearchCall,
+)
+from server.wire.items import (
+    CustomToolCall,
+    FunctionCall,
+    FunctionCallOutput,
+    Item,
+    Message,
+    OtherItem,
+    Reasoning,
 )
 from server.wire.request import CreateResponse
 from server.wire.tools import McpTool, read_tools
+
+UNFINISHED = "The call was not finished."
+UNANSWERED = "The user has not allowed this call."
+DENIED = "The user did not allow this call."
+
+
+Form = Literal["mcp", "code", "search"]
+SOURCES = "web_search_call.action.sources"
+"""The value of `include` that asks for the pages that a search found."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +48,13 @@ class Listed:
 
     label: str
     tools: Sequence[ListedTool]
-    error: str | None
+    error: str | None = None
+    is_new: bool = True
+    """Else the conversation has the list already."""
+    asks: frozenset[str] = frozenset()
+    """The tools that are called only when somebody allows it."""
+    form: Form = "mcp"
+    """How its calls are told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +63,31 @@ class Hosted:
 
     lists: Sequence[Listed] = ()
     most_calls: int | None = None
+    approved: Sequence[McpApprovalRequest] = ()
+    """Calls that are made before the model says anything."""
+    tells_sources: bool = False
+    labels: Mapping[str, Listed] = field(init=False)
 
-    @property
-    def labels(self) -> frozenset[str]:
-        return frozenset(listed.label for listed in self.lists)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "labels", {listed.label: listed for listed in self.lists})
+
+    def asks(self, label: str, name: str) -> bool:
+        """Whether somebody must allow that call."""
+        return name in self.labels[label].asks
+
+    def repeatable(self, call: McpCall) -> bool:
+        """Whether a call that was perhaps made may be made again."""
+        listed = self.labels.get(call.server_label)
+        return listed is not None and any(tool.repeatable for tool in listed.tools if tool.name == call.name)
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """How a request reaches one server: what is never stored, and never shown."""
+
+    url: str | None = field(default=None, repr=False)
+    """Else the one under which the operator has registered it."""
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +106,7 @@ class DueCall:
     call: McpCall
     allowed: bool
     """Else `max_tool_calls` were made before."""
+    repeatable: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,35 +121,134 @@ class Errand:
     """Output tokens until now."""
 
 
-def hosted_of(request: CreateResponse) -> Hosted:
-    """The servers of a request whose tools were listed."""
+def hosted_of(request: CreateResponse, items: Sequence[Item] = ()) -> Hosted:
+    """The servers of a request whose tools were listed, and the calls that its items allow."""
     given = [tool for tool in read_tools(request.tools) if isinstance(tool, McpTool)]
-    lists = [Listed(tool.server_label, tool.offered, tool.listing_error) for tool in given]
-    return Hosted(lists, request.max_tool_calls)
+    lists = [
+        Listed(
+            tool.server_label,
+            tool.offered,
+            tool.listing_error,
+            not tool.listed_before and tool.stands_for is None,
+            frozenset(listed.name for listed in tool.offered if tool.needs_approval(listed)),
+            _form(tool),
+        )
+        for tool in given
+    ]
+    return Hosted(lists, request.max_tool_calls, approved(items), SOURCES in (request.include or ()))
+
+
+def _form(tool: McpTool) -> Form:
+    if tool.stands_for is None:
+        return "mcp"
+    return "code" if tool.stands_for["type"] == "code_interpreter" else "search"
+
+
+def approved(items: Sequence[Item]) -> list[McpApprovalRequest]:
+    """The calls that were allowed after the model's last word."""
+    answers: dict[str, McpApprovalResponse] = {}
+    asked: dict[str, McpApprovalRequest] = {}
+    last_word = False
+    for item in reversed(items):
+        match item:
+            case McpApprovalResponse() if not last_word:
+                answers[item.approval_request_id] = item
+            case McpApprovalRequest():
+                asked[item.id] = item
+                last_word = True
+            case Message(role="assistant") | Reasoning() | FunctionCall() | CustomToolCall():
+                last_word = True
+            case McpCall() | CodeInterpreterCall() | WebSearchCall():
+                last_word = True
+    allowed = [name for name, answer in reversed(answers.items()) if answer.approve and name in asked]
+    return [asked[name] for name in allowed]
 
 
 def as_read(items: Sequence[Item]) -> list[Item]:
     """The items as a model reads them: a call of the server's is a call like any other, with its output."""
-    return [read for item in items for read in _read(item)]
+    called = {item.approval_request_id for item in items if isinstance(item, McpCall)}
+    answers = {item.approval_request_id: item for item in items if isinstance(item, McpApprovalResponse)}
+    return [read for item in items for read in _read(item, called, answers)]
 
 
-def _read(item: Item) -> Iterator[Item]:
-    if isinstance(item, McpListTools):
-        return
-    if not isinstance(item, McpCall):
-        yield item
-        return
-    call_id = item.id or f"{item.server_label}:{item.name}"
-    yield FunctionCall(item.id, "completed", call_id, item.name, item.arguments, item.server_label)
-    yield FunctionCallOutput(item.id, "completed", call_id, told(item))
+def _read(item: Item, called: set[str | None], answers: Mapping[str, McpApprovalResponse]) -> Iterator[Item]:
+    match item:
+        case McpListTools() | McpApprovalResponse():
+            return
+        case McpApprovalRequest() if item.id in called:
+            return
+        case McpCall():
+            yield from _as_function(item, told(item))
+        case McpApprovalRequest():
+            yield from _as_function(item, _unmade(answers.get(item.id)))
+        case CodeInterpreterCall():
+            yield from _as_call(
+                item.id, "python", "python", _json({"code": item.code or ""}), outcome_of(item)
+            )
+        case WebSearchCall(results=str()):
+            name, arguments = _searched(item.action)
+            yield from _as_call(item.id, "browser", name, _json(arguments), outcome_of(item))
+        case WebSearchCall():
+            yield OtherItem(item.id, "completed", {"type": "web_search_call", "action": item.action})
+        case _:
+            yield item
 
 
-def told(call: McpCall) -> str:
+def _as_function(item: McpCall | McpApprovalRequest, output: str) -> Iterator[Item]:
+    return _as_call(item.id, item.server_label, item.name, item.arguments, Outcome(output))
+
+
+def _as_call(name: str, label: str, tool: str, arguments: str, outcome: Outcome) -> Iterator[Item]:
+    call_id = name or f"{label}:{tool}"
+    yield FunctionCall(name, "completed", call_id, tool, arguments, label)
+    yield FunctionCallOutput(name, "completed", call_id, told(outcome))
+
+
+def _json(arguments: Mapping[str, object]) -> str:
+    return msgspec.json.encode(arguments).decode()
+
+
+def _searched(action: Mapping[str, Any]) -> tuple[str, dict[str, object]]:
+    """The call that an action tells of."""
+    match action:
+        case {"type": "open_page", "url": url}:
+            return "open", {"id": url}
+        case {"type": "find_in_page", "pattern": pattern}:
+            return "find", {"pattern": pattern}
+    return "search", {"query": action.get("query") or ""}
+
+
+def outcome_of(item: ServedCall) -> Outcome:
+    """What came of a call, from its item."""
+    match item:
+        case McpCall():
+            return Outcome(item.output, item.error if not isinstance(item.error, str) else None)
+        case CodeInterpreterCall():
+            logs = [str(output.get("logs", "")) for output in item.outputs or []]
+            text = "\n".join(logs) if item.outputs is not None else None
+        case WebSearchCall():
+            text = item.results if isinstance(item.results, str) else None
+    if item.status == "failed":
+        return Outcome(error=McpError("mcp_protocol_error", message=text or ""))
+    return Outcome(text)
+
+
+def _unmade(answer: McpApprovalResponse | None) -> str:
+    if answer is None:
+        return UNANSWERED
+    if answer.approve:
+        return UNFINISHED
+    return f"{DENIED} {answer.reason}" if answer.reason else DENIED
+
+
+def told(call: McpCall | Outcome) -> str:
     """A call's result in words."""
     if call.output is not None:
         return call.output
     if call.error is None:
-        return "The call was not finished."
+        return UNFINISHED
+    if isinstance(call.error, str):
+        return call.error
     if call.error.content:
         return "\n".join(str(part.get("text", "")) for part in call.error.content)
     return call.error.message or "The call failed."

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from server.dialects.base import Conversation, PromptError
 from server.runs.prepare import Served
+from server.wire.hosted_items import McpApprovalRequest, McpApprovalResponse
 from server.wire.items import (
     PREFIXES,
     Compaction,
@@ -38,12 +39,14 @@ def _is_kept(message: Message) -> bool:
 
 
 def pending_calls(items: Sequence[Item]) -> list[Item]:
-    """Those without an output: they stay answerable."""
+    """Those without an output, or without the answer that allows them: they stay answerable."""
     answered = {item.call_id for item in items if isinstance(item, FunctionCallOutput | CustomToolCallOutput)}
+    answered |= {item.approval_request_id for item in items if isinstance(item, McpApprovalResponse)}
     return [
         item
         for item in items
-        if isinstance(item, FunctionCall | CustomToolCall) and item.call_id not in answered
+        if (isinstance(item, FunctionCall | CustomToolCall) and item.call_id not in answered)
+        or (isinstance(item, McpApprovalRequest) and item.id not in answered)
     ]
 
 

@@ -1,72 +1,188 @@
 """The MCP servers that a request names: checked, and asked for their tools, before the response exists.
 
-What they offer is written into the request, so that a run which is taken over offers the same.
+What they offer is written into the request, so that a run which is taken over offers the same. A conversation
+that has a server's list already is not told it again, as with OpenAI.
 """
 
-from collections.abc import Mapping
+import re
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
 from server.errors import InvalidRequest
-from server.tools.mcp import McpServers
+from server.runs.hosted import Access, Hosted, hosted_of
+from server.tools.address import Refused
+from server.tools.mcp import Listing, McpServers, usable
+from server.wire.hosted_items import McpListTools
+from server.wire.items import Item
 from server.wire.request import CreateResponse
-from server.wire.tools import McpTool, read_tools
+from server.wire.tools import INTERNAL, McpTool, Tool, names_of, read_tools
 
-Headers = Mapping[str, Mapping[str, str]]
+_HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,128}")
+_VALUE = re.compile(r"[\t\x20-\x7e]{0,8192}")
+_NOT_THEIRS = frozenset(
+    {"host", "content-length", "content-type", "transfer-encoding", "connection", "accept"}
+)
+STANDING_IN = {
+    "code_interpreter": "python",
+    "web_search": "browser",
+    "web_search_2025_08_26": "browser",
+    "web_search_preview": "browser",
+    "web_search_preview_2025_03_11": "browser",
+}
+"""Tools of OpenAI's, and the label of the server that serves them if it is registered; vLLM's names."""
+BUILTIN_TOOLS = {"python": ("python",), "browser": ("search", "open", "find")}
+_RESERVED = frozenset({"functions", "assistant", "browser", "python"})
+"""Names that a model may know as something else's."""
 
 
-def list_tools(servers: McpServers, request: CreateResponse) -> tuple[CreateResponse, Headers]:
-    """The request with the servers' tools in it, and the headers for them, which are no longer in it.
+def list_tools(
+    servers: McpServers, request: CreateResponse, items: Sequence[Item]
+) -> tuple[CreateResponse, dict[str, Access]]:
+    """The request with the servers' tools in it, and how they are reached, which is no longer in it.
 
-    Raises InvalidRequest or DecodeFailure. A server that cannot list its tools is told of in the stream.
+    Raises InvalidRequest or DecodeFailure, also for a call that the items allow and no tool makes. A server
+    that cannot list its tools is told of in the stream.
     """
-    headers: dict[str, Mapping[str, str]] = {}
+    access: dict[str, Access] = {}
     tools: list[dict[str, Any]] = []
+    names = names_of(_others(request))
     for index, element in enumerate(request.tools or []):
-        if element.get("type") != "mcp":
+        bare = _declared(servers, element)
+        if bare is None:
             tools.append(element)
             continue
-        bare = {name: value for name, value in element.items() if name not in ("listed", "listing_error")}
         (tool,) = read_tools([bare], "tools")
         assert isinstance(tool, McpTool)
-        _refuse(servers, tool, f"tools[{index}]", background=bool(request.background))
-        own = dict(tool.headers or {})
-        if tool.authorization is not None:
-            own["Authorization"] = f"Bearer {tool.authorization}"
-        found = servers.listing(tool.server_label, own)
-        headers[tool.server_label] = own
+        reach = _access(tool, f"tools[{index}]")
+        _refuse(servers, tool, reach, f"tools[{index}]", background=bool(request.background))
+        before = _listed_in(items, tool) if tool.stands_for is None else None
+        found = before or servers.listing(tool.server_label, reach)
         listed = msgspec.structs.replace(
-            tool, headers=None, authorization=None, listed=list(found.tools), listing_error=found.error
+            tool,
+            headers=None,
+            authorization=None,
+            server_url=_kept(tool.server_url),
+            listed=_without(found, tool.server_label, names),
+            listing_error=found.error,
+            listed_before=before is not None,
         )
+        names |= names_of([listed])
+        access[tool.server_label] = reach
         tools.append(msgspec.to_builtins(listed))
-    if not headers:
-        return request, headers
-    return msgspec.structs.replace(request, tools=tools), headers
+    if access:
+        request = msgspec.structs.replace(request, tools=tools)
+    refuse_unmade(hosted_of(request, items))
+    return request, access
 
 
-def _refuse(servers: McpServers, tool: McpTool, path: str, *, background: bool) -> None:
-    for name in ("server_url", "connector_id", "tunnel_id"):
+def _declared(servers: McpServers, element: dict[str, Any]) -> dict[str, Any] | None:
+    """The MCP server that an element of `tools` means, if it means one."""
+    kind = element.get("type")
+    if kind == "mcp":
+        return {name: value for name, value in element.items() if name not in INTERNAL}
+    label = STANDING_IN.get(kind) if isinstance(kind, str) else None
+    if label is None or label not in servers.labels:
+        return None
+    return {
+        "type": "mcp",
+        "server_label": label,
+        "allowed_tools": list(BUILTIN_TOOLS[label]),
+        "require_approval": "never",
+        "stands_for": element,
+    }
+
+
+def _others(request: CreateResponse) -> list[Tool]:
+    return [tool for tool in read_tools(request.tools) if not isinstance(tool, McpTool)]
+
+
+def _without(found: Listing, label: str, names: set[str]) -> list[Any]:
+    """The tools but for those whose names a model would take for another's."""
+    return [tool for tool in found.tools if f"{label}__{tool.name}" not in names]
+
+
+def _listed_in(items: Sequence[Item], tool: McpTool) -> Listing | None:
+    """The list that the conversation has, if it has all that the request wants of it."""
+    for item in reversed(items):
+        if isinstance(item, McpListTools) and item.server_label == tool.server_label and not item.error:
+            known = Listing(usable(tool.server_label, item.tools))
+            wanted = tool.allowed_tools if isinstance(tool.allowed_tools, list) else []
+            return known if {offered.name for offered in known.tools} >= set(wanted) else None
+    return None
+
+
+def _access(tool: McpTool, path: str) -> Access:
+    headers = dict(tool.headers or {})
+    for name, value in headers.items():
+        if not _HEADER.fullmatch(name) or name.lower() in _NOT_THEIRS or not _VALUE.fullmatch(value):
+            raise InvalidRequest(
+                f"The header {name[:50]!r} cannot be sent to an MCP server.", param=f"{path}.headers"
+            )
+    if tool.authorization is not None:
+        if not _VALUE.fullmatch(tool.authorization):
+            raise InvalidRequest("This is no access token.", param=f"{path}.authorization")
+        headers["Authorization"] = f"Bearer {tool.authorization}"
+    return Access(tool.server_url, headers)
+
+
+def _kept(url: str | None) -> str | None:
+    """What may be stored of a URL: a query may be a secret."""
+    return url.partition("?")[0] if url is not None else None
+
+
+def _refuse(servers: McpServers, tool: McpTool, access: Access, path: str, *, background: bool) -> None:
+    for name in ("connector_id", "tunnel_id"):
         if getattr(tool, name) is not None:
             raise InvalidRequest(
-                "MCP servers are used by the label under which this server's operator has registered them.",
+                "OpenAI's connectors are not there: name a server by its label or its URL.",
                 param=f"{path}.{name}",
                 code="unsupported_parameter",
             )
-    if tool.require_approval != "never":
+    _refuse_server(servers, tool, path)
+    if access.headers and servers.is_command(tool.server_label) and access.url is None:
+        raise InvalidRequest("This MCP server takes no headers.", param=f"{path}.headers")
+    hidden = "headers" if tool.headers else "authorization" if tool.authorization else None
+    if tool.server_url is not None and "?" in tool.server_url:
+        hidden = "server_url"
+    if background and hidden:
         raise InvalidRequest(
-            "Calls cannot wait for an approval here: set require_approval to 'never', or leave the tool out.",
-            param=f"{path}.require_approval",
+            "Headers and queries for an MCP server are never stored, and a background response is taken "
+            "from the store.",
+            param=f"{path}.{hidden}",
             code="unsupported_parameter",
         )
-    if tool.server_label not in servers.labels:
+
+
+def _refuse_server(servers: McpServers, tool: McpTool, path: str) -> None:
+    if tool.server_url is not None:
+        if tool.server_label in _RESERVED:
+            raise InvalidRequest(
+                f"No server of a request's can be called '{tool.server_label}'.", param=f"{path}.server_label"
+            )
+        try:
+            servers.check(tool.server_url)
+        except Refused as refused:
+            raise InvalidRequest(
+                f"{refused} MCP servers are used by the label under which this server's operator has "
+                "registered them, or at hosts that the operator allows.",
+                param=f"{path}.server_url",
+                code="unsupported_parameter",
+            ) from None
+    elif tool.server_label not in servers.labels:
         raise InvalidRequest(
-            f"No MCP server is registered here as '{tool.server_label}'.",
-            param=f"{path}.server_label",
+            f"No MCP server is registered here as '{tool.server_label}'.", param=f"{path}.server_label"
         )
-    if background and (tool.headers or tool.authorization):
-        raise InvalidRequest(
-            "Headers for an MCP server are never stored, and a background response is taken from the store.",
-            param=f"{path}.headers" if tool.headers else f"{path}.authorization",
-            code="unsupported_parameter",
-        )
+
+
+def refuse_unmade(hosted: Hosted) -> None:
+    """Raises InvalidRequest for an allowed call of a tool that the request does not offer."""
+    for call in hosted.approved:
+        listed = hosted.labels.get(call.server_label)
+        if listed is None or all(tool.name != call.name for tool in listed.tools):
+            raise InvalidRequest(
+                f"The call of '{call.name[:100]}' is allowed, but the tools of this request do not have it: "
+                f"declare the MCP server '{call.server_label[:100]}' again.",
+                param="tools",
+            )

@@ -66,8 +66,10 @@ class Served:
         """What clients may ask for: the model and its adapters."""
         return (self.name, *self.engine.capabilities.adapters)
 
-    def reading(self, tenant: str, request: CreateResponse, prompt: Prompt) -> Reading:
-        """How the tokens of an answer are read."""
+    def reading(
+        self, tenant: str, request: CreateResponse, prompt: Prompt, items: Sequence[Item] = ()
+    ) -> Reading:
+        """How the tokens of an answer are read. The items may allow calls that come before it."""
         return Reading(
             self._parser(request, prompt),
             stops=stop_strings(request),
@@ -80,7 +82,7 @@ class Served:
             seal=partial(self.seal.seal, "reasoning", tenant)
             if SEALED_REASONING in (request.include or ())
             else None,
-            hosted=hosted_of(request),
+            hosted=hosted_of(request, items),
         )
 
     def _parser(self, request: CreateResponse, prompt: Prompt) -> Parser:
@@ -229,6 +231,7 @@ def _tools(declared: wire.Tool, namespace: str | None = None) -> list[Tool]:
                     description=listed.description,
                     parameters=listed.input_schema,
                     namespace=label,
+                    builtin=label in ("python", "browser"),
                 )
                 for listed in declared.offered
             ]

@@ -63,12 +63,13 @@ def rebuild(connection: Connection, stored: StoredResponse, served: Served) -> R
     prepared = _prepare_again(connection, stored, served)
     if prepared is not None:
         facts, request = _facts(stored, prepared), _request(stored, stored.asked or "")
-        run = Run(facts, first_reading(served, stored.tenant, request, prepared))
+        items = _items(connection, stored)
+        run = Run(facts, first_reading(served, stored.tenant, request, prepared, items))
         turns = Turns(
             served=served,
             tenant=stored.tenant,
             request=request,
-            items=_items(connection, stored),
+            items=items,
             response=stored.id,
             seed=stored.seed,
             sums_up=run.sums_up,

@@ -8,15 +8,24 @@ from itertools import groupby
 import msgspec
 
 from engine.messages import Job, Usage
-from server.runs.hosted import Outcome
+from server.runs.hosted import Outcome, outcome_of
 from server.runs.prepare import Prepared, job_after
 from server.runs.run import Log, Run
 from server.runs.turns import Turns
 from server.store.events import Progress
 from server.wire.events import Event, Kind, OutputItemDone, delta_of, event_type
-from server.wire.items import Compaction, McpCall
+from server.wire.hosted_items import ServedCall
+from server.wire.items import Compaction
 
-_CALLED = frozenset({"response.mcp_call.completed", "response.mcp_call.failed"})
+_CALLED = frozenset(
+    f"response.{end}"
+    for end in (
+        "mcp_call.completed",
+        "mcp_call.failed",
+        "code_interpreter_call.completed",
+        "web_search_call.completed",
+    )
+)
 _decode_done = msgspec.json.Decoder(OutputItemDone).decode
 
 
@@ -53,8 +62,8 @@ def parted(progress: Progress, told: Sequence[Event], *, sums_up: bool = False) 
             done = _decode_done(event.body)
             if sums_up and isinstance(done.item, Compaction):
                 calling, turns[-1].summed_up = True, True
-            elif calling and isinstance(done.item, McpCall):
-                turns[-1].called[done.output_index] = Outcome(done.item.output, done.item.error)
+            elif calling and isinstance(done.item, ServedCall):
+                turns[-1].called[done.output_index] = outcome_of(done.item)
     return turns
 
 
@@ -65,36 +74,36 @@ def replay(
 
     Without a job the run is at its calls, and has an errand. Raises ApiError.
     """
-    at = progress.first_token_at
-    run.catch_up_to(Log(progress.token_ids, progress.next_seq, told, at))
+    run.catch_up_to(Log(progress.token_ids, progress.next_seq, told, progress.first_token_at))
+    at = progress.first_token_at or run.facts.created_at
     said: list[Event] = []
     job, events = prepared.job, []
     logged = parted(progress, told, sums_up=run.sums_up)
     for number, turn in enumerate(logged):
         if number:
             job = _begin(run, turns, at)
-        events = run.read_again(Log(turn.token_ids, 0, turn.told, at))
+        events = run.read_again(Log(turn.token_ids, 0, turn.told, progress.first_token_at))
         said += events
-        if turn.summed_up or turn.called or (run.calls_due and turn.token_ids[-1] in job.stop_ids):
+        again = turn.summed_up or run.calling or turn.called
+        if again or (run.calls_due and turn.token_ids[-1] in job.stop_ids):
             _call_again(run, turn, len(job.prompt), at)
     run.go_on_at(progress.next_seq)
-    return said, None if run.calling else job_after(job, logged[-1].token_ids)
+    return said, None if run.waits_for_calls else job_after(job, logged[-1].token_ids)
 
 
-def _begin(run: Run, turns: Turns, at: datetime | None) -> Job:
+def _begin(run: Run, turns: Turns, at: datetime) -> Job:
     errand = run.take_errand()
     assert errand is not None, "a turn that follows calls which are not made"
-    assert at is not None
     turn = turns.after(errand.output, errand.turn, errand.spent)
     assert turn is not None, "a turn that there was no token for"
     run.next_turn(turn.reading, len(turn.job.prompt), at)
     return turn.job
 
 
-def _call_again(run: Run, turn: LoggedTurn, prompt_tokens: int, at: datetime | None) -> None:
-    """Ends the turn, and takes its calls' outcomes over from the log."""
-    assert at is not None
-    run.finish("stop", Usage(prompt_tokens + len(turn.token_ids)), at)
+def _call_again(run: Run, turn: LoggedTurn, prompt_tokens: int, at: datetime) -> None:
+    """Ends the turn, unless it is one of calls alone, and takes its calls' outcomes over from the log."""
+    if not run.calling:
+        run.finish("stop", Usage(prompt_tokens + len(turn.token_ids)), at)
     for index, outcome in turn.called.items():
         run.called(index, outcome, at)
 

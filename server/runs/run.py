@@ -14,14 +14,15 @@ from engine.messages import TokenLogprobs as EngineLogprobs
 from engine.messages import Usage as EngineUsage
 from server.dialects.base import CallDelta, Delta, ReasoningDelta, TextDelta
 from server.runs.emitter import Emitter
-from server.runs.hosted import DueCall, Errand, Outcome
+from server.runs.hosted import Errand, Outcome
 from server.runs.logprobs import TokenLogprobs
 from server.runs.raw_messages import RawMessages
 from server.runs.reading import Reading
 from server.runs.states import Ending, EndStatus
 from server.runs.stops import StopFilter
 from server.wire.events import Event
-from server.wire.items import CustomToolCall, FunctionCall, Item, McpCall
+from server.wire.hosted_items import McpApprovalRequest
+from server.wire.items import CustomToolCall, FunctionCall, Item
 from server.wire.response import Echo, Response
 
 
@@ -65,7 +66,7 @@ class Run:
         self._condensing = reading.condensing
         self._written: list[str] = []
         """The summary that the model writes in the first turn of a compaction."""
-        self._emitter = Emitter(facts.id, facts.created_at, facts.echo, reading.seal, self._hosted.labels)
+        self._emitter = Emitter(facts.id, facts.created_at, facts.echo, reading.seal, self._hosted)
         self._started = False
         self._first_token_at: datetime | None = None
         self._spent = EngineUsage()
@@ -118,7 +119,9 @@ class Run:
             return []
         self._started = True
         events = [] if self._tokens_of is None else [self._emitter.tokens("prompt", self._tokens_of)]
-        events += self._emitter.start() + self._emitter.lists(self._hosted.lists)
+        events += self._emitter.start()
+        if self._emitter.pending:
+            self._wait()
         if self._condensing is None:
             return events
         events += self._emitter.compacting(answers=self._condensing.answers)
@@ -223,32 +226,30 @@ class Run:
         if not self._condensing.answers:
             return events + self._end("completed", usage, at)
         self._spend(usage)
-        self.calling = True
-        self._errand = self._errand_of(())
+        self._wait()
         return events
 
     def _end_turn(self, usage: EngineUsage) -> list[Event]:
         """The model waits for calls of the server's."""
         self._spend(usage)
-        self.calling = True
-        made = sum(isinstance(item, McpCall) for item in self.output) - len(self._emitter.pending)
-        left = self._hosted.most_calls
-        due = []
-        for place, index in enumerate(self._emitter.pending):
-            call = self.output[index]
-            assert isinstance(call, McpCall)
-            due.append(DueCall(index, call, left is None or made + place < left))
-        self._errand = self._errand_of(due)
-        # What is open is over: its last word was said before the turn's end.
-        return self._emitter.rest()
+        events = self._emitter.rest()  # what is open is over: its last word was said before the turn's end
+        self._wait()
+        return events
 
-    def _errand_of(self, calls: Sequence[DueCall]) -> Errand:
-        return Errand(tuple(calls), tuple(self.output), self.turn, self._spent.output)
+    def _wait(self) -> None:
+        """For its calls, or, if there are none, for its next turn."""
+        self.calling = True
+        self._errand = Errand(tuple(self._emitter.due()), tuple(self.output), self.turn, self._spent.output)
 
     def take_errand(self) -> Errand | None:
         """What is to be done for the run outside, told once."""
         errand, self._errand = self._errand, None
         return errand
+
+    @property
+    def waits_for_calls(self) -> bool:
+        """Its next step is calls of the server's, or the turn behind them: no job is there."""
+        return self.calling or (not self._started and bool(self._hosted.approved))
 
     @property
     def calls_due(self) -> bool:
@@ -258,7 +259,7 @@ class Run:
     def called(self, index: int, outcome: Outcome, at: datetime) -> list[Event]:
         """The events of a call that was made; after the last, the model's next turn is due, or the end.
 
-        A call that is the client's to make ends the response as always.
+        A call that is the client's to make, or to allow, ends the response as always.
         """
         if index not in self._emitter.pending:
             return []
@@ -266,9 +267,9 @@ class Run:
         if self._emitter.pending:
             return events
         own = self.output[self._turn_start :]
-        if any(isinstance(item, FunctionCall | CustomToolCall) for item in own):
+        if any(isinstance(item, FunctionCall | CustomToolCall | McpApprovalRequest) for item in own):
             return events + self._end("completed", EngineUsage(), at)
-        self._errand = self._errand_of(())
+        self._wait()
         return events
 
     def next_turn(self, reading: Reading | None, prompt_tokens: int, at: datetime) -> list[Event]:

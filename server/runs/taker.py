@@ -161,7 +161,7 @@ class Taker:
         """Begins a claimed run, or hands it back if the engine has no room for its tenant."""
         run = rebuilt.run
         errand = run.take_errand()
-        if rebuilt.job is None and errand is None:
+        if rebuilt.job is None and not run.waits_for_calls:
             self._recorder.deliver([Begin(run, starts=False), Break(run.facts.id, SERVER_ERROR, CHANGED)])
             return
         if rebuilt.turns is not None and rebuilt.turns.may_follow:
@@ -169,8 +169,8 @@ class Taker:
         self._recorder.begin(run)
         crashpoint("claim.begun")
         if rebuilt.job is None:
-            assert errand is not None
-            self._tool_loop.carry_on(run, errand)
+            if errand is not None:
+                self._tool_loop.carry_on(run, errand, again=True)
             return
         try:
             self._served.engine.submit(rebuilt.job)

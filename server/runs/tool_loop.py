@@ -26,8 +26,8 @@ from server.runs.active import (
 from server.runs.hosted import DueCall, Errand, Outcome
 from server.runs.run import Run
 from server.runs.turns import Turns
-from server.tools.mcp import McpServers
-from server.wire.items import McpError
+from server.tools.mcp import McpServers, failure
+from server.wire.hosted_items import McpCall
 
 log = logging.getLogger("holdfast.tools")
 
@@ -35,6 +35,7 @@ MOST_CALLS = 16
 """Calls made at the same time; more wait."""
 NO_ROOM = "The server is overloaded; try again later."
 CANNOT_GO_ON = "The response cannot go on after its tool calls."
+STOPPED = "The server stopped during this call. It is not known whether the call was carried out."
 NO_MORE = "This response has made as many tool calls as its request allows."
 
 
@@ -61,6 +62,7 @@ class ToolLoop:
             self._turns.pop(response, None)
             self._jobs.pop(response, None)
             self._cancelled.discard(response)
+        self.servers.give_up(response)
 
     def look(self, steps: Sequence[Step]) -> None:
         """What the recorder has committed: begins what the runs now wait for."""
@@ -70,15 +72,22 @@ class ToolLoop:
             elif (errand := step.run.take_errand()) is not None:
                 self.carry_on(step.run, errand)
 
-    def carry_on(self, run: Run, errand: Errand) -> None:
-        """Makes the calls, or begins the next turn, on another thread."""
+    def carry_on(self, run: Run, errand: Errand, *, again: bool = False) -> None:
+        """Makes the calls, or begins the next turn, on another thread.
+
+        `again` says that the calls may have been made before, by a replica that was stopped: those whose
+        tools do not say that this does no harm are told as failed, for the model to decide.
+        """
         response = run.facts.id
         with self._lock:
             turns = self._turns.get(response)
         if turns is None:
             return
         for due in errand.calls:
-            self._pool.submit(self._call, turns, due)
+            if again and not due.repeatable:
+                self._deliver([Called(response, due.index, failure(STOPPED))])
+            else:
+                self._pool.submit(self._call, turns, due)
         if not errand.calls:
             self._pool.submit(self._begin_turn, turns, errand)
 
@@ -99,16 +108,18 @@ class ToolLoop:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _call(self, turns: Turns, due: DueCall) -> None:
-        call = due.call
-        outcome = Outcome(error=McpError("mcp_protocol_error", code=-32000, message=NO_MORE))
+        outcome = failure(NO_MORE)
         try:
             if due.allowed:
-                headers = turns.headers.get(call.server_label, {})
-                outcome = self.servers.call(call.server_label, call.name, call.arguments, headers)
+                outcome = self._made(turns, due.call)
         except Exception:
             log.exception("a tool call of response %s broke", turns.response)
-            outcome = Outcome(error=McpError("mcp_protocol_error", code=-32603, message="The call broke."))
+            outcome = failure("The call broke.")
         self._deliver([Called(turns.response, due.index, outcome)])
+
+    def _made(self, turns: Turns, call: McpCall) -> Outcome:
+        access = turns.access_to(call.server_label)
+        return self.servers.call(call.server_label, call.name, call.arguments, access, turns.response)
 
     def _begin_turn(self, turns: Turns, errand: Errand) -> None:
         response = turns.response

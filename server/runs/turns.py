@@ -7,9 +7,11 @@ from uuid import UUID
 import msgspec
 
 from engine.messages import Job
+from server.runs.hosted import Access
 from server.runs.prepare import Served, prepare
 from server.runs.reading import Reading
-from server.wire.items import Item, McpCall
+from server.wire.hosted_items import ServedCall
+from server.wire.items import Item
 from server.wire.request import CreateResponse
 from server.wire.tools import McpTool, read_choice, read_tools
 
@@ -33,10 +35,17 @@ class Turns:
     """What the model read before its first turn."""
     response: UUID
     seed: int
-    headers: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    """By server: the caller's, which are never stored."""
+    access: Mapping[str, Access] = field(default_factory=dict)
+    """By server: the caller's, which is not stored with the request."""
     sums_up: bool = False
     """The first turn is that of a compaction."""
+
+    def access_to(self, label: str) -> Access:
+        """The caller's, or after a take-over what is left of it."""
+        if label in self.access:
+            return self.access[label]
+        declared = [tool for tool in read_tools(self.request.tools) if isinstance(tool, McpTool)]
+        return Access(next((tool.server_url for tool in declared if tool.name == label), None))
 
     @property
     def may_follow(self) -> bool:
@@ -64,10 +73,10 @@ class Turns:
 
     def _choice(self, output: Sequence[Item]) -> str | dict[str, object] | None:
         most = self.request.max_tool_calls
-        if most is not None and sum(isinstance(item, McpCall) for item in output) >= most:
+        if most is not None and sum(isinstance(item, ServedCall) for item in output) >= most:
             return "none"
         given = self.request.tool_choice
-        if not any(isinstance(item, McpCall) for item in output):
+        if not any(isinstance(item, ServedCall) for item in output):
             return given
         forced = read_choice(given, read_tools(self.request.tools)).mode == "required"
         if not forced:

@@ -1,96 +1,96 @@
 """One exchange with an MCP server: connect, ask, leave. The asynchronous half of `mcp.py`.
 
-A server is not trusted: what it sends is bounded as it arrives, redirects are not followed, and the
-environment's proxies are not used.
+A server is not trusted: what it sends is bounded as it arrives, and it cannot send us elsewhere. One that is
+a process of this machine is the operator's own, and begins and ends with the exchange.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
+from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 import httpx
-from mcp import ClientSession
+from mcp import ClientSession, StdioServerParameters
 from mcp.client.sse import sse_client
+from mcp.client.stdio import stdio_client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.types import CallToolResult, Tool
 
+from server.tools.address import Allowed
+from server.tools.fetch_async import guarded_client
+
 T = TypeVar("T")
-MOST_BYTES = 8 * 1024 * 1024
-"""What a server may send in one answer."""
 MOST_PAGES = 16
-_SECONDS_BETWEEN_BYTES = 300.0
-"""Ended before by the time-out of the exchange as a whole."""
+_PATIENCE = httpx.Timeout(30.0, read=3600.0)
+"""Of single steps; the exchange as a whole ends before."""
 
 
-class TooMuch(Exception):
-    """A server sent more than it may."""
+@dataclass(frozen=True, slots=True)
+class Remote:
+    """A server that is reached by HTTP: by server-sent events if the path ends in /sse, else streamable."""
+
+    url: str = field(repr=False)
+    headers: Mapping[str, str] = field(repr=False)
+    allowed: Allowed
 
 
-class _BoundedStream(httpx.AsyncByteStream):
-    def __init__(self, stream: httpx.AsyncByteStream) -> None:
-        self._stream = stream
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A process that speaks over its standard input and output."""
 
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        left = MOST_BYTES
-        async for piece in self._stream:
-            left -= len(piece)
-            if left < 0:
-                raise TooMuch("The server sent too much.")
-            yield piece
-
-    async def aclose(self) -> None:
-        await self._stream.aclose()
+    argv: Sequence[str]
 
 
-class _BoundedTransport(httpx.AsyncHTTPTransport):
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        request.headers["accept-encoding"] = "identity"  # so that the bytes counted are those that are kept
-        response = await super().handle_async_request(request)
-        assert isinstance(response.stream, httpx.AsyncByteStream)
-        response.stream = _BoundedStream(response.stream)
-        return response
-
-
-def _client(
-    headers: dict[str, str] | None = None,
-    timeout: httpx.Timeout | None = None,
-    auth: httpx.Auth | None = None,
-) -> httpx.AsyncClient:
-    return httpx.AsyncClient(
-        headers=headers,
-        timeout=timeout or httpx.Timeout(30.0, read=_SECONDS_BETWEEN_BYTES),
-        auth=auth,
-        transport=_BoundedTransport(trust_env=False),
-        trust_env=False,
-        follow_redirects=False,
-    )
+Place = Remote | Command
 
 
 @asynccontextmanager
-async def _session(url: str, headers: dict[str, str]) -> AsyncGenerator[ClientSession]:
-    """A session by server-sent events where the address ends in /sse, else by streamable HTTP."""
-    if url.rstrip("/").endswith("/sse"):
-        async with (
-            sse_client(url, headers=headers, httpx_client_factory=_client) as (read, write),
-            ClientSession(read, write) as session,
-        ):
-            await session.initialize()
-            yield session
-        return
-    async with (
-        _client(headers) as client,
-        streamable_http_client(url, http_client=client) as (read, write, _),
-        ClientSession(read, write) as session,
-    ):
-        await session.initialize()
-        yield session
+async def _session(place: Place) -> AsyncGenerator[ClientSession]:
+    match place:
+        case Command():
+            parameters = StdioServerParameters(command=place.argv[0], args=list(place.argv[1:]))
+            async with (
+                stdio_client(parameters) as (read, write),
+                ClientSession(read, write) as session,
+            ):
+                await session.initialize()
+                yield session
+        case Remote() if httpx.URL(place.url).path.rstrip("/").endswith("/sse"):
+            factory = partial(_client, place.allowed)
+            async with (
+                sse_client(place.url, headers=dict(place.headers), httpx_client_factory=factory) as (
+                    read,
+                    write,
+                ),
+                ClientSession(read, write) as session,
+            ):
+                await session.initialize()
+                yield session
+        case Remote():
+            async with (
+                _client(place.allowed, place.headers) as client,
+                streamable_http_client(place.url, http_client=client) as (read, write, _),
+                ClientSession(read, write) as session,
+            ):
+                await session.initialize()
+                yield session
 
 
-async def list_tools(url: str, headers: dict[str, str]) -> list[Tool]:
+def _client(
+    allowed: Allowed,
+    headers: Mapping[str, str] | None = None,
+    timeout: httpx.Timeout | None = None,  # noqa: ARG001 - of the library that calls it
+    auth: httpx.Auth | None = None,
+) -> httpx.AsyncClient:
+    return guarded_client(allowed, headers=headers, timeout=_PATIENCE, auth=auth)
+
+
+async def list_tools(place: Place) -> list[Tool]:
     """All tools of the server."""
     tools: list[Tool] = []
-    async with _session(url, headers) as session:
+    async with _session(place) as session:
         cursor: str | None = None
         for _ in range(MOST_PAGES):
             page = await session.list_tools(cursor=cursor)
@@ -101,10 +101,9 @@ async def list_tools(url: str, headers: dict[str, str]) -> list[Tool]:
     return tools
 
 
-async def call_tool(
-    url: str, headers: dict[str, str], name: str, arguments: dict[str, object]
-) -> CallToolResult:
-    async with _session(url, headers) as session:
+async def call_tool(place: Place, name: str, arguments: dict[str, object]) -> CallToolResult:
+    """What the tool answers."""
+    async with _session(place) as session:
         return await session.call_tool(name, arguments)
 
 

@@ -207,6 +207,48 @@ class McpCallFailed(_Event, frozen=True, tag="response.mcp_call.failed"):
     output_index: int
 
 
+class CodeInProgress(_Event, frozen=True, tag="response.code_interpreter_call.in_progress"):
+    item_id: str
+    output_index: int
+
+
+class CodeDelta(_Event, frozen=True, tag="response.code_interpreter_call_code.delta"):
+    item_id: str
+    output_index: int
+    delta: str
+
+
+class CodeDone(_Event, frozen=True, tag="response.code_interpreter_call_code.done"):
+    item_id: str
+    output_index: int
+    code: str
+
+
+class CodeInterpreting(_Event, frozen=True, tag="response.code_interpreter_call.interpreting"):
+    item_id: str
+    output_index: int
+
+
+class CodeCompleted(_Event, frozen=True, tag="response.code_interpreter_call.completed"):
+    item_id: str
+    output_index: int
+
+
+class SearchInProgress(_Event, frozen=True, tag="response.web_search_call.in_progress"):
+    item_id: str
+    output_index: int
+
+
+class SearchSearching(_Event, frozen=True, tag="response.web_search_call.searching"):
+    item_id: str
+    output_index: int
+
+
+class SearchCompleted(_Event, frozen=True, tag="response.web_search_call.completed"):
+    item_id: str
+    output_index: int
+
+
 class CompactionCompacting(_Event, frozen=True, tag="response.compaction.compacting"):
     item_id: str
     output_index: int
@@ -237,6 +279,14 @@ WholeEvent = (
     | McpCallArgumentsDone
     | McpCallCompleted
     | McpCallFailed
+    | CodeInProgress
+    | CodeDelta
+    | CodeDone
+    | CodeInterpreting
+    | CodeCompleted
+    | SearchInProgress
+    | SearchSearching
+    | SearchCompleted
 )
 
 StreamEvent = (

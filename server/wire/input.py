@@ -6,15 +6,23 @@ refused with its path. Pure.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec import UNSET
 
 from server.wire.decode import convert
 from server.wire.errors import DecodeFailure
-from server.wire.items import (
+from server.wire.hosted_items import (
     CallStatus,
+    ListedTool,
+    McpApprovalRequest,
+    McpApprovalResponse,
+    McpCall,
+    McpError,
+    McpListTools,
+)
+from server.wire.items import (
     Compaction,
     ContentPart,
     CustomToolCall,
@@ -24,8 +32,6 @@ from server.wire.items import (
     InputText,
     Item,
     ItemStatus,
-    McpCall,
-    McpError,
     Message,
     OtherItem,
     OutputText,
@@ -34,10 +40,14 @@ from server.wire.items import (
     Role,
     SummaryText,
     Text,
+    decode_item,
+    encode_item,
 )
 from server.wire.parts import MAX_NESTING, Reader, is_deeper, read_part, shown
 from server.wire.schema import GivenPart, GivenTool
 from server.wire.tools import Tool, read_tools
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,13 +106,35 @@ class _Output(msgspec.Struct, kw_only=True):
     status: ItemStatus | None = None
 
 
+class _McpListTools(msgspec.Struct, kw_only=True):
+    id: str | None = None
+    server_label: str
+    tools: list[ListedTool] = []
+    error: str | None = None
+
+
+class _McpApprovalRequest(msgspec.Struct, kw_only=True):
+    id: str
+    server_label: str
+    name: str
+    arguments: Text
+
+
+class _McpApprovalResponse(msgspec.Struct, kw_only=True):
+    id: str | None = None
+    approval_request_id: str
+    approve: bool
+    reason: str | None = None
+
+
 class _McpCall(msgspec.Struct, kw_only=True):
+    id: str | None = None
     server_label: str
     name: str
     arguments: Text
     status: CallStatus | None = None
     output: Text | None = None
-    error: McpError | None = None
+    error: McpError | str | None = None
     approval_request_id: str | None = None
 
 
@@ -215,11 +247,9 @@ def _read_compaction(element: dict[str, Any], path: str) -> Item:
 
 
 def _read_mcp_call(element: dict[str, Any], path: str) -> Item:
-    if is_deeper(element, MAX_NESTING):
-        raise DecodeFailure("The item is nested too deeply.", path, "unsupported_value")
-    given: _McpCall = convert(element, _McpCall, path)
+    given = _shallow(element, _McpCall, path)
     return McpCall(
-        "",
+        given.id or "",
         given.status or "completed",
         given.server_label,
         given.name,
@@ -228,6 +258,39 @@ def _read_mcp_call(element: dict[str, Any], path: str) -> Item:
         given.error,
         given.approval_request_id,
     )
+
+
+def _read_list(element: dict[str, Any], path: str) -> Item:
+    given = _shallow(element, _McpListTools, path)
+    return McpListTools(given.id or "", given.server_label, given.tools, given.error)
+
+
+def _read_approval_request(element: dict[str, Any], path: str) -> Item:
+    """Its id stays until it has one of its own here: the answer refers to it."""
+    given = _shallow(element, _McpApprovalRequest, path)
+    return McpApprovalRequest(given.id, given.server_label, given.name, given.arguments)
+
+
+def _read_approval_response(element: dict[str, Any], path: str) -> Item:
+    given = _shallow(element, _McpApprovalResponse, path)
+    return McpApprovalResponse(given.id or "", given.approval_request_id, given.approve, given.reason)
+
+
+def _read_kept(element: dict[str, Any], path: str) -> Item:
+    """A call that only its stored form is read of: what is not ours means nothing, and is kept."""
+    if is_deeper(element, MAX_NESTING):
+        raise DecodeFailure("The item is nested too deeply.", path, "unsupported_value")
+    said = element.get("status")
+    status: Any = said if said in ("incomplete", "failed") else "completed"
+    return decode_item(encode_item(OtherItem("", status, element)))
+
+
+def _shallow(element: dict[str, Any], kind: type[T], path: str) -> T:
+    """The element as such a struct, of which no part is nested too deeply."""
+    if is_deeper(element, MAX_NESTING):
+        raise DecodeFailure("The item is nested too deeply.", path, "unsupported_value")
+    given: T = convert(element, kind, path)
+    return given
 
 
 def _read_reference(element: dict[str, Any], path: str) -> ItemReference:
@@ -248,6 +311,8 @@ def _ignore(_element: dict[str, Any], _path: str) -> None:
     """Says something to OpenAI's servers alone."""
 
 
+READ_AS_STORED = frozenset({"code_interpreter_call", "web_search_call"})
+"""Items of ours, as far as they are as ours are; others of these types are kept as they came."""
 ITEMS: dict[str, Reader] = {
     "message": Reader(_Message, _read_message),
     "reasoning": Reader(_Reasoning, _read_reasoning),
@@ -256,8 +321,12 @@ ITEMS: dict[str, Reader] = {
     "custom_tool_call": Reader(_CustomCall, _read_custom_call),
     "custom_tool_call_output": Reader(_Output, _read_output(CustomToolCallOutput)),
     "compaction": Reader(_Compaction, _read_compaction),
+    "mcp_list_tools": Reader(_McpListTools, _read_list),
     "mcp_call": Reader(_McpCall, _read_mcp_call),
     "compaction_trigger": Reader(_Nothing, _read_trigger),
+    **dict.fromkeys(READ_AS_STORED, Reader(_Nothing, _read_kept)),
+    "mcp_approval_request": Reader(_McpApprovalRequest, _read_approval_request),
+    "mcp_approval_response": Reader(_McpApprovalResponse, _read_approval_response),
     "item_reference": Reader(_Reference, _read_reference),
     "additional_tools": Reader(_Tools, _read_additional_tools),
     "configuration_update": Reader(_Nothing, _ignore),
@@ -268,23 +337,18 @@ WITHOUT_MEANING = frozenset(
     {
         "apply_patch_call",
         "apply_patch_call_output",
-        "code_interpreter_call",
         "computer_call",
         "computer_call_output",
         "file_search_call",
         "image_generation_call",
         "local_shell_call",
         "local_shell_call_output",
-        "mcp_approval_request",
-        "mcp_approval_response",
-        "mcp_list_tools",
         "program",
         "program_output",
         "shell_call",
         "shell_call_output",
         "tool_search_call",
         "tool_search_output",
-        "web_search_call",
     }
 )
 """Items of tools that OpenAI's servers carry out: kept in the history, not put before the model."""

@@ -1,17 +1,17 @@
 """Items, which conversations are made of: OpenAI's fields, absent rather than null where clients differ."""
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from contextlib import suppress
+from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from server.wire.files import file_text
+from server.wire.hosted_items import HOSTED, HostedItem
 
 Role = Literal["user", "assistant", "system", "developer"]
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
-CallStatus = Literal["in_progress", "completed", "incomplete", "calling", "failed"]
-"""Of a call that the server makes itself."""
 MAX_TEXT = 10_485_760
 """Characters in one text, the Open Responses specification's limit."""
 
@@ -142,51 +142,6 @@ class Compaction(msgspec.Struct, frozen=True, tag_field="type", tag="compaction"
     encrypted_content: str
 
 
-class ListedTool(msgspec.Struct, frozen=True):
-    """A tool as an MCP server describes it."""
-
-    name: str
-    description: str | None = None
-    input_schema: dict[str, Any] = {}
-    annotations: dict[str, Any] | None = None
-
-
-class McpListTools(msgspec.Struct, frozen=True, tag_field="type", tag="mcp_list_tools"):
-    """The tools that an MCP server offered, or why it offered none."""
-
-    id: str
-    server_label: str
-    tools: list[ListedTool] = []
-    error: str | None = None
-
-    @property
-    def status(self) -> ItemStatus:
-        """Its row's; OpenAI's item has none."""
-        return "completed"
-
-
-class McpError(msgspec.Struct, frozen=True):
-    """Why a call gave nothing: what the tool said, or what kept the server from being asked."""
-
-    type: Literal["mcp_tool_execution_error", "mcp_protocol_error"]
-    content: list[dict[str, Any]] | UnsetType = UNSET
-    code: int | UnsetType = UNSET
-    message: str | UnsetType = UNSET
-
-
-class McpCall(msgspec.Struct, frozen=True, tag_field="type", tag="mcp_call"):
-    """A call of an MCP server's tool that this server makes, and what came of it."""
-
-    id: str
-    status: CallStatus
-    server_label: str
-    name: str
-    arguments: str
-    output: str | None = None
-    error: McpError | None = None
-    approval_request_id: str | None = None
-
-
 class OtherItem(msgspec.Struct, frozen=True, tag_field="type", tag="holdfast:other"):
     """An item of a type that has no meaning here, kept for the client that gave it."""
 
@@ -204,23 +159,12 @@ Item = (
     | CustomToolCall
     | CustomToolCallOutput
     | Compaction
-    | McpListTools
-    | McpCall
+    | HostedItem
     | OtherItem
 )
 
 _TYPED: dict[str, type[Item]] = {
-    str(kind.__struct_config__.tag): kind
-    for kind in (
-        Message,
-        Reasoning,
-        FunctionCall,
-        FunctionCallOutput,
-        CustomToolCall,
-        CustomToolCallOutput,
-        Compaction,
-        McpCall,
-    )
+    str(kind.__struct_config__.tag): kind for kind in get_args(Item) if kind is not OtherItem
 }
 
 PREFIXES: dict[type[Item], str] = {
@@ -231,8 +175,7 @@ PREFIXES: dict[type[Item], str] = {
     CustomToolCall: "ctc",
     CustomToolCallOutput: "ctco",
     Compaction: "cmp",
-    McpListTools: "mcpl",
-    McpCall: "mcp",
+    **HOSTED,
     OtherItem: "item",
 }
 """What the ids of items begin with."""
@@ -278,7 +221,9 @@ def decode_item(payload: str | bytes) -> Item:
     """An item from what `encode_item` made of it."""
     kind = _TYPED.get(msgspec.json.decode(payload, type=_Typed).type)
     if kind is not None:
-        item: Item = msgspec.json.decode(payload, type=kind)
-        return item
+        # A client may have given one of the server's own kind that is not as ours are.
+        with suppress(*((msgspec.ValidationError,) if kind in HOSTED else ())):
+            item: Item = msgspec.json.decode(payload, type=kind)
+            return item
     given: dict[str, Any] = msgspec.json.decode(payload)
     return OtherItem(given["id"], given.get("status", "completed"), given)

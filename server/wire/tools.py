@@ -12,7 +12,7 @@ from msgspec import Meta
 
 from server.wire.decode import convert
 from server.wire.errors import DecodeFailure
-from server.wire.items import ListedTool
+from server.wire.hosted_items import ListedTool
 
 log = logging.getLogger("holdfast.wire")
 
@@ -54,9 +54,20 @@ class ToolFilter(msgspec.Struct, frozen=True):
     tool_names: Annotated[list[str], Meta(max_length=MAX_TOOLS)] | None = None
     read_only: bool | None = None
 
+    def has(self, tool: ListedTool) -> bool:
+        named = self.tool_names is None or tool.name in self.tool_names
+        return named and (not self.read_only or tool.only_reads)
+
+
+class ApprovalFilter(msgspec.Struct, frozen=True):
+    """Which tools may be called only when somebody allows it, and which without asking."""
+
+    always: ToolFilter | None = None
+    never: ToolFilter | None = None
+
 
 class McpTool(msgspec.Struct, frozen=True, tag_field="type", tag="mcp"):
-    """All tools of an MCP server that the operator has registered under this label."""
+    """The tools of an MCP server: of one that the operator has registered under this label, or of a URL's."""
 
     server_label: Name
     server_url: str | None = None
@@ -64,12 +75,16 @@ class McpTool(msgspec.Struct, frozen=True, tag_field="type", tag="mcp"):
     tunnel_id: str | None = None
     server_description: str | None = None
     allowed_tools: Annotated[list[str], Meta(max_length=MAX_TOOLS)] | ToolFilter | None = None
-    require_approval: Literal["always", "never"] | dict[str, Any] | None = None
+    require_approval: Literal["always", "never"] | ApprovalFilter | None = None
     authorization: str | None = None
     headers: dict[str, str] | None = None
     listed: list[ListedTool] = []
-    """What the server offered when the request was accepted; never a caller's word."""
+    """What the server offers, as it said when it was asked; never a caller's word."""
     listing_error: str | None = None
+    stands_for: dict[str, Any] | None = None
+    """The tool of OpenAI's that the request declares, and that this server serves."""
+    listed_before: bool = False
+    """It said so earlier in the conversation."""
 
     @property
     def name(self) -> str:
@@ -79,16 +94,19 @@ class McpTool(msgspec.Struct, frozen=True, tag_field="type", tag="mcp"):
     def offered(self) -> list[ListedTool]:
         """Those of the listed tools that the request allows."""
         allowed = self.allowed_tools
-        if isinstance(allowed, ToolFilter):
-            kept = [tool for tool in self.listed if not allowed.read_only or _only_reads(tool)]
-            names = allowed.tool_names
-        else:
-            kept, names = self.listed, allowed
-        return kept if names is None else [tool for tool in kept if tool.name in names]
+        wanted = ToolFilter(tool_names=allowed) if isinstance(allowed, list) else allowed
+        return [tool for tool in self.listed if wanted is None or wanted.has(tool)]
 
-
-def _only_reads(tool: ListedTool) -> bool:
-    return bool((tool.annotations or {}).get("readOnlyHint"))
+    def needs_approval(self, tool: ListedTool) -> bool:
+        """OpenAI's default is that every call does. Of two filters that both have it, `always` holds."""
+        match self.require_approval:
+            case "never":
+                return False
+            case ApprovalFilter(always, never):
+                if always is not None and always.has(tool):
+                    return True
+                return not (never.has(tool) if never is not None else always is not None)
+        return True
 
 
 Tool = FunctionTool | CustomTool | NamespaceTool | McpTool
@@ -186,6 +204,9 @@ def _names(named: _Named, tools: list[Tool]) -> tuple[str, ...]:
             return (f"{named.server_label}__{named.name}",)
         servers = [tool for tool in tools if isinstance(tool, McpTool) and tool.name == named.server_label]
         return tuple(sorted(names_of(list(servers)))) or (named.server_label,)
+    standing = [tool for tool in tools if isinstance(tool, McpTool) and tool.stands_for is not None]
+    if served := [tool for tool in standing if (tool.stands_for or {}).get("type") == named.type]:
+        return tuple(sorted(names_of(list(served))))
     if named.type not in ("function", "custom") or named.name is None:
         raise DecodeFailure(
             f"Tools of type {named.type[:50]!r} are not available here, so they cannot be chosen.",
@@ -209,17 +230,38 @@ def _of_these(names: tuple[str, ...] | None, tools: list[Tool]) -> ToolChoice:
     return ToolChoice("required", names)
 
 
-_INTERNAL = frozenset({"listed", "listing_error"})
+INTERNAL = frozenset({"listed", "listing_error", "listed_before", "stands_for"})
+"""Fields that are ours alone, in no request and in no answer."""
 
 
 def echo(tool: Tool) -> dict[str, Any]:
     """A tool as the response repeats it: every field is there, as strict readers want."""
     if isinstance(tool, McpTool):
-        kept = msgspec.structs.replace(tool, headers=None, authorization=None)
-        return {name: value for name, value in msgspec.to_builtins(kept).items() if name not in _INTERNAL}
+        if tool.stands_for is not None:
+            return tool.stands_for
+        kept = msgspec.structs.replace(
+            tool, headers=None, authorization=None, server_url=_shown(tool.server_url)
+        )
+        return {name: value for name, value in msgspec.to_builtins(kept).items() if name not in INTERNAL}
     told: dict[str, Any] = msgspec.to_builtins(tool)
     if isinstance(tool, FunctionTool):
         told["strict"] = bool(tool.strict)
     if isinstance(tool, CustomTool) and tool.format is None:
         told["format"] = {"type": "text"}
     return told
+
+
+def as_given(tool: Tool) -> dict[str, Any]:
+    """A tool as a request declares it."""
+    if not isinstance(tool, McpTool):
+        return echo(tool)
+    return {name: value for name, value in msgspec.to_builtins(tool).items() if name not in INTERNAL}
+
+
+def _shown(url: str | None) -> str | None:
+    """A server's URL without what may be secret in it, as OpenAI repeats it."""
+    if url is None:
+        return None
+    scheme, _, rest = url.partition("://")
+    host, slash, path = rest.partition("/")
+    return f"{scheme}://{host.partition('?')[0]}{slash}{'<redacted>' if path else ''}"

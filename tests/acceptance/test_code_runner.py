@@ -1,6 +1,7 @@
 """The code runner as it is started and asked: a process of its own, over MCP."""
 
 import asyncio
+import json
 import signal
 import subprocess
 import sys
@@ -17,9 +18,12 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp.types import CallToolResult, TextContent, Tool
 
 from runner import processes
+from tests.acceptance.sdk_types import check_event
+from tests.fix_server import StartServer
 from tests.support.eventually import eventually
 from tests.support.sandboxes import need_sandboxes
-from tests.support.server_process import REPOSITORY, free_port
+from tests.support.server_process import MODEL, REPOSITORY, free_port
+from tests.support.sse import create, replay
 
 T = TypeVar("T")
 OPTIONS = ["--seconds", "2", "--memory-mb", "192", "--processes", "32", "--sessions", "4"]
@@ -104,6 +108,11 @@ def test_a_sandbox_that_ended_is_told_to_the_model(runner: Runner) -> None:
     assert told == "so far\n[The interpreter ended. Its variables and files are gone.]"
 
 
+def tool_call(name: str, **arguments: object) -> str:
+    """As the demo model writes it."""
+    return f'<tool_call>\n{{"name": "{name}", "arguments": {json.dumps(arguments)}}}\n</tool_call>'
+
+
 ATTACKS = {
     "fork bomb": """
 import os
@@ -160,6 +169,57 @@ def test_no_attack_takes_the_runner_or_another_session_along() -> None:
             assert runner.says("kept", "bystander") == "1\n"
         assert runner.says("kept", "bystander") == "1\n"
         assert runner.says("6 * 7", "newcomer") == "42\n"
+
+
+def test_response_that_uses_mcp_and_code_is_finished_though_its_server_is_killed_during_a_call(
+    runner: Runner, start_server: StartServer
+) -> None:
+    answers = [
+        ("Thank you", "Welcome."),
+        ("It is not known", "I cannot tell."),
+        ("It is 42", tool_call("python__python", code="import subprocess; subprocess.run(['sleep', '1.5'])")),
+        ("Kept.", tool_call("python__python", code="print('It is', x * 7)")),
+        ("Compute", tool_call("notes__python", code="x = 6; print('Kept.')")),
+    ]
+    url = f"http://127.0.0.1:{runner.port}/mcp"
+    server = start_server(scripted_answers=json.dumps(answers), tool_server=f"notes={url},python={url}")
+    tools = [
+        {"type": "mcp", "server_label": "notes", "require_approval": "never"},
+        {"type": "code_interpreter", "container": {"type": "auto"}},
+    ]
+    body = {"model": MODEL, "input": "Compute it.", "tools": tools, "background": True}
+    seen = []
+    with create(server.url, body) as stream:
+        for frame in stream:
+            seen.append(frame)
+            if [one.event for one in seen].count("response.code_interpreter_call.interpreting") == 2:
+                break
+        eventually(lambda: "sleep" in names(processes.family(runner.process.pid)))
+        server.restart()
+    with replay(server.url, seen[0].json["response"]["id"]) as stream:
+        frames = list(stream)
+    assert [frame.raw for frame in frames[: len(seen)]] == [frame.raw for frame in seen]
+    for frame in frames:
+        check_event(frame.data)
+    assert [frame.number for frame in frames] == list(range(len(frames)))
+    told = frames[-1].json["response"]
+    assert told["status"] == "completed"
+    listed, note, code, killed, message = told["output"]
+    assert (listed["type"], note["type"], note["output"]) == ("mcp_list_tools", "mcp_call", "Kept.\n")
+    assert (code["type"], code["code"]) == ("code_interpreter_call", "print('It is', x * 7)")
+    assert code["outputs"] == [{"type": "logs", "logs": "It is 42\n"}]
+    assert (killed["type"], killed["status"]) == ("code_interpreter_call", "failed")
+    assert "It is not known" in killed["outputs"][0]["logs"]
+    assert message["content"][0]["text"] == "I cannot tell."
+    later = {"model": MODEL, "input": "Thank you", "previous_response_id": told["id"]}
+    told = httpx.post(f"{server.api}/responses", json=later, timeout=60).json()
+    assert told["output"][0]["content"][0]["text"] == "Welcome."
+
+
+def names(pids: list[int]) -> list[str]:
+    """What those processes run that are still there."""
+    found = [Path(f"/proc/{pid}/comm") for pid in pids]
+    return [file.read_text().strip() for file in found if file.exists()]
 
 
 def test_a_fifth_session_takes_the_place_of_the_one_that_was_unused_for_longest(runner: Runner) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psycopg
 import pytest
 
 from tests.acceptance.sdk_types import check_event, check_response
@@ -55,7 +56,7 @@ def mcp(shared_mcp: Mcp) -> Iterator[Mcp]:
     """The MCP server, that was called by nobody and does as it should."""
     yield shared_mcp
     for left in shared_mcp.folder.iterdir():
-        left.unlink()
+        left.unlink(missing_ok=True)
 
 
 @pytest.fixture(scope="module")
@@ -72,10 +73,13 @@ def server(module_database: str, shared_mcp: Mcp, by_events: Mcp) -> Iterator[Se
         "city": shared_mcp.url,
         "events": f"http://127.0.0.1:{by_events.port}/sse",
         "gone": f"http://127.0.0.1:{free_port()}/mcp",
+        "process": f"stdio:{sys.executable} -m tests.support.mcp_server 0 {by_events.folder} stdio",
     }
     settings = {
-        "mcp_servers": ",".join(f"{label}={url}" for label, url in known.items()),
+        "tool_server": ",".join(f"{label}={url}" for label, url in known.items()),
+        "mcp_hosts": f"http://127.0.0.1:{shared_mcp.port}",
         "mcp_seconds": 5,
+        "lease_seconds": 2,
         "torch_threads": 2,
     }
     process = ServerProcess(module_database, settings=settings)
@@ -218,8 +222,96 @@ def test_no_more_calls_are_made_than_the_request_allows(server: ServerProcess, m
     assert len(mcp.calls) == 1
 
 
-def test_server_that_speaks_by_server_sent_events_is_called_too(server: ServerProcess) -> None:
-    assert call_of(post(server, ask(label="events")))["output"] == "It is sunny."
+@pytest.mark.parametrize("label", ["events", "process"])
+def test_server_that_speaks_in_another_way_is_called_too(server: ServerProcess, label: str) -> None:
+    assert call_of(post(server, ask(label=label)))["output"] == "It is sunny."
+
+
+def by_url(mcp: Mcp, query: str = "", **more: Any) -> dict[str, Any]:
+    tool = {**ask()["tools"][0], "server_url": mcp.url + query, "server_label": "mine"}
+    return ask() | {"tools": [tool | more]}
+
+
+def test_server_is_called_by_a_url_that_the_operator_allows_and_no_secret_of_it_is_told_or_kept(
+    server: ServerProcess, mcp: Mcp, module_database: str
+) -> None:
+    told = post(server, by_url(mcp, "?key=canary", headers={"X-Key": "canary"}, authorization="canary"))
+    assert call_of(told)["output"] == "It is sunny."
+    assert told["tools"][0]["server_url"] == f"http://127.0.0.1:{mcp.port}/<redacted>"
+    with psycopg.connect(module_database) as connection:
+        for table in ("responses", "items", "response_streams", "response_events_hot"):
+            rows = connection.execute(f"select t::text from {table} t").fetchall()  # noqa: S608
+            assert not [row for (row,) in rows if "canary" in row]
+    assert "canary" not in server.said()
+
+
+def test_call_that_must_be_allowed_waits_and_is_made_before_the_model_goes_on(
+    server: ServerProcess, mcp: Mcp
+) -> None:
+    tool = {"type": "mcp", "server_label": "city", "allowed_tools": ["get_weather"]}
+    first = post(server, ask(tools=[tool]))
+    assert (kinds(first), first["status"]) == (["mcp_list_tools", "mcp_approval_request"], "completed")
+    assert mcp.calls == []
+    asked = first["output"][-1]
+    answer = {"type": "mcp_approval_response", "approval_request_id": asked["id"], "approve": True}
+    later = {**ask(tools=[tool]), "previous_response_id": first["id"], "input": [answer]}
+    with create(server.url, later) as stream:
+        told = [frame.json for frame in stream]
+    final = told[-1]["response"]
+    assert kinds(final) == ["mcp_call", "message"]
+    assert call_of(final)["approval_request_id"] == asked["id"]
+    assert call_of(final)["arguments"] == asked["arguments"]
+    assert (call_of(final)["output"], mcp.calls) == ("It is sunny.", ["get_weather Paris"])
+    assert [event["type"] for event in told[2:7]] == [
+        "response.output_item.added",
+        "response.mcp_call.in_progress",
+        "response.mcp_call_arguments.delta",
+        "response.mcp_call_arguments.done",
+        "response.mcp_call.completed",
+    ]
+    own = post(server, {**ask(tools=[tool]), "store": False, "input": [*first["output"], answer]})
+    assert bare(own)[1:] == [*bare(final)[1:]]
+    denied = post(server, later | {"input": [answer | {"approve": False}], "tool_choice": "auto"})
+    assert "mcp_call" not in kinds(denied)
+    assert len(mcp.calls) == 2
+
+
+def test_allowed_call_is_made_on_the_uncompacted_context_and_the_next_response_compacts_it(
+    server: ServerProcess, mcp: Mcp
+) -> None:
+    tool = {"type": "mcp", "server_label": "city", "allowed_tools": ["get_weather"]}
+    said = {"role": "assistant", "content": "So it is, and so it was. " * 160}
+    long = [{"role": "user", "content": "Hi"}, said, {"role": "user", "content": WEATHER}]
+    low = {"context_management": [{"type": "compaction", "compact_threshold": 1000}]}
+    first = post(server, ask(tools=[tool], input=long))
+    asked = first["output"][-1]
+    answer = {"type": "mcp_approval_response", "approval_request_id": asked["id"], "approve": True}
+    later = {**ask(tools=[tool], previous_response_id=first["id"]), "input": [answer], **low}
+    triggered = {**later, "input": [answer, {"type": "compaction_trigger"}]}
+    refused = httpx.post(f"{server.api}/responses", json=triggered, timeout=60)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "input")
+    told = post(server, later)
+    assert (kinds(told), mcp.calls[1:]) == (["mcp_call", "message"], [])
+    thanks = {"model": MODEL, "input": "Thank you", "previous_response_id": told["id"], "temperature": 0}
+    assert kinds(post(server, thanks | low)) == ["compaction", "message"]
+
+
+@pytest.mark.faults
+def test_call_that_was_perhaps_made_is_not_made_again_unless_its_tool_says_that_it_may(
+    server: ServerProcess, mcp: Mcp
+) -> None:
+    mcp.does("wait")
+    asked = httpx.post(f"{server.api}/responses", json=ask(background=True), timeout=60).json()
+    eventually(lambda: len(mcp.calls) == 1, within=60)
+    server.kill()
+    (mcp.folder / "wait").unlink()
+    server.start()
+    address = f"{server.api}/responses/{asked['id']}"
+    eventually(lambda: httpx.get(address).json()["status"] == "completed", within=60)
+    told = httpx.get(address).json()
+    first = next(item for item in told["output"] if item["type"] == "mcp_call")
+    assert "It is not known" in first["error"]["message"]
+    assert kinds(told)[-1] == "message"
 
 
 @pytest.mark.parametrize(
@@ -227,7 +319,7 @@ def test_server_that_speaks_by_server_sent_events_is_called_too(server: ServerPr
     [
         ({"server_label": "unknown"}, "tools[0].server_label"),
         ({"server_url": "http://169.254.169.254/"}, "tools[0].server_url"),
-        ({"require_approval": "always"}, "tools[0].require_approval"),
+        ({"headers": {"Host": "elsewhere"}}, "tools[0].headers"),
     ],
 )
 def test_what_an_operator_has_not_allowed_is_refused_by_its_name(
@@ -256,6 +348,7 @@ def test_background_response_killed_during_its_call_is_finished_after_a_restart(
     assert bare(post(server, ask(TIME))) == bare(told)
 
 
+@pytest.mark.faults
 def test_server_that_is_asked_to_end_during_a_call_hands_the_response_over(
     server: ServerProcess, mcp: Mcp
 ) -> None:

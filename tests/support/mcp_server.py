@@ -1,6 +1,7 @@
 """A real MCP server for tests, run as `python -m tests.support.mcp_server PORT FOLDER [TRANSPORT]`.
 
-Its tools leave a line in FOLDER/calls for each call. `wait` answers once FOLDER/go is there.
+Its tools leave a line in FOLDER/calls for each call. `get_time` answers once FOLDER/go
+is there, `get_weather` unless FOLDER/wait is.
 """
 
 import asyncio
@@ -8,6 +9,7 @@ import sys
 from pathlib import Path
 
 from mcp.server.fastmcp import FastMCP
+from mcp.types import ToolAnnotations
 
 
 def main(port: int, folder: Path, transport: str) -> None:
@@ -18,16 +20,18 @@ def main(port: int, folder: Path, transport: str) -> None:
             calls.write(line + "\n")
 
     @server.tool()
-    def get_weather(city: str) -> str:
+    async def get_weather(city: str) -> str:
         """Weather of a city"""
         note(f"get_weather {city}")
+        while (folder / "wait").exists():  # noqa: ASYNC110 - who removes it is another process
+            await asyncio.sleep(0.02)
         if (folder / "broken").exists():
             raise ValueError("The sky has fallen.")
         if (folder / "huge").exists():
             return "x" * 300_000
         return "It is sunny."
 
-    @server.tool()
+    @server.tool(annotations=ToolAnnotations(readOnlyHint=True))
     async def get_time(city: str) -> str:
         """Time of a city"""
         note(f"get_time {city}")

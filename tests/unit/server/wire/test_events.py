@@ -33,6 +33,7 @@ def make_whole(kind: type[Any], text: str = "a") -> Event:
         "part": OutputText(text),
         "text": text,
         "delta": text,
+        "code": text,
         "arguments": text,
         "input": text,
         "side": "output",

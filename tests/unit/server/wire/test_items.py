@@ -161,9 +161,9 @@ def test_calls_and_their_outputs_are_read_whatever_ids_they_bring() -> None:
 
 
 def test_items_without_a_meaning_here_are_kept_as_they_were_given() -> None:
-    given = {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {"query": "a"}}
+    given = {"type": "file_search_call", "id": "fs_1", "status": "completed", "queries": ["a"]}
     (item,) = read(given)
-    assert item_type(item) == "web_search_call"
+    assert item_type(item) == "file_search_call"
     kept = decode_item(encode_item(item))
     assert msgspec.json.decode(encode_item(kept)) == {**given, "id": f"item_{RESPONSE.hex}i0"}
 

@@ -1,0 +1,101 @@
+"""A call that the server makes, in the forms in which OpenAI tells of one: MCP, code, web search. Pure."""
+
+import json
+import re
+from typing import Any, Literal
+from uuid import UUID
+
+import msgspec
+
+from server.runs.hosted import Form, Outcome, told
+from server.wire import events as wire
+from server.wire.hosted_items import CodeInterpreterCall, McpCall, ServedCall, WebSearchCall
+
+Ended = Literal["completed", "failed", "incomplete"]
+KINDS: dict[Form, type[ServedCall]] = {"mcp": McpCall, "code": CodeInterpreterCall, "search": WebSearchCall}
+BEGUN: dict[Form, type[wire.McpCallInProgress | wire.CodeInProgress | wire.SearchInProgress]] = {
+    "mcp": wire.McpCallInProgress,
+    "code": wire.CodeInProgress,
+    "search": wire.SearchInProgress,
+}
+MOST_SOURCES = 50
+_URL = re.compile(r"https?://[^\s<>\"')\]\u3011]+")
+
+
+def begun(form: Form, item_id: str, response: UUID, call: McpCall) -> ServedCall:
+    """The item as it is added."""
+    match form:
+        case "mcp":
+            return msgspec.structs.replace(call, id=item_id)
+        case "code":
+            return CodeInterpreterCall(item_id, "in_progress", "", f"cntr_{response.hex}")
+        case "search":
+            return WebSearchCall(item_id, "in_progress", {"type": "search", "query": ""})
+
+
+def given(item: ServedCall, call: McpCall) -> ServedCall:
+    """The item with what the call is given."""
+    match item:
+        case McpCall():
+            return msgspec.structs.replace(item, arguments=call.arguments)
+        case CodeInterpreterCall():
+            return msgspec.structs.replace(item, code=code_of(call.arguments))
+        case WebSearchCall():
+            return msgspec.structs.replace(item, action=_action(call.name, _object(call.arguments)))
+
+
+def done(item: ServedCall, status: Ended, outcome: Outcome, *, tells_sources: bool) -> ServedCall:
+    """The item as the call has left it. What a call gave is always told: the conversation goes on from it."""
+    gave = outcome.output is not None or outcome.error is not None
+    match item:
+        case McpCall():
+            return msgspec.structs.replace(item, status=status, output=outcome.output, error=outcome.error)
+        case CodeInterpreterCall():
+            outputs = [{"type": "logs", "logs": told(outcome)}] if gave else None
+            return msgspec.structs.replace(item, status=status, outputs=outputs)
+        case WebSearchCall():
+            text = told(outcome)
+            action = item.action
+            if tells_sources and action["type"] == "search":
+                urls = list(dict.fromkeys(_URL.findall(text)))[:MOST_SOURCES]
+                action = {**action, "sources": [{"type": "url", "url": url} for url in urls]}
+            results = text if gave else msgspec.UNSET
+            return msgspec.structs.replace(item, status=status, action=action, results=results)
+
+
+def ended(
+    form: Form, *, failed: bool
+) -> type[wire.McpCallCompleted | wire.McpCallFailed | wire.CodeCompleted | wire.SearchCompleted]:
+    """The event of a call's end. OpenAI has one for failures of MCP's calls alone."""
+    match form:
+        case "mcp":
+            return wire.McpCallFailed if failed else wire.McpCallCompleted
+        case "code":
+            return wire.CodeCompleted
+        case "search":
+            return wire.SearchCompleted
+
+
+def code_of(arguments: str) -> str:
+    """The code in a call's arguments, which is all of them where they are no JSON object with code in it."""
+    found = _object(arguments).get("code")
+    return found if isinstance(found, str) else arguments
+
+
+def _object(arguments: str) -> dict[str, Any]:
+    try:
+        found = json.loads(arguments)
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _action(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    match name:
+        case "open":
+            return {"type": "open_page", "url": str(arguments.get("id", ""))}
+        case "find":
+            pattern = str(arguments.get("pattern", ""))
+            return {"type": "find_in_page", "pattern": pattern, "url": str(arguments.get("cursor", ""))}
+    query = str(arguments.get("query", ""))
+    return {"type": "search", "query": query, "queries": [query]}

@@ -1,0 +1,127 @@
+"""MCP servers that wish us ill: whatever they send ends as an error, soon, and leads nowhere."""
+
+import itertools
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from server.runs.hosted import Access
+from server.tools.address import Allowed, Refused, read_allowed
+from server.tools.mcp import McpServers, usable
+from server.wire.hosted_items import ListedTool
+from tests.integration.tools.test_fetch import Answer, Sentinel
+
+SECONDS = 0.5
+
+
+@pytest.fixture
+def hostile() -> Iterator[Sentinel]:
+    server = Sentinel()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def inside() -> Iterator[Sentinel]:
+    """What nobody outside may reach."""
+    server = Sentinel()
+    yield server
+    server.close()
+
+
+def answering(head: str, body: Iterator[bytes]) -> Answer:
+    return lambda _request: itertools.chain([head.encode().replace(b"\n", b"\r\n") + b"\r\n\r\n"], body)
+
+
+def drip() -> Iterator[bytes]:
+    while True:
+        time.sleep(0.05)
+        yield b" "
+
+
+def much() -> Iterator[bytes]:
+    return itertools.repeat(b"x" * 65536, 1024)
+
+
+JSON = "HTTP/1.1 200 OK\ncontent-type: application/json"
+EVENTS = "HTTP/1.1 200 OK\ncontent-type: text/event-stream"
+ANSWERS = {
+    "bad JSON": answering(f"{JSON}\ncontent-length: 9", iter([b'{"id": 0,'])),
+    "deep JSON": answering(f"{JSON}\nconnection: close", iter([b"[" * 100_000])),
+    "another's answer": answering(
+        f"{JSON}\ncontent-length: 33", iter([b'{"jsonrpc":"2.0","id":9,"result":1}'])
+    ),
+    "slow drip": answering(f"{JSON}\nconnection: close", drip()),
+    "slow drip of events": answering(f"{EVENTS}\nconnection: close", drip()),
+    "huge answer": answering(f"{JSON}\nconnection: close", much()),
+    "huge event": answering(f"{EVENTS}\nconnection: close", itertools.chain([b"data: "], much())),
+    "no HTTP": lambda _request: iter([b"\xff" * 100]),
+    "nothing": lambda _request: iter([]),
+}
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_hostile_answer_is_an_error_in_time(hostile: Sentinel, name: str) -> None:
+    hostile.answer = ANSWERS[name]
+    servers = McpServers({"bad": f"http://127.0.0.1:{hostile.port}/mcp"}, SECONDS)
+    began = time.monotonic()
+    assert servers.listing("bad", Access()).error
+    assert servers.call("bad", "find", "{}", Access()).error
+    assert time.monotonic() - began < 4 * SECONDS
+    servers.close()
+
+
+def test_redirect_leads_nowhere(hostile: Sentinel, inside: Sentinel) -> None:
+    place = f"http://127.0.0.1:{inside.port}/"
+    redirect = f"HTTP/1.1 307 Elsewhere\nlocation: {place}\ncontent-length: 0"
+    hostile.answer = lambda _request: answering(redirect, iter([]))(b"")
+    servers = McpServers({"bad": f"http://127.0.0.1:{hostile.port}/mcp"}, SECONDS)
+    assert servers.listing("bad", Access()).error
+    assert hostile.requests
+    assert inside.connections == 0
+    servers.close()
+
+
+@pytest.mark.parametrize("allowed", [Allowed(), read_allowed("*"), read_allowed("example.com")], ids=repr)
+def test_url_of_a_request_that_leads_inside_is_refused_and_not_visited(
+    inside: Sentinel, allowed: Allowed
+) -> None:
+    servers = McpServers({}, SECONDS, allowed)
+    for host in ("127.0.0.1", "localhost", "[::1]", "127.1", "2130706433", "[::ffff:127.0.0.1]"):
+        url = f"https://{host}:{inside.port}/mcp"
+        with pytest.raises(Refused):
+            servers.check(url)
+        assert servers.call("mine", "find", "{}", Access(url)).error
+        assert servers.listing("mine", Access(url)).error
+    assert inside.connections == 0
+    servers.close()
+
+
+def deep(levels: int) -> dict[str, Any]:
+    return {"a": deep(levels - 1)} if levels else {}
+
+
+@pytest.mark.parametrize(
+    "tool",
+    [
+        ListedTool("a name with spaces"),
+        ListedTool("x" * 129),
+        ListedTool("ok\n"),
+        ListedTool("deep", input_schema=deep(40)),
+        ListedTool("large", input_schema={"a": "x" * 200_000}),
+        ListedTool("nul", "a\0b"),
+        ListedTool("half", "\ud800"),
+        ListedTool("find", "another of that name"),
+    ],
+    ids=lambda tool: repr(tool.name[:20]),
+)
+def test_tool_that_cannot_be_offered_is_left_out_and_the_others_are_not(tool: ListedTool) -> None:
+    good = ListedTool("find"), ListedTool("read")
+    assert [offered.name for offered in usable("bad", [good[0], tool, good[1]])] == ["find", "read"]
+
+
+def test_tools_beyond_what_one_server_may_offer_are_left_out() -> None:
+    many = [ListedTool(f"t{number}", "x" * 60_000) for number in range(200)]
+    assert len(usable("bad", many)) == 17
