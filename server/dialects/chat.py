@@ -37,6 +37,8 @@ VARIABLES = frozenset(
     }
 )
 """What callers may tell a chat template. A template that does not know a name ignores it."""
+_SWITCHES = ("enable_thinking", "thinking")
+"""By which templates are told whether the model is to reason."""
 _MAX_VARIABLE = 4096
 
 
@@ -60,6 +62,7 @@ class ChatDialect:
         form = find_form(self._template.source)
         self._form = form.signed(self._markup) if form else None
         self._shape = find_shape(self._template)
+        self._opens_when_asked = self._opened(self._render_thinking())
 
     def write(self, conversation: Conversation) -> Prompt:
         shown = self._tools(conversation)
@@ -151,7 +154,7 @@ class ChatDialect:
         wishes: dict[str, Any] = {}
         if effort is not None:
             thinks = effort not in ("none", "minimal")
-            wishes = {name: thinks for name in ("enable_thinking", "thinking") if name in known}
+            wishes = {name: thinks for name in _SWITCHES if name in known}
             if "reasoning_effort" in known:
                 wishes["reasoning_effort"] = effort
         if conversation.verbosity is not None and "verbosity" in known:
@@ -161,16 +164,28 @@ class ChatDialect:
     def _thinking(self, rendered: str, effort: Effort | None) -> Thinking:
         """Whether the prompt's end, which the template wrote, has opened or closed the reasoning.
 
-        Where it has done neither, a grammar leaves it to the model, unless the caller wants no reasoning.
+        Where it has done neither, a grammar leaves it to the model, unless the caller wants no reasoning, or
+        the template would have opened it for one who does.
         """
         if self._form is None:
             return "no"
-        end = rendered.rstrip()
-        restore = self._markup.restore
-        if any(end.endswith(restore(opening).rstrip()) for opening in self._form.opens):
+        if self._opened(rendered):
             return "open"
-        closed = any(end.endswith(restore(closing).rstrip()) for closing in self._form.closes)
-        return "no" if closed or effort in ("none", "minimal") else "maybe"
+        end = rendered.rstrip()
+        closed = any(end.endswith(self._markup.restore(closing).rstrip()) for closing in self._form.closes)
+        return "no" if closed or self._opens_when_asked or effort in ("none", "minimal") else "maybe"
+
+    def _opened(self, rendered: str) -> bool:
+        end, forms = rendered.rstrip(), self._form.opens if self._form else ()
+        return any(end.endswith(self._markup.restore(opening).rstrip()) for opening in forms)
+
+    def _render_thinking(self) -> str:
+        """A prompt whose model is to reason, as the template writes it; empty where it cannot be told to."""
+        switches: dict[str, Any] = {name: True for name in _SWITCHES if name in self._template.variables}
+        try:
+            return self._template.render([{"role": "user", "content": "Hi"}], **switches) if switches else ""
+        except PromptError:
+            return ""
 
 
 def _checked(variables: Mapping[str, Any]) -> dict[str, Any]:

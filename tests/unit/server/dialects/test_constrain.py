@@ -26,7 +26,10 @@ from server.dialects.base import (
 )
 from server.dialects.families import CALL_FORMATS
 from server.dialects.markup import Markup
+from server.dialects.pick import pick
+from server.locations import demo_model_folder
 from server.wire.items import InputText, Message
+from server.wire.request import Effort
 from tests.support.families import CALLERS, CLOCK, PATCH, THINKERS, WEATHER, dialect_of, ids_of
 from tests.support.family_formats import FAMILIES
 from tests.support.walks import compiler_of, hints_of, walk
@@ -211,6 +214,18 @@ def test_a_model_that_reasons_may_do_so_before_a_required_call(name: str) -> Non
     prompt = dialect_of(name).write(Conversation(items=[USER], tools=[WEATHER], choice=choice, effort="high"))
     assert prompt.grammar is not None
     assert any(word in prompt.grammar.text for word in ("until_", "TEXT?"))
+
+
+@pytest.mark.parametrize(("effort", "reasons"), [(None, False), ("low", True)])
+def test_where_the_template_would_open_the_reasoning_a_model_that_was_not_asked_does_not(
+    effort: Effort | None, reasons: bool
+) -> None:
+    demo = pick(demo_model_folder(), frozenset())
+    prompt = demo.write(
+        Conversation(items=[USER], tools=[WEATHER], choice=ToolChoice(mode="required"), effort=effort)
+    )
+    assert prompt.grammar is not None
+    assert ("</think>" in prompt.grammar.text) == reasons
 
 
 @pytest.mark.parametrize(
