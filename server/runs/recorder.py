@@ -35,6 +35,11 @@ MOST_WAITING = 4096
 """Deliveries that may wait for a commit; the engine is held while there are more. One is a step of the engine
 with at most a token for each running response, so what waits for a database that is away stays small."""
 _RETRY_SECONDS = 0.2
+_REST = 2.0
+"""Times as long as a commit took, the next one is waited for. So commits, which take turns with the engine on the
+interpreter and the processor, have a third of the time at most, and longer deltas carry what gathers."""
+_LONGEST_REST = 0.006
+"""Seconds, which is how much later than it could be a token may be told while commits follow each other."""
 
 
 class Recorder:
@@ -150,8 +155,10 @@ class Recorder:
 
     def _loop(self) -> None:
         stopping = False
+        next_at = 0.0
         while not stopping:
-            messages = self._gather()
+            messages = self._gather(next_at)
+            began = monotonic()
             stopping = any(isinstance(message, Stop) for message in messages)
             try:
                 self.bring_forward(messages)
@@ -163,6 +170,7 @@ class Recorder:
                 log.critical("the recorder cannot go on; other replicas take its runs", exc_info=True)
                 self._on_fenced()
                 break
+            next_at = monotonic() + min(_REST * (monotonic() - began), _LONGEST_REST)
         self._disconnect()
 
     def bring_forward(self, messages: Sequence[Inbound]) -> None:
@@ -176,8 +184,10 @@ class Recorder:
         self._let_go(steps)
         self._on_steps(steps)
 
-    def _gather(self) -> list[Inbound]:
+    def _gather(self, next_at: float = 0.0) -> list[Inbound]:
+        """What is to be committed next: all there is, once there is something and that time has come."""
         messages = list(self._inbox.get())
+        sleep(max(0.0, next_at - monotonic()))
         while True:
             try:
                 messages += self._inbox.get_nowait()
