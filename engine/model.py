@@ -88,6 +88,12 @@ def refuse_unshareable(config: EngineConfig) -> None:
             raise ModelRefused(f"{name} is {heads}, which {ranks} GPUs cannot share evenly.")
 
 
+def _share_among(ranks: int, settings: PretrainedConfig) -> DistributedConfig:
+    """By the kind's own plan; gpt-oss has none but for its experts, which are nearly all of its weights."""
+    has_plan = settings.get_text_config().base_model_tp_plan is not None
+    return DistributedConfig(tp_size=ranks, ep_size=1 if has_plan else ranks)
+
+
 def _read_and_probe(
     config: EngineConfig,
     settings: PretrainedConfig,
@@ -98,7 +104,7 @@ def _read_and_probe(
     *others, last = ways_to_read(settings, device)
     if config.tensor_parallel > 1:
         # A rank that tried another way would be alone with it.
-        others, last = [], {**last, "distributed_config": DistributedConfig(tp_size=config.tensor_parallel)}
+        others, last = [], {**last, "distributed_config": _share_among(config.tensor_parallel, settings)}
     for way in others:
         try:
             return _read_one_way(config, dtype, device, way, progress)

@@ -11,6 +11,7 @@ from server.runs.raw_messages import asks_for_raw_messages, told_again
 from server.runs.states import ENDED, Ending
 from server.store import events, responses
 from server.store.database import Connection, Database, snapshot
+from server.store.held import HeldStream
 from server.store.responses import StoredResponse
 from server.stream.frames import frame
 from server.stream.hub import TAIL_FRAMES, Published
@@ -19,7 +20,7 @@ from server.wire.events import Event, render
 from server.wire.response import Echo, Response
 
 PAGE_EVENTS = 1024
-PAGE_BYTES = 64 * 1024
+PAGE_BYTES = 32 * 1024
 """About what a reader of the store holds in memory while its client is slow."""
 
 
@@ -79,16 +80,15 @@ def find_response(database: Database, tenant: str, response: UUID) -> Response |
 class StreamReader:
     """A response's stream in the store, read by one client a page at a time.
 
-    Once it finds the response ended, it holds the whole stream in the rows in which it is stored, which are a
-    fraction of its frames, and asks the database no more. So what has been begun is read whole, whatever is
-    purged meanwhile; and each row is decoded for the page that it is on, however many pages there are.
+    Once it finds the response ended, it holds the whole stream as it is stored, which is a fraction of its
+    frames, and asks the database no more. So what has been begun is read whole, whatever is purged meanwhile.
     """
 
     def __init__(self, database: Database, tenant: str, response: UUID) -> None:
         self._database = database
         self._tenant = tenant
         self._response = response
-        self._held: list[events.LogRow] | None = None
+        self._held: HeldStream | None = None
         self.background = False
         """The response goes on without readers; known once it was looked for."""
 
@@ -112,7 +112,7 @@ class StreamReader:
         stored = responses.get(connection, self._tenant, self._response)
         self.background = stored is not None and stored.background
         if stored is not None and stored.status in ENDED:
-            self._held = events.unfold(events.compacted(connection, self._tenant, self._response))
+            self._held = HeldStream(events.compacted(connection, self._tenant, self._response))
         return stored is not None
 
     def _read(self, connection: Connection, first: int) -> Stored:
@@ -123,10 +123,9 @@ class StreamReader:
         found = events.read(connection, self._tenant, self._response, first, PAGE_EVENTS)
         return Stored(self._page(found), ended=False)
 
-    def _page_of(self, rows: Sequence[events.LogRow], first: int) -> Stored:
-        frames = self._page(events.unpack_rows(rows, first))
-        end = rows[-1].first_seq + rows[-1].n if rows else 0
-        return Stored(frames, ended=first + len(frames) >= end)
+    def _page_of(self, held: HeldStream, first: int) -> Stored:
+        frames = self._page(held.read(first))
+        return Stored(frames, ended=first + len(frames) >= held.end)
 
     def _page(self, found: Iterable[Event]) -> list[bytes]:
         frames: list[bytes] = []

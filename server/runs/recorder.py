@@ -36,8 +36,8 @@ MOST_WAITING = 4096
 with at most a token for each running response, so what waits for a database that is away stays small."""
 _RETRY_SECONDS = 0.2
 _REST = 2.0
-"""Times as long as a commit took, the next one is waited for. So commits, which take turns with the engine on the
-interpreter and the processor, have a third of the time at most, and longer deltas carry what gathers."""
+"""Times as long as a commit took, the next one is waited for. So commits, which take turns with the engine,
+have a third of the time at most, and longer deltas carry what gathers."""
 _LONGEST_REST = 0.006
 """Seconds, which is how much later than it could be a token may be told while commits follow each other."""
 

@@ -227,7 +227,7 @@ class LogRow(NamedTuple):
     body: msgspec.Raw
 
 
-def unfold(body: str) -> list[LogRow]:
+def unfold(body: str | bytes) -> list[LogRow]:
     """The rows that were folded into a stream of codec 1. Raises msgspec.DecodeError."""
     return msgspec.json.decode(body, type=list[LogRow])
 

@@ -65,8 +65,9 @@ def read(server: ServerProcess, library: Library, seed: int, stop: threading.Eve
     with httpx.Client(base_url=server.api, timeout=60) as client:
         while not stop.is_set():
             response_id, whole = library.choose(randomness)
-            after = randomness.choice([None, 0, 5, 17])
             frames = whole.split(b"\n\n")
+            last = len(frames) - 3  # [DONE] follows, and what is after the last blank line
+            after = randomness.choice([None, 0, 5, last])
             rest = whole if after is None else b"\n\n".join(frames[after + 1 :])
             suffix = "" if after is None else f"&starting_after={after}"
             answer = client.get(f"/responses/{response_id}?stream=true{suffix}")

@@ -35,7 +35,8 @@ SOON = 5.0
 def test_other_kinds_of_models_have_the_tokens_of_one_process_too(
     config: str, settings: dict[str, Any]
 ) -> None:
-    check_tokens(config, **settings)
+    # gpt-oss's plan gives each process experts of its own, and every one the whole attention.
+    check_tokens(config, shares_heads=config != "GptOssConfig", **settings)
 
 
 @pytest.mark.parametrize("busy", [True, False], ids=["in a step", "idle"])

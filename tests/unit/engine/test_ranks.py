@@ -30,7 +30,7 @@ def test_greedy_tokens_equal_those_of_one_process_and_no_process_is_left() -> No
     check_tokens("Qwen3Config")
 
 
-def check_tokens(config: str, **settings: Any) -> None:
+def check_tokens(config: str, *, shares_heads: bool = True, **settings: Any) -> None:
     """Those of two processes are those of `generate`; no process is left behind."""
     model = save_random_model(config, **settings)
     reference: Any = AutoModelForCausalLM.from_pretrained(
@@ -39,7 +39,8 @@ def check_tokens(config: str, **settings: Any) -> None:
     bench = started(model)
     (other,) = processes_of(bench)
     executor: Any = bench.engine._executor
-    assert executor._store.keys[0].shape[1] == reference.config.num_key_value_heads // 2
+    heads = reference.config.num_key_value_heads
+    assert executor._store.keys[0].shape[1] == (heads // 2 if shares_heads else heads)
     prompts = [make_prompt(length, length) for length in (5, 13, 29, 50, 7, 31)]
     # More jobs than may run, their prompts in chunks; some tell of their prompts, too.
     jobs = [make_job(str(n), p, 14, prompt_logprobs=1 if n % 2 else None) for n, p in enumerate(prompts)]

@@ -1,0 +1,35 @@
+"""An ended response's stream held for one reader: as small as it is stored, any part of it decoded alone."""
+
+from bisect import bisect_right
+from collections.abc import Iterator
+
+import msgspec
+
+from server.store.events import LogRow, unfold, unpack_rows
+from server.wire.events import Event
+
+PIECE_ROWS = 256
+"""Rows that are decoded together. Decoded, they take several times the room."""
+
+
+class HeldStream:
+    """The events of a compacted stream."""
+
+    def __init__(self, folded: str) -> None:
+        """Takes a stream as it is stored. Raises msgspec.DecodeError."""
+        rows = msgspec.json.decode(folded, type=list[msgspec.Raw])
+        pieces = [rows[start : start + PIECE_ROWS] for start in range(0, len(rows), PIECE_ROWS)]
+        self._starts = [_row(piece[0]).first_seq for piece in pieces]
+        self._pieces = [msgspec.json.encode(piece) for piece in pieces]
+        last = _row(rows[-1]) if rows else None
+        self.end = last.first_seq + last.n if last else 0
+        """The number after the last event's."""
+
+    def read(self, first: int) -> Iterator[Event]:
+        """The events from sequence number `first` on, each decoded when it is its turn."""
+        for piece in self._pieces[max(0, bisect_right(self._starts, first) - 1) :]:
+            yield from unpack_rows(unfold(piece), first)
+
+
+def _row(folded: msgspec.Raw) -> LogRow:
+    return msgspec.json.decode(folded, type=LogRow)
