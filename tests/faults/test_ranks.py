@@ -20,6 +20,7 @@ SOON = 5.0
 """Seconds; without being told, the engine would wait five minutes."""
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize(
     ("config", "settings"),
     [
