@@ -39,7 +39,8 @@ def read_response(connection: Connection, tenant: str, response: UUID) -> Respon
 
 def with_raw_messages(connection: Connection, stored: StoredResponse, found: Response) -> Response:
     """A response that has ended, with what its last event alone has kept."""
-    last = events.unpack_from(events.compacted(connection, stored.tenant, stored.id), 0)[-1]
+    held = HeldStream(events.compacted(connection, stored.tenant, stored.id))
+    (last,) = held.read(held.end - 1)
     return told_again(found, last.body)
 
 
