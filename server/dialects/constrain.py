@@ -5,12 +5,13 @@ model reasons; then an answer, calls, or either. Where nothing is asked there is
 """
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from engine.messages import Grammar
 from server.dialects.base import OutputFormat, PromptError, ToolChoice
 from server.dialects.calls import CallFormat
+from server.dialects.forced import held
 from server.dialects.lark import Lark
 from server.dialects.markup import Markup
 from server.dialects.reasoning import ReasoningForm
@@ -39,6 +40,8 @@ def constrain(
     required = asked.choice.mode == "required"
     if required and not asked.tools:
         raise PromptError("A call is required, but there are no tools.", "tool_choice")
+    if required:
+        asked = replace(asked, tools=Toolbox(held(asked.tools.tools.values())))
     lark = Lark(markup)
     body = _body(lark, calls, asked, _forbidden_start(markup, form, asked))
     if body is None:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from engine.messages import Grammar
 from server.dialects.base import Conversation, PromptError, Tool
+from server.dialects.forced import held
 from server.dialects.harmony_tools import BROWSER, BROWSER_TOOLS, PYTHON, recipient
 from server.dialects.harmony_vocabulary import CHANNEL, CONSTRAIN, END, MESSAGE, START
 from server.dialects.lark import in_slashes
@@ -29,7 +30,7 @@ def make_grammar(conversation: Conversation, builtin: tuple[str, ...] = ()) -> G
     if not _restricts(conversation, tools):
         return None
     offered = tuple(name for name in builtin if choice.mode != "none" and _may_call(choice.allowed, name))
-    calls = [*_calls(tools), *_builtin_calls(offered)]
+    calls = [*_calls(held(tools) if choice.mode == "required" else tools), *_builtin_calls(offered)]
     if choice.mode == "required" and not calls:
         raise PromptError("A tool must be called, but there is none that may be.", "tool_choice")
     last = [f"c{number}" for number in range(len(calls))]

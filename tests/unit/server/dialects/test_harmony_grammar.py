@@ -20,7 +20,8 @@ WEATHER: dict[str, Any] = {
     "additionalProperties": False,
 }
 STRICT = Tool(name="weather", parameters=WEATHER, strict=True)
-LOOSE = Tool(name="now", parameters=WEATHER)
+SIMPLE = Tool(name="later", parameters=WEATHER)
+LOOSE = Tool(name="now", parameters={**WEATHER, "minProperties": 1})
 READ = Tool(name="read", namespace="files")
 FREE = Tool(name="patch", kind="custom")
 LARK = Tool(name="sum", kind="custom", syntax="lark", definition='start: N ("+" N)*\nN: /[0-9]+/')
@@ -78,6 +79,13 @@ def test_a_required_call_is_a_call(compiler: GrammarCompiler) -> None:
         assert judge(compiler, grammar, before + ANSWERS) == "wrong"
         assert judge(compiler, grammar, before + BARE) == "wrong"
         assert judge(compiler, grammar, before) == "begun"
+
+
+def test_a_required_call_follows_a_simple_schema_that_is_not_strict(compiler: GrammarCompiler) -> None:
+    grammar = asked(tools=[SIMPLE], choice=ToolChoice(mode="required"))
+    assert judge(compiler, grammar, CALLS.format("later", '{"city":"Ulm"}')) == "whole"
+    assert judge(compiler, grammar, CALLS.format("later", '{"x":1}')) == "wrong"
+    assert asked(tools=[SIMPLE]) is None
 
 
 @pytest.mark.parametrize(
