@@ -13,6 +13,7 @@
     ├── BodyTooLarge         413
     ├── TooManyRequests      429  this caller has too many; try again after a while
     ├── Overloaded           503  try again after a while
+    ├── ToolServerDown       503  a tool that was asked for cannot be served; try again after a while
     ├── StorageFull          503  the same, once there is room on the database's disk
     ├── ModelFailed          500  the model could not answer
     └── InternalError        500  our mistake; the cause is in the log
@@ -146,6 +147,19 @@ class Overloaded(ApiError):
     status = 503
     default_code = "overloaded"
     retry = True
+
+
+class ToolServerDown(ApiError):
+    """One of OpenAI's tools cannot be served now, and an answer without it is not what was asked for."""
+
+    status = 503
+    default_code = "tool_server_unavailable"
+    retry = True
+
+    def __init__(self, tool: str, label: str, why: str) -> None:
+        super().__init__(
+            f"The tool server '{label}', which serves {tool}, is not to be used now: {why}", param="tools"
+        )
 
 
 class StorageFull(ApiError):

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from server.errors import InvalidRequest
+from server.errors import InvalidRequest, ToolServerDown
 from server.runs.hosted import Access, Hosted, hosted_of
 from server.tools.address import Refused
 from server.tools.mcp import Listing, McpServers, usable
@@ -42,8 +42,8 @@ def list_tools(
 ) -> tuple[CreateResponse, dict[str, Access]]:
     """The request with the servers' tools in it, and how they are reached, which is no longer in it.
 
-    Raises InvalidRequest or DecodeFailure, also for a call that the items allow and no tool makes. A server
-    that cannot list its tools is told of in the stream.
+    Raises InvalidRequest or DecodeFailure, also for a call that the items allow and no tool makes, and
+    ToolServerDown for one of OpenAI's tools. An MCP server that cannot list its own is told of in the stream.
     """
     access: dict[str, Access] = {}
     tools: list[dict[str, Any]] = []
@@ -59,6 +59,8 @@ def list_tools(
         _refuse(servers, tool, reach, f"tools[{index}]", background=bool(request.background))
         before = _listed_in(items, tool) if tool.stands_for is None else None
         found = before or servers.listing(tool.server_label, reach)
+        if tool.stands_for is not None:
+            _refuse_without(found, tool)
         listed = msgspec.structs.replace(
             tool,
             headers=None,
@@ -92,6 +94,14 @@ def _declared(servers: McpServers, element: dict[str, Any]) -> dict[str, Any] | 
         "require_approval": "never",
         "stands_for": element,
     }
+
+
+def _refuse_without(found: Listing, tool: McpTool) -> None:
+    """No item tells that one of OpenAI's tools is missing, as one tells it of an MCP server."""
+    wanted = tool.allowed_tools if isinstance(tool.allowed_tools, list) else []
+    if {*wanted}.isdisjoint(offered.name for offered in found.tools):
+        kind = str((tool.stands_for or {}).get("type"))
+        raise ToolServerDown(kind, tool.server_label, found.error or f"it does not offer {wanted[0]!r}.")
 
 
 def _others(request: CreateResponse) -> list[Tool]:

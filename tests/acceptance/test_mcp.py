@@ -15,6 +15,7 @@ import psycopg
 import pytest
 
 from tests.acceptance.sdk_types import check_event, check_response
+from tests.fix_server import StartServer
 from tests.support.eventually import eventually
 from tests.support.invariants import check
 from tests.support.server_process import MODEL, REPOSITORY, ServerProcess, free_port
@@ -213,6 +214,17 @@ def test_server_that_is_not_there_is_an_item_and_the_model_goes_on_without(serve
     assert told["status"] == "completed"
     assert told["output"][0]["type"] == "mcp_list_tools"
     assert told["output"][0]["error"]
+
+
+def test_tool_of_openais_whose_server_is_not_there_is_refused(start_server: StartServer) -> None:
+    gone = f"http://127.0.0.1:{free_port()}/mcp"
+    server = start_server(scripted_answers="[]", tool_server=f"python={gone}")
+    body = {"model": MODEL, "input": "Hi", "tools": [{"type": "code_interpreter", "container": "auto"}]}
+    answer = httpx.post(f"{server.api}/responses", json=body, timeout=60)
+    assert (answer.status_code, answer.headers["x-should-retry"]) == (503, "true")
+    error = answer.json()["error"]
+    assert (error["param"], error["code"]) == ("tools", "tool_server_unavailable")
+    assert "code_interpreter" in error["message"]
 
 
 def test_no_more_calls_are_made_than_the_request_allows(server: ServerProcess, mcp: Mcp) -> None:

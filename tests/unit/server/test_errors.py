@@ -34,6 +34,7 @@ EXAMPLES: list[tuple[Exception, int, str | None]] = [
     (errors.BodyTooLarge(10), 413, "request_too_large"),
     (errors.TooManyRequests("No."), 429, "rate_limit_exceeded"),
     (errors.Overloaded("No."), 503, "overloaded"),
+    (errors.ToolServerDown("code_interpreter", "python", "gone."), 503, "tool_server_unavailable"),
     (errors.StorageFull(), 503, "storage_full"),
     (OperationalError("insert secret", {}, psycopg.errors.DiskFull("10.0.0.7")), 503, "storage_full"),
     (errors.ModelFailed("No."), 500, "server_error"),

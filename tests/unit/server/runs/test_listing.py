@@ -1,0 +1,17 @@
+"""What is refused of a request that names servers' tools, before any server is asked."""
+
+import msgspec
+import pytest
+
+from server.runs.listing import list_tools
+from server.tools.mcp import McpServers
+from server.wire.errors import DecodeFailure
+from server.wire.request import CreateResponse
+
+
+def test_a_wrong_tool_behind_a_served_one_is_named_by_its_place() -> None:
+    tools = [{"type": "code_interpreter", "container": {"type": "auto"}}, {"type": "function"}]
+    request = msgspec.convert({"model": "m", "input": "x", "tools": tools}, CreateResponse)
+    with pytest.raises(DecodeFailure) as refused:
+        list_tools(McpServers({"python": "http://127.0.0.1:1/mcp"}, 1), request, [])
+    assert refused.value.param == "tools[1].name"
