@@ -232,7 +232,7 @@ class Admission:
         prepared = begin(self._served, caller.tenant, request, found.items, response, seed)
         if not generate:
             prepared = prepared.read_only()
-        check(self._served.engine, prepared)
+        check(self._served.engine, prepared, request)
         return _New(
             caller=caller,
             request=request,

@@ -340,14 +340,14 @@ def wants_logprobs(request: CreateResponse) -> bool:
     return bool(request.top_logprobs) or LOGPROBS in (request.include or ())
 
 
-def check(engine: Engine, prepared: Prepared) -> None:
+def check(engine: Engine, prepared: Prepared, request: CreateResponse) -> None:
     """Raises ApiError for what the engine could not run."""
     try:
         for job in (prepared.job, prepared.next_job):
             if job is not None:
                 engine.check(job)
     except JobRefused as refused:
-        raise refusal(refused) from refused
+        raise refusal(refused, request) from refused
 
 
 def prompt_logprobs(request: CreateResponse) -> int | None:
@@ -355,7 +355,7 @@ def prompt_logprobs(request: CreateResponse) -> int | None:
     return request.prompt_logprobs if isinstance(request, ChoiceRequest) else None
 
 
-def refusal(refused: JobRefused) -> ApiError:
+def refusal(refused: JobRefused, request: CreateResponse) -> ApiError:
     """The engine's refusal as the caller is told it."""
     match refused.reason:
         case "too_long":
@@ -367,11 +367,19 @@ def refusal(refused: JobRefused) -> ApiError:
         case "closed":
             return Overloaded("The engine does not take requests at the moment.")
         case "bad_grammar":
-            return InvalidRequest(str(refused), param="text.format", code="invalid_json_schema")
+            return _bad_grammar(str(refused), request)
         case "bad_stop":
             return InvalidRequest(str(refused), param="stop")
         case _:
             return InvalidRequest(str(refused))
+
+
+def _bad_grammar(message: str, request: CreateResponse) -> InvalidRequest:
+    if request.structured_outputs:
+        return InvalidRequest(message, param="structured_outputs", code="invalid_value")
+    if request.text and request.text.format and request.text.format.type == "json_schema":
+        return InvalidRequest(message, param="text.format", code="invalid_json_schema")
+    return InvalidRequest(message, param="tools", code="invalid_function_parameters")
 
 
 def too_long(tokens: int, limit: int) -> InvalidRequest:

@@ -107,12 +107,13 @@ def test_what_changes_nothing_is_accepted(fields: dict[str, Any]) -> None:
     refuse_unsupported(msgspec.convert({"model": "m", "input": "x", **fields}, CreateResponse))
 
 
+ASKED = msgspec.convert({"model": "m", "input": "x"}, CreateResponse)
 REASONS = get_args(JobRefused.__init__.__annotations__["reason"])
 
 
 @pytest.mark.parametrize("reason", REASONS)
 def test_every_refusal_of_the_engine_is_an_answer(reason: Any) -> None:
-    told = refusal(JobRefused(reason, "Said by the engine."))
+    told = refusal(JobRefused(reason, "Said by the engine."), ASKED)
     if reason in ("overloaded", "closed"):
         assert isinstance(told, Overloaded)
     elif reason == "share_full":
@@ -125,8 +126,22 @@ def test_every_refusal_of_the_engine_is_an_answer(reason: Any) -> None:
         "overloaded": "overloaded",
         "closed": "overloaded",
         "share_full": "rate_limit_exceeded",
-        "bad_grammar": "invalid_json_schema",
+        "bad_grammar": "invalid_function_parameters",
     }.get(reason)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({}, "tools"),
+        ({"structured_outputs": {"regex": "("}}, "structured_outputs"),
+        ({"text": {"format": {"type": "json_schema", "name": "x", "schema": {}}}}, "text.format"),
+        ({"text": {"format": {"type": "text"}}}, "tools"),
+    ],
+)
+def test_a_refused_grammar_names_what_it_was_made_from(fields: dict[str, Any], param: str) -> None:
+    request = msgspec.convert({"model": "m", "input": "x", **fields}, CreateResponse)
+    assert refusal(JobRefused("bad_grammar", "No."), request).param == param
 
 
 def test_an_input_without_room_for_an_answer_says_both_numbers() -> None:
