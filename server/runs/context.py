@@ -115,7 +115,9 @@ def _input(request: CreateResponse) -> str | list[dict[str, Any]]:
     if request.input is not None:
         return request.input
     if request.prompt is None and request.conversation is None and request.previous_response_id is None:
-        raise DecodeFailure("Object missing required field `input` (at input).", "input", "invalid_type")
+        raise DecodeFailure(
+            "Object missing required field `input` (at input).", "input", "missing_required_parameter"
+        )
     return []
 
 

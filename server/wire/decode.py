@@ -13,6 +13,15 @@ from server.wire.errors import DecodeFailure
 
 T = TypeVar("T")
 
+_BOUND = re.compile(r"Expected `(?P<kind>int|float|str|array|object)` (?:of length )?(?P<sign><=|>=) ")
+_KINDS = {
+    "int": "integer_{}_value",
+    "float": "decimal_{}_value",
+    "str": "string_{}_length",
+    "array": "array_{}_length",
+    "object": "object_{}_properties",
+}
+"""To msgspec's name of a type, OpenAI's codes for a value of it that is out of bounds."""
 _PATH = re.compile(r" - at `(?:key` in `)?\$\.?(?P<path>[^`]*)`$")
 
 
@@ -51,7 +60,16 @@ def _located(error: msgspec.ValidationError, prefix: str = "") -> DecodeFailure:
         path = f"{path}.{missing[1]}" if path else missing[1]
     param = f"{prefix}{'.' if prefix and path and not path.startswith('[') else ''}{path}"
     where = f" (at {param})" if param else ""
-    return DecodeFailure(f"{message}{where}.", param or None, "invalid_type")
+    return DecodeFailure(f"{message}{where}.", param or None, _code(message))
+
+
+def _code(message: str) -> str:
+    """OpenAI's code for a mistake of which msgspec says so."""
+    if bound := _BOUND.match(message):
+        return _KINDS[bound["kind"]].format("above_max" if bound["sign"] == "<=" else "below_min")
+    if "missing required field" in message:
+        return "missing_required_parameter"
+    return "invalid_value" if message.startswith("Invalid enum value") else "invalid_type"
 
 
 def _refuse_nul(value: object, path: str = "") -> None:

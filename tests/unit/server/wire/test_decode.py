@@ -66,7 +66,7 @@ def refuse(body: bytes | dict[str, Any]) -> DecodeFailure:
     ],
 )
 def test_hostile_bytes_are_refused_as_a_decode_failure(body: bytes) -> None:
-    assert refuse(body).code in ("invalid_json", "invalid_type")
+    assert refuse(body).code in ("invalid_json", "invalid_type", "missing_required_parameter")
 
 
 @pytest.mark.parametrize("depth", [10, 30, 31, 100, 700, *range(900, 1000, 5)])
@@ -118,41 +118,46 @@ def test_random_items_are_read_or_refused_and_nothing_else(elements: list[Any]) 
 
 
 @pytest.mark.parametrize(
-    ("change", "param"),
+    ("change", "param", "code"),
     [
-        ({"model": 1}, "model"),
-        ({"input": 1}, "input"),
-        ({"input": [1]}, "input[0]"),
-        ({"input": [{"role": "user"}]}, "input[0].content"),
-        ({"input": [{"role": "wizard", "content": ""}]}, "input[0].role"),
-        ({"input": [{"role": "user", "content": 1}]}, "input[0].content"),
-        ({"input": [{"role": "user", "content": [{"type": "input_text"}]}]}, "input[0].content[0].text"),
+        ({"model": 1}, "model", "invalid_type"),
+        ({"input": 1}, "input", "invalid_type"),
+        ({"input": [1]}, "input[0]", "invalid_type"),
+        ({"input": [{"role": "user"}]}, "input[0].content", "missing_required_parameter"),
+        ({"input": [{"role": "wizard", "content": ""}]}, "input[0].role", "invalid_value"),
+        ({"input": [{"role": "user", "content": 1}]}, "input[0].content", "invalid_type"),
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_text"}]}]},
+            "input[0].content[0].text",
+            "missing_required_parameter",
+        ),
         (
             {"input": [{"type": "reasoning", "summary": [{"type": "summary_text"}]}]},
             "input[0].summary[0].text",
+            "missing_required_parameter",
         ),
-        ({"temperature": 2.1}, "temperature"),
-        ({"temperature": -0.1}, "temperature"),
-        ({"top_p": 1.01}, "top_p"),
-        ({"max_output_tokens": 0}, "max_output_tokens"),
-        ({"max_output_tokens": 1.5}, "max_output_tokens"),
-        ({"seed": -1}, "seed"),
-        ({"seed": 2**63}, "seed"),
-        ({"top_logprobs": 21}, "top_logprobs"),
-        ({"metadata": {"k": 1}}, "metadata[...]"),
-        ({"metadata": {str(n): "" for n in range(17)}}, "metadata"),
-        ({"metadata": {"k": "v" * 513}}, "metadata[...]"),
-        ({"reasoning": {"effort": "huge"}}, "reasoning.effort"),
-        ({"text": {"format": {"type": 1}}}, "text.format.type"),
-        ({"truncation": "maybe"}, "truncation"),
-        ({"stream": "yes"}, "stream"),
-        ({"safety_identifier": "s" * 129}, "safety_identifier"),
-        ({"prompt_cache_key": "s" * 65}, "prompt_cache_key"),
+        ({"temperature": 2.1}, "temperature", "decimal_above_max_value"),
+        ({"temperature": -0.1}, "temperature", "decimal_below_min_value"),
+        ({"top_p": 1.01}, "top_p", "decimal_above_max_value"),
+        ({"max_output_tokens": 0}, "max_output_tokens", "integer_below_min_value"),
+        ({"max_output_tokens": 1.5}, "max_output_tokens", "invalid_type"),
+        ({"seed": -1}, "seed", "integer_below_min_value"),
+        ({"seed": 2**63}, "seed", "integer_above_max_value"),
+        ({"top_logprobs": 21}, "top_logprobs", "integer_above_max_value"),
+        ({"metadata": {"k": 1}}, "metadata[...]", "invalid_type"),
+        ({"metadata": {str(n): "" for n in range(17)}}, "metadata", "object_above_max_properties"),
+        ({"metadata": {"k": "v" * 513}}, "metadata[...]", "string_above_max_length"),
+        ({"reasoning": {"effort": "huge"}}, "reasoning.effort", "invalid_value"),
+        ({"text": {"format": {"type": 1}}}, "text.format.type", "invalid_type"),
+        ({"truncation": "maybe"}, "truncation", "invalid_value"),
+        ({"stream": "yes"}, "stream", "invalid_type"),
+        ({"safety_identifier": "s" * 129}, "safety_identifier", "string_above_max_length"),
+        ({"prompt_cache_key": "s" * 65}, "prompt_cache_key", "string_above_max_length"),
     ],
 )
-def test_a_mistake_is_named_by_its_path(change: dict[str, Any], param: str) -> None:
+def test_a_mistake_is_named_by_its_path(change: dict[str, Any], param: str, code: str) -> None:
     failure = refuse({**LEAST, **change})
-    assert (failure.param, failure.code) == (param, "invalid_type")
+    assert (failure.param, failure.code) == (param, code)
 
 
 @pytest.mark.parametrize("missing", ["model", "input"])
