@@ -14,7 +14,14 @@ from alembic.config import Config as AlembicConfig
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, Engine, create_engine, event, pool, text
-from sqlalchemy.exc import DBAPIError, IntegrityError, InterfaceError, OperationalError, SQLAlchemyError
+from sqlalchemy.exc import (
+    DBAPIError,
+    IntegrityError,
+    InterfaceError,
+    InternalError,
+    OperationalError,
+    SQLAlchemyError,
+)
 
 from server.locations import migrations_folder
 from server.store.connect import LIMITS, PATIENCE_S, PING_S, PatientConnection, connect, url_in_time
@@ -45,8 +52,9 @@ DatabaseError = SQLAlchemyError
 Duplicate = IntegrityError
 """What they raise for a row that is there already."""
 
-Unreachable = (OperationalError, InterfaceError)
-"""Those of them that may pass: a connection lost, a server restarting, a disk that is full for now."""
+Unreachable = (OperationalError, InterfaceError, InternalError)
+"""Those of them that may pass: a connection lost, or cut for its silence; a server restarting; a disk that
+is full for now."""
 
 T = TypeVar("T")
 
@@ -156,17 +164,17 @@ def _be_patient(connection: PatientConnection, _record: Any, _proxy: Any) -> Non
     connection.patience = PATIENCE_S
 
 
-def _is_gone(error: OperationalError | InterfaceError) -> bool:
+def _is_gone(error: OperationalError | InterfaceError | InternalError) -> bool:
     """Whether Postgres did not answer at all, or said that it stops or starts."""
     sqlstate = _sqlstate(error)
     return sqlstate == "" or sqlstate.startswith(("08", "57P"))
 
 
-def _may_pass(error: OperationalError | InterfaceError) -> bool:
+def _may_pass(error: OperationalError | InterfaceError | InternalError) -> bool:
     return _is_gone(error) or _sqlstate(error) in _REPEATABLE
 
 
-def _sqlstate(error: OperationalError | InterfaceError) -> str:
+def _sqlstate(error: OperationalError | InterfaceError | InternalError) -> str:
     return getattr(error.orig, "sqlstate", None) or ""
 
 
@@ -200,6 +208,8 @@ def driver(connection: Connection) -> Iterator[psycopg.Connection]:
         yield raw
     except (psycopg.OperationalError, psycopg.InterfaceError) as error:
         raise OperationalError("copy", None, error) from error
+    except psycopg.InternalError as error:
+        raise InternalError("copy", None, error) from error
     except psycopg.IntegrityError as error:
         raise IntegrityError("copy", None, error) from error
     except psycopg.Error as error:

@@ -55,6 +55,29 @@ def test_work_is_repeated_when_its_connection_was_cut(database: Database) -> Non
     assert rows(database) == 1
 
 
+def test_work_is_repeated_when_its_transaction_was_silent_for_too_long(database: Database) -> None:
+    silent = "set local idle_in_transaction_session_timeout = '20ms'"
+
+    class Silent(Work):
+        def __call__(self, connection: Connection) -> int:
+            runs = super().__call__(connection)
+            if runs == 1:
+                eventually(lambda: silent_ones() == 0)
+            connection.execute(text("select 1"))
+            return runs
+
+    def silent_ones() -> int:
+        with database.begin() as other:
+            found: int = other.exec_driver_sql(
+                "select count(*) from pg_stat_activity where state = 'idle in transaction'"
+                " and datname = current_database() and pid <> pg_backend_pid()"
+            ).scalar_one()
+        return found
+
+    assert database.retry(Silent(silent)) == 2
+    assert rows(database) == 1
+
+
 @pytest.mark.parametrize("sqlstate", ["53100", "23505", "42601"])
 def test_work_is_not_repeated_after_what_stays(database: Database, sqlstate: str) -> None:
     work = Work(raising(sqlstate))
