@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from functools import partial
+from functools import lru_cache, partial
 from uuid import UUID
 
 from engine.messages import Failed, Finished, Outbound, PromptLogprobs, Tokens
@@ -267,8 +267,9 @@ def _joined(messages: Sequence[Inbound]) -> Iterator[Inbound]:
     yield from map(_one, waiting.values())
 
 
+@lru_cache(maxsize=4096)
 def response_of(job_id: str) -> UUID:
-    """The response that a job is a turn of."""
+    """The response that a job is a turn of: asked for of every token, and so remembered."""
     return UUID(hex=job_id.partition(".")[0])
 
 

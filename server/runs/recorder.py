@@ -9,6 +9,7 @@ import logging
 import queue
 import threading
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from math import inf
 from time import monotonic, sleep
@@ -35,11 +36,14 @@ MOST_WAITING = 4096
 """Deliveries that may wait for a commit; the engine is held while there are more. One is a step of the engine
 with at most a token for each running response, so what waits for a database that is away stays small."""
 _RETRY_SECONDS = 0.2
-_REST = 2.0
+_REST = 6.0
 """Times as long as a commit took, the next one is waited for. So commits, which take turns with the engine,
-have a third of the time at most, and longer deltas carry what gathers."""
-_LONGEST_REST = 0.006
-"""Seconds, which is how much later than it could be a token may be told while commits follow each other."""
+have a seventh of the time where they are short, and longer deltas carry what gathers."""
+_LONGEST_REST = 0.012
+_LONGEST_WAIT = 0.004
+"""Seconds after a rest in which the next commit may wait for a delivery to begin with. Then the engine has
+just begun a step, beside which there is time for the commit and for the telling, which takes longer. Rest and
+wait together are how much later than it could be a token may be told while commits follow each other."""
 
 
 class Recorder:
@@ -158,10 +162,9 @@ class Recorder:
         next_at = 0.0
         while not stopping:
             messages = self._gather(next_at)
-            began = monotonic()
             stopping = any(isinstance(message, Stop) for message in messages)
             try:
-                self.bring_forward(messages)
+                next_at = self.bring_forward(messages)
             except leases.Fenced:
                 log.critical("this replica was declared dead; its %d runs are given up", len(self.running()))
                 self._on_fenced()
@@ -170,12 +173,16 @@ class Recorder:
                 log.critical("the recorder cannot go on; other replicas take its runs", exc_info=True)
                 self._on_fenced()
                 break
-            next_at = monotonic() + min(_REST * (monotonic() - began), _LONGEST_REST)
         self._disconnect()
 
-    def bring_forward(self, messages: Sequence[Inbound]) -> None:
-        """One turn of the thread: commits what the messages mean, then tells of it. Raises Fenced."""
+    def bring_forward(self, messages: Sequence[Inbound]) -> float:
+        """One turn of the thread: commits what the messages mean, then tells of it. Raises Fenced.
+
+        Gives the time at which the next one may begin.
+        """
+        began = monotonic()
         steps = self._commit(messages)
+        took = monotonic() - began
         crashpoint("recorder.committed")
         if any(step.run.ending is not None for step in steps):
             crashpoint("end.committed")
@@ -183,16 +190,25 @@ class Recorder:
         crashpoint("recorder.told")
         self._let_go(steps)
         self._on_steps(steps)
+        return monotonic() + min(_REST * took, _LONGEST_REST)
 
     def _gather(self, next_at: float = 0.0) -> list[Inbound]:
         """What is to be committed next: all there is, once there is something and that time has come."""
         messages = list(self._inbox.get())
-        sleep(max(0.0, next_at - monotonic()))
-        while True:
-            try:
+        if (rest := next_at - monotonic()) > 0:
+            sleep(rest)
+            messages += self._waiting()
+            with suppress(queue.Empty):
+                messages += self._inbox.get(timeout=_LONGEST_WAIT)
+        return messages + self._waiting()
+
+    def _waiting(self) -> list[Inbound]:
+        """All that has been delivered by now."""
+        messages: list[Inbound] = []
+        with suppress(queue.Empty):
+            while True:
                 messages += self._inbox.get_nowait()
-            except queue.Empty:
-                return messages
+        return messages
 
     def _let_go(self, steps: Sequence[Step]) -> None:
         for step in steps:

@@ -25,7 +25,9 @@ _QUERY = f"begin; {_FENCE}; {COPY}; commit"
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _HEAD = b"PGCOPY\n\xff\r\n\0" + bytes(8)
 _TAIL = struct.pack(">h", -1)
-_NULL = struct.pack(">i", -1)
+_BEGIN, _LENGTH = struct.Struct(">hi"), struct.Struct(">i")
+_NUMBERS = struct.Struct(">i16siiiiihiiiiiii")
+_NULL = _LENGTH.pack(-1)
 
 
 def append_alone(
@@ -63,11 +65,7 @@ def _give_up(raw: PatientConnection) -> None:
 def _encode(row: Chunk) -> bytes:
     """A row in COPY's binary format, of the types that the table's columns have."""
     tenant, body, tokens = row.tenant.encode(), row.body.encode(), row.token_ids
-    layout = f">hi{len(tenant)}si16siiiiihiiiiiii{len(body)}s"
-    return struct.pack(
-        layout,
-        len(row),
-        *(len(tenant), tenant),
+    numbers = _NUMBERS.pack(
         *(16, row.response_id.bytes),
         *(4, row.first_seq),
         *(4, row.n),
@@ -75,5 +73,7 @@ def _encode(row: Chunk) -> bytes:
         *(4, row.output_index),
         *(4, row.content_index),
         *(4, row.attempt),
-        *(len(body), body),
-    ) + (_NULL if tokens is None else struct.pack(">i", len(tokens)) + tokens)
+        len(body),
+    )
+    told = _NULL if tokens is None else _LENGTH.pack(len(tokens)) + tokens
+    return b"".join((_BEGIN.pack(len(row), len(tenant)), tenant, numbers, body, told))

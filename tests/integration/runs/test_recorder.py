@@ -1,10 +1,12 @@
 import threading
+import time
 from collections.abc import Iterator, Sequence
 
 import msgspec
 import pytest
 
 from engine.messages import Failed, FinishReason, Usage
+from server.runs import recorder
 from server.runs.active import Begin, Break, Inbound
 from server.runs.read import read_response
 from server.runs.recorder import Recorder
@@ -85,6 +87,25 @@ def test_messages_that_gather_during_a_commit_are_the_next_commit(bench: Bench) 
     eventually(lambda: len(bench.hub.told) == 2)
     assert [len(told.batch) for told in bench.hub.told] == [1, 4]
     bench.recorder.deliver([finished(run) for run in (first, *others)])
+
+
+def test_a_commit_that_follows_another_rests_and_begins_with_a_delivery(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recorder, "_REST", 1e6)
+    monkeypatch.setattr(recorder, "_LONGEST_REST", 0.05)
+    monkeypatch.setattr(recorder, "_LONGEST_WAIT", 30.0)
+    run = bench.begin()
+    bench.recorder.deliver([tokens(run, say("a"))])
+    eventually(lambda: len(bench.hub.told) == 1)
+    bench.recorder.deliver([tokens(run, say("b"))])
+    time.sleep(0.3)
+    assert len(bench.hub.told) == 1
+    bench.recorder.deliver([tokens(run, say("c"))])
+    eventually(lambda: len(bench.hub.told) == 2)
+    assert text_of(bench, run) == "abc"
+    monkeypatch.undo()
+    bench.recorder.deliver([finished(run)])
 
 
 @pytest.mark.parametrize(
