@@ -11,7 +11,8 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input install --qui
 TORCH ?= torch==2.13.0$(if $(filter Linux,$(shell uname -s)),+cpu)
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 
-NODE_CLIENTS := @openai/codex@0.169.0 openai@6 ai@6 @ai-sdk/openai@3 @ai-sdk/open-responses@1
+NODE_CLIENTS := @openai/codex@0.169.0 openai@6 ai@6 @ai-sdk/openai@3 @ai-sdk/open-responses@1 \
+	@modelcontextprotocol/server-everything@2026.8.31
 
 .PHONY: help serve test clients check faults bench clean
 

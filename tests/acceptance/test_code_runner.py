@@ -74,7 +74,7 @@ class Runner:
 
 
 @contextmanager
-def _running(*options: str) -> Iterator[Runner]:
+def running_runner(*options: str) -> Iterator[Runner]:
     need_sandboxes()
     runner = Runner(*options)
     try:
@@ -86,7 +86,7 @@ def _running(*options: str) -> Iterator[Runner]:
 
 @pytest.fixture(scope="module")
 def runner() -> Iterator[Runner]:
-    with _running() as opened:
+    with running_runner() as opened:
         yield opened
 
 
@@ -157,7 +157,7 @@ for fd in range(3, 20):
 
 
 def test_no_attack_takes_the_runner_or_another_session_along() -> None:
-    with _running("--sessions", "16", "--seconds", "1") as runner:
+    with running_runner("--sessions", "16", "--seconds", "1") as runner:
         assert runner.says("kept = 1", "bystander") == ""
         attackers = [
             threading.Thread(target=runner.call, args=[code, kind]) for kind, code in ATTACKS.items()
