@@ -6,6 +6,7 @@ leaves no orphan behind.
 """
 
 import asyncio
+import faulthandler
 import gc
 import logging
 import os
@@ -65,6 +66,7 @@ START_AGAIN_EXIT = 70
 def serve(config: Config, say: Callable[[str], None]) -> int:
     """Serves until SIGTERM or SIGINT; the process's exit code. Raises ConfigError before it listens."""
     _arm(config)
+    _say_where_threads_are()
     model_name(config)  # these find what cannot be served before anything is started
     read_adapters(config)
     _read_tools(config)
@@ -83,6 +85,12 @@ def serve(config: Config, say: Callable[[str], None]) -> int:
         stack.callback(process.stop)
         process.run(runner, listener)
     return process.exit_code
+
+
+def _say_where_threads_are() -> None:
+    """On SIGUSR1, and when native code crashes, every thread's stack is written to standard error."""
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1)
 
 
 def _arm(config: Config) -> None:

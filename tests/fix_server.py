@@ -141,9 +141,10 @@ def connect() -> Iterator[Connect]:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Shows what the servers said beside a failure that one of them may have caused."""
+    """Shows what the servers said, and where they are, beside a failure that one of them may have caused."""
     report = yield
     if report.failed:
         for server in list(living):
-            report.sections.append((f"server on port {server.port}", server.said()[-5000:]))
+            server.say_where_it_is()
+            report.sections.append((f"server on port {server.port}", server.said()[-20000:]))
     return report

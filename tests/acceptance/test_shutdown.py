@@ -62,3 +62,15 @@ def test_idle_server_ends_quietly(start_server: StartServer) -> None:
     assert server.wait() == 0
     assert "Traceback" not in server.said()
     assert "ERROR" not in server.said()
+
+
+def test_server_that_is_asked_where_it_is_says_so_and_goes_on(start_server: StartServer) -> None:
+    server = start_server(scripted_tokens=60, scripted_step_seconds=0.02)
+    with create(server.url, HELLO) as stream:
+        stream.take(5)
+        server.say_where_it_is()
+        said = server.said()
+        raw = stream.read()
+    assert parse(raw)[-1].event == "response.completed"
+    assert "recorder.py" in said
+    assert "scripted" in said

@@ -4,6 +4,8 @@ A client sends its request with an idempotency key until it is told of a respons
 `starting_after` until the stream has ended. `check` holds what it saw against what is stored.
 """
 
+import faulthandler
+import logging
 import random
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -19,6 +21,8 @@ import httpx
 from tests.support.eventually import eventually
 from tests.support.server_process import MODEL, ServerProcess
 from tests.support.sse import DONE, KEEP_ALIVE, Frame, parse, text_of
+
+log = logging.getLogger(__name__)
 
 PATIENCE_S = 60.0
 P2_SECONDS = 30.0
@@ -139,6 +143,9 @@ class Crowd:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None:
+            for client in self.clients:
+                log.warning("%d attempts, last of %r", client.attempts, client.received[-100:])
+            faulthandler.dump_traceback(2)
             self._given_up.set()
         self._pool.shutdown()
 

@@ -130,6 +130,17 @@ class ServerProcess:
         assert self._process is not None
         self._process.send_signal(signal.SIGTERM)
 
+    def say_where_it_is(self) -> None:
+        """Has it write the stack of each thread to what it said, or that it is there no more."""
+        if self._process is None or self._process.poll() is not None:
+            code = None if self._process is None else self._process.returncode
+            os.write(self._said.fileno(), f"(not running; exit code {code})\n".encode())
+            return
+        before = os.fstat(self._said.fileno()).st_size
+        self._process.send_signal(signal.SIGUSR1)
+        with contextlib.suppress(AssertionError):
+            eventually(lambda: "most recent call first" in self.said(before), within=1.0)
+
     def wait(self) -> int:
         """The exit code, once the process has ended."""
         assert self._process is not None
