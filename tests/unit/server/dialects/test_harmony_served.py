@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
@@ -58,15 +59,14 @@ class Talk:
     """Asks the model and reads what it says."""
 
     def __init__(self, bench: Bench, dialect: HarmonyDialect) -> None:
-        self._bench, self._dialect, self._asked = bench, dialect, 0
+        self._bench, self._dialect = bench, dialect
 
     def prompt(self, items: Sequence[Item], **fields: Any) -> Prompt:
         return self._dialect.write(Conversation(items=items, **fields))
 
     def say(self, prompt: Prompt, **fields: Any) -> list[Delta]:
-        self._asked += 1
         job = make_job(
-            f"{id(self)}.{self._asked}",
+            uuid4().hex,
             prompt.token_ids,
             fields.pop("max_tokens", 100),
             stop_ids=prompt.stop_ids,

@@ -3,7 +3,7 @@ from hypothesis import given
 from server.dialects.base import Delta, ReasoningDelta, TextDelta
 from server.runs.emitter import Emitter
 from server.stream.frames import OpenResponsesNames, frame, renamed
-from server.wire.events import Event, event_type, render
+from server.wire.events import Event, event_type
 from tests.support.builders import CREATED, RESPONSE, examples, make_echo, make_ending
 from tests.support.event_order import deltas
 from tests.support.sse import parse
@@ -23,7 +23,7 @@ def emitted(said: list[Delta]) -> list[Event]:
 
 
 def frames_of(said: list[Delta]) -> list[bytes]:
-    return [frame(event, render(RESPONSE, event)) for event in emitted(said)]
+    return [frame(RESPONSE, event) for event in emitted(said)]
 
 
 @given(deltas)
@@ -49,7 +49,7 @@ def test_text_that_spells_a_name_of_openais_is_told_as_it_is() -> None:
 
 def test_a_frame_is_two_lines_and_a_blank_one_under_its_type() -> None:
     for event in emitted([TextDelta("a\nb\r\u2028c")]):
-        head, data, *rest = frame(event, render(RESPONSE, event)).split(b"\n")
+        head, data, *rest = frame(RESPONSE, event).split(b"\n")
         assert head == b"event: " + event_type(event).encode()
         assert data.startswith(b"data: {")
         assert rest == [b"", b""]

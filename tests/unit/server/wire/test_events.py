@@ -164,7 +164,7 @@ def test_tokens_travel_on_the_first_row_and_only_there() -> None:
 def test_a_frame_has_one_event_line_and_one_data_line(text: str) -> None:
     for event in (Event(1, Kind.OUTPUT_TEXT_DELTA, 0, 0, text), make_whole(wire.OutputTextDone, text)):
         data = render(RESPONSE, event)
-        made = frame(event, data)
+        made = frame(RESPONSE, event)
         assert made == b"event: " + event_type(event).encode() + b"\ndata: " + data + b"\n\n"
         assert made.count(b"\n") == 3
         assert b"\r" not in made
