@@ -36,7 +36,6 @@ from server.store.embedded import EmbeddedPostgres
 from server.stream.frames import frame
 from server.tools.mcp import McpServers
 from server.wire.decode import decode
-from server.wire.events import render
 from server.wire.request import CreateResponse
 from tests.integration.runs.recorded import recording
 from tests.support.builders import CREATED, RESPONSE, TENANT
@@ -268,7 +267,7 @@ def _events() -> None:
         emitter = Emitter(RESPONSE, CREATED, plain_echo())
         for number in range(DELTAS):
             for event in emitter.delta(TextDelta(" word")):
-                frame(event, render(RESPONSE, event))
+                frame(RESPONSE, event)
             assert emitter.next_seq > number
 
     def items(_: int) -> None:
@@ -278,7 +277,7 @@ def _events() -> None:
                 begun = CallStart("shell", f"call_{number}")
                 for delta in (begun, CallDelta("{}"), CallEnd()):
                     for event in emitter.delta(delta):
-                        frame(event, render(RESPONSE, event))
+                        frame(RESPONSE, event)
             assert emitter.next_seq == 400
 
     times = take_times({"deltas": deltas, "items": items}, ROUNDS)

@@ -59,7 +59,7 @@ class Gate:
         """The caller of a request or of a WebSocket. Raises NotAuthenticated."""
         scheme, _, text = request.headers.get("authorization", "").partition(" ")
         given = text.strip() if scheme.lower() == "bearer" else ""
-        return self._database.retry(lambda connection: self._look_up(connection, given))
+        return self._database.ask(lambda connection: self._look_up(connection, given))
 
     def _look_up(self, connection: Connection, given: str) -> Caller:
         if not self._closed.is_set():

@@ -20,7 +20,7 @@ from server.services import Services
 from server.store import deletion, ownership
 from server.stream.frames import OpenResponsesNames
 from server.stream.hub import Channel
-from server.stream.sse import Answer, Cursor, Deferred, EventStream, Timing
+from server.stream.sse import Answer, Cursor, Deferred, EventStream, Stored, Timing
 from server.wire import ids
 from server.wire.decode import decode
 from server.wire.request import CreateResponse
@@ -40,7 +40,7 @@ def create(services: Services, caller: Caller, request: Request, body: bytes) ->
     admitted = services.admission.admit(caller, wanted, repeatable(request, body))
     if wanted.stream:
         reader = StreamReader(services.database, caller.tenant, admitted.id)
-        return stream(services, request, admitted.channel, reader, 0)
+        return stream(services, request, admitted.channel, reader, 0, admitted.begun)
     if wanted.background:
         return as_json(request, _read(services, caller, request, admitted.id))
     return _await_end(services, caller, request, admitted.id, admitted.channel)
@@ -67,12 +67,14 @@ def retrieve(services: Services, caller: Caller, request: Request, _body: bytes)
         return as_json(request, found)
     position = query.whole_number(request, "starting_after", -1) + 1
     reader = StreamReader(services.database, caller.tenant, response)
-    if not reader.look():
+    begun = reader.find(position)
+    if begun is None:
         raise unknown(request)
     channel = None
     if not reader.ended:
-        channel = services.hub.watch(caller.tenant, response, ends_unread=not reader.background)
-    return stream(services, request, channel, reader, position)
+        start = position + len(begun.frames) if begun.frames else None
+        channel = services.hub.watch(caller.tenant, response, ends_unread=not reader.background, start=start)
+    return stream(services, request, channel, reader, position, begun)
 
 
 def cancel(services: Services, caller: Caller, request: Request, _body: bytes) -> Answer:
@@ -104,11 +106,16 @@ def delete(services: Services, caller: Caller, request: Request, _body: bytes) -
 
 
 def stream(
-    services: Services, request: HTTPConnection, channel: Channel | None, reader: StreamReader, position: int
+    services: Services,
+    request: HTTPConnection,
+    channel: Channel | None,
+    reader: StreamReader,
+    position: int,
+    begun: Stored | None,
 ) -> EventStream:
-    """A response's events from a sequence number on."""
+    """A response's events from a sequence number on, of which the first may be at hand."""
     return EventStream(
-        Cursor(channel, reader.read, position),
+        Cursor(channel, reader.read, position, begun),
         timing=timing_of(services),
         headers={"x-request-id": request.state.request_id},
         rewriting=_names(services, request),

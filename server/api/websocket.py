@@ -129,7 +129,7 @@ class SocketSession:
         )
         self._going_on = _Held(admitted.items, size)
         reader = StreamReader(services.database, caller.tenant, admitted.id)
-        return responses.stream(services, self._websocket, admitted.channel, reader, 0)
+        return responses.stream(services, self._websocket, admitted.channel, reader, 0, admitted.begun)
 
     def end(self, wanted: Wanted, last: bytes) -> None:
         """Keeps what the next turn may go on from."""

@@ -40,10 +40,11 @@ from server.store import events, idempotency, ownership, responses
 from server.store.database import Connection, Database, clock
 from server.store.disk import Disk
 from server.store.responses import NewResponse
-from server.stream.frames import frame
+from server.stream.frames import frames
 from server.stream.hub import Hub, Published
+from server.stream.sse import Stored
 from server.wire.asked import ChoiceRequest
-from server.wire.events import Event, render
+from server.wire.events import Event
 from server.wire.ids import choice_id, new_uuid
 from server.wire.input import Given
 from server.wire.items import Item
@@ -153,7 +154,8 @@ class Admission:
         """
         if self._closed.is_set():
             raise Overloaded("The server is shutting down.")
-        if repeatable and (before := self._sent_before(caller, repeatable, len(requests))):
+        find_before = partial(sent_before, self._database, self._hub, caller, repeatable, len(requests))
+        if before := find_before():
             return before
         if self._disk.shortage() is not None:
             raise StorageFull
@@ -169,8 +171,8 @@ class Admission:
                 partial(self._prepare_all, caller, requests, repeatable, given, held, generate)
             )
         except (_UsedBefore, ConversationLocked) as refused:
-            if repeatable and (found := self._sent_before(caller, repeatable, len(requests))):
-                return found
+            if before := find_before():
+                return before
             if isinstance(refused, ConversationLocked):
                 raise
             raise Conflict("Another request used this Idempotency-Key; try again.") from None
@@ -182,9 +184,6 @@ class Admission:
             with suppress(_Changed):
                 return self._begin(prepared)
         raise ConversationLocked
-
-    def _sent_before(self, caller: Caller, repeatable: Repeatable, count: int) -> list[Admitted] | None:
-        return sent_before(self._database, self._hub, caller, repeatable, count)
 
     def _prepare_all(
         self,
@@ -254,7 +253,7 @@ class Admission:
 
     def _refuse_too_many_queued(self) -> None:
         most = self._config.max_queued
-        if self._database.retry(lambda connection: ownership.waiting(connection, most)) >= most:
+        if self._database.ask(lambda connection: ownership.waiting(connection, most)) >= most:
             raise Overloaded("Too many background responses are waiting; try again later.")
 
     def _begin(self, prepared: Sequence[_New]) -> list[Admitted]:
@@ -262,14 +261,17 @@ class Admission:
         if not echo.store:
             begun = self._begin_unstored(prepared)
         elif echo.background:
-            self._accept(prepared)
+            begun = self._accept(prepared)
             self._on_queued()
-            return [
-                Admitted(new.response, self._hub.watch(new.caller.tenant, new.response)) for new in prepared
-            ]
+            return [self._watch(run, first) for run, first in begun]
         else:
             begun = self._accept_running(prepared)
         return [self._hand_over(run, new, first) for new, (run, first) in zip(prepared, begun, strict=True)]
+
+    def _watch(self, run: Run, begun: Sequence[Event]) -> Admitted:
+        response = run.facts.id
+        channel = self._hub.watch(run.facts.tenant, response, start=len(begun))
+        return Admitted(response, channel, begun=Stored(frames(response, begun), ended=False))
 
     def _begin_unstored(self, prepared: Sequence[_New]) -> list[_Begun]:
         def claim_key(connection: Connection) -> datetime:
@@ -362,8 +364,7 @@ class Admission:
             grace=self._config.grace_seconds,
             on_abandoned=partial(self._unread.left if run.stored else self._tool_loop.cancel, response),
         )
-        frames = tuple(frame(event, render(response, event)) for event in begun)
-        self._hub.publish([Published(response, 0, frames, None)])
+        self._hub.publish([Published(response, 0, frames(response, begun), None)])
         at_calls = run.waits_for_calls  # asked before another thread has it
         self._recorder.begin(run)
         crashpoint("accept.begun")

@@ -11,7 +11,7 @@ from server.runs import context
 from server.runs.writing import stored_item
 from server.store import conversations as store
 from server.store.conversations import StoredConversation
-from server.store.database import Connection, Database, snapshot
+from server.store.database import Connection, Database
 from server.store.responses import NewItem
 from server.wire import ids
 from server.wire.conversations import Conversation, CreateConversation
@@ -99,7 +99,6 @@ def list_items(
     """Raises NotFound, or InvalidRequest for a bad cursor."""
 
     def work(connection: Connection) -> list[str]:
-        snapshot(connection)
         _get(connection, tenant, conversation)
         place = None
         if after is not None:
@@ -111,7 +110,7 @@ def list_items(
                 )
         return store.page(connection, tenant, conversation, place, limit + 1, newest_first=newest_first)
 
-    return page([payload.encode() for payload in database.retry(work)], limit)
+    return page([payload.encode() for payload in database.read(work)], limit)
 
 
 def hold(connection: Connection, tenant: str, conversation: UUID) -> StoredConversation:

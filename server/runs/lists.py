@@ -9,7 +9,7 @@ from server.errors import InvalidRequest
 from server.runs.read import as_response
 from server.runs.states import ENDED
 from server.store import listing, responses
-from server.store.database import Connection, Database, snapshot
+from server.store.database import Connection, Database
 from server.store.listing import Cursor, Filters
 from server.wire import ids
 from server.wire.pages import Page, page
@@ -21,14 +21,13 @@ def list_responses(
     """A page of the responses that exist for readers, whole. Raises InvalidRequest for a bad cursor."""
 
     def work(connection: Connection) -> list[bytes]:
-        snapshot(connection)
         cursor = _cursor(connection, tenant, after) if after is not None else None
         found = listing.page(connection, tenant, filters, cursor, limit + 1, newest_first=newest_first)
         ended = [stored.id for stored in found if stored.status in ENDED]
         outputs = listing.outputs(connection, tenant, ended)
         return [msgspec.json.encode(as_response(stored, outputs.get(stored.id, ()))) for stored in found]
 
-    return page(database.retry(work), limit)
+    return page(database.read(work), limit)
 
 
 def _cursor(connection: Connection, tenant: str, after: str) -> Cursor:
@@ -48,7 +47,6 @@ def list_input_items(
     """
 
     def work(connection: Connection) -> Sequence[str] | None:
-        snapshot(connection)
         if responses.get(connection, tenant, response) is None:
             return None
         place = None
@@ -58,7 +56,7 @@ def list_input_items(
                 raise _bad_cursor(after, "an input item of this response")
         return listing.input_page(connection, tenant, response, place, limit + 1, newest_first=newest_first)
 
-    found = database.retry(work)
+    found = database.read(work)
     return None if found is None else page([payload.encode() for payload in found], limit)
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from itertools import islice
 from uuid import UUID
+from weakref import WeakValueDictionary
 
 import msgspec
 
@@ -10,13 +11,13 @@ from server.runs.assemble import assemble
 from server.runs.raw_messages import asks_for_raw_messages, told_again
 from server.runs.states import ENDED, Ending
 from server.store import events, responses
-from server.store.database import Connection, Database, snapshot
+from server.store.database import Connection, Database
 from server.store.held import HeldStream
 from server.store.responses import StoredResponse
-from server.stream.frames import frame
+from server.stream.frames import frame, frames
 from server.stream.hub import TAIL_FRAMES, Published
 from server.stream.sse import Stored
-from server.wire.events import Event, render
+from server.wire.events import Event
 from server.wire.response import Echo, Response
 
 PAGE_EVENTS = 1024
@@ -72,10 +73,13 @@ def find_response(database: Database, tenant: str, response: UUID) -> Response |
     """The same, all of one moment: nothing that is purged meanwhile is missing."""
 
     def work(connection: Connection) -> Response | None:
-        snapshot(connection)
         return read_response(connection, tenant, response)
 
-    return database.retry(work)
+    return database.read(work)
+
+
+_held: WeakValueDictionary[tuple[str, UUID], HeldStream] = WeakValueDictionary()
+"""What the readers in this process hold, however many of them read the same stream."""
 
 
 class StreamReader:
@@ -98,45 +102,49 @@ class StreamReader:
         """It has been found that the response has ended."""
         return self._held is not None
 
-    def look(self) -> bool:
-        """Whether the tenant has such a response."""
-        return self._database.retry(self._look)
+    def find(self, first: int) -> Stored | None:
+        """The same as `read`, of a response of which it is not known whether the tenant has it."""
+        return self._database.read(lambda connection: self._find(connection, first))
 
     def read(self, first: int) -> Stored:
         """The committed frames from that sequence number on, a page of them."""
         if self._held is None:
-            return self._database.retry(lambda connection: self._read(connection, first))
+            return self._database.read(lambda connection: self._find(connection, first)) or Stored(
+                [], ended=True
+            )
         return self._page_of(self._held, first)
 
-    def _look(self, connection: Connection) -> bool:
-        snapshot(connection)
+    def _find(self, connection: Connection, first: int) -> Stored | None:
         stored = responses.get(connection, self._tenant, self._response)
-        self.background = stored is not None and stored.background
-        if stored is not None and stored.status in ENDED:
-            self._held = HeldStream(events.compacted(connection, self._tenant, self._response))
-        return stored is not None
-
-    def _read(self, connection: Connection, first: int) -> Stored:
-        if not self._look(connection):
-            return Stored([], ended=True)
-        if self._held is not None:
+        if stored is None:
+            return None
+        self.background = stored.background
+        if stored.status in ENDED:
+            self._held = self._hold(connection)
             return self._page_of(self._held, first)
         found = events.read(connection, self._tenant, self._response, first, PAGE_EVENTS)
         return Stored(self._page(found), ended=False)
 
+    def _hold(self, connection: Connection) -> HeldStream:
+        held = _held.get((self._tenant, self._response))
+        if held is None:
+            held = HeldStream(events.compacted(connection, self._tenant, self._response))
+            _held[self._tenant, self._response] = held
+        return held
+
     def _page_of(self, held: HeldStream, first: int) -> Stored:
-        frames = self._page(held.read(first))
-        return Stored(frames, ended=first + len(frames) >= held.end)
+        page = self._page(held.read(first))
+        return Stored(page, ended=first + len(page) >= held.end)
 
     def _page(self, found: Iterable[Event]) -> list[bytes]:
-        frames: list[bytes] = []
+        page: list[bytes] = []
         size = 0
         for event in islice(found, PAGE_EVENTS):
-            frames.append(frame(event, render(self._response, event)))
-            size += len(frames[-1])
+            page.append(frame(self._response, event))
+            size += len(page[-1])
             if size >= PAGE_BYTES:
                 break
-        return frames
+        return page
 
 
 def read_end(connection: Connection, news: events.News) -> Published:
@@ -150,6 +158,5 @@ def read_end(connection: Connection, news: events.News) -> Published:
     final = read_response(connection, tenant, response)
     if final is None:
         return Published(response, position, (), None, gone=True)
-    frames = tuple(frame(event, render(response, event)) for event in found)
     first = found[0].sequence_number if found else position
-    return Published(response, first, frames, msgspec.json.encode(final))
+    return Published(response, first, frames(response, found), msgspec.json.encode(final))

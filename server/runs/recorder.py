@@ -26,9 +26,8 @@ from server.store import leases
 from server.store.appending import append_alone
 from server.store.database import Connection, Database, Duplicate, Unreachable
 from server.store.events import Chunk
-from server.stream.frames import frame
+from server.stream.frames import frames
 from server.stream.hub import Hub, Published
-from server.wire.events import render
 
 log = logging.getLogger("holdfast.recorder")
 
@@ -266,7 +265,7 @@ class Recorder:
             Published(
                 step.run.facts.id,
                 step.events[0].sequence_number,
-                tuple(frame(event, render(step.run.facts.id, event)) for event in step.events),
+                frames(step.run.facts.id, step.events),
                 msgspec.json.encode(step.run.final) if step.run.final is not None else None,
             )
             for step in steps

@@ -10,6 +10,7 @@ from server.store import idempotency, responses
 from server.store.database import Connection, Database
 from server.store.responses import StoredResponse
 from server.stream.hub import Channel, Hub
+from server.stream.sse import Stored
 from server.wire.ids import choice_id
 from server.wire.items import Item
 
@@ -32,22 +33,27 @@ class Admitted:
     """Where its frames come out."""
     items: Sequence[Item] = ()
     """What the model reads, of a response that begins here."""
+    begun: Stored | None = None
+    """Its first frames, of one that waits for its turn."""
 
 
 def sent_before(
-    database: Database, hub: Hub, caller: Caller, repeatable: Repeatable, count: int
+    database: Database, hub: Hub, caller: Caller, repeatable: Repeatable | None, count: int
 ) -> list[Admitted] | None:
-    """The responses, so many, that the same request has begun; None if it comes for the first time.
+    """The responses, so many, that the same request has begun; None if it comes for the first time or may
+    not be repeated.
 
     Raises InvalidRequest if the key came with another request, Conflict if what it began is gone.
     """
+    if repeatable is None:
+        return None
 
     def look(connection: Connection) -> tuple[idempotency.FirstUse | None, StoredResponse | None]:
         first = idempotency.find(connection, caller.tenant, repeatable.key)
         kept = responses.get(connection, caller.tenant, first.response_id) if first else None
         return first, kept
 
-    first, kept = database.retry(look)
+    first, kept = database.ask(look)
     if first is None:
         return None
     if first.digest != repeatable.digest:

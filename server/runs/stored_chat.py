@@ -19,7 +19,7 @@ from server.runs.chat_request import chat_choice, chat_format, chat_tool
 from server.runs.raw_messages import asks_for_raw_messages
 from server.runs.read import as_response, with_raw_messages
 from server.store import choices, deletion, listing, responses
-from server.store.database import Connection, Database, snapshot
+from server.store.database import Connection, Database
 from server.store.listing import ANSWERED, Cursor, Filters
 from server.store.responses import StoredResponse
 from server.wire import ids
@@ -35,10 +35,9 @@ def find(database: Database, tenant: str, first: UUID) -> StoredCompletion:
     """Raises NotFound."""
 
     def work(connection: Connection) -> StoredCompletion:
-        snapshot(connection)
         return _told(_there(choices.get(connection, tenant, _candidates(first)), first), connection, tenant)
 
-    return database.retry(work)
+    return database.read(work)
 
 
 def update(database: Database, tenant: str, first: UUID, metadata: Metadata | None) -> StoredCompletion:
@@ -69,7 +68,6 @@ def list_completions(
     """A page of the completions that are there. Raises InvalidRequest for a bad cursor."""
 
     def work(connection: Connection) -> list[bytes]:
-        snapshot(connection)
         cursor = _cursor(connection, tenant, after) if after is not None else None
         found: list[StoredCompletion] = []
         while True:
@@ -79,7 +77,7 @@ def list_completions(
                 return [msgspec.json.encode(one) for one in found]
             cursor = Cursor(first[-1].created_at, first[-1].id)
 
-    return page(database.retry(work), limit)
+    return page(database.read(work), limit)
 
 
 def list_messages(
@@ -88,11 +86,10 @@ def list_messages(
     """A page of what a completion was given. Raises NotFound, or InvalidRequest for a bad cursor."""
 
     def work(connection: Connection) -> list[str]:
-        snapshot(connection)
         _there(choices.get(connection, tenant, _candidates(first)), first)
         return responses.input_items(connection, tenant, first)
 
-    messages = as_messages(map(decode_item, database.retry(work)), ids.completion_id(first))
+    messages = as_messages(map(decode_item, database.read(work)), ids.completion_id(first))
     messages = messages[::-1] if newest_first else messages
     begin = 0
     if after is not None:

@@ -23,7 +23,7 @@ PATIENCE_S = 6.0
 """How long an answer may take: longer than the server's own limit, which is the one to be told of."""
 
 PING_S = 2.0
-"""How long the answer to nothing may take, which is asked before a connection is used again."""
+"""How long the answer to nothing may take, which is asked before a connection is used again after a while."""
 
 _NETWORK = {
     "connect_timeout": "3",
@@ -70,6 +70,25 @@ class PatientConnection(psycopg.Connection[Any]):
         except StopIteration as ended:
             result: _T = ended.value
             return result
+
+    def is_silent(self) -> bool:
+        """Whether nothing has come unasked, such as the word that the server ends. It asks nothing."""
+        poll = select.poll()
+        poll.register(self.pgconn.socket, select.POLLIN)
+        return not poll.poll(0)
+
+    def is_there(self) -> bool:
+        """Whether the server answers to nothing, soon. It leaves no transaction behind."""
+        self.patience = PING_S
+        try:
+            self.autocommit = True
+            self.execute("")
+            self.autocommit = False
+        except psycopg.Error:
+            return False
+        finally:
+            del self.patience
+        return True
 
     def answers(self, *, refused: bool = False) -> list[PGresult]:
         """What the server says to what was sent through `pgconn`, to its end or to where it wants rows.

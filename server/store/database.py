@@ -19,12 +19,14 @@ from sqlalchemy.exc import (
     IntegrityError,
     InterfaceError,
     InternalError,
+    InvalidatePoolError,
     OperationalError,
     SQLAlchemyError,
 )
+from sqlalchemy.pool import ConnectionPoolEntry
 
 from server.locations import migrations_folder
-from server.store.connect import LIMITS, PATIENCE_S, PING_S, PatientConnection, connect, url_in_time
+from server.store.connect import LIMITS, PatientConnection, connect, url_in_time
 from server.store.outage import Outage
 
 __all__ = [
@@ -39,7 +41,6 @@ __all__ = [
     "durable",
     "is_disk_full",
     "schema_state",
-    "snapshot",
     "upgrade",
 ]
 
@@ -62,6 +63,10 @@ OUTAGE_S = 5.0
 """How long a request waits for a database that restarts."""
 
 _PAUSE_S = 0.1
+_FRESH_S = 1.0
+"""How long ago a connection may have been used at most that is used again without being asked whether it is
+still there."""
+_USED_AT = "used_at"
 _OWN_THREADS = 5
 """Connections beyond the requests': no crowd of them keeps a heartbeat or a health check waiting."""
 
@@ -91,19 +96,26 @@ class Database:
             pool_size=pool_size + _OWN_THREADS,
             max_overflow=0,
             pool_timeout=5,
-            pool_pre_ping=True,
             hide_parameters=True,  # what is stored is content, and logs outlive it
         )
-        event.listen(self._engine, "checkin", _be_quick)
-        event.listen(self._engine, "checkin", self._let_go)
-        event.listen(self._engine, "checkout", _be_patient)
+        self._snapshots = self._engine.execution_options(
+            isolation_level="REPEATABLE READ", postgresql_readonly=True
+        )
+        self._alone = self._engine.execution_options(isolation_level="AUTOCOMMIT")
+        event.listen(self._engine, "checkin", self._checked_in)
+        event.listen(self._engine, "checkout", _check_out)
 
     @contextmanager
     def begin(self) -> Iterator[Connection]:
         """One transaction from the pool."""
+        with self._begin(self._engine) as connection:
+            yield connection
+
+    @contextmanager
+    def _begin(self, engine: Engine) -> Iterator[Connection]:
         began = monotonic()
         try:
-            with self._engine.begin() as connection:
+            with engine.begin() as connection:
                 self._outage.ended()
                 yield connection
         except Unreachable as error:
@@ -118,10 +130,21 @@ class Database:
         changed. The tries end after so many seconds, or so many after the outage began that is going on, and
         the last one's DatabaseError is raised; every try is limited itself, so that nobody waits much longer.
         """
+        return self._retry(self._engine, work, seconds)
+
+    def read(self, work: Callable[[Connection], T]) -> T:
+        """The same for what only reads: all that it sees is of one moment."""
+        return self._retry(self._snapshots, work, OUTAGE_S)
+
+    def ask(self, work: Callable[[Connection], T]) -> T:
+        """The same for what needs no transaction: each statement is one, and takes one exchange alone."""
+        return self._retry(self._alone, work, OUTAGE_S)
+
+    def _retry(self, engine: Engine, work: Callable[[Connection], T], seconds: float) -> T:
         deadline = self._outage.deadline(seconds)
         while True:
             try:
-                with self._outage.turn(deadline), self.begin() as connection:
+                with self._outage.turn(deadline), self._begin(engine) as connection:
                     return work(connection)
             except Unreachable as error:
                 if monotonic() >= deadline or not _may_pass(error):
@@ -148,20 +171,20 @@ class Database:
         self._closed = True
         self._engine.dispose()
 
-    def _let_go(self, connection: PatientConnection | None, _record: Any) -> None:
+    def _checked_in(self, connection: PatientConnection | None, record: ConnectionPoolEntry) -> None:
         """A connection that was in use when the pool was closed comes back to nobody."""
+        record.info[_USED_AT] = monotonic()
         if self._closed and connection is not None:
             connection.close()
 
 
-def _be_quick(connection: PatientConnection | None, _record: Any) -> None:
-    """The next thing that this connection is asked is whether it is still there."""
-    if connection is not None:
-        connection.patience = PING_S
-
-
-def _be_patient(connection: PatientConnection, _record: Any, _proxy: Any) -> None:
-    connection.patience = PATIENCE_S
+def _check_out(connection: PatientConnection, record: ConnectionPoolEntry, _proxy: Any) -> None:
+    """Makes sure of a connection that was not used for a while; a new one is as good as used."""
+    used_at = record.info.get(_USED_AT, monotonic())
+    if monotonic() - used_at < _FRESH_S and connection.is_silent():
+        return
+    if not connection.is_there():
+        raise InvalidatePoolError
 
 
 def _is_gone(error: OperationalError | InterfaceError | InternalError) -> bool:
@@ -187,11 +210,6 @@ def clock(connection: Connection) -> datetime:
 def durable(connection: Connection) -> None:
     """This transaction's commit waits for the disk, whatever the session's setting."""
     connection.execute(text("set local synchronous_commit = on"))
-
-
-def snapshot(connection: Connection) -> None:
-    """Makes this transaction, which has asked nothing yet, one that only reads and sees one moment."""
-    connection.execute(text("set transaction isolation level repeatable read, read only"))
 
 
 def is_disk_full(error: DatabaseError) -> bool:

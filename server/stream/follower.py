@@ -18,9 +18,8 @@ from server.store import events, notify
 from server.store.database import Connection, Database, DatabaseError, Unreachable
 from server.store.events import News
 from server.store.notify import Hints
-from server.stream.frames import frame
+from server.stream.frames import frames
 from server.stream.hub import TAIL_FRAMES, Hub, Place, Published
-from server.wire.events import render
 
 log = logging.getLogger("holdfast.follower")
 
@@ -210,5 +209,5 @@ class Follower:
 
 def _running(news: News) -> Published:
     response, found = news.watched.response_id, news.events[-TAIL_FRAMES:]
-    frames = tuple(frame(event, render(response, event)) for event in found)
-    return Published(response, found[0].sequence_number if found else news.end, frames, None)
+    first = found[0].sequence_number if found else news.end
+    return Published(response, first, frames(response, found), None)

@@ -1,13 +1,18 @@
 """One event as server-sent-event bytes, under either of its names. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from uuid import UUID
 
-from server.wire.events import Event, event_type
+from server.wire.events import Event, event_type, render
 
 
-def frame(event: Event, rendered: bytes) -> bytes:
+def frame(response: UUID, event: Event) -> bytes:
     """`event:` and `data:` lines and the blank line, in one piece; LF only, never an `id:`."""
-    return b"event: " + event_type(event).encode() + b"\ndata: " + rendered + b"\n\n"
+    return b"event: " + event_type(event).encode() + b"\ndata: " + render(response, event) + b"\n\n"
+
+
+def frames(response: UUID, events: Iterable[Event]) -> tuple[bytes, ...]:
+    return tuple(frame(response, event) for event in events)
 
 
 class OpenResponsesNames:

@@ -172,16 +172,19 @@ class Hub:
             self._loop.call_soon_threadsafe(channel.await_first_reader)
         return channel
 
-    def watch(self, tenant: str, response_id: UUID, *, ends_unread: bool = False) -> Channel:
+    def watch(
+        self, tenant: str, response_id: UUID, *, ends_unread: bool = False, start: int | None = None
+    ) -> Channel:
         """The channel of a stored response of this tenant, which runs here, elsewhere or nowhere yet.
 
-        One that `ends_unread` goes on only while it has readers. Any thread.
+        One that `ends_unread` goes on only while it has readers. A new one begins at `start`, up to which
+        its first reader knows the frames. Any thread.
         """
         with self._making:
             channel = self._channels.get(response_id)
             if channel is None:
                 place = (tenant, response_id)
-                channel = Channel(stored=True, on_join=partial(self._tell_of_watch, place))
+                channel = Channel(stored=True, start=start, on_join=partial(self._tell_of_watch, place))
                 self._channels[response_id] = self._watched[place] = channel
             channel.ends_unread |= ends_unread
             return channel

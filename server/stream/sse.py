@@ -127,7 +127,7 @@ class Endpoint:
 class Stored:
     """Committed frames, and whether the response has ended and these are its last."""
 
-    frames: list[bytes]
+    frames: Sequence[bytes]
     ended: bool
 
 
@@ -138,11 +138,19 @@ class Cursor:
     number on and is called in a thread.
     """
 
-    def __init__(self, channel: Channel | None, read: Callable[[int], Stored], position: int = 0) -> None:
+    def __init__(
+        self,
+        channel: Channel | None,
+        read: Callable[[int], Stored],
+        position: int = 0,
+        begun: Stored | None = None,
+    ) -> None:
+        """`begun` is what was read from `position` on already."""
         self.ended = False
         self._channel = channel
         self._read = read
         self._position = position
+        self._begun = begun
 
     def join(self, waker: asyncio.Event) -> None:
         if self._channel:
@@ -157,9 +165,9 @@ class Cursor:
         """What comes next is in the store alone."""
         return not self.ended and (self._channel is None or self._channel.after(self._position) is None)
 
-    async def next(self) -> list[bytes]:
+    async def next(self) -> Sequence[bytes]:
         """The frames that have come since; sets `ended` with the last of them."""
-        ready = await self._look()
+        ready, self._begun = self._begun or await self._look(), None
         self._position += len(ready.frames)
         self.ended = ready.ended
         return ready.frames
@@ -370,7 +378,7 @@ def _part(block: bytes) -> Message:
     return {"type": "http.response.body", "body": block, "more_body": True}
 
 
-def _in_blocks(frames: list[bytes]) -> Iterator[bytes]:
+def _in_blocks(frames: Sequence[bytes]) -> Iterator[bytes]:
     """Whole frames together, but never so many that a slow client could not read them in time."""
     block: list[bytes] = []
     size = 0

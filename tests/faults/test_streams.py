@@ -77,7 +77,7 @@ def test_clients_that_stop_reading_are_dropped_and_hurt_nobody(
     slack: int,
     tally: Tally,
 ) -> None:
-    server = start_server(scripted_tokens=3500, scripted_step_seconds=0.002, send_seconds=send_seconds)
+    server = start_server(scripted_tokens=6000, scripted_step_seconds=0.002, send_seconds=send_seconds)
     with create(server.url, HELLO) as stream:
         raw = stream.read()
     assert len(raw) > 300_000, "the kernel would take it all"

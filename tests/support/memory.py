@@ -121,6 +121,11 @@ class MemoryDatabase:
                 continue
         raise AssertionError("trouble without end")
 
+    def read(self, work: Callable[[Any], T]) -> T:
+        return self.retry(work)
+
+    ask = read
+
     def dedicate(self, name: str, *, autocommit: bool = False) -> "MemoryConnection":
         return MemoryConnection(self._memory)
 

@@ -9,7 +9,7 @@ from server.runs.read import StreamReader, read_response
 from server.runs.states import ENDED
 from server.store import events
 from server.stream.frames import frame
-from server.wire.events import Event, is_terminal, render
+from server.wire.events import Event, is_terminal
 from tests.support.builders import BREAK_PARSER, TENANT, SpelledParser
 from tests.support.memory import MemoryDatabase, Row
 from tests.support.simulated_parts import answer_of
@@ -24,7 +24,7 @@ def check(world: World) -> None:
             for chunk, _ in row.log
             for event in events.unpack(*chunk[2:3], *_place(chunk), chunk.body.encode())
         ]
-        frames = [frame(event, render(response, event)) for event in log]
+        frames = [frame(response, event) for event in log]
         _check_end(world, row, log)
         _check_text(world, response, log)
         for client in world.clients:

@@ -12,6 +12,7 @@ from uuid import UUID
 from engine.messages import Capabilities, Failed, Finished, Job, JobRefused, Outbound, Stats, Tokens, Usage
 from server.runs.read import StreamReader
 from server.stream.hub import Channel
+from server.stream.sse import Stored
 from tests.support.builders import BREAK_PARSER, HALF, THINK
 from tests.support.memory import Memory
 
@@ -140,6 +141,7 @@ class Client:
     replica: "Replica | None"
     channel: Channel | None
     reader: StreamReader
+    begun: Stored | None = None
     frames: list[bytes] = field(default_factory=list)
     waker: asyncio.Event | None = None
     done: bool = False
@@ -147,6 +149,11 @@ class Client:
     def take(self) -> None:
         """What `EventStream` does when it is woken."""
         if self.done:
+            return
+        if self.begun is not None:
+            begun, self.begun = self.begun, None
+            self.frames += begun.frames
+            self.done = begun.ended
             return
         frames = None if self.channel is None else self.channel.after(len(self.frames))
         if frames is not None and self.channel is not None:
@@ -160,4 +167,4 @@ class Client:
     def leave(self) -> None:
         if self.channel is not None and self.waker is not None:
             self.channel.leave(self.waker)
-        self.replica = self.channel = self.waker = None
+        self.replica = self.channel = self.waker = self.begun = None

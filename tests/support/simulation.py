@@ -24,6 +24,7 @@ from server.runs.states import ENDED
 from server.store import deletion, ownership
 from server.stream import hub
 from server.stream.hub import Channel
+from server.stream.sse import Stored
 from server.wire.request import CreateResponse
 from tests.support import memory_store
 from tests.support.builders import TENANT
@@ -113,14 +114,16 @@ class World:
             with suppress(ApiError):
                 admitted = replica.admission.admit(CALLER, request, repeatable)
                 self.keyed.setdefault(key or str(admitted.id), set()).add(admitted.id)
-                self.join(replica, admitted.id, admitted.channel, stored)
+                self.join(replica, admitted.id, admitted.channel, stored, admitted.begun)
 
         replica.act(ask)
 
-    def join(self, replica: Replica, response: UUID, channel: Channel | None, stored: bool) -> None:
+    def join(
+        self, replica: Replica, response: UUID, channel: Channel, stored: bool, begun: Stored | None
+    ) -> None:
         reader = StreamReader(replica.database, TENANT, response)
-        client = Client(response, stored, replica, channel, reader)
-        client.waker = channel.join() if channel else None
+        client = Client(response, stored, replica, channel, reader, begun)
+        client.waker = channel.join()
         self.clients.append(client)
 
     def thread(self) -> None:
@@ -156,9 +159,13 @@ class World:
         client = self.dice.choice(left)
         client.leave()
         reader = StreamReader(replica.database, TENANT, client.response)
-        if reader.look():
-            client.reader, client.replica = reader, replica
-            watched = replica.hub.watch(TENANT, client.response, ends_unread=not reader.background)
+        position = len(client.frames)
+        if (begun := reader.find(position)) is not None:
+            client.reader, client.replica, client.begun = reader, replica, begun
+            start = position + len(begun.frames) if begun.frames else None
+            watched = replica.hub.watch(
+                TENANT, client.response, ends_unread=not reader.background, start=start
+            )
             client.channel = None if reader.ended else watched
             client.waker = client.channel.join() if client.channel else None
 

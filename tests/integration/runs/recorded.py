@@ -15,7 +15,7 @@ from server.runs.run import Run
 from server.store import events
 from server.store.database import Database
 from server.stream.frames import frame
-from server.wire.events import Event, render
+from server.wire.events import Event
 from tests.support.builders import TENANT, SpyHub, accept, register
 from tests.support.eventually import eventually
 
@@ -64,7 +64,7 @@ class Bench:
 
     def frames(self, response: UUID, tenant: str = TENANT) -> list[bytes]:
         stored = self.stored(response, tenant)
-        return [frame(event, render(response, event)) for event in stored]
+        return [frame(response, event) for event in stored]
 
     def counts(self) -> dict[str, int]:
         """How many rows each table has."""

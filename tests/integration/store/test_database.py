@@ -69,6 +69,34 @@ def test_a_pooled_connection_that_was_killed_is_replaced(database: Database, dat
         assert connection.exec_driver_sql("select pg_backend_pid()").scalar_one() != pid
 
 
+def test_what_is_read_is_of_one_moment_and_cannot_be_changed(database: Database) -> None:
+    moments = "select transaction_timestamp(), current_setting('transaction_isolation')"
+
+    def work(connection: Connection) -> list[tuple[object, object]]:
+        return [tuple(connection.exec_driver_sql(moments).one()) for _ in range(2)]
+
+    (before, level), after = database.read(work)
+    assert (before, level) == after
+    assert level == "repeatable read"
+    with pytest.raises(DatabaseError, match="read-only"):
+        database.read(lambda connection: connection.exec_driver_sql("create table made (one int)"))
+
+
+def test_what_is_asked_has_no_transaction_and_leaves_none(database: Database) -> None:
+    moment = "select transaction_timestamp(), pg_backend_pid()"
+
+    def work(connection: Connection) -> list[tuple[object, object]]:
+        return [tuple(connection.exec_driver_sql(moment).one()) for _ in range(2)]
+
+    (before, one), (after, other) = database.ask(work)
+    assert before < after  # type: ignore[operator]
+    assert one == other
+    with database.begin() as connection:  # the same connection, which has transactions again
+        assert connection.exec_driver_sql("select pg_backend_pid()").scalar_one() == one
+        assert len({clock(connection) for _ in range(2)}) == 2
+        assert len({connection.exec_driver_sql("select now()").scalar_one() for _ in range(2)}) == 1
+
+
 def test_a_database_that_is_not_there_is_a_database_error() -> None:
     absent = Database("postgresql:///?host=/nowhere", pool_size=1)
     with pytest.raises(DatabaseError), absent.begin():

@@ -18,8 +18,7 @@ PATIENCE_S = 0.4
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connect.PatientConnection, "patience", PATIENCE_S)
-    monkeypatch.setattr(database, "PATIENCE_S", PATIENCE_S)
-    monkeypatch.setattr(database, "PING_S", PATIENCE_S)
+    monkeypatch.setattr(connect, "PING_S", PATIENCE_S)
     monkeypatch.setitem(connect._NETWORK, "connect_timeout", "2")  # less is as much, says psycopg
 
 
@@ -52,12 +51,24 @@ def test_a_new_connection_that_is_not_answered_is_given_up(proxy: Proxy, remote:
         remote.dedicate("test")
 
 
-def test_idle_connections_that_fell_silent_are_replaced(proxy: Proxy, remote: Database) -> None:
+def test_idle_connections_that_fell_silent_are_replaced(
+    proxy: Proxy, remote: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database, "_FRESH_S", 0.0)
     with remote.begin() as one, remote.begin() as other:
         assert clock(one) < clock(other)
     proxy.strand()
     assert remote.retry(clock)
     assert proxy.connections >= 1
+
+
+def test_connections_that_fell_silent_right_after_their_use_are_replaced(
+    proxy: Proxy, remote: Database
+) -> None:
+    with remote.begin() as one, remote.begin() as other:
+        assert clock(one) < clock(other)
+    proxy.strand()
+    assert remote.retry(clock)
 
 
 def test_connections_that_were_reset_are_replaced(proxy: Proxy, remote: Database) -> None:
