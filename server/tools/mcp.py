@@ -14,12 +14,10 @@ import shlex
 import threading
 from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
 
 import msgspec
-from mcp.types import CallToolResult, TextContent
-from mcp.types import Tool as OfferedTool
 
 from server.errors import ConfigError
 from server.runs.hosted import Access, Outcome
@@ -27,6 +25,10 @@ from server.tools import session
 from server.tools.address import Allowed, Refused, check_url, only, read_url
 from server.wire.hosted_items import ListedTool, McpError
 from server.wire.parts import is_deeper
+
+if TYPE_CHECKING:
+    from mcp.types import CallToolResult
+    from mcp.types import Tool as OfferedTool
 
 log = logging.getLogger("holdfast.mcp")
 
@@ -193,7 +195,7 @@ def _talk(loop: asyncio.AbstractEventLoop) -> None:
     loop.close()
 
 
-def usable(label: str, offered: Sequence[OfferedTool | ListedTool]) -> list[ListedTool]:
+def usable(label: str, offered: Sequence["OfferedTool | ListedTool"]) -> list[ListedTool]:
     """The tools that a model can be offered; the others are told in the log."""
     tools: dict[str, ListedTool] = {}
     room = MOST_LISTED
@@ -207,7 +209,7 @@ def usable(label: str, offered: Sequence[OfferedTool | ListedTool]) -> list[List
     return list(tools.values())
 
 
-def _listed(tool: OfferedTool | ListedTool) -> ListedTool:
+def _listed(tool: "OfferedTool | ListedTool") -> ListedTool:
     if isinstance(tool, ListedTool):
         return tool
     said = tool.annotations.model_dump(exclude_none=True) if tool.annotations else {}
@@ -227,9 +229,9 @@ def _size(tool: ListedTool) -> int | None:
     return None if b"\\u0000" in encoded or len(encoded) > 2 * MOST_SCHEMA else len(encoded)
 
 
-def _outcome(result: CallToolResult) -> Outcome:
+def _outcome(result: "CallToolResult") -> Outcome:
     text = "\n".join(
-        part.text if isinstance(part, TextContent) else f"[{part.type} that cannot be shown here]"
+        part.text if part.type == "text" else f"[{part.type} that cannot be shown here]"
         for part in result.content
     )
     if not text and result.structuredContent is not None:

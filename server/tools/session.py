@@ -9,17 +9,16 @@ from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import httpx
-from mcp import ClientSession, StdioServerParameters
-from mcp.client.sse import sse_client
-from mcp.client.stdio import stdio_client
-from mcp.client.streamable_http import streamable_http_client
-from mcp.types import CallToolResult, Tool
 
 from server.tools.address import Allowed
 from server.tools.fetch_async import guarded_client
+
+if TYPE_CHECKING:
+    from mcp import ClientSession
+    from mcp.types import CallToolResult, Tool
 
 T = TypeVar("T")
 MOST_PAGES = 16
@@ -47,7 +46,13 @@ Place = Remote | Command
 
 
 @asynccontextmanager
-async def _session(place: Place) -> AsyncGenerator[ClientSession]:
+async def _session(place: Place) -> AsyncGenerator["ClientSession"]:
+    # Here and not above: it is 20 MB, which a server that asks no other for tools need not have.
+    from mcp import ClientSession, StdioServerParameters
+    from mcp.client.sse import sse_client
+    from mcp.client.stdio import stdio_client
+    from mcp.client.streamable_http import streamable_http_client
+
     match place:
         case Command():
             parameters = StdioServerParameters(command=place.argv[0], args=list(place.argv[1:]))
@@ -87,7 +92,7 @@ def _client(
     return guarded_client(allowed, headers=headers, timeout=_PATIENCE, auth=auth)
 
 
-async def list_tools(place: Place) -> list[Tool]:
+async def list_tools(place: Place) -> list["Tool"]:
     """All tools of the server."""
     tools: list[Tool] = []
     async with _session(place) as session:
@@ -101,7 +106,7 @@ async def list_tools(place: Place) -> list[Tool]:
     return tools
 
 
-async def call_tool(place: Place, name: str, arguments: dict[str, object]) -> CallToolResult:
+async def call_tool(place: Place, name: str, arguments: dict[str, object]) -> "CallToolResult":
     """What the tool answers."""
     async with _session(place) as session:
         return await session.call_tool(name, arguments)

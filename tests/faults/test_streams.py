@@ -25,6 +25,7 @@ HELLO = {"model": MODEL, "input": "Hello"}
 MIB = 1024 * 1024
 ACTIVE = 32
 PROBES = 200
+MOST_BYTES = 150_000_000
 MOST_IDLE = 0.1
 """Of a core, on a machine that does other things too; on one of its own it is a third of that."""
 
@@ -180,6 +181,7 @@ def hold(one: ServerProcess, other: ServerProcess, seconds: float, tally: Tally)
     share = (cpu_seconds(one) + cpu_seconds(other) - used) / 2 / (monotonic() - began)
     tally["F8", "thousandths of a core that a replica with them uses"] += round(1000 * share)
     tally["F8", "MiB that a replica with them has"] += resident_bytes(other) // MIB
+    assert resident_bytes(other) < MOST_BYTES
     tally["F8", "ms that one in a hundred of the requests beside them takes"] += probe(other)
     assert share < MOST_IDLE
 
