@@ -92,7 +92,7 @@ ASKED: dict[str, Ask] = {
 
 
 def run() -> None:
-    """Many stored responses ÷ few: GET, replay, going on from chains of 50 turns; ten minutes of writing."""
+    """Many stored responses ÷ few: GET, replay, going on from chains of 50 turns; minutes of writing."""
     with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as folder, ExitStack() as stack:
         Path(folder).chmod(0o711)
         postgres = stack.enter_context(EmbeddedPostgres(Path(folder) / "data"))

@@ -127,6 +127,8 @@ class Emitter:
         self._echo = echo
         self._seal = seal
         self._open: _OpenItem | None = None
+        self._call_ids: set[str] = set()
+        """Those that were told: a model may give one twice, which nobody could answer."""
 
     def begin(self) -> list[Event]:
         """What a stream starts with: it was created, and waits if it is one for the background."""
@@ -288,8 +290,10 @@ class Emitter:
     def _change_to(self, kind: Kind, begun: MessageStart | ReasoningDelta | CallStart) -> list[Event]:
         events = self._close(self._status_when_cut_off)
         call_id = ids.call_id(self._response, self._index)
-        if isinstance(begun, CallStart) and begun.call_id and begun.call_id not in self._call_ids():
-            call_id = begun.call_id
+        if isinstance(begun, CallStart):
+            if begun.call_id and begun.call_id not in self._call_ids:
+                call_id = begun.call_id
+            self._call_ids.add(call_id)
         item_id = ids.item_id(wire.ITEM_PREFIX[kind], self._response, "o", self._index)
         self._open = _OpenItem(begun, kind, item_id, call_id, self._seal)
         item = self._open.item("in_progress", None)
@@ -303,10 +307,6 @@ class Emitter:
         """Of the open item if something else comes: a call that nobody said the end of is incomplete."""
         in_call = self._open is not None and isinstance(self._open.begun, CallStart)
         return "incomplete" if in_call or self._hosted.writing else "completed"
-
-    def _call_ids(self) -> set[str]:
-        """Those of the calls that are done: a model may give one twice, which nobody could answer."""
-        return {item.call_id for item in self.output if isinstance(item, FunctionCall | CustomToolCall)}
 
     def _close(self, status: ItemStatus) -> list[Event]:
         if self._hosted.writing:

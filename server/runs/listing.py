@@ -17,7 +17,7 @@ from server.tools.mcp import Listing, McpServers, usable
 from server.wire.hosted_items import McpListTools
 from server.wire.items import Item
 from server.wire.request import CreateResponse
-from server.wire.tools import INTERNAL, McpTool, Tool, names_of, read_tools
+from server.wire.tools import INTERNAL, McpTool, Tool, names_of, note_left_out, read_tools
 
 _HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,128}")
 _VALUE = re.compile(r"[\t\x20-\x7e]{0,8192}")
@@ -52,6 +52,7 @@ def list_tools(
         bare = _declared(servers, element)
         if bare is None:
             tools.append(element)
+            note_left_out([element])
             continue
         (tool,) = read_tools([bare], "tools")
         assert isinstance(tool, McpTool)

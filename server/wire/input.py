@@ -45,7 +45,7 @@ from server.wire.items import (
 )
 from server.wire.parts import MAX_NESTING, Reader, is_deeper, read_part, shown
 from server.wire.schema import GivenPart, GivenTool
-from server.wire.tools import Tool, read_tools
+from server.wire.tools import Tool, note_left_out, read_tools
 
 T = TypeVar("T")
 
@@ -300,7 +300,9 @@ def _read_reference(element: dict[str, Any], path: str) -> ItemReference:
 
 def _read_additional_tools(element: dict[str, Any], path: str) -> AdditionalTools:
     given: _Tools = convert(element, _Tools, path)
-    return AdditionalTools(read_tools(given.tools, f"{path}.tools"))
+    tools = read_tools(given.tools, f"{path}.tools")
+    note_left_out(given.tools)
+    return AdditionalTools(tools)
 
 
 def _read_trigger(_element: dict[str, Any], _path: str) -> CompactionTrigger:

@@ -5,6 +5,7 @@ have are left out, as every client copes with that, unless the request insists o
 """
 
 import logging
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -137,15 +138,21 @@ class _Allowed(msgspec.Struct, frozen=True):
     tools: Annotated[list[_Named], Meta(min_length=1, max_length=MAX_TOOLS)]
 
 
+def note_left_out(elements: Iterable[dict[str, Any]]) -> None:
+    """Says in the log which of these tools, which have been read, nobody here knows."""
+    for kind in (element["type"] for element in elements):
+        if kind not in KINDS:
+            log.info("a tool of type %s is left out", kind[:50])
+
+
 def read_tools(given: list[dict[str, Any]] | None, path: str = "tools") -> list[Tool]:
-    """The tools of a request that this server knows. Raises DecodeFailure for a known one that is wrong."""
+    """The tools of a request that this module knows. Raises DecodeFailure for a known one that is wrong."""
     tools: list[Tool] = []
     for index, element in enumerate(given or []):
         kind = element.get("type")
         if not isinstance(kind, str):
             raise DecodeFailure("A tool needs a type.", f"{path}[{index}].type", "invalid_type")
         if kind not in KINDS:
-            log.info("a tool of type %s is left out", kind[:50])
             continue
         tools.append(convert(element, KINDS[kind], f"{path}[{index}]"))
     _refuse_duplicates(tools, path)

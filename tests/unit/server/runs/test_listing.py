@@ -1,5 +1,7 @@
 """What is refused of a request that names servers' tools, before any server is asked."""
 
+import logging
+
 import msgspec
 import pytest
 
@@ -15,3 +17,11 @@ def test_a_wrong_tool_behind_a_served_one_is_named_by_its_place() -> None:
     with pytest.raises(DecodeFailure) as refused:
         list_tools(McpServers({"python": "http://127.0.0.1:1/mcp"}, 1), request, [])
     assert refused.value.param == "tools[1].name"
+
+
+def test_the_log_says_once_which_tools_are_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    tools = [{"type": "file_search"}, {"type": "function", "name": "f"}]
+    request = msgspec.convert({"model": "m", "input": "x", "tools": tools}, CreateResponse)
+    with caplog.at_level(logging.INFO):
+        list_tools(McpServers({}, 1), request, [])
+    assert caplog.messages == ["a tool of type file_search is left out"]
