@@ -41,7 +41,7 @@ check: $(VENV)/installed-dev ## lint, formatting, types, import rules
 	$(BIN)/lint-imports --no-logo
 
 faults: $(VENV)/installed-dev ## kill, stop and starve a running server for longer than the tests do
-	$(BIN)/python -m pytest tests/faults
+	$(BIN)/python -m pytest tests/faults -n 2 --dist loadfile
 
 bench: $(VENV)/installed-dev ## measure, as ratios
 	$(BIN)/python -m bench

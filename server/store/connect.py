@@ -73,6 +73,8 @@ class PatientConnection(psycopg.Connection[Any]):
 
     def is_silent(self) -> bool:
         """Whether nothing has come unasked, such as the word that the server ends. It asks nothing."""
+        if self.closed:
+            return False
         poll = select.poll()
         poll.register(self.pgconn.socket, select.POLLIN)
         return not poll.poll(0)

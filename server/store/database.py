@@ -122,6 +122,9 @@ class Database:
             if _is_gone(error):
                 self._outage.began(began)
             raise
+        except psycopg.OperationalError as error:  # SQLAlchemy translates none that comes of a setting
+            self._outage.began(began)
+            raise OperationalError("begin", None, error) from error
 
     def retry(self, work: Callable[[Connection], T], seconds: float = OUTAGE_S) -> T:
         """What `work` gives in a transaction, which is run again when Postgres was away or refused for now.
