@@ -25,7 +25,7 @@ class Keys:
         self.touched: list[tuple[str, str]] = []
         self.asked_whether_any = 0
 
-    def retry(self, work: Callable[["Keys"], Caller]) -> Caller:
+    def ask(self, work: Callable[["Keys"], Caller]) -> Caller:
         return work(self)
 
     def add(self, tenant: str) -> str:
