@@ -71,11 +71,7 @@ def _ending(stored: StoredResponse) -> Ending | None:
 
 def find_response(database: Database, tenant: str, response: UUID) -> Response | None:
     """The same, all of one moment: nothing that is purged meanwhile is missing."""
-
-    def work(connection: Connection) -> Response | None:
-        return read_response(connection, tenant, response)
-
-    return database.read(work)
+    return database.read(lambda connection: read_response(connection, tenant, response))
 
 
 _held: WeakValueDictionary[tuple[str, UUID], HeldStream] = WeakValueDictionary()
@@ -109,9 +105,7 @@ class StreamReader:
     def read(self, first: int) -> Stored:
         """The committed frames from that sequence number on, a page of them."""
         if self._held is None:
-            return self._database.read(lambda connection: self._find(connection, first)) or Stored(
-                [], ended=True
-            )
+            return self.find(first) or Stored([], ended=True)
         return self._page_of(self._held, first)
 
     def _find(self, connection: Connection, first: int) -> Stored | None:

@@ -1,4 +1,4 @@
-"""An ended response's stream held for one reader: as small as it is stored, any part of it decoded alone."""
+"""An ended response's stream held for its readers: as small as it is stored, any part of it decoded alone."""
 
 from bisect import bisect_right
 from collections.abc import Iterator

@@ -3,11 +3,14 @@
 What the types do not know must be on a list, so that a misspelt field does not pass as an extension.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 from openai import BaseModel
 from openai.types.responses import Response, ResponseCompactionItem, ResponseStreamEvent
 from pydantic import TypeAdapter
+
+from tests.support.sse import Frame
 
 _EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 _RESPONSE: TypeAdapter[Response] = TypeAdapter(Response)
@@ -22,6 +25,14 @@ BEYOND_OPENAI: dict[type, set[str]] = {
 def check_event(json_text: str) -> None:
     """Fails unless this is an event of OpenAI's, with its fields and no others."""
     _check_fields(_EVENT.validate_json(json_text))
+
+
+def check_goes_on(seen: Sequence[Frame], frames: Sequence[Frame]) -> None:
+    """Fails unless a stream, of OpenAI's events without a gap, begins with those seen before."""
+    assert [frame.raw for frame in frames[: len(seen)]] == [frame.raw for frame in seen]
+    for frame in frames:
+        check_event(frame.data)
+    assert [frame.number for frame in frames] == list(range(len(frames)))
 
 
 def check_response(json_text: str | bytes) -> Response:
