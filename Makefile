@@ -11,6 +11,9 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input install --qui
 TORCH ?= torch==2.13.0$(if $(filter Linux,$(shell uname -s)),+cpu)
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 
+# Each has a Postgres of its own; the suite is two cores' worth of work.
+TEST_WORKERS ?= 2
+
 NODE_CLIENTS := @openai/codex@0.169.0 openai@6 ai@6 @ai-sdk/openai@3 @ai-sdk/open-responses@1 \
 	@modelcontextprotocol/server-everything@2026.8.31
 
@@ -23,7 +26,7 @@ serve: $(VENV)/installed ## install if needed, then serve (settings: HOLDFAST_*)
 	@exec $(BIN)/holdfast serve
 
 test: $(VENV)/installed-dev check ## everything that must hold before a change lands
-	$(BIN)/python -m pytest -m "not gpu and not bench and not faults"
+	$(BIN)/python -m pytest -m "not gpu and not bench and not faults" -n $(TEST_WORKERS) --dist loadfile
 
 clients: ## install other people's clients into .clients, for tests that are skipped without them
 	@mkdir -p .clients

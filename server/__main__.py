@@ -2,6 +2,19 @@
 
 import sys
 
-from server.cli import main
+from server import interrupts
 
-sys.exit(main())
+
+def main() -> int:
+    """The command's exit code. After an interrupt it does not return: the process exits with 130."""
+    interrupts.exit_at_once()
+    from server.cli import main as run
+
+    code = run()
+    if interrupts.was_interrupted():
+        interrupts.leave()
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -10,11 +10,12 @@ import sys
 from collections.abc import Callable, Sequence
 
 from server import config as configuration
-from server import prompts_command, purge_command
+from server import interrupts, prompts_command, purge_command
 from server.audit_command import add_arguments, audit
 from server.auth import DEFAULT_TENANT, make_key
 from server.config import Config
 from server.errors import ConfigError
+from server.interrupts import INTERRUPTED
 from server.open_database import OpenDatabase
 from server.store import keys
 from server.store.database import Database, schema_state, upgrade
@@ -22,9 +23,6 @@ from server.store.disk import Disk
 from server.store.postgres_account import EmbeddedError
 from server.store.postgres_binaries import psql_command
 from server.version import VERSION
-
-INTERRUPTED = 130
-"""What shells say of a command that Ctrl-C ended."""
 
 TENANT = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 
@@ -45,13 +43,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for setting in configuration.settings()
         if (value := getattr(options, setting.name, None)) is not None
     }
+    code = INTERRUPTED
     try:
-        code: int = options.act(configuration.load(flags), options)
-    except (ConfigError, EmbeddedError) as error:
-        say(f"holdfast: {error}")
-        return int(options.refused)
+        code = _act(flags, options)
     except KeyboardInterrupt:
         return INTERRUPTED
+    except Exception:
+        if not interrupts.was_interrupted():
+            raise
+    return INTERRUPTED if interrupts.was_interrupted() else code
+
+
+def _act(flags: dict[str, str], options: argparse.Namespace) -> int:
+    try:
+        config = configuration.load(flags)
+        if options.act is not _serve:
+            interrupts.unwind()
+        code: int = options.act(config, options)
+    except (ConfigError, EmbeddedError) as error:
+        if not interrupts.was_interrupted():
+            say(f"holdfast: {error}")
+        return int(options.refused)
     return code
 
 
@@ -118,6 +130,7 @@ def _command(
 def _serve(config: Config, _options: argparse.Namespace) -> int:
     from server.serve import configure_logging, serve
 
+    interrupts.unwind()
     configure_logging(config.log_level)
     return serve(config, say)
 

@@ -23,6 +23,7 @@ from uuid import UUID
 from hypercorn.asyncio import serve as hypercorn_serve
 from hypercorn.config import Config as HypercornConfig
 
+from server import interrupts
 from server.app import build
 from server.auth import Gate
 from server.config import Config
@@ -161,7 +162,8 @@ class _Process:
         self._draining = False
         self._database = database
         hub = Hub(loop)
-        served = self._load()
+        with interrupts.closing(opened.close):
+            served = self._load()
         self._engine = served.engine
         self._replica = self._register()  # when the heartbeat is near: loading may outlast a lease
         self._mcp = _read_tools(config)
@@ -260,6 +262,8 @@ class _Process:
         """Serves on the listener until the end is asked for."""
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(number, self._asked_to_end)
+        if interrupts.was_interrupted():  # a moment ago
+            self._ended.set()
         self._announce(listener)
         gc.freeze()  # a model is a million objects that never go: no collection needs to look at them
         settings = HypercornConfig()

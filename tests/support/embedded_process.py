@@ -114,7 +114,7 @@ def main() -> int:
     try:
         with EmbeddedPostgres(Path(settings["data_dir"]), options=settings["options"]) as postgres:
             _say(postgres)
-            for line in sys.stdin:
+            while line := _next_line():
                 _obey(postgres, line.strip())
     except KeyboardInterrupt:
         return 130
@@ -122,6 +122,13 @@ def main() -> int:
         sys.stdout.write(json.dumps({"error": str(error)}) + "\n")
         return 1
     return 0
+
+
+def _next_line() -> bytes:
+    """A signal that comes just before a read that blocks would not be felt until something can be read."""
+    while not select.select([0], [], [], 0.1)[0]:
+        pass
+    return sys.stdin.buffer.readline()
 
 
 def _become(uid: int, gid: int, python: str) -> None:
@@ -134,10 +141,10 @@ def _become(uid: int, gid: int, python: str) -> None:
     sys.executable = python
 
 
-def _obey(postgres: EmbeddedPostgres, command: str) -> None:
-    if command == "ensure":
+def _obey(postgres: EmbeddedPostgres, command: bytes) -> None:
+    if command == b"ensure":
         postgres.ensure()
-    elif command == "fork" and os.fork() == 0:
+    elif command == b"fork" and os.fork() == 0:
         signal.pause()  # until the test kills the whole group
     _say(postgres)
 

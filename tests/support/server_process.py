@@ -116,8 +116,9 @@ class ServerProcess:
         return httpx.get(f"{self.url}/health/ready", timeout=PATIENCE_S).status_code == health
 
     def kill(self) -> None:
-        """Kill -9 of the whole process group."""
-        os.killpg(self.pid, signal.SIGKILL)
+        """Kill -9 of the whole process group, or of what is left of it."""
+        with contextlib.suppress(ProcessLookupError):  # it has ended, and was asked whether it has
+            os.killpg(self.pid, signal.SIGKILL)
         self.wait()
 
     def restart(self) -> None:

@@ -15,6 +15,9 @@ from tests.unit.engine.test_architectures import generate
 
 INPUTS = 128
 OUTPUTS = WIDE * INPUTS
+HAS_BFLOAT16: bool = torch.ops.mkldnn._is_mkldnn_bf16_supported()
+"""Whether oneDNN computes bfloat16 on this processor; without, it does not prepack such weights either."""
+with_bfloat16 = pytest.mark.skipif(not HAS_BFLOAT16, reason="oneDNN has no bfloat16 on this processor")
 
 
 def plain(inputs: int, outputs: int, dtype: torch.dtype, *, bias: bool = False) -> nn.Linear:
@@ -24,13 +27,20 @@ def plain(inputs: int, outputs: int, dtype: torch.dtype, *, bias: bool = False) 
 
 @pytest.mark.parametrize("rows", [1, FEW, FEW + 1, 70])
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize(("dtype", "near"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "near"),
+    [
+        pytest.param(torch.float32, 1e-5, id="float32"),
+        pytest.param(torch.bfloat16, 2e-2, id="bfloat16", marks=with_bfloat16),
+    ],
+)
 def test_a_layer_computes_what_it_was_made_of(dtype: torch.dtype, near: float, bias: bool, rows: int) -> None:
     layer = plain(INPUTS, OUTPUTS, dtype, bias=bias)
     hidden = torch.randn(1, rows, INPUTS, dtype=dtype)
     torch.testing.assert_close(ArrangedLinear(layer)(hidden), layer(hidden), atol=near, rtol=near)
 
 
+@with_bfloat16
 def test_arranged_weights_give_no_wrong_numbers_to_who_reads_them_by_himself() -> None:
     layer = ArrangedLinear(plain(INPUTS, OUTPUTS, torch.bfloat16))
     assert (layer.weight.dtype, layer.weight.numel()) == (torch.bfloat16, INPUTS * OUTPUTS)
@@ -38,8 +48,9 @@ def test_arranged_weights_give_no_wrong_numbers_to_who_reads_them_by_himself() -
         nn.functional.linear(torch.randn(1, INPUTS, dtype=torch.bfloat16), layer.weight)
 
 
-def test_an_adapter_may_be_for_an_arranged_layer() -> None:
-    layer = plain(INPUTS, OUTPUTS, torch.bfloat16)
+@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=with_bfloat16)], ids=str)
+def test_an_adapter_may_be_for_an_arranged_layer(dtype: torch.dtype) -> None:
+    layer = plain(INPUTS, OUTPUTS, dtype)
     assert sizes_of(ArrangedLinear(layer)) == sizes_of(layer) == (INPUTS, OUTPUTS)
 
 
@@ -48,7 +59,7 @@ def test_an_adapter_may_be_for_an_arranged_layer() -> None:
     [
         (INPUTS, OUTPUTS, torch.float32, True),
         (INPUTS, OUTPUTS - 1, torch.float32, False),
-        (INPUTS, SMALLEST // INPUTS, torch.bfloat16, torch.ops.mkldnn._is_mkldnn_bf16_supported()),
+        (INPUTS, SMALLEST // INPUTS, torch.bfloat16, HAS_BFLOAT16),
         (INPUTS, SMALLEST // INPUTS - 1, torch.bfloat16, False),
         (INPUTS, OUTPUTS, torch.float64, False),
     ],
@@ -61,6 +72,20 @@ def test_only_layers_that_gain_are_arranged(
     arrange_weights(network)
     assert isinstance(network["a"], ArrangedLinear) == gains
     assert network["b"] is network["a"]
+
+
+def test_bfloat16_layers_stay_plain_and_generate_where_onednn_has_no_bfloat16(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
+    monkeypatch.setattr(engine.arranged, "SMALLEST", 1)
+    bench = start_model(save_random_model("Qwen3Config"), dtype="bfloat16")
+    executor: Any = bench.engine._executor
+    linear = [module for module in executor._network.modules() if isinstance(module, nn.Linear)]
+    assert {(type(layer), layer.weight.dtype) for layer in linear} == {(nn.Linear, torch.bfloat16)}
+    (outcome,) = bench.run(make_job("a", make_prompt(29, 1), 14))
+    assert len(outcome.tokens) == 14
+    bench.engine.close(drain=True)
 
 
 @pytest.mark.parametrize("config", ["Qwen3Config", "Gemma2Config", "GPT2Config", "GptOssConfig"])
