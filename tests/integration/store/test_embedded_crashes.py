@@ -149,7 +149,11 @@ def test_stop_leaves_nothing_when_the_watcher_was_killed(embedded_dir: Path) -> 
     assert not is_running(embedded_dir)
 
 
-@pytest.mark.parametrize("content", ["", "not a number", f"{os.getpid()}\n/elsewhere\n", "4194000"])
+@pytest.mark.parametrize(
+    "content",
+    ["", "not a number", f"{os.getpid()}\n/elsewhere\n", "4194000"],
+    ids=["empty", "no number", "another program's", "nobody's"],
+)
 def test_a_start_ignores_a_pid_file_that_names_no_postgres_of_ours(embedded_dir: Path, content: str) -> None:
     with owner_with_a_row(embedded_dir) as (owner, report):
         others = other_processes_at(report.url)

@@ -164,7 +164,7 @@ def test_logit_bias_is_that_of_transformers() -> None:
             [TopKLogitsWarper(30), TopPLogitsWarper(0.97), MinPLogitsWarper(0.02)],
         ),
     ],
-    ids=str,
+    ids=lambda value: str(value) if isinstance(value, dict) else "",
 )
 def test_what_can_be_drawn_is_what_transformers_would_leave(
     fields: dict[str, Any], warpers: list[LogitsProcessor | LogitNormalization]
