@@ -23,7 +23,7 @@ from engine.logprobs import measure_many
 from engine.masking import apply_masks
 from engine.memory import count_blocks, keep_freed_memory
 from engine.messages import Capabilities, PromptLogprobs
-from engine.model import LoadedModel, load_model, refuse_unshareable
+from engine.model import LoadedModel, load_model, refuse_unshareable, refusing
 from engine.packing import PackedRow, Packer, Wish
 from engine.paged import PagedAttention
 from engine.ranks import Cache, Ranks, Scrub
@@ -123,17 +123,18 @@ class ModelExecutor:
     @staticmethod
     def load(config: EngineConfig, progress: Callable[[str], None]) -> tuple["ModelExecutor", Limits]:
         """Loads the model and makes its KV cache. Raises `ModelRefused`."""
-        if config.tensor_parallel == 1:
-            return ModelExecutor._load(config, progress, None)
-        refuse_unshareable(config)
-        config = replace(config, decode="eager", ahead=False)
-        progress(f"starting {config.tensor_parallel - 1} more processes for the parts of the model")
-        ranks = Ranks(config)
-        try:
-            return ModelExecutor._load(config, progress, ranks)
-        except BaseException:
-            ranks.close()
-            raise
+        with refusing(config.model):
+            if config.tensor_parallel == 1:
+                return ModelExecutor._load(config, progress, None)
+            refuse_unshareable(config)
+            config = replace(config, decode="eager", ahead=False)
+            progress(f"starting {config.tensor_parallel - 1} more processes for the parts of the model")
+            ranks = Ranks(config)
+            try:
+                return ModelExecutor._load(config, progress, ranks)
+            except BaseException:
+                ranks.close()
+                raise
 
     @staticmethod
     def _load(
