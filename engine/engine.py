@@ -65,7 +65,11 @@ class ThreadedEngine:
             raise JobRefused("bad_limit", "deadline_seconds must be above 0.")
         refuse_unknown_adapter(job.adapter, capabilities.adapters)
         refuse_bad_sampling(job.sampling, capabilities.vocab_size)
-        refuse_bad_output(job, has_vocabulary=self._executor.vocabulary is not None)
+        refuse_bad_output(
+            job,
+            vocab_size=capabilities.vocab_size,
+            has_vocabulary=self._executor.vocabulary is not None,
+        )
         total = len(job.prompt) + job.max_tokens
         if total > capabilities.context_length:
             raise JobRefused(

@@ -46,6 +46,8 @@ class StepResult:
 
     drawn: list[Drawn | RowFailure]
     """In order, one for each chunk that draws."""
+    finite: list[bool]
+    """In order, one for each chunk that does not draw: whether what it computed is known to be finite."""
     prompt_logprobs: list[PromptLogprobs] = field(default_factory=list)
 
 
@@ -60,8 +62,15 @@ class Pending(Protocol):
     def told(self) -> list[PromptLogprobs]:
         """What was asked of prompts; it is there already."""
 
-    def read(self) -> list[Drawn | RowFailure]:
-        """Waits for the tokens, one for each sequence. Raises `EngineFault`."""
+    @property
+    def partial(self) -> list[TokenSequence]:
+        """Of whose prompts a part was computed, after which nothing is drawn."""
+
+    def read(self) -> StepResult:
+        """Waits for the tokens, one for each of `sequences`, and for what is known of `partial`.
+
+        Raises `EngineFault`.
+        """
 
 
 class Begun(Protocol):

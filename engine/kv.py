@@ -10,6 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from engine.transfer import send
+
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
@@ -64,6 +66,6 @@ class KvStore:
 
     def scrub(self, blocks: Sequence[int]) -> None:
         """Makes the blocks zero again: a NaN that is masked is still a NaN for its neighbours."""
-        where = torch.tensor(blocks, dtype=torch.long, device=self.device)
+        where = send(blocks, torch.long, self.device)
         for tensor in (*self.keys, *self.values):
             tensor.view(-1, self.block_size, *tensor.shape[1:]).index_fill_(0, where, 0)

@@ -40,7 +40,7 @@ from engine.messages import (
     Usage,
 )
 from engine.meter import Meter
-from engine.scheduler import Plan, Scheduler
+from engine.scheduler import Plan, Progress, Scheduler
 from engine.sequence import TokenSequence
 from engine.watchdog import StepAbandoned, Watchdog
 
@@ -57,6 +57,7 @@ class _Flight:
     """A step whose tokens are in flight."""
 
     pending: Pending
+    progress: dict[TokenSequence, Progress]
     began: float
 
 
@@ -200,15 +201,20 @@ class Loop:
         began = monotonic()
         try:
             with self._watchdog:
+                self._clean_blocks()
                 result = self._executor.execute(plan)
         except Exception as error:  # noqa: BLE001 - the log is told, and the jobs
             self._survive(plan, error)
             return
-        self._scheduler.advance(plan)
-        self._tell_of_prompts(result.prompt_logprobs)
         drawing = [chunk.sequence for chunk in plan if chunk.draws]
+        partial = [chunk.sequence for chunk in plan if not chunk.draws]
+        progress = {each.sequence: each for each in self._scheduler.advance(plan)}
+        self._tell_of_prompts(result.prompt_logprobs)
+        for sequence, finite in zip(partial, result.finite, strict=True):
+            if finite:
+                self._scheduler.confirm(progress[sequence])
         for sequence, drawn in zip(drawing, result.drawn, strict=True):
-            self._take(sequence, drawn)
+            self._take(progress[sequence], drawn)
         self._meter.count_step(began, monotonic(), len(drawing))
 
     def _turn(self, ahead: Ahead) -> None:
@@ -221,6 +227,7 @@ class Loop:
         if plan:
             try:
                 with self._watchdog:
+                    self._clean_blocks()
                     begun = ahead.begin(plan)
             except Exception as error:  # noqa: BLE001 - the log is told, and the jobs
                 trouble = error
@@ -239,25 +246,36 @@ class Loop:
             self._take_off(plan, pending, began)
 
     def _take_off(self, plan: Plan, pending: Pending, began: float) -> None:
-        self._scheduler.advance(plan)
+        progress = {each.sequence: each for each in self._scheduler.advance(plan)}
         self._tell_of_prompts(pending.told)
         for sequence in pending.sequences:
             sequence.in_flight = True
-        self._flight = _Flight(pending, began)
+        self._flight = _Flight(pending, progress, began)
 
     def _land(self) -> None:
         """Reads the tokens in flight; those of jobs that ended meanwhile are nobody's."""
         flight, self._flight = self._flight, None
-        if flight is None or not any(map(self._lives, flight.pending.sequences)):
+        if flight is None or not any(map(self._lives, flight.progress)):
             return
+        pending = flight.pending
         with self._watchdog:
-            drawn = flight.pending.read()
-        for sequence, result in zip(flight.pending.sequences, drawn, strict=True):
+            result = pending.read()
+        for sequence, finite in zip(pending.partial, result.finite, strict=True):
+            if finite and self._lives(sequence):
+                self._scheduler.confirm(flight.progress[sequence])
+        for sequence, drawn in zip(pending.sequences, result.drawn, strict=True):
             if self._lives(sequence):
-                self._take(sequence, result)
+                self._take(flight.progress[sequence], drawn)
         now = monotonic()
-        self._meter.count_step(max(flight.began, self._read_at), now, len(drawn))
+        if pending.sequences:
+            self._meter.count_step(max(flight.began, self._read_at), now, len(result.drawn))
         self._read_at = now
+
+    def _clean_blocks(self) -> None:
+        """Before a step reads or shares them. They stay on the list if that fails."""
+        if self._scheduler.dirty:
+            self._executor.scrub(self._scheduler.dirty)
+            self._scheduler.dirty.clear()
 
     def _lives(self, sequence: TokenSequence) -> bool:
         return self._sequences.get(sequence.job.job_id) is sequence
@@ -267,11 +285,14 @@ class Loop:
             self._sequences[stretch.job_id].prompt_told = stretch.begin + len(stretch.logprobs)
         self._outbox += told
 
-    def _take(self, sequence: TokenSequence, result: Drawn | RowFailure) -> None:
+    def _take(self, progress: Progress, result: Drawn | RowFailure) -> None:
+        sequence = progress.sequence
         if isinstance(result, RowFailure):
-            self._discard_content(sequence)
+            # What is not proven is shared with nobody. Of what is, nothing is taken from this job again.
+            self._scheduler.pool.forget(sequence.blocks)
             self._fail(sequence, result.code, result.message)
             return
+        self._scheduler.confirm(progress)
         logprobs = None if result.logprobs is None else (result.logprobs,)
         self._outbox.append(Tokens(sequence.job.job_id, (result.token_id,), logprobs))
         try:
@@ -299,12 +320,6 @@ class Loop:
             return
         last = self._scheduler.last_of(plan)
         self._fail(last, "out_of_memory", str(error))
-
-    def _discard_content(self, sequence: TokenSequence) -> None:
-        """What this job wrote must reach no other job, neither by reuse nor as a rest in a block."""
-        own = [block for block in sequence.blocks if self._scheduler.pool.holders(block) == 1]
-        self._scheduler.pool.forget(sequence.blocks)
-        self._executor.scrub(own)
 
     # Ends
 

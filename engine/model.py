@@ -6,8 +6,10 @@ nothing is fetched. Ignorant of jobs and of how steps are computed.
 
 import inspect
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,10 +21,11 @@ from transformers.distributed.configuration_utils import DistributedConfig
 from engine.arranged import arrange_weights
 from engine.attention import IMPLEMENTATION, LayerCall, ProbeStep
 from engine.config import EngineConfig, ModelRefused
+from engine.executor import EngineFault
 from engine.kv import LayerShape
 from engine.messages import Capabilities
 from engine.paged import LayerNeeds
-from engine.quantization import ways_to_read
+from engine.quantization import method_of, refuse_left_over_scales, refuse_unknown_format, ways_to_read
 from engine.vocabulary import Vocabulary, read_vocabulary
 
 log = logging.getLogger(__name__)
@@ -59,6 +62,7 @@ def load_model(config: EngineConfig, progress: Callable[[str], None]) -> LoadedM
     progress(f"reading {config.model}")
     settings = _read_settings(config)
     _refuse_unservable(settings.get_text_config())
+    refuse_unknown_format(config.model, settings)
     dtype = _choose_dtype(config, settings, device)
     progress(f"loading weights as {str(dtype).removeprefix('torch.')} on {device}")
     network, probe = _read_and_probe(config, settings, dtype, device, progress)
@@ -73,6 +77,18 @@ def load_model(config: EngineConfig, progress: Callable[[str], None]) -> LoadedM
     return LoadedModel(network, device, dtype, shapes, needs, capabilities, vocabulary)
 
 
+@contextmanager
+def refusing(model: Path) -> Iterator[None]:
+    """Whatever goes wrong while a model is loaded is said as `ModelRefused`, and the rest by the log."""
+    try:
+        yield
+    except ModelRefused:
+        raise
+    except (Exception, EngineFault) as error:
+        log.error("loading %s failed", model, exc_info=error)
+        raise ModelRefused(f"The model in {model} cannot be loaded: {explain(error)}") from error
+
+
 def refuse_unshareable(config: EngineConfig) -> None:
     """Raises `ModelRefused` for a model that cannot be shared by so many ranks."""
     settings = _read_settings(config).get_text_config()
@@ -80,7 +96,7 @@ def refuse_unshareable(config: EngineConfig) -> None:
     if settings.model_type not in SHAREABLE:
         kinds = ", ".join(sorted(SHAREABLE))
         raise ModelRefused(f"{settings.model_type} is not spread over GPUs, only {kinds} are.")
-    if getattr(settings, "quantization_config", None):
+    if method_of(settings) is not None:
         raise ModelRefused("Weights that are written in few bits are not spread over GPUs.")
     for name in ("num_attention_heads", "num_key_value_heads"):
         heads = getattr(settings, name, None) or ranks
@@ -174,8 +190,9 @@ def _read_settings(config: EngineConfig) -> PretrainedConfig:
         settings: PretrainedConfig = AutoConfig.from_pretrained(
             config.model, trust_remote_code=False, local_files_only=True
         )
-    except (OSError, ValueError, KeyError) as error:
-        raise ModelRefused(f"The model in {config.model} is not known: {error}") from error
+        settings.get_text_config()  # which fails where there are several
+    except Exception as error:
+        raise ModelRefused(f"The model in {config.model} is not known: {_say(error)}") from error
     return settings
 
 
@@ -202,14 +219,15 @@ def _read_weights(config: EngineConfig, dtype: torch.dtype, way: Mapping[str, An
             output_loading_info=True,
             **way,
         )
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
-        raise ModelRefused(f"The weights in {config.model} cannot be read: {error}") from error
+    except Exception as error:
+        raise ModelRefused(f"The weights in {config.model} cannot be read: {_say(error)}") from error
     network: PreTrainedModel = loaded[0]
     report: dict[str, Any] = loaded[1]
     # transformers only warns, and fills what is missing with random numbers.
     for trouble in ("missing_keys", "mismatched_keys", "error_msgs"):
         if report[trouble]:
             raise ModelRefused(f"The weights in {config.model}: {trouble} {report[trouble]}.")
+    refuse_left_over_scales(config.model, report["unexpected_keys"])
     name = type(network).__name__
     if network._is_stateful:
         raise ModelRefused(f"{name} keeps a state beside keys and values, which is not served.")
@@ -233,8 +251,11 @@ def _probe(network: PreTrainedModel, device: torch.device) -> _NeedsProbe:
                 logits_to_keep=torch.tensor([1], device=device),
                 step=step,
             )
-    except (TypeError, ValueError, AttributeError, RuntimeError) as error:
-        raise ModelRefused(f"{type(network).__name__} cannot be run in one packed row: {error}") from error
+    except ModelRefused:
+        raise
+    except Exception as error:
+        name = type(network).__name__
+        raise ModelRefused(f"{name} cannot be run in one packed row: {_say(error)}") from error
     layers = network.config.get_text_config().num_hidden_layers
     if sorted(step.shapes) != list(range(layers)):
         raise ModelRefused(
@@ -255,13 +276,23 @@ def _describe(network: PreTrainedModel) -> Capabilities:
     return Capabilities(
         vocab_size=settings.vocab_size,
         context_length=_context_length(settings),
-        stop_ids=frozenset([ends] if isinstance(ends, int) else ends),
+        stop_ids=_within_vocabulary([ends] if isinstance(ends, int) else ends, settings.vocab_size),
         temperature=_number(defaults.temperature, 1.0) if defaults.do_sample else 0.0,
         top_p=_number(defaults.top_p, 1.0) if defaults.do_sample else 1.0,
         top_k=int(_number(defaults.top_k, 0)) if defaults.do_sample else 0,
         min_p=_number(defaults.min_p, 0.0) if defaults.do_sample else 0.0,
         repetition_penalty=_number(defaults.repetition_penalty, 1.0),
     )
+
+
+def _within_vocabulary(ends: Sequence[int], vocab_size: int) -> frozenset[int]:
+    """The end tokens that the model can draw. Others, of fine-tunes that added tokens to the tokenizer
+    alone, could end nothing and would be looked up where there is no logit.
+    """
+    inside = frozenset(token for token in ends if 0 <= token < vocab_size)
+    for token in sorted(set(ends) - inside):
+        log.warning("the end token %d is left out: the model's vocabulary has %d tokens", token, vocab_size)
+    return inside
 
 
 def _context_length(settings: PretrainedConfig) -> int:
@@ -278,3 +309,13 @@ def _context_length(settings: PretrainedConfig) -> int:
 
 def _number(value: float | None, default: float) -> float:
     return default if value is None else value
+
+
+def explain(error: BaseException) -> str:
+    """Kind and message in one line, cut where it is long."""
+    return " ".join(f"{type(error).__name__}: {error}".split())[:1000]
+
+
+def _say(error: Exception) -> str:
+    """Messages of some errors say nothing without their kind."""
+    return str(error) if isinstance(error, OSError | ValueError | ImportError) else explain(error)

@@ -31,7 +31,8 @@ class PackedRow:
     """`[1, T]`, as are the positions."""
     positions: Tensor
     ends: Tensor
-    """The places in the packed row whose logits are wanted."""
+    """The places in the packed row whose logits are wanted: where each chunk ends, first those that draw, in
+    the order of the plan, then the others; and what is wished."""
     attention: Step
     adapters: AdapterStep | None
     """None if no job of the plan has an adapter."""
@@ -43,6 +44,11 @@ class Wish:
 
     chunk: int
     places: range
+
+
+def by_drawing(plan: Plan) -> list[Chunk]:
+    """First the chunks that draw, each in the order of the plan."""
+    return sorted(plan, key=lambda chunk: not chunk.draws)
 
 
 class Numbers:
@@ -89,7 +95,6 @@ class Packer:
         self._places = torch.arange(store.block_size, device=store.device)
 
     def pack(self, plan: Plan, wishes: Sequence[Wish] = ()) -> PackedRow:
-        """The ends are those of the chunks that draw, in the order of the plan, then what is wished."""
         numbers = Numbers()
         single = [chunk for chunk in plan if chunk.count == 1]
         stretches = self._order(plan, single, numbers)
@@ -108,7 +113,7 @@ class Packer:
                 slot_list.append(sequence.blocks[start // size] * size + start % size)
             else:
                 position_list += range(start, start + count)
-        ends = [begin_of[chunk.sequence] + chunk.count - 1 for chunk in plan if chunk.draws]
+        ends = [begin_of[chunk.sequence] + chunk.count - 1 for chunk in by_drawing(plan)]
         for wish in wishes:
             first = begin_of[plan[wish.chunk].sequence]
             ends += range(first + wish.places.start, first + wish.places.stop)

@@ -1,19 +1,40 @@
-"""Checkpoints whose weights are written in few bits: how they can be read here.
+"""Checkpoints whose weights are written in few bits: how they can be read here, and which cannot.
 
-Load time. Almost all of it is transformers' own; what it leaves to whoever loads is said here. Ignorant of
-what the weights are for.
+Load time. Almost all of it is transformers' own; what it leaves to whoever loads is said here. Where it only
+warns, and would compute with numbers whose scales it dropped, the model is refused. Ignorant of what the
+weights are for.
 """
 
-from collections.abc import Mapping
+import json
+from collections.abc import Collection, Iterator, Mapping
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import PretrainedConfig
+from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
 from transformers.utils.quantization_config import Mxfp4Config
+
+from engine.config import ModelRefused
 
 MXFP4_PACKAGES = ("accelerate", "kernels", "triton")
 """What transformers needs to compute with MXFP4 as it is written, on a GPU."""
+
+MODELOPT_FILE = "hf_quant_config.json"
+"""How NVIDIA's ModelOpt says, beside config.json, in what form it wrote the weights."""
+
+SCALE_ENDINGS = (
+    "_scale", "_scale_2", "_scales", "scale_inv", ".scales", ".scale", "qweight", "qzeros", "_zero_point",
+    "g_idx", "absmax", "quant_map", "SCB", "_packed", "weight_shape",
+)  # fmt: skip
+"""The ends of the names under which formats keep what weights are multiplied with, or looked up in."""
+
+OTHER_SCALES = ("logit_scale", "embed_scale", "layer_scale")
+"""What models of images and older checkpoints may have left over, and no weight is multiplied with."""
+
+FEW_BITS = ("F8", "F6", "F4")
+"""How the types of numbers begin, in a safetensors header, that stand for weights only with a scale."""
 
 
 def ways_to_read(settings: PretrainedConfig, device: torch.device) -> list[Mapping[str, Any]]:
@@ -23,12 +44,84 @@ def ways_to_read(settings: PretrainedConfig, device: torch.device) -> list[Mappi
     and then, too, if that turns out not to work. Without `accelerate`, transformers would not even do that
     by itself. All other formats are transformers' own affair.
     """
-    written = getattr(settings, "quantization_config", None) or {}
-    method = written.get("quant_method") if isinstance(written, dict) else written.quant_method
-    if method != "mxfp4":
+    if method_of(settings) != "mxfp4":
         return [{}]
     plain: Mapping[str, Any] = {"quantization_config": Mxfp4Config(dequantize=True)}
     if device.type == "cpu" or not all(map(find_spec, MXFP4_PACKAGES)):
         return [plain]
     # Its weights are arranged for the device while they are read, and cannot be moved afterwards.
     return [{"device_map": {"": device}}, plain]
+
+
+def method_of(settings: PretrainedConfig) -> str | None:
+    """The name of the format that config.json says the weights are in; None if it names none.
+
+    Raises `ModelRefused` if it speaks of a format without a name.
+    """
+    written = getattr(settings, "quantization_config", None) or getattr(
+        settings.get_text_config(), "quantization_config", None
+    )
+    if not written:
+        return None
+    written = written if isinstance(written, dict) else written.to_dict()
+    for bits in ("4bit", "8bit"):
+        if written.get(f"load_in_{bits}"):
+            return f"bitsandbytes_{bits}"
+    method = written.get("quant_method")
+    if method is None:
+        raise ModelRefused("Its quantization_config does not say, as quant_method, what the weights are in.")
+    return str(getattr(method, "value", method))
+
+
+def refuse_unknown_format(folder: Path, settings: PretrainedConfig) -> None:
+    """Raises `ModelRefused` for weights in few bits whose form transformers does not know.
+
+    It would only warn, and take the numbers for the weights.
+    """
+    method = method_of(settings)
+    if method is not None and method not in AUTO_QUANTIZATION_CONFIG_MAPPING:
+        raise ModelRefused(f"The weights in {folder} are written as {method!r}, which is not read here.")
+    if method is not None:
+        return
+    if (folder / MODELOPT_FILE).is_file():
+        raise ModelRefused(
+            f"The weights in {folder} are written by ModelOpt ({MODELOPT_FILE}), which is not read here."
+        )
+    for name, kind in _types_of_weights(folder):
+        if kind.startswith(FEW_BITS):
+            raise ModelRefused(
+                f"The weights in {folder} are written in few bits ({name} as {kind}), but config.json has no "
+                "quantization_config that says how."
+            )
+
+
+def refuse_left_over_scales(folder: Path, unexpected: Collection[str]) -> None:
+    """Raises `ModelRefused` if scales were dropped whose weights were taken.
+
+    `unexpected` are the keys of the checkpoint that the model has no place for. Where a weight is among them
+    as well, a whole part is left out on purpose, as heads that predict several tokens are.
+    """
+    dropped = sorted(
+        key
+        for key in unexpected
+        if key.endswith(SCALE_ENDINGS)
+        and not key.endswith(OTHER_SCALES)
+        and f"{key.rpartition('.')[0]}.weight" not in unexpected
+    )
+    if dropped:
+        raise ModelRefused(
+            f"The weights in {folder} are written in few bits in a form that is not read here: nothing takes "
+            f"{', '.join(dropped[:3])}{f' and {len(dropped) - 3} more' if len(dropped) > 3 else ''}."
+        )
+
+
+def _types_of_weights(folder: Path) -> Iterator[tuple[str, str]]:
+    """Name and type of every tensor of the checkpoint, from the headers of its files alone."""
+    index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
+    files = {single.name} if single.is_file() else set()
+    if not files and index.is_file():
+        files = set(json.loads(index.read_text()).get("weight_map", {}).values())
+    for name in sorted(files):
+        with (folder / name).open("rb") as file:
+            header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+        yield from ((key, entry["dtype"]) for key, entry in header.items() if key != "__metadata__")

@@ -4,7 +4,7 @@ Any thread, pure. Ignorant of queues and memory, which `engine` knows of.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -53,8 +53,12 @@ def refuse_unknown_adapter(adapter: str, known: Sequence[str]) -> None:
         raise JobRefused("bad_adapter", f"There is no adapter {adapter!r} of this model.")
 
 
-def refuse_bad_output(job: Job, *, has_vocabulary: bool) -> None:
+def refuse_bad_output(job: Job, *, vocab_size: int, has_vocabulary: bool) -> None:
     """Raises `JobRefused` for wishes about the output that cannot be met."""
+    # They index logits: one beyond them would fail whoever else is in the step.
+    stops = job.stop_ids if isinstance(job.stop_ids, Collection) else ()
+    if not all(_is_count(token_id, vocab_size - 1) for token_id in stops):
+        raise JobRefused("bad_stop", f"stop_ids must be ids from 0 to {vocab_size - 1}.")
     if not _is_count(job.output_offset, len(job.prompt)):
         raise JobRefused("bad_limit", "output_offset must be 0 to the number of prompt tokens.")
     if not _is_count(job.min_tokens, job.max_tokens + job.output_offset):

@@ -16,14 +16,14 @@ from engine.adapters import Adapters, install_adapters
 from engine.batches import Batches
 from engine.config import EngineConfig, Limits
 from engine.decoding import choose_decoding
-from engine.executor import Drawn, EngineFault, OutOfMemory, RowFailure, StepResult
+from engine.executor import EngineFault, OutOfMemory, RowFailure, StepResult
 from engine.grammar import Followers, GrammarCompiler
 from engine.kv import KvStore
 from engine.logprobs import measure_many
 from engine.masking import apply_masks
 from engine.memory import count_blocks, keep_freed_memory
 from engine.messages import Capabilities, PromptLogprobs
-from engine.model import LoadedModel, load_model, refuse_unshareable
+from engine.model import LoadedModel, load_model, refuse_unshareable, refusing
 from engine.packing import PackedRow, Packer, Wish
 from engine.paged import PagedAttention
 from engine.ranks import Cache, Ranks, Scrub
@@ -32,7 +32,7 @@ from engine.scheduler import Plan
 from engine.sequence import TokenSequence
 from engine.static_decode import StaticDecoder, Unread
 from engine.table_packing import TablePacker
-from engine.transfer import send
+from engine.transfer import Fetch, send
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +56,10 @@ class BegunStep:
     sequences: list[TokenSequence]
     """Those that draw, in the order of the logits."""
     logits: Tensor
+    partial: list[TokenSequence]
+    """The others."""
+    ends: Tensor
+    """The logits at the ends of what was computed of those; they only say whether it is finite."""
     told: Tensor
     """The logits of prompts."""
     asked: list[Asked]
@@ -75,13 +79,17 @@ class DrawnStep:
     failed: Mapping[int, str]
     """By row, why nothing can be drawn."""
     told: list[PromptLogprobs]
+    partial: list[TokenSequence]
+    finite: Fetch | None
+    """One for each of `partial`; None if there are none."""
 
-    def read(self) -> list[Drawn | RowFailure]:
+    def read(self) -> StepResult:
         with _known_errors():
             drawn = [] if self.choice is None else self.choice.read()
+            finite = [] if self.finite is None else self.finite.read()[0].tolist()
         for row, sentence in self.failed.items():
             drawn[row] = RowFailure("engine_error", sentence)
-        return drawn
+        return StepResult(drawn, finite, self.told)
 
 
 SMALL_MODEL = 20_000_000
@@ -123,17 +131,18 @@ class ModelExecutor:
     @staticmethod
     def load(config: EngineConfig, progress: Callable[[str], None]) -> tuple["ModelExecutor", Limits]:
         """Loads the model and makes its KV cache. Raises `ModelRefused`."""
-        if config.tensor_parallel == 1:
-            return ModelExecutor._load(config, progress, None)
-        refuse_unshareable(config)
-        config = replace(config, decode="eager", ahead=False)
-        progress(f"starting {config.tensor_parallel - 1} more processes for the parts of the model")
-        ranks = Ranks(config)
-        try:
-            return ModelExecutor._load(config, progress, ranks)
-        except BaseException:
-            ranks.close()
-            raise
+        with refusing(config.model):
+            if config.tensor_parallel == 1:
+                return ModelExecutor._load(config, progress, None)
+            refuse_unshareable(config)
+            config = replace(config, decode="eager", ahead=False)
+            progress(f"starting {config.tensor_parallel - 1} more processes for the parts of the model")
+            ranks = Ranks(config)
+            try:
+                return ModelExecutor._load(config, progress, ranks)
+            except BaseException:
+                ranks.close()
+                raise
 
     @staticmethod
     def _load(
@@ -183,12 +192,13 @@ class ModelExecutor:
 
     def execute(self, plan: Plan) -> StepResult:
         step = self.begin(plan).draw(None)
-        drawn = step.read()
+        result = step.read()
         if self._static is not None:
             planned = [chunk.sequence for chunk in plan if chunk.draws]
             row_of = {sequence: row for row, sequence in enumerate(step.sequences)}
-            drawn = [drawn[row_of[sequence]] for sequence in planned]
-        return StepResult(drawn, step.told)
+            drawn = [result.drawn[row_of[sequence]] for sequence in planned]
+            return replace(result, drawn=drawn)
+        return result
 
     def scrub(self, blocks: list[int]) -> None:
         self._store.scrub(blocks)
@@ -222,7 +232,8 @@ class ModelExecutor:
             return None
         self._adapters.step = None
         found = self._static.run(plan, shape, self._unread)
-        return BegunStep(self, found.jobs, found.logits[: len(found.jobs)], found.logits[:0], [])
+        none = found.logits[:0]
+        return BegunStep(self, found.jobs, found.logits[: len(found.jobs)], [], none, none, [])
 
     def _begin_packed(self, plan: Plan, asked: list[tuple[Wish, Asked]]) -> BegunStep:
         wishes = [wish for wish, _ in asked]
@@ -234,8 +245,10 @@ class ModelExecutor:
             self._fill_in_unread(packed.token_ids[0], packed.ends, sequences)
         self._adapters.step = packed.adapters
         logits = self._forward(packed)
-        asks = [ask for _, ask in asked]
-        return BegunStep(self, sequences, logits[: len(sequences)], logits[len(sequences) :], asks)
+        partial = [chunk.sequence for chunk in plan if not chunk.draws]
+        counts = [len(sequences), len(partial), len(logits) - len(plan)]
+        drawing, ends, told = torch.split(logits, counts)
+        return BegunStep(self, sequences, drawing, partial, ends, told, [ask for _, ask in asked])
 
     def _forward(self, packed: PackedRow) -> Tensor:
         """`[ends, vocabulary]`."""
@@ -268,6 +281,7 @@ class ModelExecutor:
     def draw(self, begun: BegunStep, lives: Callable[[TokenSequence], bool] | None) -> DrawnStep:
         """Draws for the jobs that live; all their tokens before this one must be known."""
         told = self._tell(begun, lives) if begun.asked else []
+        finite = Fetch(begun.ends.amax(dim=1).isfinite()) if begun.partial else None
         sequences, logits = begun.sequences, begun.logits
         if lives is not None:
             rows = [row for row, sequence in enumerate(sequences) if lives(sequence)]
@@ -275,12 +289,12 @@ class ModelExecutor:
                 sequences = [sequences[row] for row in rows]
                 logits = logits.index_select(0, send(rows, torch.long, logits.device))
         if not sequences:
-            return DrawnStep([], None, {}, told)
+            return DrawnStep([], None, {}, told, begun.partial, finite)
         choice, failed = self._sample(logits, sequences)
         if self.ahead is not None:
             places = {sequence: row for row, sequence in enumerate(sequences)}
             self._unread = Unread(choice.token_ids, places)
-        return DrawnStep(sequences, choice, failed, told)
+        return DrawnStep(sequences, choice, failed, told, begun.partial, finite)
 
     def _sample(self, logits: Tensor, sequences: list[TokenSequence]) -> tuple[Choice, Mapping[int, str]]:
         batch = self._batches.of(sequences)

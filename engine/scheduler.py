@@ -46,6 +46,16 @@ class Chunk:
         return self.start + self.count == len(sequence.tokens) + sequence.in_flight
 
 
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What one step computed of one sequence: its first `end` tokens are in `blocks` now."""
+
+    sequence: TokenSequence
+    blocks: list[int]
+    """The very list that the sequence had: with another one it has given these blocks back."""
+    end: int
+
+
 Plan = tuple[Chunk, ...]
 """The chunks of one step, at most one a sequence: those of one token first, then longer ones."""
 
@@ -70,6 +80,9 @@ class Scheduler:
         self.limits = limits
         self.tally = tally or Tally()
         self.pool = BlockPool(limits.kv_blocks)
+        self.dirty: list[int] = []
+        """Blocks that were given back with content which nobody knows to be finite. It must be gone before
+        the next step: a number that is none is one, too, where it is masked."""
         self._waiting = WaitingRoom()
         self._running: list[TokenSequence] = []  # in the order of the head of this file
         self._coming: dict[bytes, TokenSequence] = {}
@@ -137,16 +150,20 @@ class Scheduler:
                 break
             left -= self._add_prefill(prompts, sequence, left)
         singles += [chunk for chunk in prompts if chunk.count == 1]
-        return (*singles, *(chunk for chunk in prompts if chunk.count > 1))
+        plan = (*singles, *(chunk for chunk in prompts if chunk.count > 1))
+        for chunk in plan:
+            chunk.sequence.written = max(chunk.sequence.written, chunk.start + chunk.count)
+        return plan
 
-    def advance(self, plan: Plan) -> None:
-        """Takes note that the step was computed: its full blocks may be reused from now on."""
-        size = self.limits.block_size
+    def advance(self, plan: Plan) -> list[Progress]:
+        """Takes note that the step was computed. Gives what `confirm` wants once its results were read, for
+        each chunk.
+        """
+        progress = []
         for chunk in plan:
             sequence = chunk.sequence
             sequence.computed = chunk.start + chunk.count
-            if sequence.computed // size > sequence.published:
-                self._publish(sequence, sequence.computed // size)
+            progress.append(Progress(sequence, sequence.blocks, sequence.computed))
             if chunk.draws:
                 self._waiting.charge(sequence)
         self.tally.computed_tokens += sum(chunk.count for chunk in plan)
@@ -154,6 +171,21 @@ class Scheduler:
         if self._calm >= CALM_STEPS and self._budget < self.limits.token_budget:
             self._budget = min(self._budget * 2, self.limits.token_budget)
             self._calm = 0
+        return progress
+
+    def confirm(self, progress: Progress) -> None:
+        """What was computed there is finite: its full blocks may be reused from now on.
+
+        One token's logits prove it for all tokens before: a number that is none makes none of all that
+        attend to it. Blocks that were given back meanwhile stay unknown.
+        """
+        sequence = progress.sequence
+        if sequence.blocks is not progress.blocks:
+            return
+        sequence.proven = progress.end
+        full = progress.end // self.limits.block_size
+        if full > sequence.published:
+            self._publish(sequence, full)
 
     def shrink(self) -> bool:
         """Halves the budget after a step that ran out of memory; False if it cannot be smaller."""
@@ -244,6 +276,7 @@ class Scheduler:
     def _start(self, sequence: TokenSequence, reused: list[int], fresh: list[int]) -> None:
         sequence.blocks = reused + fresh
         sequence.computed = len(reused) * self.limits.block_size
+        sequence.proven = sequence.written = sequence.computed
         sequence.published = len(reused)
         prompt = len(sequence.job.prompt)
         self._waiting.take_turn(sequence, cost=prompt - sequence.computed)
@@ -297,9 +330,13 @@ class Scheduler:
 
     def _release(self, sequence: TokenSequence) -> None:
         self._retract(sequence, sequence.digests[sequence.published :])
+        if sequence.written > sequence.proven:
+            size = self.limits.block_size
+            # Nobody else has these: only what is proven is shared.
+            self.dirty += sequence.blocks[sequence.proven // size : -(-sequence.written // size)]
         self.pool.release(sequence.blocks)
         sequence.blocks = []
-        sequence.computed = 0
+        sequence.computed = sequence.proven = sequence.written = 0
         sequence.published = 0
 
     def _retract(self, sequence: TokenSequence, digests: Iterable[bytes]) -> None:

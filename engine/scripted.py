@@ -168,7 +168,8 @@ class _ScriptedExecutor:
         sequences = [chunk.sequence for chunk in plan if chunk.draws]
         masks = self._followers.masks(sequences)
         drawn = [self._next(sequence) for sequence in sequences]
-        return StepResult(drawn if masks is None else self._obey(drawn, sequences, masks), told)
+        finite = [True] * (len(plan) - len(sequences))
+        return StepResult(drawn if masks is None else self._obey(drawn, sequences, masks), finite, told)
 
     def scrub(self, blocks: list[int]) -> None:
         """There is nothing in the blocks."""

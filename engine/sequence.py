@@ -25,11 +25,13 @@ class TokenSequence:
         "in_flight",
         "job",
         "prompt_told",
+        "proven",
         "published",
         "stop_hit",
         "stops",
         "tokens",
         "turn",
+        "written",
     )
 
     def __init__(
@@ -49,6 +51,10 @@ class TokenSequence:
         """One token more is drawn, which the host has not read yet: see `ahead`."""
         self.computed = 0
         """The first so many tokens have their keys and values in `blocks`."""
+        self.proven = 0
+        """The first so many have keys and values that are known to be finite."""
+        self.written = 0
+        """The first so many may have keys and values in `blocks`, also those of steps that were not read."""
         self.blocks: list[int] = []
         self.digests: list[bytes] = list(digests)
         """Of the full blocks of `tokens`, as far as they were asked for; a function of the tokens,

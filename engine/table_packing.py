@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from engine.adapters import AdapterStep, find_owners, lay_out
 from engine.cache import BLANK_BLOCK
 from engine.kv import KvStore
-from engine.packing import IN_FLIGHT, Numbers, PackedRow, Wish
+from engine.packing import IN_FLIGHT, Numbers, PackedRow, Wish, by_drawing
 from engine.paged import PagedAttention, PagedRows, TableStep
 from engine.scheduler import Plan
 
@@ -24,12 +24,12 @@ class TablePacker:
         self._adapters = adapters
 
     def pack(self, plan: Plan, wishes: Sequence[Wish] = ()) -> PackedRow:
-        """The ends are those of the chunks that draw, in the order of the plan, then what is wished."""
         size = self._store.block_size
         starts = [0]
         for chunk in plan:
             starts.append(starts[-1] + chunk.count)
-        ends = [end - 1 for chunk, end in zip(plan, starts[1:], strict=True) if chunk.draws]
+        end_of = {chunk.sequence: end - 1 for chunk, end in zip(plan, starts[1:], strict=True)}
+        ends = [end_of[chunk.sequence] for chunk in by_drawing(plan)]
         for wish in wishes:
             ends += range(starts[wish.chunk] + wish.places.start, starts[wish.chunk] + wish.places.stop)
         tables = [chunk.sequence.blocks[: -(-(chunk.start + chunk.count) // size)] for chunk in plan]

@@ -285,12 +285,14 @@ def _make_job(
     echo: Echo,
 ) -> Job:
     room = served.engine.capabilities.context_length - len(prompt.token_ids)
+    # A tokenizer may have end tokens that the model has no logit for.
+    stops = frozenset(token for token in prompt.stop_ids if token < served.engine.capabilities.vocab_size)
     return Job(
         job_id=response.hex,
         prompt=prompt.token_ids,
         max_tokens=min(echo.max_output_tokens or room, room),
         sampling=_sampling(served, request, echo, seed),
-        stop_ids=prompt.stop_ids,
+        stop_ids=stops,
         stop_strings=stop_strings(request),
         min_tokens=request.min_tokens or 0,
         ignore_eos=bool(request.ignore_eos),

@@ -33,7 +33,8 @@ class Play:
 
     def step(self) -> Plan:
         plan = self.scheduler.plan()
-        self.scheduler.advance(plan)
+        for progress in self.scheduler.advance(plan):
+            self.scheduler.confirm(progress)
         drawing = [chunk.sequence for chunk in plan if chunk.draws]
         for chunk in plan:
             assert chunk.sequence.computed == chunk.start + chunk.count

@@ -1,0 +1,100 @@
+"""F39: numbers that are none, in any job at any moment: that job fails or ends, and no other is touched."""
+
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from engine.messages import Finished, Job, Outbound
+from tests.fix_tally import Tally
+from tests.support.engines import Bench, make_job, make_prompt, start_model, tiny_model
+from tests.support.poison import POISON, Poison, at_random, clean, gather_blocks
+from tests.support.rounds import rounds
+
+JOBS = 24
+WAYS: dict[str, dict[str, Any]] = {
+    "shelves": {},
+    "gathered": {},
+    "ahead": {"ahead": True},
+    "as on a GPU": {"ahead": True, "decode": "static"},
+}
+
+
+def start(way: str, **settings: Any) -> Bench:
+    bench = start_model(tiny_model(), **WAYS[way], **settings)
+    if way != "shelves":
+        gather_blocks(bench)
+    return bench
+
+
+def random_jobs(dice: random.Random) -> list[Job]:
+    """Of four tenants; many share a beginning, and a third has the poison in its prompt."""
+    jobs = []
+    for number in range(JOBS):
+        begin = clean(make_prompt(dice.choice((0, 16, 33)), dice.randint(0, 2)))
+        prompt = begin + clean(make_prompt(dice.randint(1, 40), number))
+        if number % 3 == 0:
+            prompt[dice.randrange(len(begin), len(prompt))] = POISON
+        jobs.append(
+            make_job(
+                str(number),
+                prompt,
+                dice.randint(1, 40),
+                temperature=dice.choice((0.0, 0.9)),
+                seed=number,
+                cache_salt=dice.choice("abcd"),
+                priority=dice.choice((0, 0, 0, -1, 1)),
+                logit_bias=((POISON, 6.0),) if number % 5 == 0 else ((POISON, -100.0),),
+            )
+        )
+    return jobs
+
+
+def again(job: Job, name: str, **fields: Any) -> Job:
+    return replace(job, job_id=f"{name} {job.job_id}", **fields)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("seed", rounds(few=0, many=10))
+def test_numbers_that_are_none_fail_their_own_job_only(seed: int, way: str, tally: Tally) -> None:
+    dice = random.Random(seed)
+    jobs = random_jobs(dice)
+    calm = start("shelves")
+    expected = {job.job_id: calm.run(again(job, "calm", cache_salt=job.job_id))[0].tokens for job in jobs}
+    calm.engine.close(drain=True)
+    sick = {job.job_id for job in jobs if POISON in job.prompt or POISON in expected[job.job_id][:-1]}
+    bench = start(way, kv_blocks=dice.choice((9, 12, 20)), token_budget=16, max_running=4)
+    poison = Poison(bench, at_random(seed, dice.choice((0.5, 0.8, 1.0))))
+    poison.deep = dice.random() < 0.5
+    cancelled: set[str] = set()
+
+    def meddle(message: Outbound) -> None:
+        other = str(dice.randrange(JOBS))
+        if dice.random() < (0.2 if other in sick else 0.01):
+            cancelled.add(other)
+            bench.engine.cancel(other)
+
+    bench.listener.when_told = meddle
+    for job, outcome in zip(jobs, bench.run(*jobs), strict=True):
+        whole = expected[job.job_id]
+        ended = isinstance(outcome.last, Finished)
+        assert ended or job.job_id in sick, f"{job.job_id} had nothing to do with it: {outcome.last}"
+        if ended and outcome.last.reason != "cancelled":  # type: ignore[union-attr]
+            assert outcome.tokens == whole
+        assert outcome.tokens == whole[: len(outcome.tokens)]
+        assert ended or outcome.last.code == "engine_error"  # type: ignore[union-attr]
+        assert job.job_id in cancelled or not ended or outcome.last.reason != "cancelled"  # type: ignore[union-attr]
+        tally["F39", "jobs that numbers which are none failed"] += not ended
+    bench.listener.when_told = lambda _message: None
+    poison.on = False
+    # Whatever is left in blocks, known by its content or not, would be met now: twice round the pool.
+    for turn in ("after", "later"):
+        for job, outcome in zip(jobs, bench.run(*(again(job, turn) for job in jobs)), strict=True):
+            assert outcome.tokens == expected[job.job_id], f"{turn} {job.job_id}: {outcome.last}"
+    bench.engine.close(drain=True)
+    stats = bench.engine.stats()
+    assert (stats.deaths, stats.kv_blocks_used) == (0, 0)
+    tally["F39", "rounds of numbers that are none"] += 1
+    tally["F39", "passes with numbers that are none"] += poison.hits
+    tally["F39", "jobs beside them that had to be untouched"] += JOBS - len(sick)
