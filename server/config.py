@@ -94,13 +94,29 @@ class Config:
         "commas between; a url that ends in /sse is spoken to by server-sent events, any other by "
         "streamable HTTP",
     )
+    tool_access: str | None = _setting(
+        None,
+        "who may use a label of tool-server: label=tenant|tenant|key:ID, or label=* for every tenant, with "
+        "commas between; default of a label: every tenant, of a `stdio:` one the tenant `default`",
+    )
+    tool_token: str | None = _setting(
+        None,
+        "a secret for each server of tool-server that wants one, holdfast-runner and holdfast-browser do: "
+        "label=token, with commas between",
+    )
     mcp_hosts: str | None = _setting(
         None,
         "where requests may name MCP servers by a URL of theirs: host, host:port, *.host, http://host, or * "
         "for every public one, with commas between",
     )
     mcp_seconds: float = _setting(
-        60.0, "how long an MCP server may take to list its tools or to answer a call", low=0.1, high=3600
+        60.0,
+        "how long an MCP server may take to answer a call, and a call may wait for its turn",
+        low=0.1,
+        high=3600,
+    )
+    mcp_list_seconds: float = _setting(
+        10.0, "how long an MCP server may take to list its tools", low=0.1, high=3600
     )
     max_body_bytes: int = _setting(10 * 1024 * 1024, "the largest request body", low=1024)
     body_seconds: float = _setting(30.0, "how long a request body may take to arrive", low=0.1)
@@ -165,8 +181,9 @@ class Config:
         shown = {setting.name: getattr(self, setting.name) for setting in fields(self)}
         if self.database_url is not None:
             shown["database_url"] = _without_password(self.database_url)
-        if self.seal_key is not None:
-            shown["seal_key"] = "***"
+        for secret in ("seal_key", "tool_token"):
+            if shown[secret] is not None:
+                shown[secret] = "***"
         return f"Config({', '.join(f'{name}={value!s}' for name, value in shown.items())})"
 
     @property

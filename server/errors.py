@@ -18,6 +18,7 @@
     ├── ModelFailed          500  the model could not answer
     └── InternalError        500  our mistake; the cause is in the log
     ClientGone                    nobody is left to answer
+    NotReady                      what a request needs is being fetched; then its handler is called again
     ConfigError                   a setting is wrong; told at the terminal
 
 A message is for the caller: what is wrong and what would be right, nothing about our insides.
@@ -25,6 +26,7 @@ A message is for the caller: what is wrong and what would be right, nothing abou
 
 import logging
 from collections.abc import Sequence
+from concurrent.futures import Future
 from typing import ClassVar
 
 import msgspec
@@ -185,6 +187,14 @@ class InternalError(ApiError):
 
 class ClientGone(Exception):
     """The client left before its request was whole."""
+
+
+class NotReady(Exception):
+    """A handler cannot go on before these are done. Nothing has happened; it is called again then."""
+
+    def __init__(self, pending: Sequence["Future[None]"]) -> None:
+        super().__init__("what the request needs is being fetched")
+        self.pending = pending
 
 
 class ConfigError(Exception):

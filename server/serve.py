@@ -38,6 +38,7 @@ from server.runs.janitor import Janitor
 from server.runs.keeper import Keeper
 from server.runs.prepare import Served
 from server.runs.recorder import Recorder
+from server.runs.sealing import Seal
 from server.runs.taker import Taker
 from server.runs.tool_loop import ToolLoop
 from server.runs.unread import Unread
@@ -49,7 +50,8 @@ from server.stream import connection
 from server.stream.follower import Follower
 from server.stream.hub import Hub
 from server.tools.address import read_allowed
-from server.tools.mcp import McpServers, read_servers
+from server.tools.mcp import McpServers
+from server.tools.registered import Registered, read_access, read_servers, read_tokens
 from server.version import VERSION
 
 log = logging.getLogger("holdfast.serve")
@@ -134,13 +136,20 @@ def _require_key_beyond_loopback(config: Config, database: Database) -> None:
     )
 
 
-def _read_tools(config: Config) -> McpServers:
+def _read_tools(config: Config, seal: Seal | None = None) -> McpServers:
     """Raises ConfigError."""
+    places = read_servers(config.tool_server)
+    registered = Registered(
+        places,
+        read_access(config.tool_access, frozenset(places)),
+        read_tokens(config.tool_token, frozenset(places)),
+        seal or Seal.of_this_process(),
+    )
     try:
         allowed = read_allowed(config.mcp_hosts)
     except ValueError as error:
         raise ConfigError(f"mcp-hosts: {error}.") from None
-    return McpServers(read_servers(config.tool_server), config.mcp_seconds, allowed)
+    return McpServers(registered, config.mcp_seconds, allowed, list_seconds=config.mcp_list_seconds)
 
 
 class _Process:
@@ -166,7 +175,7 @@ class _Process:
             served = self._load()
         self._engine = served.engine
         self._replica = self._register()  # when the heartbeat is near: loading may outlast a lease
-        self._mcp = _read_tools(config)
+        self._mcp = _read_tools(config, served.seal)
         self._tool_loop = ToolLoop(self._engine, self._mcp, self._deliver)
         self._notifier = Notifier(database, muted=config.delivery == "poll")
         self._recorder = self._make_recorder(hub)
@@ -378,8 +387,8 @@ class _Process:
 
 
 def configure_logging(level: str) -> None:
-    for talkative in ("httpx", "mcp"):  # they tell every exchange, with its whole address
-        logging.getLogger(talkative).setLevel("WARNING")
+    logging.getLogger("httpx").setLevel("WARNING")  # it tells every exchange, with its whole address
+    logging.getLogger("mcp").setLevel("CRITICAL")  # it tells what servers send; our own log says what failed
     logging.basicConfig(
         level=level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )

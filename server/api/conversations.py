@@ -26,7 +26,9 @@ from server.wire.pages import page
 def create(services: Services, caller: Caller, request: Request, body: bytes) -> HttpResponse:
     """POST /v1/conversations"""
     wanted = decode(body, CreateConversation) if body else CreateConversation()
-    return as_json(request, conversations.create(services.database, caller.tenant, wanted))
+    return as_json(
+        request, conversations.create(services.database, caller.tenant, wanted, services.served.seal)
+    )
 
 
 def retrieve(services: Services, caller: Caller, request: Request, _body: bytes) -> HttpResponse:
@@ -53,7 +55,9 @@ def create_items(services: Services, caller: Caller, request: Request, body: byt
     """POST /v1/conversations/{conversation_id}/items"""
     conversation = _named(request)
     wanted = decode(body, CreateItems)
-    added = conversations.add_items(services.database, caller.tenant, conversation, wanted.items)
+    added = conversations.add_items(
+        services.database, caller.tenant, conversation, wanted.items, services.served.seal
+    )
     return as_json(request, page(added, len(added)))
 
 

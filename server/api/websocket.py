@@ -15,6 +15,7 @@ from server.api import responses
 from server.errors import (
     BodyTooLarge,
     InvalidRequest,
+    NotReady,
     TooManyRequests,
     WrongOrigin,
     log_mistake,
@@ -99,9 +100,11 @@ class SocketSession:
         return wanted
 
     def begin(self, wanted: Wanted) -> Answer:
-        """Raises ApiError or DecodeFailure, and then what it was to go on from is forgotten."""
+        """Raises ApiError or DecodeFailure, and then what it was to go on from is forgotten; or NotReady."""
         try:
             return self._begin(wanted)
+        except NotReady:
+            raise  # it begins again
         except Exception:
             self._forget(wanted)
             raise

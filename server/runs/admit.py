@@ -132,7 +132,7 @@ class Admission:
         end of the previous response, where that is not in the store. One that does not `generate` completes
         without output once the model has read its prompt.
 
-        Raises ApiError or DecodeFailure, and then nothing has happened.
+        Raises ApiError or DecodeFailure, or NotReady, and then nothing has happened.
         """
         (admitted,) = self.admit_all(caller, [request], repeatable, given, held=held, generate=generate)
         return admitted
@@ -225,7 +225,7 @@ class Admission:
         )
         if request.background:
             self._refuse_too_many_queued()
-        request, access = list_tools(self._tool_loop.servers, request, found.items)
+        request, access = list_tools(self._tool_loop.servers, caller, request, found.items)
         seed = request.seed if request.seed is not None else secrets.randbits(63)
         begin = prepare_first if generate else prepare
         prepared = begin(self._served, caller.tenant, request, found.items, response, seed)

@@ -13,6 +13,7 @@ import msgspec
 
 from server.errors import InvalidRequest, UnknownModel
 from server.runs import context
+from server.runs.approvals import taken_over
 from server.runs.kept import kept_messages, pending_calls
 from server.runs.opened import opened
 from server.runs.prepare import Served
@@ -53,9 +54,13 @@ class Compacting:
         return CompactedResponse(
             id=ids.response_id(self.id),
             created_at=ids.seconds_of(self.id),
-            output=[context.own(item, self.id, "o", index) for index, item in enumerate(items)],
+            output=[self._own(item, index) for index, item in enumerate(items)],
             usage=written.usage if written else usage(0, 0, 0, 0),
         )
+
+    def _own(self, item: Item, index: int) -> Item:
+        own = context.own(item, self.id, "o", index)
+        return taken_over(self.summary.served.seal, self.summary.tenant, item, own, stored=True)
 
 
 def begin(database: Database, served: Served, tenant: str, request: CreateResponse) -> Compacting:

@@ -8,6 +8,7 @@ from uuid import UUID
 import msgspec
 
 from server.errors import InvalidRequest, NotFound
+from server.runs.approvals import refuse_forged, taken_over
 from server.runs.opened import opened
 from server.runs.sealing import Seal
 from server.runs.states import ENDED
@@ -29,6 +30,7 @@ from server.wire.items import (
 from server.wire.request import ContextManagement, CreateResponse
 from server.wire.tools import as_given
 
+_NO_ITEMS = AdditionalTools | CompactionTrigger
 TRIGGER = "compaction_trigger"
 """What stands among `context_management` for a trigger in the input."""
 
@@ -75,12 +77,9 @@ def gather(
     standing = None
     if conversation is not None:
         standing, history = _conversation(connection, tenant, conversation)
-    resolved = [
-        resolve(connection, tenant, item)
-        for item in given
-        if not isinstance(item, AdditionalTools | CompactionTrigger)
-    ]
-    new = _renamed(resolved, [own(item, response, "i", index) for index, item in enumerate(resolved)])
+    resolved = [resolve(connection, tenant, item) for item in given if not isinstance(item, _NO_ITEMS)]
+    new = _renamed(resolved, own_items(given, resolved, response, "i", seal, tenant))
+    refuse_forged(seal, tenant, [*history, *new], _answer_path(given))
     refuse_unmatched(history, new, lambda items: opened(items, seal, tenant))
     return Context(previous, history, new, standing)
 
@@ -124,6 +123,23 @@ def _input(request: CreateResponse) -> str | list[dict[str, Any]]:
 def own(item: Item, response: UUID, side: ids.Side, index: int) -> Item:
     """The item as one of this response, or of what else it came with, with the id that its place gives it."""
     return msgspec.structs.replace(item, id=ids.item_id(PREFIXES[type(item)], response, side, index))
+
+
+def own_items(
+    given: Sequence[Given], resolved: Sequence[Item], source: UUID, side: ids.Side, seal: Seal, tenant: str
+) -> list[Item]:
+    """The items with ids of their own. `given` is what they were resolved from, others perhaps among it."""
+    stored = [isinstance(item, ItemReference) for item in given if not isinstance(item, _NO_ITEMS)]
+    return [
+        taken_over(seal, tenant, item, own(item, source, side, index), stored=stored[index])
+        for index, item in enumerate(resolved)
+    ]
+
+
+def _answer_path(given: Sequence[Given]) -> str:
+    """The place of the input's last answer to a request for approval."""
+    places = [index for index, item in enumerate(given) if isinstance(item, McpApprovalResponse)]
+    return f"input[{places[-1]}]" if places else "input"
 
 
 def read_history(connection: Connection, tenant: str, response: UUID) -> list[Item]:

@@ -8,6 +8,7 @@ import msgspec
 
 from server.errors import ConversationLocked, InvalidRequest, NotFound
 from server.runs import context
+from server.runs.sealing import Seal
 from server.runs.writing import stored_item
 from server.store import conversations as store
 from server.store.conversations import StoredConversation
@@ -21,13 +22,13 @@ from server.wire.pages import Page, page
 from server.wire.request import Metadata
 
 
-def create(database: Database, tenant: str, wanted: CreateConversation) -> Conversation:
+def create(database: Database, tenant: str, wanted: CreateConversation, seal: Seal) -> Conversation:
     """Raises ApiError or DecodeFailure for items that cannot be kept."""
     conversation = ids.new_uuid()
     given = _read(wanted.items or [])
 
     def work(connection: Connection) -> StoredConversation:
-        new = _own(connection, tenant, given, conversation)
+        new = _own(connection, tenant, given, conversation, seal)
         store.create(connection, tenant, conversation, _json(wanted.metadata))
         return _append(connection, tenant, conversation, new)
 
@@ -57,14 +58,14 @@ def delete(database: Database, tenant: str, conversation: UUID) -> None:
 
 
 def add_items(
-    database: Database, tenant: str, conversation: UUID, items: Sequence[dict[str, Any]]
+    database: Database, tenant: str, conversation: UUID, items: Sequence[dict[str, Any]], seal: Seal
 ) -> list[bytes]:
     """The JSON of the items as they are kept. Raises ApiError or DecodeFailure."""
     given = _read(items)
     source = ids.new_uuid()
 
     def work(connection: Connection) -> list[NewItem]:
-        new = _own(connection, tenant, given, source)
+        new = _own(connection, tenant, given, source, seal)
         _append(connection, tenant, conversation, new)
         return new
 
@@ -164,10 +165,12 @@ def _read(items: Sequence[dict[str, Any]]) -> list[Given]:
     return given
 
 
-def _own(connection: Connection, tenant: str, given: Sequence[Given], source: UUID) -> list[NewItem]:
+def _own(
+    connection: Connection, tenant: str, given: Sequence[Given], source: UUID, seal: Seal
+) -> list[NewItem]:
     """The items as a conversation keeps them; `source` makes their ids, the same ones at a second try."""
     resolved = [context.resolve(connection, tenant, item) for item in given]
-    return [stored_item(context.own(item, source, "c", index)) for index, item in enumerate(resolved)]
+    return [stored_item(item) for item in context.own_items(given, resolved, source, "c", seal, tenant)]
 
 
 def _append(

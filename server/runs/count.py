@@ -1,5 +1,6 @@
 """How long a request's prompt is: prepared as if it were to be run, and nothing kept of it."""
 
+from server.auth import Caller
 from server.errors import UnknownModel
 from server.runs import context
 from server.runs.echo import make_echo
@@ -14,12 +15,13 @@ from server.wire.request import CreateResponse
 
 
 def count_input(
-    database: Database, served: Served, servers: McpServers, tenant: str, request: CreateResponse
+    database: Database, served: Served, servers: McpServers, caller: Caller, request: CreateResponse
 ) -> int:
     """The tokens that the model would be given; more than it can read are counted too.
 
     Raises what creating the response would raise.
     """
+    tenant = caller.tenant
     refuse_unsupported(request)
     if request.model not in served.names:
         raise UnknownModel(request.model, served.names)
@@ -27,6 +29,6 @@ def count_input(
     found = database.retry(
         lambda connection: context.gather(connection, tenant, request, given, new_uuid(), served.seal)
     )
-    request, _ = list_tools(servers, request, found.items)
+    request, _ = list_tools(servers, caller, request, found.items)
     make_echo(request, served.engine.capabilities)
     return len(write_prompt(served, tenant, request, found.items).token_ids)

@@ -3,7 +3,7 @@
 Pure.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -66,6 +66,8 @@ class Hosted:
     approved: Sequence[McpApprovalRequest] = ()
     """Calls that are made before the model says anything."""
     tells_sources: bool = False
+    tag: Callable[[McpApprovalRequest], McpApprovalRequest] | None = None
+    """Gives a request for approval the id by which it is known again."""
     labels: Mapping[str, Listed] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -121,7 +123,11 @@ class Errand:
     """Output tokens until now."""
 
 
-def hosted_of(request: CreateResponse, items: Sequence[Item] = ()) -> Hosted:
+def hosted_of(
+    request: CreateResponse,
+    items: Sequence[Item] = (),
+    tag: Callable[[McpApprovalRequest], McpApprovalRequest] | None = None,
+) -> Hosted:
     """The servers of a request whose tools were listed, and the calls that its items allow."""
     given = [tool for tool in read_tools(request.tools) if isinstance(tool, McpTool)]
     lists = [
@@ -135,7 +141,7 @@ def hosted_of(request: CreateResponse, items: Sequence[Item] = ()) -> Hosted:
         )
         for tool in given
     ]
-    return Hosted(lists, request.max_tool_calls, approved(items), SOURCES in (request.include or ()))
+    return Hosted(lists, request.max_tool_calls, approved(items), SOURCES in (request.include or ()), tag)
 
 
 def _form(tool: McpTool) -> Form:

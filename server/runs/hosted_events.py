@@ -202,6 +202,8 @@ class HostedEvents:
     def _ask(self, draft: _Draft, arguments: str) -> list[Event]:
         index = len(self._output)
         item = McpApprovalRequest(self._id(McpApprovalRequest), draft.label, draft.name, arguments)
+        if self._hosted.tag is not None:
+            item = self._hosted.tag(item)
         self._output.append(item)
         return [
             wire.whole(wire.OutputItemAdded(self._number(), index, item)),

@@ -6,15 +6,20 @@ that has a server's list already is not told it again, as with OpenAI.
 
 import re
 from collections.abc import Sequence
+from concurrent.futures import Future
 from typing import Any
 
 import msgspec
 
-from server.errors import InvalidRequest, ToolServerDown
+from server.auth import Caller
+from server.errors import InvalidRequest, NotReady, Overloaded, ToolServerDown, TooManyRequests
 from server.runs.hosted import Access, Hosted, hosted_of
 from server.tools.address import Refused
-from server.tools.mcp import Listing, McpServers, usable
+from server.tools.listings import Listing
+from server.tools.mcp import McpServers, usable
+from server.tools.registered import TOKEN_HEADER
 from server.wire.hosted_items import McpListTools
+from server.wire.ids import is_output_id
 from server.wire.items import Item
 from server.wire.request import CreateResponse
 from server.wire.tools import INTERNAL, McpTool, Tool, names_of, note_left_out, read_tools
@@ -24,6 +29,8 @@ _VALUE = re.compile(r"[\t\x20-\x7e]{0,8192}")
 _NOT_THEIRS = frozenset(
     {"host", "content-length", "content-type", "transfer-encoding", "connection", "accept"}
 )
+_OF_THE_PROTOCOL = frozenset({"mcp-session-id", "mcp-protocol-version", "last-event-id", TOKEN_HEADER})
+"""Headers by which a caller would step into another's session at a server that the operator shares."""
 STANDING_IN = {
     "code_interpreter": "python",
     "web_search": "browser",
@@ -38,18 +45,20 @@ _RESERVED = frozenset({"functions", "assistant", "browser", "python"})
 
 
 def list_tools(
-    servers: McpServers, request: CreateResponse, items: Sequence[Item]
+    servers: McpServers, caller: Caller, request: CreateResponse, items: Sequence[Item]
 ) -> tuple[CreateResponse, dict[str, Access]]:
     """The request with the servers' tools in it, and how they are reached, which is no longer in it.
 
-    Raises InvalidRequest or DecodeFailure, also for a call that the items allow and no tool makes, and
-    ToolServerDown for one of OpenAI's tools. An MCP server that cannot list its own is told of in the stream.
+    Raises InvalidRequest or DecodeFailure, also for a call that the items allow and no tool makes,
+    ToolServerDown for one of OpenAI's tools, and NotReady while a server is being asked for its tools. An MCP
+    server that cannot list its own is told of in the stream.
     """
     access: dict[str, Access] = {}
     tools: list[dict[str, Any]] = []
     names = names_of(_others(request))
+    asked = _Asked(servers, caller)
     for index, element in enumerate(request.tools or []):
-        bare = _declared(servers, element)
+        bare = _declared(asked.labels, element)
         if bare is None:
             tools.append(element)
             note_left_out([element])
@@ -57,9 +66,11 @@ def list_tools(
         (tool,) = read_tools([bare], "tools")
         assert isinstance(tool, McpTool)
         reach = _access(tool, f"tools[{index}]")
-        _refuse(servers, tool, reach, f"tools[{index}]", background=bool(request.background))
+        asked.refuse(tool, reach, f"tools[{index}]", background=bool(request.background))
         before = _listed_in(items, tool) if tool.stands_for is None else None
-        found = before or servers.listing(tool.server_label, reach)
+        found = before or asked.listing(tool.server_label, reach)
+        if found is None:
+            continue
         if tool.stands_for is not None:
             _refuse_without(found, tool)
         listed = msgspec.structs.replace(
@@ -69,24 +80,58 @@ def list_tools(
             server_url=_kept(tool.server_url),
             listed=_without(found, tool.server_label, names),
             listing_error=found.error,
-            listed_before=before is not None,
         )
+        told = before is not None or _told_in(items, listed)
+        listed = msgspec.structs.replace(listed, listed_before=told)
         names |= names_of([listed])
         access[tool.server_label] = reach
         tools.append(msgspec.to_builtins(listed))
+    asked.check_ready()
     if access:
         request = msgspec.structs.replace(request, tools=tools)
     refuse_unmade(hosted_of(request, items))
     return request, access
 
 
-def _declared(servers: McpServers, element: dict[str, Any]) -> dict[str, Any] | None:
+class _Asked:
+    """The servers that one request names, as far as its caller may use them."""
+
+    def __init__(self, servers: McpServers, caller: Caller) -> None:
+        self.labels = servers.registered.usable(caller.tenant, caller.key_id)
+        self._servers = servers
+        self._tenant = caller.tenant
+        self._pending: list[Future[None]] = []
+
+    def listing(self, label: str, access: Access) -> Listing | None:
+        """None while the server is being asked. Raises TooManyRequests or Overloaded, unless others are."""
+        try:
+            found = self._servers.find_listing(label, access, self._tenant)
+        except (TooManyRequests, Overloaded):
+            if not self._pending:
+                raise
+            return None  # it is asked once those have answered
+        if isinstance(found, Listing):
+            return found
+        self._pending.append(found)
+        return None
+
+    def check_ready(self) -> None:
+        """Raises NotReady."""
+        if self._pending:
+            raise NotReady(self._pending)
+
+    def refuse(self, tool: McpTool, access: Access, path: str, *, background: bool) -> None:
+        """Raises InvalidRequest for a server that this caller cannot name, or not so."""
+        _refuse(self._servers, self.labels, tool, access, path, background=background)
+
+
+def _declared(labels: frozenset[str], element: dict[str, Any]) -> dict[str, Any] | None:
     """The MCP server that an element of `tools` means, if it means one."""
     kind = element.get("type")
     if kind == "mcp":
         return {name: value for name, value in element.items() if name not in INTERNAL}
     label = STANDING_IN.get(kind) if isinstance(kind, str) else None
-    if label is None or label not in servers.labels:
+    if label is None or label not in labels:
         return None
     return {
         "type": "mcp",
@@ -115,13 +160,28 @@ def _without(found: Listing, label: str, names: set[str]) -> list[Any]:
 
 
 def _listed_in(items: Sequence[Item], tool: McpTool) -> Listing | None:
-    """The list that the conversation has, if it has all that the request wants of it."""
+    """The list that this server got in the conversation, if it has all that the request wants of it."""
     for item in reversed(items):
-        if isinstance(item, McpListTools) and item.server_label == tool.server_label and not item.error:
+        if not isinstance(item, McpListTools) or item.server_label != tool.server_label or item.error:
+            continue
+        if is_output_id(item.id):  # else a client has written it
             known = Listing(usable(tool.server_label, item.tools))
             wanted = tool.allowed_tools if isinstance(tool.allowed_tools, list) else []
             return known if {offered.name for offered in known.tools} >= set(wanted) else None
     return None
+
+
+def _told_in(items: Sequence[Item], tool: McpTool) -> bool:
+    """Whether a list that a client brings along has what the server offers, so that it is not told again."""
+    if tool.listing_error is not None:
+        return False
+    return any(
+        isinstance(item, McpListTools)
+        and item.server_label == tool.server_label
+        and not item.error
+        and all(offered in item.tools for offered in tool.offered)
+        for item in items
+    )
 
 
 def _access(tool: McpTool, path: str) -> Access:
@@ -143,7 +203,15 @@ def _kept(url: str | None) -> str | None:
     return url.partition("?")[0] if url is not None else None
 
 
-def _refuse(servers: McpServers, tool: McpTool, access: Access, path: str, *, background: bool) -> None:
+def _refuse(
+    servers: McpServers,
+    labels: frozenset[str],
+    tool: McpTool,
+    access: Access,
+    path: str,
+    *,
+    background: bool,
+) -> None:
     for name in ("connector_id", "tunnel_id"):
         if getattr(tool, name) is not None:
             raise InvalidRequest(
@@ -151,9 +219,9 @@ def _refuse(servers: McpServers, tool: McpTool, access: Access, path: str, *, ba
                 param=f"{path}.{name}",
                 code="unsupported_parameter",
             )
-    _refuse_server(servers, tool, path)
-    if access.headers and servers.is_command(tool.server_label) and access.url is None:
-        raise InvalidRequest("This MCP server takes no headers.", param=f"{path}.headers")
+    _refuse_server(servers, labels, tool, path)
+    if access.url is None:
+        _refuse_headers(servers, tool, access, path)
     hidden = "headers" if tool.headers else "authorization" if tool.authorization else None
     if tool.server_url is not None and "?" in tool.server_url:
         hidden = "server_url"
@@ -166,9 +234,21 @@ def _refuse(servers: McpServers, tool: McpTool, access: Access, path: str, *, ba
         )
 
 
-def _refuse_server(servers: McpServers, tool: McpTool, path: str) -> None:
+def _refuse_headers(servers: McpServers, tool: McpTool, access: Access, path: str) -> None:
+    """Raises InvalidRequest for what is not sent to a server of the operator's."""
+    if access.headers and servers.registered.is_command(tool.server_label):
+        raise InvalidRequest("This MCP server takes no headers.", param=f"{path}.headers")
+    for name in access.headers:
+        if name.lower() in _OF_THE_PROTOCOL:
+            raise InvalidRequest(
+                f"The header {name[:50]!r} cannot be sent to a registered MCP server.",
+                param=f"{path}.headers",
+            )
+
+
+def _refuse_server(servers: McpServers, labels: frozenset[str], tool: McpTool, path: str) -> None:
     if tool.server_url is not None:
-        if tool.server_label in _RESERVED:
+        if tool.server_label in _RESERVED | labels:
             raise InvalidRequest(
                 f"No server of a request's can be called '{tool.server_label}'.", param=f"{path}.server_label"
             )
@@ -181,7 +261,7 @@ def _refuse_server(servers: McpServers, tool: McpTool, path: str) -> None:
                 param=f"{path}.server_url",
                 code="unsupported_parameter",
             ) from None
-    elif tool.server_label not in servers.labels:
+    elif tool.server_label not in labels:
         raise InvalidRequest(
             f"No MCP server is registered here as '{tool.server_label}'.", param=f"{path}.server_label"
         )

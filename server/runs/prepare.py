@@ -25,6 +25,7 @@ from server.dialects.base import (
 )
 from server.dialects.plain import PlainParser
 from server.errors import ApiError, InvalidRequest, Overloaded, TooManyRequests
+from server.runs.approvals import tagged
 from server.runs.echo import make_echo
 from server.runs.hosted import as_read, hosted_of
 from server.runs.opened import opened
@@ -82,7 +83,7 @@ class Served:
             seal=partial(self.seal.seal, "reasoning", tenant)
             if SEALED_REASONING in (request.include or ())
             else None,
-            hosted=hosted_of(request, items),
+            hosted=hosted_of(request, items, partial(tagged, self.seal, tenant)),
         )
 
     def _parser(self, request: CreateResponse, prompt: Prompt) -> Parser:

@@ -9,6 +9,7 @@ and the purpose are authenticated with it: for anybody else, and for anything el
 import base64
 import binascii
 import hashlib
+import hmac
 import secrets
 from collections.abc import Sequence
 from typing import Literal, Self
@@ -19,7 +20,10 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 Purpose = Literal["reasoning", "compaction", "context"]
+TagPurpose = Literal["approval", "session", "tenant"]
 KEY_BYTES = 32
+TAG_BYTES = 16
+"""Of a tag: 128 bits, which nobody guesses."""
 _VERSION = "hf1"
 _PLACE_BYTES = 16
 _END = b"\n"
@@ -35,6 +39,7 @@ class Seal:
 
     def __init__(self, keys: Sequence[bytes]) -> None:
         self._keys = {_key_id(key): _derived(key) for key in keys}
+        self._tag_keys = [_derived(key, b"holdfast tag 1", 32) for key in keys]
         self._current = _key_id(keys[0])
 
     @classmethod
@@ -64,10 +69,26 @@ class Seal:
             return None
         return text.removesuffix(_END).decode()
 
+    def tag(self, purpose: TagPurpose, *parts: str) -> str:
+        """Hex digits that only these keys make of the parts: the same on all replicas and after a restart."""
+        return _tag(self._tag_keys[0], purpose, parts)
+
+    def is_tag(self, tag: str, purpose: TagPurpose, *parts: str) -> bool:
+        """Whether one of these keys made the tag of these parts."""
+        given = tag.encode(errors="replace")
+        return any(hmac.compare_digest(given, _tag(key, purpose, parts).encode()) for key in self._tag_keys)
+
 
 def _key_id(key: bytes) -> str:
     return hashlib.sha256(b"holdfast seal key id" + key).hexdigest()[:8]
 
 
-def _derived(key: bytes) -> bytes:
-    return HKDF(SHA256(), length=64, salt=None, info=b"holdfast seal 1").derive(key)
+def _derived(key: bytes, use: bytes = b"holdfast seal 1", length: int = 64) -> bytes:
+    return HKDF(SHA256(), length=length, salt=None, info=use).derive(key)
+
+
+def _tag(key: bytes, purpose: TagPurpose, parts: Sequence[str]) -> str:
+    """HMAC-SHA256, cut to TAG_BYTES. Each part's length stands before it, so that none runs into the next."""
+    encoded = [part.encode("utf-8", "surrogatepass") for part in (purpose, *parts)]
+    message = b"".join(len(part).to_bytes(8, "big") + part for part in encoded)
+    return hmac.digest(key, message, "sha256")[:TAG_BYTES].hex()

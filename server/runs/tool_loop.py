@@ -1,7 +1,8 @@
 """Between two turns of a response: makes the calls that its model asked for, and begins the next turn.
 
-Runs on threads of its own. Each result goes to the recorder as one more message; when the last of a turn's
-is committed, the next turn's job is given to the engine.
+Calls run on the thread that talks to MCP servers, next turns are prepared on threads of their own, so that
+one does not wait for the other. Each result goes to the recorder as one more message; when the last of a
+turn's is committed, the next turn's job is given to the engine.
 """
 
 import logging
@@ -27,12 +28,11 @@ from server.runs.hosted import DueCall, Errand, Outcome
 from server.runs.run import Run
 from server.runs.turns import Turns
 from server.tools.mcp import McpServers, failure
-from server.wire.hosted_items import McpCall
 
 log = logging.getLogger("holdfast.tools")
 
-MOST_CALLS = 16
-"""Calls made at the same time; more wait."""
+TURN_THREADS = 4
+"""Next turns prepared at the same time: that is work of this process, and waits for no server."""
 NO_ROOM = "The server is overloaded; try again later."
 CANNOT_GO_ON = "The response cannot go on after its tool calls."
 STOPPED = "The server stopped during this call. It is not known whether the call was carried out."
@@ -50,7 +50,7 @@ class ToolLoop:
         self._turns: dict[UUID, Turns] = {}
         self._jobs: dict[UUID, str] = {}
         self._cancelled: set[UUID] = set()
-        self._pool = ThreadPoolExecutor(MOST_CALLS, "tools")
+        self._turn_pool = ThreadPoolExecutor(TURN_THREADS, "turns")
 
     def expect(self, turns: Turns) -> None:
         """A response is about to begin here; `look` forgets it at its end."""
@@ -73,7 +73,7 @@ class ToolLoop:
                 self.carry_on(step.run, errand)
 
     def carry_on(self, run: Run, errand: Errand, *, again: bool = False) -> None:
-        """Makes the calls, or begins the next turn, on another thread.
+        """Begins the calls, or the next turn, on other threads.
 
         `again` says that the calls may have been made before, by a replica that was stopped: those whose
         tools do not say that this does no harm are told as failed, for the model to decide.
@@ -87,9 +87,9 @@ class ToolLoop:
             if again and not due.repeatable:
                 self._deliver([Called(response, due.index, failure(STOPPED))])
             else:
-                self._pool.submit(self._call, turns, due)
+                self._call(turns, due)
         if not errand.calls:
-            self._pool.submit(self._begin_turn, turns, errand)
+            self._turn_pool.submit(self._begin_turn, turns, errand)
 
     def cancel(self, response: UUID) -> None:
         """Ends a response early, whichever of its turns is generated, or none."""
@@ -105,21 +105,33 @@ class ToolLoop:
 
     def close(self) -> None:
         """Begins nothing more; what is under way is not waited for."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._turn_pool.shutdown(wait=False, cancel_futures=True)
 
     def _call(self, turns: Turns, due: DueCall) -> None:
-        outcome = failure(NO_MORE)
+        """Begins a call, whose outcome is delivered when it is there. Waits for nothing."""
+
+        def deliver(outcome: Outcome) -> None:
+            self._deliver([Called(turns.response, due.index, outcome)])
+
+        if not due.allowed:
+            deliver(failure(NO_MORE))
+            return
+        call = due.call
         try:
-            if due.allowed:
-                outcome = self._made(turns, due.call)
+            access = turns.access_to(call.server_label)
+            made = self.servers.begin_call(
+                call.server_label,
+                call.name,
+                call.arguments,
+                access,
+                tenant=turns.tenant,
+                response=turns.response,
+            )
         except Exception:
             log.exception("a tool call of response %s broke", turns.response)
-            outcome = failure("The call broke.")
-        self._deliver([Called(turns.response, due.index, outcome)])
-
-    def _made(self, turns: Turns, call: McpCall) -> Outcome:
-        access = turns.access_to(call.server_label)
-        return self.servers.call(call.server_label, call.name, call.arguments, access, turns.response)
+            deliver(failure("The call broke."))
+            return
+        made.add_done_callback(lambda done: deliver(done.result()))
 
     def _begin_turn(self, turns: Turns, errand: Errand) -> None:
         response = turns.response

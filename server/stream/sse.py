@@ -21,6 +21,7 @@ from server.crashpoints import die, is_last_pass
 from server.errors import BodyTooLarge, BodyTooSlow, ClientGone, Overloaded, on_error
 from server.store.database import DatabaseError
 from server.stream.hub import Channel
+from server.stream.pending import when_ready
 from server.wire.ids import new_request_id
 
 DONE = b"data: [DONE]\n\n"
@@ -88,13 +89,16 @@ class Endpoint:
         request.state.request_id = new_request_id()
         try:
             body = await self._read_in_time(request, receive)
-            async with self._turns.one():
-                answer = await run_in_threadpool(self._handler, request, body)
+            answer = await when_ready(lambda: self._call(request, body))
         except ClientGone:
             return
         except Exception as error:  # noqa: BLE001 - whatever it is, the client gets an error object
             answer = on_error(request, error)
         await answer(scope, receive, send)
+
+    async def _call(self, request: Request, body: bytes) -> Answer:
+        async with self._turns.one():
+            return await run_in_threadpool(self._handler, request, body)
 
     async def _read_in_time(self, request: Request, receive: Receive) -> bytes:
         try:

@@ -15,6 +15,7 @@ from starlette.types import Message, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
 from server.errors import on_error
+from server.stream.pending import when_ready
 from server.stream.sse import Answer, Turns
 from server.wire.ids import new_request_id
 from server.wire.socket import CreateMessage
@@ -154,7 +155,7 @@ class _Connection:
     async def _answer(self, wanted: Wanted, listening: asyncio.Future[None]) -> None:
         """Raises TimeoutError when the client does not read."""
         try:
-            stream = await self._call(self._session.begin, wanted)
+            stream = await when_ready(lambda: self._call(self._session.begin, wanted))
         except Exception as error:  # noqa: BLE001 - whatever it is, the client gets an error object
             await self._send(self._session.explain(error, wanted))
             return

@@ -13,11 +13,36 @@ from server.tools.fetch import trusted_authorities
 
 AsyncLookup = Callable[[str, int], Awaitable[Sequence[str]]]
 MOST_BYTES = 8 * 1024 * 1024
-"""Of one answer; a stream of events is one."""
+"""Of all answers that one client gets; a stream of events is one."""
+MOST_SECONDS = 3600.0
+MOST_VALUES = 100_000
+"""JSON values in them, by their brackets and commas: to parse that many takes about a tenth of a second."""
+MOST_LINES = 10_000
+"""Lines of streams of events: an event has at least two."""
 
 
 class TooMuch(Exception):
     """A server sent more than it may."""
+
+
+class Budget:
+    """What the servers may still send to one client: counted before it is parsed."""
+
+    def __init__(
+        self, most_bytes: int = MOST_BYTES, most_values: int = MOST_VALUES, most_lines: int = MOST_LINES
+    ) -> None:
+        self._bytes = most_bytes
+        self._values = most_values
+        self._lines = most_lines
+
+    def spend(self, piece: bytes, *, is_events: bool) -> None:
+        """Raises TooMuch."""
+        self._bytes -= len(piece)
+        self._values -= piece.count(b",") + piece.count(b"[") + piece.count(b"{")
+        if is_events:
+            self._lines -= piece.count(b"\n") + piece.count(b"\r")
+        if min(self._bytes, self._values, self._lines) < 0:
+            raise TooMuch("The server sent too much.")
 
 
 def guarded_client(
@@ -26,19 +51,19 @@ def guarded_client(
     headers: Mapping[str, str] | None = None,
     timeout: httpx.Timeout | None = None,
     auth: httpx.Auth | None = None,
-    most_bytes: int = MOST_BYTES,
+    budget: Budget | None = None,
+    seconds: float = MOST_SECONDS,
     lookup: AsyncLookup | None = None,
 ) -> httpx.AsyncClient:
     """A client that visits what is allowed and nothing else, also when a server redirects it.
 
-    Its requests raise Refused, TooMuch, and httpx's own. How long an exchange may take in all is for the
-    caller to say: a stream of events has no end of its own.
+    Its requests raise Refused, TooMuch, TimeoutError once the client is `seconds` old, and httpx's own.
     """
     return httpx.AsyncClient(
         headers=headers,
         timeout=timeout or httpx.Timeout(30.0),
         auth=auth,
-        transport=_CheckedTransport(allowed, most_bytes, lookup or look_up),
+        transport=_CheckedTransport(allowed, budget or Budget(), seconds, lookup or look_up),
         trust_env=False,
         follow_redirects=False,
     )
@@ -54,7 +79,7 @@ async def look_up(host: str, port: int) -> list[str]:
 
 
 class _CheckedTransport(httpx.AsyncHTTPTransport):
-    def __init__(self, allowed: Allowed, most_bytes: int, lookup: AsyncLookup) -> None:
+    def __init__(self, allowed: Allowed, budget: Budget, seconds: float, lookup: AsyncLookup) -> None:
         context = trusted_authorities()
         super().__init__(verify=context, trust_env=False)
         # The parent has no parameter for it. Its own pool has opened nothing yet.
@@ -62,31 +87,41 @@ class _CheckedTransport(httpx.AsyncHTTPTransport):
             ssl_context=context, network_backend=_CheckedNetwork(allowed, lookup)
         )
         self._allowed = allowed
-        self._most_bytes = most_bytes
+        self._budget = budget
+        self._deadline = asyncio.get_running_loop().time() + seconds
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         check_url(request.url, self._allowed)
         request.headers["accept-encoding"] = "identity"
-        response = await super().handle_async_request(request)
+        async with asyncio.timeout_at(self._deadline):
+            response = await super().handle_async_request(request)
         if response.headers.get("content-encoding", "identity").lower() != "identity":
             # The bytes that are counted would not be those that are kept.
             await response.aclose()
             raise TooMuch("The server compressed what it was asked not to.")
         assert isinstance(response.stream, httpx.AsyncByteStream)
-        response.stream = _BoundedStream(response.stream, self._most_bytes)
+        is_events = response.headers.get("content-type", "").lower().startswith("text/event-stream")
+        response.stream = _BoundedStream(response.stream, self._budget, self._deadline, is_events=is_events)
         return response
 
 
 class _BoundedStream(httpx.AsyncByteStream):
-    def __init__(self, stream: httpx.AsyncByteStream, most_bytes: int) -> None:
+    def __init__(
+        self, stream: httpx.AsyncByteStream, budget: Budget, deadline: float, *, is_events: bool
+    ) -> None:
         self._stream = stream
-        self._left = most_bytes
+        self._budget = budget
+        self._deadline = deadline
+        self._is_events = is_events
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        async for piece in self._stream:
-            self._left -= len(piece)
-            if self._left < 0:
-                raise TooMuch("The server sent too much.")
+        pieces = aiter(self._stream)
+        while True:
+            async with asyncio.timeout_at(self._deadline):
+                piece = await anext(pieces, None)
+            if piece is None:
+                return
+            self._budget.spend(piece, is_events=self._is_events)
             yield piece
 
     async def aclose(self) -> None:

@@ -1,28 +1,34 @@
 """MCP servers: what tools they offer, and calls of them.
 
 Those that the operator has registered are reached by their label, wherever they are; those that a request
-names by URL only through the guarded door. Synchronous to all others: an event loop on a thread of its own
-does the talking. What goes wrong with a server is a result like any other, in words for the model and the
-client; the cause is in the log.
+names by URL only through the guarded door. An event loop on a thread of its own does the talking: no thread
+of anybody else's waits for a server, and calls beyond a share wait for their turn there. What goes wrong with
+a server is a result like any other, in words for the model and the client; the cause is in the log.
 """
 
 import asyncio
+import hashlib
 import json
 import logging
 import re
 import shlex
 import threading
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
 
 import msgspec
 
-from server.errors import ConfigError
+from server.errors import ApiError
+from server.limits import SharedLimit
 from server.runs.hosted import Access, Outcome
 from server.tools import session
-from server.tools.address import Allowed, Refused, check_url, only, read_url
+from server.tools.address import Allowed, Refused, check_url, host_and_port, only, read_url
+from server.tools.call_slots import CallSlots, NoSlot
+from server.tools.listings import Listing, ListingKey, Listings
+from server.tools.registered import COMMAND, SESSION_HEADER, Registered
 from server.wire.hosted_items import ListedTool, McpError
 from server.wire.parts import is_deeper
 
@@ -33,6 +39,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("holdfast.mcp")
 
 T = TypeVar("T")
+R = TypeVar("R")
 MOST_TOOLS = 128
 MOST_TEXT = 100_000
 """Characters of a tool's output that are kept; what is beyond is left out, and that is said."""
@@ -40,100 +47,100 @@ MOST_SCHEMA = 65_536
 MOST_LISTED = 1024 * 1024
 """Bytes of all schemas and descriptions of a server."""
 MOST_DEPTH = 32
+MOST_CALLS = 2048
+"""Tool calls under way or waiting for their turn."""
+MOST_CALLS_OF_TENANT = 512
+LIST_SECONDS = 10.0
 SECONDS_TO_END = 5.0
-COMMAND = "stdio:"
-SESSION_HEADER = "x-session-id"
-"""vLLM's name for it: a server that keeps something between calls knows by it which belong together."""
 _NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
-_LABEL = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
-
-
-class Listing(msgspec.Struct, frozen=True):
-    """What a server offers, or why it offers nothing."""
-
-    tools: list[ListedTool] = []
-    error: str | None = None
-
-
-def read_servers(text: str | None) -> dict[str, str]:
-    """The setting's `label=url,…`, or `label=stdio:command`. Raises ConfigError."""
-    servers: dict[str, str] = {}
-    for entry in filter(None, (part.strip() for part in (text or "").split(","))):
-        label, _, place = entry.partition("=")
-        if not _LABEL.fullmatch(label) or label in ("functions", "assistant") or not _is_place(place):
-            raise ConfigError(
-                f"tool-server must be label=url or label=stdio:command, with commas between, not {entry!r}."
-            )
-        if label in servers:
-            raise ConfigError(f"tool-server has two servers called {label}.")
-        servers[label] = place
-    return servers
-
-
-def _is_place(place: str) -> bool:
-    try:
-        if place.startswith(COMMAND):
-            return bool(shlex.split(place.removeprefix(COMMAND)))
-        only(place)
-    except (Refused, ValueError):
-        return False
-    return True
 
 
 class McpServers:
     """The door to them. Any thread."""
 
-    def __init__(self, servers: Mapping[str, str], seconds: float, allowed: Allowed = Allowed()) -> None:  # noqa: B008 - frozen
-        """`seconds` is how long one exchange may take, connecting included; `allowed` is where requests may
-        send this server by a URL of theirs.
+    def __init__(
+        self,
+        registered: Registered,
+        seconds: float,
+        allowed: Allowed = Allowed(),  # noqa: B008 - frozen
+        *,
+        list_seconds: float = LIST_SECONDS,
+    ) -> None:
+        """`seconds` is how long a call may take, connecting included, and how long it may wait for its turn;
+        `list_seconds` is how long a list of tools may take. `allowed` is where requests may send this server
+        by a URL of theirs.
         """
-        self.labels = frozenset(servers)
-        self._servers = dict(servers)
+        self.registered = registered
         self._seconds = seconds
+        self._list_seconds = min(seconds, list_seconds)
         self._allowed = allowed
         self._lock = threading.Lock()
+        self._closed = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._under_way: dict[UUID, set[Future[Any]]] = {}
-
-    def is_command(self, label: str) -> bool:
-        """Whether it is a process of this machine."""
-        return self._servers.get(label, "").startswith(COMMAND)
+        self._listings = Listings()
+        self._slots = CallSlots()
+        self._calls = SharedLimit("tool calls", total=MOST_CALLS, per_tenant=MOST_CALLS_OF_TENANT)
 
     def check(self, url: str) -> None:
         """Raises Refused for a URL that requests may not name, as far as can be told before it is visited."""
         check_url(read_url(url), self._allowed)
 
-    def listing(self, label: str, access: Access) -> Listing:
-        """The tools of a server; one that cannot be asked gives an error."""
-        try:
-            return Listing(usable(label, self._run(session.list_tools(self._place(label, access)))))
-        except TimeoutError:
-            return Listing(error=f"The MCP server did not list its tools within {self._seconds:g} seconds.")
-        except Exception as error:  # noqa: BLE001 - whatever a server makes its client raise
-            log.warning("the tools of MCP server %s cannot be listed: %s", label, _cause(error))
-            return Listing(error="The MCP server could not list its tools.")
+    def find_listing(self, label: str, access: Access, tenant: str) -> "Listing | Future[None]":
+        """The tools of a server if they are known, else what is done when they are.
 
-    def call(
-        self, label: str, name: str, arguments: str, access: Access, response: UUID | None = None
-    ) -> Outcome:
-        """Calls a tool with JSON text. `give_up` ends all calls of a response."""
-        if access.url is None and label not in self._servers:
-            return failure("This MCP server is not registered here any more.")
+        One that cannot be asked gives an error. Raises TooManyRequests or Overloaded.
+        """
+        key = ListingKey(tenant, self._server(label, access), label, _digest(access))
+        return self._listings.find(key, partial(self.begin_listing, label, access, tenant))
+
+    def begin_listing(self, label: str, access: Access, tenant: str) -> "Future[Listing]":
+        """Asks a server for its tools. The future never raises."""
         try:
-            given = json.loads(arguments or "{}")
-        except (ValueError, RecursionError):
-            given = None
-        if not isinstance(given, dict):
-            return failure("The arguments are not a JSON object.")
+            place = self._place(label, access, tenant)
+        except Exception as error:  # noqa: BLE001 - as in `_listed`
+            return _done(self._unlisted(label, error))
+        asked = self._begin(session.list_tools(place, self._list_seconds))
+        return _then(asked, lambda offered: Listing(usable(label, offered)), partial(self._unlisted, label))
+
+    def _unlisted(self, label: str, error: BaseException) -> Listing:
+        if isinstance(error, TimeoutError):
+            return Listing(
+                error=f"The MCP server did not list its tools within {self._list_seconds:g} seconds."
+            )
+        log.warning("the tools of MCP server %s cannot be listed: %s", label, _cause(error))
+        return Listing(error="The MCP server could not list its tools.")
+
+    def begin_call(
+        self, label: str, name: str, arguments: str, access: Access, *, tenant: str, response: UUID
+    ) -> "Future[Outcome]":
+        """Calls a tool with JSON text, in its turn. The future never raises; `give_up` ends it early."""
+        if access.url is None and label not in self.registered.labels:
+            return _done(failure("This MCP server is not registered here any more."))
+        given = _arguments(arguments)
+        if given is None:
+            return _done(failure("The arguments are not a JSON object."))
         try:
-            place = self._place(label, access, response)
-            return _outcome(self._run(session.call_tool(place, name, given), response))
-        except TimeoutError:
+            place = self._place(label, access, tenant, response)
+            self._calls.acquire(tenant)
+        except ApiError as full:
+            return _done(failure(str(full)))
+        except Exception as error:  # noqa: BLE001 - as in `_uncalled`
+            return _done(self._uncalled(label, error))
+        call = partial(session.call_tool, place, name, given, self._seconds)
+        server = self._server(label, access)
+        asked = self._begin(session.in_turn(self._slots, tenant, server, self._seconds, call), response)
+        asked.add_done_callback(lambda _: self._calls.release(tenant))
+        return _then(asked, _outcome, partial(self._uncalled, label))
+
+    def _uncalled(self, label: str, error: BaseException) -> Outcome:
+        if isinstance(error, NoSlot):
+            return failure("Too many calls of this MCP server are under way; try again later.")
+        if isinstance(error, TimeoutError):
             return failure(f"The tool gave no answer within {self._seconds:g} seconds.")
-        except Exception as error:  # noqa: BLE001 - whatever a server makes its client raise
-            log.warning("a call of MCP server %s failed: %s", label, _cause(error))
-            return failure("The MCP server could not be asked, or its answer could not be read.")
+        log.warning("a call of MCP server %s failed: %s", label, _cause(error))
+        return failure("The MCP server could not be asked, or its answer could not be read.")
 
     def give_up(self, response: UUID) -> None:
         """Ends the calls of a response that are under way."""
@@ -143,8 +150,9 @@ class McpServers:
             future.cancel()
 
     def close(self) -> None:
-        """Ends the thread; calls under way fail."""
+        """Ends the thread; calls under way fail, and what would begin now never ends."""
         with self._lock:
+            self._closed = True
             loop, self._loop = self._loop, None
         if loop is not None and self._thread is not None:
             asyncio.run_coroutine_threadsafe(session.cancel_others(), loop).add_done_callback(
@@ -152,47 +160,101 @@ class McpServers:
             )
             self._thread.join(SECONDS_TO_END)
 
-    def _place(self, label: str, access: Access, response: UUID | None = None) -> session.Place:
-        """Raises Refused. The operator's servers are told which calls are of one response."""
+    def _place(self, label: str, access: Access, tenant: str, response: UUID | None = None) -> session.Place:
+        """Raises Refused. The operator's servers are told which calls are of one response of a tenant."""
         if access.url is not None:
             self.check(access.url)
             return session.Remote(access.url, access.headers, self._allowed)
-        place = self._servers[label]
+        place = self.registered.places[label]
         if place.startswith(COMMAND):
             return session.Command(shlex.split(place.removeprefix(COMMAND)))
-        headers = {SESSION_HEADER: response.hex} if response is not None else {}
-        return session.Remote(place, {**headers, **access.headers}, only(place))
+        headers = self.registered.headers(label, access.headers, tenant, response.hex if response else None)
+        return session.Remote(place, headers, only(place))
 
-    def _run(self, exchange: Coroutine[Any, Any, T], response: UUID | None = None) -> T:
-        """What the exchange gives. Raises TimeoutError, CancelledError, or what it raises."""
-        future = asyncio.run_coroutine_threadsafe(session.within(exchange, self._seconds), self._started())
-        if response is None:
-            return future.result()
-        with self._lock:
-            self._under_way.setdefault(response, set()).add(future)
+    def _server(self, label: str, access: Access) -> str:
+        """What a server's share is counted by, whichever label a request gives it."""
+        if access.url is None:
+            return label
         try:
-            return future.result()
-        finally:
-            with self._lock:
-                self._under_way[response].discard(future)
-                if not self._under_way[response]:
-                    del self._under_way[response]
+            host, port = host_and_port(read_url(access.url))
+        except Refused:
+            return ""
+        return f"{host}:{port}"
+
+    def _begin(self, exchange: Coroutine[Any, Any, T], response: UUID | None = None) -> "Future[T]":
+        with self._lock:
+            if self._closed:
+                exchange.close()
+                return Future()
+            future = asyncio.run_coroutine_threadsafe(exchange, self._started())
+            if response is not None:
+                self._under_way.setdefault(response, set()).add(future)
+        if response is not None:
+            future.add_done_callback(partial(self._forget, response))
+        return future
+
+    def _forget(self, response: UUID, future: "Future[Any]") -> None:
+        with self._lock:
+            self._under_way[response].discard(future)
+            if not self._under_way[response]:
+                del self._under_way[response]
 
     def _started(self) -> asyncio.AbstractEventLoop:
-        """The loop, which begins with the first exchange."""
-        with self._lock:
-            if self._loop is None:
-                self._loop = asyncio.new_event_loop()
-                self._thread = threading.Thread(target=_talk, args=[self._loop], name="mcp", daemon=True)
-                self._thread.start()
-            return self._loop
+        """The loop, which begins with the first exchange. The lock is held."""
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+            self._thread = threading.Thread(target=_talk, args=[self._loop], name="mcp", daemon=True)
+            self._thread.start()
+        return self._loop
 
 
 def _talk(loop: asyncio.AbstractEventLoop) -> None:
-    """The thread."""
+    """The thread. The library is loaded before any exchange's time begins."""
+    import mcp  # noqa: F401 - 20 MB, which a server that asks no other for tools need not have
+
     loop.run_forever()
     loop.run_until_complete(loop.shutdown_asyncgens())
     loop.close()
+
+
+def _done(value: R) -> "Future[R]":
+    future: Future[R] = Future()
+    future.set_result(value)
+    return future
+
+
+def _then(asked: "Future[T]", make: Callable[[T], R], explain: Callable[[BaseException], R]) -> "Future[R]":
+    """What is made of a result, or of what an exchange raised, whatever that is."""
+    made: Future[R] = Future()
+
+    def finish(future: "Future[T]") -> None:
+        try:
+            value = make(future.result())
+        except BaseException as error:  # noqa: BLE001 - whatever a server makes its client raise
+            value = explain(error)
+        made.set_result(value)
+
+    asked.add_done_callback(finish)
+    return made
+
+
+def _arguments(text: str) -> dict[str, object] | None:
+    """A call's arguments; None for what is no JSON object."""
+    try:
+        given = json.loads(text or "{}")
+    except (ValueError, RecursionError):
+        return None
+    return given if isinstance(given, dict) else None
+
+
+def _digest(access: Access) -> bytes:
+    """Of what decides which list a server gives. The name of a session at a registered one does not."""
+    headers = sorted(
+        (name.lower(), value)
+        for name, value in access.headers.items()
+        if access.url is not None or name.lower() != SESSION_HEADER
+    )
+    return hashlib.sha256(msgspec.json.encode([access.url, headers])).digest()
 
 
 def usable(label: str, offered: Sequence["OfferedTool | ListedTool"]) -> list[ListedTool]:

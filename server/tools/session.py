@@ -5,7 +5,7 @@ a process of this machine is the operator's own, and begins and ends with the ex
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import httpx
 
 from server.tools.address import Allowed
-from server.tools.fetch_async import guarded_client
+from server.tools.call_slots import CallSlots
+from server.tools.fetch_async import Budget, guarded_client
 
 if TYPE_CHECKING:
     from mcp import ClientSession
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 MOST_PAGES = 16
+MOST_LIST_BYTES = 2 * 1024 * 1024
+"""Of all answers while a server lists its tools."""
+GOODBYE_SECONDS = 2.0
+"""After the time of an exchange: how long the server may take to hear that its session is over."""
 _PATIENCE = httpx.Timeout(30.0, read=3600.0)
 """Of single steps; the exchange as a whole ends before."""
 
@@ -46,7 +51,7 @@ Place = Remote | Command
 
 
 @asynccontextmanager
-async def _session(place: Place) -> AsyncGenerator["ClientSession"]:
+async def _session(place: Place, seconds: float, budget: Budget) -> AsyncGenerator["ClientSession"]:
     # Here and not above: it is 20 MB, which a server that asks no other for tools need not have.
     from mcp import ClientSession, StdioServerParameters
     from mcp.client.sse import sse_client
@@ -63,7 +68,7 @@ async def _session(place: Place) -> AsyncGenerator["ClientSession"]:
                 await session.initialize()
                 yield session
         case Remote() if httpx.URL(place.url).path.rstrip("/").endswith("/sse"):
-            factory = partial(_client, place.allowed)
+            factory = partial(_client, place.allowed, seconds, budget)
             async with (
                 sse_client(place.url, headers=dict(place.headers), httpx_client_factory=factory) as (
                     read,
@@ -75,7 +80,7 @@ async def _session(place: Place) -> AsyncGenerator["ClientSession"]:
                 yield session
         case Remote():
             async with (
-                _client(place.allowed, place.headers) as client,
+                _client(place.allowed, seconds, budget, place.headers) as client,
                 streamable_http_client(place.url, http_client=client) as (read, write, _),
                 ClientSession(read, write) as session,
             ):
@@ -85,17 +90,26 @@ async def _session(place: Place) -> AsyncGenerator["ClientSession"]:
 
 def _client(
     allowed: Allowed,
+    seconds: float,
+    budget: Budget,
     headers: Mapping[str, str] | None = None,
     timeout: httpx.Timeout | None = None,  # noqa: ARG001 - of the library that calls it
     auth: httpx.Auth | None = None,
 ) -> httpx.AsyncClient:
-    return guarded_client(allowed, headers=headers, timeout=_PATIENCE, auth=auth)
+    return guarded_client(
+        allowed,
+        headers=headers,
+        timeout=_PATIENCE,
+        auth=auth,
+        budget=budget,
+        seconds=seconds + GOODBYE_SECONDS,
+    )
 
 
-async def list_tools(place: Place) -> list["Tool"]:
-    """All tools of the server."""
+async def list_tools(place: Place, seconds: float) -> list["Tool"]:
+    """All tools of the server. Raises TimeoutError after `seconds`."""
     tools: list[Tool] = []
-    async with _session(place) as session:
+    async with asyncio.timeout(seconds), _session(place, seconds, Budget(MOST_LIST_BYTES)) as session:
         cursor: str | None = None
         for _ in range(MOST_PAGES):
             page = await session.list_tools(cursor=cursor)
@@ -106,16 +120,20 @@ async def list_tools(place: Place) -> list["Tool"]:
     return tools
 
 
-async def call_tool(place: Place, name: str, arguments: dict[str, object]) -> "CallToolResult":
-    """What the tool answers."""
-    async with _session(place) as session:
+async def call_tool(
+    place: Place, name: str, arguments: dict[str, object], seconds: float
+) -> "CallToolResult":
+    """What the tool answers. Raises TimeoutError after `seconds`."""
+    async with asyncio.timeout(seconds), _session(place, seconds, Budget()) as session:
         return await session.call_tool(name, arguments)
 
 
-async def within(exchange: Coroutine[Any, Any, T], seconds: float) -> T:
-    """What the exchange gives. Raises TimeoutError."""
-    async with asyncio.timeout(seconds):
-        return await exchange
+async def in_turn(
+    slots: CallSlots, tenant: str, server: str, seconds: float, call: Callable[[], Coroutine[Any, Any, T]]
+) -> T:
+    """What the call gives, once there is a slot for it. Raises NoSlot after `seconds` without one."""
+    async with slots.one(tenant, server, seconds):
+        return await call()
 
 
 async def cancel_others() -> None:

@@ -5,10 +5,12 @@ ids are derived from their response and place, so a run that is rebuilt after a 
 """
 
 import os
+import re
 import time
 from typing import Literal
 from uuid import UUID
 
+_OUTPUT_ID = re.compile(r"[a-z]{2,8}_[0-9a-f]{32}o[0-9a-f]{1,8}(_[0-9a-f]{32})?")
 Side = Literal["i", "o", "c"]
 """Input or output of a response; or put into a conversation by hand, together with others."""
 
@@ -81,6 +83,11 @@ def item_id(prefix: str, response: UUID, side: Side, index: int) -> str:
     `prefix` is OpenAI's for the item's type: `msg` for messages, `rs` for reasoning, `fc` for calls.
     """
     return f"{prefix}_{response.hex}{side}{index:x}"
+
+
+def is_output_id(text: str) -> bool:
+    """Whether that is the id of an output item, which no other item is given here."""
+    return _OUTPUT_ID.fullmatch(text) is not None
 
 
 def call_id(response: UUID, index: int) -> str:

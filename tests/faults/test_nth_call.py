@@ -30,6 +30,7 @@ from server.store.connect import PatientConnection
 from server.store.database import DatabaseError
 from server.store.disk import Disk
 from server.tools.mcp import McpServers
+from server.tools.registered import Registered
 from server.wire.events import is_terminal
 from server.wire.request import CreateResponse
 from tests.fix_tally import Tally
@@ -142,7 +143,7 @@ def serving(url: str, fault: Fault | None = None) -> Iterator[Server]:
 
         engine.submit = take  # type: ignore[method-assign]
         served = Served(name="model", engine=engine, dialect=SpelledDialect())
-        tool_loop = ToolLoop(engine, McpServers({}, 1), bench.recorder.deliver)
+        tool_loop = ToolLoop(engine, McpServers(Registered(), 1), bench.recorder.deliver)
         at = (bench.database, bench.replica)
         taker = Taker(*at, served, bench.recorder, tool_loop, most_running=4, most_deaths=3)
         nothing: Callable[..., None] = lambda *_: None  # noqa: E731

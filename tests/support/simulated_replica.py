@@ -20,6 +20,7 @@ from server.store.leases import Fenced
 from server.stream import follower
 from server.stream.hub import Hub
 from server.tools.mcp import McpServers
+from server.tools.registered import Registered
 from tests.support.builders import SpelledDialect
 from tests.support.memory import MemoryDatabase
 from tests.support.simulated_parts import PlayedEngine, SimulatedLoop
@@ -51,7 +52,7 @@ class Replica:
         self.recorder = Recorder(self.database, self.id, self.hub, on_fenced=self.die)
         self.engine = PlayedEngine(world.dice, self.recorder.deliver)
         served = Served(name="model", engine=self.engine, dialect=DIALECT)  # type: ignore[arg-type]
-        tool_loop = ToolLoop(self.engine, McpServers({}, 1), self.recorder.deliver)  # type: ignore[arg-type]
+        tool_loop = ToolLoop(self.engine, McpServers(Registered(), 1), self.recorder.deliver)  # type: ignore[arg-type]
         at = (self.database, self.id)
         unread = Unread(is_unread=self.hub.is_unread, cancel=tool_loop.cancel)
         self.taker = Taker(*at, served, self.recorder, tool_loop, most_running=4, most_deaths=3)

@@ -24,6 +24,7 @@ from server.runs.taker import CHANGED, GIVEN_UP, STOPPED, Taker
 from server.runs.tool_loop import ToolLoop
 from server.store import deletion, events, ownership
 from server.tools.mcp import McpServers
+from server.tools.registered import Registered
 from server.wire.events import event_type, is_terminal, render
 from tests.integration.runs.recorded import Bench, finished, recording, tokens
 from tests.support.builders import (
@@ -150,7 +151,7 @@ def taking(url: str, dialect: Dialect | None = None, **limits: Any) -> Iterator[
             bench.replica,
             served,
             bench.recorder,
-            ToolLoop(engine, McpServers({}, 1), bench.recorder.deliver),
+            ToolLoop(engine, McpServers(Registered(), 1), bench.recorder.deliver),
             **{"most_running": 64, "most_deaths": 3, **limits},
         )
         yield Taking(bench, engine, taker, served.dialect)

@@ -14,7 +14,7 @@ import pytest
 
 from server.tools.address import Allowed, Refused, only, read_allowed
 from server.tools.fetch import Bounds, Fetched, Unreachable, fetch, look_up
-from server.tools.fetch_async import TooMuch, guarded_client
+from server.tools.fetch_async import Budget, TooMuch, guarded_client
 from server.tools.fetch_async import look_up as look_up_async
 
 Answer = Callable[[bytes], Iterator[bytes]]
@@ -271,7 +271,7 @@ def test_nonsense_is_no_page(sentinel: Sentinel) -> None:
 
 def test_the_async_door_bounds_what_a_server_sends(sentinel: Sentinel) -> None:
     async def get() -> httpx.Response:
-        async with guarded_client(only(sentinel.url), most_bytes=1000) as client:
+        async with guarded_client(only(sentinel.url), budget=Budget(1000)) as client:
             return await client.get(sentinel.url)
 
     assert asyncio.run(get()).content == b"secret"

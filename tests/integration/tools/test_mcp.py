@@ -7,10 +7,13 @@ from typing import Any
 
 import pytest
 
-from server.runs.hosted import Access
+from server.runs.hosted import Access, Outcome
 from server.tools.address import Allowed, Refused, read_allowed
+from server.tools.listings import Listing
 from server.tools.mcp import McpServers, usable
+from server.tools.registered import Registered
 from server.wire.hosted_items import ListedTool
+from server.wire.ids import new_uuid
 from tests.integration.tools.test_fetch import Answer, Sentinel
 
 SECONDS = 0.5
@@ -62,13 +65,22 @@ ANSWERS = {
 }
 
 
+def listing(servers: McpServers, label: str, access: Access = Access()) -> Listing:  # noqa: B008 - frozen
+    return servers.begin_listing(label, access, "alice").result(60)
+
+
+def call(servers: McpServers, label: str, access: Access = Access()) -> Outcome:  # noqa: B008 - frozen
+    made = servers.begin_call(label, "find", "{}", access, tenant="alice", response=new_uuid())
+    return made.result(60)
+
+
 @pytest.mark.parametrize("name", ANSWERS)
 def test_hostile_answer_is_an_error_in_time(hostile: Sentinel, name: str) -> None:
     hostile.answer = ANSWERS[name]
-    servers = McpServers({"bad": f"http://127.0.0.1:{hostile.port}/mcp"}, SECONDS)
+    servers = McpServers(Registered({"bad": f"http://127.0.0.1:{hostile.port}/mcp"}), SECONDS)
     began = time.monotonic()
-    assert servers.listing("bad", Access()).error
-    assert servers.call("bad", "find", "{}", Access()).error
+    assert listing(servers, "bad").error
+    assert call(servers, "bad").error
     assert time.monotonic() - began < 4 * SECONDS
     servers.close()
 
@@ -77,8 +89,8 @@ def test_redirect_leads_nowhere(hostile: Sentinel, inside: Sentinel) -> None:
     place = f"http://127.0.0.1:{inside.port}/"
     redirect = f"HTTP/1.1 307 Elsewhere\nlocation: {place}\ncontent-length: 0"
     hostile.answer = lambda _request: answering(redirect, iter([]))(b"")
-    servers = McpServers({"bad": f"http://127.0.0.1:{hostile.port}/mcp"}, SECONDS)
-    assert servers.listing("bad", Access()).error
+    servers = McpServers(Registered({"bad": f"http://127.0.0.1:{hostile.port}/mcp"}), SECONDS)
+    assert listing(servers, "bad").error
     assert hostile.requests
     assert inside.connections == 0
     servers.close()
@@ -88,13 +100,13 @@ def test_redirect_leads_nowhere(hostile: Sentinel, inside: Sentinel) -> None:
 def test_url_of_a_request_that_leads_inside_is_refused_and_not_visited(
     inside: Sentinel, allowed: Allowed
 ) -> None:
-    servers = McpServers({}, SECONDS, allowed)
+    servers = McpServers(Registered(), SECONDS, allowed)
     for host in ("127.0.0.1", "localhost", "[::1]", "127.1", "2130706433", "[::ffff:127.0.0.1]"):
         url = f"https://{host}:{inside.port}/mcp"
         with pytest.raises(Refused):
             servers.check(url)
-        assert servers.call("mine", "find", "{}", Access(url)).error
-        assert servers.listing("mine", Access(url)).error
+        assert call(servers, "mine", Access(url)).error
+        assert listing(servers, "mine", Access(url)).error
     assert inside.connections == 0
     servers.close()
 

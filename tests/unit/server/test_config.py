@@ -40,6 +40,8 @@ VALUES: dict[str, tuple[str, object]] = {
     "max_of_tenant": ("7", 7),
     "tool_parser": ("hermes", "hermes"),
     "tool_server": ("city=http://city/mcp", "city=http://city/mcp"),
+    "tool_access": ("city=alice|key:1", "city=alice|key:1"),
+    "tool_token": ("city=secret", "city=secret"),
     "mcp_hosts": ("*.city", "*.city"),
     "event_names": ("open-responses", "open-responses"),
     "seal_key": (SEAL_KEY, SEAL_KEY),

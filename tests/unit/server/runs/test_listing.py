@@ -5,17 +5,21 @@ import logging
 import msgspec
 import pytest
 
+from server.auth import Caller
 from server.runs.listing import list_tools
 from server.tools.mcp import McpServers
+from server.tools.registered import Registered
 from server.wire.errors import DecodeFailure
 from server.wire.request import CreateResponse
+
+CALLER = Caller("alice", "k1")
 
 
 def test_a_wrong_tool_behind_a_served_one_is_named_by_its_place() -> None:
     tools = [{"type": "code_interpreter", "container": {"type": "auto"}}, {"type": "function"}]
     request = msgspec.convert({"model": "m", "input": "x", "tools": tools}, CreateResponse)
     with pytest.raises(DecodeFailure) as refused:
-        list_tools(McpServers({"python": "http://127.0.0.1:1/mcp"}, 1), request, [])
+        list_tools(McpServers(Registered({"python": "http://127.0.0.1:1/mcp"}), 1), CALLER, request, [])
     assert refused.value.param == "tools[1].name"
 
 
@@ -23,5 +27,5 @@ def test_the_log_says_once_which_tools_are_left_out(caplog: pytest.LogCaptureFix
     tools = [{"type": "file_search"}, {"type": "function", "name": "f"}]
     request = msgspec.convert({"model": "m", "input": "x", "tools": tools}, CreateResponse)
     with caplog.at_level(logging.INFO):
-        list_tools(McpServers({}, 1), request, [])
+        list_tools(McpServers(Registered(), 1), CALLER, request, [])
     assert caplog.messages == ["a tool of type file_search is left out"]

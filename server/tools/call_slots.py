@@ -1,0 +1,118 @@
+"""How many calls of tools are under way at a time: in all, of a tenant, of a server, and of one at the other.
+
+A call beyond one of these waits in its tenant's queue. A free slot goes to the tenants in turn, so neither a
+server that never answers nor a tenant with many calls keeps others waiting. For one event loop.
+"""
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+MOST_CALLS = 64
+MOST_OF_TENANT = 32
+MOST_AT_SERVER = 32
+MOST_OF_TENANT_AT_SERVER = 16
+
+
+class NoSlot(Exception):
+    """The call waited for as long as it may."""
+
+
+@dataclass(eq=False, slots=True)
+class _Waiter:
+    server: str
+    turn: asyncio.Future[None]
+
+
+class CallSlots:
+    def __init__(
+        self,
+        total: int = MOST_CALLS,
+        per_tenant: int = MOST_OF_TENANT,
+        per_server: int = MOST_AT_SERVER,
+        per_pair: int = MOST_OF_TENANT_AT_SERVER,
+    ) -> None:
+        """`per_pair` is of one tenant at one server."""
+        self._total = total
+        self._per_tenant = per_tenant
+        self._per_server = per_server
+        self._per_pair = per_pair
+        self._used = 0
+        self._tenants: Counter[str] = Counter()
+        self._servers: Counter[str] = Counter()
+        self._pairs: Counter[tuple[str, str]] = Counter()
+        self._waiting: dict[str, deque[_Waiter]] = {}
+        """By tenant; the tenant whose turn is next comes first."""
+
+    @asynccontextmanager
+    async def one(self, tenant: str, server: str, seconds: float) -> AsyncIterator[None]:
+        """A slot for as long as the block runs. Raises NoSlot when none is free within `seconds`."""
+        await self._enter(tenant, server, seconds)
+        try:
+            yield
+        finally:
+            self._count(tenant, server, -1)
+            self._hand_out()
+
+    async def _enter(self, tenant: str, server: str, seconds: float) -> None:
+        waiter = _Waiter(server, asyncio.get_running_loop().create_future())
+        self._waiting.setdefault(tenant, deque()).append(waiter)
+        self._hand_out()
+        try:
+            async with asyncio.timeout(seconds):
+                await waiter.turn
+        except BaseException as error:
+            if waiter.turn.done() and not waiter.turn.cancelled():  # its slot came at the same moment
+                self._count(tenant, server, -1)
+            else:
+                self._forget(tenant, waiter)
+            self._hand_out()
+            if isinstance(error, TimeoutError):
+                raise NoSlot from None
+            raise
+
+    def _hand_out(self) -> None:
+        """Gives free slots to those that wait and fit, one tenant after the other."""
+        found = True
+        while found and self._used < self._total:
+            found = False
+            for tenant in list(self._waiting):
+                waiter = next((one for one in self._waiting[tenant] if self._fits(tenant, one)), None)
+                if waiter is None:
+                    continue
+                found = True
+                self._forget(tenant, waiter)
+                self._count(tenant, waiter.server, 1)
+                waiter.turn.set_result(None)
+                if tenant in self._waiting:
+                    self._waiting[tenant] = self._waiting.pop(tenant)  # last in turn now
+
+    def _fits(self, tenant: str, waiter: _Waiter) -> bool:
+        return (
+            not waiter.turn.done()
+            and self._used < self._total
+            and self._tenants[tenant] < self._per_tenant
+            and self._servers[waiter.server] < self._per_server
+            and self._pairs[tenant, waiter.server] < self._per_pair
+        )
+
+    def _count(self, tenant: str, server: str, change: int) -> None:
+        self._used += change
+        counts: list[tuple[Counter[object], object]] = [
+            (self._tenants, tenant),  # type: ignore[list-item]
+            (self._servers, server),  # type: ignore[list-item]
+            (self._pairs, (tenant, server)),  # type: ignore[list-item]
+        ]
+        for counter, name in counts:
+            counter[name] += change
+            if counter[name] <= 0:
+                del counter[name]
+
+    def _forget(self, tenant: str, waiter: _Waiter) -> None:
+        waiting = self._waiting.get(tenant)
+        if waiting is not None and waiter in waiting:
+            waiting.remove(waiter)
+            if not waiting:
+                del self._waiting[tenant]

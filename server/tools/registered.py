@@ -1,0 +1,136 @@
+"""The MCP servers that the operator has registered: where they are, who may use them, what they are sent.
+
+Pure but for the keys of the seal.
+"""
+
+import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from server.errors import ConfigError
+from server.runs.sealing import Seal
+from server.tools.address import Refused, only
+
+COMMAND = "stdio:"
+SESSION_HEADER = "x-session-id"
+"""vLLM's name for it: a server that keeps something between calls knows by it which belong together."""
+TOKEN_HEADER = "x-holdfast-token"  # noqa: S105 - a header's name
+EVERYBODY = "*"
+KEY = "key:"
+"""What stands before the id of an API key where a tenant could stand."""
+FIRST_TENANT = "default"
+"""The only tenant that may use a process of this machine unless the operator says otherwise."""
+_LABEL = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
+_TOKEN = re.compile(r"[\x21-\x7e]{1,256}")
+
+
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """The settings about registered servers, read and checked."""
+
+    places: Mapping[str, str] = field(default_factory=dict)
+    """URL or command, by label."""
+    users: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """Tenants and keys that may use a label, where the operator says it."""
+    tokens: Mapping[str, str] = field(default_factory=dict, repr=False)
+    seal: Seal = field(default_factory=Seal.of_this_process, repr=False)
+
+    @property
+    def labels(self) -> frozenset[str]:
+        return frozenset(self.places)
+
+    def usable(self, tenant: str, key_id: str | None) -> frozenset[str]:
+        """The labels that a caller may name. To it, there are no others."""
+        return frozenset(label for label in self.places if self._may_use(label, tenant, key_id))
+
+    def _may_use(self, label: str, tenant: str, key_id: str | None) -> bool:
+        users = self.users.get(label)
+        if users is None:
+            users = frozenset({FIRST_TENANT if self.is_command(label) else EVERYBODY})
+        return EVERYBODY in users or tenant in users or (key_id is not None and KEY + key_id in users)
+
+    def is_command(self, label: str) -> bool:
+        """Whether it is a process of this machine."""
+        return self.places.get(label, "").startswith(COMMAND)
+
+    def headers(
+        self, label: str, given: Mapping[str, str], tenant: str, session: str | None
+    ) -> dict[str, str]:
+        """What is sent to a server: the caller's headers, but for the session's name and the token.
+
+        The name is `<tag of the tenant>.<tag of the session>`, which only the server's keys make. A session
+        belongs to the caller's own value of that header, else to `session`, within its tenant. There is no
+        name where `session` is None.
+        """
+        reserved = (SESSION_HEADER, TOKEN_HEADER)
+        headers = {name: value for name, value in given.items() if name.lower() not in reserved}
+        words = [value for name, value in given.items() if name.lower() == SESSION_HEADER]
+        if session is not None:
+            word = words[-1] if words else session
+            headers[SESSION_HEADER] = (
+                f"{self.seal.tag('tenant', tenant)}.{self.seal.tag('session', tenant, word)}"
+            )
+        if label in self.tokens:
+            headers[TOKEN_HEADER] = self.tokens[label]
+        return headers
+
+
+def read_servers(text: str | None) -> dict[str, str]:
+    """The setting's `label=url,…`, or `label=stdio:command`. Raises ConfigError."""
+    servers: dict[str, str] = {}
+    for entry in filter(None, (part.strip() for part in (text or "").split(","))):
+        label, _, place = entry.partition("=")
+        if not _LABEL.fullmatch(label) or label in ("functions", "assistant") or not _is_place(place):
+            raise ConfigError(
+                f"tool-server must be label=url or label=stdio:command, with commas between, not {entry!r}."
+            )
+        if label in servers:
+            raise ConfigError(f"tool-server has two servers called {label}.")
+        servers[label] = place
+    return servers
+
+
+def read_access(text: str | None, labels: frozenset[str]) -> dict[str, frozenset[str]]:
+    """The setting's `label=tenant|key:ID|…,…`. Raises ConfigError, also for a label that is no server's."""
+    access: dict[str, frozenset[str]] = {}
+    for entry in filter(None, (part.strip() for part in (text or "").split(","))):
+        label, _, users = entry.partition("=")
+        named = frozenset(filter(None, (user.strip() for user in users.split("|"))))
+        if not named or label in access:
+            raise ConfigError(
+                "tool-access must be label=tenant|tenant or label=*, each label once, with commas between, "
+                f"not {entry!r}."
+            )
+        _require(label, labels, "tool-access")
+        access[label] = named
+    return access
+
+
+def read_tokens(text: str | None, labels: frozenset[str]) -> dict[str, str]:
+    """The setting's `label=token,…`. Raises ConfigError, which never shows a token."""
+    tokens: dict[str, str] = {}
+    for entry in filter(None, (part.strip() for part in (text or "").split(","))):
+        label, _, token = entry.partition("=")
+        if not _TOKEN.fullmatch(token):
+            raise ConfigError(
+                "tool-token must be label=token, with commas between; a token has 1 to 256 characters."
+            )
+        _require(label, labels, "tool-token")
+        tokens[label] = token
+    return tokens
+
+
+def _require(label: str, labels: frozenset[str], setting: str) -> None:
+    if label not in labels:
+        raise ConfigError(f"{setting} names {label!r}, but tool-server has no server of that label.")
+
+
+def _is_place(place: str) -> bool:
+    try:
+        if place.startswith(COMMAND):
+            return bool(shlex.split(place.removeprefix(COMMAND)))
+        only(place)
+    except (Refused, ValueError):
+        return False
+    return True
