@@ -166,7 +166,7 @@ class _Process:
         self._replica = self._register()  # when the heartbeat is near: loading may outlast a lease
         self._mcp = _read_tools(config)
         self._tool_loop = ToolLoop(self._engine, self._mcp, self._deliver)
-        self._notifier = Notifier(database, muted=config.delivery == "poll")
+        self._notifier = Notifier(database, muted=config.delivery == "poll", on_fatal=self._fenced)
         self._recorder = self._make_recorder(hub)
         self._taker = Taker(
             database,
@@ -176,6 +176,7 @@ class _Process:
             self._tool_loop,
             most_running=config.max_running,
             most_deaths=config.max_deaths,
+            on_fatal=self._fenced,
         )
         self._unread = Unread(is_unread=hub.is_unread, cancel=self._cancel)
         self._admission = self._make_admission(served, hub, opened)
@@ -195,6 +196,7 @@ class _Process:
             admission=self._admission,
             taker=self._taker,
             tool_loop=self._tool_loop,
+            threads=tuple(one.thread for one in (self._notifier, self._follower, self._keeper, self._taker)),
             started_at=int(time.time()),
         )
         threads = (self._recorder, self._notifier, self._follower, self._keeper, self._janitor, self._taker)
@@ -254,6 +256,7 @@ class _Process:
             on_queue=self._taker.wake,
             on_cancel=self._cancel_all,
             listen=self._config.delivery == "notify",
+            on_fatal=self._fenced,
         )
 
     def run(self, runner: asyncio.Runner, listener: socket.socket) -> None:
@@ -335,7 +338,7 @@ class _Process:
         )
 
     def _fenced(self) -> None:
-        """Any thread: other replicas took over what this one ran; it must end and start anew."""
+        """Any thread: other replicas take over what this one ran, or a thread gave up; it must start anew."""
         self._end_with(START_AGAIN_EXIT)
 
     def _engine_died(self, why: str) -> None:

@@ -15,6 +15,7 @@ from server.store.database import Database
 from server.store.disk import Disk
 from server.store.notify import Notifier
 from server.stream.hub import Hub
+from server.supervised_thread import SupervisedThread
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +32,8 @@ class Services:
     admission: Admission
     taker: Taker
     tool_loop: ToolLoop
+    threads: tuple[SupervisedThread, ...] = ()
+    """Those that must all work for new requests to be served."""
     started_at: int
     """Unix seconds; the served model's `created`."""
     closing: asyncio.Event = field(default_factory=asyncio.Event)

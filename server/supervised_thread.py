@@ -3,8 +3,8 @@
 Every thread that the server starts for itself repeats one turn until it is stopped. An exception that a
 turn does not handle is logged and counted, and the turn is repeated after a pause that doubles. After too
 many failures in a row, or at an exception that the worker calls fatal, `on_fatal` is called, which ends the
-process so that a supervisor starts it anew. A thread that has died, or whose turn lasts too long, has a
-`trouble`, which /health/ready answers with.
+process so that a supervisor starts it anew. A thread that has died, that fails again and again, or whose turn
+lasts too long, has a `trouble`, which /health/ready answers with.
 """
 
 import logging
@@ -22,6 +22,8 @@ FIRST_PAUSE_SECONDS = 0.1
 LONGEST_PAUSE_SECONDS = 30.0
 MOST_FAILURES = 20
 """In a row; with the pauses between them they take about six minutes."""
+FAILING = 5
+"""Failures in a row after which a thread counts as one that does not do its work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +78,8 @@ class Activity:
 
     def trouble(self, now: float) -> str | None:
         """Why the thread is not doing its work; None if it is."""
+        if self.failures_in_a_row >= FAILING:
+            return f"the {self._name} thread has failed {self.failures_in_a_row} times in a row"
         idle, since = self._now
         if idle or now - since <= self._longest_turn:
             return None
@@ -170,7 +174,8 @@ class SupervisedThread:
             self.activity.works(self._clock())
 
     def progress(self) -> None:
-        """A turn of many parts has finished one of them. On the thread itself."""
+        """A turn of many parts, or without an end, has finished one of them. On the thread itself."""
+        self.activity.failures_in_a_row = 0
         self.activity.works(self._clock())
 
     def trouble(self) -> str | None:
