@@ -34,16 +34,18 @@ from server.open_seal import open_seal
 from server.runs.active import Inbound
 from server.runs.admit import Admission
 from server.runs.janitor import Janitor
-from server.runs.keeper import Keeper
+from server.runs.keeper import Keeper, beat_seconds
 from server.runs.prepare import Served
 from server.runs.recorder import Recorder
 from server.runs.taker import Taker
 from server.runs.tool_loop import ToolLoop
 from server.runs.unread import Unread
 from server.services import Services
+from server.stall_watch import StallWatch
 from server.store import keys, leases
 from server.store.database import Database, DatabaseError
 from server.store.notify import Notifier
+from server.store.standby_heartbeat import standby_for
 from server.stream import connection
 from server.stream.follower import Follower
 from server.stream.hub import Hub
@@ -180,6 +182,9 @@ class _Process:
         )
         self._unread = Unread(is_unread=hub.is_unread, cancel=self._cancel)
         self._admission = self._make_admission(served, hub, opened)
+        lease = config.lease_seconds
+        self._standby = standby_for(database.url, self._replica, beat_seconds(lease), lease)
+        self._stall_watch = StallWatch()
         self._keeper = self._make_keeper(hub, opened)
         self._follower = self._make_follower(hub)
         self._janitor = Janitor(database, opened.disk, config)
@@ -197,10 +202,12 @@ class _Process:
             taker=self._taker,
             tool_loop=self._tool_loop,
             threads=tuple(one.thread for one in (self._notifier, self._follower, self._keeper, self._taker)),
+            stall_watch=self._stall_watch,
             started_at=int(time.time()),
         )
+        self._standby.start()
         threads = (self._recorder, self._notifier, self._follower, self._keeper, self._janitor, self._taker)
-        for thread in threads:
+        for thread in (*threads, self._stall_watch):
             thread.start()
 
     def _load(self) -> Served:
@@ -246,6 +253,7 @@ class _Process:
             on_fenced=self._fenced,
             on_others=self._notifier.set_others_alive,
             on_database_gone=opened.restore,
+            on_turn=self._standby.sign,
         )
 
     def _make_follower(self, hub: Hub) -> Follower:
@@ -292,6 +300,8 @@ class _Process:
         self._janitor.stop()
         self._recorder.stop(LAST_SECONDS)
         self._keeper.stop()
+        self._standby.stop()
+        self._stall_watch.stop()
         self._follower.stop()
         self._notifier.stop()
         try:
