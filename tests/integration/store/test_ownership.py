@@ -4,6 +4,7 @@ from uuid import UUID
 from server.store import ownership, responses
 from server.store.database import Database
 from server.store.ownership import Place
+from server.store.responses import StoredResponse
 from server.wire.ids import new_uuid
 from tests.support.builders import TENANT, accept, insert_response, kill, make_echo, make_ending, register
 
@@ -89,6 +90,7 @@ def test_a_background_response_outlives_its_replicas_up_to_the_limit(database: D
         assert hopeless(database, replica) == set()
         with database.begin() as connection:
             (stored,) = ownership.claim_waiting(connection, replica, models=["model"], full=(), limit=1)
+        assert isinstance(stored, StoredResponse)
         assert (stored.id, stored.attempt, stored.deaths) == (run.facts.id, deaths + 1, deaths)
         kill(database, replica)
     assert hopeless(database, register(database)) == {run.facts.id}
@@ -106,6 +108,7 @@ def test_what_is_handed_back_is_claimed_by_another_and_counts_as_no_death(databa
         assert ownership.owned(connection, first) == []
     with database.begin() as connection:
         (stored,) = ownership.claim_waiting(connection, second, models=["model"], full=(), limit=1)
+    assert isinstance(stored, StoredResponse)
     assert (stored.attempt, stored.deaths) == (2, 0)
 
 
@@ -116,6 +119,7 @@ def test_what_is_handed_back_by_a_dead_engine_counts_as_a_death(database: Databa
     with database.begin() as connection:
         ownership.hand_back(connection, me, [Place(TENANT, run.facts.id)], died=True)
         (stored,) = ownership.claim_waiting(connection, me, models=["model"], full=(), limit=1)
+    assert isinstance(stored, StoredResponse)
     assert (stored.attempt, stored.deaths) == (2, 1)
 
 
