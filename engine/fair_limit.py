@@ -38,14 +38,27 @@ class FairLimit:
     @contextmanager
     def hold(self, key: str, seconds: float) -> Iterator[None]:
         """Holds a place while the block runs. Raises TimeoutError if none is free for so long."""
-        self._acquire(_Waiting(key), time.monotonic() + seconds)
+        self.acquire(key, seconds)
         try:
             yield
         finally:
-            with self._changed:
-                self._holding[key] -= 1
-                self._grant()
-                self._forget(key)
+            self.release(key)
+
+    def acquire(self, key: str, seconds: float) -> None:
+        """Takes a place that `release` gives back. Raises TimeoutError if none is free for so long."""
+        self._acquire(_Waiting(key), time.monotonic() + seconds)
+
+    def release(self, key: str) -> None:
+        """Gives a place back. Any thread, whoever took it."""
+        with self._changed:
+            self._holding[key] -= 1
+            self._grant()
+            self._forget(key)
+
+    def holding(self, key: str) -> int:
+        """How many places this key has."""
+        with self._changed:
+            return self._holding.get(key, 0)
 
     def waiting(self, key: str) -> int:
         """How many callers of this key wait."""

@@ -228,6 +228,8 @@ def _check_properties(schema: Mapping[str, Any], tally: _Tally) -> None:
     required = schema.get("required", [])
     known = {name for name in required if isinstance(name, str)} if isinstance(required, list) else set()
     tally.properties += len(properties) + len(known - properties.keys())
+    if tally.properties > MAX_PROPERTIES:
+        tally.check()  # before the schemas of so many are looked at
     tally.names += sum(map(len, known | properties.keys()))
     if len(properties.keys() - known) > MAX_OPTIONAL:
         raise BadGrammar(f"An object may have {MAX_OPTIONAL} optional properties.")
