@@ -12,7 +12,7 @@ from time import monotonic
 from engine.cache import extend_chain
 from engine.config import EngineConfig, Limits
 from engine.executor import Executor
-from engine.grammar import check_grammar
+from engine.grammar import CompiledGrammar, check_grammar
 from engine.ledger import Accepted, Close, Ledger, Lost, Released
 from engine.loop import Loop
 from engine.messages import Cancel, Capabilities, Deliver, Job, JobRefused, OnDead, Stats
@@ -51,6 +51,10 @@ class ThreadedEngine:
 
     def check(self, job: Job) -> None:
         """Raises `JobRefused` if the job could never run. Any thread; a new grammar is compiled meanwhile."""
+        self._check(job)
+
+    def _check(self, job: Job) -> CompiledGrammar | None:
+        """The same; returns the job's grammar, compiled."""
         capabilities = self.capabilities
         if not job.prompt:
             raise JobRefused("bad_token", "The prompt is empty.")
@@ -83,7 +87,7 @@ class ThreadedEngine:
                 f"{total} tokens are more than the KV cache can hold, "
                 f"{self._limits.kv_blocks * self._limits.block_size}.",
             )
-        check_grammar(job, self._executor.grammars)
+        return check_grammar(job, self._executor.grammars)
 
     def submit(self, job: Job) -> None:
         """Queues the job. Raises `JobRefused`. Any thread, on which the slow work for a long prompt is done.
@@ -92,9 +96,9 @@ class ThreadedEngine:
         when as many of this share have not as one may have.
         """
         due = None if job.deadline_seconds is None else monotonic() + job.deadline_seconds
-        self.check(job)
+        grammar = self._check(job)
         self._ledger.check(job)
-        self._ledger.accept(Accepted(job, self._digest(job), due))
+        self._ledger.accept(Accepted(job, self._digest(job), due, grammar))
 
     def cancel(self, job_id: str) -> None:
         """Asks for the job's end; idempotent. Any thread."""

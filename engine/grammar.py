@@ -1,34 +1,30 @@
-"""Grammars compiled once, followed token by token, and told as masks: which tokens may come next.
-
-Three parts. `GrammarCompiler`, any thread: compiles in a small pool of its own and keeps what it made, up
-to a number of bytes. `Follower`, engine thread: where one job's output stands in its grammar. `Followers`,
-engine thread: the masks of all rows of a step, a bit a token. A mask is a function of the job's tokens
-alone: it can be had again after a preemption or a cut, and before the logits are there.
+"""Grammars compiled once, in a small pool of threads, and kept up to a number of bytes. Any thread.
 
 The library (llguidance) does its work a little at a time and counts it, so that neither a compile nor a
 mask can take long, whatever the grammar. Ignorant of models, of logits and of torch.
 """
 
-import ctypes
 import hashlib
 import os
 import threading
-import time
 from collections import OrderedDict
-from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
-from weakref import WeakKeyDictionary
 
+from engine.fair_limit import FairLimit
 from engine.grammar_limits import MAX_TEXT, BadGrammar
 from engine.grammar_source import to_lark
 from engine.messages import Grammar, Job, JobRefused
-from engine.sequence import TokenSequence
 from engine.vocabulary import Vocabulary
 
 CACHE_BYTES = 256 * 2**20
 COMPILE_SECONDS = 2.0
+TURN_SECONDS = 2.0
+"""How long a share's grammar waits for those of others, and of its own, to be compiled."""
+WAITING_OF_SHARE = 8
+"""Grammars of one share that may wait."""
 THREADS = max(1, min(2, (os.cpu_count() or 1) - 1))
 """A compile must not share the processor of the engine thread."""
 STACK_BYTES = 64 * 2**20
@@ -40,6 +36,8 @@ BYTES_PER_CHARACTER = 96
 """Memory of a grammar that was compiled; measured on schemas, patterns and enumerations."""
 BYTES_PER_SECOND = 100e6
 """A grammar in use remembers what it worked out, and so grows with the time spent on its masks."""
+RENEW_BYTES = 20e6
+"""Of that, at an estimate: then the grammar is compiled once more, before it meets its limit."""
 MAX_STATES = 100_000
 """What a grammar can remember, up to 2 kB each. A job that needs more than that by itself fails."""
 
@@ -47,9 +45,13 @@ MAX_STATES = 100_000
 class CompiledGrammar:
     """A grammar ready to be followed by any number of jobs, which share what it has worked out."""
 
-    def __init__(self, start: Any, source: str, digest: bytes) -> None:
+    def __init__(self, start: Any, source: str, digest: bytes, grammar: Grammar) -> None:
         self.digest = digest
-        """Of what it was compiled from."""
+        """Of what it was compiled from, and for which share."""
+        self.grammar = grammar
+        self.renewing = False
+        self.successor: CompiledGrammar | None = None
+        """The same that remembers nothing, made once this one remembers much."""
         self._start = start
         self._own = BASE_BYTES + BYTES_PER_CHARACTER * len(source)
         self._grown = 0.0
@@ -67,26 +69,35 @@ class CompiledGrammar:
         """Takes note of time spent on a mask."""
         self._grown += seconds * BYTES_PER_SECOND
 
+    @property
+    def is_large(self) -> bool:
+        """It may come to its limit."""
+        return self._grown > RENEW_BYTES
 
-def check_grammar(job: Job, compiler: "GrammarCompiler | None") -> None:
-    """Raises `JobRefused` unless the job's grammar, if it has one, can be followed. Any thread.
 
-    Waits while a grammar that was not seen before is compiled.
+def check_grammar(job: Job, compiler: "GrammarCompiler | None") -> CompiledGrammar | None:
+    """The job's grammar, compiled; None if it has none. Raises `JobRefused` if it cannot be followed.
+
+    Any thread. Waits while a grammar that this share has not used before is compiled.
     """
     grammar = job.grammar
     if grammar is None:
-        return
+        return None
     if compiler is None:
         raise JobRefused("bad_grammar", "This model has no tokenizer.json, so its tokens spell nothing.")
     if not isinstance(grammar, Grammar) or not isinstance(grammar.text, str):
         raise JobRefused("bad_grammar", "The grammar must have a kind and a text.")
     if not job.stop_ids:
         raise JobRefused("bad_grammar", "A job with a grammar needs a stop id to end with.")
-    compiler.compiled(grammar)
+    return compiler.compiled(grammar, job.share)
 
 
 class GrammarCompiler:
-    """Compiles for one vocabulary; keeps grammars, and refusals, for who comes with the same again."""
+    """Compiles for one vocabulary; keeps grammars, and refusals, for a share that comes with the same again.
+
+    Not for other shares: how fast an answer comes would tell them what this one uses. The shares take turns,
+    so that none waits for more than one compile of each other.
+    """
 
     def __init__(self, vocabulary: Vocabulary, *, cache_bytes: int = CACHE_BYTES) -> None:
         self.vocabulary = vocabulary
@@ -97,8 +108,7 @@ class GrammarCompiler:
         self._cache_bytes = cache_bytes
         self._made: OrderedDict[bytes, Future[CompiledGrammar]] = OrderedDict()
         self._lock = threading.Lock()
-        self._checking = threading.Lock()
-        """One check at a time: it is work in Python, which the engine thread has to wait for."""
+        self._turns = FairLimit(THREADS)
         self._pool: ThreadPoolExecutor | None = None
         self._tokenizer: Any = None
         self._closed = False
@@ -109,31 +119,57 @@ class GrammarCompiler:
         with self._lock:
             return sum(map(_size, self._made.values()))
 
-    def compiled(self, grammar: Grammar) -> CompiledGrammar:
-        """Finds the grammar or has it compiled, and waits for that. Raises `JobRefused`."""
+    def compiled(self, grammar: Grammar, share: str = "") -> CompiledGrammar:
+        """Finds the grammar or has it compiled, and waits for that. Raises `JobRefused`.
+
+        Not for the engine thread, which would stand still meanwhile.
+        """
         if len(grammar.text) > MAX_TEXT:
             raise JobRefused("bad_grammar", f"A grammar may have {MAX_TEXT} characters.")
         self._load_tokenizer()  # of a large vocabulary it takes seconds, which are not the grammar's
-        future = self._find_or_start(grammar)
+        digest = _digest(grammar, share)
+        future, is_new = self._find_or_begin(digest)
+        if is_new:
+            self._start(future, digest, share, grammar)
         try:
-            compiled = future.result(COMPILE_SECONDS)
+            compiled = future.result(TURN_SECONDS + COMPILE_SECONDS if not is_new else COMPILE_SECONDS)
         except BadGrammar as error:
             raise JobRefused("bad_grammar", str(error)) from None
-        except TimeoutError:
-            if not future.running() and not future.done():
-                raise JobRefused("overloaded", "Too many grammars are being compiled.") from None
+        except (TimeoutError, CancelledError):
             raise JobRefused(
                 "bad_grammar", f"The grammar takes more than {COMPILE_SECONDS:g} s to compile."
             ) from None
         self._evict()
         return compiled
 
-    def forget(self, compiled: CompiledGrammar) -> None:
-        """Drops the grammar, if it is this one that is kept: who asks again gets a new one."""
+    def known(self, grammar: Grammar, share: str = "") -> CompiledGrammar:
+        """The grammar if it is kept. Raises KeyError if not; compiles nothing."""
+        digest = _digest(grammar, share)
         with self._lock:
-            future = self._made.get(compiled.digest)
-            if future is not None and _made(future) is compiled:
-                del self._made[compiled.digest]
+            future = self._made.get(digest)
+        if future is None or (compiled := _made(future)) is None:
+            raise KeyError("The grammar is not kept any more.")
+        return compiled
+
+    def renew(self, compiled: CompiledGrammar) -> None:
+        """Has the same compiled again, in the background, for when this one remembers too much."""
+        with self._lock:
+            if self._pool is None or compiled.renewing:
+                return
+            compiled.renewing = True
+            self._pool.submit(self._renew, compiled)
+
+    def renewed(self, compiled: CompiledGrammar) -> CompiledGrammar | None:
+        """The same that remembers nothing, if it is there; it is kept in place of that one."""
+        fresh = compiled.successor
+        if fresh is not None:
+            with self._lock:
+                future = self._made.get(compiled.digest)
+                if future is not None and _made(future) is compiled:
+                    replaced: Future[CompiledGrammar] = Future()
+                    replaced.set_result(fresh)
+                    self._made[compiled.digest] = replaced
+        return fresh
 
     def close(self) -> None:
         """Ends the pool's threads; grammars that are kept can still be found."""
@@ -143,23 +179,66 @@ class GrammarCompiler:
         if pool is not None:
             pool.shutdown(wait=True, cancel_futures=True)
 
-    def _find_or_start(self, grammar: Grammar) -> Future[CompiledGrammar]:
-        digest = _digest(grammar)
+    def _find_or_begin(self, digest: bytes) -> tuple[Future[CompiledGrammar], bool]:
+        """What is kept or under way, or else a new future, for which the caller has to start the compile."""
         with self._lock:
             future = self._made.get(digest)
             if future is not None and not future.cancelled():
                 self._made.move_to_end(digest)
-                return future
+                return future, False
+            if self._closed:
+                raise JobRefused("closed", "The engine is closed.")
+            future = self._made[digest] = Future()
+            return future, True
+
+    def _start(self, future: Future[CompiledGrammar], digest: bytes, share: str, grammar: Grammar) -> None:
+        """Waits for the share's turn and begins the compile. Raises `JobRefused` if that comes too late."""
+        try:
+            if self._turns.waiting(share) >= WAITING_OF_SHARE:
+                raise JobRefused("share_full", f"{WAITING_OF_SHARE} grammars of yours wait to be compiled.")
+            try:
+                self._turns.acquire(share, TURN_SECONDS)
+            except TimeoutError:
+                mine = bool(self._turns.holding(share))
+                raise JobRefused(
+                    "share_full" if mine else "overloaded", "Too many grammars are being compiled."
+                ) from None
+            try:
+                self._submit(self._run, future, digest, share, grammar)
+            except BaseException:
+                self._turns.release(share)
+                raise
+        except BaseException as error:
+            with self._lock:
+                if self._made.get(digest) is future:
+                    del self._made[digest]
+            future.set_exception(error)
+            raise
+
+    def _submit(self, work: Callable[..., None], *given: Any) -> None:
+        with self._lock:
             if self._closed:
                 raise JobRefused("closed", "The engine is closed.")
             if self._pool is None:
                 self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="holdfast-grammar")
             usual = threading.stack_size(STACK_BYTES)  # for the threads that this may start
             try:
-                future = self._made[digest] = self._pool.submit(self._compile, grammar)
+                self._pool.submit(work, *given)
             finally:
                 threading.stack_size(usual)
-            return future
+
+    def _run(self, future: Future[CompiledGrammar], digest: bytes, share: str, grammar: Grammar) -> None:
+        """Compiles and gives the turn back, whoever still waits for the result."""
+        try:
+            future.set_result(self._compile(grammar, digest))
+        except BadGrammar as error:
+            future.set_exception(error)
+        finally:
+            self._turns.release(share)
+
+    def _renew(self, compiled: CompiledGrammar) -> None:
+        with suppress(BadGrammar):
+            compiled.successor = self._compile(compiled.grammar, compiled.digest)
 
     def _evict(self) -> None:
         """Forgets what was asked for longest ago, as long as all that is kept is too much."""
@@ -173,29 +252,28 @@ class GrammarCompiler:
                     del self._made[digest]
                     total -= size
 
-    def _compile(self, grammar: Grammar) -> CompiledGrammar:
+    def _compile(self, grammar: Grammar, digest: bytes) -> CompiledGrammar:
         try:
-            return self._compile_unguarded(grammar)
+            return self._compile_unguarded(grammar, digest)
         except BadGrammar:
             raise
         except BaseException as error:  # the library's panics are no Exceptions
-            raise BadGrammar(f"The grammar is not understood: {_one_line(str(error))}") from error
+            raise BadGrammar(f"The grammar is not understood: {one_line(str(error))}") from error
 
-    def _compile_unguarded(self, grammar: Grammar) -> CompiledGrammar:
-        with self._checking:
-            source = to_lark(grammar, self._special)
+    def _compile_unguarded(self, grammar: Grammar, digest: bytes) -> CompiledGrammar:
+        source = to_lark(grammar, self._special)
         import llguidance  # a part that only jobs with grammars need
 
         limits = llguidance.LLParserLimits(max_lexer_states=MAX_STATES, verbose_errors=False)
         matcher = llguidance.LLMatcher(self._load_tokenizer(), source, log_level=0, limits=limits)
         if matcher.is_error():
-            raise BadGrammar(f"The grammar cannot be compiled: {_one_line(matcher.get_error())}")
+            raise BadGrammar(f"The grammar cannot be compiled: {one_line(matcher.get_error())}")
         # The first mask shows grammars that nothing fits; the copy keeps the beginning.
         first = matcher.deep_copy()
         mask = first.compute_bitmask()
         if first.is_error() or not any(mask):
             raise BadGrammar("Nothing that the model can write would fit the grammar.")
-        return CompiledGrammar(matcher, source, _digest(grammar))
+        return CompiledGrammar(matcher, source, digest, grammar)
 
     def _load_tokenizer(self) -> Any:
         """The library's form of the vocabulary, made by the first that needs it."""
@@ -205,126 +283,6 @@ class GrammarCompiler:
 
                 self._tokenizer = llguidance.LLTokenizer(_Tokens(self.vocabulary))  # type: ignore[arg-type]
             return self._tokenizer
-
-
-class Follower:
-    """One job's place in its grammar. Engine thread."""
-
-    def __init__(self, compiled: CompiledGrammar, job: Job) -> None:
-        self.compiled = compiled
-        self.matcher: Any = compiled.begin()
-        self._read = len(job.prompt) - job.output_offset
-        """So many of the job's tokens are behind it, those of the prompt included."""
-
-    def advance(self, tokens: Sequence[int]) -> None:
-        """Follows the job's tokens, of which there are more than before."""
-        if self._read < len(tokens):
-            self.matcher.consume_tokens(list(tokens[self._read :]))
-            self._read = len(tokens)
-
-
-@dataclass(slots=True)
-class Masks:
-    """Of some rows of a step: bit `n % 8` of byte `n // 8` is set if token n is allowed."""
-
-    rows: list[int]
-    """The places of these rows in the step."""
-    bits: bytearray
-    """All masks, end to end."""
-    stride: int
-    """Bytes of one mask; a multiple of 4."""
-    failed: dict[int, str] = field(default_factory=dict)
-    """By place in the step: why nothing can be drawn. Such a row's mask says nothing."""
-
-    def of(self, row: int) -> memoryview:
-        """The mask of one row."""
-        start = self.rows.index(row) * self.stride
-        return memoryview(self.bits)[start : start + self.stride]
-
-
-class Followers:
-    """The followers of all jobs that have a grammar, which go with their sequences. Engine thread."""
-
-    def __init__(self, compiler: GrammarCompiler | None) -> None:
-        self._compiler = compiler
-        self._followers: WeakKeyDictionary[TokenSequence, Follower] = WeakKeyDictionary()
-
-    def masks(self, sequences: Sequence[TokenSequence]) -> Masks | None:
-        """The masks for the next token of these sequences; None if none of them has a grammar."""
-        rows = [row for row, sequence in enumerate(sequences) if sequence.job.grammar is not None]
-        if not rows or self._compiler is None:
-            return None
-        vocab_size = len(self._compiler.vocabulary.tokens)
-        stride = mask_stride(vocab_size)
-        masks = Masks(rows, bytearray(stride * len(rows)), stride)
-        address = ctypes.addressof(ctypes.c_char.from_buffer(masks.bits))
-        for place, row in enumerate(rows):
-            try:
-                matcher = self._compute(sequences[row], address + place * stride, stride)
-                masks.failed |= _finish(masks, place, matcher, sequences[row].job, vocab_size)
-            except BaseException as error:  # the library's panics are no Exceptions
-                if isinstance(error, KeyboardInterrupt | SystemExit):
-                    raise
-                masks.failed[row] = f"{type(error).__name__}: {_one_line(str(error))}"
-        return masks
-
-    def _compute(self, sequence: TokenSequence, address: int, stride: int) -> Any:
-        """Writes one mask; gives the matcher that made it.
-
-        What a grammar has worked out is shared by its jobs, and there is a limit to it. A job that meets
-        the limit, maybe by the work of others, starts anew with a grammar that remembers nothing.
-        """
-        for last in (False, True):
-            begun = time.perf_counter()
-            follower = self._follow(sequence)
-            follower.matcher.unsafe_compute_mask_ptr(address, stride)
-            follower.compiled.spend(time.perf_counter() - begun)
-            if last or not follower.matcher.is_error():
-                break
-            del self._followers[sequence]
-            assert self._compiler is not None
-            self._compiler.forget(follower.compiled)
-        return follower.matcher
-
-    def _follow(self, sequence: TokenSequence) -> Follower:
-        follower = self._followers.get(sequence)
-        if follower is None:
-            assert self._compiler is not None
-            assert sequence.job.grammar is not None
-            compiled = self._compiler.compiled(sequence.job.grammar)  # kept since the job's check
-            follower = self._followers[sequence] = Follower(compiled, sequence.job)
-        follower.advance(sequence.tokens)
-        return follower
-
-
-def _finish(masks: Masks, place: int, matcher: Any, job: Job, vocab_size: int) -> dict[int, str]:
-    """Allows the job's stop ids exactly where the grammar may end; tells what stands in the way."""
-    row = masks.rows[place]
-    if matcher.is_error():
-        return {row: f"The grammar failed: {_one_line(matcher.get_error())}"}
-    start = place * masks.stride
-    may_end = _take_end(masks.bits, start, vocab_size)
-    for token_id in job.stop_ids:
-        if not 0 <= token_id < vocab_size:
-            continue
-        byte, bit = start + token_id // 8, 1 << token_id % 8
-        masks.bits[byte] = masks.bits[byte] | bit if may_end else masks.bits[byte] & ~bit
-    if masks.bits.count(0, start, start + masks.stride) == masks.stride:
-        return {row: "The grammar allows no token here."}
-    return {}
-
-
-def mask_stride(vocab_size: int) -> int:
-    """Bytes of a mask: a bit for each token and one for the end, in whole words."""
-    return (vocab_size + 32) // 32 * 4
-
-
-def _take_end(bits: bytearray, start: int, vocab_size: int) -> bool:
-    """Whether the grammar may end here, said by the bit after the last token, which is cleared."""
-    place, bit = start + vocab_size // 8, 1 << vocab_size % 8
-    may_end = bool(bits[place] & bit)
-    bits[place] &= ~bit
-    return may_end
 
 
 class _Tokens:
@@ -345,8 +303,8 @@ class _Tokens:
         return []
 
 
-def _digest(grammar: Grammar) -> bytes:
-    named = f"{grammar.kind}:{grammar.text}".encode(errors="surrogatepass")
+def _digest(grammar: Grammar, share: str) -> bytes:
+    named = f"{share}\0{grammar.kind}:{grammar.text}".encode(errors="surrogatepass")
     return hashlib.blake2b(named, digest_size=16).digest()
 
 
@@ -362,5 +320,6 @@ def _size(future: Future[CompiledGrammar]) -> int:
     return BASE_BYTES if made is None else made.size  # a refusal is less, but too many are too many
 
 
-def _one_line(text: str) -> str:
+def one_line(text: str) -> str:
+    """The text as a part of a sentence."""
     return " ".join(text.split())[:300]

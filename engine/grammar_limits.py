@@ -70,14 +70,16 @@ _KEYWORDS = {*_COUNTS, *_OWN, *_REFERENCES, *_MAPPINGS, *_DEFINITIONS, *_INNER}
 CHECKED_TOGETHER = 64
 """Schemas after which it is looked whether all so far are too many."""
 _PATTERN_PART = re.compile(
-    r"(?P<repetition>\{(?P<least>\d*),?(?P<most>\d*)\})|(?P<open>\()|(?P<close>\))|(?P<loop>[*+?])"
+    r"(?P<repetition>\{(?P<least>\d*+)(?:,(?P<most>\d*+))?\})|(?P<open>\()|(?P<close>\))|(?P<loop>[*+?])"
     # The first character of a class is part of it even if it is "]" or, after "^", seems to end it.
-    r"|(?P<atom>\\.?|\[.?(?:\\.|[^\]\\])*[\]\\]?|\{)|[^\\\[(){*+?]+",
+    r"|(?P<atom>\\.?|\[.?(?:\\.|[^\]\\])*+[\]\\]?|\{)|[^\\\[(){*+?]++",
     re.DOTALL,
 )
-_LARK_LITERAL = re.compile(
-    r'//[^\n]*|#[^\n]*|"(?:\\.|[^"\\\n])*"|(?P<regex>/(?:\\.|\[(?:\\.|[^\]\\\n])*\]|[^/\\\n])+/)'
+LARK_LITERAL = re.compile(
+    # A regular expression may go over several lines and ends at the first slash, within a class too.
+    r'(?://|#)[^\n]*+|"(?:\\.|[^"\\\n])*+"|(?P<regex>/(?:\\[\s\S]|[^/\\])++/)|(?P<open>["/])'
 )
+"""What Lark reads as one token, whatever is in it. `open` begins what has no end: such a grammar is wrong."""
 
 
 class BadGrammar(ValueError):
@@ -136,10 +138,18 @@ def check_lark(text: str) -> None:
     """Raises `BadGrammar` for a Lark grammar outside the bounds; its syntax is not looked at."""
     if len(text) > MAX_LARK:
         raise BadGrammar(f"A Lark grammar may have {MAX_LARK} characters; this one has {len(text)}.")
-    for literal in _LARK_LITERAL.finditer(text):
+    for literal in LARK_LITERAL.finditer(text):
         if literal["regex"]:
             check_pattern(literal["regex"][1:-1])
-    _check_repetitions(_LARK_LITERAL.sub("x", text), MAX_LARK_DEPTH, MAX_LARK_REPETITION)
+        elif literal["open"]:
+            raise not_closed(text, literal.start())
+    _check_repetitions(LARK_LITERAL.sub("x", text), MAX_LARK_DEPTH, MAX_LARK_REPETITION)
+
+
+def not_closed(text: str, start: int) -> BadGrammar:
+    """The refusal of a literal that begins here and does not end."""
+    what = "string" if text[start] == '"' else "regular expression"
+    return BadGrammar(f"In line {text.count(chr(10), 0, start) + 1} of the grammar, a {what} does not end.")
 
 
 _Place = tuple[Any, int, int]
@@ -218,6 +228,8 @@ def _check_properties(schema: Mapping[str, Any], tally: _Tally) -> None:
     required = schema.get("required", [])
     known = {name for name in required if isinstance(name, str)} if isinstance(required, list) else set()
     tally.properties += len(properties) + len(known - properties.keys())
+    if tally.properties > MAX_PROPERTIES:
+        tally.check()  # before the schemas of so many are looked at
     tally.names += sum(map(len, known | properties.keys()))
     if len(properties.keys() - known) > MAX_OPTIONAL:
         raise BadGrammar(f"An object may have {MAX_OPTIONAL} optional properties.")

@@ -22,12 +22,16 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from engine.grammar_limits import (
+    LARK_LITERAL,
+    MAX_LARK,
     MAX_PATTERN,
     MAX_TAGS,
+    MAX_TEXT,
     BadGrammar,
     check_lark,
     check_pattern,
     check_schema,
+    not_closed,
     parse_json,
 )
 from engine.messages import Grammar
@@ -41,8 +45,7 @@ TEXT = "TEXT: /(.|\\n)+/\nANY: /(.|\\n)*/\n"
 _TAG_KEYS = {"begin", "schema", "regex", "end"}
 _DIRECTIVE = re.compile(r"(?<![\w%])%(\w+)")
 _DIRECTIVES = {"ignore", "import", "json", "lark"}
-_LARK_STRINGS = re.compile(r'//[^\n]*|"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\n])+/')
-_LARK_JSON = re.compile(_LARK_STRINGS.pattern + r"|(?P<json>(?<![\w%])%json\b\s*)")
+_LARK_JSON = re.compile(LARK_LITERAL.pattern + r"|(?P<json>(?<![\w%])%json\b\s*+)")
 
 
 def to_lark(grammar: Grammar, special: Mapping[int, str]) -> str:
@@ -67,6 +70,16 @@ def to_lark(grammar: Grammar, special: Mapping[int, str]) -> str:
     return HEADER + lark
 
 
+def check_source(grammar: Grammar) -> None:
+    """Raises `BadGrammar` for a caller's grammar outside the bounds, and for part of what is no grammar."""
+    if grammar.kind == "json_schema":
+        check_schema(parse_json(grammar.text))
+    elif grammar.kind == "regex":
+        check_pattern(grammar.text)
+    elif grammar.kind == "lark":
+        _lark(grammar.text)
+
+
 def _json(schema: Any) -> str:
     check_schema(schema)
     if schema is False:
@@ -88,9 +101,11 @@ def _escape_in_lark(found: re.Match[str]) -> str:
 
 
 def _lark(text: str) -> str:
+    if len(text) > MAX_TEXT:
+        raise BadGrammar(f"A grammar may have {MAX_TEXT} characters; this one has {len(text)}.")
     whole, bare = _with_schemas(text)
     check_lark(bare)
-    directives = _DIRECTIVE.findall(_LARK_STRINGS.sub('""', bare))
+    directives = _DIRECTIVE.findall(LARK_LITERAL.sub('""', bare))
     for directive in directives:
         if directive not in _DIRECTIVES:
             raise BadGrammar(f"%{directive} is not served; %ignore, %import, %json and %lark are.")
@@ -102,11 +117,16 @@ def _lark(text: str) -> str:
 def _with_schemas(text: str) -> tuple[str, str]:
     """The grammar with each `%json {...}` as it is compiled, and the grammar without the schemas."""
     whole, bare, place = "", "", 0
-    search = 0
+    search = schemas = 0
     while found := _LARK_JSON.search(text, search):
         search = found.end()
+        if found["open"]:
+            raise not_closed(text, found.start())
         if found["json"] is None:
             continue
+        schemas += 1
+        if schemas > MAX_TAGS or len(bare) > MAX_LARK:
+            raise BadGrammar(f"A Lark grammar may have {MAX_TAGS} directives and {MAX_LARK} characters.")
         end = _json_end(text, found.end())
         whole += text[place : found.start()] + _json(parse_json(text[found.end() : end]))
         bare += text[place : found.end()] + '""'

@@ -9,6 +9,7 @@ import threading
 from collections import Counter
 from dataclasses import dataclass
 
+from engine.grammar import CompiledGrammar
 from engine.messages import Cancel, Job, JobRefused
 
 
@@ -21,6 +22,8 @@ class Accepted:
     """Of the full blocks of its prompt."""
     due: float | None
     """When its time is over, by the monotonic clock."""
+    grammar: CompiledGrammar | None = None
+    """What its grammar was compiled to: the engine thread compiles none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -174,7 +174,8 @@ class Loop:
         job = accepted.job
         self._arrivals += 1
         try:
-            sequence = TokenSequence(job, self._arrivals, self._executor.vocabulary, accepted.digests)
+            vocabulary = self._executor.vocabulary
+            sequence = TokenSequence(job, self._arrivals, vocabulary, accepted.digests, accepted.grammar)
             # Planning needs the digests; a job for which there are none must not get so far.
             self._scheduler.prepare(sequence)
         except Exception as error:

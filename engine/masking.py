@@ -8,7 +8,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from engine.grammar import Masks
+from engine.grammar_masks import Masks
 from engine.transfer import send
 
 NEVER = float("-inf")

@@ -17,7 +17,8 @@ from engine.batches import Batches
 from engine.config import EngineConfig, Limits
 from engine.decoding import choose_decoding
 from engine.executor import EngineFault, OutOfMemory, RowFailure, StepResult
-from engine.grammar import Followers, GrammarCompiler
+from engine.grammar import GrammarCompiler
+from engine.grammar_masks import Followers
 from engine.kv import KvStore
 from engine.logprobs import measure_many
 from engine.masking import apply_masks

@@ -24,7 +24,8 @@ from weakref import WeakKeyDictionary
 from engine.config import Limits
 from engine.engine import ThreadedEngine
 from engine.executor import Drawn, EngineFault, OutOfMemory, RowFailure, StepResult
-from engine.grammar import Followers, GrammarCompiler, Masks
+from engine.grammar import GrammarCompiler
+from engine.grammar_masks import Followers, Masks
 from engine.messages import Capabilities, Deliver, FailureCode, Job, OnDead, PromptLogprobs, TokenLogprobs
 from engine.scheduler import Chunk, Plan
 from engine.sequence import TokenSequence

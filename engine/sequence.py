@@ -6,6 +6,7 @@ Engine thread. Ignorant of other jobs, of memory's limits and of torch.
 from collections.abc import Sequence
 
 from engine.cache import extend_chain
+from engine.grammar import CompiledGrammar
 from engine.messages import FinishReason, Job, StopHit, Usage
 from engine.stops import StopStrings
 from engine.vocabulary import Vocabulary
@@ -20,6 +21,7 @@ class TokenSequence:
         "awaits",
         "blocks",
         "cached",
+        "compiled",
         "computed",
         "digests",
         "in_flight",
@@ -40,8 +42,11 @@ class TokenSequence:
         arrival: int,
         vocabulary: Vocabulary | None = None,
         digests: Sequence[bytes] = (),
+        compiled: CompiledGrammar | None = None,
     ) -> None:
         self.job = job
+        self.compiled = compiled
+        """Its grammar, if it has one."""
         self.arrival = arrival
         """Its place in the order of acceptance."""
         self.turn: int | None = None

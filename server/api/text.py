@@ -19,7 +19,7 @@ def create(services: Services, caller: Caller, request: Request, body: bytes) ->
     """POST /v1/completions"""
     wanted = decode(body, TextRequest)
     refuse_wrong(wanted)
-    prompts = read_prompts(wanted, services.served)
+    prompts = read_prompts(wanted, services.served, caller.tenant)
     asked = as_response_requests(wanted, prompts)
     admitted = services.admission.admit_all(
         caller, asked, repeatable(request, body), [], generate=wanted.max_tokens != 0

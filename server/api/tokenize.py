@@ -27,5 +27,6 @@ def detokenize(services: Services, _caller: Caller, request: Request, body: byte
     """POST /detokenize"""
     wanted = decode(body, DetokenizeRequest)
     vocabulary = runs.vocabulary_of(services.served, wanted.model)
+    runs.refuse_many(wanted.tokens, services.served)
     check_tokens(wanted.tokens, "tokens", vocabulary)
     return as_json(request, Detokenized(spelled(wanted.tokens, vocabulary)))

@@ -77,6 +77,8 @@ class Conversation:
     Without one it is the present."""
     generates: bool = True
     """The prompt ends where the model's turn begins; without, after the last item."""
+    limit: int | None = None
+    """Tokens that there is room for. A longer prompt may be refused before it is written whole."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,17 +173,31 @@ class PromptError(Exception):
         """The parameter of the request that is to blame."""
 
 
+class PromptTooLong(Exception):
+    """A text has more tokens than there is room for. How many was not counted."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(f"There is room for {limit} tokens.")
+        self.limit = limit
+
+
 class Dialect(Protocol):
+    @property
+    def longest_token(self) -> int | None:
+        """Characters of a prompt that one token stands for at most; None if there is no such number."""
+
     def write(self, conversation: Conversation) -> Prompt:
         """The conversation as a prompt that ends where the model's answer begins.
 
-        Raises PromptError when the model's template refuses the conversation.
+        Raises PromptError when the model's template refuses the conversation, and PromptTooLong if the
+        conversation has a limit.
         """
 
-    def encode(self, text: str, *, special: bool) -> tuple[int, ...]:
+    def encode(self, text: str, *, special: bool, limit: int | None = None) -> tuple[int, ...]:
         """Text as it stands, the control tokens that are written in it included.
 
-        `special` lets the tokenizer put before and after it what it puts around texts. Raises PromptError.
+        `special` lets the tokenizer put before and after it what it puts around texts. Raises PromptError,
+        and PromptTooLong for what has more than `limit` tokens and was not counted to its end.
         """
 
     def parser(self, prompt: Prompt) -> Parser:

@@ -88,15 +88,20 @@ class ChatDialect:
             thinking=thinking,
         )
         return Prompt(
-            token_ids=self._template.encode(rendered),
+            token_ids=self._template.encode(rendered, conversation.limit),
             stop_ids=self._stop_ids,
             opens_reasoning=thinking == "open",
             grammar=constrain(self._markup, self._calls, self._form, asked),
             tools=tuple(callable_.tools.values()),
         )
 
-    def encode(self, text: str, *, special: bool) -> tuple[int, ...]:
-        return tuple(self._template.tokenizer.encode(text, add_special_tokens=special).ids)
+    def encode(self, text: str, *, special: bool, limit: int | None = None) -> tuple[int, ...]:
+        (ids,) = self._template.tokens.encode([text], limit, special=special)
+        return tuple(ids)
+
+    @property
+    def longest_token(self) -> int | None:
+        return self._template.tokens.longest
 
     def parser(self, prompt: Prompt) -> ChatParser:
         return ChatParser(

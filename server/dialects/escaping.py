@@ -8,26 +8,31 @@ terminal, a line of any text would swallow the backslash with which the escape a
 import json
 import re
 from collections.abc import Iterator
+from functools import lru_cache
 
 from server.dialects.base import PromptError
 
 _TOKEN = re.compile(
-    r"""(?P<comment>//[^\n]*)
-    |(?P<range>"(?:\\.|[^"\\\n])*"\s*\.\.\s*"(?:\\.|[^"\\\n])*")
-    |(?P<text>"(?:\\.|[^"\\\n])*")(?P<case>i?)
-    |/(?P<regex>(?:\\.|[^/\\\n])+)/(?P<flags>[a-z]*)
-    |%import\s+common\.(?P<import>\w+)[^\n]*
-    |(?P<directive>%\w+)
-    |(?P<name>\b[A-Z_]*[A-Z][A-Z0-9_]*\b)""",
+    r"""(?P<comment>(?://|\#)[^\n]*+)
+    |(?P<range>(?P<first>"(?:\\.|[^"\\\n])*+")\s*+\.\.\s*+(?P<last>"(?:\\.|[^"\\\n])*+"))
+    |(?P<text>"(?:\\.|[^"\\\n])*+")(?P<case>i?)
+    |/(?P<regex>(?:\\[\s\S]|[^/\\])++)/(?P<flags>[a-z]*+)
+    |(?P<open>["/])
+    |%import\s++common\.(?P<import>\w++)[^\n]*+
+    |(?P<directive>%\w++)
+    |(?P<name>\b(?=[A-Z_]*[A-Z])[A-Z_][A-Z0-9_]*+\b)""",
     re.VERBOSE,
 )
 _ATOM = re.compile(
-    r"""(?P<open>\(\?(?:[a-zA-Z-]*:|P?<\w+>)|\()|(?P<syntax>[)|])|(?P<times>\{\d*,?\d*\}\??|[*+?]\??)
+    r"""(?P<open>\(\?(?:[a-zA-Z-]*+:|P?<\w++>)|\()|(?P<syntax>[)|])
+    |(?P<times>\{\d*+(?:,\d*+)?\}\??|[*+?]\??)
     |(?P<anchor>[\^$]|\\[bBAzZ]|\(\?)
-    |(?P<atom>\[\^?\]?(?:\\.|\[:\^?\w+:\]|[^\]\\])*\]|\\[xuU]\{[0-9a-fA-F]+\}|\\x[0-9a-fA-F]{2}
-    |\\u[0-9a-fA-F]{4}|\\[pP]\{[^}]*\}|\\.|.)""",
+    |(?P<atom>\[\^?\]?(?:\\.?|\[:\^?\w++:\]|[^\]\\])*+\]?|\\[xuU]\{[0-9a-fA-F]++\}|\\x[0-9a-fA-F]{2}
+    |\\u[0-9a-fA-F]{4}|\\[pP]\{[^{}]*+\}|\\.|.)""",
     re.VERBOSE | re.DOTALL,
 )
+_CODE = re.compile(r"\\[xuU]\{([0-9a-fA-F]++)\}")
+_PROPERTY = re.compile(r"\\[pP]\{[^{}]*+\}")
 _SPECIAL = '"\\\n\r\t\b\f'
 """Characters that are written otherwise in JSON."""
 _ORDINARY = [chr(code) for code in range(0x20, 0x7F) if chr(code) not in _SPECIAL]
@@ -59,7 +64,7 @@ def _rewrite(found: re.Match[str]) -> str:
         case "comment":
             return found[0]
         case "range":
-            first, last = (_said(text.strip()) for text in found[0].split(".."))
+            first, last = _said(found["first"]), _said(found["last"])
             return _atom(f"[{re.escape(first)}-{re.escape(last)}]", "")
     if found["text"] is not None:
         letters = [_atom(re.escape(letter), found["case"]) for letter in _said(found["text"])]
@@ -70,7 +75,7 @@ def _rewrite(found: re.Match[str]) -> str:
         if found["import"] not in _COMMON:
             raise _not_served(found[0])
         return f"{_rule(found['import'])}: {escaped_grammar(_COMMON[found['import']])}"
-    if found["directive"] is not None:
+    if found["directive"] is not None or found["open"] is not None:
         raise _not_served(found[0])
     return _rule(found["name"])
 
@@ -102,6 +107,7 @@ def _expression(pattern: str, flags: str) -> Iterator[str]:
             yield part["syntax"] or part["times"][: -1 if part["times"][1:].endswith("?") else None]
 
 
+@lru_cache(maxsize=4096)
 def _atom(atom: str, flags: str) -> str:
     """One character of those that an atom of a regular expression fits, as JSON writes it."""
     case = "i" if "i" in flags else ""
@@ -116,13 +122,20 @@ def _atom(atom: str, flags: str) -> str:
 
 def _for_python(atom: str) -> str:
     """The same atom for Python's `re`, as far as the characters matter that JSON escapes."""
-    atom = re.sub(r"\\[xuU]\{([0-9a-fA-F]+)\}", lambda found: f"\\U{int(found[1], 16):08x}", atom)
-    atom = re.sub(r"\\[pP]\{[^}]*\}", "", atom)
+    atom = _CODE.sub(_code, atom)
+    atom = _PROPERTY.sub("", atom)
     try:
         re.compile(atom or "(?!)")
     except re.error:
         raise _not_served(atom) from None
     return atom if atom not in ("", "[]") else "(?!)"
+
+
+def _code(found: re.Match[str]) -> str:
+    number = found[1].lstrip("0") or "0"
+    if len(number) > 6 or int(number, 16) > 0x10FFFF:
+        raise _not_served(found[0])
+    return f"\\U{int(number, 16):08x}"
 
 
 def _not_served(what: str) -> PromptError:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime
 from pathlib import Path
 
-from server.dialects.base import Conversation, Prompt, PromptError
+from server.dialects.base import Conversation, Prompt, PromptError, PromptTooLong
 from server.dialects.harmony_encoding import HarmonyEncoding, clean
 from server.dialects.harmony_grammar import make_grammar
 from server.dialects.harmony_parser import HarmonyParser
@@ -64,9 +64,11 @@ class HarmonyDialect:
         instructions, items = split_head(conversation)
         told = developer_text(instructions, self._tools(conversation), format_section(conversation.format))
         if told:
-            tokens += self._speak(Speech(author="developer", text=told))
+            tokens += self._speak(Speech(author="developer", text=told), conversation.limit)
         for speech in turns(items, continues=conversation.continues):
-            tokens += self._speak(speech)
+            tokens += self._speak(speech, conversation.limit)
+            if conversation.limit is not None and len(tokens) > conversation.limit:
+                raise PromptTooLong(conversation.limit)
         if conversation.generates and not conversation.continues:
             tokens += (START, *self.encoding.word("assistant"))
         return Prompt(
@@ -76,8 +78,18 @@ class HarmonyDialect:
             tools=conversation.tools,
         )
 
-    def encode(self, text: str, *, special: bool) -> tuple[int, ...]:  # noqa: ARG002 - nothing is put around texts
-        return tuple(self.encoding.encode_with_control(text))
+    def encode(
+        self,
+        text: str,
+        *,
+        special: bool,  # noqa: ARG002 - nothing is put around texts
+        limit: int | None = None,
+    ) -> tuple[int, ...]:
+        return tuple(self.encoding.encode_with_control(text, limit))
+
+    @property
+    def longest_token(self) -> int | None:
+        return self.encoding.longest
 
     def parser(self, prompt: Prompt) -> HarmonyParser:
         return HarmonyParser(self.encoding.tokens, prompt)
@@ -91,7 +103,7 @@ class HarmonyDialect:
         groups = namespaces(conversation.tools)
         return self.encoding.tools_section(groups) if groups else ""
 
-    def _speak(self, speech: Speech) -> list[int]:
+    def _speak(self, speech: Speech, limit: int | None = None) -> list[int]:
         """A message as tokens, as the format's own renderer writes it."""
         word = self.encoding.word
         tokens = [START, *word(clean(speech.author))]
@@ -103,7 +115,7 @@ class HarmonyDialect:
             tokens += (*word(" "), CONSTRAIN, *word("json"))
         elif speech.data:
             tokens += word(f" {speech.data}")
-        tokens += (MESSAGE, *self.encoding.encode(speech.text))
+        tokens += (MESSAGE, *self.encoding.encode(speech.text, limit))
         if not speech.open:
             calls = speech.author == "assistant" and speech.recipient
             tokens.append(CALL if calls else END)

@@ -15,7 +15,7 @@ from typing import Any
 
 import openai_harmony as harmony
 
-from server.dialects.base import PromptError
+from server.dialects.base import PromptError, PromptTooLong
 from server.dialects.harmony_vocabulary import FILE, read_tokens
 
 MAX_PIECE = 1000
@@ -23,7 +23,7 @@ MAX_PIECE = 1000
 MAX_WORD = 160
 """Characters of what is remembered: what callers make longer is not."""
 _VARIABLE = "TIKTOKEN_ENCODINGS_BASE"
-_CONTROL = re.compile(r"(<\|[a-z_0-9]+\|>)")
+_CONTROL = re.compile(r"<\|[a-z_0-9]++\|>")
 _BREAKS = frozenset(' \n\t.,;:!?()[]{}<>="“”、。，！？；：「」（）')  # noqa: RUF001 - Chinese marks are meant
 """A token never reaches from a letter or digit over one of these (the apostrophe is not among them)."""
 
@@ -38,26 +38,39 @@ class HarmonyEncoding:
         """
         self.tokens = read_tokens(vocabulary)
         """The bytes of every token id; control tokens have none."""
+        self.longest = max(map(len, self.tokens))
+        """Bytes of a token, and so characters that one stands for at most."""
         self._encoding = _load(vocabulary, user_folder)
         self._encode_word = lru_cache(maxsize=4096)(lambda text: tuple(self.encode(text)))
 
-    def encode(self, text: str) -> list[int]:
-        """Tokens of any text; half characters become U+FFFD. Raises PromptError where the library fails."""
+    def encode(self, text: str, limit: int | None = None) -> list[int]:
+        """Tokens of any text; half characters become U+FFFD.
+
+        Raises PromptError where the library fails, and PromptTooLong as soon as there are more than `limit`.
+        """
+        if limit is not None and len(text) > limit * self.longest:
+            raise PromptTooLong(limit)
         tokens: list[int] = []
         encode = partial(self._encoding.encode, disallowed_special=())
         for piece in pieces(clean(text)):
             tokens += _guarded(partial(encode, piece))
+            if limit is not None and len(tokens) > limit:
+                raise PromptTooLong(limit)
         return tokens
 
-    def encode_with_control(self, text: str) -> list[int]:
-        """The same, but what is written as a control token is one. Raises PromptError."""
+    def encode_with_control(self, text: str, limit: int | None = None) -> list[int]:
+        """The same, but what is written as a control token is one. Raises PromptError and PromptTooLong."""
+        if limit is not None and len(text) > limit * self.longest:
+            raise PromptTooLong(limit)
         tokens: list[int] = []
-        for place, piece in enumerate(_CONTROL.split(text)):
-            if place % 2:
-                tokens += self._encoding.encode(piece, allowed_special="all")
-            else:
-                tokens += self.encode(piece)
-        return tokens
+        start = 0
+        for found in _CONTROL.finditer(text):
+            tokens += self.encode(text[start : found.start()], limit)
+            tokens += self._encoding.encode(found[0], allowed_special="all")
+            start = found.end()
+            if limit is not None and len(tokens) > limit:
+                raise PromptTooLong(limit)
+        return tokens + self.encode(text[start:], limit)
 
     def word(self, text: str) -> tuple[int, ...]:
         """The same of a text that most likely comes again and again, such as a role."""

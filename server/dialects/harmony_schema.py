@@ -19,8 +19,8 @@ MAX_SCHEMAS = 10_000
 MAX_RUN = 1000
 """Characters without a space in a description or name: encoding takes the square of their number."""
 
-_LONG_WORD = re.compile(rf"(\S{{{MAX_RUN}}})(?=\S)")
-_LONG_SPACE = re.compile(rf"(\s{{{MAX_RUN}}})\s+")
+_LONG_WORD = re.compile(rf"(?<!\S)\S{{{MAX_RUN + 1},}}+")
+_LONG_SPACE = re.compile(rf"(?<!\s)(\s{{{MAX_RUN}}})\s++")
 
 
 def typed(schema: Mapping[str, Any]) -> dict[str, Any]:
@@ -30,7 +30,12 @@ def typed(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 def tame(text: str) -> str:
     """The text without half characters and without runs that are too long to encode."""
-    return _LONG_SPACE.sub(r"\1", _LONG_WORD.sub(r"\1 ", clean(text)))
+    return _LONG_SPACE.sub(r"\1", _LONG_WORD.sub(_cut, clean(text)))
+
+
+def _cut(word: re.Match[str]) -> str:
+    """The word with a space after every `MAX_RUN` characters."""
+    return " ".join(word[0][start : start + MAX_RUN] for start in range(0, len(word[0]), MAX_RUN))
 
 
 class _Writer:

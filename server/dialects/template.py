@@ -19,6 +19,7 @@ from tokenizers import Tokenizer
 
 from server.dialects.base import PromptError
 from server.dialects.environment import compile_template, literals_of, variables_of
+from server.dialects.tokenizing import BoundedTokenizer
 
 _MARKER = "\ufdd0"
 """A Unicode noncharacter: never valid in interchanged text, so removing it from input loses nothing."""
@@ -48,6 +49,7 @@ class ChatTemplate:
         if not tokenizer_file.is_file():
             raise FileNotFoundError(f"{tokenizer_file} does not exist; a model folder needs it.")
         self.tokenizer = _read_tokenizer(tokenizer_file)
+        self.tokens = BoundedTokenizer(self.tokenizer)
         config = read_json(folder / "tokenizer_config.json")
         sources = _template_sources(folder, config)
         try:
@@ -61,6 +63,7 @@ class ChatTemplate:
         self._special = _special_tokens(config)
         self._control_start = _start_of_any(_control_tokens(self.tokenizer, literals))
         self._lead = _lead_of(self.tokenizer)
+        self._lead_size = len(self.tokenizer.encode(self._lead, add_special_tokens=False).ids)
 
     def render(
         self,
@@ -93,15 +96,16 @@ class ChatTemplate:
             raise PromptError(f"The model's chat template refused the conversation: {error}.") from error
         return _cut(rendered) if continues else rendered
 
-    def encode(self, rendered: str) -> tuple[int, ...]:
-        """Token ids of what `render` gave."""
+    def encode(self, rendered: str, limit: int | None = None) -> tuple[int, ...]:
+        """Token ids of what `render` gave. Raises PromptTooLong, see `BoundedTokenizer.encode`."""
         first, *rest = rendered.split(_MARKER)
         begun = [first, *(self._lead + piece for piece in rest)]
-        pieces = self.tokenizer.encode_batch_fast(begun, add_special_tokens=False)
-        skipped = len(self.tokenizer.encode(self._lead, add_special_tokens=False).ids) if self._lead else 0
-        ids = list(pieces[0].ids)
+        if limit is not None and self._lead:
+            limit += self._lead_size * len(rest)
+        pieces = self.tokens.encode(begun, limit)
+        ids = pieces[0]
         for piece in pieces[1:]:
-            ids += piece.ids[skipped:]
+            ids += piece[self._lead_size :]
         return tuple(ids)
 
     def plain(self, rendered: str) -> str:

@@ -14,6 +14,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from engine.grammar_limits import MAX_COUNT, BadGrammar, check_pattern
 from server.dialects.base import PromptError
 from server.dialects.lark import in_slashes
 from server.dialects.toolbox import definition_of, definitions_of
@@ -45,7 +46,7 @@ _FORMATS = {
     "uuid": "[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}",
 }
 _ATOM = re.compile(
-    r"(?P<class>\[\^?\]?(?:\\.|[^\]\\])*\])|\\(?P<escape>.)|(?P<look>\(\?(?!:|P?<\w))|(?P<open>\()|(?P<close>\))"
+    r"(?P<class>\[\^?\]?(?:\\.?|[^\]\\])*+\]?)|\\(?P<escape>.)|(?P<look>\(\?(?!:|P?<\w))|(?P<open>\()|(?P<close>\))"
     r"|(?P<bar>\|)|(?P<start>\^)|(?P<end>\$)|.",
     re.DOTALL,
 )
@@ -127,14 +128,32 @@ def _own(schema: Mapping[str, Any]) -> list[str] | None:
             if not texts:
                 return None
             parts.append(f"({' | '.join(texts)})")
-    low, high = schema.get("minLength"), schema.get("maxLength")
-    if isinstance(low, int | float) or isinstance(high, int | float):
-        parts.append(_of_length(int(low or 0), None if high is None else int(high)))
+    low, high = (_count(schema, key) for key in ("minLength", "maxLength"))
+    if low is not None or high is not None:
+        parts.append(_of_length(low or 0, high))
     if isinstance(pattern := schema.get("pattern"), str):
+        _refuse_long(pattern)
         parts.append(f"/{_searched(pattern)}/")
     if (known := _FORMATS.get(str(schema.get("format")))) is not None:
         parts.append(f"/{known}/")
     return parts
+
+
+def _count(schema: Mapping[str, Any], key: str) -> int | None:
+    """A length's bound. Raises PromptError before work is done in proportion to one that is too large."""
+    value = schema.get(key)
+    if not isinstance(value, int | float):
+        return None
+    if not 0 <= value <= MAX_COUNT:
+        raise PromptError(f"{key} may be at most {MAX_COUNT}.", "tools")
+    return int(value)
+
+
+def _refuse_long(pattern: str) -> None:
+    try:
+        check_pattern(pattern)
+    except BadGrammar as error:
+        raise PromptError(str(error), "tools") from error
 
 
 def _of_length(low: int, high: int | None) -> str:

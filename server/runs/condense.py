@@ -15,6 +15,7 @@ import msgspec
 
 from server.errors import InvalidRequest
 from server.runs.context import TRIGGER
+from server.runs.count import COUNTED
 from server.runs.hosted import approved
 from server.runs.kept import kept_messages, newest_results, pending_calls
 from server.runs.opened import opened
@@ -53,7 +54,13 @@ def prepare_first(
             )
         return begin.answer(items)  # its first turn is that of the calls
     uncut = msgspec.structs.replace(request, truncation=None)
-    length = len(write_prompt(served, tenant, uncut, items, moment_of(response)).token_ids)
+    room = min(max(threshold, context), COUNTED * context)
+    try:
+        length = len(write_prompt(served, tenant, uncut, items, moment_of(response), room=room).token_ids)
+    except InvalidRequest as refused:
+        if refused.code != "context_length_exceeded":
+            raise
+        length = room + 1  # or more: what matters is that it is too long
     if length <= threshold and not triggered:
         return begin.answer(items)
     window, summary = begin.divide(items, min(context, threshold))

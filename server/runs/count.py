@@ -13,11 +13,14 @@ from server.tools.mcp import McpServers
 from server.wire.ids import new_uuid
 from server.wire.request import CreateResponse
 
+COUNTED = 4
+"""Times as many tokens as the model can read are counted; what has more is refused."""
+
 
 def count_input(
     database: Database, served: Served, servers: McpServers, caller: Caller, request: CreateResponse
 ) -> int:
-    """The tokens that the model would be given; more than it can read are counted too.
+    """The tokens that the model would be given, up to `COUNTED` times as many as it can read.
 
     Raises what creating the response would raise.
     """
@@ -31,4 +34,5 @@ def count_input(
     )
     request, _ = list_tools(servers, caller, request, found.items)
     make_echo(request, served.engine.capabilities)
-    return len(write_prompt(served, tenant, request, found.items).token_ids)
+    room = COUNTED * served.engine.capabilities.context_length
+    return len(write_prompt(served, tenant, request, found.items, room=room).token_ids)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from server.dialects.base import Conversation, PromptError
+from server.dialects.base import Conversation, PromptError, PromptTooLong
 from server.runs.prepare import Served
 from server.wire.hosted_items import McpApprovalRequest, McpApprovalResponse
 from server.wire.items import (
@@ -26,7 +26,7 @@ def kept_messages(served: Served, items: Sequence[Item], most_tokens: int) -> li
     left = most_tokens
     newest_first = given[::-1]
     for message in sorted(newest_first, key=lambda message: message.role == "user"):
-        left -= _tokens(served, plain_text(message.content))
+        left -= _tokens(served, plain_text(message.content), left)
         if left < 0:
             break
         chosen.add(message.id)
@@ -55,7 +55,7 @@ def newest_results(served: Served, items: Sequence[Item], most_tokens: int) -> l
     chosen: list[Item] = []
     left = most_tokens
     for call, output in _answered(items[::-1]):
-        left -= _tokens(served, _text(call)) + _tokens(served, _text(output))
+        left -= _tokens(served, _text(call), left) + _tokens(served, _text(output), left)
         if left < 0:
             break
         chosen += [call, output]
@@ -82,9 +82,12 @@ def _text(item: Item) -> str:
     return ""
 
 
-def _tokens(served: Served, text: str) -> int:
+def _tokens(served: Served, text: str, most: int) -> int:
+    """How many there are, or some number above `most`."""
     alone = Message("", "completed", "user", [InputText(text)])
     try:
-        return len(served.dialect.write(Conversation(items=[alone])).token_ids)
+        return len(served.dialect.write(Conversation(items=[alone], limit=most)).token_ids)
     except PromptError:
         return len(text)
+    except PromptTooLong:
+        return most + 1

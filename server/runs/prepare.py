@@ -20,20 +20,23 @@ from server.dialects.base import (
     Parser,
     Prompt,
     PromptError,
+    PromptTooLong,
     Tool,
     ToolChoice,
 )
 from server.dialects.plain import PlainParser
 from server.errors import ApiError, InvalidRequest, Overloaded, TooManyRequests
 from server.runs.approvals import tagged
+from server.runs.bounds import characters_of, refuse_unbounded, too_long
 from server.runs.echo import make_echo
-from server.runs.hosted import as_read, hosted_of
+from server.runs.hosted import hosted_of
 from server.runs.opened import opened
 from server.runs.raw_messages import RawMessages
 from server.runs.reading import Condensing, Reading
+from server.runs.reading_turn import ReadingTurns
 from server.runs.sealing import Seal
 from server.runs.structured import given_grammar
-from server.runs.truncation import shortened
+from server.runs.truncation import write_within
 from server.wire import tools as wire
 from server.wire.asked import ChoiceRequest
 from server.wire.ids import seconds_of
@@ -61,6 +64,8 @@ class Served:
     """What its tokens spell; without it nobody is told of single tokens."""
     seal: Seal = field(default_factory=Seal.of_this_process)
     """What is sealed here can be opened by whoever has its keys."""
+    reading_turns: ReadingTurns = field(default_factory=ReadingTurns)
+    """Whose long prompt is tokenized."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -164,7 +169,7 @@ def prepared_with(
     echo = make_echo(request, served.engine.capabilities)
     limit = served.engine.capabilities.context_length
     if len(prompt.token_ids) >= limit:
-        raise too_long(len(prompt.token_ids), limit)
+        raise too_long(limit, tokens=len(prompt.token_ids))
     return Prepared(prompt, echo, _make_job(served, tenant, request, response, seed, prompt, echo))
 
 
@@ -174,29 +179,31 @@ def write_prompt(
     request: CreateResponse,
     items: Sequence[Item],
     moment: datetime | None = None,
+    *,
+    room: int | None = None,
 ) -> Prompt:
     """The prompt of a response that was asked for at that moment.
 
-    With truncation, of as much of the conversation's end as leaves room for an answer. It may be too
-    long for the model. Raises ApiError or DecodeFailure for what cannot be written.
+    With truncation, of as much of the conversation's end as leaves room for an answer. `room` is how many
+    tokens are counted, in place of as many as the model can read. Raises ApiError or DecodeFailure for what
+    cannot be written, or has more tokens.
     """
-    if isinstance(request, PlainRequest):
-        stops, grammar = served.engine.capabilities.stop_ids, given_grammar(request)
-        return Prompt(token_ids=request.token_ids, stop_ids=stops, grammar=grammar)
-    limit = served.engine.capabilities.context_length - 1
+    context = served.engine.capabilities.context_length
+    given = given_grammar(request)
     readable = opened(items, served.seal, tenant)
     conversation = _conversation(request, readable, moment)
-
-    def write(kept: Sequence[Item]) -> Prompt:
-        return served.dialect.write(replace(conversation, items=as_read(kept)))
-
+    refuse_unbounded(conversation, given)
+    if isinstance(request, PlainRequest):
+        stops = served.engine.capabilities.stop_ids
+        return Prompt(token_ids=request.token_ids, stop_ids=stops, grammar=given)
+    limit = context - 1 if room is None else room
     try:
-        prompt = write(readable)
-        if len(prompt.token_ids) > limit and request.truncation == "auto":
-            prompt = shortened(readable, write, limit) or prompt
+        with served.reading_turns.hold(tenant, characters_of(conversation)):
+            return write_within(served.dialect, conversation, limit, truncates=request.truncation == "auto")
     except PromptError as error:
         raise InvalidRequest(str(error), param=error.param) from error
-    return prompt
+    except PromptTooLong as error:
+        raise too_long(error.limit) from error
 
 
 def _conversation(request: CreateResponse, items: Sequence[Item], moment: datetime | None) -> Conversation:
@@ -383,11 +390,3 @@ def _bad_grammar(message: str, request: CreateResponse) -> InvalidRequest:
     if request.text and request.text.format and request.text.format.type == "json_schema":
         return InvalidRequest(message, param="text.format", code="invalid_json_schema")
     return InvalidRequest(message, param="tools", code="invalid_function_parameters")
-
-
-def too_long(tokens: int, limit: int) -> InvalidRequest:
-    return InvalidRequest(
-        f"The input has {tokens} tokens and leaves no room for an answer in this model's {limit}.",
-        param="input",
-        code="context_length_exceeded",
-    )

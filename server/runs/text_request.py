@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.vocabulary import Vocabulary
-from server.dialects.base import PromptError
 from server.errors import InvalidRequest
 from server.runs.asked import refuse_unsupported, shared, unsupported
+from server.runs.count import COUNTED
 from server.runs.prepare import LOGPROBS, Served
+from server.runs.tokenize import encode_text
 from server.wire.text import DEFAULT_TOKENS, MAX_TEXTS, PlainRequest, TextRequest
 
 
@@ -40,15 +41,15 @@ def refuse_wrong(request: TextRequest) -> None:
         raise InvalidRequest("Without tokens, only echo has anything to tell.", param="max_tokens")
 
 
-def read_prompts(request: TextRequest, served: Served) -> list[Given]:
+def read_prompts(request: TextRequest, served: Served, tenant: str) -> list[Given]:
     """The prompts, in order, as the model is given them. Raises InvalidRequest."""
     vocabulary = served.vocabulary
     if vocabulary is None:
         raise InvalidRequest("What this model's tokens spell is not known here, so that it cannot read text.")
-    prompts = [_read(one, path, request, served, vocabulary) for path, one in _each(request.prompt)]
-    if len(prompts) * (request.n or 1) > MAX_TEXTS:
+    given = _each(request.prompt)
+    if len(given) * (request.n or 1) > MAX_TEXTS:
         raise InvalidRequest(f"One request may have {MAX_TEXTS} answers in all.", param="prompt")
-    return prompts
+    return [_read(one, path, request, served, tenant, vocabulary) for path, one in given]
 
 
 def _each(given: str | list[Any]) -> list[tuple[str, str | list[int]]]:
@@ -63,19 +64,23 @@ def _each(given: str | list[Any]) -> list[tuple[str, str | list[int]]]:
 
 
 def _read(
-    given: str | list[int], path: str, request: TextRequest, served: Served, vocabulary: Vocabulary
+    given: str | list[int],
+    path: str,
+    request: TextRequest,
+    served: Served,
+    tenant: str,
+    vocabulary: Vocabulary,
 ) -> Given:
+    context = served.engine.capabilities.context_length
     if isinstance(given, str):
-        try:
-            tokens = served.dialect.encode(given, special=request.add_special_tokens is not False)
-        except PromptError as error:
-            raise InvalidRequest(str(error), param=path) from error
+        special = request.add_special_tokens is not False
+        room = context if request.truncate_prompt_tokens is None else COUNTED * context
+        tokens = encode_text(served, tenant, given, path, special=special, room=room)
     else:
         check_tokens(given, path, vocabulary)
         tokens = tuple(given)
     if (most := request.truncate_prompt_tokens) is not None:
-        limit = served.engine.capabilities.context_length - 1
-        kept = limit if most == -1 else most
+        kept = context - 1 if most == -1 else most
         tokens = tokens[-kept:] if kept else ()
         given = list(tokens)
     if not tokens:

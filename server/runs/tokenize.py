@@ -4,11 +4,13 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from engine.vocabulary import Vocabulary
-from server.dialects.base import PromptError
+from server.dialects.base import PromptError, PromptTooLong
 from server.errors import InvalidRequest, UnknownModel
 from server.runs.asked import unsupported
+from server.runs.bounds import too_long
 from server.runs.chat_messages import read_messages
 from server.runs.chat_request import as_response_request, refuse_wrong
+from server.runs.count import COUNTED
 from server.runs.prepare import Served, write_prompt
 from server.wire.chat import ChatRequest
 from server.wire.items import Item
@@ -27,10 +29,8 @@ def vocabulary_of(served: Served, model: str | None) -> Vocabulary:
 def tokenize(served: Served, tenant: str, request: TokenizeRequest) -> tuple[int, ...]:
     """The tokens of a text, or of the prompt that a chat completion would have. Raises ApiError."""
     if request.prompt is not None and request.messages is None:
-        try:
-            return served.dialect.encode(request.prompt, special=request.add_special_tokens is not False)
-        except PromptError as error:
-            raise InvalidRequest(str(error), param="prompt") from error
+        special, room = request.add_special_tokens is not False, _room(served)
+        return encode_text(served, tenant, request.prompt, "prompt", special=special, room=room)
     if request.messages is None or request.prompt is not None:
         raise InvalidRequest("Give a prompt or messages, one of the two.", param="prompt")
     if request.add_special_tokens:
@@ -52,7 +52,31 @@ def _tokens_of_chat(
     refuse_wrong(chat)
     given = read_messages(messages)
     items = [item for item in given if isinstance(item, Item)]
-    return write_prompt(served, tenant, as_response_request(chat, 0), items, datetime.now(UTC)).token_ids
+    asked = as_response_request(chat, 0)
+    return write_prompt(served, tenant, asked, items, datetime.now(UTC), room=_room(served)).token_ids
+
+
+def _room(served: Served) -> int:
+    return COUNTED * served.engine.capabilities.context_length
+
+
+def encode_text(
+    served: Served, tenant: str, text: str, param: str, *, special: bool, room: int
+) -> tuple[int, ...]:
+    """The tokens of a text, in its tenant's turn. Raises InvalidRequest for more than `room`."""
+    try:
+        with served.reading_turns.hold(tenant, len(text)):
+            return served.dialect.encode(text, special=special, limit=room)
+    except PromptError as error:
+        raise InvalidRequest(str(error), param=param) from error
+    except PromptTooLong:
+        raise too_long(room, param) from None
+
+
+def refuse_many(token_ids: Sequence[int], served: Served) -> None:
+    """Raises InvalidRequest for more tokens than any prompt here has: each spells up to hundreds of bytes."""
+    if len(token_ids) > (room := _room(served)):
+        raise InvalidRequest(f"Up to {room} tokens are spelled; these are {len(token_ids)}.", param="tokens")
 
 
 def spelled_each(token_ids: Sequence[int], vocabulary: Vocabulary) -> list[str]:

@@ -6,7 +6,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from server.wire.asked import Asked, Usage
-from server.wire.request import Effort, Metadata
+from server.wire.request import MAX_TOOLS, Effort, Metadata
 from server.wire.schema import GivenMessage
 
 
@@ -14,7 +14,7 @@ class ChatRequest(Asked, frozen=True, kw_only=True):
     """POST /v1/chat/completions."""
 
     messages: Annotated[list[GivenMessage], Meta(min_length=1, max_length=4096)]
-    tools: list[dict[str, Any]] | None = None
+    tools: Annotated[list[dict[str, Any]], Meta(max_length=MAX_TOOLS)] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     store: bool | None = None

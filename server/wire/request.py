@@ -7,6 +7,8 @@ from msgspec import Meta
 
 from server.wire.schema import ChoiceWord, GivenChoice, GivenItem, GivenTool
 
+MAX_TOOLS = 128
+
 Metadata = Annotated[
     dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]],
     Meta(max_length=16),
@@ -92,7 +94,7 @@ class CreateResponse(msgspec.Struct, frozen=True, kw_only=True):
     context_management: Annotated[list[ContextManagement], Meta(min_length=1, max_length=16)] | None = None
     reasoning: ReasoningOptions | None = None
     text: TextOptions | None = None
-    tools: list[GivenTool] | None = None
+    tools: Annotated[list[GivenTool], Meta(max_length=MAX_TOOLS)] | None = None
     tool_choice: ChoiceWord | GivenChoice | None = None
     parallel_tool_calls: bool | None = None
     max_tool_calls: Annotated[int, Meta(ge=1)] | None = None
@@ -105,7 +107,7 @@ class CreateResponse(msgspec.Struct, frozen=True, kw_only=True):
     safety_identifier: Annotated[str, Meta(max_length=128)] | None = None
     prompt_cache_key: Annotated[str, Meta(max_length=64)] | None = None
     user: str | None = None
-    include: list[str] | None = None
+    include: Annotated[list[str], Meta(max_length=64)] | None = None
     service_tier: str | None = None
     stop: str | Annotated[list[str], Meta(max_length=32)] | None = None
     include_stop_str_in_output: bool | None = None

@@ -5,6 +5,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from server.wire.request import MAX_TOOLS
 from server.wire.schema import GivenMessage
 
 
@@ -18,7 +19,7 @@ class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
     return_token_strs: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: Annotated[list[dict[str, Any]], Meta(max_length=MAX_TOOLS)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
 

@@ -14,10 +14,10 @@ from msgspec import Meta
 from server.wire.decode import convert
 from server.wire.errors import DecodeFailure
 from server.wire.hosted_items import ListedTool
+from server.wire.request import MAX_TOOLS
 
 log = logging.getLogger("holdfast.wire")
 
-MAX_TOOLS = 128
 Name = Annotated[str, Meta(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9_.:/-]+$")]
 
 

@@ -105,8 +105,12 @@ class SpelledDialect:
     def write(self, conversation: Conversation) -> Prompt:
         return prompted()
 
-    def encode(self, text: str, *, special: bool) -> tuple[int, ...]:
+    def encode(self, text: str, *, special: bool, limit: int | None = None) -> tuple[int, ...]:
         return tuple(text.encode())
+
+    @property
+    def longest_token(self) -> int | None:
+        return None
 
     def parser(self, prompt: Prompt) -> SpelledParser:
         return SpelledParser()

@@ -8,7 +8,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from engine.messages import Grammar, GrammarKind
+from engine.grammar import GrammarCompiler
+from engine.messages import Grammar, GrammarKind, Job
+from engine.sequence import TokenSequence
 from engine.vocabulary import Vocabulary
 from tests.support.engines import save_random_model
 
@@ -110,3 +112,9 @@ def fits(value: Any, wanted: dict[str, Any]) -> bool:
         case "boolean":
             return isinstance(value, bool)
     return value is None
+
+
+def sequence_of(job: Job, compiler: GrammarCompiler) -> TokenSequence:
+    """The sequence of a job that was accepted with its grammar compiled."""
+    compiled = compiler.compiled(job.grammar, job.share) if job.grammar else None
+    return TokenSequence(job, 1, compiled=compiled)

@@ -91,8 +91,12 @@ class RealParsers:
     def write(self, conversation: Conversation) -> Prompt:  # noqa: ARG002 - a dialect's
         return self._prompt
 
-    def encode(self, text: str, *, special: bool) -> tuple[int, ...]:
-        return self._real.encode(text, special=special)
+    def encode(self, text: str, *, special: bool, limit: int | None = None) -> tuple[int, ...]:
+        return self._real.encode(text, special=special, limit=limit)
+
+    @property
+    def longest_token(self) -> int | None:
+        return None
 
     def parser(self, prompt: Prompt) -> Parser:
         return self._real.parser(prompt)

@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
-from engine.grammar import COMPILE_SECONDS, Followers, GrammarCompiler
+from engine.grammar import COMPILE_SECONDS, GrammarCompiler
 from engine.grammar_limits import MAX_CHAIN, MAX_OPTIONAL
+from engine.grammar_masks import Followers
 from engine.messages import Grammar, JobRefused
-from engine.sequence import TokenSequence
 from tests.support.engines import make_job
-from tests.support.grammars import END, TOKENS, VOCABULARY, grammar, ids_of, schema
+from tests.support.eventually import eventually
+from tests.support.grammars import END, TOKENS, VOCABULARY, grammar, ids_of, schema, sequence_of
 
 
 @pytest.fixture
@@ -175,7 +176,7 @@ def test_a_panic_of_the_library_is_a_refusal(
     class PanicException(BaseException):
         pass
 
-    def panic(_grammar: Grammar) -> None:
+    def panic(_grammar: Grammar, _digest: bytes) -> None:
         raise PanicException("it broke")
 
     monkeypatch.setattr(compiler, "_compile_unguarded", panic)
@@ -183,20 +184,88 @@ def test_a_panic_of_the_library_is_a_refusal(
         compiler.compiled(schema({}))
 
 
-def test_a_compile_that_takes_too_long_is_refused(
-    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    go_on = threading.Event()
-    monkeypatch.setattr("engine.grammar.THREADS", 2)
-    monkeypatch.setattr("engine.grammar.COMPILE_SECONDS", 0.05)
-    monkeypatch.setattr(compiler, "_compile_unguarded", lambda _grammar: go_on.wait(60))
-    reasons = []
-    for pattern in ("a", "b", "c"):
+class Blocked:
+    """A compiler with so many threads, which compiles nothing until it may `go_on`."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, threads: int) -> None:
+        monkeypatch.setattr("engine.grammar.THREADS", threads)
+        self.go_on = threading.Event()
+        self.begun: list[str] = []
+        self.compiler = GrammarCompiler(VOCABULARY)
+        self.compiler.compiled(grammar("json_object"))
+        compile_it = self.compiler._compile_unguarded
+
+        def compile_later(wanted: Grammar, digest: bytes) -> object:
+            self.begun.append(wanted.text)
+            self.go_on.wait(60)
+            return compile_it(wanted, digest)
+
+        monkeypatch.setattr(self.compiler, "_compile_unguarded", compile_later)
+
+    def refusal(self, pattern: str, share: str) -> str:
         with pytest.raises(JobRefused) as refusal:
-            compiler.compiled(grammar("regex", pattern))
-        reasons.append(refusal.value.reason)
-    go_on.set()
-    assert reasons == ["bad_grammar", "bad_grammar", "overloaded"]
+            self.compiler.compiled(grammar("regex", pattern), share)
+        return refusal.value.reason
+
+
+def test_a_compile_that_takes_too_long_is_refused_and_keeps_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.grammar.COMPILE_SECONDS", 0.05)
+    monkeypatch.setattr("engine.grammar.TURN_SECONDS", 0.05)
+    blocked = Blocked(monkeypatch, threads=2)
+    reasons = [blocked.refusal("a", "one"), blocked.refusal("b", "one")]
+    reasons += [blocked.refusal("c", "two"), blocked.refusal("d", "three")]
+    blocked.go_on.set()
+    assert reasons == ["bad_grammar", "share_full", "bad_grammar", "overloaded"]
+    blocked.compiler.close()
+
+
+def test_a_share_waits_for_one_compile_of_another_and_not_for_all_that_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("engine.grammar.COMPILE_SECONDS", 60)
+    monkeypatch.setattr("engine.grammar.TURN_SECONDS", 60)
+    blocked = Blocked(monkeypatch, threads=1)
+    wanted = [("greedy", f"g{n}") for n in range(5)] + [("modest", "m")]
+    with ThreadPoolExecutor(len(wanted)) as callers:
+        for count, (share, pattern) in enumerate(wanted):
+            callers.submit(blocked.compiler.compiled, grammar("regex", pattern), share)
+            turns = blocked.compiler._turns
+            eventually(lambda: turns.waiting("greedy") + turns.waiting("modest") == count)  # noqa: B023
+        blocked.go_on.set()
+    assert blocked.begun.index("m") == 1
+    assert len(blocked.begun) == 6
+    blocked.compiler.close()
+
+
+def test_more_grammars_of_a_share_than_may_wait_are_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    blocked = Blocked(monkeypatch, threads=1)
+    monkeypatch.setattr("engine.grammar.WAITING_OF_SHARE", 0)
+    assert blocked.refusal("a", "one") == "share_full"
+    assert blocked.begun == []
+    blocked.compiler.close()
+
+
+def test_a_grammar_that_another_share_uses_is_compiled_again(compiler: GrammarCompiler) -> None:
+    first = compiler.compiled(grammar("regex", "abc"), "one")
+    assert compiler.compiled(grammar("regex", "abc"), "two") is not first
+    assert compiler.compiled(grammar("regex", "abc"), "one") is first
+
+
+def test_a_job_is_followed_by_the_grammar_it_was_accepted_with_whatever_is_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    compiler = GrammarCompiler(VOCABULARY, cache_bytes=1)
+    sequence = sequence_of(make_job("a", [5], grammar=grammar("regex", "a")), compiler)
+    compiler.compiled(grammar("regex", "b"))
+
+    def compile_nothing(*_given: object) -> None:
+        raise AssertionError("A grammar was compiled while a step was computed.")
+
+    monkeypatch.setattr(compiler, "compiled", compile_nothing)
+    masks = Followers(compiler).masks([sequence])
+    assert masks is not None
+    assert masks.failed == {}
+    compiler.close()
 
 
 # What is kept
@@ -252,12 +321,14 @@ def test_a_job_starts_anew_when_its_grammar_remembers_too_much(
 ) -> None:
     monkeypatch.setattr("engine.grammar.MAX_STATES", 400)
     wanted = grammar("regex", "(" + "|".join(f"{letter}{{150}}" for letter in "abcd") + ")")
+    monkeypatch.setattr("engine.grammar.RENEW_BYTES", 0)
+    monkeypatch.setattr(compiler, "renew", compiler._renew)  # at once, and not in the background
     followers = Followers(compiler)
     kept = compiler.compiled(wanted)
     told = []
     for letter in "abcd":  # each alone stays within the limit, all together do not
         job = make_job(letter, [5], stop_ids=frozenset({END}), grammar=wanted)
-        sequence = TokenSequence(job, 1)
+        sequence = sequence_of(job, compiler)
         for _ in range(150):
             masks = followers.masks([sequence])
             assert masks is not None
@@ -274,8 +345,8 @@ def test_a_job_fails_when_it_alone_needs_more_than_a_grammar_may_remember(
     followers = Followers(compiler)
     wanted = grammar("regex", "a{1000}")
     sequences = [
-        TokenSequence(make_job("a", [5, *ids_of("a" * 999)], grammar=wanted, output_offset=999), 1),
-        TokenSequence(make_job("b", [5], grammar=grammar("regex", "b")), 2),
+        sequence_of(make_job("a", [5, *ids_of("a" * 999)], grammar=wanted, output_offset=999), compiler),
+        sequence_of(make_job("b", [5], grammar=grammar("regex", "b")), compiler),
     ]
     masks = followers.masks(sequences)
     assert masks is not None

@@ -4,12 +4,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from engine.grammar import Followers, GrammarCompiler
+from engine.grammar import GrammarCompiler
+from engine.grammar_masks import Followers
 from engine.messages import Grammar
-from engine.sequence import TokenSequence
 from engine.vocabulary import Vocabulary
 from tests.support.engines import make_job
-from tests.support.grammars import CALL, END, SIZE, TOKENS, VOCABULARY, grammar, ids_of, schema
+from tests.support.grammars import CALL, END, SIZE, TOKENS, VOCABULARY, grammar, ids_of, schema, sequence_of
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def compiler() -> Iterator[GrammarCompiler]:
 def allowed(compiler: GrammarCompiler, wanted: Grammar, output: list[int]) -> set[int]:
     """The tokens that may come after this output."""
     job = make_job("a", [5, *output], stop_ids=frozenset({END}), grammar=wanted, output_offset=len(output))
-    masks = Followers(compiler).masks([TokenSequence(job, 1)])
+    masks = Followers(compiler).masks([sequence_of(job, compiler)])
     assert masks is not None
     assert not masks.failed
     mask = masks.of(0)
@@ -121,7 +121,7 @@ def test_a_vocabulary_of_any_size_has_its_last_token_and_its_end_apart() -> None
         tokens = (b"", *(b"x" for _ in range(size - 2)), b"a")
         compiler = GrammarCompiler(Vocabulary(tokens, frozenset({0})))
         job = make_job("a", [1], stop_ids=frozenset({0, -1, 9999}), grammar=grammar("regex", "a"))
-        sequence = TokenSequence(job, 1)
+        sequence = sequence_of(job, compiler)
         followers = Followers(compiler)
         told = []
         for token_id in (size - 1, 0):
@@ -146,7 +146,7 @@ def test_text_that_a_special_token_ends_is_ended_by_nothing_else() -> None:
 def test_masks_bar_what_they_do_not_allow_whatever_rows_they_are_of() -> None:
     import torch
 
-    from engine.grammar import Masks
+    from engine.grammar_masks import Masks
     from engine.masking import apply_masks
 
     logits = torch.arange(3 * 20, dtype=torch.float32).view(3, 20)

@@ -5,8 +5,9 @@ import pytest
 
 from engine.messages import Capabilities, JobRefused
 from server.errors import InvalidRequest, Overloaded, TooManyRequests
+from server.runs.bounds import too_long
 from server.runs.echo import make_echo
-from server.runs.prepare import refusal, too_long
+from server.runs.prepare import refusal
 from server.runs.unsupported import refuse_unsupported
 from server.wire.request import CreateResponse
 
@@ -145,7 +146,7 @@ def test_a_refused_grammar_names_what_it_was_made_from(fields: dict[str, Any], p
 
 
 def test_an_input_without_room_for_an_answer_says_both_numbers() -> None:
-    told = too_long(60, 50)
+    told = too_long(50, tokens=60)
     assert (told.code, told.param) == ("context_length_exceeded", "input")
     assert "60" in str(told)
     assert "50" in str(told)

@@ -1,0 +1,102 @@
+"""A bound on work at a time whose waiting callers take turns by key: none waits for another key's queue.
+
+Any thread. For work that is short but must not all be done at once: tokenizing long texts, compiling
+grammars. Keys are tenants; what they are is not known here.
+"""
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+
+@dataclass(slots=True, eq=False)
+class _Waiting:
+    key: str
+    granted: bool = False
+
+
+class FairLimit:
+    """At most `total` holders at a time, and at most `per_key` of one key.
+
+    A free place goes to the waiting key that was granted one longest ago, and within a key to whoever came
+    first: a key with many waiting callers delays another key's caller by one place, not by its queue.
+    """
+
+    def __init__(self, total: int, per_key: int = 1) -> None:
+        self._total = total
+        self._per_key = per_key
+        self._changed = threading.Condition()
+        self._waiting: list[_Waiting] = []
+        self._holding: Counter[str] = Counter()
+        self._granted: dict[str, int] = {}
+        """By key that holds or waits: the number of its last grant."""
+        self._grants = 0
+
+    @contextmanager
+    def hold(self, key: str, seconds: float) -> Iterator[None]:
+        """Holds a place while the block runs. Raises TimeoutError if none is free for so long."""
+        self.acquire(key, seconds)
+        try:
+            yield
+        finally:
+            self.release(key)
+
+    def acquire(self, key: str, seconds: float) -> None:
+        """Takes a place that `release` gives back. Raises TimeoutError if none is free for so long."""
+        self._acquire(_Waiting(key), time.monotonic() + seconds)
+
+    def release(self, key: str) -> None:
+        """Gives a place back. Any thread, whoever took it."""
+        with self._changed:
+            self._holding[key] -= 1
+            self._grant()
+            self._forget(key)
+
+    def holding(self, key: str) -> int:
+        """How many places this key has."""
+        with self._changed:
+            return self._holding.get(key, 0)
+
+    def waiting(self, key: str) -> int:
+        """How many callers of this key wait."""
+        with self._changed:
+            return sum(one.key == key for one in self._waiting)
+
+    def _acquire(self, mine: _Waiting, deadline: float) -> None:
+        with self._changed:
+            self._waiting.append(mine)
+            self._grant()
+            try:
+                if not self._changed.wait_for(lambda: mine.granted, deadline - time.monotonic()):
+                    raise TimeoutError
+            except BaseException:
+                if mine.granted:  # granted as it gave up: the place goes to the next
+                    self._holding[mine.key] -= 1
+                    self._grant()
+                else:
+                    self._waiting.remove(mine)
+                self._forget(mine.key)
+                raise
+
+    def _grant(self) -> None:
+        while self._holding.total() < self._total:
+            free = [one for one in self._waiting if self._holding[one.key] < self._per_key]
+            if not free:
+                break
+            chosen = min(free, key=lambda one: self._granted.get(one.key, 0))
+            chosen.granted = True
+            self._waiting.remove(chosen)
+            self._holding[chosen.key] += 1
+            self._grants += 1
+            self._granted[chosen.key] = self._grants
+        self._changed.notify_all()
+
+    def _forget(self, key: str) -> None:
+        """Drops what is known of a key that neither holds nor waits."""
+        if not self._holding[key]:
+            del self._holding[key]
+            if not any(one.key == key for one in self._waiting):
+                self._granted.pop(key, None)

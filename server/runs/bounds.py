@@ -1,0 +1,152 @@
+"""Bounds on what a caller sent, checked before a model format works on it. Pure.
+
+The work of writing a prompt and a grammar grows with schemas, patterns and grammars, and some of it faster
+than they do. So the engine's own bounds for grammars are applied here first, to the caller's originals.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from engine.grammar_limits import MAX_PATTERN, MAX_RAW_DEPTH, BadGrammar, check_pattern, check_schema
+from engine.grammar_source import check_source
+from engine.messages import Grammar
+from server.dialects.base import Conversation, Tool
+from server.dialects.toolbox import spoken_name
+from server.errors import InvalidRequest
+from server.wire.items import CustomToolCallOutput, FunctionCallOutput, Item, Message, plain_text
+
+MAX_FUNCTIONS = 512
+"""Functions and custom tools of a request, those in namespaces and of MCP servers included."""
+MAX_TOOL_CHARACTERS = 131_072
+"""Characters of one tool's texts: its description, its grammar, and all names and texts in its schema."""
+MAX_TOOLS_CHARACTERS = 2**20
+"""The same of all tools together."""
+MAX_TOOL_VALUES = 10_000
+"""Values in one tool's schema, objects and arrays included."""
+MAX_FORMAT_NAME = 256
+MAX_REGEX = MAX_PATTERN - 8
+"""Characters of a custom tool's pattern, which is put into brackets and between anchors."""
+
+
+def refuse_unbounded(conversation: Conversation, grammar: Grammar | None) -> None:
+    """Raises InvalidRequest for tools, formats and grammars beyond what can be served.
+
+    `grammar` is the one that the caller gave for the whole output.
+    """
+    if grammar is not None:
+        try:
+            check_source(grammar)
+        except BadGrammar as error:
+            raise InvalidRequest(str(error), param="structured_outputs", code="invalid_value") from error
+    _refuse_many(conversation)
+    for tool in conversation.tools:
+        if _may_be_called(conversation, tool):
+            _refuse_bad_grammar(tool)
+    _refuse_bad_format(conversation)
+
+
+def characters_of(conversation: Conversation) -> int:
+    """Characters that are in the prompt whatever the model's template does, those of tools left out."""
+    return len(conversation.instructions or "") + sum(map(text_size, conversation.items))
+
+
+def text_size(item: Item) -> int:
+    """Characters of a message or of a call's output; 0 of others, which a template may leave out."""
+    match item:
+        case Message(content=content):
+            return len(plain_text(content))
+        case FunctionCallOutput(output=output) | CustomToolCallOutput(output=output):
+            return len(output if isinstance(output, str) else plain_text(output))
+    return 0
+
+
+def _refuse_many(conversation: Conversation) -> None:
+    if len(conversation.tools) > MAX_FUNCTIONS:
+        raise _bad_tools(
+            f"A request may have {MAX_FUNCTIONS} functions and custom tools; this one has "
+            f"{len(conversation.tools)}, those in namespaces and of MCP servers included."
+        )
+    total = 0
+    for tool in conversation.tools:
+        size = _size(tool)
+        if size > MAX_TOOL_CHARACTERS:
+            raise _bad_tools(f"The tool {tool.name!r} has more than {MAX_TOOL_CHARACTERS} characters.")
+        total += size
+        if total > MAX_TOOLS_CHARACTERS:
+            raise _bad_tools(f"The tools of a request may have {MAX_TOOLS_CHARACTERS} characters together.")
+
+
+def _size(tool: Tool) -> int:
+    """Characters of all texts of a tool. Raises InvalidRequest for a schema that is too large or too deep."""
+    total = len(tool.name) + len(tool.description or "") + len(tool.definition)
+    level: list[Any] = [tool.parameters]
+    values = 0
+    for _ in range(MAX_RAW_DEPTH):
+        values += len(level)
+        total += sum(len(one) for one in level if isinstance(one, str))
+        if values > MAX_TOOL_VALUES:
+            raise _bad_tools(f"The parameters of {tool.name!r} have more than {MAX_TOOL_VALUES} values.")
+        if total > MAX_TOOL_CHARACTERS:
+            return total
+        inner: list[Any] = []
+        for one in level:
+            if isinstance(one, Mapping):
+                total += sum(map(len, one))
+                inner += one.values()
+            elif isinstance(one, list):
+                inner += one
+        level = inner
+        if not level:
+            return total
+    raise _bad_tools(f"The parameters of {tool.name!r} are nested more than {MAX_RAW_DEPTH} levels deep.")
+
+
+def _may_be_called(conversation: Conversation, tool: Tool) -> bool:
+    choice = conversation.choice
+    names = {tool.name, spoken_name(tool.name, tool.namespace)}
+    return choice.mode != "none" and (choice.allowed is None or bool(names & set(choice.allowed)))
+
+
+def _refuse_bad_grammar(tool: Tool) -> None:
+    """Of what is enforced of a call: a strict function's schema, a custom tool's grammar."""
+    try:
+        if tool.kind == "function" and tool.strict and tool.parameters is not None:
+            check_schema(tool.parameters)
+        elif tool.syntax == "regex" and len(tool.definition) > MAX_REGEX:
+            raise BadGrammar(
+                f"A custom tool's pattern may have {MAX_REGEX} characters; this has {len(tool.definition)}."
+            )
+        elif tool.syntax == "regex":
+            check_pattern(tool.definition)
+        elif tool.syntax == "lark":
+            check_source(Grammar(kind="lark", text=tool.definition))
+    except BadGrammar as error:
+        raise InvalidRequest(str(error), param="tools", code="invalid_function_parameters") from error
+
+
+def _refuse_bad_format(conversation: Conversation) -> None:
+    wanted = conversation.format
+    if len(wanted.name) > MAX_FORMAT_NAME:
+        raise InvalidRequest(
+            f"The name of a format may have {MAX_FORMAT_NAME} characters.", param="text.format.name"
+        )
+    if wanted.kind != "json_schema" or wanted.schema is None:
+        return
+    try:
+        check_schema(wanted.schema)
+    except BadGrammar as error:
+        raise InvalidRequest(str(error), param="text.format", code="invalid_json_schema") from error
+
+
+def _bad_tools(message: str) -> InvalidRequest:
+    return InvalidRequest(message, param="tools", code="invalid_value")
+
+
+def too_long(limit: int, param: str = "input", *, tokens: int | None = None) -> InvalidRequest:
+    """Without `tokens`, of an input that was not counted to its end, which is that there are more."""
+    message = (
+        f"The input has more than {limit} tokens, and no more are read here."
+        if tokens is None
+        else f"The input has {tokens} tokens and leaves no room for an answer in this model's {limit}."
+    )
+    return InvalidRequest(message, param=param, code="context_length_exceeded")
