@@ -15,6 +15,7 @@ from typing import Any, Literal, get_args, get_origin
 from urllib.parse import urlsplit
 
 from server.errors import ConfigError
+from server.origins import read_allowed_hosts
 
 PREFIX = "HOLDFAST_"
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
@@ -35,6 +36,11 @@ class Config:
 
     host: str = _setting("127.0.0.1", "address to listen on; beyond loopback only once a key exists")
     port: int = _setting(8000, "port to listen on", low=0, high=65535)
+    allowed_hosts: str | None = _setting(
+        None,
+        "hosts that requests may name as the server's: name, name:port or *.name, with commas between; "
+        "default: this machine's own while no key exists, then any",
+    )
     data_dir: Path | None = _setting(
         None, "the embedded database's directory; default: holdfast in the XDG data directory"
     )
@@ -159,6 +165,7 @@ class Config:
         if self.database_url is not None and not _is_postgres(self.database_url):
             raise ConfigError("database-url must begin with postgresql:// (libpq's form, without a driver).")
         _ = self.seal_keys  # which finds what is no key
+        read_allowed_hosts(self.allowed_hosts)
 
     def __repr__(self) -> str:
         """The settings, the database's password and the keys hidden."""

@@ -28,9 +28,11 @@ from server.auth import Gate
 from server.config import Config
 from server.crashpoints import arm
 from server.errors import ConfigError
+from server.key_required import require_key
 from server.load_model import load_model, model_name, read_adapters
 from server.open_database import OpenDatabase
 from server.open_seal import open_seal
+from server.origins import read_allowed_hosts
 from server.runs.active import Inbound
 from server.runs.admit import Admission
 from server.runs.janitor import Janitor
@@ -41,7 +43,7 @@ from server.runs.taker import Taker
 from server.runs.tool_loop import ToolLoop
 from server.runs.unread import Unread
 from server.services import Services
-from server.store import keys, leases
+from server.store import leases
 from server.store.database import Database, DatabaseError
 from server.store.notify import Notifier
 from server.stream import connection
@@ -78,7 +80,7 @@ def serve(config: Config, say: Callable[[str], None]) -> int:
             opened.url, pool_size=config.database_connections, strict=config.durability == "strict"
         )
         stack.callback(database.close)
-        _require_key_beyond_loopback(config, database)
+        require_key(config, database)
         listener = stack.enter_context(_listen(config))
         runner = stack.enter_context(asyncio.Runner())
         process = _Process(config, database, opened, runner.get_loop(), say)
@@ -121,16 +123,6 @@ def _limit_unread(listener: socket.socket, seconds: float) -> None:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, UNREAD_BYTES)
     if hasattr(socket, "TCP_USER_TIMEOUT"):
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, min(int(seconds * 1000), 2**31 - 1))
-
-
-def _require_key_beyond_loopback(config: Config, database: Database) -> None:
-    with database.begin() as connection:
-        if config.loopback or keys.any_exist(connection):
-            return
-    raise ConfigError(
-        f"There is no API key yet, so the server listens on loopback only, not on {config.host}; "
-        "make one with: holdfast keys create"
-    )
 
 
 def _read_tools(config: Config) -> McpServers:
@@ -185,7 +177,7 @@ class _Process:
         self._services = Services(
             config=config,
             database=database,
-            gate=Gate(database),
+            gate=Gate(database, read_allowed_hosts(config.allowed_hosts)),
             served=served,
             replica=self._replica,
             recorder=self._recorder,

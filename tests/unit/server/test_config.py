@@ -21,6 +21,7 @@ VALUES: dict[str, tuple[str, object]] = {
     "scripted_answers": ('[["a", "b"]]', '[["a", "b"]]'),
     "host": ("0.0.0.0", "0.0.0.0"),  # noqa: S104
     "port": ("9000", 9000),
+    "allowed_hosts": ("*.example.org", "*.example.org"),
     "data_dir": ("/data", Path("/data")),
     "database_url": ("postgresql://db/x", "postgresql://db/x"),
     "model": ("/models/m", Path("/models/m")),
