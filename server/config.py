@@ -45,7 +45,9 @@ class Config:
         None, "the embedded database's directory; default: holdfast in the XDG data directory"
     )
     database_url: str | None = _setting(
-        None, "a Postgres to use instead of the embedded one; DATABASE_URL is read too"
+        None,
+        "a Postgres to use instead of the embedded one; DATABASE_URL is read too; `ps` shows a flag's "
+        "password, but not a variable's",
     )
     model: Path | None = _setting(None, "a Hugging Face model folder; default: the demo model")
     model_name: str | None = _setting(None, "what clients call the model; default: the folder's name")
@@ -151,7 +153,8 @@ class Config:
     seal_key: str | None = _setting(
         None,
         "base64 of 32 bytes, which seal what clients carry for the server; older keys follow behind commas; "
-        "default: one that the first replica makes and the database keeps",
+        "default: one that the first replica makes and the database keeps; `ps` shows the flag, but not "
+        "the variable",
     )
     log_level: Literal["debug", "info", "warning", "error"] = _setting("info", "what is logged")
 
@@ -168,12 +171,14 @@ class Config:
         read_allowed_hosts(self.allowed_hosts)
 
     def __repr__(self) -> str:
-        """The settings, the database's password and the keys hidden."""
+        """The settings; passwords, keys, and what tool servers' addresses and programs carry are hidden."""
         shown = {setting.name: getattr(self, setting.name) for setting in fields(self)}
         if self.database_url is not None:
             shown["database_url"] = _without_password(self.database_url)
         if self.seal_key is not None:
             shown["seal_key"] = "***"
+        if self.tool_server is not None:
+            shown["tool_server"] = _without_secrets(self.tool_server)
         return f"Config({', '.join(f'{name}={value!s}' for name, value in shown.items())})"
 
     @property
@@ -252,6 +257,11 @@ def xdg_data_home() -> Path:
     return Path(home) if Path(home).is_absolute() else Path.home() / ".local" / "share"
 
 
+def for_child(more: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a program that is started: this process's, and more."""
+    return {**os.environ, **more}
+
+
 def tiktoken_folders() -> tuple[Path | None, Path]:
     """Where openai-harmony's own variables say that its vocabulary is: the user's folder, and its cache."""
     folder = os.environ.get("TIKTOKEN_ENCODINGS_BASE")
@@ -289,6 +299,12 @@ def _is_postgres(url: str) -> bool:
         return urlsplit(url).scheme in ("postgres", "postgresql")
     except ValueError:
         return False
+
+
+def _without_secrets(tool_servers: str) -> str:
+    """Hides user names, paths and queries of URLs, in which tokens are, and programs with their arguments."""
+    shown = re.sub(r"://[^/@,]*@", "://***@", tool_servers)
+    return re.sub(r"(://[^/?#,]*|=stdio:)[^,]+", r"\1***", shown)
 
 
 def _without_password(url: str) -> str:

@@ -12,7 +12,6 @@ import logging
 import os
 import signal
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -256,7 +255,8 @@ class _Process:
         gc.freeze()  # a model is a million objects that never go: no collection needs to look at them
         settings = HypercornConfig()
         settings.bind = [f"fd://{listener.detach()}"]  # Hypercorn's from here on: it closes it
-        settings.loglevel = "WARNING"
+        settings.errorlog = logging.getLogger("hypercorn.error")  # as it is: our format, not Hypercorn's
+        settings.errorlog.setLevel("WARNING")
         settings.graceful_timeout = 5.0
         settings.keep_alive_timeout = 75.0
         settings.alpn_protocols = ["http/1.1"]
@@ -363,11 +363,3 @@ class _Process:
             self._engine.close(drain=False)
             self._recorder.wait_idle(5.0)
         self._loop.call_soon_threadsafe(self._ended.set)
-
-
-def configure_logging(level: str) -> None:
-    for talkative in ("httpx", "mcp"):  # they tell every exchange, with its whole address
-        logging.getLogger(talkative).setLevel("WARNING")
-    logging.basicConfig(
-        level=level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )

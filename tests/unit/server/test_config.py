@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.config import Config, Setting, load, settings, tiktoken_folders, xdg_data_home
+from server.config import Config, Setting, for_child, load, settings, tiktoken_folders, xdg_data_home
 from server.errors import ConfigError
 from tests.support.builders import examples
 
@@ -210,6 +210,23 @@ def test_the_keys_that_seal_are_read_in_order_and_not_printed() -> None:
     assert config.seal_keys == [bytes(range(32)), bytes(32)]
     assert SEAL_KEY not in repr(config)
     assert older not in repr(config)
+
+
+def test_what_tool_servers_addresses_and_programs_carry_is_not_printed() -> None:
+    servers = [
+        "a=https://me:canary@a.example:8443/canary/mcp?token=canary",
+        "b=http://127.0.0.1:8100/mcp",
+        "c=stdio:API_KEY=canary run --token canary --to https://canary@x/canary",
+        "d=https://d.example?canary",
+    ]
+    shown = repr(Config(tool_server=",".join(servers)))
+    assert "canary" not in shown
+    assert "a=https://***@a.example:8443***,b=http://127.0.0.1:8100***,c=stdio:***,d=" in shown
+
+
+def test_a_child_gets_the_environment_and_what_it_needs_besides(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HERE", "yes")
+    assert {"HERE": "yes", "PGPASSWORD": "x"}.items() <= for_child({"PGPASSWORD": "x"}).items()
 
 
 def test_a_url_without_a_password_is_printed_as_it_is() -> None:
