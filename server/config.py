@@ -5,11 +5,13 @@ and `holdfast serve --help` are made from, so none of them can lack one.
 """
 
 import base64
+import logging
 import os
 import re
 import tempfile
 from collections.abc import Mapping
 from dataclasses import Field, dataclass, field, fields
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 from urllib.parse import urlsplit
@@ -17,11 +19,19 @@ from urllib.parse import urlsplit
 from server.errors import ConfigError
 from server.origins import read_allowed_hosts
 
+log = logging.getLogger("holdfast.config")
+
 PREFIX = "HOLDFAST_"
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 A_YEAR = 365 * 24 * 3600.0
 """The longest time that a setting may name; what waits for longer, or for ever, overflows somewhere."""
 SEAL_KEY_BYTES = 32
+_SERVICE_LINK = re.compile(
+    r"HOLDFAST_(?:[A-Z0-9_]+_)?"
+    r"(?:SERVICE_HOST|SERVICE_PORT(?:_[A-Z0-9_]+)?|PORT_[0-9]{1,5}_(?:TCP|UDP|SCTP)(?:_(?:PROTO|PORT|ADDR))?)"
+)
+_PORT = re.compile(r"HOLDFAST_(?:[A-Z0-9_]+_)?PORT")
+_IS_PLACE = re.compile(r"(?:tcp|udp|sctp)://")
 
 
 def _setting(default: object, told: str, *, low: float | None = None, high: float | None = None) -> Any:
@@ -230,25 +240,44 @@ def settings() -> list[Setting]:
 def load(flags: Mapping[str, str], environment: Mapping[str, str] | None = None) -> Config:
     """The settings from flags (by setting name) and the environment. Raises ConfigError.
 
-    An unknown HOLDFAST_ variable is refused: it is most likely a known one misspelt.
+    An unknown HOLDFAST_ variable is refused: it is most likely a known one misspelt. Only those are passed
+    over that Kubernetes sets in every pod beside a Service whose name begins with `holdfast`.
     """
     environment = os.environ if environment is None else environment
     known = {setting.name: setting for setting in fields(Config)}
     given: dict[str, tuple[str, str]] = {}
     if "DATABASE_URL" in environment:
         given["database_url"] = ("DATABASE_URL", environment["DATABASE_URL"])
-    for variable, value in environment.items():
-        if not variable.startswith(PREFIX):
+    ours = {variable: value for variable, value in environment.items() if variable.startswith(PREFIX)}
+    links = sorted(variable for variable, value in ours.items() if _is_service_link(variable, value))
+    if links:
+        log.warning(
+            "Kubernetes' variables of a Service are no settings and are ignored: %s", ", ".join(links)
+        )
+    for variable, value in ours.items():
+        if variable in links:
             continue
         name = variable.removeprefix(PREFIX).lower()
         if name not in known:
-            raise ConfigError(f"{variable} is not a setting; `holdfast serve --help` lists them.")
+            raise ConfigError(_unknown(variable))
         given[name] = (variable, value)
     given |= {name: ("--" + name.replace("_", "-"), value) for name, value in flags.items()}
     values: dict[str, Any] = {
         name: _convert(known[name], value, source) for name, (source, value) in given.items() if value != ""
     }
     return Config(**values)
+
+
+def _is_service_link(variable: str, value: str) -> bool:
+    """Whether it is one that Kubernetes sets for a Service."""
+    return bool(_SERVICE_LINK.fullmatch(variable) or (_PORT.fullmatch(variable) and _IS_PLACE.match(value)))
+
+
+def _unknown(variable: str) -> str:
+    """Says that there is no such setting, and which one was perhaps meant."""
+    near = get_close_matches(variable.upper(), [setting.variable for setting in settings()], n=1)
+    meant = f"; did you mean {near[0]}?" if near else "."
+    return f"{variable} is not a setting{meant} `holdfast serve --help` lists them."
 
 
 def xdg_data_home() -> Path:

@@ -107,6 +107,54 @@ def test_other_variables_are_nothing_to_us() -> None:
     assert load({}, {"PATH": "/bin", "holdfast_port": "x", "PORT": "1"}) == Config()
 
 
+SERVICE_LINKS = {
+    "HOLDFAST_PORT": "tcp://10.0.0.1:8000",
+    "HOLDFAST_SERVICE_HOST": "10.0.0.1",
+    "HOLDFAST_SERVICE_PORT": "8000",
+    "HOLDFAST_SERVICE_PORT_HTTP": "8000",
+    "HOLDFAST_PORT_8000_TCP": "tcp://10.0.0.1:8000",
+    "HOLDFAST_PORT_8000_TCP_PROTO": "tcp",
+    "HOLDFAST_PORT_8000_TCP_PORT": "8000",
+    "HOLDFAST_PORT_8000_TCP_ADDR": "10.0.0.1",
+    "HOLDFAST_PORT_8000_UDP": "udp://10.0.0.1:8000",
+    "HOLDFAST_GPU_SERVICE_HOST": "10.0.0.2",
+    "HOLDFAST_GPU_PORT": "tcp://10.0.0.2:8000",
+    "HOLDFAST_GPU_PORT_8000_TCP_ADDR": "10.0.0.2",
+}
+"""What Kubernetes sets for Services called `holdfast` and `holdfast-gpu`."""
+
+
+def test_variables_of_a_kubernetes_service_are_passed_over_in_one_line(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    assert load({}, SERVICE_LINKS) == Config()
+    (line,) = caplog.messages
+    assert all(variable in line for variable in SERVICE_LINKS)
+    assert load({"port": "9000"}, SERVICE_LINKS).port == 9000
+
+
+def test_port_that_is_a_number_is_the_setting_beside_a_service_too() -> None:
+    assert load({}, {**SERVICE_LINKS, "HOLDFAST_PORT": "9000"}).port == 9000
+
+
+@pytest.mark.parametrize(
+    ("variable", "near"),
+    [
+        ("HOLDFAST_PROT", "HOLDFAST_PORT"),
+        ("HOLDFAST_MAX_RUNING", "HOLDFAST_MAX_RUNNING"),
+        ("HOLDFAST_TOOL_SERVERS", "HOLDFAST_TOOL_SERVER"),
+        ("HOLDFAST_SERVICE_HOSTS", None),
+        ("HOLDFAST_GPU_PORT", None),
+        ("HOLDFAST_ZZZZZZZZZZZZZZ", None),
+    ],
+)
+def test_misspelt_variable_is_refused_with_the_nearest_that_there_is(variable: str, near: str | None) -> None:
+    said = refuse({}, {variable: "8000"})
+    assert said.startswith(f"{variable} is not a setting")
+    if near is not None:
+        assert f"did you mean {near}?" in said
+
+
 @pytest.mark.parametrize(
     "variable", ["HOLDFAST_PROT", "HOLDFAST_", "HOLDFAST_PORT_", "HOLDFAST_DATABASE-URL"]
 )
