@@ -71,5 +71,5 @@ def _receive(selector: selectors.BaseSelector, key: selectors.SelectorKey) -> No
 
 def _request(path: str, body: Mapping[str, object]) -> bytes:
     content = json.dumps(body).encode()
-    head = f"POST {path} HTTP/1.1\r\nHost: bench\r\nContent-Length: {len(content)}\r\n"
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(content)}\r\n"
     return head.encode() + b"Content-Type: application/json\r\n\r\n" + content

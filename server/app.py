@@ -8,6 +8,7 @@ from starlette.routing import Route, WebSocketRoute
 
 from server.api.websocket import SocketSession
 from server.errors import on_error
+from server.origins import require_json
 from server.routes import OPEN_ROUTES, ROUTES, Handler, OpenHandler
 from server.services import Services
 from server.stream.sse import Answer, Endpoint, Turns, lifespan
@@ -24,7 +25,9 @@ def build(services: Services) -> Starlette:
 
     def keyed(handler: Handler) -> Callable[[Request, bytes], Answer]:
         def handle(request: Request, body: bytes) -> Answer:
-            return handler(services, services.gate.identify(request), request, body)
+            caller = services.gate.identify(request)
+            require_json(request.headers, body)
+            return handler(services, caller, request, body)
 
         return handle
 

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 from starlette.requests import HTTPConnection
 
-from server.errors import NotAuthenticated
+from server.errors import ApiError, NotAuthenticated
+from server.origins import AllowedHosts, refusal
 from server.store import keys
 from server.store.database import Connection, Database
 
@@ -50,22 +51,48 @@ def _digest(text: str) -> bytes:
 class Gate:
     """Lets callers in. With no key ever made, everybody is the default tenant."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, allowed_hosts: AllowedHosts = AllowedHosts()) -> None:  # noqa: B008 - frozen
         self._database = database
+        self._allowed_hosts = allowed_hosts
         self._closed = threading.Event()
         """A key exists, so every call needs one; never reopened."""
 
     def identify(self, request: HTTPConnection) -> Caller:
-        """The caller of a request or of a WebSocket. Raises NotAuthenticated."""
+        """The caller of a request or of a WebSocket. Raises NotAuthenticated, WrongHost or WrongOrigin."""
+        self._refuse_foreign(request, key_exists=True)
         scheme, _, text = request.headers.get("authorization", "").partition(" ")
         given = text.strip() if scheme.lower() == "bearer" else ""
-        return self._database.ask(lambda connection: self._look_up(connection, given))
+        caller = self._database.ask(lambda connection: self._look_up(connection, given))
+        if caller.key_id is None:
+            self._refuse_foreign(request, key_exists=False)
+        return caller
+
+    def check_origin(self, request: HTTPConnection) -> None:
+        """For an address that needs no key. Raises WrongHost or WrongOrigin.
+
+        Asks the database only about a request that no server without a key would serve.
+        """
+        try:
+            self._refuse_foreign(request, key_exists=False)
+        except ApiError:
+            if not self._database.ask(self._key_exists):
+                raise
+            self._refuse_foreign(request, key_exists=True)
+
+    def _refuse_foreign(self, request: HTTPConnection, *, key_exists: bool) -> None:
+        server = request.scope.get("server")
+        port = server[1] if server else None
+        if (error := refusal(request.headers, port, self._allowed_hosts, key_exists=key_exists)) is not None:
+            raise error
+
+    def _key_exists(self, connection: Connection) -> bool:
+        if not self._closed.is_set() and keys.any_exist(connection):
+            self._closed.set()
+        return self._closed.is_set()
 
     def _look_up(self, connection: Connection, given: str) -> Caller:
-        if not self._closed.is_set():
-            if not keys.any_exist(connection):
-                return Caller(DEFAULT_TENANT, None)
-            self._closed.set()
+        if not self._key_exists(connection):
+            return Caller(DEFAULT_TENANT, None)
         if not given:
             raise NotAuthenticated("Send an API key: `Authorization: Bearer <key>`.")
         prefix, _, rest = given.partition("_")

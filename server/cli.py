@@ -128,7 +128,8 @@ def _command(
 
 
 def _serve(config: Config, _options: argparse.Namespace) -> int:
-    from server.serve import configure_logging, serve
+    from server.log_format import configure_logging
+    from server.serve import serve
 
     interrupts.unwind()
     configure_logging(config.log_level)
@@ -251,7 +252,8 @@ def _purge(config: Config, options: argparse.Namespace) -> int:
 def _psql(config: Config, options: argparse.Namespace) -> int:
     opened = OpenDatabase(config, say)
     try:
-        command = psql_command(opened.url)
-        return subprocess.run([*command, *options.rest], check=False).returncode
+        command, secrets = psql_command(opened.url)
+        environment = configuration.for_child(secrets)
+        return subprocess.run([*command, *options.rest], env=environment, check=False).returncode
     finally:
         opened.close()

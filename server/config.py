@@ -5,22 +5,33 @@ and `holdfast serve --help` are made from, so none of them can lack one.
 """
 
 import base64
+import logging
 import os
 import re
 import tempfile
 from collections.abc import Mapping
 from dataclasses import Field, dataclass, field, fields
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 from urllib.parse import urlsplit
 
 from server.errors import ConfigError
+from server.origins import read_allowed_hosts
+
+log = logging.getLogger("holdfast.config")
 
 PREFIX = "HOLDFAST_"
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 A_YEAR = 365 * 24 * 3600.0
 """The longest time that a setting may name; what waits for longer, or for ever, overflows somewhere."""
 SEAL_KEY_BYTES = 32
+_SERVICE_LINK = re.compile(
+    r"HOLDFAST_(?:[A-Z0-9_]+_)?"
+    r"(?:SERVICE_HOST|SERVICE_PORT(?:_[A-Z0-9_]+)?|PORT_[0-9]{1,5}_(?:TCP|UDP|SCTP)(?:_(?:PROTO|PORT|ADDR))?)"
+)
+_PORT = re.compile(r"HOLDFAST_(?:[A-Z0-9_]+_)?PORT")
+_IS_PLACE = re.compile(r"(?:tcp|udp|sctp)://")
 
 
 def _setting(default: object, told: str, *, low: float | None = None, high: float | None = None) -> Any:
@@ -35,11 +46,18 @@ class Config:
 
     host: str = _setting("127.0.0.1", "address to listen on; beyond loopback only once a key exists")
     port: int = _setting(8000, "port to listen on", low=0, high=65535)
+    allowed_hosts: str | None = _setting(
+        None,
+        "hosts that requests may name as the server's: name, name:port or *.name, with commas between; "
+        "default: this machine's own while no key exists, then any",
+    )
     data_dir: Path | None = _setting(
         None, "the embedded database's directory; default: holdfast in the XDG data directory"
     )
     database_url: str | None = _setting(
-        None, "a Postgres to use instead of the embedded one; DATABASE_URL is read too"
+        None,
+        "a Postgres to use instead of the embedded one; DATABASE_URL is read too; `ps` shows a flag's "
+        "password, but not a variable's",
     )
     model: Path | None = _setting(None, "a Hugging Face model folder; default: the demo model")
     model_name: str | None = _setting(None, "what clients call the model; default: the folder's name")
@@ -161,7 +179,8 @@ class Config:
     seal_key: str | None = _setting(
         None,
         "base64 of 32 bytes, which seal what clients carry for the server; older keys follow behind commas; "
-        "default: one that the first replica makes and the database keeps",
+        "default: one that the first replica makes and the database keeps; `ps` shows the flag, but not "
+        "the variable",
     )
     log_level: Literal["debug", "info", "warning", "error"] = _setting("info", "what is logged")
 
@@ -175,15 +194,18 @@ class Config:
         if self.database_url is not None and not _is_postgres(self.database_url):
             raise ConfigError("database-url must begin with postgresql:// (libpq's form, without a driver).")
         _ = self.seal_keys  # which finds what is no key
+        read_allowed_hosts(self.allowed_hosts)
 
     def __repr__(self) -> str:
-        """The settings, the database's password and the keys hidden."""
+        """The settings; passwords, keys, and what tool servers' addresses and programs carry are hidden."""
         shown = {setting.name: getattr(self, setting.name) for setting in fields(self)}
         if self.database_url is not None:
             shown["database_url"] = _without_password(self.database_url)
         for secret in ("seal_key", "tool_token"):
             if shown[secret] is not None:
                 shown[secret] = "***"
+        if self.tool_server is not None:
+            shown["tool_server"] = _without_secrets(self.tool_server)
         return f"Config({', '.join(f'{name}={value!s}' for name, value in shown.items())})"
 
     @property
@@ -235,19 +257,26 @@ def settings() -> list[Setting]:
 def load(flags: Mapping[str, str], environment: Mapping[str, str] | None = None) -> Config:
     """The settings from flags (by setting name) and the environment. Raises ConfigError.
 
-    An unknown HOLDFAST_ variable is refused: it is most likely a known one misspelt.
+    An unknown HOLDFAST_ variable is refused: it is most likely a known one misspelt. Only those are passed
+    over that Kubernetes sets in every pod beside a Service whose name begins with `holdfast`.
     """
     environment = os.environ if environment is None else environment
     known = {setting.name: setting for setting in fields(Config)}
     given: dict[str, tuple[str, str]] = {}
     if "DATABASE_URL" in environment:
         given["database_url"] = ("DATABASE_URL", environment["DATABASE_URL"])
-    for variable, value in environment.items():
-        if not variable.startswith(PREFIX):
+    ours = {variable: value for variable, value in environment.items() if variable.startswith(PREFIX)}
+    links = sorted(variable for variable, value in ours.items() if _is_service_link(variable, value))
+    if links:
+        log.warning(
+            "Kubernetes' variables of a Service are no settings and are ignored: %s", ", ".join(links)
+        )
+    for variable, value in ours.items():
+        if variable in links:
             continue
         name = variable.removeprefix(PREFIX).lower()
         if name not in known:
-            raise ConfigError(f"{variable} is not a setting; `holdfast serve --help` lists them.")
+            raise ConfigError(_unknown(variable))
         given[name] = (variable, value)
     given |= {name: ("--" + name.replace("_", "-"), value) for name, value in flags.items()}
     values: dict[str, Any] = {
@@ -256,10 +285,27 @@ def load(flags: Mapping[str, str], environment: Mapping[str, str] | None = None)
     return Config(**values)
 
 
+def _is_service_link(variable: str, value: str) -> bool:
+    """Whether it is one that Kubernetes sets for a Service."""
+    return bool(_SERVICE_LINK.fullmatch(variable) or (_PORT.fullmatch(variable) and _IS_PLACE.match(value)))
+
+
+def _unknown(variable: str) -> str:
+    """Says that there is no such setting, and which one was perhaps meant."""
+    near = get_close_matches(variable.upper(), [setting.variable for setting in settings()], n=1)
+    meant = f"; did you mean {near[0]}?" if near else "."
+    return f"{variable} is not a setting{meant} `holdfast serve --help` lists them."
+
+
 def xdg_data_home() -> Path:
     """Where programs keep their data for this user."""
     home = os.environ.get("XDG_DATA_HOME", "")
     return Path(home) if Path(home).is_absolute() else Path.home() / ".local" / "share"
+
+
+def for_child(more: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a program that is started: this process's, and more."""
+    return {**os.environ, **more}
 
 
 def tiktoken_folders() -> tuple[Path | None, Path]:
@@ -299,6 +345,12 @@ def _is_postgres(url: str) -> bool:
         return urlsplit(url).scheme in ("postgres", "postgresql")
     except ValueError:
         return False
+
+
+def _without_secrets(tool_servers: str) -> str:
+    """Hides user names, paths and queries of URLs, in which tokens are, and programs with their arguments."""
+    shown = re.sub(r"://[^/@,]*@", "://***@", tool_servers)
+    return re.sub(r"(://[^/?#,]*|=stdio:)[^,]+", r"\1***", shown)
 
 
 def _without_password(url: str) -> str:

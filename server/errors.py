@@ -6,11 +6,13 @@
     │   └── ConversationLocked    try again after a while
     ├── NotAuthenticated     401  the caller must send a valid key
     ├── WrongOrigin          403  a page of another site asks, through somebody's browser
+    ├── WrongHost            403  the Host header names none of ours
     ├── NotFound             404  absent, deleted, or another tenant's: all the same
     ├── MethodNotAllowed     405
     ├── BodyTooSlow          408
     ├── Conflict             409  another request is in the way
     ├── BodyTooLarge         413
+    ├── UnsupportedMediaType 415  the body does not say that it is JSON
     ├── TooManyRequests      429  this caller has too many; try again after a while
     ├── Overloaded           503  try again after a while
     ├── ToolServerDown       503  a tool that was asked for cannot be served; try again after a while
@@ -102,6 +104,18 @@ class WrongOrigin(ApiError):
         super().__init__("Pages of other sites may use this server with an API key only.")
 
 
+class WrongHost(ApiError):
+    status = 403
+    type = "invalid_request_error"
+    default_code = "wrong_host"
+
+    def __init__(self, host: str) -> None:
+        super().__init__(
+            f"This server does not answer as host {host[:100]!r}; its operator lists names other than this "
+            "machine's own in HOLDFAST_ALLOWED_HOSTS."
+        )
+
+
 class NotFound(ApiError):
     status = 404
     type = "invalid_request_error"
@@ -136,6 +150,16 @@ class BodyTooLarge(ApiError):
 
     def __init__(self, limit: int) -> None:
         super().__init__(f"The request body is larger than {limit} bytes.")
+
+
+class UnsupportedMediaType(ApiError):
+    status = 415
+    type = "invalid_request_error"
+    default_code = "unsupported_media_type"
+
+    def __init__(self, sent: str) -> None:
+        what = f"not {sent[:100]}" if sent else "and its header is missing"
+        super().__init__(f"A request body must be JSON, {what}: send `Content-Type: application/json`.")
 
 
 class TooManyRequests(ApiError):

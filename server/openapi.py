@@ -21,6 +21,9 @@ from server.errors import (
     NotAuthenticated,
     NotFound,
     Overloaded,
+    UnsupportedMediaType,
+    WrongHost,
+    WrongOrigin,
 )
 from server.version import VERSION
 from server.wire import input as given
@@ -150,7 +153,9 @@ def _answers(route: Described, schemas: "_Schemas") -> Json:
         content["text/event-stream"] = {"schema": _event_saying(schemas.of(*contract.streams))}
     refused = [*_ALWAYS, *contract.refuses]
     if route.keyed:
-        refused.append(NotAuthenticated)
+        refused += [NotAuthenticated, WrongHost, WrongOrigin]
+    if contract.takes is not None:
+        refused.append(UnsupportedMediaType)
     if contract.takes is not None or contract.parameters:
         refused.append(InvalidRequest)
     if "{" in route.path:

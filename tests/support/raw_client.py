@@ -30,8 +30,13 @@ class RawClient:
         self._socket.connect(("127.0.0.1", server.port))
         content = b"" if body is None else json.dumps(body).encode()
         method = "GET" if body is None else "POST"
-        head = f"{method} /v1{path} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(content)}\r\n\r\n"
-        self._socket.sendall(head.encode() + content)
+        head = [
+            f"{method} /v1{path} HTTP/1.1",
+            f"host: 127.0.0.1:{server.port}",
+            "content-type: application/json",
+            f"content-length: {len(content)}",
+        ]
+        self._socket.sendall("\r\n".join([*head, "", ""]).encode() + content)
 
     def read_events(self, count: int) -> None:
         """Waits until so many events have come, or a few more."""

@@ -39,8 +39,14 @@ class WebSocket:
     """Open from its beginning to the end of the block. Raises Refused."""
 
     def __init__(
-        self, url: str, *, headers: Mapping[str, str] | None = None, path: str = "/v1/responses"
+        self,
+        url: str,
+        *,
+        headers: Mapping[str, str] | None = None,
+        path: str = "/v1/responses",
+        host: str | None = None,
     ) -> None:
+        """`host` is what the Host header says, where that is not the URL's."""
         address = urlsplit(url)
         assert address.hostname is not None
         self.closed: int | None = None
@@ -52,7 +58,7 @@ class WebSocket:
         self._accepted = False
         self._refused: Refused | None = None
         extra = [(name.encode(), value.encode()) for name, value in (headers or {}).items()]
-        self._write(self._connection.send(Request(address.netloc, path, extra_headers=extra)))
+        self._write(self._connection.send(Request(host or address.netloc, path, extra_headers=extra)))
         while not self._accepted:
             if not self._receive():
                 self._socket.close()

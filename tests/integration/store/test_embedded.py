@@ -225,9 +225,26 @@ def test_a_log_that_has_grown_too_large_starts_anew(
 
 def test_psql_opens_the_same_database(cluster: EmbeddedPostgres) -> None:
     url = cluster.url.replace("postgresql://", "postgresql+psycopg://")
-    command = [*psql_command(url), "-Atc", "SELECT current_database()"]
+    program, secrets = psql_command(url)
+    assert secrets == {}
+    command = [*program, "-Atc", "SELECT current_database()"]
     said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert said == "holdfast\n"
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://me:s3%40cret@db:5433/x?sslmode=require",
+        "postgresql+psycopg://me@db:5433/x?sslmode=require&password=s3%40cret",
+    ],
+)
+def test_password_is_given_to_psql_where_nobody_else_reads_it(url: str) -> None:
+    program, secrets = psql_command(url)
+    assert secrets == {"PGPASSWORD": "s3@cret"}
+    assert "cret" not in " ".join(program)
+    kept = dict(word.split("=") for word in program[1].split())
+    assert kept == {"user": "me", "host": "db", "port": "5433", "dbname": "x", "sslmode": "require"}
 
 
 def test_psql_is_named_when_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,7 +53,9 @@ def keys(monkeypatch: pytest.MonkeyPatch) -> Keys:
 
 
 def identify(keys: Keys, header: str | None, gate: Gate | None = None) -> Caller:
-    headers = [] if header is None else [(b"authorization", header.encode("latin-1"))]
+    headers = [(b"host", b"localhost")]
+    if header is not None:
+        headers.append((b"authorization", header.encode("latin-1")))
     scope: dict[str, Any] = {"type": "http", "method": "GET", "path": "/", "headers": headers}
     return (gate or Gate(cast("Database", keys))).identify(Request(scope))
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.config import Config, Setting, load, settings, tiktoken_folders, xdg_data_home
+from server.config import Config, Setting, for_child, load, settings, tiktoken_folders, xdg_data_home
 from server.errors import ConfigError
 from tests.support.builders import examples
 
@@ -21,6 +21,7 @@ VALUES: dict[str, tuple[str, object]] = {
     "scripted_answers": ('[["a", "b"]]', '[["a", "b"]]'),
     "host": ("0.0.0.0", "0.0.0.0"),  # noqa: S104
     "port": ("9000", 9000),
+    "allowed_hosts": ("*.example.org", "*.example.org"),
     "data_dir": ("/data", Path("/data")),
     "database_url": ("postgresql://db/x", "postgresql://db/x"),
     "model": ("/models/m", Path("/models/m")),
@@ -106,6 +107,54 @@ def test_database_url_is_read_too_and_the_own_variable_wins() -> None:
 
 def test_other_variables_are_nothing_to_us() -> None:
     assert load({}, {"PATH": "/bin", "holdfast_port": "x", "PORT": "1"}) == Config()
+
+
+SERVICE_LINKS = {
+    "HOLDFAST_PORT": "tcp://10.0.0.1:8000",
+    "HOLDFAST_SERVICE_HOST": "10.0.0.1",
+    "HOLDFAST_SERVICE_PORT": "8000",
+    "HOLDFAST_SERVICE_PORT_HTTP": "8000",
+    "HOLDFAST_PORT_8000_TCP": "tcp://10.0.0.1:8000",
+    "HOLDFAST_PORT_8000_TCP_PROTO": "tcp",
+    "HOLDFAST_PORT_8000_TCP_PORT": "8000",
+    "HOLDFAST_PORT_8000_TCP_ADDR": "10.0.0.1",
+    "HOLDFAST_PORT_8000_UDP": "udp://10.0.0.1:8000",
+    "HOLDFAST_GPU_SERVICE_HOST": "10.0.0.2",
+    "HOLDFAST_GPU_PORT": "tcp://10.0.0.2:8000",
+    "HOLDFAST_GPU_PORT_8000_TCP_ADDR": "10.0.0.2",
+}
+"""What Kubernetes sets for Services called `holdfast` and `holdfast-gpu`."""
+
+
+def test_variables_of_a_kubernetes_service_are_passed_over_in_one_line(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    assert load({}, SERVICE_LINKS) == Config()
+    (line,) = caplog.messages
+    assert all(variable in line for variable in SERVICE_LINKS)
+    assert load({"port": "9000"}, SERVICE_LINKS).port == 9000
+
+
+def test_port_that_is_a_number_is_the_setting_beside_a_service_too() -> None:
+    assert load({}, {**SERVICE_LINKS, "HOLDFAST_PORT": "9000"}).port == 9000
+
+
+@pytest.mark.parametrize(
+    ("variable", "near"),
+    [
+        ("HOLDFAST_PROT", "HOLDFAST_PORT"),
+        ("HOLDFAST_MAX_RUNING", "HOLDFAST_MAX_RUNNING"),
+        ("HOLDFAST_TOOL_SERVERS", "HOLDFAST_TOOL_SERVER"),
+        ("HOLDFAST_SERVICE_HOSTS", None),
+        ("HOLDFAST_GPU_PORT", None),
+        ("HOLDFAST_ZZZZZZZZZZZZZZ", None),
+    ],
+)
+def test_misspelt_variable_is_refused_with_the_nearest_that_there_is(variable: str, near: str | None) -> None:
+    said = refuse({}, {variable: "8000"})
+    assert said.startswith(f"{variable} is not a setting")
+    if near is not None:
+        assert f"did you mean {near}?" in said
 
 
 @pytest.mark.parametrize(
@@ -211,6 +260,23 @@ def test_the_keys_that_seal_are_read_in_order_and_not_printed() -> None:
     assert config.seal_keys == [bytes(range(32)), bytes(32)]
     assert SEAL_KEY not in repr(config)
     assert older not in repr(config)
+
+
+def test_what_tool_servers_addresses_and_programs_carry_is_not_printed() -> None:
+    servers = [
+        "a=https://me:canary@a.example:8443/canary/mcp?token=canary",
+        "b=http://127.0.0.1:8100/mcp",
+        "c=stdio:API_KEY=canary run --token canary --to https://canary@x/canary",
+        "d=https://d.example?canary",
+    ]
+    shown = repr(Config(tool_server=",".join(servers)))
+    assert "canary" not in shown
+    assert "a=https://***@a.example:8443***,b=http://127.0.0.1:8100***,c=stdio:***,d=" in shown
+
+
+def test_a_child_gets_the_environment_and_what_it_needs_besides(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HERE", "yes")
+    assert {"HERE": "yes", "PGPASSWORD": "x"}.items() <= for_child({"PGPASSWORD": "x"}).items()
 
 
 def test_a_url_without_a_password_is_printed_as_it_is() -> None:

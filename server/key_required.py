@@ -1,0 +1,28 @@
+"""What is refused at the start of a server for which no key was ever made."""
+
+from server.config import Config
+from server.errors import ConfigError
+from server.store import keys
+from server.store.database import Database
+from server.tools.mcp import COMMAND, read_servers
+
+
+def require_key(config: Config, database: Database) -> None:
+    """Raises ConfigError for what may only be served to callers who have proved who they are."""
+    processes = [
+        label for label, place in read_servers(config.tool_server).items() if place.startswith(COMMAND)
+    ]
+    if config.loopback and not processes:
+        return
+    with database.begin() as connection:
+        if keys.any_exist(connection):
+            return
+    if not config.loopback:
+        raise ConfigError(
+            f"There is no API key yet, so the server listens on loopback only, not on {config.host}; "
+            "make one with: holdfast keys create"
+        )
+    raise ConfigError(
+        f"There is no API key yet, so the program of the tool server {processes[0]!r} is not started: "
+        "whoever reaches this server could use it. Make a key with: holdfast keys create"
+    )
