@@ -7,6 +7,7 @@ order, instead of being sorted or summed up number by number. Ignorant of what t
 
 from functools import cache
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -39,14 +40,16 @@ def find_highest(rows: Tensor, maxima: Tensor) -> Tensor:
 def find_share(rows: Tensor, sums: Tensor, shares: Tensor) -> Tensor:
     """The first column of each row at which its running sum is above `shares` `[rows, 1]` of the whole.
 
-    No number is negative. Of a row of what are no numbers it is any column.
+    No number is negative. A column of zero is not given while there is another: a device that sums up in
+    parallel may round a step into a stretch of zeros. Of a row of what are no numbers it is any column.
     """
     reached = sums.cumsum(dim=1)
     point = shares * reached[:, -1:]
     stretch = _first_above(reached, point)
     point = point - (reached.gather(1, stretch) - sums.gather(1, stretch))
     column = _first_above(_read(rows, stretch, 0.0).cumsum(dim=1), point)
-    return (stretch * WIDTH + column)[:, 0].clamp_(max=rows.shape[1] - 1)
+    found = (stretch * WIDTH + column).clamp_(max=rows.shape[1] - 1)
+    return found.where(rows.gather(1, found) > 0, find_highest(rows, sums)[:, None])[:, 0]
 
 
 def find_top(rows: Tensor, count: int, maxima: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -67,6 +70,14 @@ def find_top(rows: Tensor, count: int, maxima: Tensor | None = None) -> tuple[Te
         found = torch.cat((found, rest), dim=1)
     values, places = found.topk(count, dim=1)
     return values, columns.gather(1, places)
+
+
+def find_border(row: Tensor, count: int) -> Tensor:
+    """The lowest of the `count` highest values of one row `[columns]`, without sorting them."""
+    place = len(row) - count
+    if row.device.type != "cpu":
+        return row.kthvalue(place + 1).values
+    return torch.from_numpy(np.partition(row.numpy(), place)[place : place + 1])
 
 
 def _cut(rows: Tensor) -> tuple[Tensor, Tensor]:

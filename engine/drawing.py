@@ -2,25 +2,33 @@
 
 Engine thread. Ignorant of penalties, masks and logprobs: these logits are what is drawn from.
 
-There are three kinds of rows. Greedy ones take the maximum. Those with a top_k draw from a list of the
-highest logits. All others draw from the whole vocabulary without sorting it: a token that top_p rules
-out is drawn anew, by the next random number and among the likelier ones. So the tokens that top_p
-allows are drawn as if the rest had been cut off before, equally likely ones being in or out together.
+There are three kinds of rows. Greedy ones take the maximum. Those with a small top_k draw from a list of the
+highest logits. All others draw from the whole vocabulary without sorting it, cut by a larger top_k at the
+lowest logit that it allows: a token that top_p rules out is drawn anew, by the next random number and among
+the likelier ones. So the tokens that top_p allows are drawn as if the rest had been cut off before, equally
+likely ones being in or out together.
+
+Rows are drawn with others of their kind only, so what a row costs does not depend on what others ask for.
 """
 
 import hashlib
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-from engine.columns import find_highest, find_share, stretch_maxima, stretch_sums
+from engine.columns import find_border, find_highest, find_share, stretch_maxima, stretch_sums
 from engine.logprobs import top_in_order
 from engine.messages import Sampling
 from engine.transfer import send
 
 COLDEST = 1e-10
 """A lower temperature than this draws the maximum in any case, and would divide by zero in float32."""
+
+LIST_SIZES = (64, 256)
+"""The longest lists of two kinds of rows: a list is as long as the largest top_k that it serves. Beyond the
+last, to find where a row is to be cut costs less than to put its highest logits in order."""
 
 NARROW = 4096
 """A vocabulary below this is looked at whole: few long steps cost more than many short ones spare."""
@@ -47,25 +55,32 @@ class Group:
         limited = [row for row, s in enumerate(samplings) if s.top_p < 1]
         self.limited = send(limited, torch.long, device) if limited else None
         """The places in this group that have a top_p."""
+        self.cuts = [(row, s.top_k) for row, s in enumerate(samplings) if s.top_k > LIST_SIZES[-1]]
+        """The places in this group that have a top_k which is too large for a list, and it."""
 
 
 class Chooser:
     """Draws for the rows of a batch, step after step."""
 
     def __init__(self, samplings: Sequence[Sampling], vocab_size: int, device: torch.device) -> None:
-        greedy, listed, whole = [], [], []
+        greedy, whole = [], []
+        listed: list[list[int]] = [[] for _ in LIST_SIZES]
         for row, sampling in enumerate(samplings):
+            size = sampling.top_k if 0 < sampling.top_k < vocab_size else vocab_size
+            kind = bisect_left(LIST_SIZES, size)
             if sampling.temperature <= 0:
                 greedy.append(row)
-            elif 0 < sampling.top_k < vocab_size:
-                listed.append(row)
+            elif kind < len(listed) and size < vocab_size:
+                listed[kind].append(row)
             else:
                 whole.append(row)
 
         def group(rows: list[int]) -> Group | None:
             return Group(rows, [samplings[row] for row in rows], len(samplings), device) if rows else None
 
-        self._greedy, self._listed, self._whole = group(greedy), group(listed), group(whole)
+        self._greedy = group(greedy)
+        drawing = [(group(whole), _draw_from_all), *((group(rows), _draw_from_list) for rows in listed)]
+        self._drawing = [(group, draw) for group, draw in drawing if group is not None]
 
     def choose(self, logits: Tensor, positions: Sequence[int]) -> tuple[Tensor, Tensor]:
         """`[rows, vocabulary]` in float32 -> the highest logit and the token of each row.
@@ -74,9 +89,7 @@ class Chooser:
         logit is not finite means nothing.
         """
         highest, token_ids = self._highest(logits)
-        for group, draw in ((self._whole, _draw_from_all), (self._listed, _draw_from_list)):
-            if group is None:
-                continue
+        for group, draw in self._drawing:
             own = [positions[row] for row in group.rows]
             if group.index is None:
                 token_ids = draw(logits, highest, group, own)
@@ -105,6 +118,9 @@ def uniform(seed: int, position: int, attempt: int = 0) -> float:
 
 def _draw_from_all(logits: Tensor, highest: Tensor, group: Group, positions: Sequence[int]) -> Tensor:
     weights = _weights(logits, highest, group)
+    for place, count in group.cuts:
+        if count < logits.shape[1]:
+            weights[place] *= _highest_of(logits[place], count)
     allowed = weights
     if group.has_min_p:
         allowed = _keep(torch.ge, weights, group.min_p)
@@ -115,6 +131,13 @@ def _draw_from_all(logits: Tensor, highest: Tensor, group: Group, positions: Seq
         total = sums.sum(dim=1, keepdim=True) if allowed is weights else weights.sum(dim=1, keepdim=True)
         _keep_to_top_p(token_ids, weights, total * group.top_p, group, positions)
     return token_ids
+
+
+def _highest_of(row: Tensor, count: int) -> Tensor:
+    """`[columns]`: whether each logit of a row is one of its `count` highest; among equals the first are."""
+    border = find_border(row, count)
+    above, equal = row > border, row == border
+    return above | (equal & (equal.cumsum(0) <= count - above.sum()))
 
 
 def _keep_to_top_p(

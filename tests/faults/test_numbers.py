@@ -29,12 +29,12 @@ def start(way: str, **settings: Any) -> Bench:
 
 
 def random_jobs(dice: random.Random) -> list[Job]:
-    """Of four tenants; many share a beginning, and a third has the poison in its prompt."""
+    """Of four tenants; many share a beginning, many are short, and half has the poison in its prompt."""
     jobs = []
     for number in range(JOBS):
-        begin = clean(make_prompt(dice.choice((0, 16, 33)), dice.randint(0, 2)))
-        prompt = begin + clean(make_prompt(dice.randint(1, 40), number))
-        if number % 3 == 0:
+        begin = clean(make_prompt(dice.choice((0, 0, 16, 33)), dice.randint(0, 2)))
+        prompt = begin + clean(make_prompt(dice.choice((2, 4, 30, 70)), number))
+        if number % 2 == 0:
             prompt[dice.randrange(len(begin), len(prompt))] = POISON
         jobs.append(
             make_job(
@@ -45,7 +45,7 @@ def random_jobs(dice: random.Random) -> list[Job]:
                 seed=number,
                 cache_salt=dice.choice("abcd"),
                 priority=dice.choice((0, 0, 0, -1, 1)),
-                logit_bias=((POISON, 6.0),) if number % 5 == 0 else ((POISON, -100.0),),
+                logit_bias=((POISON, 6.0),) if number % 4 == 0 else ((POISON, -100.0),),
             )
         )
     return jobs
@@ -68,15 +68,26 @@ def test_numbers_that_are_none_fail_their_own_job_only(seed: int, way: str, tall
     poison = Poison(bench, at_random(seed, dice.choice((0.5, 0.8, 1.0))))
     poison.deep = dice.random() < 0.5
     cancelled: set[str] = set()
+    waiting = jobs[JOBS // 3 :]
+    seen = 0
 
-    def meddle(message: Outbound) -> None:
-        other = str(dice.randrange(JOBS))
-        if dice.random() < (0.2 if other in sick else 0.01):
-            cancelled.add(other)
-            bench.engine.cancel(other)
+    def meddle(_message: Outbound) -> None:
+        """Jobs come one by one and take others' memory; who has wrong numbers now is often cancelled."""
+        nonlocal seen
+        if waiting and dice.random() < 0.3:
+            bench.engine.submit(waiting.pop())
+        if poison.hits > seen:
+            seen = poison.hits
+            for name in sorted(sick):
+                if dice.random() < 0.5:
+                    cancelled.add(name)
+                    bench.engine.cancel(name)
 
     bench.listener.when_told = meddle
-    for job, outcome in zip(jobs, bench.run(*jobs), strict=True):
+    bench.run(*jobs[: JOBS // 3])
+    bench.listener.wait(lambda: not waiting)
+    outcomes = [bench.listener.outcome(job.job_id) for job in jobs]
+    for job, outcome in zip(jobs, outcomes, strict=True):
         whole = expected[job.job_id]
         ended = isinstance(outcome.last, Finished)
         assert ended or job.job_id in sick, f"{job.job_id} had nothing to do with it: {outcome.last}"
@@ -85,7 +96,8 @@ def test_numbers_that_are_none_fail_their_own_job_only(seed: int, way: str, tall
         assert outcome.tokens == whole[: len(outcome.tokens)]
         assert ended or outcome.last.code == "engine_error"  # type: ignore[union-attr]
         assert job.job_id in cancelled or not ended or outcome.last.reason != "cancelled"  # type: ignore[union-attr]
-        tally["F39", "jobs that numbers which are none failed"] += not ended
+        tally["F39", "jobs that failed of numbers that are none"] += not ended
+        tally["F39", "jobs with such numbers that were cancelled"] += job.job_id in cancelled and ended
     bench.listener.when_told = lambda _message: None
     poison.on = False
     # Whatever is left in blocks, known by its content or not, would be met now: twice round the pool.

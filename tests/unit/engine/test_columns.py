@@ -1,7 +1,15 @@
 import pytest
 import torch
 
-from engine.columns import WIDTH, find_highest, find_share, find_top, stretch_maxima, stretch_sums
+from engine.columns import (
+    WIDTH,
+    find_border,
+    find_highest,
+    find_share,
+    find_top,
+    stretch_maxima,
+    stretch_sums,
+)
 
 SIZES = [1, WIDTH - 1, WIDTH, WIDTH + 1, 20 * WIDTH, 20 * WIDTH + 77]
 
@@ -53,3 +61,17 @@ def test_a_share_of_what_rounding_makes_the_whole_is_the_last_column_that_adds_t
     rows = torch.zeros(1, 3 * WIDTH)
     rows[0, WIDTH + 3 : WIDTH + 5] = 1.0
     assert find_share(rows, stretch_sums(rows), torch.ones(1, 1)).tolist() == [WIDTH + 4]
+
+
+def test_a_step_that_rounding_puts_among_zeros_gives_none_of_them() -> None:
+    rows = torch.zeros(2, 4 * WIDTH)
+    rows[:, 3] = 1.0
+    sums = stretch_sums(rows)
+    sums[:, 2] = 1e-3  # as if the running sum had gone up where there is nothing
+    assert find_share(rows, sums, torch.tensor([[0.9999], [0.5]])).tolist() == [3, 3]
+
+
+@pytest.mark.parametrize("count", [1, 7, 2000, 2636, 2637])
+def test_the_border_is_the_lowest_of_the_highest(count: int) -> None:
+    row = rows_of(20 * WIDTH + 77)[0].round(decimals=1)
+    assert find_border(row, count).item() == row.sort(descending=True).values[count - 1].item()

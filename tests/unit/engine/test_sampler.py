@@ -1,9 +1,10 @@
+import time
 from itertools import accumulate
 
 import pytest
 import torch
 
-from engine.drawing import uniform
+from engine.drawing import LIST_SIZES, uniform
 from engine.executor import Drawn
 from engine.messages import Sampling
 from engine.sampler import Batch, Draw
@@ -37,7 +38,8 @@ def plainly(row: torch.Tensor, draw: Draw) -> tuple[int, float, list[int]]:
     above = {token: sum(chances[o] for o in order if chances[o] > chances[token]) / mass for token in order}
     possible = [token for token in order if chances[token] >= sampling.min_p * max(chances)]
     kept = [token for token in possible if above[token] < sampling.top_p]
-    candidates, nearness, attempt = (kept, 1.0, 0) if limit else (sorted(possible), 1.0, 0)
+    listed = 0 < limit <= LIST_SIZES[-1]
+    candidates, nearness, attempt = (kept, 1.0, 0) if listed else (sorted(possible), 1.0, 0)
     while True:
         sums = list(accumulate(chances[token] for token in candidates))
         share = uniform(sampling.seed, draw.position, attempt) * sums[-1]
@@ -83,6 +85,49 @@ def test_a_draw_is_the_one_of_the_definition(fields: dict[str, float]) -> None:
             assert token == expected
             compared += 1
     assert compared > 50
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"top_k": 257},
+        {"top_k": 350, "temperature": 4.0},
+        {"top_k": 300, "top_p": 0.8, "temperature": 3.0},
+        {"top_k": 300, "top_p": 0.9, "min_p": 0.01},
+        {"top_k": 399, "temperature": 100.0},
+    ],
+    ids=str,
+)
+def test_a_draw_with_a_large_top_k_is_the_one_of_the_definition(fields: dict[str, float]) -> None:
+    logits = logits_of(16, 400)
+    logits[8:] = (logits[8:] * 4).round() / 4  # many are equal, also where a row is cut
+    draws = draws_of(16, **fields)
+    compared = 0
+    for row, draw, token in zip(logits, draws, sample(logits, draws), strict=True):
+        expected, nearness, _ = plainly(row, draw)
+        if nearness > 3e-6:
+            assert token == expected
+            compared += 1
+    assert compared > 12
+
+
+def test_a_large_top_k_costs_little_more_than_a_small_one() -> None:
+    torch.set_num_threads(1)
+    logits = logits_of(8, 150_000)
+
+    def seconds(last: int) -> float:
+        samplings = [Sampling(seed=row, top_k=20) for row in range(7)] + [Sampling(seed=7, top_k=last)]
+        batch = Batch([Draw(sampling, 3) for sampling in samplings], 150_000, logits.device)
+        times = []
+        for _ in range(4):
+            fresh = logits.clone()
+            began = time.thread_time()
+            batch.sample(fresh)
+            times.append(time.thread_time() - began)
+        return min(times)
+
+    usual = seconds(20)
+    assert max(seconds(last) for last in (256, 257, 5000, 100_000, 149_999)) < 8 * usual
 
 
 def test_no_token_is_drawn_that_was_cut_off() -> None:
