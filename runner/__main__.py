@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import os
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -12,7 +13,7 @@ from hypercorn.config import Config as Hypercorn
 from runner.limits import MB, Limits
 from runner.python import find_python, try_out
 from runner.sandbox import CannotRun, Sandbox
-from runner.server import build
+from runner.server import RequireToken, build
 from runner.sessions import Sessions
 
 _SWEEP_SECONDS = 30.0
@@ -33,14 +34,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except CannotRun as error:
         print(f"holdfast-runner: {error}", file=sys.stderr, flush=True)  # noqa: T201 - this is a command line
         return 1
-    sessions = Sessions(lambda: Sandbox(limits, python), options.sessions, options.idle_seconds)
+    sessions = Sessions(
+        lambda: Sandbox(limits, python), options.sessions, options.idle_seconds, options.share
+    )
     stopped = threading.Event()
     threading.Thread(target=_sweep, args=[sessions, stopped], name="sweep", daemon=True).start()
     config = Hypercorn()
     config.bind = [f"{options.host}:{options.port}"]
     config.graceful_timeout = limits.seconds
     try:
-        asyncio.run(serve(build(sessions, limits, options.host).streamable_http_app(), config))  # type: ignore[arg-type]
+        server = build(sessions, limits, options.host).streamable_http_app()
+        asyncio.run(serve(RequireToken(server, _tokens(options.host)), config))  # type: ignore[arg-type]
     finally:
         stopped.set()
         sessions.close()
@@ -50,6 +54,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _sweep(sessions: Sessions, stopped: threading.Event) -> None:
     while not stopped.wait(_SWEEP_SECONDS):
         sessions.sweep()
+
+
+def _tokens(host: str) -> list[str]:
+    """Those of HOLDFAST_TOOL_TOKEN, `label=token,…` as the server has it, or of one's own."""
+    entries = os.environ.get("HOLDFAST_TOOL_TOKEN", "").split(",")
+    tokens = [entry.partition("=")[2] or entry for entry in map(str.strip, entries) if entry]
+    if not tokens and host not in ("127.0.0.1", "::1", "localhost"):
+        print(  # noqa: T201 - this is a command line
+            "holdfast-runner: whoever reaches this port can run code; HOLDFAST_TOOL_TOKEN closes it",
+            file=sys.stderr,
+            flush=True,
+        )
+    return tokens
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -64,6 +81,11 @@ def _parser() -> argparse.ArgumentParser:
     add("--port", type=int, default=8100, help="port to listen on")
     add("--python", help="the interpreter that runs the code; default: the system's")
     add("--sessions", type=_positive(int), default=8, help="the most sandboxes at the same time")
+    add(
+        "--share",
+        type=_positive(int),
+        help="the most of them at work for one tenant; default: half of them, rounded up",
+    )
     add("--idle-seconds", type=_positive(float), default=1200.0, help="how long an unused one is kept")
     add("--seconds", type=_positive(float), default=known.seconds, help="time of a piece of code")
     add("--memory-mb", type=_positive(int), default=known.memory // MB, help="memory of a sandbox")

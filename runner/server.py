@@ -1,14 +1,19 @@
 """The runner as an MCP server: one tool, `python`, over streamable HTTP."""
 
+import hmac
+from collections.abc import Collection
 from functools import partial
 from typing import Annotated
 
 import anyio.to_thread
+from anyio import CapacityLimiter
 from mcp.server.fastmcp import Context, FastMCP
 from mcp.server.fastmcp.exceptions import ToolError
 from pydantic import Field
+from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from runner.limits import Limits
 from runner.sandbox import CannotRun
@@ -16,6 +21,7 @@ from runner.sessions import Busy, Sessions
 
 SESSION_HEADER = "x-session-id"
 """Pieces of code that come under the same value find each other's variables and files; vLLM's name for it."""
+TOKEN_HEADER = "x-holdfast-token"  # noqa: S105 - a header's name
 MOST_NAME = 256
 
 
@@ -24,6 +30,7 @@ def build(sessions: Sessions, limits: Limits, host: str) -> FastMCP:
     server = FastMCP(
         "holdfast-code-runner", host=host, stateless_http=True, json_response=True, log_level="WARNING"
     )
+    threads = CapacityLimiter(sessions.most_pieces)
     about = (
         "Runs Python code and gives what it prints, and the value of a last line that is an expression. "
         f"Ends after {limits.seconds:g} seconds. No network. Files in /mnt/data are kept during the session."
@@ -37,11 +44,30 @@ def build(sessions: Sessions, limits: Limits, host: str) -> FastMCP:
         name = request.headers.get(SESSION_HEADER) if isinstance(request, Request) else None
         if name is not None and not 0 < len(name) <= MOST_NAME:
             raise ToolError(f"A session's name has 1 to {MOST_NAME} characters.")
-        return await anyio.to_thread.run_sync(partial(run, sessions, name, code))
+        return await anyio.to_thread.run_sync(partial(run, sessions, name, code), limiter=threads)
 
     server.add_tool(python, name="python", description=about, structured_output=False)
     server.custom_route("/health", methods=["GET"])(_health)
     return server
+
+
+class RequireToken:
+    """Lets in only who sends one of the tokens, to all addresses but the health check's. An ASGI app."""
+
+    def __init__(self, app: ASGIApp, tokens: Collection[str]) -> None:
+        """Without any token everybody is let in."""
+        self._app = app
+        self._tokens = [token.encode() for token in tokens]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or not self._tokens or scope["path"] == "/health":
+            await self._app(scope, receive, send)
+            return
+        given = Headers(scope=scope).get(TOKEN_HEADER, "").encode()
+        if any(hmac.compare_digest(given, token) for token in self._tokens):
+            await self._app(scope, receive, send)
+            return
+        await PlainTextResponse("The token is missing or wrong.\n", 401)(scope, receive, send)
 
 
 def run(sessions: Sessions, name: str | None, code: str) -> str:

@@ -1,11 +1,19 @@
-"""Which sandbox a piece of code goes to: one for each session, as many as there may be, as long as used."""
+"""Which sandbox a piece of code goes to: one for each session, as many as there may be, as long as used.
+
+A session's name is `<tenant>.<session>`; names without a dot are of one tenant. A tenant may have a share of
+the sandboxes at work, and may keep more than its share only while there is room.
+"""
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Protocol
 
 from runner.sandbox import Ran
+
+WAITING = 4
+"""Pieces of code under way for each sandbox that may be at work: more would only take threads."""
 
 
 class Runs(Protocol):
@@ -17,11 +25,12 @@ class Runs(Protocol):
 
 
 class Busy(Exception):
-    """All sandboxes are at work."""
+    """All sandboxes are at work, or all that one tenant may have."""
 
 
 class _Session:
-    def __init__(self) -> None:
+    def __init__(self, tenant: str) -> None:
+        self.tenant = tenant
         self.lock = threading.Lock()
         self.sandbox: Runs | None = None
         self.waiting = 0
@@ -31,17 +40,25 @@ class _Session:
 class Sessions:
     """For any thread."""
 
-    def __init__(self, start: Callable[[], Runs], most: int, idle_seconds: float) -> None:
+    def __init__(
+        self, start: Callable[[], Runs], most: int, idle_seconds: float, share: int | None = None
+    ) -> None:
+        """`share` is of one tenant, of `most` sandboxes; half of them, rounded up, unless it is given."""
+        self.most_pieces = WAITING * most
+        """Under way at the same time, of all tenants."""
         self._start = start
         self._most = most
         self._idle_seconds = idle_seconds
+        self._share = max(1, min(most, share if share is not None else (most + 1) // 2))
         self._lock = threading.Lock()
         self._sessions: dict[str | object, _Session] = {}
+        self._pieces: Counter[str] = Counter()
+        """Under way or waiting for another of their session, by tenant."""
 
     def run(self, name: str | None, code: str) -> Ran:
         """Runs it in the sandbox of that name, or in one of its own. Raises Busy, and as the start does."""
         key = object() if name is None else name
-        session = self._enter(key)
+        session = self._enter(key, tenant_of(name))
         with session.lock:
             try:
                 if session.sandbox is None:
@@ -52,6 +69,11 @@ class Sessions:
                 return ran
             finally:
                 self._leave(key, session, keep=name is not None)
+
+    def pieces(self, tenant: str) -> int:
+        """Of that tenant's, at work or waiting."""
+        with self._lock:
+            return self._pieces[tenant]
 
     def sweep(self) -> None:
         """Ends the sandboxes that nobody has used for long."""
@@ -68,15 +90,20 @@ class Sessions:
             self._sessions.clear()
         _close(ended)
 
-    def _enter(self, key: str | object) -> _Session:
+    def _enter(self, key: str | object, tenant: str) -> _Session:
         evicted: list[_Session] = []
         with self._lock:
+            if self._pieces[tenant] >= WAITING * self._share or self._pieces.total() >= self.most_pieces:
+                raise Busy
             session = self._sessions.get(key)
+            if (session is None or session.waiting == 0) and self._at_work(tenant) >= self._share:
+                raise Busy
             if session is None:
                 if len(self._sessions) >= self._most:
-                    evicted.append(self._sessions.pop(self._longest_unused()))
-                session = self._sessions[key] = _Session()
+                    evicted.append(self._sessions.pop(self._victim(tenant)))
+                session = self._sessions[key] = _Session(tenant)
             session.waiting += 1
+            self._pieces[tenant] += 1
         _close(evicted)
         return session
 
@@ -84,21 +111,47 @@ class Sessions:
         with self._lock:
             session.waiting -= 1
             session.used_at = time.monotonic()
+            self._pieces[session.tenant] -= 1
+            if not self._pieces[session.tenant]:
+                del self._pieces[session.tenant]
             if session.waiting or (keep and session.sandbox is not None):
                 return
             if self._sessions.get(key) is session:
                 del self._sessions[key]
         _close([session])
 
-    def _longest_unused(self) -> str | object:
+    def _at_work(self, tenant: str) -> int:
+        return sum(one.tenant == tenant and one.waiting > 0 for one in self._sessions.values())
+
+    def _victim(self, tenant: str) -> str | object:
+        """The session that makes room for a new one of the tenant's: longest unused. Raises Busy.
+
+        It is the tenant's own if no other has more sessions than it would have, or if it has its share.
+        """
         idle = [key for key, session in self._sessions.items() if session.waiting == 0]
-        if not idle:
+        counts = Counter(session.tenant for session in self._sessions.values())
+        own = [key for key in idle if self._sessions[key].tenant == tenant]
+        others = [key for key in idle if self._sessions[key].tenant != tenant]
+        most = max((counts[self._sessions[key].tenant] for key in others), default=0)
+        if own and (counts[tenant] >= self._share or counts[tenant] + 1 > most):
+            return min(own, key=self._used_at)
+        if not others or counts[tenant] >= self._share:
             raise Busy
-        return min(idle, key=lambda key: self._sessions[key].used_at)
+        largest = [key for key in others if counts[self._sessions[key].tenant] == most]
+        return min(largest, key=self._used_at)
+
+    def _used_at(self, key: str | object) -> float:
+        return self._sessions[key].used_at
 
     @staticmethod
     def _is_idle(session: _Session, since: float) -> bool:
         return session.waiting == 0 and session.used_at < since
+
+
+def tenant_of(name: str | None) -> str:
+    """Whose session that is, as far as its name tells."""
+    tenant, dot, _ = (name or "").partition(".")
+    return tenant if dot else ""
 
 
 def _close(sessions: list[_Session]) -> None:

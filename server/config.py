@@ -308,6 +308,12 @@ def for_child(more: Mapping[str, str]) -> dict[str, str]:
     return {**os.environ, **more}
 
 
+def tool_tokens() -> list[str]:
+    """The tokens of the server's own variable, by which a tool server lets its callers in."""
+    entries = map(str.strip, os.environ.get(PREFIX + "TOOL_TOKEN", "").split(","))
+    return [entry.partition("=")[2] or entry for entry in entries if entry]
+
+
 def tiktoken_folders() -> tuple[Path | None, Path]:
     """Where openai-harmony's own variables say that its vocabulary is: the user's folder, and its cache."""
     folder = os.environ.get("TIKTOKEN_ENCODINGS_BASE")

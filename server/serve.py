@@ -135,7 +135,7 @@ def _read_tools(config: Config, seal: Seal | None = None) -> McpServers:
     registered = Registered(
         places,
         read_access(config.tool_access, frozenset(places)),
-        read_tokens(config.tool_token, frozenset(places)),
+        read_tokens(config.tool_token),
         seal or Seal.of_this_process(),
     )
     try:

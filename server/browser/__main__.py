@@ -9,7 +9,8 @@ from hypercorn.asyncio import serve
 from hypercorn.config import Config as Hypercorn
 
 from server.browser.browsing import Web
-from server.browser.mcp_server import build
+from server.browser.mcp_server import RequireToken, build
+from server.config import LOOPBACK, tool_tokens
 from server.tools.address import Refused, only, read_allowed
 
 
@@ -25,7 +26,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     config = Hypercorn()
     config.bind = [f"{options.host}:{options.port}"]
-    app = build(Web(search_url, allowed), options.host).streamable_http_app()
+    tokens = tool_tokens()
+    if not tokens and options.host not in LOOPBACK:
+        print(  # noqa: T201 - this is a command line
+            "holdfast-browser: whoever reaches this port can fetch pages; HOLDFAST_TOOL_TOKEN closes it",
+            file=sys.stderr,
+            flush=True,
+        )
+    app = RequireToken(build(Web(search_url, allowed), options.host).streamable_http_app(), tokens)
     asyncio.run(serve(app, config))  # type: ignore[arg-type]
     return 0
 

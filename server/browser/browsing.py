@@ -13,6 +13,8 @@ from server.tools.address import Allowed, Refused, only, read_url
 from server.tools.fetch import Bounds, Fetched, Unreachable, fetch
 
 MOST_PAGES = 100
+MOST_BYTES = 16 * 1024 * 1024
+"""Of one model's open pages; the oldest are closed beyond it, but for the one opened last."""
 _MOST_RESULTS = 20
 _HTML = ("text/html", "application/xhtml+xml")
 _TEXT = ("application/json", "application/xml", "application/javascript", "")
@@ -49,6 +51,10 @@ class Browsing:
     def __init__(self, web: Web) -> None:
         self._web = web
         self._pages: list[Page | None] = []
+        self._first = 0
+        """The oldest page that is open."""
+        self.size = 0
+        """Bytes of the open pages."""
 
     def search(self, query: str, count: int = 10) -> str:
         """Raises Impossible."""
@@ -97,8 +103,13 @@ class Browsing:
 
     def _keep(self, page: Page, first: int = -1, lines: int = -1) -> str:
         self._pages.append(page)
-        if (old := len(self._pages) - MOST_PAGES) > 0:
-            self._pages[old - 1] = None  # so that the cursors of the others stay theirs
+        self.size += page.size
+        while len(self._pages) - self._first > MOST_PAGES or (
+            self.size > MOST_BYTES and self._first < len(self._pages) - 1
+        ):
+            closed, self._pages[self._first] = self._pages[self._first], None  # the others keep their cursors
+            self._first += 1
+            self.size -= closed.size if closed is not None else 0
         return _shown(page, len(self._pages) - 1, first, lines)
 
     def _read(self, url: str) -> Page:

@@ -1,70 +1,142 @@
 """The browser as an MCP server, over streamable HTTP: `search`, `open` and `find`, as gpt-oss knows them."""
 
+import hmac
 import threading
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Collection
 from functools import partial
 
 import anyio.to_thread
+from anyio import CapacityLimiter
 from mcp.server.fastmcp import Context, FastMCP
 from mcp.server.fastmcp.exceptions import ToolError
+from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from server.browser.browsing import Browsing, Impossible, Web
 
 SESSION_HEADER = "x-session-id"
 """Calls that come under the same value find each other's pages; vLLM's name for it."""
+TOKEN_HEADER = "x-holdfast-token"  # noqa: S105 - a header's name
+MOST_NAME = 256
 MOST_SESSIONS = 256
+MOST_SESSIONS_OF_TENANT = 64
+MOST_BYTES = 512 * 1024 * 1024
+"""Of the open pages of all sessions."""
+MOST_BYTES_OF_TENANT = 128 * 1024 * 1024
+MOST_ACTS = 64
+"""Searches and visits under way."""
+MOST_ACTS_OF_TENANT = 16
 IDLE_SECONDS = 1200.0
 
 
 class _Session:
-    def __init__(self, web: Web) -> None:
+    def __init__(self, web: Web, tenant: str) -> None:
+        self.tenant = tenant
         self.lock = threading.Lock()
         self.browsing = Browsing(web)
+        self.size = 0
         self.used_at = time.monotonic()
 
 
 class Sessions:
-    """What each model has open, by the name of its session. For any thread."""
+    """What each model has open, by the name of its session, `<tenant>.<session>`. For any thread.
+
+    A tenant has a share of the sessions and of their bytes; beyond it its own longest unused session ends.
+    """
 
     def __init__(self, web: Web) -> None:
         self._web = web
         self._lock = threading.Lock()
         self._sessions: dict[str, _Session] = {}
+        """The longest unused first."""
+        self._acts: Counter[str] = Counter()
 
     def act(self, name: str | None, act: Callable[[Browsing], str]) -> str:
         """What it gives. Raises ToolError with words for the model."""
-        session = _Session(self._web) if name is None else self._named(name)
-        with session.lock:
-            try:
-                return act(session.browsing)
-            except Impossible as error:
-                raise ToolError(str(error)) from None
+        tenant = tenant_of(name)
+        self._begin(tenant)
+        try:
+            session = _Session(self._web, tenant) if name is None else self._named(name, tenant)
+            with session.lock:
+                try:
+                    return act(session.browsing)
+                except Impossible as error:
+                    raise ToolError(str(error)) from None
+                finally:
+                    self._measure(session)
+        finally:
+            self._end(tenant)
 
-    def _named(self, name: str) -> _Session:
-        now = time.monotonic()
+    def _begin(self, tenant: str) -> None:
         with self._lock:
-            session = self._sessions.pop(name, None) or _Session(self._web)
-            session.used_at = now
+            if self._acts[tenant] >= MOST_ACTS_OF_TENANT or self._acts.total() >= MOST_ACTS:
+                raise ToolError("The browser is busy; try again later.")
+            self._acts[tenant] += 1
+
+    def _end(self, tenant: str) -> None:
+        with self._lock:
+            self._acts[tenant] -= 1
+            if not self._acts[tenant]:
+                del self._acts[tenant]
+
+    def _named(self, name: str, tenant: str) -> _Session:
+        with self._lock:
+            session = self._sessions.pop(name, None) or _Session(self._web, tenant)
+            session.used_at = time.monotonic()
             self._sessions[name] = session  # the last again, so that the first is the longest unused
-            for old, other in list(self._sessions.items()):
-                if len(self._sessions) <= MOST_SESSIONS and other.used_at > now - IDLE_SECONDS:
-                    break
-                del self._sessions[old]
+            self._evict(tenant)
         return session
+
+    def _measure(self, session: _Session) -> None:
+        with self._lock:
+            session.size = session.browsing.size
+            self._evict(session.tenant)
+
+    def _evict(self, tenant: str) -> None:
+        """Ends what is unused for long, the tenant's sessions beyond its share, then the largest tenant's."""
+        old = time.monotonic() - IDLE_SECONDS
+        for name in [name for name, one in self._sessions.items() if one.used_at <= old]:
+            del self._sessions[name]
+        self._shrink(tenant, MOST_SESSIONS_OF_TENANT, MOST_BYTES_OF_TENANT)
+        while len(self._sessions) > MOST_SESSIONS or self._size(None) > MOST_BYTES:
+            counts = Counter(one.tenant for one in self._sessions.values())
+            sizes = {owner: self._size(owner) for owner in counts}
+            largest = max(
+                counts, key=lambda owner: (sizes[owner] / MOST_BYTES) + counts[owner] / MOST_SESSIONS
+            )
+            self._shrink(largest, counts[largest] - 1, MOST_BYTES)
+
+    def _shrink(self, tenant: str, most: int, most_bytes: int) -> None:
+        """Ends the tenant's longest unused sessions until it has at most so many, of so many bytes."""
+        own = [name for name, one in self._sessions.items() if one.tenant == tenant]
+        size = self._size(tenant)
+        while own and (len(own) > most or size > most_bytes):
+            size -= self._sessions.pop(own.pop(0)).size
+
+    def _size(self, tenant: str | None) -> int:
+        return sum(one.size for one in self._sessions.values() if tenant in (None, one.tenant))
+
+
+def tenant_of(name: str | None) -> str:
+    """Whose session that is, as far as its name tells: those without a dot are of one tenant."""
+    tenant, dot, _ = (name or "").partition(".")
+    return tenant if dot else ""
 
 
 def build(web: Web, host: str) -> FastMCP:
     """A server that listens on that host. On loopback it answers to loopback's names only."""
     sessions = Sessions(web)
+    threads = CapacityLimiter(MOST_ACTS)
     server = FastMCP(
         "holdfast-browser", host=host, stateless_http=True, json_response=True, log_level="WARNING"
     )
 
     async def search(query: str, context: Context, topn: int = 10, source: str = "web") -> str:  # type: ignore[type-arg]  # noqa: ARG001
-        return await _act(sessions, context, lambda browsing: browsing.search(query, topn))
+        return await _act(sessions, threads, context, lambda browsing: browsing.search(query, topn))
 
     async def open_page(
         context: Context,  # type: ignore[type-arg]
@@ -73,10 +145,12 @@ def build(web: Web, host: str) -> FastMCP:
         loc: int = -1,
         num_lines: int = -1,
     ) -> str:
-        return await _act(sessions, context, lambda browsing: browsing.open(id, cursor, loc, num_lines))
+        return await _act(
+            sessions, threads, context, lambda browsing: browsing.open(id, cursor, loc, num_lines)
+        )
 
     async def find(pattern: str, context: Context, cursor: int = -1) -> str:  # type: ignore[type-arg]
-        return await _act(sessions, context, lambda browsing: browsing.find(pattern, cursor))
+        return await _act(sessions, threads, context, lambda browsing: browsing.find(pattern, cursor))
 
     for name, act, about in (
         ("search", search, "Searches the web."),
@@ -88,10 +162,36 @@ def build(web: Web, host: str) -> FastMCP:
     return server
 
 
-async def _act(sessions: Sessions, context: Context, act: Callable[[Browsing], str]) -> str:  # type: ignore[type-arg]
+async def _act(
+    sessions: Sessions,
+    threads: CapacityLimiter,
+    context: Context,  # type: ignore[type-arg]
+    act: Callable[[Browsing], str],
+) -> str:
     request = context.request_context.request
     name = request.headers.get(SESSION_HEADER) if isinstance(request, Request) else None
-    return await anyio.to_thread.run_sync(partial(sessions.act, name, act))
+    if name is not None and len(name) > MOST_NAME:
+        raise ToolError(f"A session's name has at most {MOST_NAME} characters.")
+    return await anyio.to_thread.run_sync(partial(sessions.act, name, act), limiter=threads)
+
+
+class RequireToken:
+    """Lets in only who sends one of the tokens, to all addresses but the health check's. An ASGI app."""
+
+    def __init__(self, app: ASGIApp, tokens: Collection[str]) -> None:
+        """Without any token everybody is let in."""
+        self._app = app
+        self._tokens = [token.encode() for token in tokens]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or not self._tokens or scope["path"] == "/health":
+            await self._app(scope, receive, send)
+            return
+        given = Headers(scope=scope).get(TOKEN_HEADER, "").encode()
+        if any(hmac.compare_digest(given, token) for token in self._tokens):
+            await self._app(scope, receive, send)
+            return
+        await PlainTextResponse("The token is missing or wrong.\n", 401)(scope, receive, send)
 
 
 async def _health(_request: Request) -> Response:

@@ -5,6 +5,7 @@ the page's own. Text that brings such marks along has them changed, so that none
 """
 
 import re
+import sys
 import textwrap
 from dataclasses import dataclass
 from hashlib import sha256
@@ -52,6 +53,11 @@ class Page:
     lines: tuple[str, ...]
     links: tuple[str, ...] = ()
     """URLs, by their numbers."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of memory, nearly."""
+        return sum(map(sys.getsizeof, (self.url, self.title, *self.lines, *self.links))) + 8 * len(self.lines)
 
 
 def decoded(body: bytes, charset: str | None) -> str:

@@ -5,7 +5,6 @@ stored. An id without a tag is believed where only the server gives ids: of an o
 Pure but for the keys of the seal.
 """
 
-import re
 from collections.abc import Sequence
 
 import msgspec
@@ -14,10 +13,8 @@ from server.errors import InvalidRequest
 from server.runs.hosted import approved
 from server.runs.sealing import Seal
 from server.wire.hosted_items import McpApprovalRequest
-from server.wire.ids import is_output_id
+from server.wire.ids import is_output_id, split_tag
 from server.wire.items import Item
-
-_TAGGED = re.compile(r"(mcpr_[0-9a-f]{32}[ioc][0-9a-f]{1,8})_([0-9a-f]{32})")
 
 
 def tagged(seal: Seal, tenant: str, request: McpApprovalRequest) -> McpApprovalRequest:
@@ -28,8 +25,8 @@ def tagged(seal: Seal, tenant: str, request: McpApprovalRequest) -> McpApprovalR
 
 def is_tagged(seal: Seal, tenant: str, request: McpApprovalRequest) -> bool:
     """Whether this server has made that request for this tenant, whoever brings it."""
-    found = _TAGGED.fullmatch(request.id)
-    return found is not None and seal.is_tag(found[2], "approval", tenant, *_parts(found[1], request))
+    place, tag = split_tag(request.id)
+    return bool(tag) and seal.is_tag(tag, "approval", tenant, *_parts(place, request))
 
 
 def taken_over(seal: Seal, tenant: str, given: Item, own: Item, *, stored: bool = False) -> Item:

@@ -199,7 +199,9 @@ def _check_items(response: AuditedResponse) -> Iterator[Finding]:
 
 def _check_item(response: UUID, item: AuditedItem, name: str) -> Iterator[Finding]:
     prefix = item.id.partition("_")[0]
-    if item.id != ids.item_id(prefix, response, "i" if item.side == INPUT else "o", item.idx):
+    if ids.split_tag(item.id)[0] != ids.item_id(
+        prefix, response, "i" if item.side == INPUT else "o", item.idx
+    ):
         yield "I9", f"its {name} has the id of another place, {item.id}."
     try:
         payload = decode_item(item.payload)

@@ -102,28 +102,23 @@ def read_access(text: str | None, labels: frozenset[str]) -> dict[str, frozenset
                 "tool-access must be label=tenant|tenant or label=*, each label once, with commas between, "
                 f"not {entry!r}."
             )
-        _require(label, labels, "tool-access")
+        if label not in labels:
+            raise ConfigError(f"tool-access names {label!r}, but tool-server has no server of that label.")
         access[label] = named
     return access
 
 
-def read_tokens(text: str | None, labels: frozenset[str]) -> dict[str, str]:
+def read_tokens(text: str | None) -> dict[str, str]:
     """The setting's `label=token,…`. Raises ConfigError, which never shows a token."""
     tokens: dict[str, str] = {}
     for entry in filter(None, (part.strip() for part in (text or "").split(","))):
         label, _, token = entry.partition("=")
-        if not _TOKEN.fullmatch(token):
+        if not _LABEL.fullmatch(label) or not _TOKEN.fullmatch(token):
             raise ConfigError(
                 "tool-token must be label=token, with commas between; a token has 1 to 256 characters."
             )
-        _require(label, labels, "tool-token")
         tokens[label] = token
     return tokens
-
-
-def _require(label: str, labels: frozenset[str], setting: str) -> None:
-    if label not in labels:
-        raise ConfigError(f"{setting} names {label!r}, but tool-server has no server of that label.")
 
 
 def _is_place(place: str) -> bool:

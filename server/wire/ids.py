@@ -11,6 +11,7 @@ from typing import Literal
 from uuid import UUID
 
 _OUTPUT_ID = re.compile(r"[a-z]{2,8}_[0-9a-f]{32}o[0-9a-f]{1,8}(_[0-9a-f]{32})?")
+_TAGGED = re.compile(r"(mcpr_[0-9a-f]{32}[ioc][0-9a-f]{1,8})_([0-9a-f]{32})")
 Side = Literal["i", "o", "c"]
 """Input or output of a response; or put into a conversation by hand, together with others."""
 
@@ -83,6 +84,12 @@ def item_id(prefix: str, response: UUID, side: Side, index: int) -> str:
     `prefix` is OpenAI's for the item's type: `msg` for messages, `rs` for reasoning, `fc` for calls.
     """
     return f"{prefix}_{response.hex}{side}{index:x}"
+
+
+def split_tag(text: str) -> tuple[str, str]:
+    """An item's id as its place gives it, and the tag behind it, by which some are known; empty if none."""
+    found = _TAGGED.fullmatch(text)
+    return (found[1], found[2]) if found else (text, "")
 
 
 def is_output_id(text: str) -> bool:

@@ -1,10 +1,12 @@
 import threading
 import time
+from functools import partial
 
 import pytest
 
 from runner.sandbox import CannotRun, Ran
 from runner.sessions import Busy, Sessions
+from tests.support.eventually import eventually
 
 
 class Fake:
@@ -105,3 +107,73 @@ def test_at_the_end_all_are_closed(made: Many) -> None:
     sessions.run("b", "x")
     sessions.close()
     assert [sandbox.closed for sandbox in made] == [True, True]
+
+
+def occupied(sessions: Sessions, names: list[str], made: Many) -> list[threading.Thread]:
+    """Pieces of code at work in those sessions."""
+    workers = [threading.Thread(target=sessions.run, args=[name, "x"]) for name in names]
+    for worker in workers:
+        wanted = len(made) + 1
+        worker.start()
+        eventually(partial(at_work, made, wanted))
+    return workers
+
+
+def at_work(made: Many, count: int) -> bool:
+    return len(made) == count and made[-1].entered.is_set()
+
+
+class Held(Many):
+    """Sandboxes whose code goes on until it is let go."""
+
+    def __call__(self) -> Fake:
+        fake = super().__call__()
+        fake.goes_on.clear()
+        return fake
+
+
+def test_a_tenant_has_at_most_its_share_of_sandboxes_at_work() -> None:
+    made = Held()
+    sessions = Sessions(made, 4, 60)
+    workers = occupied(sessions, ["mallory.1", "mallory.2"], made)
+    for name in ("mallory.3", "mallory.4"):
+        with pytest.raises(Busy):
+            sessions.run(name, "x")
+    workers += occupied(sessions, ["alice.1", "alice.2"], made)
+    for fake in made:
+        fake.goes_on.set()
+    for worker in workers:
+        worker.join()
+
+
+def test_a_tenant_with_its_share_of_sessions_ends_its_own_and_never_anothers(made: Many) -> None:
+    sessions = Sessions(made, 4, 60)
+    sessions.run("alice.1", "x")
+    for number in range(20):
+        sessions.run(f"mallory.{number}", "x")
+    assert sessions.run("alice.1", "x").output == "2"
+    assert not made[0].closed
+
+
+def test_a_tenant_below_its_share_takes_the_place_of_the_largest(made: Many) -> None:
+    sessions = Sessions(made, 4, 60)
+    for name in ("mallory.1", "mallory.2", "mallory.3", "bob.1", "alice.1", "alice.2"):
+        sessions.run(name, "x")
+    assert [sandbox.closed for sandbox in made] == [True, True, False, False, False, False]
+
+
+def test_pieces_that_wait_for_one_session_take_no_more_threads_than_a_tenants_share() -> None:
+    made = Held()
+    sessions = Sessions(made, 2, 60)
+    workers = occupied(sessions, ["mallory.1"], made)
+    more = [threading.Thread(target=sessions.run, args=["mallory.1", "x"]) for _ in range(3)]
+    for worker in more:
+        worker.start()
+    eventually(lambda: sessions.pieces("mallory") == 4)
+    with pytest.raises(Busy):
+        sessions.run("mallory.1", "x")
+    workers += occupied(sessions, ["alice.1"], made)
+    for fake in made:
+        fake.goes_on.set()
+    for worker in [*workers, *more]:
+        worker.join()
