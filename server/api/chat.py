@@ -8,7 +8,7 @@ import msgspec
 from starlette.requests import Request
 
 from server.api.json import as_json
-from server.api.responses import repeatable, timing_of
+from server.api.responses import look_for_end, repeatable, timing_of
 from server.auth import Caller
 from server.errors import Conflict, ModelFailed
 from server.runs.asked import tells_usage, tells_usage_so_far
@@ -63,7 +63,14 @@ def told(
             raise ModelFailed(why)
         return as_json(request, whole(read))
 
-    return Deferred(*(one.channel for one in admitted), read=_gone, make=make, timing=timing, headers=headers)
+    return Deferred(
+        *(one.channel for one in admitted),
+        read=_gone,
+        make=make,
+        timing=timing,
+        headers=headers,
+        look=look_for_end(services, caller, [(one.id, one.channel) for one in admitted]),
+    )
 
 
 def _cursor(services: Services, caller: Caller, admitted: Admitted) -> Cursor:

@@ -1,6 +1,7 @@
 """/v1/responses: create, retrieve, replay, cancel, delete."""
 
 import hashlib
+from collections.abc import Callable, Sequence
 from uuid import UUID
 
 from starlette.requests import HTTPConnection, Request
@@ -13,7 +14,7 @@ from server.crashpoints import crashpoint
 from server.errors import InvalidRequest, NotFound
 from server.runs.opened import with_sealed
 from server.runs.prepare import SEALED_REASONING
-from server.runs.read import StreamReader, find_response
+from server.runs.read import StreamReader, final_responses, find_response
 from server.runs.repeats import Repeatable
 from server.runs.states import ENDED
 from server.services import Services
@@ -70,11 +71,25 @@ def retrieve(services: Services, caller: Caller, request: Request, _body: bytes)
     begun = reader.find(position)
     if begun is None:
         raise unknown(request)
-    channel = None
-    if not reader.ended:
-        start = position + len(begun.frames) if begun.frames else None
-        channel = services.hub.watch(caller.tenant, response, ends_unread=not reader.background, start=start)
+    channel = None if reader.ended else _watch(services, caller, response, reader, position, begun)
     return stream(services, request, channel, reader, position, begun)
+
+
+def _watch(
+    services: Services, caller: Caller, response: UUID, reader: StreamReader, position: int, begun: Stored
+) -> Channel:
+    """The channel of a running response of which `begun` has been read from `position` on.
+
+    The store is asked once more, because a commit after the first read was published before the channel
+    existed. If there was one, the stream reads it from the store.
+    """
+    channel = services.hub.watch(caller.tenant, response, ends_unread=not reader.background)
+    end = position + len(begun.frames)
+    if begun.frames and not reader.ended:
+        more = reader.read(end)
+        if not more.frames and not more.ended:
+            services.hub.begin_at(channel, end)
+    return channel
 
 
 def cancel(services: Services, caller: Caller, request: Request, _body: bytes) -> Answer:
@@ -144,7 +159,18 @@ def _await_end(
         timing=timing_of(services),
         headers={"x-request-id": request.state.request_id},
         seconds=seconds,
+        look=look_for_end(services, caller, [(response, channel)]),
     )
+
+
+def look_for_end(
+    services: Services, caller: Caller, awaited: Sequence[tuple[UUID, Channel]]
+) -> Callable[[], Sequence[bytes] | None] | None:
+    """Reads the final responses from the store; None if all of them run here, where no end is missed."""
+    if all(services.hub.running(response) is channel for response, channel in awaited):
+        return None
+    ids = [response for response, _ in awaited]
+    return lambda: final_responses(services.database, caller.tenant, ids)
 
 
 def timing_of(services: Services) -> Timing:

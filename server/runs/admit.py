@@ -41,7 +41,7 @@ from server.store.database import Connection, Database, clock
 from server.store.disk import Disk
 from server.store.responses import NewResponse
 from server.stream.frames import frames
-from server.stream.hub import Hub, Published
+from server.stream.hub import Channel, Hub, Published
 from server.stream.sse import Stored
 from server.wire.asked import ChoiceRequest
 from server.wire.events import Event
@@ -218,7 +218,7 @@ class Admission:
         held: Sequence[Item] | None,
         generate: bool,
     ) -> _New:
-        found = self._database.retry(
+        found = self._database.read(
             lambda connection: context.gather(
                 connection, caller.tenant, request, given, response, self._served.seal, held
             )
@@ -261,17 +261,17 @@ class Admission:
         if not echo.store:
             begun = self._begin_unstored(prepared)
         elif echo.background:
+            channels = [self._hub.watch(new.caller.tenant, new.response) for new in prepared]
             begun = self._accept(prepared)
             self._on_queued()
-            return [self._watch(run, first) for run, first in begun]
+            return [self._watch(*one, channel) for one, channel in zip(begun, channels, strict=True)]
         else:
             begun = self._accept_running(prepared)
         return [self._hand_over(run, new, first) for new, (run, first) in zip(prepared, begun, strict=True)]
 
-    def _watch(self, run: Run, begun: Sequence[Event]) -> Admitted:
-        response = run.facts.id
-        channel = self._hub.watch(run.facts.tenant, response, start=len(begun))
-        return Admitted(response, channel, begun=Stored(frames(response, begun), ended=False))
+    def _watch(self, run: Run, begun: Sequence[Event], channel: Channel) -> Admitted:
+        self._hub.begin_at(channel, len(begun))
+        return Admitted(run.facts.id, channel, begun=Stored(frames(run.facts.id, begun), ended=False))
 
     def _begin_unstored(self, prepared: Sequence[_New]) -> list[_Begun]:
         def claim_key(connection: Connection) -> datetime:

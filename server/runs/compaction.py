@@ -70,7 +70,7 @@ def begin(database: Database, served: Served, tenant: str, request: CreateRespon
         raise UnknownModel(request.model, served.names)
     made = ids.new_uuid()
     request, given = context.read_given(request)
-    found = database.retry(
+    found = database.read(
         lambda connection: context.gather(connection, tenant, request, given, made, served.seal)
     )
     if not found.items:

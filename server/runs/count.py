@@ -29,7 +29,7 @@ def count_input(
     if request.model not in served.names:
         raise UnknownModel(request.model, served.names)
     request, given = read_request(database, tenant, request)
-    found = database.retry(
+    found = database.read(
         lambda connection: context.gather(connection, tenant, request, given, new_uuid(), served.seal)
     )
     request, _ = list_tools(servers, caller, request, found.items)

@@ -74,6 +74,14 @@ def find_response(database: Database, tenant: str, response: UUID) -> Response |
     return database.read(lambda connection: read_response(connection, tenant, response))
 
 
+def final_responses(database: Database, tenant: str, wanted: Sequence[UUID]) -> list[bytes] | None:
+    """These responses as JSON once all of them have ended, without those that were deleted; else None."""
+    found = [one for response in wanted if (one := find_response(database, tenant, response)) is not None]
+    if any(one.status not in ENDED for one in found):
+        return None
+    return [msgspec.json.encode(one) for one in found]
+
+
 _held: WeakValueDictionary[tuple[str, UUID], HeldStream] = WeakValueDictionary()
 """What the readers in this process hold, however many of them read the same stream."""
 

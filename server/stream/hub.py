@@ -119,6 +119,11 @@ class Channel:
         if self._on_abandoned is not None and not self._wakers and not self.ended:
             self._on_abandoned()
 
+    def begin_at(self, position: int) -> None:
+        """Notes the number of the next frame, unless some have come already."""
+        if self.next_seq is None:
+            self.next_seq = position
+
     def add(self, published: Published) -> None:
         """Keeps what is new; after a gap, which only the store can fill, the tail begins anew."""
         if self.ended:
@@ -172,22 +177,30 @@ class Hub:
             self._loop.call_soon_threadsafe(channel.await_first_reader)
         return channel
 
-    def watch(
-        self, tenant: str, response_id: UUID, *, ends_unread: bool = False, start: int | None = None
-    ) -> Channel:
+    def watch(self, tenant: str, response_id: UUID, *, ends_unread: bool = False) -> Channel:
         """The channel of a stored response of this tenant, which runs here, elsewhere or nowhere yet.
 
-        One that `ends_unread` goes on only while it has readers. A new one begins at `start`, up to which
-        its first reader knows the frames. Any thread.
+        One that `ends_unread` goes on only while it has readers. Readers of a new one look into the store
+        until `begin_at`, or until something is published. A new response is watched before others can claim
+        it, because what they publish earlier reaches no reader here. Any thread.
         """
         with self._making:
             channel = self._channels.get(response_id)
             if channel is None:
                 place = (tenant, response_id)
-                channel = Channel(stored=True, start=start, on_join=partial(self._tell_of_watch, place))
+                channel = Channel(stored=True, on_join=partial(self._tell_of_watch, place))
                 self._channels[response_id] = self._watched[place] = channel
             channel.ends_unread |= ends_unread
             return channel
+
+    def begin_at(self, channel: Channel, position: int) -> None:
+        """Says that readers of a watched channel know all frames before `position`. Any thread.
+
+        Only what was read from the store after the channel was watched may be counted: frames committed
+        between a read and a later `watch` are in neither.
+        """
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(channel.begin_at, position)
 
     def _tell_of_watch(self, place: Place) -> None:
         with self._making:

@@ -28,6 +28,7 @@ DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
 _STORE_SECONDS = 1.0
 """After how long a stream looks again when the store had nothing for it, or did not answer."""
+_LOOK_SECONDS = 2.0  # of silence
 _BLOCK_BYTES = 32 * 1024
 _DRAIN_FACTOR = 8
 """A body over the limit is still read, up to this many times it, so that the client can hear the answer."""
@@ -277,8 +278,8 @@ class EventStream:
 class Deferred:
     """The final response as JSON, once it has ended; if that takes longer than `seconds`, what `read` gives.
 
-    Or what `make` makes of the final responses of several. `read` answers for one that was deleted
-    meanwhile, too. Both are called in a thread.
+    Or what `make` makes of the final responses of several. `read` answers for one that was deleted, too.
+    `look` gives the final responses as stored, None while one runs. All three are called in a thread.
     """
 
     def __init__(
@@ -289,7 +290,10 @@ class Deferred:
         headers: dict[str, str],
         seconds: float | None = None,
         make: Callable[[Sequence[bytes]], Answer] | None = None,
+        look: Callable[[], Sequence[bytes] | None] | None = None,
     ) -> None:
+        self._look = look
+        self._found: Sequence[bytes] | None = None
         self._channels = channels
         self._read = read
         self._timing = timing
@@ -317,17 +321,21 @@ class Deferred:
 
     @property
     def _ended(self) -> bool:
-        return all(channel.ended for channel in self._channels)
+        return self._found is not None or all(channel.ended for channel in self._channels)
 
     async def _await_end(self, waker: asyncio.Event, gone: asyncio.Future[None]) -> None:
         clock = asyncio.get_running_loop().time
         until = None if self._seconds is None else clock() + self._seconds
         while not self._ended and not gone.done() and (until is None or clock() < until):
             waker.clear()
-            await _wait(waker, None if until is None else until - clock())
+            left = None if until is None else until - clock()
+            await _wait(waker, left if self._look is None else min(left or _LOOK_SECONDS, _LOOK_SECONDS))
+            if self._look is not None and not waker.is_set():
+                with suppress(DatabaseError):
+                    self._found = await run_in_threadpool(self._look)
 
     async def _answer(self, request: Request) -> Answer:
-        finals = [channel.final for channel in self._channels if channel.final is not None]
+        finals = self._found or [one.final for one in self._channels if one.final is not None]
         try:
             if len(finals) < len(self._channels):
                 return await run_in_threadpool(self._read)

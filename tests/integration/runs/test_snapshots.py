@@ -1,0 +1,54 @@
+"""What a request goes on from is read as of one moment, so that a purge meanwhile takes nothing out of it."""
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from sqlalchemy import Connection, text
+
+from server.auth import Caller
+from server.errors import NotFound
+from server.runs import compaction, context, count
+from server.runs.admit import Admission
+from server.store.database import Database
+from server.wire.ids import new_uuid
+from server.wire.request import CreateResponse
+from tests.support.server_process import MODEL
+
+REQUEST = CreateResponse(model=MODEL, input="Hello")
+SERVED: Any = SimpleNamespace(names=[MODEL], seal=None)
+
+
+def admitted(database: Database) -> None:
+    admission = object.__new__(Admission)
+    vars(admission).update(_database=database, _served=SERVED)
+    admission._prepare(Caller("default", None), REQUEST, new_uuid(), None, [], None, True)
+
+
+def counted(database: Database) -> None:
+    count.count_input(database, SERVED, cast("Any", None), "default", REQUEST)
+
+
+def compacted(database: Database) -> None:
+    compaction.begin(database, SERVED, "default", REQUEST)
+
+
+@pytest.mark.parametrize("prepare", [admitted, counted, compacted])
+def test_history_of_a_request_is_of_one_moment(
+    database_url: str, monkeypatch: pytest.MonkeyPatch, prepare: Callable[[Database], None]
+) -> None:
+    found = []
+
+    def gather(connection: Connection, *_: object) -> None:
+        found.append(connection.execute(text("show transaction_isolation")).scalar_one())
+        raise NotFound("Enough.")
+
+    monkeypatch.setattr(context, "gather", gather)
+    database = Database(database_url, pool_size=1)
+    try:
+        with pytest.raises(NotFound):
+            prepare(database)
+    finally:
+        database.close()
+    assert found == ["repeatable read"]
