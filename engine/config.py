@@ -4,6 +4,7 @@ Any thread; frozen. Ignorant of environment variables and flags (the server read
 devices and dtypes are names here.
 """
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
@@ -12,6 +13,9 @@ DeviceName = Literal["auto", "cpu", "cuda"]
 DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
 DecodeName = Literal["auto", "eager", "static"]
 AttentionName = Literal["auto", "sdpa"]
+
+
+HUB_KERNEL = re.compile(r"[\w.-]+/[\w.-]+@[0-9a-f]{40}")
 
 
 class ModelRefused(Exception):
@@ -80,7 +84,11 @@ class EngineConfig:
     """`auto` records the steps in which all jobs generate as CUDA graphs on a GPU; `eager` records nothing;
     `static` runs, on any device, what would be recorded, which on a CPU is slow and for tests."""
     attention: AttentionName = "auto"
-    """`auto` takes a kernel for paged attention on a GPU if one is installed that serves the model."""
+    """`auto` takes a kernel for paged attention on a GPU if one is installed that serves the model; `sdpa` is
+    torch's own attention in any case."""
+    hub_kernel: str | None = None
+    """A kernel for paged attention that the package `kernels` may fetch from Hugging Face's hub, as
+    `owner/name@commit`. None fetches nothing."""
     tensor_parallel: int = 1
     """GPUs of this machine that the model is spread over, or processes where there is none: see `ranks`. With
     more than one there are no adapters, and each step is computed operation by operation, after the last."""
@@ -98,6 +106,10 @@ class EngineConfig:
             _require(self.decode != "static", "decode cannot be static with tensor_parallel above 1")
             _require(not self.ahead, "steps are not computed ahead with tensor_parallel above 1")
         _require(self.attention in get_args(AttentionName), f"attention {self.attention!r} is not known")
+        _require(
+            self.hub_kernel is None or HUB_KERNEL.fullmatch(self.hub_kernel) is not None,
+            f"hub_kernel must be owner/name@commit, with the 40 digits of a commit, not {self.hub_kernel!r}",
+        )
         _require(
             self.kv_memory is None or self.kv_blocks is None,
             "set kv_memory or kv_blocks, not both",

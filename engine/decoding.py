@@ -11,7 +11,7 @@ import torch
 
 from engine.config import EngineConfig
 from engine.graphs import CudaRecorder, choose_shapes, record_or_explain
-from engine.kernels import find_kernel
+from engine.kernels import find_kernel, sources
 from engine.kv import KvStore
 from engine.model import LoadedModel
 from engine.paged import PagedAttention, SdpaGather
@@ -47,7 +47,9 @@ def choose_decoding(
     on_gpu = model.device.type == "cuda"
     if kernel is None and on_gpu and config.attention == "auto":
         progress("looking for an attention kernel")
-        kernel = find_kernel(model.needs, model.dtype, model.device, store.block_size)
+        kernel = find_kernel(
+            model.needs, model.dtype, model.device, store.block_size, sources(config.hub_kernel)
+        )
     decode, static = "eager", None
     if config.decode == "static" or (on_gpu and config.decode == "auto"):
         attention = kernel or SdpaGather()

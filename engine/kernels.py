@@ -11,6 +11,7 @@ import importlib
 import inspect
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,10 +21,6 @@ from engine.attention import LayerCall
 from engine.paged import LayerNeeds, PagedAttention, PagedRows, SdpaGather
 
 log = logging.getLogger(__name__)
-
-HUB_KERNEL = "kernels-community/vllm-flash-attn3"
-"""What the `kernels` package is asked for; it brings prebuilt FlashAttention 3 with sinks."""
-HUB_VERSION = 1
 
 LARGEST_HEAD = 256
 TABLE_NAMES = ("page_table", "block_table")
@@ -41,14 +38,22 @@ def _installed() -> Function:
     return module.flash_attn_with_kvcache  # type: ignore[no-any-return]
 
 
-def _from_hub() -> Function:
-    kernels = importlib.import_module("kernels")
-    return kernels.get_kernel(HUB_KERNEL, version=HUB_VERSION).flash_attn_with_kvcache  # type: ignore[no-any-return]
+def _from_hub(kernel: str) -> Function:
+    name, _, revision = kernel.partition("@")
+    module = importlib.import_module("kernels").get_kernel(name, revision=revision)
+    return module.flash_attn_with_kvcache  # type: ignore[no-any-return]
 
 
-SOURCES: dict[str, Callable[[], Function]] = {"flash_attn_interface": _installed, HUB_KERNEL: _from_hub}
-"""In the order in which they are tried. The second needs the package `kernels`, whose purpose it is to fetch
-such a kernel: whoever did not install that package fetches nothing."""
+def sources(hub_kernel: str | None = None) -> dict[str, Callable[[], Function]]:
+    """In the order in which they are tried.
+
+    A kernel of the hub is native code from elsewhere, which the package `kernels` fetches: it is taken only
+    where the operator names it, and the very commit, whose content cannot change.
+    """
+    known: dict[str, Callable[[], Function]] = {"flash_attn_interface": _installed}
+    if hub_kernel is not None:
+        known[hub_kernel] = partial(_from_hub, hub_kernel)
+    return known
 
 
 class FlashKernel:
@@ -110,10 +115,13 @@ def find_kernel(
     dtype: torch.dtype,
     device: torch.device,
     block_size: int,
-    sources: Mapping[str, Callable[[], Function]] | None = None,
+    known: Mapping[str, Callable[[], Function]] | None = None,
 ) -> PagedAttention | None:
-    """The first kernel that meets all needs and proves it; the log says what became of each that is there."""
-    for name, load in (SOURCES if sources is None else sources).items():
+    """The first kernel that meets all needs and proves it; the log says what became of each that is there.
+
+    `known` are those of `sources`, without one of the hub if nothing is said.
+    """
+    for name, load in (sources() if known is None else known).items():
         try:
             function = load()
             kernel = FlashKernel(name, function, inspect.signature(function).parameters)

@@ -98,6 +98,20 @@ class Config:
     hang_seconds: float = _setting(
         300.0, "how long one step of the engine may take before it counts as dead", low=1
     )
+    attention: Literal["auto", "sdpa"] = _setting(
+        "auto", "`sdpa` computes with torch's own attention on a GPU, too, whatever kernel is installed"
+    )
+    hub_kernel: str | None = _setting(
+        None,
+        "an attention kernel that the package `kernels` may fetch from Hugging Face's hub for a GPU, "
+        "owner/name@commit; default: none, nothing is fetched",
+    )
+    graphs: Literal["auto", "off"] = _setting(
+        "auto", "`off` computes every step of a GPU operation by operation, without CUDA graphs"
+    )
+    ahead: Literal["auto", "off"] = _setting(
+        "auto", "`off` begins a step only when the tokens of the last one were read, on a GPU, too"
+    )
     token_budget: int = _setting(512, "the most tokens computed in one step", low=1)
     kv_memory: int | None = _setting(None, "bytes for the KV cache; default: by model and free memory", low=1)
     torch_threads: int | None = _setting(

@@ -80,21 +80,26 @@ def _real(
     from engine.config import EngineConfig, ModelRefused
     from engine.engine import load
 
-    wanted = EngineConfig(
-        model=folder,
-        adapters=read_adapters(config),
-        device=config.device,
-        dtype=config.dtype,
-        kv_memory=config.kv_memory,
-        token_budget=config.token_budget,
-        max_running=config.max_running,
-        max_waiting=config.max_waiting,
-        max_of_share=config.max_of_tenant,
-        hang_seconds=config.hang_seconds,
-        torch_threads=config.torch_threads,
-        tensor_parallel=config.tensor_parallel,
-    )
+    adapters = read_adapters(config)
     try:
+        wanted = EngineConfig(
+            model=folder,
+            adapters=adapters,
+            device=config.device,
+            dtype=config.dtype,
+            kv_memory=config.kv_memory,
+            token_budget=config.token_budget,
+            max_running=config.max_running,
+            max_waiting=config.max_waiting,
+            max_of_share=config.max_of_tenant,
+            hang_seconds=config.hang_seconds,
+            torch_threads=config.torch_threads,
+            tensor_parallel=config.tensor_parallel,
+            attention=config.attention,
+            hub_kernel=config.hub_kernel,
+            decode="eager" if config.graphs == "off" else "auto",
+            ahead=False if config.ahead == "off" else None,
+        )
         return load(wanted, deliver, say, on_dead)
     except (ModelRefused, OSError, ValueError) as error:
         raise ConfigError(f"{folder} cannot be served: {error}") from error

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from engine.kernels import SOURCES, find_kernel
+from engine.kernels import find_kernel, sources
 from engine.messages import Failed, Job, TokenLogprobs, Tokens
 from engine.paged import LayerNeeds
 from tests.support.engines import Bench, make_job, make_prompt, save_random_model, start_model
@@ -101,7 +101,7 @@ def _logprobs(bench: Bench, job_id: str) -> Iterator[TokenLogprobs]:
 
 def test_an_installed_kernel_is_taken_for_a_plain_model() -> None:
     """Finding it includes comparing it with the reference on this device."""
-    if not any(_is_there(load) for load in SOURCES.values()):
+    if not any(_is_there(load) for load in sources().values()):
         pytest.skip("no attention kernel is installed here")
     needs = LayerNeeds(32, 8, 128, 128, None, sinks=False, softcap=None)
     kernel = find_kernel([needs, replace(needs, window=100)], torch.bfloat16, torch.device("cuda"), 16)

@@ -22,6 +22,8 @@ from engine.memory import CPU_MOST, FULL_CONTEXTS, count_blocks, free_memory, ke
         ({"max_waiting": -1}, "max_waiting"),
         ({"max_running": 65, "token_budget": 64}, "token_budget"),
         ({"torch_threads": 0}, "torch_threads"),
+        ({"hub_kernel": "owner/name"}, "hub_kernel"),
+        ({"hub_kernel": "owner/name@main"}, "hub_kernel"),
         ({"tensor_parallel": 0}, "tensor_parallel"),
         ({"tensor_parallel": 2, "adapters": (("a", Path()),)}, "adapters"),
         ({"tensor_parallel": 2, "decode": "static"}, "decode"),

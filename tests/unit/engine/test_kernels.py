@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from engine import decoding
-from engine.kernels import FlashKernel, find_kernel
+from engine.kernels import FlashKernel, find_kernel, sources
 from engine.messages import Failed
 from engine.paged import LayerNeeds
 from tests.support.engines import Bench, make_job, make_prompt, save_random_model, start_model
@@ -156,24 +156,28 @@ def test_an_installed_kernel_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.name == "flash_attn_interface"
 
 
-def test_the_package_for_kernels_is_asked_for_one(
+def test_the_hub_is_asked_for_the_commit_that_the_operator_names_and_for_nothing_else(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     asked: list[Any] = []
 
-    def get_kernel(name: str, version: int) -> Any:
-        asked.append((name, version))
+    def get_kernel(name: str, revision: str) -> Any:
+        asked.append((name, revision))
         if len(asked) > 1:
             raise OSError("the hub cannot be reached")
         return types.SimpleNamespace(flash_attn_with_kvcache=flash)
 
     monkeypatch.setitem(sys.modules, "kernels", types.SimpleNamespace(get_kernel=get_kernel))
-    found = find_kernel([PLAIN], torch.bfloat16, CPU, 16)
-    assert found is not None
-    assert found.name == "kernels-community/vllm-flash-attn3"
     assert find_kernel([PLAIN], torch.bfloat16, CPU, 16) is None
+    assert asked == []
+    commit = "0123456789" * 4
+    named = sources(f"kernels-community/vllm-flash-attn3@{commit}")
+    found = find_kernel([PLAIN], torch.bfloat16, CPU, 16, named)
+    assert found is not None
+    assert found.name == f"kernels-community/vllm-flash-attn3@{commit}"
+    assert find_kernel([PLAIN], torch.bfloat16, CPU, 16, named) is None
     assert "the hub cannot be reached" in caplog.messages[0]
-    assert asked == [("kernels-community/vllm-flash-attn3", 1)] * 2
+    assert asked == [("kernels-community/vllm-flash-attn3", commit)] * 2
 
 
 # A whole engine on it

@@ -46,6 +46,10 @@ VALUES: dict[str, tuple[str, object]] = {
     "mcp_hosts": ("*.city", "*.city"),
     "event_names": ("open-responses", "open-responses"),
     "seal_key": (SEAL_KEY, SEAL_KEY),
+    "attention": ("sdpa", "sdpa"),
+    "graphs": ("off", "off"),
+    "ahead": ("off", "off"),
+    "hub_kernel": (f"a/b@{'0' * 40}", f"a/b@{'0' * 40}"),
     "crash_at": ("recorder.told:2", "recorder.told:2"),
 }
 
