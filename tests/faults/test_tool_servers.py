@@ -48,7 +48,7 @@ class Tenant:
     def close(self) -> None:
         self._client.close()
 
-    def post(self, path: str = "/responses", **wanted: Any) -> tuple[httpx.Response, float]:
+    def post(self, path: str = "/responses", /, **wanted: Any) -> tuple[httpx.Response, float]:
         body = {"model": MODEL, "input": "Hello", "max_output_tokens": 3, **wanted}
         began = monotonic()
         answer = self._client.post(path, json=body)
@@ -135,7 +135,7 @@ def test_calls_that_hang_stop_neither_others_calls_nor_anybodys_next_turn(
             never = {"type": "mcp", "require_approval": "never"}
             hanging = {"input": "Hang", "tools": [{**never, "server_label": "bad"}], "background": True}
             looking = {"input": "Look", "tools": [{**never, "server_label": "good"}]}
-            more = {"max_output_tokens": 200}
+            more: dict[str, Any] = {"max_output_tokens": 200}
             alice.post(**looking, **more)  # after which the list is known
             _, quiet = alice.post(**looking, **more)
             begun = [mallory.post(**hanging, **more)[0].json()["id"] for _ in range(AT_ONCE)]
