@@ -35,6 +35,7 @@ from server.store.disk import Disk
 from server.store.embedded import EmbeddedPostgres
 from server.stream.frames import frame
 from server.tools.mcp import McpServers
+from server.tools.registered import Registered
 from server.wire.decode import decode
 from server.wire.request import CreateResponse
 from tests.integration.runs.recorded import recording
@@ -204,7 +205,7 @@ def _admission(written: int | None) -> Iterator[Callable[[bytes], object]]:
                 if written is not None:
                     prompt = Prompt(token_ids=tuple([5] * written), stop_ids=engine.capabilities.stop_ids)
                     dialect = _Written(dialect, prompt)
-                servers = McpServers({}, 1)
+                servers = McpServers(Registered(), 1)
                 admission = Admission(
                     Served(name="model", engine=engine, dialect=dialect),
                     at.database,

@@ -76,7 +76,8 @@ class McpServers:
         self._allowed = allowed
         self._lock = threading.Lock()
         self._closed = False
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self.loop: asyncio.AbstractEventLoop | None = None
+        """Of the thread that talks, once there is one."""
         self._thread: threading.Thread | None = None
         self._under_way: dict[UUID, set[Future[Any]]] = {}
         self._listings = Listings()
@@ -153,7 +154,7 @@ class McpServers:
         """Ends the thread; calls under way fail, and what would begin now never ends."""
         with self._lock:
             self._closed = True
-            loop, self._loop = self._loop, None
+            loop, self.loop = self.loop, None
         if loop is not None and self._thread is not None:
             asyncio.run_coroutine_threadsafe(session.cancel_others(), loop).add_done_callback(
                 lambda _done: loop.call_soon_threadsafe(loop.stop)
@@ -201,11 +202,11 @@ class McpServers:
 
     def _started(self) -> asyncio.AbstractEventLoop:
         """The loop, which begins with the first exchange. The lock is held."""
-        if self._loop is None:
-            self._loop = asyncio.new_event_loop()
-            self._thread = threading.Thread(target=_talk, args=[self._loop], name="mcp", daemon=True)
+        if self.loop is None:
+            self.loop = asyncio.new_event_loop()
+            self._thread = threading.Thread(target=_talk, args=[self.loop], name="mcp", daemon=True)
             self._thread.start()
-        return self._loop
+        return self.loop
 
 
 def _talk(loop: asyncio.AbstractEventLoop) -> None:

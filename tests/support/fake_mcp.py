@@ -26,6 +26,8 @@ class FakeMcp:
         """How it behaves in calls alone, if otherwise."""
         self.headers: list[tuple[str, dict[str, str]]] = []
         """Of every request: its method of MCP, and its headers by their names in small letters."""
+        self.has_sessions = False
+        """Of the protocol's own kind; then it is asked to end them, and does not answer."""
         self.calls: list[dict[str, Any]] = []
         self.ended = threading.Event()
         fake = self
@@ -41,7 +43,7 @@ class FakeMcp:
                 self.send_error(405)
 
             def do_DELETE(self) -> None:
-                self.send_error(405)
+                fake.ended.wait(600)
 
             def log_message(self, *_: object) -> None:
                 pass
@@ -75,7 +77,8 @@ class FakeMcp:
             return
         behaviour = self.says_in_calls if method == "tools/call" and self.says_in_calls else self.behaviour
         if method == "initialize" or behaviour == "good":
-            self._send(handler, asked["id"], self._result(method, asked.get("params", {})))
+            result = self._result(method, asked.get("params", {}))
+            self._send(handler, asked["id"], result, is_first=method == "initialize")
         else:
             self._misbehave(handler, asked["id"], behaviour)
 
@@ -94,11 +97,15 @@ class FakeMcp:
                 return {"content": [{"type": "text", "text": "Found it."}]}
         return {}
 
-    def _send(self, handler: BaseHTTPRequestHandler, number: object, result: Mapping[str, Any]) -> None:
+    def _send(
+        self, handler: BaseHTTPRequestHandler, number: object, result: Mapping[str, Any], *, is_first: bool
+    ) -> None:
         body = json.dumps({"jsonrpc": "2.0", "id": number, "result": result}).encode()
         handler.send_response(200)
         handler.send_header("content-type", "application/json")
         handler.send_header("content-length", str(len(body)))
+        if is_first and self.has_sessions:
+            handler.send_header("mcp-session-id", "one")
         handler.end_headers()
         handler.wfile.write(body)
 

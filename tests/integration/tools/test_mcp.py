@@ -1,20 +1,25 @@
 """MCP servers that wish us ill: whatever they send ends as an error, soon, and leads nowhere."""
 
+import asyncio
 import itertools
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, get_args
 
+import mcp.client.streamable_http  # noqa: F401 - loading it takes a second, which is no exchange's
 import pytest
 
 from server.runs.hosted import Access, Outcome
 from server.tools.address import Allowed, Refused, read_allowed
+from server.tools.fetch_async import Budget, TooMuch
 from server.tools.listings import Listing
 from server.tools.mcp import McpServers, usable
 from server.tools.registered import Registered
 from server.wire.hosted_items import ListedTool
 from server.wire.ids import new_uuid
 from tests.integration.tools.test_fetch import Answer, Sentinel
+from tests.support.eventually import eventually
+from tests.support.fake_mcp import Behaviour, running_fakes
 
 SECONDS = 0.5
 
@@ -83,6 +88,36 @@ def test_hostile_answer_is_an_error_in_time(hostile: Sentinel, name: str) -> Non
     assert call(servers, "bad").error
     assert time.monotonic() - began < 4 * SECONDS
     servers.close()
+
+
+@pytest.mark.parametrize("behaviour", get_args(Behaviour)[1:])
+def test_a_server_that_misbehaves_once_it_is_known_gives_an_error_and_nothing_is_left_of_the_exchange(
+    behaviour: Behaviour,
+) -> None:
+    with running_fakes(1) as (fake,):
+        fake.behaviour, fake.has_sessions = behaviour, True
+        servers = McpServers(Registered({"bad": fake.url}), SECONDS)
+        assert listing(servers, "bad").error
+        assert call(servers, "bad").error
+        loop = servers.loop
+        assert loop is not None
+        eventually(lambda: not asyncio.all_tasks(loop), within=30)
+        servers.close()
+
+
+@pytest.mark.parametrize("piece", [b"x" * 100, b"[[]]," * 20, b"{}," * 33])
+def test_what_is_too_much_is_counted_before_it_is_parsed(piece: bytes) -> None:
+    budget = Budget(most_bytes=1000, most_values=500, most_lines=10)
+    for _ in range(5):
+        budget.spend(piece, is_events=False)
+    with pytest.raises(TooMuch):
+        budget.spend(piece * 6, is_events=False)
+
+
+def test_lines_are_counted_in_streams_of_events_alone() -> None:
+    Budget(most_lines=10).spend(b"\n" * 100, is_events=False)
+    with pytest.raises(TooMuch):
+        Budget(most_lines=10).spend(b": \n" * 100, is_events=True)
 
 
 def test_redirect_leads_nowhere(hostile: Sentinel, inside: Sentinel) -> None:

@@ -109,3 +109,14 @@ def test_another_tenant_s_compaction_is_said_to_be_unreadable() -> None:
     (told,) = opened(compaction("They met."), SEAL, "globex")
     assert isinstance(told, Message)
     assert plain_text(told.content) == UNREADABLE
+
+
+def test_a_tag_is_of_all_its_parts_and_of_a_key_that_the_server_has_or_had() -> None:
+    old, new = b"o" * 32, b"n" * 32
+    tag = Seal([old]).tag("approval", "alice", "ab", "c")
+    assert Seal([new, old]).is_tag(tag, "approval", "alice", "ab", "c")
+    assert not Seal([new]).is_tag(tag, "approval", "alice", "ab", "c")
+    for parts in (("alice", "a", "bc"), ("bob", "ab", "c"), ("alice", "ab", "c", "")):
+        assert not Seal([old]).is_tag(tag, "approval", *parts)
+    assert not Seal([old]).is_tag(tag, "session", "alice", "ab", "c")
+    assert not Seal([old]).is_tag("é" + tag, "approval", "alice", "ab", "c")
