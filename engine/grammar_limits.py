@@ -77,7 +77,7 @@ _PATTERN_PART = re.compile(
 )
 LARK_LITERAL = re.compile(
     # A regular expression may go over several lines and ends at the first slash, within a class too.
-    r'(?://|#)[^\n]*+|"(?:\\.|[^"\\\n])*+"|(?P<regex>/(?:\\[\s\S]|[^/\\])++/)|(?P<open>["/])'
+    r'(?://|#)[^\n]*+|"(?:\\.|[^"\\\n])*+"|(?P<regex>/(?:\\[\s\S]|[^/\\])++/)|(?P<open>["/])[\s\S]*+'
 )
 """What Lark reads as one token, whatever is in it. `open` begins what has no end: such a grammar is wrong."""
 

@@ -44,6 +44,7 @@ TEXT = "TEXT: /(.|\\n)+/\nANY: /(.|\\n)*/\n"
 
 _TAG_KEYS = {"begin", "schema", "regex", "end"}
 _DIRECTIVE = re.compile(r"(?<![\w%])%(\w+)")
+_TO_ESCAPE = re.compile(r"\\.|[/\n]", re.DOTALL)
 _DIRECTIVES = {"ignore", "import", "json", "lark"}
 _LARK_JSON = re.compile(LARK_LITERAL.pattern + r"|(?P<json>(?<![\w%])%json\b\s*+)")
 
@@ -92,7 +93,7 @@ def _regex(pattern: Any) -> str:
     if not isinstance(pattern, str):
         raise BadGrammar("A regular expression must be a string.")
     check_pattern(pattern)
-    inside = re.sub(r"\\.|[/\n]", _escape_in_lark, pattern, flags=re.DOTALL)
+    inside = _TO_ESCAPE.sub(_escape_in_lark, pattern)
     return f"/(?:{inside})/"
 
 

@@ -17,7 +17,7 @@ _TOKEN = re.compile(
     |(?P<range>(?P<first>"(?:\\.|[^"\\\n])*+")\s*+\.\.\s*+(?P<last>"(?:\\.|[^"\\\n])*+"))
     |(?P<text>"(?:\\.|[^"\\\n])*+")(?P<case>i?)
     |/(?P<regex>(?:\\[\s\S]|[^/\\])++)/(?P<flags>[a-z]*+)
-    |(?P<open>["/])
+    |(?P<open>["/])[\s\S]*+
     |%import\s++common\.(?P<import>\w++)[^\n]*+
     |(?P<directive>%\w++)
     |(?P<name>\b(?=[A-Z_]*[A-Z])[A-Z_][A-Z0-9_]*+\b)""",

@@ -1,0 +1,290 @@
+"""Every regular expression of ours takes linear time, whatever a caller, a model or a page has written.
+
+They are found by reading the sources: a new one fails here until the table says how long the texts are that
+reach it.
+"""
+
+import ast
+import importlib
+import re
+import time
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.grammar_limits import MAX_LARK, MAX_PATTERN, MAX_TEXT
+
+ROOT = Path(__file__).parents[2]
+OPERATOR = 0
+"""Texts of the operator's files, settings and programs, and of our own sources."""
+TEXT = 10 * 2**20
+"""Any text of a request's body."""
+PAGE = 2 * 2**20
+OUTPUT = 2**20
+"""More than any model writes in one answer."""
+HEADER = 65_536
+SHORT = 2048
+
+REACH = {
+    "engine/adapter_settings.py": OPERATOR,
+    "engine/adapter_weights.py": OPERATOR,
+    "engine/grammar_limits.py:LARK_LITERAL": MAX_LARK,
+    "engine/grammar_limits.py:_PATTERN_PART": MAX_LARK,
+    "engine/grammar_source.py:_DIRECTIVE": MAX_LARK,
+    "engine/grammar_source.py:_LARK_JSON": MAX_TEXT,
+    "engine/grammar_source.py:_TO_ESCAPE": MAX_PATTERN,
+    "engine/grammar_source.py:self._split": MAX_PATTERN,  # literals, of the model's vocabulary
+    "engine/vocabulary.py": OPERATOR,
+    "server/api/query.py:_METADATA": HEADER,
+    "server/audit_command.py": OPERATOR,
+    "server/browser/page.py:_CHARSET": PAGE,
+    "server/browser/page.py:from_html": PAGE,  # a literal and digits
+    "server/browser/page.py:_text": PAGE,
+    "server/cli.py": OPERATOR,
+    "server/config.py": OPERATOR,
+    "server/dialects/calls_gemma.py:_NAME": OUTPUT,
+    "server/dialects/calls_gemma.py:_KEY": OUTPUT,
+    "server/dialects/calls_gemma.py:_BARE": OUTPUT,
+    "server/dialects/calls_gemma.py:_NUMBER": OUTPUT,
+    "server/dialects/calls_header.py:_NAME": OUTPUT,
+    "server/dialects/calls_header.py:_NUMBER": OUTPUT,
+    "server/dialects/calls_header.py:_LETTER": OUTPUT,
+    "server/dialects/calls_python.py:_NAME": OUTPUT,
+    "server/dialects/calls_python.py:_WORD": OUTPUT,
+    "server/dialects/calls_python.py:_HEX": OUTPUT,
+    "server/dialects/calls_python.py:_NUMBER": OUTPUT,
+    "server/dialects/calls_python.py:_PLAIN": OUTPUT,
+    "server/dialects/calls_xml.py:_IN_QUOTES": OUTPUT,
+    "server/dialects/calls_xml.py:_IN_TAG": OUTPUT,
+    "server/dialects/environment.py:_NOT_ASCII": TEXT,
+    "server/dialects/escaping.py:_TOKEN": MAX_LARK,
+    "server/dialects/escaping.py:_ATOM": MAX_PATTERN,
+    "server/dialects/escaping.py:_CODE": MAX_PATTERN,
+    "server/dialects/escaping.py:_PROPERTY": MAX_PATTERN,
+    "server/dialects/escaping.py:_atom": MAX_PATTERN,  # one atom, tried on single characters
+    "server/dialects/escaping.py:_for_python": MAX_PATTERN,  # compiled only
+    "server/dialects/harmony_encoding.py:_CONTROL": TEXT,
+    "server/dialects/harmony_header.py:_TO": HEADER,
+    "server/dialects/harmony_header.py:_ASSISTANT": HEADER,
+    "server/dialects/harmony_header.py:_AUTHOR": HEADER,
+    "server/dialects/harmony_header.py:_CHANNEL": HEADER,
+    "server/dialects/harmony_header.py:_CALLED": HEADER,
+    "server/dialects/harmony_header.py:_TYPE": HEADER,
+    "server/dialects/harmony_schema.py:_LONG_WORD": TEXT,
+    "server/dialects/harmony_schema.py:_LONG_SPACE": TEXT,
+    "server/dialects/markup.py:_ANY": TEXT,
+    "server/dialects/markup.py:self._find": TEXT,  # literals, of the model's vocabulary
+    "server/dialects/messages.py:_NINE": TEXT,
+    "server/dialects/scanner.py:SPACE": OUTPUT,
+    "server/dialects/scanner.py:self.search": OUTPUT,  # literals, of the family's format
+    "server/dialects/scanner.py:self.search_beginning": OUTPUT,  # of the last few characters
+    "server/dialects/template.py:_DROPPED": TEXT,
+    "server/dialects/template.py:_LOOKS_LIKE_CONTROL": OPERATOR,
+    "server/dialects/template.py:_start_of_any": TEXT,  # literals, of the model's vocabulary
+    "server/dialects/unquoted.py:_ATOM": MAX_PATTERN,
+    "server/dialects/values.py:_OUTSIDE": OUTPUT,
+    "server/dialects/values.py:_IN_STRING": OUTPUT,
+    "server/dialects/values.py:_SCALAR": OUTPUT,
+    "server/dialects/values.py:_ONE": OUTPUT,
+    "server/dialects/values.py:_UNIT": OUTPUT,
+    "server/dialects/values.py:_CUSTOM_HEAD": OUTPUT,
+    "server/dialects/values.py:_INSIDE": OUTPUT,
+    "server/openapi.py": OPERATOR,
+    "server/prompts_command.py": OPERATOR,
+    "server/runs/listing.py:_HEADER": TEXT,
+    "server/runs/listing.py:_VALUE": TEXT,
+    "server/runs/told_calls.py:_URL": OUTPUT,
+    "server/scripted_model.py": OPERATOR,
+    "server/store/postgres_binaries.py": OPERATOR,
+    "server/store/postgres_cluster.py": OPERATOR,
+    "server/tools/address.py:_HOST_NAME": SHORT,
+    "server/tools/address.py:_ENTRY": OPERATOR,
+    "server/tools/address.py:read_url": SHORT,
+    "server/tools/address.py:_check_form": SHORT,
+    "server/tools/mcp.py:_NAME": TEXT,
+    "server/tools/mcp.py:_LABEL": OPERATOR,
+    "server/wire/decode.py:_BOUND": HEADER,
+    "server/wire/decode.py:_PATH": HEADER,
+    "server/wire/decode.py:_located": HEADER,
+    "server/wire/prompts.py:_PLACE": TEXT,
+}
+"""How many characters of whose text reach each expression, or all of a file."""
+AT_ONE_PLACE = {
+    *(f"server/dialects/harmony_header.py:_{name}" for name in ("ASSISTANT", "AUTHOR", "CHANNEL", "CALLED")),
+    "server/dialects/harmony_header.py:_TYPE",
+    "server/dialects/values.py:_CUSTOM_HEAD",
+    "server/dialects/values.py:_UNIT",
+    *(f"server/runs/listing.py:_{name}" for name in ("HEADER", "VALUE")),
+    "server/tools/address.py:_HOST_NAME",
+    "server/api/query.py:_METADATA",
+}
+"""Never searched for: matched where the text begins."""
+
+Expression = re.Pattern[Any]
+SAMPLE = 3000
+"""Characters of which an expression of quadratic time takes far more than `SUSPICIOUS` seconds."""
+SUSPICIOUS = 0.004
+MOST_TRIED = 2**20
+"""Longer texts take as much longer as they are."""
+SECONDS_OF_MILLION = 2.0
+"""Of processor time for a million characters: linear work takes a tenth of it."""
+GENERIC = ("a", "A", "0", " ", '"', "\\", "[", "]", "(", "{", "/", "<", "`", "\n", "é")
+
+
+class Used(ast.NodeVisitor):
+    """The places of one file where expressions are made."""
+
+    def __init__(self, file: str) -> None:
+        self.file, self.scope = file, ""
+        self.found: list[tuple[str, ast.expr]] = []
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
+        self._within(node.name, node)
+
+    visit_AsyncFunctionDef = visit_FunctionDef  # type: ignore[assignment]  # noqa: N815
+
+    def visit_Assign(self, node: ast.Assign) -> None:
+        target = node.targets[0]
+        local = self.scope and isinstance(target, ast.Name)
+        self._within(self.scope if local else ast.unparse(target), node)
+
+    def visit_Call(self, node: ast.Call) -> None:
+        made = isinstance(node.func, ast.Attribute) and ast.unparse(node.func.value) == "re"
+        if made and node.func.attr != "escape":  # type: ignore[attr-defined]
+            self.found.append((f"{self.file}:{self.scope}", node.args[0]))
+        self.generic_visit(node)
+
+    def _within(self, scope: str, node: ast.AST) -> None:
+        before, self.scope = self.scope, scope
+        self.generic_visit(node)
+        self.scope = before
+
+
+def expressions() -> dict[str, Expression | None]:
+    """By place; None for those that are made from other texts as the program runs."""
+    found: dict[str, Expression | None] = {}
+    for folder in ("server", "engine", "runner"):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            file = str(path.relative_to(ROOT))
+            used = Used(file)
+            used.visit(ast.parse(path.read_text(encoding="utf-8")))
+            for place, source in used.found:
+                found[place] = _made(place, source) if file not in REACH else None
+    return found
+
+
+def _made(place: str, source: ast.expr) -> Expression | None:
+    file, _, name = place.partition(":")
+    module = importlib.import_module(file.removesuffix(".py").replace("/", "."))
+    made = getattr(module, name, None)
+    made = next(iter(made.values())) if isinstance(made, dict) else made
+    if isinstance(made, re.Pattern):
+        return made
+    return re.compile(ast.literal_eval(source)) if isinstance(source, ast.Constant) else None
+
+
+FOUND = expressions()
+MET = [place for place, made in FOUND.items() if made is not None and REACH.get(place)]
+
+
+def test_of_every_expression_is_written_down_what_text_reaches_it() -> None:
+    known = {place for place in FOUND if place in REACH or place.partition(":")[0] in REACH}
+    assert FOUND.keys() == known, "say in REACH how long the texts are that they meet"
+    assert REACH.keys() <= FOUND.keys() | {place.partition(":")[0] for place in FOUND}
+    assert len(MET) > 50
+
+
+@pytest.mark.parametrize("place", MET)
+def test_an_expression_takes_linear_time_for_any_text(place: str) -> None:
+    expression = FOUND[place]
+    assert expression is not None
+    at_once = place in AT_ONE_PLACE
+    slowest, worst = 0.0, "xa"
+    for text in hostile(expression):
+        size, seconds = tried(expression, text, at_once)
+        if seconds > SUSPICIOUS:
+            once = min(taken(expression, text, size, at_once) for _ in range(3))
+            more = min(taken(expression, text, size * 4, at_once) for _ in range(3))
+            linear = size == SAMPLE and more < max(once * 9, 0.01)
+            assert linear, f"for {text!r}, again and again"
+        if seconds > slowest:
+            slowest, worst = seconds, text
+    size = min(REACH[place], MOST_TRIED)
+    bound = max(size / 1e6, 0.05) * SECONDS_OF_MILLION
+    assert taken(expression, worst, size, at_once) < bound, f"slow for {size} characters of {worst!r}"
+
+
+def tried(expression: Expression, text: str, at_once: bool) -> tuple[int, float]:
+    """At which size the text takes suspiciously long, and how long, or how long the largest takes.
+
+    The sizes grow slowly, so that an expression of exponential time is found out before it takes for ever.
+    """
+    for size in (24, 36, 48, 60, 72, SAMPLE):
+        seconds = taken(expression, text, size, at_once)
+        if seconds > SUSPICIOUS:
+            break
+    return size, seconds
+
+
+def taken(expression: Expression, text: str, size: int, at_once: bool) -> float:
+    """Processor seconds to find the expression everywhere in a text of this size.
+
+    The text is this one again and again, behind its first character and before one that ends nothing.
+    """
+    whole: Any = text[0] + text[1:] * (size // max(len(text) - 1, 1)) + "\x01"
+    if isinstance(expression.pattern, bytes):
+        whole = whole.encode()
+    begun = time.thread_time()
+    if at_once:
+        expression.match(whole)
+        expression.fullmatch(whole)
+    else:
+        for _ in expression.finditer(whole):
+            pass
+    return time.thread_time() - begun
+
+
+def hostile(expression: Expression) -> Iterator[str]:
+    """A character to begin with and what follows it again and again, of the expression's own characters."""
+    own = letters(expression)
+    yield from (first + unit for first, unit in product(own, own))
+    source = expression.pattern if isinstance(expression.pattern, str) else expression.pattern.decode()
+    words = [word for word in re.findall(r"[a-z%<=@]{2,}", source) if len(word) < 20][:4]
+    yield from ("x" + word + letter for word, letter in product(words, own))
+    for unit in (
+        "[a]",
+        '\\"',
+        "\\/",
+        '"" ',
+        "[:a:]",
+        "{1",
+        "{{ ",
+        "\\p{",
+        "(?a",
+        "A_",
+        "%a",
+        "<|a",
+        "``",
+        " - at `$",
+    ):
+        yield "x" + unit
+        yield from (first + unit for first in '"/[{(')
+
+
+def letters(expression: Expression) -> list[str]:
+    """Characters that the expression names, and one or two that it does not."""
+    source = expression.pattern if isinstance(expression.pattern, str) else expression.pattern.decode()
+    named = [letter for letter in dict.fromkeys(source) if letter.isprintable() and not letter.isalnum()]
+    return list(dict.fromkeys([*named[:8], *GENERIC]))[:14]
+
+
+@pytest.mark.parametrize(
+    "slow",
+    [r"\"(?:\\.|[^\"\\])*\"", r"(?:a|a)*b", r"\s+x", r"[A-Z_]*[A-Z][A-Z0-9_]*\b", r"/(?:\[a\]|[^/])+/"],
+)
+def test_the_texts_are_hostile_enough_to_find_what_is_not_linear(slow: str) -> None:
+    expression = re.compile(slow)
+    assert any(tried(expression, text, at_once=False)[1] > SUSPICIOUS for text in hostile(expression))
