@@ -41,9 +41,11 @@ from server.runs.taker import Taker
 from server.runs.tool_loop import ToolLoop
 from server.runs.unread import Unread
 from server.services import Services
+from server.stall_watch import StallWatch
 from server.store import keys, leases
 from server.store.database import Database, DatabaseError
 from server.store.notify import Notifier
+from server.store.standby_heartbeat import standby_for
 from server.stream import connection
 from server.stream.follower import Follower
 from server.stream.hub import Hub
@@ -166,7 +168,7 @@ class _Process:
         self._replica = self._register()  # when the heartbeat is near: loading may outlast a lease
         self._mcp = _read_tools(config)
         self._tool_loop = ToolLoop(self._engine, self._mcp, self._deliver)
-        self._notifier = Notifier(database, muted=config.delivery == "poll")
+        self._notifier = Notifier(database, muted=config.delivery == "poll", on_fatal=self._fenced)
         self._recorder = self._make_recorder(hub)
         self._taker = Taker(
             database,
@@ -176,12 +178,16 @@ class _Process:
             self._tool_loop,
             most_running=config.max_running,
             most_deaths=config.max_deaths,
+            on_fatal=self._fenced,
         )
         self._unread = Unread(is_unread=hub.is_unread, cancel=self._cancel)
         self._admission = self._make_admission(served, hub, opened)
+        self._standby = standby_for(database.url, self._replica, config.lease_seconds)
+        self._stall_watch = StallWatch()
         self._keeper = self._make_keeper(hub, opened)
         self._follower = self._make_follower(hub)
         self._janitor = Janitor(database, opened.disk, config)
+        workers = (self._notifier, self._follower, self._keeper, self._janitor, self._taker)
         self._services = Services(
             config=config,
             database=database,
@@ -195,11 +201,12 @@ class _Process:
             admission=self._admission,
             taker=self._taker,
             tool_loop=self._tool_loop,
+            threads=tuple(worker.thread for worker in workers),
+            stall_watch=self._stall_watch,
             started_at=int(time.time()),
         )
-        threads = (self._recorder, self._notifier, self._follower, self._keeper, self._janitor, self._taker)
-        for thread in threads:
-            thread.start()
+        for starting in (self._standby, self._stall_watch, self._recorder, *workers):
+            starting.start()
 
     def _load(self) -> Served:
         served = load_model(self._config, self._deliver, self._say, self._engine_died)
@@ -244,6 +251,7 @@ class _Process:
             on_fenced=self._fenced,
             on_others=self._notifier.set_others_alive,
             on_database_gone=opened.restore,
+            on_turn=self._standby.sign,
         )
 
     def _make_follower(self, hub: Hub) -> Follower:
@@ -254,6 +262,7 @@ class _Process:
             on_queue=self._taker.wake,
             on_cancel=self._cancel_all,
             listen=self._config.delivery == "notify",
+            on_fatal=self._fenced,
         )
 
     def run(self, runner: asyncio.Runner, listener: socket.socket) -> None:
@@ -289,6 +298,8 @@ class _Process:
         self._janitor.stop()
         self._recorder.stop(LAST_SECONDS)
         self._keeper.stop()
+        self._standby.stop()
+        self._stall_watch.stop()
         self._follower.stop()
         self._notifier.stop()
         try:
@@ -335,7 +346,7 @@ class _Process:
         )
 
     def _fenced(self) -> None:
-        """Any thread: other replicas took over what this one ran; it must end and start anew."""
+        """Any thread: other replicas take over what this one ran, or a thread gave up; it must start anew."""
         self._end_with(START_AGAIN_EXIT)
 
     def _engine_died(self, why: str) -> None:

@@ -11,10 +11,12 @@ from server.runs.prepare import Served
 from server.runs.recorder import Recorder
 from server.runs.taker import Taker
 from server.runs.tool_loop import ToolLoop
+from server.stall_watch import StallWatch
 from server.store.database import Database
 from server.store.disk import Disk
 from server.store.notify import Notifier
 from server.stream.hub import Hub
+from server.supervised_thread import SupervisedThread
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +33,10 @@ class Services:
     admission: Admission
     taker: Taker
     tool_loop: ToolLoop
+    threads: tuple[SupervisedThread, ...]
+    """Those that must all work for new requests to be served."""
+    stall_watch: StallWatch
+    """What it has measured of the interpreter's stalls."""
     started_at: int
     """Unix seconds; the served model's `created`."""
     closing: asyncio.Event = field(default_factory=asyncio.Event)

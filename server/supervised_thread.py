@@ -3,8 +3,8 @@
 Every thread that the server starts for itself repeats one turn until it is stopped. An exception that a
 turn does not handle is logged and counted, and the turn is repeated after a pause that doubles. After too
 many failures in a row, or at an exception that the worker calls fatal, `on_fatal` is called, which ends the
-process so that a supervisor starts it anew. A thread that has died, or whose turn lasts too long, has a
-`trouble`, which /health/ready answers with.
+process so that a supervisor starts it anew. A thread that has died, that fails again and again, or whose turn
+lasts too long, has a `trouble`, which /health/ready answers with.
 """
 
 import logging
@@ -22,6 +22,8 @@ FIRST_PAUSE_SECONDS = 0.1
 LONGEST_PAUSE_SECONDS = 30.0
 MOST_FAILURES = 20
 """In a row; with the pauses between them they take about six minutes."""
+FAILING = 5
+"""Failures in a row after which a thread counts as one that does not do its work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +31,7 @@ class Retry:
     """How often a turn is repeated that fails, and after what pauses."""
 
     most_failures: int | None = MOST_FAILURES
-    """In a row; the next one is fatal. None: the turn is repeated for ever."""
+    """In a row; the next one is fatal. None: the turn is repeated for ever, and that is no trouble."""
     longest_pause: float = LONGEST_PAUSE_SECONDS
 
     def pause(self, failures: int) -> float | None:
@@ -45,7 +47,9 @@ class Activity:
     One thread writes, any thread reads: each change is one assignment of a tuple.
     """
 
-    def __init__(self, name: str, longest_turn: float) -> None:
+    def __init__(self, name: str, longest_turn: float, *, must_succeed: bool = True) -> None:
+        """`must_succeed`: failures in a row are a trouble, too."""
+        self._must_succeed = must_succeed
         self._name = name
         self._longest_turn = longest_turn
         self._now: tuple[bool, float] = (True, 0.0)
@@ -76,6 +80,8 @@ class Activity:
 
     def trouble(self, now: float) -> str | None:
         """Why the thread is not doing its work; None if it is."""
+        if self._must_succeed and self.failures_in_a_row >= FAILING:
+            return f"the {self._name} thread has failed {self.failures_in_a_row} times in a row"
         idle, since = self._now
         if idle or now - since <= self._longest_turn:
             return None
@@ -111,7 +117,7 @@ class SupervisedThread:
         not count.
         """
         self.name = name
-        self.activity = Activity(name, longest_turn)
+        self.activity = Activity(name, longest_turn, must_succeed=retry.most_failures is not None)
         self._turn = turn
         self._on_fatal = on_fatal
         self._fatal = fatal
@@ -170,7 +176,8 @@ class SupervisedThread:
             self.activity.works(self._clock())
 
     def progress(self) -> None:
-        """A turn of many parts has finished one of them. On the thread itself."""
+        """A turn of many parts, or without an end, has finished one of them. On the thread itself."""
+        self.activity.failures_in_a_row = 0
         self.activity.works(self._clock())
 
     def trouble(self) -> str | None:

@@ -32,6 +32,9 @@ def _why_not(services: Services) -> str | None:
         return "shutting down"
     if not services.served.engine.stats().alive:
         return "the engine is dead"
+    for thread in services.threads:
+        if (trouble := thread.trouble()) is not None:
+            return trouble
     if services.disk.shortage() is not None:
         return "the database's disk is nearly full"
     try:

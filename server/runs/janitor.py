@@ -1,7 +1,6 @@
 """The janitor thread: what has expired is purged, every so often. Any number of replicas may have one."""
 
 import logging
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from server.crashpoints import crashpoint
 from server.store import retention
 from server.store.database import Database, DatabaseError
 from server.store.disk import Disk, Shortage
+from server.supervised_thread import Retry, SupervisedThread
 
 log = logging.getLogger("holdfast.janitor")
 
@@ -82,25 +82,24 @@ class Janitor:
         self._disk = disk
         self._every = config.purge_seconds
         self._quiet = quiet_seconds(config)
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._loop, name="janitor", daemon=True)
+        self.thread = SupervisedThread("janitor", self._turn, retry=Retry(most_failures=None))
 
     def start(self) -> None:
-        self._thread.start()
+        self.thread.start()
 
     def stop(self) -> None:
         """Ends the thread after the batch that it is at."""
-        self._stopping.set()
-        self._thread.join()
+        self.thread.stop()
 
-    def _loop(self) -> None:
-        while not self._stopping.wait(self._every):
-            try:
-                done = purge(self._database, self._disk, self._quiet, self._stopping.wait)
-            except DiskShort as short:
-                log.warning("new responses are refused, and nothing is purged: %s", short)
-            except DatabaseError as error:
-                log.warning("purge failed, trying again later: %s", type(error).__name__)
-            else:
-                if done != Purged():
-                    log.info("purged %d responses, %d idempotency keys", done.responses, done.keys)
+    def _turn(self) -> None:
+        if self.thread.wait(self._every):
+            return
+        try:
+            done = purge(self._database, self._disk, self._quiet, self.thread.wait)
+        except DiskShort as short:
+            log.warning("new responses are refused, and nothing is purged: %s", short)
+        except DatabaseError as error:
+            log.warning("purge failed, trying again later: %s", type(error).__name__)
+        else:
+            if done != Purged():
+                log.info("purged %d responses, %d idempotency keys", done.responses, done.keys)

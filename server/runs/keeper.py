@@ -5,22 +5,22 @@ it is handed back; what somebody asked to end elsewhere is cancelled.
 """
 
 import logging
-import threading
 from collections.abc import Callable, Sequence
+from time import monotonic
 from uuid import UUID
 
 from server.crashpoints import crashpoint
+from server.runs.heartbeat_watch import HeartbeatWatch
 from server.runs.unread import Unread
 from server.store import leases, ownership
-from server.store.database import Database, DatabaseError
+from server.store.database import Connection, Database, DatabaseError
+from server.supervised_thread import Retry, SupervisedThread
 
 log = logging.getLogger("holdfast.keeper")
 
-BEAT_SECONDS = 1.0
-
 
 class Keeper:
-    """Beats once a second until `stop`."""
+    """Beats about once a second until `stop`."""
 
     def __init__(
         self,
@@ -36,11 +36,14 @@ class Keeper:
         on_fenced: Callable[[], None],
         on_others: Callable[[bool], None],
         on_database_gone: Callable[[], None],
+        on_turn: Callable[[], None] = lambda: None,
+        clock: Callable[[], float] = monotonic,
     ) -> None:
         """`holds` tells whether a response is being produced here; `cancel` ends one that is.
 
         `reading` gives the responses that run elsewhere and go on only while they are read here.
-        `on_others` is told with every beat whether other replicas are alive.
+        `on_others` is told with every beat whether other replicas are alive. `on_fenced` is called when this
+        process must end. `on_turn` is called after every turn, whether its beat could be written or not.
         """
         self._database = database
         self._replica = replica
@@ -50,53 +53,77 @@ class Keeper:
         self._reading = reading
         self._unread = unread
         self._on_unowned = on_unowned
-        self._on_fenced = on_fenced
         self._on_others = on_others
         self._on_database_gone = on_database_gone
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._loop, name="keeper", daemon=True)
+        self._on_turn = on_turn
+        self._clock = clock
+        self._watch = HeartbeatWatch(lease_seconds)
+        self.thread = SupervisedThread(
+            "keeper",
+            self._turn,
+            fatal=(leases.Fenced,),
+            on_fatal=on_fenced,
+            retry=Retry(longest_pause=leases.BEAT_SECONDS),
+        )
 
     def start(self) -> None:
-        self._thread.start()
+        self.thread.start()
 
     def stop(self) -> None:
-        self._stopping.set()
-        self._thread.join()
+        self.thread.stop()
 
-    def _loop(self) -> None:
-        while not self._stopping.wait(BEAT_SECONDS):
-            try:
-                self.beat()
-            except leases.Fenced:
-                log.critical("this replica was declared dead: its heartbeat came too late")
-                self._on_fenced()
-                return
-            except DatabaseError as error:
-                log.warning("heartbeat failed, trying again: %s", type(error).__name__)
-                self._on_database_gone()
+    def _turn(self) -> None:
+        if self.thread.wait(leases.beat_seconds(self._lease_seconds)):
+            return
+        try:
+            self.beat()
+        except leases.Fenced:
+            log.critical("this replica was declared dead: its heartbeat came too late")
+            raise
+        except DatabaseError as error:
+            log.warning("heartbeat failed, trying again: %s", type(error).__name__)
+            self._on_database_gone()
+        finally:
+            self._on_turn()
 
     def beat(self) -> None:
         """One round. Raises leases.Fenced when this replica was declared dead, or DatabaseError."""
+        silent = self._watch.look(self._clock(), self._heartbeats())
+        if silent:
+            with self._database.begin() as connection:
+                leases.bury(connection, silent, self._lease_seconds)
         with self._database.begin() as connection:
-            leases.beat(connection, self._replica, self._reading())
-            others_alive = leases.others_alive(connection, self._replica)
-            read = leases.read_elsewhere(connection, self._replica, self._unread.waiting())
-        self._on_others(others_alive)
-        self._unread.settle(read, alone=not others_alive)
-        with self._database.begin() as connection:
-            unowned = leases.bury(connection, self._lease_seconds)
+            unowned = leases.abandon(connection)
             if unowned:
                 crashpoint("bury.written")
         if unowned:
             crashpoint("bury.committed")
         with self._database.begin() as connection:
-            lost = [
-                place for place in ownership.owned(connection, self._replica) if not self._holds(place.id)
-            ]
-            if lost:
-                log.warning("%d responses of this replica are not produced by it; handed back", len(lost))
-                ownership.hand_back(connection, self._replica, lost)
-            for response in ownership.unwanted(connection, self._replica):
-                self._cancel(response)
+            lost = self._hand_back_lost(connection)
+            unwanted = ownership.unwanted(connection, self._replica)
+        for response in unwanted:
+            self._cancel(response)
         if unowned or lost:
             self._on_unowned()
+
+    def _heartbeats(self) -> dict[UUID, float]:
+        """Those of the other replicas, after this one's own is committed."""
+        try:
+            with self._database.begin() as connection:
+                leases.beat(connection, self._replica, self._reading())
+                read = leases.read_elsewhere(connection, self._replica, self._unread.waiting())
+                heartbeats = leases.heartbeats(connection, self._replica)
+        except Exception:
+            self._watch.failed()
+            raise
+        self._on_others(bool(heartbeats))
+        self._unread.settle(read, alone=not heartbeats)
+        return heartbeats
+
+    def _hand_back_lost(self, connection: Connection) -> int:
+        """How many responses this replica owned and does not produce."""
+        lost = [place for place in ownership.owned(connection, self._replica) if not self._holds(place.id)]
+        if lost:
+            log.warning("%d responses of this replica are not produced by it; handed back", len(lost))
+            ownership.hand_back(connection, self._replica, lost)
+        return len(lost)

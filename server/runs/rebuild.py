@@ -22,9 +22,11 @@ from server.runs.replay import replay, said
 from server.runs.run import Log, Run, RunFacts
 from server.runs.turns import Turns
 from server.store import events, responses
-from server.store.database import Connection
+from server.store.database import Connection, DatabaseError
+from server.store.events import Progress
 from server.store.responses import StoredResponse
 from server.wire.errors import DecodeFailure
+from server.wire.events import Event
 from server.wire.items import Item, decode_item
 from server.wire.request import CreateResponse
 from server.wire.response import Echo
@@ -56,34 +58,53 @@ class _Mute:
 
 
 def rebuild(connection: Connection, stored: StoredResponse, served: Served) -> Rebuilt:
-    """Reads a claimed response's log and history. Raises nothing but DatabaseError."""
+    """Reads a claimed response's log and history.
+
+    Raises DatabaseError, and any exception when what is stored cannot be decoded even so far that the run
+    could be ended.
+    """
     progress = events.progress(connection, stored.tenant, stored.id)
     told = events.read(connection, stored.tenant, stored.id, 0)
-    found = Log(progress.token_ids, progress.next_seq, told, progress.first_token_at)
-    prepared = _prepare_again(connection, stored, served)
-    if prepared is not None:
-        facts, request = _facts(stored, prepared), _request(stored, stored.asked or "")
-        items = _items(connection, stored)
-        run = Run(facts, first_reading(served, stored.tenant, request, prepared, items))
-        turns = Turns(
-            served=served,
-            tenant=stored.tenant,
-            request=request,
-            items=items,
-            response=stored.id,
-            seed=stored.seed,
-            sums_up=run.sums_up,
-        )
-        try:
-            said_now, job = replay(run, turns, prepared, progress, told)
-            if said(said_now) == said(told):
-                return Rebuilt(stored, run, job, turns)
-            log.error("response %s reads otherwise than when it was written", stored.id)
-        except Exception:
-            log.exception("run %s cannot read its tokens again", stored.id)
+    prepared = None
+    try:
+        prepared = _prepare_again(connection, stored, served)
+        if prepared is not None and (found := _resumed(connection, stored, served, prepared, progress, told)):
+            return found
+    except DatabaseError:
+        raise
+    except Exception:
+        log.exception("response %s cannot go on from what is stored of it", stored.id)
     run = Run(_facts(stored, prepared), Reading(_Mute()))
-    run.resume_told(found)
+    run.resume_told(Log(progress.token_ids, progress.next_seq, told, progress.first_token_at))
     return Rebuilt(stored, run, None)
+
+
+def _resumed(
+    connection: Connection,
+    stored: StoredResponse,
+    served: Served,
+    prepared: Prepared,
+    progress: Progress,
+    told: Sequence[Event],
+) -> Rebuilt | None:
+    """The run with the job that goes on; None if its tokens read otherwise now."""
+    facts, request = _facts(stored, prepared), _request(stored, stored.asked or "")
+    items = _items(connection, stored)
+    run = Run(facts, first_reading(served, stored.tenant, request, prepared, items))
+    turns = Turns(
+        served=served,
+        tenant=stored.tenant,
+        request=request,
+        items=items,
+        response=stored.id,
+        seed=stored.seed,
+        sums_up=run.sums_up,
+    )
+    said_now, job = replay(run, turns, prepared, progress, told)
+    if said(said_now) == said(told):
+        return Rebuilt(stored, run, job, turns)
+    log.error("response %s reads otherwise than when it was written", stored.id)
+    return None
 
 
 def _facts(stored: StoredResponse, prepared: Prepared | None) -> RunFacts:

@@ -6,7 +6,6 @@ stored yet is simply the shortest log.
 """
 
 import logging
-import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -21,8 +20,11 @@ from server.runs.rebuild import Rebuilt, rebuild
 from server.runs.recorder import Recorder
 from server.runs.tool_loop import ToolLoop
 from server.store import leases, ownership
-from server.store.database import Connection, Database, DatabaseError
+from server.store.database import Connection, Database, DatabaseError, Unreachable, is_gone
+from server.store.ownership import Place
+from server.store.quarantine import end_unreadable
 from server.store.responses import StoredResponse
+from server.supervised_thread import SupervisedThread
 
 log = logging.getLogger("holdfast.taker")
 
@@ -32,6 +34,8 @@ MOST_AT_ONCE = 64
 STOPPED = "The server stopped while it was generating this response."
 GIVEN_UP = "The server stopped several times while it was generating this response; it was given up."
 CHANGED = "The server's model has changed since this response began, so it cannot be finished."
+
+CANNOT_GO_ON = "The server could not go on with this response."
 
 
 class _NoRoom(Exception):
@@ -51,8 +55,12 @@ class Taker:
         *,
         most_running: int,
         most_deaths: int,
+        on_fatal: Callable[[], None] = lambda: None,
     ) -> None:
-        """`most_deaths`: a response that so many replicas died of running is given up."""
+        """`most_deaths`: a response that so many replicas died of running is given up.
+
+        `on_fatal` is called when the thread gives up.
+        """
         self._database = database
         self._replica = replica
         self._served = served
@@ -60,34 +68,26 @@ class Taker:
         self._tool_loop = tool_loop
         self._most_running = most_running
         self._most_deaths = most_deaths
-        self._wanted = threading.Event()
-        self._stopping = False
-        self._thread = threading.Thread(target=self._loop, name="taker", daemon=True)
+        self.thread = SupervisedThread("taker", self._turn, fatal=(leases.Fenced,), on_fatal=on_fatal)
 
     def start(self) -> None:
-        self._thread.start()
+        self.thread.start()
 
     def wake(self) -> None:
         """There may be something to take. Any thread."""
-        self._wanted.set()
+        self.thread.wake()
 
     def stop(self) -> None:
         """Takes nothing from now on; returns when what it had in hand is begun. Idempotent."""
-        self._stopping = True
-        self._wanted.set()
-        if self._thread.is_alive():
-            self._thread.join()
+        self.thread.stop()
 
-    def _loop(self) -> None:
-        while not self._stopping:
-            self._wanted.wait(POLL_SECONDS)
-            self._wanted.clear()
-            try:
-                self.take()
-            except leases.Fenced:
-                return  # the keeper says so, and ends the process
-            except DatabaseError as error:
-                log.warning("nothing can be claimed at the moment: %s", type(error).__name__)
+    def _turn(self) -> None:
+        if self.thread.wait(POLL_SECONDS):
+            return
+        try:
+            self.take()
+        except DatabaseError as error:
+            log.warning("nothing can be claimed at the moment: %s", type(error).__name__)
 
     def take(self) -> None:
         """Claims until there is nothing left that this replica could do. Raises Fenced or DatabaseError."""
@@ -99,7 +99,7 @@ class Taker:
                 self._handle(claimed, partial(self._go_on, full=full))
 
     def _claim(self, claim: Callable[[Connection], list[StoredResponse]]) -> list[StoredResponse]:
-        if self._stopping:
+        if self.thread.stopping:
             return []
         claimed: list[StoredResponse] = []
         try:
@@ -139,14 +139,53 @@ class Taker:
         left = deque(claimed)
         try:
             while left:
-                with self._database.begin() as connection:
-                    rebuilt = rebuild(connection, left[0], self._served)
+                rebuilt = self._rebuilt(left[0])
                 crashpoint("claim.rebuilt")
                 left.popleft()
-                act(rebuilt)
+                if rebuilt is not None:
+                    self._act(rebuilt, act)
+                self.thread.progress()
         except BaseException:
             self._forget(left)
             raise
+
+    def _rebuilt(self, claimed: StoredResponse) -> Rebuilt | None:
+        """The run; None if it cannot be made, and all is done about that response. Raises DatabaseError."""
+        try:
+            with self._database.begin() as connection:
+                return rebuild(connection, claimed, self._served)
+        except Unreachable as error:
+            if is_gone(error):
+                raise
+            log.warning("response %s cannot be read now: %s", claimed.id, type(error).__name__)
+            self._forget([claimed])  # it took too long, perhaps; those behind it need not wait for it
+            return None
+        except Exception:
+            log.exception("response %s cannot be read", claimed.id)
+        self._end_unreadable(Place(claimed.tenant, claimed.id))
+        return None
+
+    def _end_unreadable(self, place: Place) -> None:
+        try:
+            if end_unreadable(self._database, self._replica, place):
+                log.error("response %s ends as failed: what is stored of it cannot be read", place.id)
+        except DatabaseError as error:
+            log.error("response %s cannot even be ended: %s", place.id, type(error).__name__)
+            if is_gone(error):
+                raise
+        finally:
+            self._recorder.forget(place.id)
+
+    def _act(self, rebuilt: Rebuilt, act: Callable[[Rebuilt], None]) -> None:
+        """A mistake of ours that one response brings out ends that response."""
+        try:
+            act(rebuilt)
+        except _NoRoom:
+            raise
+        except Exception:
+            log.exception("response %s cannot go on", rebuilt.stored.id)
+            last = Break(rebuilt.stored.id, SERVER_ERROR, CANNOT_GO_ON)
+            self._recorder.deliver([Begin(rebuilt.run, starts=False), last])
 
     def _end(self, rebuilt: Rebuilt) -> None:
         stored = rebuilt.stored

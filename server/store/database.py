@@ -40,6 +40,7 @@ __all__ = [
     "driver",
     "durable",
     "is_disk_full",
+    "is_gone",
     "schema_state",
     "upgrade",
 ]
@@ -119,7 +120,7 @@ class Database:
                 self._outage.ended()
                 yield connection
         except Unreachable as error:
-            if _is_gone(error):
+            if is_gone(error):
                 self._outage.began(began)
             raise
         except psycopg.OperationalError as error:  # SQLAlchemy translates none that comes of a setting
@@ -190,14 +191,16 @@ def _check_out(connection: PatientConnection, record: ConnectionPoolEntry, _prox
         raise InvalidatePoolError
 
 
-def _is_gone(error: OperationalError | InterfaceError | InternalError) -> bool:
+def is_gone(error: DatabaseError) -> bool:
     """Whether Postgres did not answer at all, or said that it stops or starts."""
+    if not isinstance(error, Unreachable):
+        return False
     sqlstate = _sqlstate(error)
     return sqlstate == "" or sqlstate.startswith(("08", "57P"))
 
 
 def _may_pass(error: OperationalError | InterfaceError | InternalError) -> bool:
-    return _is_gone(error) or _sqlstate(error) in _REPEATABLE
+    return is_gone(error) or _sqlstate(error) in _REPEATABLE
 
 
 def _sqlstate(error: OperationalError | InterfaceError | InternalError) -> str:

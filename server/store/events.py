@@ -5,6 +5,7 @@ can never add to a response that another has taken over. Deltas are packed into 
 and folded into a single row when the response ends.
 """
 
+import logging
 from array import array
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,6 +20,8 @@ from sqlalchemy import ARRAY, Connection, Integer, Text, Uuid, bindparam, text
 
 from server.store.database import driver
 from server.wire.events import Event, Kind
+
+log = logging.getLogger("holdfast.events")
 
 Tenant = str
 _json = msgspec.json.Encoder().encode
@@ -256,7 +259,7 @@ class News:
     """What a look into the log showed of a watched response."""
 
     watched: Watched
-    state: Literal["running", "ended", "gone"]
+    state: Literal["running", "ended", "gone", "unreadable"]
     end: int
     """The number after the last event of a running response."""
     events: list[Event]
@@ -312,12 +315,16 @@ def _news(watched: Watched, rows: Sequence[tuple[Any, ...]]) -> News:
         return News(watched, "gone", 0, [])
     if status not in ("queued", "in_progress"):
         return News(watched, "ended", 0, [])
-    found = [
-        event
-        for _, _, first_seq, kind, output_index, content_index, body in rows
-        if first_seq is not None
-        for event in unpack(first_seq, kind, output_index, content_index, body.encode())
-    ]
+    try:
+        found = [
+            event
+            for _, _, first_seq, kind, output_index, content_index, body in rows
+            if first_seq is not None
+            for event in unpack(first_seq, kind, output_index, content_index, body.encode())
+        ]
+    except ValueError:  # msgspec's errors among them
+        log.exception("the events of response %s cannot be decoded", watched.response_id)
+        return News(watched, "unreadable", 0, [])
     if found:
         return News(watched, "running", found[-1].sequence_number + 1, found)
     return News(watched, "running", end or 0, [])

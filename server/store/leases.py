@@ -1,16 +1,26 @@
 """Replicas: a row per server process, its heartbeat, and the fence that every commit passes.
 
-Only the database's clock counts. A replica id is random for each process start, so a restarted process is
-never taken for the one before it.
+A heartbeat is a time of the database's clock that every beat changes; who is silent is decided by whether it
+changes, so no clock needs to be right. A replica id is random for each process start, so a restarted process
+is never taken for the one before it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from uuid import UUID
 
 from sqlalchemy import ARRAY, Connection, Uuid, bindparam, text
 
 from server.wire.ids import new_uuid
+
+BEAT_SECONDS = 1.0
+BEATS_PER_LEASE = 4
+"""At least: with a short lease beats come faster."""
+
+
+def beat_seconds(lease_seconds: float) -> float:
+    """How long a replica waits from one heartbeat to the next."""
+    return min(BEAT_SECONDS, lease_seconds / BEATS_PER_LEASE)
 
 
 class Fenced(Exception):
@@ -70,10 +80,8 @@ def read_elsewhere(connection: Connection, replica: UUID, responses: Sequence[UU
 
 
 def stop(connection: Connection, replica: UUID) -> None:
-    """Says that this replica ended in good order."""
-    connection.execute(
-        text("update replicas set state = 'stopped' where id = :id and state = 'alive'"), {"id": replica}
-    )
+    """Says that this replica ended in good order. Waits for a commit of it that is in flight."""
+    connection.execute(_STOP, {"id": replica})
 
 
 def recorder_session(replica: UUID) -> str:
@@ -81,48 +89,87 @@ def recorder_session(replica: UUID) -> str:
     return f"recorder {replica.hex}"
 
 
+_HEARTBEATS = text(
+    "select id, cast(extract(epoch from heartbeat_at) as float8) from replicas"
+    " where state = 'alive' and id <> :id"
+)
+"""As numbers, which any stored time can be read as; 'infinity' too."""
+_SILENT = """
+    r.state = 'alive' and exists (
+        select 1 from unnest(cast(:ids as uuid[]), cast(:heartbeats as float8[])) as seen (id, heartbeat)
+        where seen.id = r.id and seen.heartbeat = cast(extract(epoch from r.heartbeat_at) as float8))
+"""
 _BURY = text(
-    """
+    f"""
     update replicas set state = 'dead' where id in (
-        select id from replicas
-        where state = 'alive' and heartbeat_at < clock_timestamp() - make_interval(secs => :ttl)
-        for update skip locked)
-    """
+        select r.id from replicas r where {_SILENT} for update skip locked)
+    """  # noqa: S608 - a constant of ours
 )
 _CUT = text(
-    """
+    f"""
     select pg_terminate_backend(a.pid)
     from replicas r join pg_stat_activity a
         on a.application_name = 'holdfast recorder ' || replace(r.id::text, '-', '')
-    where r.state = 'alive' and r.heartbeat_at < clock_timestamp() - make_interval(secs => :ttl)
+    where {_SILENT}
       and a.xact_start < clock_timestamp() - make_interval(secs => :ttl)
       and a.datname = current_database() and a.usename = current_user
+    """  # noqa: S608 - a constant of ours
+)
+_STOP = text(
+    "update replicas set state = 'stopped' where id in ("
+    "select id from replicas where id = :id and state = 'alive' for update)"
+)
+_LOST_OWNERS = text(
+    """
+    with recursive owners (id) as (
+        (select replica_id from responses where status = 'in_progress' and replica_id is not null
+         order by replica_id limit 1)
+        union all
+        select (select r.replica_id from responses r
+                where r.status = 'in_progress' and r.replica_id > o.id order by r.replica_id limit 1)
+        from owners o where o.id is not null)
+    select o.id from owners o
+    where o.id is not null and not exists (
+        select 1 from replicas p where p.id = o.id and p.state = 'alive')
     """
 )
+"""Steps from one owner to the next in the index, so it costs as much as there are owners, not responses."""
 _ABANDON = text(
     """
+    with left_over as materialized (
+        select tenant, id from responses where status = 'in_progress' and replica_id = any(:owners)
+        for update skip locked)
     update responses r set replica_id = null, deaths = deaths + 1
-    where r.status = 'in_progress' and r.replica_id is not null
-      and not exists (select 1 from replicas p where p.id = r.replica_id and p.state = 'alive')
+    from left_over l
+    where r.tenant = l.tenant and r.id = l.id and r.status = 'in_progress' and r.replica_id = any(:owners)
     """
-)
+).bindparams(bindparam("owners", type_=ARRAY(Uuid)))
+"""The owners are constants of the statement: what is claimed meanwhile, by somebody who lives, is checked
+against them again when READ COMMITTED reads the row's newest version."""
 
 
-def bury(connection: Connection, ttl_seconds: float) -> int:
-    """Declares replicas dead whose heartbeat is older than that; how many responses nobody owns thereby.
+def heartbeats(connection: Connection, replica: UUID) -> dict[UUID, float]:
+    """The last heartbeat of every other replica that is not known to be dead."""
+    return {row[0]: row[1] for row in connection.execute(_HEARTBEATS, {"id": replica})}
 
-    One whose commit is in flight holds its row locked; it is looked at again next time. If that commit is as
-    old as the heartbeat, its session is ended: Postgres waits without limit for the rest of a COPY from a
-    client that has vanished. Whatever a replica owns that is not alive any more is left for others.
+
+def bury(connection: Connection, silent: Mapping[UUID, float], ttl_seconds: float) -> None:
+    """Declares those replicas dead whose heartbeat is still the one that was seen.
+
+    One whose commit is in flight holds its row locked; it is looked at again next time. If that commit is
+    `ttl_seconds` old, its session is ended: Postgres waits without limit for the rest of a COPY from a
+    client that has vanished.
     """
-    connection.execute(_CUT, {"ttl": ttl_seconds})
-    connection.execute(_BURY, {"ttl": ttl_seconds})
-    return connection.execute(_ABANDON).rowcount
+    seen = {"ids": list(silent), "heartbeats": list(silent.values())}
+    connection.execute(_CUT, {**seen, "ttl": ttl_seconds})
+    connection.execute(_BURY, seen)
 
 
-def others_alive(connection: Connection, replica: UUID) -> bool:
-    """Whether this replica shares the database with another one that lives, as far as is known."""
-    found = connection.execute(
-        text("select 1 from replicas where id <> :id and state = 'alive' limit 1"), {"id": replica}
-    )
-    return found.first() is not None
+def abandon(connection: Connection) -> int:
+    """Takes unfinished responses from replicas that are dead or stopped; how many nobody owns thereby.
+
+    Such a replica never comes back to life, so its id alone decides. A row that somebody else has locked is
+    passed over and found again by the next call.
+    """
+    owners = list(connection.scalars(_LOST_OWNERS))
+    return connection.execute(_ABANDON, {"owners": owners}).rowcount if owners else 0

@@ -6,13 +6,14 @@ transaction with data: one thread gathers them and sends them over a connection 
 
 import logging
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from uuid import UUID
 
 from sqlalchemy import ARRAY, Connection, Text, bindparam, text
 
 from server.store.database import Database, DatabaseError, driver
+from server.supervised_thread import SupervisedThread
 
 log = logging.getLogger("holdfast.notify")
 
@@ -120,28 +121,29 @@ def say(connection: Connection, hints: Hints) -> None:
 class Notifier:
     """The thread that tells other replicas; whoever has something to tell never waits for it."""
 
-    def __init__(self, database: Database, *, muted: bool = False) -> None:
-        """One that is `muted` says nothing: nobody listens."""
+    def __init__(
+        self, database: Database, *, muted: bool = False, on_fatal: Callable[[], None] = lambda: None
+    ) -> None:
+        """One that is `muted` says nothing: nobody listens. `on_fatal` is called when the thread gives up."""
         self.others_alive = True
         """Whether anybody is there to be told."""
         self._database = database
         self._muted = muted
         self._pending = Hints()
         self._changed = threading.Condition()
-        self._stopping = threading.Event()
         self._connection: Connection | None = None
         self._failed = False
-        self._thread = threading.Thread(target=self._loop, name="notifier", daemon=True)
+        self.thread = SupervisedThread("notifier", self._turn, on_fatal=on_fatal, on_end=self._disconnect)
 
     def start(self) -> None:
-        self._thread.start()
+        self.thread.start()
 
     def stop(self) -> None:
         """Ends the thread; what it had not said yet is not said."""
-        self._stopping.set()
+        self.thread.request_stop()
         with self._changed:
             self._changed.notify()
-        self._thread.join()
+        self.thread.join()
 
     def set_others_alive(self, alive: bool) -> None:
         """The keeper's thread, which knows."""
@@ -165,17 +167,16 @@ class Notifier:
                 self._pending.add(hints)
                 self._changed.notify()
 
-    def _loop(self) -> None:
-        while not self._stopping.is_set():
-            with self._changed:
-                self._changed.wait_for(lambda: self._pending or self._stopping.is_set())
-            self._stopping.wait(GATHER_SECONDS)
-            with self._changed:
-                hints, self._pending = self._pending, Hints()
-            if not self._stopping.is_set() and not self._said(hints):
-                self._tell(hints)
-                self._stopping.wait(_RETRY_SECONDS)
-        self._disconnect()
+    def _turn(self) -> None:
+        with self.thread.idle(), self._changed:
+            self._changed.wait_for(lambda: self._pending or self.thread.stopping)
+        if self.thread.wait(GATHER_SECONDS):
+            return
+        with self._changed:
+            hints, self._pending = self._pending, Hints()
+        if not self._said(hints):
+            self._tell(hints)
+            self.thread.wait(_RETRY_SECONDS)
 
     def _said(self, hints: Hints) -> bool:
         try:

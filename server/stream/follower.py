@@ -7,7 +7,6 @@ once for all watched responses. Hints only make it faster: without any of them r
 import logging
 import selectors
 import socket
-import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from time import monotonic
@@ -20,6 +19,7 @@ from server.store.events import News
 from server.store.notify import Hints
 from server.stream.frames import frames
 from server.stream.hub import TAIL_FRAMES, Hub, Place, Published
+from server.supervised_thread import Retry, SupervisedThread
 
 log = logging.getLogger("holdfast.follower")
 
@@ -31,6 +31,7 @@ SHARE_LISTENING, SHARE_ASKING = 0.005, 0.1
 MOST_SECONDS = 2.0
 """How long it looks at nothing but hints at the most, however much there is to look at."""
 _RETRY_SECONDS = 0.5
+_LONGEST_RETRY_SECONDS = 5.0
 
 
 class Follower:
@@ -45,11 +46,13 @@ class Follower:
         on_queue: Callable[[], None],
         on_cancel: Callable[[Collection[UUID]], None],
         listen: bool,
+        on_fatal: Callable[[], None] = lambda: None,
     ) -> None:
         """`is_here` says whether this process runs a response, and so tells the hub of it itself.
 
         `on_queue` is called when there may be work that nobody has, `on_cancel` with responses that are to be
         cancelled by whoever runs them; both on the follower's thread. Without `listen` there are no hints.
+        `on_fatal` is called when the thread gives up.
         """
         self._database = database
         self._hub = hub
@@ -57,18 +60,19 @@ class Follower:
         self._on_queue = on_queue
         self._on_cancel = on_cancel
         self._listen = listen
-        self._stopping = False
         self._failed = False
         self._woken, self._waker = socket.socketpair()
         self._woken.setblocking(False)
         self._waker.setblocking(False)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._woken, selectors.EVENT_READ)
-        self._thread = threading.Thread(target=self._loop, name="follower", daemon=True)
+        self.thread = SupervisedThread(
+            "follower", self._turn, on_fatal=on_fatal, retry=Retry(longest_pause=_LONGEST_RETRY_SECONDS)
+        )
         hub.on_watch = self.wake
 
     def start(self) -> None:
-        self._thread.start()
+        self.thread.start()
 
     def wake(self) -> None:
         """Has it look at once. Any thread; never waits."""
@@ -76,30 +80,25 @@ class Follower:
             self._waker.send(b"\0")
 
     def stop(self) -> None:
-        self._stopping = True
+        self.thread.request_stop()
         self.wake()
-        self._thread.join()
+        self.thread.join()
         self._selector.close()
         self._woken.close()
         self._waker.close()
 
     # --- the follower thread ---
 
-    def _loop(self) -> None:
-        while not self._stopping:
-            try:
-                with self._connected() as connection:
-                    self._follow(connection)
-            except Exception as error:  # noqa: BLE001 - whatever it is, readers wait for this thread
-                self._note(error)
-                self._wait(_RETRY_SECONDS)
-
-    def _note(self, error: Exception) -> None:
-        """Logs a trouble when it begins."""
-        if not self._failed:
-            mistake = None if isinstance(error, DatabaseError) else error
-            log.warning("responses of other replicas stand still: %s", type(error).__name__, exc_info=mistake)
-        self._failed = True
+    def _turn(self) -> None:
+        """Follows over one connection until it is lost."""
+        try:
+            with self._connected() as connection:
+                self._follow(connection)
+        except DatabaseError as error:
+            if not self._failed:
+                log.warning("responses of other replicas stand still: %s", type(error).__name__)
+            self._failed = True
+            self._wait(_RETRY_SECONDS)
 
     @contextmanager
     def _connected(self) -> Iterator[Connection]:
@@ -135,7 +134,7 @@ class Follower:
         named: dict[str, Place] = {}
         unseen: set[Place] = set()
         hinted: set[str] = set()
-        while not self._stopping:
+        while not self.thread.stopping:
             began = monotonic()
             everything = began >= due
             unseen |= self._hub.joined()
@@ -152,6 +151,7 @@ class Follower:
                     self._told(connection, news) for news in events.catch_up(connection, chosen)
                 )
             self._failed = False
+            self.thread.progress()
             unseen = {(one.tenant, one.response_id) for one in watched if one.response_id in here}
             if everything:
                 pause = self._pause_after(monotonic() - began)
@@ -180,7 +180,9 @@ class Follower:
     def _wait(self, seconds: float) -> bool:
         """Until it is woken, which is True, the database says something, or so long."""
         woken = False
-        for key, _ in self._selector.select(seconds):
+        with self.thread.idle():
+            ready = self._selector.select(seconds)
+        for key, _ in ready:
             if key.fileobj is self._woken:
                 self._woken.recv(4096)
                 woken = True

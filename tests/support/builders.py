@@ -200,10 +200,11 @@ def register(database: Database, model: str = "model") -> UUID:
 
 
 def kill(database: Database, replica: UUID) -> None:
-    """Makes a replica's heartbeat old and has it declared dead."""
+    """Has a replica declared dead and what it left abandoned."""
     with database.begin() as connection:
         connection.exec_driver_sql("update replicas set heartbeat_at = 'epoch' where id = %s", (replica,))
-        leases.bury(connection, 10.0)
+        leases.bury(connection, {replica: 0.0}, 10.0)
+        leases.abandon(connection)
 
 
 def insert_response(

@@ -5,7 +5,7 @@ against those before them as they are written: numbers without a gap, attempts t
 after the end.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from types import ModuleType
@@ -45,19 +45,22 @@ def read_elsewhere(at: Memory, replica: UUID, responses: Sequence[UUID]) -> list
     return [one for one in responses if any(one in reading for reading in others)]
 
 
-def bury(at: Memory, ttl_seconds: float) -> int:
-    for replica in [one for one, beaten in at.alive.items() if beaten < at.seconds - ttl_seconds]:
+def heartbeats(at: Memory, replica: UUID) -> dict[UUID, float]:
+    return {other: beaten for other, beaten in at.alive.items() if other != replica}
+
+
+def bury(at: Memory, silent: Mapping[UUID, float], ttl_seconds: float) -> None:
+    for replica in [one for one, seen in silent.items() if at.alive.get(one) == seen]:
         before = at.alive.pop(replica)
         at.undo.append(lambda replica=replica, before=before: at.alive.update({replica: before}))  # type: ignore[misc]
+
+
+def abandon(at: Memory) -> int:
     left = [row for row in _unfinished(at) if row.stored.replica_id is not None]
     left = [row for row in left if row.stored.replica_id not in at.alive]
     for row in left:
         at.change(row, replica_id=None, deaths=row.stored.deaths + 1)
     return len(left)
-
-
-def others_alive(at: Memory, replica: UUID) -> bool:
-    return any(other != replica for other in at.alive)
 
 
 def _unfinished(at: Memory) -> list[Row]:
@@ -269,7 +272,8 @@ PLACES: dict[ModuleType, dict[str, Any]] = {
         "fence": fence,
         "beat": beat,
         "bury": bury,
-        "others_alive": others_alive,
+        "abandon": abandon,
+        "heartbeats": heartbeats,
         "read_elsewhere": read_elsewhere,
     },
     ownership: {

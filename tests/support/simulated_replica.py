@@ -67,6 +67,7 @@ class Replica:
             on_fenced=self.die,
             on_others=lambda _alive: None,
             on_database_gone=lambda: None,
+            clock=lambda: world.memory.seconds,
         )
         self.admission = Admission(
             served,

@@ -1,6 +1,9 @@
 import threading
+from collections.abc import Iterator
+from typing import Any
 from uuid import UUID
 
+import msgspec
 import pytest
 
 from server.runs.recorder import Recorder
@@ -24,6 +27,17 @@ def age(connection: Connection, replica: UUID, seconds: float) -> None:
         "update replicas set heartbeat_at = clock_timestamp() - make_interval(secs => %s) where id = %s",
         (seconds, replica),
     )
+
+
+def bury_silent(connection: Connection, seconds: float, *, ttl: float = 10) -> None:
+    """As a replica does that has seen these heartbeats for so long."""
+    old = connection.exec_driver_sql(
+        "select id from replicas where heartbeat_at < clock_timestamp() - make_interval(secs => %s)",
+        (seconds,),
+    )
+    silent = {row[0] for row in old}
+    seen = leases.heartbeats(connection, new_uuid())
+    leases.bury(connection, {one: seen[one] for one in silent & seen.keys()}, ttl)
 
 
 def test_a_replica_passes_the_fence_until_it_is_buried(database: Database) -> None:
@@ -53,7 +67,7 @@ def test_only_silent_replicas_are_buried_and_a_beat_prevents_it(database: Databa
         age(connection, silent, 11)
         age(connection, beating, 11)
         leases.beat(connection, beating)
-        leases.bury(connection, 10)
+        bury_silent(connection, 10)
     assert [state(database, replica) for replica in (silent, beating, fresh)] == ["dead", "alive", "alive"]
 
 
@@ -79,7 +93,7 @@ def test_a_stopped_replica_is_fenced_and_not_buried(database: Database) -> None:
     with database.begin() as connection:
         leases.stop(connection, replica)
         age(connection, replica, 11)
-        leases.bury(connection, 10)
+        bury_silent(connection, 10)
     assert state(database, replica) == "stopped"
     with database.begin() as connection, pytest.raises(leases.Fenced):
         leases.fence(connection, replica)
@@ -101,11 +115,11 @@ def test_a_burial_passes_by_a_replica_whose_commit_is_in_flight(database: Databa
     with database.begin() as connection:
         leases.fence(connection, replica)
         with database.begin() as undertaker:
-            leases.bury(undertaker, 10)
+            bury_silent(undertaker, 10)
         assert state(database, replica) == "alive"
     assert state(database, other) == "dead"
     with database.begin() as connection:
-        leases.bury(connection, 10)
+        bury_silent(connection, 10)
     assert state(database, replica) == "dead"
 
 
@@ -127,7 +141,7 @@ def test_a_commit_that_meets_a_burial_in_flight_waits_for_it_and_is_fenced(datab
     zombie = threading.Thread(target=commit)
     with database.begin() as undertaker:
         age(undertaker, replica, 11)
-        leases.bury(undertaker, 10)
+        bury_silent(undertaker, 10)
         zombie.start()
         eventually(lambda: outcome or _waits(database))
         assert outcome == []
@@ -154,7 +168,7 @@ def test_a_replica_that_vanished_in_the_middle_of_a_copy_is_buried(database: Dat
 
 def bury(database: Database, seconds: float) -> None:
     with database.begin() as connection:
-        leases.bury(connection, seconds)
+        bury_silent(connection, 10, ttl=seconds)
 
 
 def state_after_burial(database: Database, replica: UUID) -> str:
@@ -203,3 +217,90 @@ def _waits(database: Database) -> bool:
                 " and wait_event_type = 'Lock' and datname = current_database()"
             ).scalar_one()
         )
+
+
+def _owner(database: Database, response: UUID) -> tuple[UUID | None, int]:
+    with database.begin() as connection:
+        row = connection.exec_driver_sql(
+            "select replica_id, deaths from responses where id = %s", (response,)
+        ).one()
+        return row.replica_id, row.deaths
+
+
+def test_a_response_that_is_claimed_while_it_is_abandoned_stays_with_its_new_owner(
+    database: Database,
+) -> None:
+    dead, living = register(database), register(database)
+    run = accept(database, dead)
+    with database.begin() as connection:
+        leases.stop(connection, dead)
+    with database.begin() as claimer:
+        claimer.exec_driver_sql(
+            "update responses set replica_id = %s, attempt = 2 where id = %s", (living, run.facts.id)
+        )
+        with database.begin() as connection:
+            assert leases.abandon(connection) == 0, "its row is locked, and is passed over"
+    with database.begin() as connection:
+        assert leases.abandon(connection) == 0
+    assert _owner(database, run.facts.id) == (living, 0)
+
+
+def test_what_dead_stopped_and_unknown_replicas_left_is_abandoned_and_nothing_else(
+    database: Database,
+) -> None:
+    dead, stopped, living, unknown = *(register(database) for _ in range(3)), new_uuid()
+    runs = {owner: accept(database, owner).facts.id for owner in (dead, stopped, living, unknown)}
+    with database.begin() as connection:
+        connection.exec_driver_sql("update replicas set state = 'dead' where id = %s", (dead,))
+        leases.stop(connection, stopped)
+        assert leases.abandon(connection) == 3
+        assert leases.abandon(connection) == 0
+    owners = {owner: _owner(database, run) for owner, run in runs.items()}
+    assert owners == {dead: (None, 1), stopped: (None, 1), unknown: (None, 1), living: (living, 0)}
+
+
+def test_looking_for_lost_owners_reads_as_many_rows_as_there_are_owners(database: Database) -> None:
+    owners = [register(database) for _ in range(3)]
+    template = accept(database, owners[0]).facts.id
+    with database.begin() as connection:
+        connection.exec_driver_sql(
+            "insert into responses (tenant, id, status, background, stream, model, replica_id, seed, request,"
+            " metadata) select tenant, gen_random_uuid(), 'in_progress', true, stream, model,"
+            " (cast(%s as uuid[]))[n %% 3 + 1], seed, request, metadata"
+            " from responses, generate_series(1, 3000) n where id = %s",
+            (owners, template),
+        )
+    with database.begin() as connection:
+        connection.exec_driver_sql("analyze responses")
+        plan = connection.exec_driver_sql(
+            f"explain (analyze, format json) {leases._LOST_OWNERS}"
+        ).scalar_one()
+    touched = list(_rows_read(msgspec.json.decode(plan)[0]["Plan"]))
+    assert touched
+    assert max(touched) <= 2 * len(owners)
+
+
+def _rows_read(node: dict[str, Any]) -> Iterator[float]:
+    """Of each scan of responses."""
+    if node.get("Relation Name") == "responses":
+        yield node["Actual Rows"] * node["Actual Loops"]
+    for child in node.get("Plans", ()):
+        yield from _rows_read(child)
+
+
+def test_a_burial_spares_who_has_beaten_since_it_was_seen_silent(database: Database) -> None:
+    me, silent, woken = (register(database) for _ in range(3))
+    with database.begin() as connection:
+        seen = leases.heartbeats(connection, me)
+        leases.beat(connection, woken)
+        leases.bury(connection, seen, 10)
+    assert [state(database, one) for one in (me, silent, woken)] == ["alive", "dead", "alive"]
+
+
+def test_a_heartbeat_that_is_no_time_is_read_like_any_other(database: Database) -> None:
+    me, odd = register(database), register(database)
+    with database.begin() as connection:
+        connection.exec_driver_sql("update replicas set heartbeat_at = 'infinity' where id = %s", (odd,))
+        seen = leases.heartbeats(connection, me)
+        leases.bury(connection, seen, 10)
+    assert state(database, odd) == "dead"

@@ -126,7 +126,7 @@ def test_its_commits_do_not_wait_for_the_disk_even_when_all_others_do(database_u
 def test_others_are_alive_as_long_as_one_of_them_is(database: Database) -> None:
     def alone() -> bool:
         with database.begin() as connection:
-            return not leases.others_alive(connection, me)
+            return not leases.heartbeats(connection, me)
 
     me = register(database)
     assert alone()

@@ -125,6 +125,37 @@ def test_a_thread_that_waits_for_work_has_no_trouble_however_long_it_waits() -> 
     assert activity.trouble(1e6) is None
 
 
+def test_a_thread_that_fails_again_and_again_is_a_trouble_until_it_makes_progress() -> None:
+    failing = threading.Semaphore(0)
+    healed = threading.Event()
+
+    def turn() -> None:
+        if healed.is_set():
+            thread.progress()
+            thread.wait()
+            return
+        failing.release()
+        raise ValueError
+
+    thread = SupervisedThread("worker", turn, retry=Retry(10_000, 0.001))
+    with running(thread):
+        for _ in range(6):
+            assert failing.acquire(timeout=10)
+        assert "times in a row" in (thread.trouble() or "")
+        healed.set()
+        eventually(lambda: thread.trouble() is None)
+        assert thread.activity.failures >= 6
+
+
+def test_failures_of_a_thread_that_is_repeated_for_ever_are_no_trouble() -> None:
+    activity = Activity("janitor", longest_turn=60, must_succeed=False)
+    for _ in range(100):
+        activity.failed()
+    activity.works(0)
+    assert activity.trouble(1) is None
+    assert activity.trouble(61) is not None
+
+
 def test_pauses_double_up_to_a_bound_and_end_after_so_many_failures() -> None:
     retry = Retry(most_failures=12, longest_pause=5)
     pauses = [retry.pause(failures) for failures in range(1, 14)]

@@ -1,0 +1,88 @@
+"""When the standby process beats for a server that shows no sign of life."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from server.store.standby_heartbeat import standby_for
+from server.store.standby_heartbeat_process import Settings, Standby, is_stopped
+from server.wire.ids import new_uuid
+from tests.support.eventually import eventually
+
+SETTINGS = Settings(url="", replica="", server_pid=1, every=1, silence=2, longest_stall=60)
+
+
+def beats(standby: Standby, start: int, end: int) -> list[int]:
+    found = []
+    for now in range(start, end):
+        if standby.is_due(now):
+            standby.beat(now)
+            found.append(now)
+    return found
+
+
+def test_nobody_is_beaten_for_who_gives_signs_of_life() -> None:
+    standby = Standby(SETTINGS, 0)
+    for now in range(20):
+        standby.sign(now)
+        assert not standby.is_due(now + 0.9)
+
+
+def test_a_silent_server_is_beaten_for_until_the_silence_is_too_long() -> None:
+    standby = Standby(SETTINGS, 0)
+    standby.sign(10)
+    assert beats(standby, 10, 100) == list(range(12, 71))
+    standby.sign(100)
+    assert beats(standby, 100, 104) == [102, 103]
+
+
+@pytest.mark.parametrize(("now", "pause"), [(0, 2), (1.5, 0.5), (2, 0), (61, 1)])
+def test_it_sleeps_until_something_may_be_due(now: float, pause: float) -> None:
+    assert Standby(SETTINGS, 0).pause(now) == pause
+
+
+def test_it_sleeps_between_two_heartbeats() -> None:
+    standby = Standby(SETTINGS, 0)
+    standby.beat(5)
+    assert standby.pause(5.25) == 0.75
+
+
+def test_a_process_that_a_signal_has_stopped_is_told_from_one_that_runs() -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        assert not is_stopped(process.pid)
+        os.kill(process.pid, signal.SIGSTOP)
+        eventually(lambda: is_stopped(process.pid))
+        os.kill(process.pid, signal.SIGCONT)
+        eventually(lambda: not is_stopped(process.pid))
+        process.communicate(b"\n")
+    assert not is_stopped(process.pid)
+
+
+def test_the_process_ends_with_the_pipe_and_ignores_signals_to_the_group() -> None:
+    standby = standby_for("postgresql://nobody@127.0.0.1:1/none", new_uuid(), 10)
+    standby.start()
+    process = standby._process
+    assert process is not None
+    os.kill(process.pid, 0)
+    standby.sign()
+    standby.stop()
+    assert process.returncode == 0
+
+
+def test_a_process_that_was_killed_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("server.store.standby_heartbeat._RESTART_SECONDS", 0.0)
+    standby = standby_for("postgresql://nobody@127.0.0.1:1/none", new_uuid(), 10)
+    standby.start()
+    try:
+        first = standby._process
+        assert first is not None
+        first.kill()
+        first.wait()
+        standby.sign()
+        assert standby._process is not None
+        assert standby._process.pid != first.pid
+    finally:
+        standby.stop()
