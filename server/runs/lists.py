@@ -1,5 +1,6 @@
 """Pages of what is stored: a tenant's responses, and what one of them was given."""
 
+import logging
 from collections.abc import Sequence
 from uuid import UUID
 
@@ -11,23 +12,43 @@ from server.runs.states import ENDED
 from server.store import listing, responses
 from server.store.database import Connection, Database
 from server.store.listing import Cursor, Filters
+from server.store.responses import StoredResponse
 from server.wire import ids
 from server.wire.pages import Page, page
+
+log = logging.getLogger("holdfast.lists")
 
 
 def list_responses(
     database: Database, tenant: str, filters: Filters, after: str | None, limit: int, *, newest_first: bool
 ) -> Page[msgspec.Raw]:
-    """A page of the responses that exist for readers, whole. Raises InvalidRequest for a bad cursor."""
+    """A page of the responses that exist for readers, whole. Raises InvalidRequest for a bad cursor.
+
+    One that cannot be decoded is left out, and logged: it does not keep the others from being listed.
+    """
 
     def work(connection: Connection) -> list[bytes]:
         cursor = _cursor(connection, tenant, after) if after is not None else None
-        found = listing.page(connection, tenant, filters, cursor, limit + 1, newest_first=newest_first)
-        ended = [stored.id for stored in found if stored.status in ENDED]
-        outputs = listing.outputs(connection, tenant, ended)
-        return [msgspec.json.encode(as_response(stored, outputs.get(stored.id, ()))) for stored in found]
+        listed: list[bytes] = []
+        while (wanted := limit + 1 - len(listed)) > 0:
+            found = listing.page(connection, tenant, filters, cursor, wanted, newest_first=newest_first)
+            ended = [stored.id for stored in found if stored.status in ENDED]
+            outputs = listing.outputs(connection, tenant, ended)
+            listed += (told for stored in found if (told := _told(stored, outputs.get(stored.id, ()))))
+            if len(found) < wanted:
+                break
+            cursor = Cursor(found[-1].created_at, found[-1].id)
+        return listed
 
     return page(database.read(work), limit)
+
+
+def _told(stored: StoredResponse, output: Sequence[str]) -> bytes | None:
+    try:
+        return msgspec.json.encode(as_response(stored, output))
+    except ValueError:  # msgspec's errors among them
+        log.exception("response %s cannot be decoded and is not listed", stored.id)
+        return None
 
 
 def _cursor(connection: Connection, tenant: str, after: str) -> Cursor:
