@@ -36,7 +36,7 @@ from server.origins import read_allowed_hosts
 from server.runs.active import Inbound
 from server.runs.admit import Admission
 from server.runs.janitor import Janitor
-from server.runs.keeper import Keeper, beat_seconds
+from server.runs.keeper import Keeper
 from server.runs.prepare import Served
 from server.runs.recorder import Recorder
 from server.runs.sealing import Seal
@@ -184,12 +184,12 @@ class _Process:
         )
         self._unread = Unread(is_unread=hub.is_unread, cancel=self._cancel)
         self._admission = self._make_admission(served, hub, opened)
-        lease = config.lease_seconds
-        self._standby = standby_for(database.url, self._replica, beat_seconds(lease), lease)
+        self._standby = standby_for(database.url, self._replica, config.lease_seconds)
         self._stall_watch = StallWatch()
         self._keeper = self._make_keeper(hub, opened)
         self._follower = self._make_follower(hub)
         self._janitor = Janitor(database, opened.disk, config)
+        workers = (self._notifier, self._follower, self._keeper, self._janitor, self._taker)
         self._services = Services(
             config=config,
             database=database,
@@ -203,14 +203,12 @@ class _Process:
             admission=self._admission,
             taker=self._taker,
             tool_loop=self._tool_loop,
-            threads=tuple(one.thread for one in (self._notifier, self._follower, self._keeper, self._taker)),
+            threads=tuple(worker.thread for worker in workers),
             stall_watch=self._stall_watch,
             started_at=int(time.time()),
         )
-        self._standby.start()
-        threads = (self._recorder, self._notifier, self._follower, self._keeper, self._janitor, self._taker)
-        for thread in (*threads, self._stall_watch):
-            thread.start()
+        for starting in (self._standby, self._stall_watch, self._recorder, *workers):
+            starting.start()
 
     def _load(self) -> Served:
         served = load_model(self._config, self._deliver, self._say, self._engine_died)

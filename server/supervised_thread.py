@@ -31,7 +31,7 @@ class Retry:
     """How often a turn is repeated that fails, and after what pauses."""
 
     most_failures: int | None = MOST_FAILURES
-    """In a row; the next one is fatal. None: the turn is repeated for ever."""
+    """In a row; the next one is fatal. None: the turn is repeated for ever, and that is no trouble."""
     longest_pause: float = LONGEST_PAUSE_SECONDS
 
     def pause(self, failures: int) -> float | None:
@@ -47,7 +47,9 @@ class Activity:
     One thread writes, any thread reads: each change is one assignment of a tuple.
     """
 
-    def __init__(self, name: str, longest_turn: float) -> None:
+    def __init__(self, name: str, longest_turn: float, *, must_succeed: bool = True) -> None:
+        """`must_succeed`: failures in a row are a trouble, too."""
+        self._must_succeed = must_succeed
         self._name = name
         self._longest_turn = longest_turn
         self._now: tuple[bool, float] = (True, 0.0)
@@ -78,7 +80,7 @@ class Activity:
 
     def trouble(self, now: float) -> str | None:
         """Why the thread is not doing its work; None if it is."""
-        if self.failures_in_a_row >= FAILING:
+        if self._must_succeed and self.failures_in_a_row >= FAILING:
             return f"the {self._name} thread has failed {self.failures_in_a_row} times in a row"
         idle, since = self._now
         if idle or now - since <= self._longest_turn:
@@ -115,7 +117,7 @@ class SupervisedThread:
         not count.
         """
         self.name = name
-        self.activity = Activity(name, longest_turn)
+        self.activity = Activity(name, longest_turn, must_succeed=retry.most_failures is not None)
         self._turn = turn
         self._on_fatal = on_fatal
         self._fatal = fatal

@@ -18,15 +18,6 @@ from server.supervised_thread import Retry, SupervisedThread
 
 log = logging.getLogger("holdfast.keeper")
 
-BEAT_SECONDS = 1.0
-BEATS_PER_LEASE = 4
-"""At least: with a short lease beats come faster."""
-
-
-def beat_seconds(lease_seconds: float) -> float:
-    """How long a replica waits from one heartbeat to the next."""
-    return min(BEAT_SECONDS, lease_seconds / BEATS_PER_LEASE)
-
 
 class Keeper:
     """Beats about once a second until `stop`."""
@@ -72,7 +63,7 @@ class Keeper:
             self._turn,
             fatal=(leases.Fenced,),
             on_fatal=on_fenced,
-            retry=Retry(longest_pause=BEAT_SECONDS),
+            retry=Retry(longest_pause=leases.BEAT_SECONDS),
         )
 
     def start(self) -> None:
@@ -82,7 +73,7 @@ class Keeper:
         self.thread.stop()
 
     def _turn(self) -> None:
-        if self.thread.wait(beat_seconds(self._lease_seconds)):
+        if self.thread.wait(leases.beat_seconds(self._lease_seconds)):
             return
         try:
             self.beat()

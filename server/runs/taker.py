@@ -35,10 +35,6 @@ STOPPED = "The server stopped while it was generating this response."
 GIVEN_UP = "The server stopped several times while it was generating this response; it was given up."
 CHANGED = "The server's model has changed since this response began, so it cannot be finished."
 
-Claimed = StoredResponse | Place
-"""A response that is this replica's now; its place alone if its row cannot be read."""
-
-
 CANNOT_GO_ON = "The server could not go on with this response."
 
 
@@ -102,10 +98,10 @@ class Taker:
             while claimed := self._claim(partial(self._claim_waiting, full=full)):
                 self._handle(claimed, partial(self._go_on, full=full))
 
-    def _claim(self, claim: Callable[[Connection], list[Claimed]]) -> list[Claimed]:
+    def _claim(self, claim: Callable[[Connection], list[StoredResponse]]) -> list[StoredResponse]:
         if self.thread.stopping:
             return []
-        claimed: list[Claimed] = []
+        claimed: list[StoredResponse] = []
         try:
             with self._database.begin() as connection:
                 leases.fence(connection, self._replica)
@@ -121,17 +117,17 @@ class Taker:
             crashpoint("claim.committed")
         return claimed
 
-    def _forget(self, claimed: Iterable[Claimed]) -> None:
+    def _forget(self, claimed: Iterable[StoredResponse]) -> None:
         """They are this replica's and it does nothing for them: the keeper will notice and hand them back."""
         for stored in claimed:
             self._recorder.forget(stored.id)
 
-    def _claim_hopeless(self, connection: Connection) -> list[Claimed]:
+    def _claim_hopeless(self, connection: Connection) -> list[StoredResponse]:
         return ownership.claim_hopeless(
             connection, self._replica, most_deaths=self._most_deaths, limit=MOST_AT_ONCE
         )
 
-    def _claim_waiting(self, connection: Connection, full: set[str]) -> list[Claimed]:
+    def _claim_waiting(self, connection: Connection, full: set[str]) -> list[StoredResponse]:
         room = min(self._most_running - self._recorder.load, MOST_AT_ONCE)
         if room <= 0 or not self._served.engine.stats().alive:
             return []
@@ -139,7 +135,7 @@ class Taker:
             connection, self._replica, models=self._served.names, full=full, limit=room
         )
 
-    def _handle(self, claimed: Sequence[Claimed], act: Callable[[Rebuilt], None]) -> None:
+    def _handle(self, claimed: Sequence[StoredResponse], act: Callable[[Rebuilt], None]) -> None:
         left = deque(claimed)
         try:
             while left:
@@ -153,12 +149,11 @@ class Taker:
             self._forget(left)
             raise
 
-    def _rebuilt(self, claimed: Claimed) -> Rebuilt | None:
+    def _rebuilt(self, claimed: StoredResponse) -> Rebuilt | None:
         """The run; None if it cannot be made, and all is done about that response. Raises DatabaseError."""
         try:
-            if isinstance(claimed, StoredResponse):
-                with self._database.begin() as connection:
-                    return rebuild(connection, claimed, self._served)
+            with self._database.begin() as connection:
+                return rebuild(connection, claimed, self._served)
         except Unreachable as error:
             if is_gone(error):
                 raise

@@ -7,13 +7,16 @@ stays silent in the middle of a transaction, so that no lock outlives the one wh
 
 import select
 from collections.abc import Generator
+from datetime import UTC, datetime
 from time import monotonic
 from typing import Any, TypeVar
 
 import psycopg
+from psycopg.abc import Buffer
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.pq import ExecStatus, TransactionStatus
 from psycopg.pq.abc import PGresult
+from psycopg.types.datetime import TimestamptzLoader
 from psycopg.types.json import set_json_dumps, set_json_loads
 
 LIMITS = "-c statement_timeout=5s -c lock_timeout=1s -c idle_in_transaction_session_timeout=5s"
@@ -38,6 +41,9 @@ _SERVER_SIDE = (
     "-c tcp_keepalives_idle=5 -c tcp_keepalives_interval=2 -c tcp_keepalives_count=3 -c tcp_user_timeout=6000"
 )
 """The same for the server's end, whose session would outlive a client that vanished by hours."""
+
+_FIRST_TIME, _LAST_TIME = datetime(2, 1, 1, tzinfo=UTC), datetime(9999, 1, 1, tzinfo=UTC)
+"""With a year left to add and subtract in."""
 
 _T = TypeVar("_T")
 _SILENT = "the server does not answer"
@@ -137,7 +143,23 @@ def connect(url: str, name: str, options: str) -> PatientConnection:
     )
     set_json_dumps(_as_it_is, connection)
     set_json_loads(_as_it_is, connection)
+    connection.adapters.register_loader("timestamptz", _TimeLoader)
     return connection
+
+
+class _TimeLoader(TimestamptzLoader):
+    """Postgres' times that Python has no datetime for, 'infinity' among them, become late or early ones.
+
+    One such row would otherwise make every statement fail that reads it, with all the other rows.
+    """
+
+    def load(self, data: Buffer) -> datetime:
+        try:
+            return super().load(data)
+        except psycopg.DataError:
+            text = bytes(data)
+            past = text.startswith(b"-") or text.endswith(b"BC")
+            return _FIRST_TIME if past else _LAST_TIME
 
 
 def url_in_time(url: str) -> str:

@@ -13,6 +13,15 @@ from sqlalchemy import ARRAY, Connection, Uuid, bindparam, text
 
 from server.wire.ids import new_uuid
 
+BEAT_SECONDS = 1.0
+BEATS_PER_LEASE = 4
+"""At least: with a short lease beats come faster."""
+
+
+def beat_seconds(lease_seconds: float) -> float:
+    """How long a replica waits from one heartbeat to the next."""
+    return min(BEAT_SECONDS, lease_seconds / BEATS_PER_LEASE)
+
 
 class Fenced(Exception):
     """This replica was declared dead; whatever it still holds belongs to others."""

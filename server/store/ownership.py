@@ -11,7 +11,6 @@ from uuid import UUID
 
 from sqlalchemy import Connection, text
 
-from server.store.database import DatabaseError, Unreachable
 from server.store.responses import StoredResponse, read_rows
 
 
@@ -45,41 +44,23 @@ _CLAIM_WAITING = text(
 )
 
 
-def claim_hopeless(
-    connection: Connection, me: UUID, *, most_deaths: int, limit: int
-) -> list[StoredResponse | Place]:
+def claim_hopeless(connection: Connection, me: UUID, *, most_deaths: int, limit: int) -> list[StoredResponse]:
     """Takes responses that are only to be ended: foreground ones whose replica died, cancelled ones, those
     that outlived too many replicas. The caller's transaction has passed the fence.
-
-    One whose row cannot be read is given as its place alone.
     """
     parameters = {"me": me, "most_deaths": most_deaths, "limit": limit}
-    return _read(connection, [Place(*row) for row in connection.execute(_CLAIM_HOPELESS, parameters)])
+    return read_rows(connection, [Place(*row) for row in connection.execute(_CLAIM_HOPELESS, parameters)])
 
 
 def claim_waiting(
     connection: Connection, me: UUID, *, models: Sequence[str], full: Collection[str], limit: int
-) -> list[StoredResponse | Place]:
+) -> list[StoredResponse]:
     """Takes background responses to generate, the longest waiting of the lowest priority number first.
 
-    Tenants that are `full` are passed over. The caller's transaction has passed the fence. One whose row
-    cannot be read is given as its place alone.
+    Tenants that are `full` are passed over. The caller's transaction has passed the fence.
     """
     parameters = {"me": me, "models": list(models), "full": list(full), "limit": limit}
-    return _read(connection, [Place(*row) for row in connection.execute(_CLAIM_WAITING, parameters)])
-
-
-def _read(connection: Connection, places: Sequence[Place]) -> list[StoredResponse | Place]:
-    """The rows; the place of one that the driver cannot convert, such as a time of 'infinity'."""
-    found: list[StoredResponse | Place] = []
-    for place in places:
-        try:
-            found += read_rows(connection, [place])
-        except Unreachable:
-            raise
-        except (DatabaseError, ValueError):
-            found.append(place)
-    return found
+    return read_rows(connection, [Place(*row) for row in connection.execute(_CLAIM_WAITING, parameters)])
 
 
 _HAND_BACK = text(

@@ -14,6 +14,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from server.store import standby_heartbeat_process
 from server.store.connect import url_in_time
+from server.store.leases import beat_seconds
 from server.store.standby_heartbeat_process import Settings
 
 log = logging.getLogger("holdfast.heartbeat")
@@ -77,7 +78,7 @@ class StandbyHeartbeat:
         os.write(self._process.stdin.fileno(), sign)
 
 
-def standby_for(url: str, replica: UUID, beat_seconds: float, lease_seconds: float) -> StandbyHeartbeat:
+def standby_for(url: str, replica: UUID, lease_seconds: float) -> StandbyHeartbeat:
     """For this process. It begins early enough that a heartbeat is written before a lease is over."""
     options = conninfo_to_dict(url).get("options") or ""
     conninfo = make_conninfo(
@@ -88,7 +89,7 @@ def standby_for(url: str, replica: UUID, beat_seconds: float, lease_seconds: flo
             url=conninfo,
             replica=str(replica),
             server_pid=os.getpid(),
-            every=beat_seconds,
+            every=beat_seconds(lease_seconds),
             silence=min(_MOST_SILENCE_SECONDS, lease_seconds / 3),
             longest_stall=LONGEST_STALL_SECONDS,
         )

@@ -18,10 +18,13 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
+from types import FrameType
 from typing import Any
 
 import psycopg
 
+PATIENCE_SECONDS = 6.0
+"""How long one heartbeat may take, with the connection."""
 _BEAT = "update replicas set heartbeat_at = clock_timestamp() where id = %s and state = 'alive'"
 
 
@@ -94,13 +97,16 @@ class _Beater:
 
     def beat(self) -> bool:
         """Tries to write one heartbeat; False when the replica is not alive any more."""
+        signal.setitimer(signal.ITIMER_REAL, PATIENCE_SECONDS)
         try:
             if self._connection is None:
                 self._connection = psycopg.connect(self._settings.url, autocommit=True)
             return self._connection.execute(_BEAT, (self._settings.replica,)).rowcount > 0
-        except psycopg.Error:
+        except (psycopg.Error, TimeoutError):
             self.close()
             return True
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
 
     def close(self) -> None:
         connection, self._connection = self._connection, None
@@ -108,10 +114,15 @@ class _Beater:
             connection.close()
 
 
+def _give_up(_number: int, _frame: FrameType | None) -> None:
+    raise TimeoutError
+
+
 def main() -> int:
     """Until the pipe ends or the replica is declared dead."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # they are for the server, which closes the pipe when it ends
+    signal.signal(signal.SIGALRM, _give_up)
     pipe = sys.stdin.fileno()
     settings = Settings(**json.loads(_line(pipe)))
     standby, beater = Standby(settings, monotonic()), _Beater(settings)

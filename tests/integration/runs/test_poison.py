@@ -9,11 +9,9 @@ import pytest
 
 from engine.messages import Finished, Job, Usage
 from server.runs.taker import CANNOT_GO_ON
-from server.runs.writing import stored_item
-from server.store.responses import INPUT, insert_items
 from tests.integration.runs.recorded import Bench
 from tests.integration.runs.test_taker import check_end, taking
-from tests.support.builders import TENANT, accept, make_message
+from tests.support.builders import accept
 from tests.support.eventually import eventually
 
 POISONS = {
@@ -23,7 +21,6 @@ POISONS = {
     "kind": "update response_events_hot set kind = 99 where response_id = %s",
     "body": "update response_events_hot set kind = 1, body = '[' where response_id = %s",
     "tokens": "update response_events_hot set token_ids = '\\x0102' where response_id = %s",
-    "time": "update responses set first_token_at = 'infinity' where id = %s",
     "at": "update response_events_hot set at = 'NaN' where response_id = %s",
 }
 
@@ -35,14 +32,6 @@ def test_a_row_that_cannot_be_decoded_ends_its_own_response_and_no_other(
     with taking(database_url) as at:
         bad, good = (accept(at.bench.database, at.bench.replica, background=True) for _ in range(2))
         with at.bench.database.begin() as connection:
-            if poison == "item":
-                insert_items(
-                    connection,
-                    TENANT,
-                    bad.facts.id,
-                    INPUT,
-                    [stored_item(make_message(bad.facts.id, 0, "Hi"))],
-                )
             assert connection.exec_driver_sql(POISONS[poison], (bad.facts.id,)).rowcount > 0
         at.taker.take()
         assert [job.job_id for job in at.engine.jobs] == [good.job_id]

@@ -1,4 +1,5 @@
 from collections.abc import Iterator
+from datetime import UTC, datetime
 
 import psycopg
 import pytest
@@ -118,3 +119,13 @@ def test_json_comes_back_as_the_text_that_it_was(database: Database) -> None:
     with database.begin() as connection:
         found = connection.execute(text("""select '{"b": 1e2,  "a": "\\u0000"}'::json""")).scalar_one()
     assert found == '{"b": 1e2,  "a": "\\u0000"}'
+
+
+def test_times_that_python_does_not_have_are_read_as_very_late_or_early_ones(database: Database) -> None:
+    with database.begin() as connection:
+        found = connection.exec_driver_sql(
+            "select 'infinity'::timestamptz, '-infinity'::timestamptz, '0044-03-15 BC'::timestamptz,"
+            " '20000-01-01'::timestamptz, '2026-05-04T00:00:00Z'::timestamptz"
+        ).one()
+    first, last = datetime(2, 1, 1, tzinfo=UTC), datetime(9999, 1, 1, tzinfo=UTC)
+    assert tuple(found) == (last, first, first, last, datetime(2026, 5, 4, tzinfo=UTC))

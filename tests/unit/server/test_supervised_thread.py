@@ -137,7 +137,7 @@ def test_a_thread_that_fails_again_and_again_is_a_trouble_until_it_makes_progres
         failing.release()
         raise ValueError
 
-    thread = SupervisedThread("worker", turn, retry=Retry(None, 0.001))
+    thread = SupervisedThread("worker", turn, retry=Retry(10_000, 0.001))
     with running(thread):
         for _ in range(6):
             assert failing.acquire(timeout=10)
@@ -145,6 +145,15 @@ def test_a_thread_that_fails_again_and_again_is_a_trouble_until_it_makes_progres
         healed.set()
         eventually(lambda: thread.trouble() is None)
         assert thread.activity.failures >= 6
+
+
+def test_failures_of_a_thread_that_is_repeated_for_ever_are_no_trouble() -> None:
+    activity = Activity("janitor", longest_turn=60, must_succeed=False)
+    for _ in range(100):
+        activity.failed()
+    activity.works(0)
+    assert activity.trouble(1) is None
+    assert activity.trouble(61) is not None
 
 
 def test_pauses_double_up_to_a_bound_and_end_after_so_many_failures() -> None:

@@ -62,7 +62,7 @@ def test_a_process_that_a_signal_has_stopped_is_told_from_one_that_runs() -> Non
 
 
 def test_the_process_ends_with_the_pipe_and_ignores_signals_to_the_group() -> None:
-    standby = standby_for("postgresql://nobody@127.0.0.1:1/none", new_uuid(), 1, 10)
+    standby = standby_for("postgresql://nobody@127.0.0.1:1/none", new_uuid(), 10)
     standby.start()
     process = standby._process
     assert process is not None
@@ -74,7 +74,7 @@ def test_the_process_ends_with_the_pipe_and_ignores_signals_to_the_group() -> No
 
 def test_a_process_that_was_killed_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("server.store.standby_heartbeat._RESTART_SECONDS", 0.0)
-    standby = standby_for("postgresql://nobody@127.0.0.1:1/none", new_uuid(), 1, 10)
+    standby = standby_for("postgresql://nobody@127.0.0.1:1/none", new_uuid(), 10)
     standby.start()
     try:
         first = standby._process

@@ -1,0 +1,143 @@
+"""Whom a replica declares dead, by its own clock and its own heartbeats."""
+
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from server.runs.keeper import Keeper
+from server.runs.unread import Unread
+from server.store import leases
+from server.store.database import Database, DatabaseError
+from server.store.leases import BEAT_SECONDS, beat_seconds
+from tests.support.builders import accept, register
+from tests.support.eventually import eventually
+
+LEASE = 10.0
+
+
+@pytest.fixture
+def database(database_url: str) -> Iterator[Database]:
+    with closing(Database(database_url, pool_size=4)) as opened:
+        yield opened
+
+
+@dataclass
+class Clock:
+    now: float = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def keeper_of(database: Database, me: UUID, clock: Clock, **about: Any) -> Keeper:
+    nothing: Callable[..., None] = lambda *_: None  # noqa: E731
+    return Keeper(
+        database,
+        me,
+        **{
+            "holds": lambda _response: True,
+            "cancel": nothing,
+            "lease_seconds": LEASE,
+            "reading": list,
+            "unread": Unread(is_unread=lambda _response: False, cancel=nothing),
+            "on_unowned": nothing,
+            "on_fenced": nothing,
+            "on_others": nothing,
+            "on_database_gone": nothing,
+            "clock": clock,
+            **about,
+        },
+    )
+
+
+def state(database: Database, replica: UUID) -> str:
+    with database.begin() as connection:
+        found: str = connection.exec_driver_sql(
+            "select state from replicas where id = %s", (replica,)
+        ).scalar_one()
+        return found
+
+
+def judged_at(database: Database, keeper: Keeper, clock: Clock, other: UUID, until: int) -> int | None:
+    """The second at which another replica is declared dead, if it is."""
+    while clock.now < until:
+        keeper.beat()
+        if state(database, other) == "dead":
+            return int(clock.now)
+        clock.now += 1
+    return None
+
+
+def test_a_replica_that_has_just_started_judges_nobody_for_a_lease(database: Database) -> None:
+    me, other, clock = register(database), register(database), Clock()
+    run = accept(database, other)
+    with database.begin() as connection:
+        connection.exec_driver_sql("update replicas set heartbeat_at = 'epoch' where id = %s", (other,))
+    keeper = keeper_of(database, me, clock)
+    assert judged_at(database, keeper, clock, other, 20) == LEASE
+    with database.begin() as connection:
+        row = connection.exec_driver_sql(
+            "select replica_id, deaths from responses where id = %s", (run.facts.id,)
+        ).one()
+    assert tuple(row) == (None, 1)
+
+
+def test_after_an_outage_of_many_leases_nobody_is_declared_dead_who_beats_again_in_time(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    me, other, clock = register(database), register(database), Clock()
+    keeper = keeper_of(database, me, clock)
+    assert judged_at(database, keeper, clock, other, int(LEASE)) is None
+    with monkeypatch.context() as patch:
+        patch.setattr(leases, "beat", fail)
+        for _ in range(4):
+            with pytest.raises(DatabaseError):
+                keeper.beat()
+            clock.now += LEASE
+    back = int(clock.now)
+    assert judged_at(database, keeper, clock, other, back + int(LEASE)) is None
+    with database.begin() as connection:
+        leases.beat(connection, other)
+    assert judged_at(database, keeper, clock, other, back + 30) == back + 2 * LEASE
+
+
+def fail(*_arguments: object) -> None:
+    raise DatabaseError("gone")
+
+
+def test_a_replica_that_was_suspended_judges_nobody_when_it_goes_on(database: Database) -> None:
+    me, other, clock = register(database), register(database), Clock()
+    keeper = keeper_of(database, me, clock)
+    assert judged_at(database, keeper, clock, other, int(LEASE)) is None
+    clock.now += 3 * LEASE
+    resumed = int(clock.now)
+    assert judged_at(database, keeper, clock, other, 100) == resumed + LEASE
+
+
+def test_a_replica_that_was_declared_dead_ends_its_process_and_shows_no_sign_of_life_after(
+    database: Database,
+) -> None:
+    me, fenced, signs = register(database), list[bool](), list[bool]()
+    with database.begin() as connection:
+        leases.stop(connection, me)
+    keeper = keeper_of(
+        database,
+        me,
+        Clock(),
+        lease_seconds=2.0,
+        on_fenced=lambda: fenced.append(True),
+        on_turn=lambda: signs.append(True),
+    )
+    keeper.start()
+    eventually(lambda: fenced)
+    assert "has died" in str(eventually(keeper.thread.trouble))
+    keeper.stop()
+    assert (len(fenced), len(signs)) == (1, 1)
+
+
+def test_heartbeats_come_several_times_in_a_lease_and_once_a_second_in_a_long_one() -> None:
+    assert [beat_seconds(lease) for lease in (2, 4, 10, 600)] == [0.5, 1.0, BEAT_SECONDS, BEAT_SECONDS]

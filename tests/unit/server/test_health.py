@@ -1,0 +1,52 @@
+"""What /health/ready answers when a thread of the process does not do its work."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from server.api import health
+from server.supervised_thread import SupervisedThread
+from tests.support.eventually import eventually
+
+
+def services(*threads: SupervisedThread) -> Any:
+    return SimpleNamespace(
+        admission=SimpleNamespace(open=True),
+        served=SimpleNamespace(engine=SimpleNamespace(stats=lambda: SimpleNamespace(alive=True))),
+        disk=SimpleNamespace(shortage=lambda: None),
+        database=SimpleNamespace(retry=lambda *_, **__: None),
+        threads=threads,
+    )
+
+
+def test_a_server_is_ready_while_its_threads_work() -> None:
+    thread = SupervisedThread("taker", lambda: waits(thread))
+    thread.start()
+    assert health._why_not(services(thread)) is None
+    thread.stop()
+
+
+def waits(thread: SupervisedThread) -> None:
+    thread.wait()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_thread_that_has_died_is_named() -> None:
+    def turn() -> None:
+        raise SystemExit
+
+    thread = SupervisedThread("taker", turn)
+    thread.start()
+    assert eventually(lambda: health._why_not(services(thread))) == "the taker thread has died"
+
+
+def test_a_thread_whose_turn_does_not_end_is_named() -> None:
+    now = [0.0]
+    thread = SupervisedThread("keeper", lambda: waits(thread), clock=lambda: now[0])
+    thread.start()
+    eventually(lambda: thread.activity._now[0])
+    thread.activity.works(0.0)
+    now[0] = 61.0
+    assert health._why_not(services(thread)) == "the keeper thread has been at one turn for 61 s"
+    thread.stop()
