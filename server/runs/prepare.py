@@ -25,6 +25,7 @@ from server.dialects.base import (
 )
 from server.dialects.plain import PlainParser
 from server.errors import ApiError, InvalidRequest, Overloaded, TooManyRequests
+from server.runs.bounds import logprobs_limit
 from server.runs.echo import make_echo
 from server.runs.hosted import as_read, hosted_of
 from server.runs.opened import opened
@@ -285,17 +286,18 @@ def _make_job(
     echo: Echo,
 ) -> Job:
     room = served.engine.capabilities.context_length - len(prompt.token_ids)
+    logprobs = request.top_logprobs or 0 if wants_logprobs(request) else None
     return Job(
         job_id=response.hex,
         prompt=prompt.token_ids,
-        max_tokens=min(echo.max_output_tokens or room, room),
+        max_tokens=min(echo.max_output_tokens or room, room, logprobs_limit(logprobs)),
         sampling=_sampling(served, request, echo, seed),
         stop_ids=prompt.stop_ids,
         stop_strings=stop_strings(request),
         min_tokens=request.min_tokens or 0,
         ignore_eos=bool(request.ignore_eos),
         grammar=given_grammar(request) or prompt.grammar,
-        logprobs=request.top_logprobs or 0 if wants_logprobs(request) else None,
+        logprobs=logprobs,
         prompt_logprobs=prompt_logprobs(request),
         cache_salt=f"{tenant}\0{request.cache_salt}" if request.cache_salt else tenant,
         share=tenant,
