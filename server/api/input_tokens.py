@@ -22,6 +22,11 @@ def count(services: Services, caller: Caller, request: Request, body: bytes) -> 
         input=[] if asked.input is None else asked.input,
     )
     tokens = count_input(
-        services.database, services.served, services.tool_loop.servers, caller.tenant, wanted
+        services.database,
+        services.served,
+        services.tool_loop.servers,
+        caller.tenant,
+        wanted,
+        services.admission.history,
     )
     return as_json(request, InputTokens(tokens))

@@ -22,6 +22,7 @@ from server.runs.accept import Acceptance, Begun, ConversationChanged, KeyTaken,
 from server.runs.bounds import refuse_prompt_logprobs, refuse_urgent, share_logprobs
 from server.runs.condense import prepare_first
 from server.runs.context import Context
+from server.runs.history import HistoryReads, TenantReads
 from server.runs.listing import list_tools
 from server.runs.prepare import Served, check, prepare, refusal
 from server.runs.prompts import read_request
@@ -73,6 +74,7 @@ class Admission:
         self._on_queued, self._unread = on_queued, unread
         self._tool_loop = tool_loop
         self._acceptance = Acceptance(served, replica, config)
+        self.history = HistoryReads()
         self._closed = threading.Event()
 
     @property
@@ -192,14 +194,46 @@ class Admission:
         generate: bool,
         choices: int,
     ) -> NewRun:
+        with self.history.of(caller.tenant) as reads:
+            found = self._gather(caller, request, response, given, held, reads)
+            return self._prepare_with(caller, request, response, repeatable, found, generate, choices)
+
+    def _gather(
+        self,
+        caller: Caller,
+        request: CreateResponse,
+        response: UUID,
+        given: Sequence[Given],
+        held: Sequence[Item] | None,
+        reads: TenantReads,
+    ) -> Context:
         def gather(connection: Connection) -> Context:
+            reads.start_over()
             if request.background:
                 self._acceptance.queue.check(connection, caller)
             return context.gather(
-                connection, caller.tenant, request, given, response, self._served.seal, held
+                connection,
+                caller.tenant,
+                request,
+                given,
+                response,
+                self._served.seal,
+                held,
+                reserve=reads.reserve,
             )
 
-        found = self._database.retry(gather)
+        return self._database.retry(gather)
+
+    def _prepare_with(
+        self,
+        caller: Caller,
+        request: CreateResponse,
+        response: UUID,
+        repeatable: Repeatable | None,
+        found: Context,
+        generate: bool,
+        choices: int,
+    ) -> NewRun:
         wanted, access = list_tools(self._tool_loop.servers, request, found.items)
         seed = wanted.seed if wanted.seed is not None else secrets.randbits(63)
         begin = prepare_first if generate else prepare

@@ -1,6 +1,5 @@
 """Pages of what is stored: a tenant's responses, and what one of them was given."""
 
-from collections.abc import Sequence
 from uuid import UUID
 
 import msgspec
@@ -10,9 +9,9 @@ from server.runs.read import as_response
 from server.runs.states import ENDED
 from server.store import listing, responses
 from server.store.database import Connection, Database
-from server.store.listing import Cursor, Filters
+from server.store.listing import Cursor, Filters, Slice
 from server.wire import ids
-from server.wire.pages import Page, page
+from server.wire.pages import MAX_BYTES, Page, page
 
 
 def list_responses(
@@ -20,14 +19,18 @@ def list_responses(
 ) -> Page[msgspec.Raw]:
     """A page of the responses that exist for readers, whole. Raises InvalidRequest for a bad cursor."""
 
-    def work(connection: Connection) -> list[bytes]:
-        cursor = _cursor(connection, tenant, after) if after is not None else None
-        found = listing.page(connection, tenant, filters, cursor, limit + 1, newest_first=newest_first)
+    def work(connection: Connection) -> tuple[list[bytes], bool]:
+        place = _cursor(connection, tenant, after) if after is not None else None
+        found, more = listing.bounded_page(
+            connection, tenant, filters, place, limit, MAX_BYTES, newest_first=newest_first
+        )
         ended = [stored.id for stored in found if stored.status in ENDED]
         outputs = listing.outputs(connection, tenant, ended)
-        return [msgspec.json.encode(as_response(stored, outputs.get(stored.id, ()))) for stored in found]
+        told = (as_response(stored, outputs.get(stored.id, ())) for stored in found)
+        return [msgspec.json.encode(response) for response in told], more
 
-    return page(database.read(work), limit)
+    found, more = database.read(work)
+    return page(found, limit, more=more)
 
 
 def _cursor(connection: Connection, tenant: str, after: str) -> Cursor:
@@ -46,7 +49,7 @@ def list_input_items(
     What came through `previous_response_id` is the input or output of other responses and listed there.
     """
 
-    def work(connection: Connection) -> Sequence[str] | None:
+    def work(connection: Connection) -> Slice | None:
         if responses.get(connection, tenant, response) is None:
             return None
         place = None
@@ -54,10 +57,14 @@ def list_input_items(
             place = listing.input_place(connection, tenant, response, after)
             if place is None:
                 raise _bad_cursor(after, "an input item of this response")
-        return listing.input_page(connection, tenant, response, place, limit + 1, newest_first=newest_first)
+        return listing.input_page(
+            connection, tenant, response, place, limit, newest_first=newest_first, most_bytes=MAX_BYTES
+        )
 
     found = database.read(work)
-    return None if found is None else page([payload.encode() for payload in found], limit)
+    if found is None:
+        return None
+    return page([payload.encode() for payload in found.payloads], limit, more=found.more)
 
 
 def _bad_cursor(after: str, kind: str) -> InvalidRequest:
