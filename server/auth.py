@@ -27,6 +27,8 @@ class Caller:
 
     tenant: str
     key_id: str | None
+    priority_floor: int = 0
+    """The most urgent priority that its requests may have; a lower number is more urgent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,4 +104,4 @@ class Gate:
         if not hmac.compare_digest(digest, _digest(given)) or stored is None:
             raise NotAuthenticated("The API key is not valid.")
         keys.touch(connection, stored.tenant, stored.id)
-        return Caller(stored.tenant, stored.id)
+        return Caller(stored.tenant, stored.id, stored.priority_floor)

@@ -80,6 +80,14 @@ def _parser() -> argparse.ArgumentParser:
     create = _command(key_commands, "create", "make a key and show it, once", _keys_create)
     create.add_argument("--tenant", default=DEFAULT_TENANT, help="whose key it is (default: %(default)s)")
     create.add_argument("--name", default="", help="a note for yourself")
+    create.add_argument(
+        "--priority-floor",
+        type=_priority,
+        default=0,
+        metavar="N",
+        help="the most urgent priority its requests may ask for; a lower number is more urgent (default: "
+        "%(default)s, which everybody has)",
+    )
     create.add_argument("--if-none", action="store_true", help="do nothing when a key exists already")
     _command(key_commands, "list", "list keys", _keys_list).add_argument("--tenant")
     _command(key_commands, "revoke", "end a key", _keys_revoke).add_argument("key_id")
@@ -136,6 +144,14 @@ def _serve(config: Config, _options: argparse.Namespace) -> int:
     return serve(config, say)
 
 
+def _priority(given: str) -> int:
+    """A priority from the command line. Raises ValueError, of which argparse tells."""
+    number = int(given)
+    if abs(number) >= 2**31:
+        raise ValueError(given)
+    return number
+
+
 def _with_database(config: Config, act: Callable[[Database, Disk], int]) -> int:
     opened = OpenDatabase(config, lambda _line: None)
     try:
@@ -161,7 +177,7 @@ def _keys_create(config: Config, options: argparse.Namespace) -> int:
                 say("A key exists already.")
                 return 0
             key = make_key()
-            keys.add(connection, options.tenant, key.id, options.name, key.digest)
+            keys.add(connection, options.tenant, key.id, options.name, key.digest, options.priority_floor)
         say(f"Key {key.id} of tenant {options.tenant}; it is shown this once:")
         print(key.text)  # noqa: T201 - the result
         return 0

@@ -85,10 +85,19 @@ class Config:
     max_running: int = _setting(64, "the most responses generated at the same time", low=1, high=4096)
     max_waiting: int = _setting(256, "the most responses waiting for the engine", low=0, high=65536)
     max_of_tenant: int | None = _setting(
-        None, "the most unfinished responses of one tenant; default: no limit of its own", low=1
+        None,
+        "the most unfinished responses of one tenant on one replica; default: half of max-running and "
+        "max-waiting, all while no key exists",
+        low=1,
     )
     max_queued: int = _setting(
         4096, "the most background responses waiting in the database", low=1, high=10**9
+    )
+    max_queued_of_tenant: int | None = _setting(
+        None,
+        "the most background responses of one tenant waiting in the database; default: half of max-queued, "
+        "all while no key exists",
+        low=1,
     )
     max_deaths: int = _setting(
         3,

@@ -35,6 +35,7 @@ from server.open_seal import open_seal
 from server.origins import read_allowed_hosts
 from server.runs.active import Inbound
 from server.runs.admit import Admission
+from server.runs.capacity import Capacity
 from server.runs.janitor import Janitor
 from server.runs.keeper import Keeper
 from server.runs.prepare import Served
@@ -224,6 +225,7 @@ class _Process:
             on_handed_back=self._notifier.queue,
             on_steps=self._tool_loop.look,
             hold=self._engine.hold,
+            capacity=Capacity.of(self._config),
         )
 
     def _make_admission(self, served: Served, hub: Hub, opened: OpenDatabase) -> Admission:

@@ -19,7 +19,8 @@ def create(services: Services, caller: Caller, request: Request, body: bytes) ->
     wanted = decode(body, CreateResponse)
     if wanted.input is None:
         wanted = msgspec.structs.replace(wanted, input=[])
-    compacting = begin(services.database, services.served, caller.tenant, wanted)
+    history = services.admission.history
+    compacting = begin(services.database, services.served, caller.tenant, wanted, history)
     if compacting.summary.is_short:
         return as_json(request, compacting.made(None))
     admitted = services.admission.admit(caller, compacting.summary.asked()[0])

@@ -21,5 +21,12 @@ def count(services: Services, caller: Caller, request: Request, body: bytes) -> 
         model=services.served.name if asked.model is None else asked.model,
         input=[] if asked.input is None else asked.input,
     )
-    tokens = count_input(services.database, services.served, services.tool_loop.servers, caller, wanted)
+    tokens = count_input(
+        services.database,
+        services.served,
+        services.tool_loop.servers,
+        caller,
+        wanted,
+        services.admission.history,
+    )
     return as_json(request, InputTokens(tokens))

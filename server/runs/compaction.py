@@ -7,6 +7,7 @@ model, if that is long, in one response that is not stored.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from uuid import UUID
 
 import msgspec
@@ -14,13 +15,14 @@ import msgspec
 from server.errors import InvalidRequest, UnknownModel
 from server.runs import context
 from server.runs.approvals import taken_over
+from server.runs.history import HistoryReads, TenantReads
 from server.runs.kept import kept_messages, pending_calls
 from server.runs.opened import opened
 from server.runs.prepare import Served
 from server.runs.summary import KEPT_SHARE, Summary
 from server.runs.transcript import transcript
 from server.runs.unsupported import refuse_unsupported
-from server.store.database import Database
+from server.store.database import Connection, Database
 from server.wire import ids
 from server.wire.items import Compaction, Item, Message, plain_text
 from server.wire.request import CreateResponse
@@ -63,16 +65,28 @@ class Compacting:
         return taken_over(self.summary.served.seal, self.summary.tenant, item, own, stored=True)
 
 
-def begin(database: Database, served: Served, tenant: str, request: CreateResponse) -> Compacting:
+def begin(
+    database: Database, served: Served, tenant: str, request: CreateResponse, history: HistoryReads
+) -> Compacting:
     """Looks up and divides what is to be compacted. Raises ApiError or DecodeFailure."""
     refuse_unsupported(request)
     if request.model not in served.names:
         raise UnknownModel(request.model, served.names)
     made = ids.new_uuid()
     request, given = context.read_given(request)
-    found = database.read(
-        lambda connection: context.gather(connection, tenant, request, given, made, served.seal)
-    )
+
+    def gather(connection: Connection, reads: TenantReads) -> context.Context:
+        reads.start_over()
+        return context.gather(connection, tenant, request, given, made, served.seal, reserve=reads.reserve)
+
+    with history.of(tenant) as reads:
+        found = database.read(partial(gather, reads=reads))
+        return _divide(served, tenant, request, found, made)
+
+
+def _divide(
+    served: Served, tenant: str, request: CreateResponse, found: context.Context, made: UUID
+) -> Compacting:
     if not found.items:
         raise InvalidRequest(
             "There is nothing to compact: give input or previous_response_id.", param="input"

@@ -9,11 +9,13 @@ import msgspec
 
 from server.errors import InvalidRequest, NotFound
 from server.runs.approvals import refuse_forged, taken_over
+from server.runs.history import MAX_ITEMS, Reserve, refuse_long, unbounded
 from server.runs.opened import opened
 from server.runs.sealing import Seal
 from server.runs.states import ENDED
-from server.store import conversations, responses
+from server.store import conversations, history, responses
 from server.store.database import Connection
+from server.store.history import HistorySize
 from server.wire import ids
 from server.wire.errors import DecodeFailure
 from server.wire.hosted_items import McpApprovalRequest, McpApprovalResponse, McpCall
@@ -67,21 +69,25 @@ def gather(
     response: UUID,
     seal: Seal,
     held: Sequence[Item] | None = None,
+    *,
+    reserve: Reserve = unbounded,
 ) -> Context:
     """Looks up what the request refers to. Raises ApiError for what is not there or does not fit.
 
-    `held` is everything up to the end of the previous response, where that is not in the store.
+    `held` is everything up to the end of the previous response, where that is not in the store. `reserve` is
+    called with the size of what is about to be read, and raises what forbids that.
     """
     conversation = conversation_named(request)
-    previous, history = (None, held) if held is not None else _previous(connection, tenant, request)
+    previous, before = (None, held) if held is not None else _previous(connection, tenant, request, reserve)
     standing = None
     if conversation is not None:
-        standing, history = _conversation(connection, tenant, conversation)
-    resolved = [resolve(connection, tenant, item) for item in given if not isinstance(item, _NO_ITEMS)]
+        standing, before = _conversation(connection, tenant, conversation, reserve)
+    wanted = [item for item in given if not isinstance(item, _NO_ITEMS)]
+    resolved = resolve_all(connection, tenant, wanted, reserve)
     new = _renamed(resolved, own_items(given, resolved, response, "i", seal, tenant))
-    refuse_forged(seal, tenant, [*history, *new], _answer_path(given))
-    refuse_unmatched(history, new, lambda items: opened(items, seal, tenant))
-    return Context(previous, history, new, standing)
+    refuse_forged(seal, tenant, [*before, *new], _answer_path(given))
+    refuse_unmatched(before, new, lambda items: opened(items, seal, tenant))
+    return Context(previous, before, new, standing)
 
 
 def read_given(request: CreateResponse) -> tuple[CreateResponse, list[Given]]:
@@ -142,14 +148,22 @@ def _answer_path(given: Sequence[Given]) -> str:
     return f"input[{places[-1]}]" if places else "input"
 
 
-def read_history(connection: Connection, tenant: str, response: UUID) -> list[Item]:
-    """Every item up to a response's end, oldest first."""
-    return [decode_item(payload) for payload in responses.history(connection, tenant, response)]
+def read_history(
+    connection: Connection, tenant: str, response: UUID, reserve: Reserve = unbounded
+) -> list[Item]:
+    """Every item up to a response's end, oldest first, as a model reads it."""
+    if reserve is not unbounded:
+        reserve(history.measure_chain(connection, tenant, response, MAX_ITEMS))
+    return [decode_item(payload) for payload in history.chain(connection, tenant, response)]
 
 
-def read_conversation(connection: Connection, tenant: str, conversation: UUID) -> list[Item]:
-    """Every item of a conversation, oldest first."""
-    return [decode_item(payload) for payload in conversations.history(connection, tenant, conversation)]
+def read_conversation(
+    connection: Connection, tenant: str, conversation: UUID, reserve: Reserve = unbounded
+) -> list[Item]:
+    """Every item of a conversation, oldest first, as a model reads it."""
+    if reserve is not unbounded:
+        reserve(history.measure_conversation(connection, tenant, conversation, MAX_ITEMS))
+    return [decode_item(payload) for payload in history.conversation(connection, tenant, conversation)]
 
 
 def conversation_named(request: CreateResponse) -> UUID | None:
@@ -174,26 +188,45 @@ def unknown_conversation(given: str) -> NotFound:
     return NotFound(f"Conversation with id '{given[:100]}' not found.", param="conversation")
 
 
-def _conversation(connection: Connection, tenant: str, conversation: UUID) -> tuple[Standing, list[Item]]:
+def _conversation(
+    connection: Connection, tenant: str, conversation: UUID, reserve: Reserve
+) -> tuple[Standing, list[Item]]:
     """The items are read last: if they are newer than the standing, that is noticed when it is held."""
     found = conversations.get(connection, tenant, conversation)
     if found is None:
         raise unknown_conversation(ids.conversation_id(conversation))
-    history = read_conversation(connection, tenant, conversation)
-    return Standing(conversation, found.next_position), history
+    return Standing(conversation, found.next_position), read_conversation(
+        connection, tenant, conversation, reserve
+    )
 
 
-def resolve(connection: Connection, tenant: str, item: Given) -> Item:
-    """The item that is meant. Raises NotFound."""
-    assert not isinstance(item, AdditionalTools | CompactionTrigger)
-    if not isinstance(item, ItemReference):
-        return item
+def resolve_all(
+    connection: Connection, tenant: str, given: Sequence[Given], reserve: Reserve = unbounded
+) -> list[Item]:
+    """The items that are meant. Raises NotFound, or InvalidRequest if references name too many bytes."""
+    resolved: list[Item] = []
+    referred = 0
+    for item in given:
+        if not isinstance(item, ItemReference):
+            assert not isinstance(item, AdditionalTools | CompactionTrigger)
+            resolved.append(item)
+            continue
+        payload = _referred(connection, tenant, item)
+        referred += len(payload)
+        refuse_long(referred)
+        reserve(HistorySize(len(payload), 1))
+        resolved.append(decode_item(payload))
+    return resolved
+
+
+def _referred(connection: Connection, tenant: str, item: ItemReference) -> str:
+    """The JSON of the item that is meant. Raises NotFound."""
     payload = responses.item(connection, tenant, item.id) or conversations.item(connection, tenant, item.id)
     if payload is None:
         raise NotFound(
             f"Item with id '{item.id[:100]}' not found.", param=f"{item.path}.id", code="item_not_found"
         )
-    return decode_item(payload)
+    return payload
 
 
 def _renamed(given: Sequence[Item], new: Sequence[Item]) -> list[Item]:
@@ -236,7 +269,9 @@ def _calls(items: Sequence[Item]) -> set[str]:
     return {item.call_id for item in items if isinstance(item, FunctionCall | CustomToolCall)}
 
 
-def _previous(connection: Connection, tenant: str, request: CreateResponse) -> tuple[UUID | None, list[Item]]:
+def _previous(
+    connection: Connection, tenant: str, request: CreateResponse, reserve: Reserve
+) -> tuple[UUID | None, list[Item]]:
     """The response that this request goes on from, and every item up to its end, oldest first."""
     if request.previous_response_id is None:
         return None, []
@@ -250,7 +285,7 @@ def _previous(connection: Connection, tenant: str, request: CreateResponse) -> t
             f"The response '{given}' is still {stored.status}; wait for its end before going on from it.",
             param="previous_response_id",
         )
-    return found, read_history(connection, tenant, found)
+    return found, read_history(connection, tenant, found, reserve)
 
 
 def unknown_previous(given: str) -> NotFound:

@@ -8,17 +8,20 @@ import msgspec
 
 from server.errors import ConversationLocked, InvalidRequest, NotFound
 from server.runs import context
+from server.runs.history import MAX_ITEMS, refuse_long
 from server.runs.sealing import Seal
 from server.runs.writing import stored_item
 from server.store import conversations as store
 from server.store.conversations import StoredConversation
 from server.store.database import Connection, Database
+from server.store.history import measure_conversation
+from server.store.listing import Slice
 from server.store.responses import NewItem
 from server.wire import ids
 from server.wire.conversations import Conversation, CreateConversation
 from server.wire.errors import DecodeFailure
 from server.wire.input import AdditionalTools, CompactionTrigger, Given, read_input
-from server.wire.pages import Page, page
+from server.wire.pages import MAX_BYTES, Page, page
 from server.wire.request import Metadata
 
 
@@ -99,7 +102,7 @@ def list_items(
 ) -> Page[msgspec.Raw]:
     """Raises NotFound, or InvalidRequest for a bad cursor."""
 
-    def work(connection: Connection) -> list[str]:
+    def work(connection: Connection) -> Slice:
         _get(connection, tenant, conversation)
         place = None
         if after is not None:
@@ -109,9 +112,18 @@ def list_items(
                     f"after must be the id of an item of this conversation, not '{after[:100]}'.",
                     param="after",
                 )
-        return store.page(connection, tenant, conversation, place, limit + 1, newest_first=newest_first)
+        return store.page(
+            connection,
+            tenant,
+            conversation,
+            place,
+            limit,
+            newest_first=newest_first,
+            most_bytes=MAX_BYTES,
+        )
 
-    return page([payload.encode() for payload in database.read(work)], limit)
+    found = database.read(work)
+    return page([payload.encode() for payload in found.payloads], limit, more=found.more)
 
 
 def hold(connection: Connection, tenant: str, conversation: UUID) -> StoredConversation:
@@ -169,7 +181,7 @@ def _own(
     connection: Connection, tenant: str, given: Sequence[Given], source: UUID, seal: Seal
 ) -> list[NewItem]:
     """The items as a conversation keeps them; `source` makes their ids, the same ones at a second try."""
-    resolved = [context.resolve(connection, tenant, item) for item in given]
+    resolved = context.resolve_all(connection, tenant, given)
     return [stored_item(item) for item in context.own_items(given, resolved, source, "c", seal, tenant)]
 
 
@@ -179,6 +191,9 @@ def _append(
     """Appends what an earlier try has not appended already."""
     held = hold(connection, tenant, conversation)
     if new and store.item(connection, tenant, new[0].id, conversation) is None:
+        there = measure_conversation(connection, tenant, conversation, MAX_ITEMS)
+        added = sum(len(item.for_model or item.payload) for item in new)
+        refuse_long(there.bytes + added, there.items + len(new))
         store.append(connection, tenant, held, new)
     return held
 

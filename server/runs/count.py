@@ -1,14 +1,17 @@
 """How long a request's prompt is: prepared as if it were to be run, and nothing kept of it."""
 
+from functools import partial
+
 from server.auth import Caller
 from server.errors import UnknownModel
 from server.runs import context
 from server.runs.echo import make_echo
+from server.runs.history import HistoryReads, TenantReads
 from server.runs.listing import list_tools
 from server.runs.prepare import Served, write_prompt
 from server.runs.prompts import read_request
 from server.runs.unsupported import refuse_unsupported
-from server.store.database import Database
+from server.store.database import Connection, Database
 from server.tools.mcp import McpServers
 from server.wire.ids import new_uuid
 from server.wire.request import CreateResponse
@@ -18,7 +21,12 @@ COUNTED = 4
 
 
 def count_input(
-    database: Database, served: Served, servers: McpServers, caller: Caller, request: CreateResponse
+    database: Database,
+    served: Served,
+    servers: McpServers,
+    caller: Caller,
+    request: CreateResponse,
+    history: HistoryReads,
 ) -> int:
     """The tokens that the model would be given, up to `COUNTED` times as many as it can read.
 
@@ -29,10 +37,16 @@ def count_input(
     if request.model not in served.names:
         raise UnknownModel(request.model, served.names)
     request, given = read_request(database, tenant, request)
-    found = database.read(
-        lambda connection: context.gather(connection, tenant, request, given, new_uuid(), served.seal)
-    )
-    request, _ = list_tools(servers, caller, request, found.items)
-    make_echo(request, served.engine.capabilities)
-    room = COUNTED * served.engine.capabilities.context_length
-    return len(write_prompt(served, tenant, request, found.items, room=room).token_ids)
+
+    def gather(connection: Connection, reads: TenantReads) -> context.Context:
+        reads.start_over()
+        return context.gather(
+            connection, tenant, request, given, new_uuid(), served.seal, reserve=reads.reserve
+        )
+
+    with history.of(tenant) as reads:
+        found = database.read(partial(gather, reads=reads))
+        request, _ = list_tools(servers, caller, request, found.items)
+        make_echo(request, served.engine.capabilities)
+        room = COUNTED * served.engine.capabilities.context_length
+        return len(write_prompt(served, tenant, request, found.items, room=room).token_ids)

@@ -11,10 +11,10 @@ from server.runs.read import as_response
 from server.runs.states import ENDED
 from server.store import listing, responses
 from server.store.database import Connection, Database
-from server.store.listing import Cursor, Filters
+from server.store.listing import Cursor, Filters, Slice
 from server.store.responses import StoredResponse
 from server.wire import ids
-from server.wire.pages import Page, page
+from server.wire.pages import MAX_BYTES, Page, page
 
 log = logging.getLogger("holdfast.lists")
 
@@ -27,20 +27,24 @@ def list_responses(
     One that cannot be decoded is left out, and logged: it does not keep the others from being listed.
     """
 
-    def work(connection: Connection) -> list[bytes]:
-        cursor = _cursor(connection, tenant, after) if after is not None else None
-        listed: list[bytes] = []
-        while (wanted := limit + 1 - len(listed)) > 0:
-            found = listing.page(connection, tenant, filters, cursor, wanted, newest_first=newest_first)
+    def work(connection: Connection) -> tuple[list[bytes], bool]:
+        place = _cursor(connection, tenant, after) if after is not None else None
+        while True:
+            found, more = listing.bounded_page(
+                connection, tenant, filters, place, limit, MAX_BYTES, newest_first=newest_first
+            )
             ended = [stored.id for stored in found if stored.status in ENDED]
             outputs = listing.outputs(connection, tenant, ended)
-            listed += (told for stored in found if (told := _told(stored, outputs.get(stored.id, ()))))
-            if len(found) < wanted:
-                break
-            cursor = Cursor(found[-1].created_at, found[-1].id)
-        return listed
+            listed = [told for stored in found if (told := _told(stored, outputs.get(stored.id, ())))]
+            if listed or not more:
+                return listed, more
+            place = Cursor(found[-1].created_at, found[-1].id)
 
-    return page(database.read(work), limit)
+    found, more = database.read(work)
+    return page(found, limit, more=more)
+
+    found, more = database.read(work)
+    return page(found, limit, more=more)
 
 
 def _told(stored: StoredResponse, output: Sequence[str]) -> bytes | None:
@@ -67,7 +71,7 @@ def list_input_items(
     What came through `previous_response_id` is the input or output of other responses and listed there.
     """
 
-    def work(connection: Connection) -> Sequence[str] | None:
+    def work(connection: Connection) -> Slice | None:
         if responses.get(connection, tenant, response) is None:
             return None
         place = None
@@ -75,10 +79,14 @@ def list_input_items(
             place = listing.input_place(connection, tenant, response, after)
             if place is None:
                 raise _bad_cursor(after, "an input item of this response")
-        return listing.input_page(connection, tenant, response, place, limit + 1, newest_first=newest_first)
+        return listing.input_page(
+            connection, tenant, response, place, limit, newest_first=newest_first, most_bytes=MAX_BYTES
+        )
 
     found = database.read(work)
-    return None if found is None else page([payload.encode() for payload in found], limit)
+    if found is None:
+        return None
+    return page([payload.encode() for payload in found.payloads], limit, more=found.more)
 
 
 def _bad_cursor(after: str, kind: str) -> InvalidRequest:

@@ -34,6 +34,7 @@ from server.runs.opened import opened
 from server.runs.raw_messages import RawMessages
 from server.runs.reading import Condensing, Reading
 from server.runs.reading_turn import ReadingTurns
+from server.runs.request_cost import logprobs_limit
 from server.runs.sealing import Seal
 from server.runs.structured import given_grammar
 from server.runs.truncation import write_within
@@ -295,17 +296,18 @@ def _make_job(
     room = served.engine.capabilities.context_length - len(prompt.token_ids)
     # A tokenizer may have end tokens that the model has no logit for.
     stops = frozenset(token for token in prompt.stop_ids if token < served.engine.capabilities.vocab_size)
+    logprobs = request.top_logprobs or 0 if wants_logprobs(request) else None
     return Job(
         job_id=response.hex,
         prompt=prompt.token_ids,
-        max_tokens=min(echo.max_output_tokens or room, room),
+        max_tokens=min(echo.max_output_tokens or room, room, logprobs_limit(logprobs)),
         sampling=_sampling(served, request, echo, seed),
         stop_ids=stops,
         stop_strings=stop_strings(request),
         min_tokens=request.min_tokens or 0,
         ignore_eos=bool(request.ignore_eos),
         grammar=given_grammar(request) or prompt.grammar,
-        logprobs=request.top_logprobs or 0 if wants_logprobs(request) else None,
+        logprobs=logprobs,
         prompt_logprobs=prompt_logprobs(request),
         cache_salt=f"{tenant}\0{request.cache_salt}" if request.cache_salt else tenant,
         share=tenant,

@@ -19,6 +19,7 @@ import msgspec
 
 from server.crashpoints import crashpoint
 from server.runs.active import SERVER_ERROR, ActiveRuns, Begin, Break, HandBack, Inbound, Step, Stop
+from server.runs.capacity import Capacity
 from server.runs.run import Run
 from server.runs.unflushed import Unflushed
 from server.runs.writing import is_written, log_rows, write
@@ -60,6 +61,7 @@ class Recorder:
         on_steps: Callable[[Sequence[Step]], None] = lambda _steps: None,
         hold: Callable[[bool], None] = lambda _held: None,
         most_waiting: int = MOST_WAITING,
+        capacity: Capacity | None = None,
     ) -> None:
         """`on_fenced` is called, once, when this replica can write no more: it must end and start anew.
 
@@ -67,7 +69,7 @@ class Recorder:
         leave a server behind that accepts responses and answers none. `on_events` is called after a commit
         with the stored responses that got events. `on_handed_back` is called when there
         are responses that others may go on with. `on_steps` is called with what was
-        committed. `hold` stops and starts the engine.
+        committed. `hold` stops and starts the engine. `capacity` counts and bounds the responses here.
         """
         self._database = database
         self._replica = replica
@@ -83,7 +85,7 @@ class Recorder:
         """So that of a hold and a release the one that was decided last is the last to be said."""
         self._inbox: queue.SimpleQueue[Sequence[Inbound]] = queue.SimpleQueue()
         self._active = ActiveRuns()
-        self._held: set[UUID] = set()
+        self._held = capacity if capacity is not None else Capacity()
         """Responses that this process is about to begin or producing, until their end is committed."""
         self._idle = threading.Event()
         self._idle.set()
@@ -106,9 +108,14 @@ class Recorder:
                 log.warning("the database is behind: the engine is held")
                 self._hold(True)
 
-    def expect(self, response_id: UUID) -> None:
+    @property
+    def capacity(self) -> Capacity:
+        """What bounds the responses that are begun here."""
+        return self._held
+
+    def expect(self, response_id: UUID, tenant: str) -> None:
         """A response is about to be written down as this replica's; its run follows, or `forget`."""
-        self._held.add(response_id)
+        self._held.add(response_id, tenant)
 
     def forget(self, response_id: UUID) -> None:
         """There will be no run of it after all."""
@@ -126,7 +133,7 @@ class Recorder:
     def begin(self, run: Run) -> None:
         with self._handover:
             self._idle.clear()
-            self._held.add(run.facts.id)
+            self._held.add(run.facts.id, run.facts.tenant)
             self.deliver([Begin(run)])
 
     def fail(self, response_id: UUID, message: str) -> None:

@@ -6,7 +6,6 @@ that it is belongs to it no more.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import groupby
 from typing import Any
 from uuid import UUID
 
@@ -26,7 +25,7 @@ from server.wire import ids
 from server.wire.asked import MAX_CHOICES, ChoiceRequest
 from server.wire.chat import StoredCompletion
 from server.wire.items import decode_item
-from server.wire.pages import Page, page
+from server.wire.pages import MAX_BYTES, Page, fitting, page
 from server.wire.request import Metadata
 from server.wire.response import Echo
 
@@ -67,17 +66,25 @@ def list_completions(
 ) -> Page[msgspec.Raw]:
     """A page of the completions that are there. Raises InvalidRequest for a bad cursor."""
 
-    def work(connection: Connection) -> list[bytes]:
+    def work(connection: Connection) -> tuple[list[bytes], bool]:
         cursor = _cursor(connection, tenant, after) if after is not None else None
-        found: list[StoredCompletion] = []
+        found: list[bytes] = []
+        size = 0
         while True:
-            first = listing.page(connection, tenant, filters, cursor, limit + 1, newest_first=newest_first)
-            found += _those_there(connection, tenant, first)
-            if len(first) <= limit or len(found) > limit:
-                return [msgspec.json.encode(one) for one in found]
+            first, more = listing.bounded_page(
+                connection, tenant, filters, cursor, limit + 1, MAX_BYTES, newest_first=newest_first
+            )
+            for one in _those_there(connection, tenant, first):
+                if len(found) == limit or size >= MAX_BYTES:
+                    return found, True
+                found.append(msgspec.json.encode(one))
+                size += len(found[-1])
+            if not more:
+                return found, False
             cursor = Cursor(first[-1].created_at, first[-1].id)
 
-    return page(database.read(work), limit)
+    found, more = database.read(work)
+    return page(found, limit, more=more)
 
 
 def list_messages(
@@ -97,7 +104,9 @@ def list_messages(
         if after not in named:
             raise _bad_cursor(after, "a message of this completion")
         begin = named.index(after) + 1
-    return page([msgspec.json.encode(message) for message in messages[begin : begin + limit + 1]], limit)
+    rest = messages[begin:]
+    told = list(fitting(msgspec.json.encode(message) for message in rest[:limit]))
+    return page(told, limit, more=len(rest) > len(told))
 
 
 def unknown(first: UUID) -> NotFound:
@@ -119,19 +128,10 @@ def _those_there(
     connection: Connection, tenant: str, first: Sequence[StoredResponse]
 ) -> Iterator[StoredCompletion]:
     """The completions that are there among those with these first choices, in their order."""
-    candidates = [candidate for stored in first for candidate in _candidates(stored.id)]
-    rows = choices.get(connection, tenant, candidates)
-    rows.sort(key=_first_of)
-    whole = {place: list(group) for place, group in groupby(rows, _first_of)}
     for stored in first:
-        group = whole[stored.id]
-        if all(one.status in ANSWERED for one in group):
+        group = choices.get(connection, tenant, _candidates(stored.id))
+        if group and all(one.status in ANSWERED for one in group):
             yield _told(group, connection, tenant)
-
-
-def _first_of(stored: StoredResponse) -> UUID:
-    assert stored.choice is not None
-    return ids.choice_id(stored.id, stored.choice)
 
 
 def _cursor(connection: Connection, tenant: str, after: str) -> Cursor:

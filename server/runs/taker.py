@@ -93,7 +93,7 @@ class Taker:
         """Claims until there is nothing left that this replica could do. Raises Fenced or DatabaseError."""
         while claimed := self._claim(self._claim_hopeless):
             self._handle(claimed, self._end)
-        full: set[str] = set()
+        full = self._recorder.capacity.full_tenants()
         with suppress(_NoRoom):
             while claimed := self._claim(partial(self._claim_waiting, full=full)):
                 self._handle(claimed, partial(self._go_on, full=full))
@@ -107,7 +107,7 @@ class Taker:
                 leases.fence(connection, self._replica)
                 claimed = claim(connection)
                 for stored in claimed:
-                    self._recorder.expect(stored.id)
+                    self._recorder.expect(stored.id, stored.tenant)
                 if claimed:
                     crashpoint("claim.written")
         except BaseException:

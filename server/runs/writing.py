@@ -8,6 +8,7 @@ from uuid import UUID
 
 from server.crashpoints import crashpoint
 from server.runs.active import Step
+from server.runs.history import for_model
 from server.runs.run import Run
 from server.runs.states import Ending
 from server.runs.unflushed import chunks_of
@@ -92,6 +93,7 @@ def _write_end(connection: Connection, replica: UUID, run: Run, ending: Ending) 
 
 def stored_item(item: Item) -> NewItem:
     """An item with the columns that its row shows."""
+    payload = encode_item(item)
     return NewItem(
         id=item.id,
         type=item_type(item),
@@ -99,5 +101,6 @@ def stored_item(item: Item) -> NewItem:
         status=item.status,
         name=getattr(item, "name", None),
         call_id=getattr(item, "call_id", None),
-        payload=encode_item(item).decode(),
+        payload=payload.decode(),
+        for_model=for_model(item, payload),
     )

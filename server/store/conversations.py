@@ -11,6 +11,7 @@ from uuid import UUID
 
 from sqlalchemy import Connection, text
 
+from server.store.listing import NO_BOUND, Slice, slice_of
 from server.store.responses import NEW_ITEMS, NewItem, item_columns
 
 
@@ -56,8 +57,9 @@ _MOVE = text(
 _APPEND = text(
     f"""
     insert into conversation_items
-        (tenant, conversation_id, position, id, type, role, status, name, call_id, payload)
-    select :tenant, :id, :next + place - 1, id, type, role, status, name, call_id, cast(payload as json)
+        (tenant, conversation_id, position, id, type, role, status, name, call_id, payload, size, for_model)
+    select :tenant, :id, :next + place - 1, id, type, role, status, name, call_id, cast(payload as json),
+        octet_length(payload), for_model
     from {NEW_ITEMS}
     """  # noqa: S608 - a constant of ours
 )
@@ -69,10 +71,12 @@ _APPEND_RESPONSE = text(
         where tenant = :tenant and id = :id
         returning next_position)
     insert into conversation_items
-        (tenant, conversation_id, position, id, type, role, status, name, call_id, payload, response_id)
+        (tenant, conversation_id, position, id, type, role, status, name, call_id, payload, size, for_model,
+        response_id)
     select i.tenant, :id,
         p.next_position - count(*) over () + row_number() over (order by i.side, i.idx) - 1,
-        i.id, i.type, i.role, i.status, i.name, i.call_id, i.payload, i.response_id
+        i.id, i.type, i.role, i.status, i.name, i.call_id, i.payload, i.size, i.for_model,
+        i.response_id
     from place p, items i where i.tenant = :tenant and i.response_id = :response
     """
 )
@@ -147,12 +151,6 @@ def delete_item(connection: Connection, tenant: str, conversation: UUID, item_id
     return found
 
 
-_HISTORY = text(
-    """
-    select payload::text from conversation_items
-    where tenant = :tenant and conversation_id = :id order by position
-    """
-)
 _ITEM = text(
     """
     select payload::text from conversation_items
@@ -166,27 +164,21 @@ _POSITION = text(
     where tenant = :tenant and conversation_id = :id and id = :item
     """
 )
-_OLDEST_FIRST = text(
-    """
-    select payload::text from conversation_items
-    where tenant = :tenant and conversation_id = :id
-        and position > coalesce(cast(:after as bigint), -1)
-    order by position limit :limit
-    """
-)
+_PAGE = """
+    select payload::text, total from (
+        select position, payload, count(*) over () as total,
+            sum(coalesce(size, octet_length(payload::text)))
+                over (order by position {way} rows between unbounded preceding and 1 preceding) as before
+        from (
+            select position, payload, size from conversation_items
+            where tenant = :tenant and conversation_id = :id and position {beyond}
+            order by position {way} limit :limit) as listed) as measured
+    where coalesce(before, 0) < :most_bytes order by position {way}
+"""
+_OLDEST_FIRST = text(_PAGE.format(way="asc", beyond="> coalesce(cast(:after as bigint), -1)"))
 _NEWEST_FIRST = text(
-    """
-    select payload::text from conversation_items
-    where tenant = :tenant and conversation_id = :id
-        and position < coalesce(cast(:after as bigint), 9223372036854775807)
-    order by position desc limit :limit
-    """
+    _PAGE.format(way="desc", beyond="< coalesce(cast(:after as bigint), 9223372036854775807)")
 )
-
-
-def history(connection: Connection, tenant: str, conversation: UUID) -> list[str]:
-    """The JSON of every item, oldest first."""
-    return list(connection.scalars(_HISTORY, {"tenant": tenant, "id": conversation}))
 
 
 def item(connection: Connection, tenant: str, item_id: str, conversation: UUID | None = None) -> str | None:
@@ -212,7 +204,13 @@ def page(
     limit: int,
     *,
     newest_first: bool,
-) -> list[str]:
-    """The JSON of at most `limit` items that come after a position in that order."""
-    place = {"tenant": tenant, "id": conversation, "after": after, "limit": limit}
-    return list(connection.scalars(_NEWEST_FIRST if newest_first else _OLDEST_FIRST, place))
+    most_bytes: int = NO_BOUND,
+) -> Slice:
+    """The JSON of at most `limit` items that come after a position in that order.
+
+    The item with which they pass `most_bytes` is the last.
+    """
+    place = {"tenant": tenant, "id": conversation, "after": after, "limit": limit + 1}
+    query = _NEWEST_FIRST if newest_first else _OLDEST_FIRST
+    rows = connection.execute(query, {**place, "most_bytes": most_bytes}).all()
+    return slice_of(rows, limit)

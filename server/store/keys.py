@@ -17,6 +17,7 @@ class StoredKey:
     created_at: datetime
     last_used_at: datetime | None
     revoked_at: datetime | None
+    priority_floor: int = 0
 
 
 _COLUMNS = (
@@ -27,11 +28,19 @@ _COLUMNS = (
     api_keys.c.created_at,
     api_keys.c.last_used_at,
     api_keys.c.revoked_at,
+    api_keys.c.priority_floor,
 )
 
 
-def add(connection: Connection, tenant: str, key_id: str, name: str, digest: bytes) -> None:
-    connection.execute(insert(api_keys).values(tenant=tenant, id=key_id, name=name, digest=digest))
+def add(
+    connection: Connection, tenant: str, key_id: str, name: str, digest: bytes, priority_floor: int = 0
+) -> None:
+    """`priority_floor` is the most urgent priority that requests with this key may have."""
+    connection.execute(
+        insert(api_keys).values(
+            tenant=tenant, id=key_id, name=name, digest=digest, priority_floor=priority_floor
+        )
+    )
 
 
 def any_exist(connection: Connection) -> bool:

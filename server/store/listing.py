@@ -1,13 +1,13 @@
 """Lists of responses and of their input, a page at a time: by keys, never by counting what comes before."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import ColumnElement, Connection, cast, literal, select, tuple_
+from sqlalchemy import ColumnElement, Connection, Row, Select, Text, cast, func, literal, select, text, tuple_
 from sqlalchemy.dialects.postgresql import JSONB
 
 from server.store.responses import INPUT, OUTPUT, STORED_COLUMNS, StoredResponse, stored_response
@@ -36,6 +36,22 @@ class Filters:
     """Only first choices of chat completions, and of these what has ended as an answer."""
 
 
+NO_BOUND: Final = 2**62
+
+
+class Slice(NamedTuple):
+    """The JSON of consecutive objects, and whether there are more behind them."""
+
+    payloads: list[str]
+    more: bool
+
+
+def slice_of(rows: Sequence[Row[Any]], limit: int) -> Slice:
+    """Of rows of an object's JSON and of how many there are, among which may be one beyond the limit."""
+    payloads = [row.payload for row in rows[:limit]]
+    return Slice(payloads, bool(rows) and rows[0].total > len(payloads))
+
+
 def cursor(connection: Connection, tenant: str, response_id: UUID) -> Cursor | None:
     """The place of a response, also of one deleted since it was listed; None if nothing is left of it."""
     row = connection.execute(
@@ -54,6 +70,64 @@ def page(
     newest_first: bool,
 ) -> list[StoredResponse]:
     """At most so many of a tenant's responses, by the time at which they were made."""
+    listed = select(*STORED_COLUMNS)
+    rows = connection.execute(_page_of(listed, tenant, filters, after, limit, newest_first=newest_first))
+    return [stored_response(row) for row in rows]
+
+
+class ResponseSlice(NamedTuple):
+    """Consecutive responses, and whether there are more behind them."""
+
+    rows: list[StoredResponse]
+    more: bool
+
+
+def bounded_page(
+    connection: Connection,
+    tenant: str,
+    filters: Filters,
+    after: Cursor | None,
+    limit: int,
+    most_bytes: int,
+    *,
+    newest_first: bool,
+) -> ResponseSlice:
+    """The same, of which the response with which they and their outputs pass that size is the last."""
+    listed = select(_SIZE)
+    query = _page_of(listed, tenant, filters, after, limit + 1, newest_first=newest_first)
+    sizes = list(connection.execute(query).scalars())
+    fitting = _fitting(sizes[:limit], most_bytes)
+    found = page(connection, tenant, filters, after, fitting, newest_first=newest_first)
+    return ResponseSlice(found, len(sizes) > fitting)
+
+
+_SIZE = func.octet_length(cast(responses.c.request, Text)) + func.coalesce(
+    select(func.sum(func.coalesce(items.c.size, func.octet_length(cast(items.c.payload, Text)))))
+    .where(items.c.tenant == responses.c.tenant, items.c.response_id == responses.c.id)
+    .where(items.c.side == OUTPUT)
+    .scalar_subquery(),
+    0,
+)
+
+
+def _fitting(sizes: Sequence[int], most_bytes: int) -> int:
+    total = 0
+    for count, size in enumerate(sizes, 1):
+        total += size
+        if total >= most_bytes:
+            return count
+    return len(sizes)
+
+
+def _page_of(
+    listed: Select[Any],
+    tenant: str,
+    filters: Filters,
+    after: Cursor | None,
+    limit: int,
+    *,
+    newest_first: bool,
+) -> Select[Any]:
     place = (responses.c.created_at, responses.c.id)
     wanted: list[ColumnElement[bool]] = [responses.c.tenant == tenant, responses.c.deleted_at.is_(None)]
     if filters.model is not None:
@@ -70,8 +144,7 @@ def page(
         here = tuple_(literal(after.created_at), literal(after.id))
         wanted.append(passed < here if newest_first else passed > here)
     order = [column.desc() if newest_first else column.asc() for column in place]
-    rows = connection.execute(select(*STORED_COLUMNS).where(*wanted).order_by(*order).limit(limit))
-    return [stored_response(row) for row in rows]
+    return listed.where(*wanted).order_by(*order).limit(limit)
 
 
 def outputs(connection: Connection, tenant: str, response_ids: Collection[UUID]) -> dict[UUID, list[str]]:
@@ -100,6 +173,23 @@ def input_place(connection: Connection, tenant: str, response_id: UUID, item_id:
     return found
 
 
+_INPUT_PAGE = """
+    select payload::text, total from (
+        select idx, payload, count(*) over () as total,
+            sum(coalesce(size, octet_length(payload::text)))
+                over (order by idx {way} rows between unbounded preceding and 1 preceding) as before
+        from (
+            select idx, payload, size from items
+            where tenant = :tenant and response_id = :id and side = 0 and idx {beyond}
+            order by idx {way} limit :limit) as listed) as measured
+    where coalesce(before, 0) < :most_bytes order by idx {way}
+"""
+_OLDEST_INPUT_FIRST = text(_INPUT_PAGE.format(way="asc", beyond="> coalesce(cast(:after as integer), -1)"))
+_NEWEST_INPUT_FIRST = text(
+    _INPUT_PAGE.format(way="desc", beyond="< coalesce(cast(:after as integer), 2147483647)")
+)
+
+
 def input_page(
     connection: Connection,
     tenant: str,
@@ -108,11 +198,13 @@ def input_page(
     limit: int,
     *,
     newest_first: bool,
-) -> list[str]:
-    """The JSON of at most so many of a response's own input items."""
-    index = items.c.idx
-    wanted = [items.c.tenant == tenant, items.c.response_id == response_id, items.c.side == INPUT]
-    if after is not None:
-        wanted.append(index < after if newest_first else index > after)
-    order = index.desc() if newest_first else index.asc()
-    return list(connection.scalars(select(items.c.payload).where(*wanted).order_by(order).limit(limit)))
+    most_bytes: int = NO_BOUND,
+) -> Slice:
+    """The JSON of at most so many of a response's own input items.
+
+    The item with which they pass `most_bytes` is the last.
+    """
+    place = {"tenant": tenant, "id": response_id, "after": after, "limit": limit + 1}
+    query = _NEWEST_INPUT_FIRST if newest_first else _OLDEST_INPUT_FIRST
+    rows = connection.execute(query, {**place, "most_bytes": most_bytes}).all()
+    return slice_of(rows, limit)

@@ -23,25 +23,47 @@ class Place(NamedTuple):
 
 _UNOWNED = "replica_id is null and status in ('queued', 'in_progress')"
 _TAKE = """
-    with chosen as materialized (
-        select tenant, id from responses where {which}
-        order by priority, queued_at limit :limit for update skip locked)
     update responses r set status = 'in_progress', replica_id = :me, attempt = attempt + 1,
         started_at = coalesce(started_at, clock_timestamp())
     from chosen c where r.tenant = c.tenant and r.id = c.id
     returning r.tenant, r.id
 """
 _CLAIM_HOPELESS = text(
-    _TAKE.format(
-        which=f"{_UNOWNED} and (not background or cancel_requested_at is not null or deaths >= :most_deaths)"
-    )
+    f"""
+    with chosen as materialized (
+        select tenant, id from responses
+        where {_UNOWNED} and (not background or cancel_requested_at is not null or deaths >= :most_deaths)
+        order by priority, queued_at limit :limit for update skip locked)
+    {_TAKE}
+    """  # noqa: S608 - constants of ours
 )
+_WAITING_FOR_MODEL = f"{_UNOWNED} and background and model = any(cast(:models as text[]))"
 _CLAIM_WAITING = text(
-    _TAKE.format(
-        which=f"{_UNOWNED} and background and model = any(cast(:models as text[]))"
-        " and tenant <> all(cast(:full as text[]))"
-    )
+    f"""
+    with recursive tenants (tenant) as (
+        (select tenant from responses where {_UNOWNED} order by tenant limit 1)
+        union all
+        select (select r.tenant from responses r where {_UNOWNED} and r.tenant > t.tenant
+                order by r.tenant limit 1)
+        from tenants t where t.tenant is not null),
+    candidates as materialized (
+        select t.tenant, c.id, c.priority, c.queued_at, c.turn + (
+            select count(*) from responses r
+            where r.tenant = t.tenant and r.status = 'in_progress' and r.replica_id is not null) as turn
+        from tenants t cross join lateral (
+            select id, priority, queued_at, row_number() over (order by priority, queued_at) as turn
+            from responses where tenant = t.tenant and {_WAITING_FOR_MODEL}
+            order by priority, queued_at limit :looked_at) c
+        where t.tenant is not null and t.tenant <> all(cast(:full as text[]))),
+    chosen as materialized (
+        select r.tenant, r.id from candidates c join responses r on r.tenant = c.tenant and r.id = c.id
+        where {_WAITING_FOR_MODEL}
+        order by c.turn, c.priority, c.queued_at limit :limit for update of r skip locked)
+    {_TAKE}
+    """  # noqa: S608 - constants of ours
 )
+_LOOKED_AT = 4
+"""Times as many of each tenant are looked at as are claimed: other replicas may have locked the first."""
 
 
 def claim_hopeless(connection: Connection, me: UUID, *, most_deaths: int, limit: int) -> list[StoredResponse]:
@@ -55,11 +77,19 @@ def claim_hopeless(connection: Connection, me: UUID, *, most_deaths: int, limit:
 def claim_waiting(
     connection: Connection, me: UUID, *, models: Sequence[str], full: Collection[str], limit: int
 ) -> list[StoredResponse]:
-    """Takes background responses to generate, the longest waiting of the lowest priority number first.
+    """Takes background responses to generate, in turns of the tenants.
 
-    Tenants that are `full` are passed over. The caller's transaction has passed the fence.
+    The next one is of the tenant that has the fewest in progress; within a tenant it is the longest waiting
+    of the lowest priority number. Tenants that are `full` are passed over. The caller's transaction has
+    passed the fence.
     """
-    parameters = {"me": me, "models": list(models), "full": list(full), "limit": limit}
+    parameters = {
+        "me": me,
+        "models": list(models),
+        "full": list(full),
+        "limit": limit,
+        "looked_at": _LOOKED_AT * limit,
+    }
     return read_rows(connection, [Place(*row) for row in connection.execute(_CLAIM_WAITING, parameters)])
 
 
@@ -93,6 +123,10 @@ _WAITING = text(
     "select count(*) from (select 1 from responses where replica_id is null"
     " and status in ('queued', 'in_progress') limit :most) as waiting"
 )
+_WAITING_OF = text(
+    "select count(*) from (select 1 from responses where tenant = :tenant and replica_id is null"
+    " and status in ('queued', 'in_progress') limit :most) as waiting"
+)
 
 
 def owned(connection: Connection, me: UUID) -> list[Place]:
@@ -108,6 +142,12 @@ def unwanted(connection: Connection, me: UUID) -> list[UUID]:
 def waiting(connection: Connection, most: int) -> int:
     """How many responses nobody owns, counted up to `most`."""
     count: int = connection.execute(_WAITING, {"most": most}).scalar_one()
+    return count
+
+
+def waiting_of(connection: Connection, tenant: str, most: int) -> int:
+    """How many of them are a tenant's, counted up to `most`."""
+    count: int = connection.execute(_WAITING_OF, {"tenant": tenant, "most": most}).scalar_one()
     return count
 
 

@@ -51,6 +51,8 @@ class NewItem:
     name: str | None = None
     call_id: str | None = None
     payload: str
+    for_model: str | None = None
+    """The JSON that is read for prompts, where that is shorter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,14 +129,17 @@ _BETWEEN = "\x1e"
 NEW_ITEMS = """
     unnest(
         cast(:ids as text[]), cast(:types as text[]), cast(:roles as text[]), cast(:statuses as text[]),
-        cast(:names as text[]), cast(:call_ids as text[]), string_to_array(:payloads, chr(30))
-    ) with ordinality as i (id, type, role, status, name, call_id, payload, place)
+        cast(:names as text[]), cast(:call_ids as text[]), string_to_array(:payloads, chr(30)),
+        string_to_array(:for_models, chr(30), '')
+    ) with ordinality as i (id, type, role, status, name, call_id, payload, for_model, place)
     """
 """The items of `item_columns` as rows, the first at place 1."""
 _INSERT_ITEMS = text(
     f"""
-    insert into items (tenant, response_id, side, idx, id, type, role, status, name, call_id, payload)
-    select :tenant, :response, :side, place - 1, id, type, role, status, name, call_id, cast(payload as json)
+    insert into items
+        (tenant, response_id, side, idx, id, type, role, status, name, call_id, payload, size, for_model)
+    select :tenant, :response, :side, place - 1, id, type, role, status, name, call_id, cast(payload as json),
+        octet_length(payload), for_model
     from {NEW_ITEMS}
     """  # noqa: S608 - a constant of ours
 )
@@ -161,6 +166,7 @@ def item_columns(new: Sequence[NewItem]) -> dict[str, str | list[str | None]]:
         "names": [item.name for item in new],
         "call_ids": [item.call_id for item in new],
         "payloads": _BETWEEN.join(item.payload for item in new),
+        "for_models": _BETWEEN.join(item.for_model or "" for item in new),
     }
 
 
@@ -233,26 +239,6 @@ def _items(connection: Connection, tenant: str, response_id: UUID, side: Literal
             .order_by(items.c.idx)
         )
     )
-
-
-_HISTORY = text(
-    """
-    with recursive chain (id, previous_id, depth) as (
-        select id, previous_id, 0 from responses where tenant = :tenant and id = :id
-        union all
-        select r.id, r.previous_id, c.depth + 1
-        from chain c join responses r on r.tenant = :tenant and r.id = c.previous_id
-    )
-    select i.payload::text
-    from chain c join items i on i.tenant = :tenant and i.response_id = c.id
-    order by c.depth desc, i.side, i.idx
-    """
-)
-
-
-def history(connection: Connection, tenant: str, response_id: UUID) -> list[str]:
-    """The JSON of every item of a chain of responses, oldest first; this response's output is last."""
-    return list(connection.scalars(_HISTORY, {"tenant": tenant, "id": response_id}))
 
 
 class Finished(NamedTuple):

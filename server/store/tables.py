@@ -47,6 +47,18 @@ def _time(name: str, *, required: bool = False) -> Column[object]:
     )
 
 
+def _sizes() -> list[Column[object]]:
+    """What is asked of items before they are read."""
+    return [
+        Column("size", Integer, comment="bytes of the payload"),
+        Column(
+            "for_model",
+            Text,
+            comment="the payload without what no model reads; null where that is all of it",
+        ),
+    ]
+
+
 replicas = Table(
     "replicas",
     metadata,
@@ -116,7 +128,8 @@ responses = Table(
         name="status",
     ),
     Index(
-        "ix_responses_unowned",
+        "ix_responses_waiting",
+        "tenant",
         "priority",
         "queued_at",
         postgresql_where=text("replica_id is null and status in ('queued', 'in_progress')"),
@@ -170,6 +183,7 @@ items = Table(
     Column("call_id", Text),
     Column("payload", JSON, nullable=False),
     _time("created_at", required=True),
+    *_sizes(),
     UniqueConstraint("tenant", "id"),
 )
 
@@ -204,6 +218,7 @@ conversation_items = Table(
     Column("payload", JSON, nullable=False),
     Column("response_id", Uuid, comment="what brought it, which may be gone; null for items put by hand"),
     _time("created_at", required=True),
+    *_sizes(),
     UniqueConstraint("tenant", "id"),
 )
 
@@ -269,6 +284,13 @@ api_keys = Table(
     _time("last_used_at"),
     _time("expires_at"),
     _time("revoked_at"),
+    Column(
+        "priority_floor",
+        Integer,
+        nullable=False,
+        server_default="0",
+        comment="the most urgent priority of its requests; a lower number is more urgent",
+    ),
     UniqueConstraint("id"),
 )
 

@@ -1,5 +1,6 @@
 """A page of a list, in the shape that OpenAI's lists have."""
 
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Generic, Literal, TypeVar
 
 import msgspec
@@ -41,8 +42,26 @@ class _Listed(msgspec.Struct):
     id: str
 
 
-def page(found: list[bytes], limit: int) -> Page[msgspec.Raw]:
-    """The page of at most `limit` objects, given as JSON, of which `found` has one more if there are more."""
+MAX_BYTES = 8 * 1024 * 1024
+"""Of a page; the object with which it has more is its last one, and the rest is on the next page."""
+
+
+def page(found: Sequence[bytes], limit: int, *, more: bool | None = None) -> Page[msgspec.Raw]:
+    """The page of at most `limit` objects, given as JSON.
+
+    `more` says whether others follow them; by default `found` has one beyond the limit if there are.
+    """
     data = [msgspec.Raw(payload) for payload in found[:limit]]
     ends = [msgspec.json.decode(data[place], type=_Listed).id for place in (0, -1)] if data else [None, None]
-    return Page(data=data, first_id=ends[0], last_id=ends[1], has_more=len(found) > limit)
+    has_more = len(found) > limit if more is None else more
+    return Page(data=data, first_id=ends[0], last_id=ends[1], has_more=has_more)
+
+
+def fitting(found: Iterable[bytes]) -> Iterator[bytes]:
+    """The first objects, up to the one with which they have more than a page's bytes."""
+    total = 0
+    for payload in found:
+        yield payload
+        total += len(payload)
+        if total >= MAX_BYTES:
+            return

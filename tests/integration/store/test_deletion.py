@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.runs.states import Ending
-from server.store import deletion, events, responses
+from server.store import deletion, events, history, responses
 from server.store.database import Connection, Database
 from server.wire.events import Event, Kind
 from server.wire.ids import new_uuid
@@ -135,10 +135,10 @@ def test_the_history_of_a_live_response_runs_through_deleted_ones(database: Data
     forest = Forest([None, 0, 1])
     with database.begin() as connection:
         plant(connection, replica, forest)
-        before = responses.history(connection, TENANT, forest.ids[2])
+        before = history.chain(connection, TENANT, forest.ids[2])
         deletion.delete(connection, TENANT, forest.ids[0])
         deletion.delete(connection, TENANT, forest.ids[1])
-        assert responses.history(connection, TENANT, forest.ids[2]) == before
+        assert history.chain(connection, TENANT, forest.ids[2]) == before
         assert len(before) == 3
 
 

@@ -76,6 +76,39 @@ def test_waiting_responses_are_claimed_in_their_order_and_only_for_models_that_a
     assert waiting(database, me, models=("other",)) == [other]
 
 
+def test_the_one_response_of_a_tenant_is_claimed_next_whatever_another_has_queued(database: Database) -> None:
+    me = register(database)
+    many = [accept(database, me, tenant="busy", background=True).facts.id for _ in range(60)]
+    one = accept(database, me, tenant="quiet", background=True).facts.id
+    assert set(waiting(database, me, limit=2)) == {many[0], one}
+    assert waiting(database, me, limit=1) == [many[1]]
+
+
+def test_a_tenant_that_has_fewer_in_progress_is_next(database: Database) -> None:
+    first, second = register(database), register(database)
+    busy = [accept(database, first, tenant="busy", background=True).facts.id for _ in range(12)]
+    assert set(waiting(database, first, limit=4)) == set(busy[:4])
+    quiet = [accept(database, first, tenant="quiet", background=True).facts.id for _ in range(3)]
+    assert set(waiting(database, second, limit=3)) == set(quiet)
+    assert set(waiting(database, second, limit=3)) == set(busy[4:7])
+
+
+def test_an_urgent_priority_orders_only_the_responses_of_its_own_tenant(database: Database) -> None:
+    me = register(database)
+    urgent = [accept(database, me, tenant="busy", background=True).facts.id for _ in range(3)]
+    with database.begin() as connection:
+        connection.exec_driver_sql("update responses set priority = -100 where id = %s", (urgent[2],))
+    one = accept(database, me, tenant="quiet", background=True).facts.id
+    assert set(waiting(database, me, limit=2)) == {urgent[2], one}
+
+
+def test_the_waiting_responses_of_one_tenant_are_counted_up_to_a_number(database: Database) -> None:
+    for tenant in ("mine", "mine", "other"):
+        accept(database, new_uuid(), tenant=tenant, background=True)
+    with database.begin() as connection:
+        assert [ownership.waiting_of(connection, "mine", most) for most in (1, 9)] == [1, 2]
+
+
 def test_a_full_tenant_is_passed_over(database: Database) -> None:
     me = register(database)
     accept(database, me, tenant="full", background=True)

@@ -39,6 +39,7 @@ VALUES: dict[str, tuple[str, object]] = {
     "scripted_fault": ("crash@5", "crash@5"),
     "disk_reserve": ("1000", 1000),
     "max_of_tenant": ("7", 7),
+    "max_queued_of_tenant": ("7", 7),
     "tool_parser": ("hermes", "hermes"),
     "tool_server": ("city=http://city/mcp", "city=http://city/mcp"),
     "tool_access": ("city=alice|key:1", "city=alice|key:1"),

@@ -1,0 +1,67 @@
+"""What a request may ask for of the server's work: its urgency, and how many log probabilities. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from engine.messages import Job
+from server.auth import Caller
+from server.errors import InvalidRequest
+from server.wire.request import CreateResponse
+
+MAX_LOGPROBS = 2**18
+"""Log probabilities told in one answer, over all its choices. One takes some 60 bytes of JSON."""
+
+
+def refuse_urgent(caller: Caller, request: CreateResponse) -> None:
+    """Raises InvalidRequest for a priority before that of everybody else, unless the key allows it.
+
+    Without a key there is only one tenant, and its priorities order its own requests.
+    """
+    if caller.key_id is None:
+        return
+    if request.priority is not None and request.priority < caller.priority_floor:
+        raise InvalidRequest(
+            f"priority must be at least {caller.priority_floor} with this API key, not {request.priority}: "
+            "a lower number is more urgent, and a request may only be less urgent than others.",
+            param="priority",
+            code="invalid_value",
+        )
+
+
+def logprobs_limit(top_logprobs: int | None) -> int:
+    """The most tokens that one response may be told with so many log probabilities each; None is without."""
+    return 2**31 if top_logprobs is None else MAX_LOGPROBS // max(1, top_logprobs)
+
+
+def share_logprobs(job: Job, request: CreateResponse, choices: int) -> Job:
+    """The job of one of so many choices, which share what may be told of log probabilities.
+
+    Without a limit of the caller's the answer is cut there. Raises InvalidRequest for a limit beyond it.
+    """
+    if job.logprobs is None:
+        return job
+    most = max(1, logprobs_limit(job.logprobs) // choices)
+    if job.max_tokens <= most:
+        return job
+    if request.max_output_tokens is not None and request.max_output_tokens > most:
+        raise InvalidRequest(
+            f"{choices} choices of {request.max_output_tokens} tokens with {max(1, job.logprobs)} log "
+            f"probabilities each are more than {MAX_LOGPROBS}: ask for fewer of them, or for at most {most} "
+            "tokens.",
+            param="top_logprobs",
+            code="invalid_value",
+        )
+    return replace(job, max_tokens=most, min_tokens=min(job.min_tokens, most))
+
+
+def refuse_prompt_logprobs(jobs: Sequence[Job]) -> None:
+    """Raises InvalidRequest if these prompts would be told with too many log probabilities."""
+    wanted = sum(
+        len(job.prompt) * max(1, job.prompt_logprobs or 0) for job in jobs if job.prompt_logprobs is not None
+    )
+    if wanted > MAX_LOGPROBS:
+        raise InvalidRequest(
+            f"prompt_logprobs would be {wanted} log probabilities here; at most {MAX_LOGPROBS} are told.",
+            param="prompt_logprobs",
+            code="invalid_value",
+        )

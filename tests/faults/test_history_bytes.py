@@ -1,0 +1,131 @@
+"""How much stored content one request makes the server read: sizes are known before contents are read."""
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psycopg
+
+from tests.acceptance.error_object import check_error
+from tests.fix_server import StartServer
+from tests.support.server_process import MODEL, ServerProcess
+
+MEBIBYTE = 1024 * 1024
+
+
+def picture(size: int) -> dict[str, Any]:
+    image = {"type": "input_image", "image_url": "data:image/png;base64," + "A" * size}
+    return {"role": "user", "content": [{"type": "input_text", "text": "Look:"}, image]}
+
+
+def words(size: int) -> dict[str, Any]:
+    return {"role": "user", "content": "word " * (size // 5)}
+
+
+def conversation(server: ServerProcess) -> str:
+    made: str = httpx.post(f"{server.api}/conversations", json={}).json()["id"]
+    return made
+
+
+def add(server: ServerProcess, to: str, item: dict[str, Any]) -> httpx.Response:
+    return httpx.post(f"{server.api}/conversations/{to}/items", json={"items": [item]}, timeout=60)
+
+
+def ask(server: ServerProcess, **more: Any) -> httpx.Response:
+    return httpx.post(
+        f"{server.api}/responses",
+        json={"model": MODEL, "input": "Go on.", "max_output_tokens": 1, **more},
+        timeout=120,
+    )
+
+
+def peak_memory(server: ServerProcess) -> int:
+    status = Path(f"/proc/{server.pid}/status").read_text()
+    return int(status.split("VmHWM:")[1].split()[0]) * 1024
+
+
+def test_pictures_of_a_conversation_are_kept_whole_and_cost_requests_nothing(
+    start_server: StartServer,
+) -> None:
+    server = start_server()
+    there = conversation(server)
+    for _ in range(8):
+        assert add(server, there, picture(9 * MEBIBYTE)).status_code == 200
+    before = peak_memory(server)
+    with ThreadPoolExecutor(4) as pool:
+        answers = list(pool.map(lambda _: ask(server, conversation=there), range(4)))
+    assert {answer.status_code for answer in answers} <= {200, 400}
+    assert 200 in {answer.status_code for answer in answers}
+    assert peak_memory(server) - before < 64 * MEBIBYTE, "the pictures were read"
+    items = httpx.get(f"{server.api}/conversations/{there}/items?limit=1&order=asc", timeout=60).json()
+    assert len(items["data"][0]["content"][1]["image_url"]) > 9 * MEBIBYTE
+
+
+def test_a_page_of_items_has_no_more_bytes_than_it_may_and_the_next_page_goes_on(
+    start_server: StartServer,
+) -> None:
+    server = start_server()
+    there = conversation(server)
+    for _ in range(5):
+        assert add(server, there, picture(5 * MEBIBYTE)).status_code == 200
+    listed: list[str] = []
+    url, more = f"{server.api}/conversations/{there}/items?limit=100&order=asc", True
+    pages = 0
+    while more:
+        after = f"&after={listed[-1]}" if listed else ""
+        page = httpx.get(url + after, timeout=60)
+        assert len(page.content) < 14 * MEBIBYTE
+        body = page.json()
+        listed += [item["id"] for item in body["data"]]
+        more, pages = body["has_more"], pages + 1
+    assert (len(listed), len(set(listed)), pages) == (5, 5, 3)
+
+
+def test_a_conversation_has_a_bound_of_what_models_read(start_server: StartServer) -> None:
+    server = start_server()
+    there = conversation(server)
+    assert add(server, there, words(9 * MEBIBYTE)).status_code == 200
+    refused = check_error(add(server, there, words(9 * MEBIBYTE)), 400, "invalid_request_error")
+    assert refused["code"] == "context_length_exceeded"
+    assert add(server, there, words(100)).status_code == 200
+
+
+def test_items_that_a_request_refers_to_count_as_what_it_reads(start_server: StartServer) -> None:
+    server = start_server()
+    there = conversation(server)
+    added = add(server, there, words(6 * MEBIBYTE)).json()["data"][0]["id"]
+    many = [{"type": "item_reference", "id": added}] * 200
+    refused = check_error(ask(server, input=many), 400, "invalid_request_error")
+    assert refused["code"] == "context_length_exceeded"
+    assert peak_memory(server) < 400 * MEBIBYTE
+    again = httpx.post(f"{server.api}/conversations", json={"items": many[:20]}, timeout=60)
+    check_error(again, 400, "invalid_request_error")
+
+
+def test_a_chain_of_responses_has_the_same_bound(start_server: StartServer, database_url: str) -> None:
+    server = start_server()
+    first = ask(server).json()["id"]
+    assert ask(server, previous_response_id=first).status_code == 200
+    with psycopg.connect(database_url) as connection:
+        connection.execute("update items set size = 17000000 where side = 0")
+    refused = check_error(ask(server, previous_response_id=first), 400, "invalid_request_error")
+    assert refused["code"] == "context_length_exceeded"
+
+
+def test_a_page_of_responses_has_no_more_bytes_than_it_may(
+    start_server: StartServer, database_url: str
+) -> None:
+    server = start_server()
+    made = [ask(server).json()["id"] for _ in range(5)]
+    with psycopg.connect(database_url) as connection:
+        connection.execute("update items set size = 5000000 where side = 1")
+    listed: list[str] = []
+    more = True
+    while more:
+        after = f"&after={listed[-1]}" if listed else ""
+        page = httpx.get(f"{server.api}/responses?limit=100&order=asc{after}").json()
+        assert len(page["data"]) <= 2
+        listed += [response["id"] for response in page["data"]]
+        more = page["has_more"]
+    assert listed == made
