@@ -86,6 +86,8 @@ class Loop:
         """The jobs whose last message is in the outbox."""
         self._arrivals = 0
         self._closing: Close | None = None
+        self.delivering = False
+        """The listener was called and has not come back."""
         self._flight: _Flight | None = None
         self._read_at = float("-inf")
 
@@ -121,15 +123,16 @@ class Loop:
     def _work_until_closed(self) -> None:
         while not (self._closing and self._scheduler.idle):
             self._read_inbox()
-            if self._deadlines:
-                self._end_overdue()
-            if self._ledger.held and not self._closing:
-                self._wait_for_release()
-            elif self._executor.ahead is not None:
-                self._turn(self._executor.ahead)
-            elif not self._scheduler.idle:
-                self._step()
-            self._hand_out()
+            with self._watchdog:
+                if self._deadlines:
+                    self._end_overdue()
+                if self._ledger.held and not self._closing:
+                    self._wait_for_release()
+                elif self._executor.ahead is not None:
+                    self._turn(self._executor.ahead)
+                elif not self._scheduler.idle:
+                    self._step()
+                self._hand_out()
 
     # Inbox
 
@@ -347,11 +350,14 @@ class Loop:
             self._call_deliver(messages)
 
     def _call_deliver(self, messages: Sequence[Outbound]) -> None:
+        self.delivering = True
         try:
             self._deliver(messages)
         except Exception:
             # The listener's bug must not end everybody's jobs; there is nobody else to tell.
             log.exception("the listener failed on %d messages", len(messages))
+        finally:
+            self.delivering = False
 
 
 def _describe(error: BaseException) -> str:
