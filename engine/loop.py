@@ -317,9 +317,14 @@ class Loop:
             self._fail(chunk.sequence, "engine_error", _describe(error))
 
     def _relieve_memory(self, plan: Plan, error: OutOfMemory) -> None:
-        """Computes less at a time if the step had a prompt in it; else the last job in the order goes."""
+        """Computes less at a time if the step had a prompt in it; else the last job in the order waits until
+        the others need less. A job fails that does not fit alone.
+        """
         if plan[-1].count > 1 and self._scheduler.shrink():
             log.warning("out of memory: prompts will be computed in smaller chunks")
+            return
+        if self._scheduler.thin_out(plan):
+            log.warning("out of memory: fewer jobs will be computed at a time")
             return
         last = self._scheduler.last_of(plan)
         self._fail(last, "out_of_memory", str(error))
