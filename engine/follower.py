@@ -15,7 +15,6 @@ from typing import Any, BinaryIO
 
 import torch
 from torch import distributed
-from torch._C._distributed_c10d import TCPStore
 
 from engine.config import EngineConfig
 from engine.decoding import choose_decoding
@@ -24,7 +23,6 @@ from engine.messages import Job, Sampling
 from engine.model import LoadedModel, load_model
 from engine.packing import Packer, Wish
 from engine.ranks import (
-    HOST,
     LEAVE_SECONDS,
     Cache,
     Pass,
@@ -35,6 +33,8 @@ from engine.ranks import (
     choose_backend,
     join,
     name_of,
+    open_store,
+    talk_on_loopback,
 )
 from engine.scheduler import Chunk, Plan
 from engine.sequence import TokenSequence
@@ -96,7 +96,8 @@ def main() -> None:
     config = setup.config
     if torch.cuda.is_available():
         torch.cuda.set_device(setup.rank)
-    store = TCPStore(HOST, setup.port, is_master=False)
+    store = open_store(setup.store, config)
+    talk_on_loopback()
     store.set(name_of(setup.rank), "here")
     join(choose_backend(config), store, setup.rank, config)
     inbox: queue.SimpleQueue[Told | None] = queue.SimpleQueue()

@@ -86,6 +86,8 @@ class Loop:
         """The jobs whose last message is in the outbox."""
         self._arrivals = 0
         self._closing: Close | None = None
+        self.delivering = False
+        """The listener was called and has not come back."""
         self._flight: _Flight | None = None
         self._read_at = float("-inf")
 
@@ -121,15 +123,16 @@ class Loop:
     def _work_until_closed(self) -> None:
         while not (self._closing and self._scheduler.idle):
             self._read_inbox()
-            if self._deadlines:
-                self._end_overdue()
-            if self._ledger.held and not self._closing:
-                self._wait_for_release()
-            elif self._executor.ahead is not None:
-                self._turn(self._executor.ahead)
-            elif not self._scheduler.idle:
-                self._step()
-            self._hand_out()
+            with self._watchdog:
+                if self._deadlines:
+                    self._end_overdue()
+                if self._ledger.held and not self._closing:
+                    self._wait_for_release()
+                elif self._executor.ahead is not None:
+                    self._turn(self._executor.ahead)
+                elif not self._scheduler.idle:
+                    self._step()
+                self._hand_out()
 
     # Inbox
 
@@ -315,9 +318,14 @@ class Loop:
             self._fail(chunk.sequence, "engine_error", _describe(error))
 
     def _relieve_memory(self, plan: Plan, error: OutOfMemory) -> None:
-        """Computes less at a time if the step had a prompt in it; else the last job in the order goes."""
+        """Computes less at a time if the step had a prompt in it; else the last job in the order waits until
+        the others need less. A job fails that does not fit alone.
+        """
         if plan[-1].count > 1 and self._scheduler.shrink():
             log.warning("out of memory: prompts will be computed in smaller chunks")
+            return
+        if self._scheduler.thin_out(plan):
+            log.warning("out of memory: fewer jobs will be computed at a time")
             return
         last = self._scheduler.last_of(plan)
         self._fail(last, "out_of_memory", str(error))
@@ -348,11 +356,14 @@ class Loop:
             self._call_deliver(messages)
 
     def _call_deliver(self, messages: Sequence[Outbound]) -> None:
+        self.delivering = True
         try:
             self._deliver(messages)
         except Exception:
             # The listener's bug must not end everybody's jobs; there is nobody else to tell.
             log.exception("the listener failed on %d messages", len(messages))
+        finally:
+            self.delivering = False
 
 
 def _describe(error: BaseException) -> str:

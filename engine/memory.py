@@ -10,12 +10,16 @@ from pathlib import Path
 from engine.config import EngineConfig, ModelRefused
 
 FULL_CONTEXTS = 32
-"""More memory than for so many jobs of full length is not taken."""
+"""On a CPU more memory than for so many jobs of full length is not taken. On a GPU, where nobody else wants
+it, what is left over keeps earlier conversations."""
 
 CPU_SHARE = 0.25
 CPU_MOST = 2**30
 """On a CPU at most this share of the free memory and at most so many bytes: the machine has other
 work, and the blocks are touched, and so really taken, one after the other."""
+
+GPU_MOST_BLOCKS = 2**17
+"""On a GPU, beyond the jobs above, no more blocks than the engine's books of them stay quick with."""
 
 GPU_SHARE = 0.8
 """On a GPU this share of what the weights left free; the rest is for the steps themselves."""
@@ -28,7 +32,17 @@ glibc allows."""
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
 
-CGROUP = Path("/sys/fs/cgroup")
+CGROUPS = (
+    (Path("/sys/fs/cgroup"), "memory.max", "memory.current", "inactive_file"),
+    (
+        Path("/sys/fs/cgroup/memory"),
+        "memory.limit_in_bytes",
+        "memory.usage_in_bytes",
+        "total_inactive_file",
+    ),
+)
+"""Where versions 2 and 1 of control groups say what this process may take, what is taken, and how much of it
+is of files only."""
 MEMINFO = Path("/proc/meminfo")
 
 
@@ -48,7 +62,7 @@ def count_blocks(config: EngineConfig, *, block_bytes: int, context_length: int,
     useful = FULL_CONTEXTS * -(-context_length // config.block_size)
     blocks = budget // block_bytes
     if config.kv_memory is None:
-        blocks = min(blocks, useful)
+        blocks = min(blocks, useful if gpu_free is None else max(useful, GPU_MOST_BLOCKS))
     if blocks < 1:
         raise ModelRefused(
             f"One KV block of this model takes {block_bytes} bytes; there is room for {budget}."
@@ -69,13 +83,18 @@ def keep_freed_memory() -> None:
 
 
 def free_memory() -> int:
-    """Bytes that this process may still take: the machine's, or its control group's if fewer."""
+    """Bytes that this process may still take: the machine's, or its control group's if fewer.
+
+    What the group has of files that were read, as of weights, and are not in use is given back when it is
+    wanted, so it counts as free.
+    """
     available = _available_on_machine()
-    limit = _read_number(CGROUP / "memory.max")
-    taken = _read_number(CGROUP / "memory.current")
-    if limit is None or taken is None:
-        return available
-    return min(available, max(limit - taken, 0))
+    for folder, most, used, cache in CGROUPS:
+        limit, taken = _read_number(folder / most), _read_number(folder / used)
+        if limit is not None and taken is not None:
+            idle = min(_read_statistic(folder / "memory.stat", cache), taken)
+            available = min(available, max(limit - taken + idle, 0))
+    return available
 
 
 def _available_on_machine() -> int:
@@ -85,6 +104,14 @@ def _available_on_machine() -> int:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4
     kibibytes = next(line.split()[1] for line in lines if line.startswith("MemAvailable:"))
     return int(kibibytes) * 1024
+
+
+def _read_statistic(path: Path, name: str) -> int:
+    try:
+        lines = path.read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in lines if line.split()[:1] == [name]), 0)
 
 
 def _read_number(path: Path) -> int | None:

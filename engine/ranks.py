@@ -9,9 +9,12 @@ pass.
 """
 
 import logging
+import os
 import pickle
+import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -24,7 +27,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import distributed
-from torch._C._distributed_c10d import TCPStore
+from torch._C._distributed_c10d import FileStore
 
 from engine.config import EngineConfig, ModelRefused
 from engine.executor import EngineFault
@@ -34,7 +37,6 @@ from engine.sequence import TokenSequence
 
 log = logging.getLogger(__name__)
 
-HOST = "127.0.0.1"
 POLL_SECONDS = 0.05
 LEAVE_SECONDS = 10.0
 """A rank that has not ended so long after it was told to is killed."""
@@ -45,7 +47,8 @@ class Setup:
     """The first message: who the rank is, and what is to be loaded."""
 
     rank: int
-    port: int
+    store: str
+    """The file through which ranks find each other; its folder is this user's alone."""
     config: EngineConfig
 
 
@@ -91,7 +94,11 @@ class Ranks:
     def __init__(self, config: EngineConfig) -> None:
         """Returns when all have come. Raises as `choose_backend` does."""
         backend = choose_backend(config)
-        store = TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
+        # A store that listens would do so for the whole network, and ask nobody who they are.
+        self._folder = tempfile.TemporaryDirectory(prefix="holdfast-ranks-")
+        file = str(Path(self._folder.name) / "store")
+        store = open_store(file, config)
+        talk_on_loopback()
         self._processes = [_start(rank) for rank in range(1, config.tensor_parallel)]
         self._closing = False
         self._known: WeakKeyDictionary[TokenSequence, tuple[int, int]] = WeakKeyDictionary()
@@ -100,7 +107,7 @@ class Ranks:
         config = replace(config, model=config.model.absolute())
         try:
             for rank, process in enumerate(self._processes, 1):
-                _write(process, Setup(rank, store.port, config))
+                _write(process, Setup(rank, file, config))
             for rank, process in enumerate(self._processes, 1):
                 _await(store, rank, process)
             join(backend, store, 0, config)
@@ -157,6 +164,7 @@ class Ranks:
                 process.wait()
         if distributed.is_initialized():
             distributed.destroy_process_group()
+        self._folder.cleanup()
 
     def _await_end(
         self, rank: int, process: subprocess.Popen[bytes], once: threading.Lock, tell: Callable[[str], None]
@@ -178,6 +186,22 @@ def choose_backend(config: EngineConfig) -> str:
     if found < config.tensor_parallel:
         raise ModelRefused(f"tensor_parallel is {config.tensor_parallel}, but there are {found} GPUs.")
     return "nccl"
+
+
+def open_store(file: str, config: EngineConfig) -> FileStore:
+    """Where the ranks say that they are there and how they are reached."""
+    return FileStore(file, config.tensor_parallel)
+
+
+def talk_on_loopback() -> None:
+    """Has the libraries of all backends listen for the other ranks of this machine and for nobody else.
+
+    They read the process's environment when the group is made.
+    """
+    names = [name for _, name in socket.if_nameindex() if name in ("lo", "lo0")]
+    for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        for name in names:
+            os.putenv(variable, name)
 
 
 def name_of(rank: int) -> str:
@@ -208,7 +232,7 @@ def _start(rank: int) -> "subprocess.Popen[bytes]":
     )
 
 
-def _await(store: TCPStore, rank: int, process: "subprocess.Popen[bytes]") -> None:
+def _await(store: FileStore, rank: int, process: "subprocess.Popen[bytes]") -> None:
     """Torch itself would wait for one that has ended."""
     while not store.check([name_of(rank)]):
         if process.poll() is not None:

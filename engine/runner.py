@@ -4,6 +4,7 @@ Made by the thread that starts the engine, then used by the engine thread alone.
 jobs belong to and of why the plan is what it is.
 """
 
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -92,6 +93,12 @@ class DrawnStep:
             drawn[row] = RowFailure("engine_error", sentence)
         return StepResult(drawn, finite, self.told)
 
+
+SHORTAGES = (
+    "out of memory", "can't allocate memory", "not enough memory", "alloc_failed", "allocation_failed",
+    "failed to allocate",
+)  # fmt: skip
+"""How torch, cuBLAS, cuDNN and NCCL say, in small letters, that there is no memory left."""
 
 SMALL_MODEL = 20_000_000
 """Parameters below which threads of one operation wait for each other longer than they compute."""
@@ -334,16 +341,28 @@ def _known_errors() -> Iterator[None]:
     """Gives the errors of torch the names that the loop knows."""
     try:
         yield
-    except torch.OutOfMemoryError as error:
+        return
+    except (MemoryError, RuntimeError) as error:  # which torch's own are
+        if not _is_shortage(error):
+            if isinstance(error, torch.AcceleratorError):
+                # After a fault of the device every later call on it fails too.
+                raise EngineFault(str(error)) from error
+            raise
+        sentence = str(error)
+        # The frames of the pass that failed have its tensors.
+        traceback.clear_frames(error.__traceback__)
+        error.__traceback__ = None
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.empty_cache()
-        raise OutOfMemory(str(error)) from error
-    except torch.AcceleratorError as error:
-        # After a fault of the device every later call on it fails too.
-        raise EngineFault(str(error)) from error
-    except (MemoryError, RuntimeError) as error:
-        if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
-            raise OutOfMemory(str(error)) from error
-        raise
+    raise OutOfMemory(sentence) from None
+
+
+def _is_shortage(error: Exception) -> bool:
+    """Libraries below torch have errors of their own for memory that is not there."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    sentence = str(error).lower()
+    return any(words in sentence for words in SHORTAGES)
 
 
 def _is_small(model: LoadedModel) -> bool:

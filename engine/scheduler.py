@@ -60,7 +60,7 @@ Plan = tuple[Chunk, ...]
 """The chunks of one step, at most one a sequence: those of one token first, then longer ones."""
 
 CALM_STEPS = 100
-"""So many steps without memory trouble, and a budget that was halved is doubled again."""
+"""So many steps without memory trouble, and what was made smaller is doubled again."""
 
 
 @dataclass(slots=True)
@@ -88,6 +88,8 @@ class Scheduler:
         self._coming: dict[bytes, TokenSequence] = {}
         """Blocks that running jobs are to compute and have not yet, by their digests."""
         self._budget = limits.token_budget
+        self._places = limits.max_running
+        """So many jobs may run now: fewer than set after a step that ran out of memory."""
         self._calm = 0
 
     @property
@@ -144,7 +146,7 @@ class Scheduler:
         for sequence in self._running:
             if left > 0 and sequence.remaining > 1:
                 left -= self._add_prefill(prompts, sequence, left)
-        while left > 0 and self._waiting and len(self._running) < self.limits.max_running:
+        while left > 0 and self._waiting and len(self._running) < self._places:
             sequence = self._waiting.head()
             if not self._admit(sequence):
                 break
@@ -168,8 +170,9 @@ class Scheduler:
                 self._waiting.charge(sequence)
         self.tally.computed_tokens += sum(chunk.count for chunk in plan)
         self._calm += 1
-        if self._calm >= CALM_STEPS and self._budget < self.limits.token_budget:
+        if self._calm >= CALM_STEPS:
             self._budget = min(self._budget * 2, self.limits.token_budget)
+            self._places = min(self._places * 2, self.limits.max_running)
             self._calm = 0
         return progress
 
@@ -194,6 +197,17 @@ class Scheduler:
         shrunk = smaller < self._budget
         self._budget = smaller
         return shrunk
+
+    def thin_out(self, plan: Plan) -> bool:
+        """Preempts the last job of a step that ran out of memory, and lets no other in its place until steps
+        have been calm for a while; False if it ran alone.
+        """
+        if len(self._running) < 2:
+            return False
+        self._calm = 0
+        self._preempt(self.last_of(plan))
+        self._places = len(self._running)
+        return True
 
     def last_of(self, plan: Plan) -> TokenSequence:
         """Of the jobs of a plan the one that comes last in the order."""
@@ -295,7 +309,7 @@ class Scheduler:
         victims: list[TokenSequence] = []
         given: Counter[int] = Counter()
         free, places = self.pool.free, len(self._running)
-        while places == self.limits.max_running or free < needed + places:
+        while places >= self._places or free < needed + places:
             if priority is None or places == 0 or self._running[places - 1].job.priority <= priority:
                 return None
             places -= 1

@@ -6,7 +6,8 @@ executor, its cache emptied. It is final, and the owner is told so, when
 
 - it follows another one within `RECOVERY_SECONDS`,
 - the executor says that nothing can be computed any more (`EngineFault`: the device failed), or
-- a step hangs: the executor cannot be used from another thread while it is in use.
+- a step hangs, or what the host does between two, the delivery included: the executor cannot be used from
+  another thread while it is in use.
 
     living --closed--> ended
       |  ^--(again)--|
@@ -85,6 +86,8 @@ class Supervisor:
         sys.setswitchinterval(min(SWITCH_INTERVAL, sys.getswitchinterval()))
         cause = self.loop.run()
         while cause is not None and not isinstance(cause, StepAbandoned) and self._bury(cause):
+            # Its traceback has the frames of the life that ended, and they have its tensors.
+            cause = None
             self.loop = self._make_loop(self._watchdog)
             cause = self.loop.run(after_death=True)
         if not isinstance(cause, StepAbandoned):
@@ -95,7 +98,7 @@ class Supervisor:
         self._watchdog.dismiss()
         self._ended.set()
 
-    def _bury(self, cause: BaseException) -> bool:
+    def _bury(self, cause: BaseException, *, owner_knows: bool = False) -> bool:
         """Tells of a death; whether there may be another life."""
         now = monotonic()
         closing = self._ledger.closed
@@ -105,15 +108,22 @@ class Supervisor:
         if final:
             self._ledger.close("The engine died.")
         self.loop.bury(cause)
-        if final and not closing:
+        if final and not closing and not owner_knows:
             self._tell_owner(cause)
         return not final and not closing
 
     def _bury_hanging(self) -> None:
         """On the watchdog's thread. The engine thread, should it come back from its step, ends silently."""
         log.error("%s", self._why)
-        self._bury(EngineFault(self._why))
-        self._end()
+        fault = EngineFault(self._why)
+        if self.loop.delivering:
+            # Whoever listens does not come back to hear more, so the owner is told by another way.
+            self._tell_owner(fault)
+            self._end()
+            self._bury(fault, owner_knows=True)
+        else:
+            self._bury(fault)
+            self._end()
 
     def _tell_owner(self, cause: BaseException) -> None:
         try:

@@ -1,7 +1,8 @@
-"""Tells from outside when a step of the engine thread hangs.
+"""Tells from outside when a step of the engine thread hangs, or what it does between steps.
 
-The engine thread enters and leaves the watchdog around each step; a thread of its own sleeps until a step
-would be overdue. Both agree, under a lock, on whether a step ended in time: once it is declared lost, the
+The engine thread enters and leaves the watchdog around each turn, and around each step within it, which has
+the whole time for itself, as what is left of the turn has; a thread of its own sleeps until that would be
+overdue. Both agree, under a lock, on whether a step ended in time: once it is declared lost, the
 engine thread learns so when it comes back, and must not say a word any more. Ignorant of jobs.
 """
 
@@ -26,6 +27,7 @@ class Watchdog:
         self._on_hang = on_hang
         self._lock = threading.Lock()
         self._since: float | None = None
+        self._depth = 0
         self._lost = False
         self._dismissed = False
         self._wake = threading.Event()
@@ -57,13 +59,15 @@ class Watchdog:
 
     def __enter__(self) -> None:
         with self._lock:
+            self._depth += 1
             self._since = monotonic()
 
     def __exit__(
         self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
     ) -> None:
         with self._lock:
-            self._since = None
+            self._depth -= 1
+            self._since = monotonic() if self._depth else None
             if self._lost:
                 raise StepAbandoned
 

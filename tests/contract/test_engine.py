@@ -250,19 +250,34 @@ def test_only_the_jobs_of_a_step_fail_when_it_raises(start: Start) -> None:
     assert bench.engine.stats().alive
 
 
-def test_the_newest_job_fails_and_the_others_go_on_when_memory_runs_out(bench: Bench) -> None:
+@pytest.mark.parametrize("times", [1, 2])
+def test_the_newest_jobs_wait_and_all_are_whole_when_memory_runs_out(bench: Bench, times: int) -> None:
     expected = [
-        outcome.tokens for outcome in bench.run(*(make_job(f"x{n}", make_prompt(2, n)) for n in range(3)))
+        outcome.tokens
+        for outcome in bench.run(*(make_job(f"x{times} {n}", make_prompt(2, n)) for n in range(3)))
     ]
 
     def starve_when_all_run(message: Outbound) -> None:
-        if bench.listener.of("2") == [message]:
-            bench.fail_steps(OutOfMemory("none left"))
+        if bench.listener.of(f"{times} 2") == [message]:
+            bench.fail_steps(OutOfMemory("none left"), times=times)
 
     bench.listener.when_told = starve_when_all_run
-    *others, newest = bench.run(*(make_job(str(n), make_prompt(2, n)) for n in range(3)))
-    assert reason_of(newest.last) == "out_of_memory"
-    assert [outcome.tokens for outcome in others] == expected[:2]
+    outcomes = bench.run(*(make_job(f"{times} {n}", make_prompt(2, n)) for n in range(3)))
+    assert [outcome.tokens for outcome in outcomes] == expected
+    assert bench.engine.stats().preemptions >= times
+
+
+def test_only_the_job_that_does_not_fit_alone_fails_when_memory_runs_out(bench: Bench) -> None:
+    (expected,) = bench.run(make_job("x", make_prompt(2)))
+
+    def starve_when_both_run(message: Outbound) -> None:
+        if bench.listener.of("late") == [message]:
+            bench.fail_steps(OutOfMemory("none left"), times=2)
+
+    bench.listener.when_told = starve_when_both_run
+    large, late = bench.run(make_job("large", make_prompt(2, 1), 40), make_job("late", make_prompt(2)))
+    assert reason_of(large.last) == "out_of_memory"
+    assert late.tokens == expected.tokens
 
 
 def test_every_job_is_told_at_once_when_the_engine_dies(start: Start) -> None:

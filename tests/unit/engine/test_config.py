@@ -5,8 +5,16 @@ from typing import Any
 
 import pytest
 
+from engine import memory
 from engine.config import EngineConfig, Limits, ModelRefused
-from engine.memory import CPU_MOST, FULL_CONTEXTS, count_blocks, free_memory, keep_freed_memory
+from engine.memory import (
+    CPU_MOST,
+    FULL_CONTEXTS,
+    GPU_MOST_BLOCKS,
+    count_blocks,
+    free_memory,
+    keep_freed_memory,
+)
 
 
 @pytest.mark.parametrize(
@@ -58,6 +66,30 @@ def test_the_pool_holds_a_few_dozen_contexts_of_a_small_model() -> None:
 def test_the_pool_is_bounded_by_memory() -> None:
     assert count(block_bytes=2**25) * 2**25 <= min(CPU_MOST, free_memory())
     assert count(gpu_free=100 * 1024) == 80
+
+
+def test_a_gpu_keeps_more_than_the_contexts_that_can_run() -> None:
+    assert count(gpu_free=10**6 * 1024) == GPU_MOST_BLOCKS > FULL_CONTEXTS * 10
+
+
+@pytest.mark.parametrize(
+    ("limit", "used", "statistic"),
+    [
+        ("memory.max", "memory.current", "inactive_file"),
+        ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    ],
+)
+def test_files_that_were_read_count_as_free_in_a_control_group(
+    limit: str, used: str, statistic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "CGROUPS", ((tmp_path, limit, used, statistic),))
+    (tmp_path / limit).write_text(str(2**24))
+    (tmp_path / used).write_text(str(2**23 + 2**22))
+    assert free_memory() == 2**22
+    (tmp_path / "memory.stat").write_text(f"active_file 5\n{statistic} {2**21}\nslab 7\n")
+    assert free_memory() == 2**22 + 2**21
+    (tmp_path / limit).write_text("max")
+    assert free_memory() > 2**24
 
 
 def test_a_model_is_refused_when_not_one_block_fits() -> None:

@@ -1,6 +1,7 @@
 """A model spread over two processes: here by gloo over CPUs, on GPUs by NCCL."""
 
 import json
+import os
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,9 @@ from engine.config import ModelRefused
 from tests.support.engines import Bench, make_job, make_prompt, save_random_model, start_model
 from tests.unit.engine.test_architectures import generate
 
+LISTENS = "0A"
+LOOPBACK = {"0100007F", "00000000000000000000000001000000"}
+"""127.0.0.1 and ::1 in the kernel's tables."""
 SOON = 5.0
 """Seconds; without being told, the engine would wait five minutes."""
 
@@ -30,6 +34,18 @@ def test_greedy_tokens_equal_those_of_one_process_and_no_process_is_left() -> No
     check_tokens("Qwen3Config")
 
 
+def listening(pid: int) -> set[str]:
+    """The addresses, as the kernel writes them, on which a process takes connections."""
+    links = [os.readlink(link) for link in Path(f"/proc/{pid}/fd").iterdir() if link.is_symlink()]
+    found = set()
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == LISTENS and f"socket:[{fields[9]}]" in links:
+                found.add(fields[1].partition(":")[0])
+    return found
+
+
 def check_tokens(config: str, *, shares_heads: bool = True, **settings: Any) -> None:
     """Those of two processes are those of `generate`; no process is left behind."""
     model = save_random_model(config, **settings)
@@ -39,6 +55,7 @@ def check_tokens(config: str, *, shares_heads: bool = True, **settings: Any) -> 
     bench = started(model)
     (other,) = processes_of(bench)
     executor: Any = bench.engine._executor
+    assert listening(os.getpid()) | listening(other.pid) <= LOOPBACK
     heads = reference.config.num_key_value_heads
     assert executor._store.keys[0].shape[1] == (heads // 2 if shares_heads else heads)
     prompts = [make_prompt(length, length) for length in (5, 13, 29, 50, 7, 31)]

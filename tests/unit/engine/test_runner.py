@@ -1,5 +1,6 @@
 """What only a model can get wrong: chunks, preemption, reuse, and numbers that are none."""
 
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -7,7 +8,9 @@ from typing import Any
 import pytest
 import torch
 
+from engine.executor import OutOfMemory
 from engine.messages import Failed, Tokens
+from engine.runner import _known_errors
 from tests.support.engines import (
     Bench,
     Outcome,
@@ -139,12 +142,29 @@ def test_a_failed_device_ends_the_engine() -> None:
     assert not bench.engine.stats().alive
 
 
+def test_what_a_pass_without_memory_had_is_free_before_the_next() -> None:
+    left: list[weakref.ref[torch.Tensor]] = []
+
+    def fail() -> None:
+        tensor = torch.zeros(100)
+        left.append(weakref.ref(tensor))
+        raise torch.OutOfMemoryError("none")
+
+    with pytest.raises(OutOfMemory) as caught, _known_errors():
+        fail()
+    assert left[0]() is None, caught.value
+
+
 @pytest.mark.parametrize(
     "error",
     [
         MemoryError("none"),
         torch.OutOfMemoryError("none"),
         RuntimeError("DefaultCPUAllocator: can't allocate memory"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
+        RuntimeError("NCCL Error 1: unhandled cuda error 'out of memory'"),
+        torch.AcceleratorError("CUDA error: out of memory"),
     ],
     ids=lambda error: type(error).__name__,
 )

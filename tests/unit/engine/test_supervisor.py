@@ -5,6 +5,7 @@ import logging
 import resource
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from random import Random
 from typing import Any
@@ -201,6 +202,61 @@ def test_an_engine_that_hangs_is_declared_dead_from_outside(owner: Owner) -> Non
     engine._supervisor._thread.join(PATIENCE)
     assert not engine._supervisor._thread.is_alive()
     assert sum(map(len, bench.listener.batches)) == told, "it came back and spoke"
+
+
+def test_a_listener_that_does_not_come_back_is_the_engines_death_too(owner: Owner) -> None:
+    bench = start_scripted(on_dead=owner, hang_seconds=0.2)
+    with bench.listener.held():
+        bench.engine.submit(make_job("a", make_prompt(20)))
+        assert owner.news.wait(PATIENCE)
+        assert not bench.engine.stats().alive
+    assert codes(bench, "a") == ["engine_dead"]
+    assert len(owner.told) == 1
+    bench.engine.close(drain=False)
+
+
+def test_a_host_that_hangs_between_two_steps_is_the_engines_death_too(
+    owner: Owner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    released = threading.Event()
+
+    def hang(_self: object) -> Plan:
+        assert released.wait(PATIENCE)
+        return ()
+
+    monkeypatch.setattr("engine.scheduler.Scheduler.plan", hang)
+    bench = start_scripted(on_dead=owner, hang_seconds=0.2)
+    bench.engine.submit(make_job("a", make_prompt(20)))
+    assert owner.news.wait(PATIENCE)
+    assert codes(bench, "a") == ["engine_dead"]
+    released.set()
+    bench.engine.close(drain=False)
+
+
+def test_a_life_after_a_death_has_nothing_of_the_one_before(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # What pytest keeps of the log has the traceback.
+    monkeypatch.setattr("engine.loop.log.disabled", True)
+
+    class Tensors:
+        """In a frame of the step that broke."""
+
+    left: list[weakref.ref[Tensors]] = []
+    executor: Any = bench.engine._executor
+    execute = executor.execute
+
+    def break_once(_plan: Plan) -> StepResult:
+        tensors = Tensors()
+        left.append(weakref.ref(tensors))
+        executor.execute = execute
+        raise Broken("a broken book")
+
+    executor.execute = break_once
+    bench.run(make_job("victim", make_prompt(20)))
+    bench.run(make_job("after", make_prompt(20)))
+    gc.collect()
+    assert [each() for each in left] == [None]
 
 
 def test_a_slow_step_within_the_limit_is_no_death() -> None:
