@@ -3,10 +3,12 @@
 import asyncio
 import http.server
 import json
+import os
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import httpx
@@ -36,8 +38,8 @@ class Site(http.server.BaseHTTPRequestHandler):
         pass
 
 
-@pytest.fixture(scope="module")
-def site() -> Iterator[int]:
+@contextmanager
+def running_site() -> Iterator[int]:
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Site)
     threading.Thread(target=server.serve_forever, args=[0.01], daemon=True).start()
     yield server.server_port
@@ -46,12 +48,26 @@ def site() -> Iterator[int]:
 
 
 @pytest.fixture(scope="module")
+def site() -> Iterator[int]:
+    with running_site() as port:
+        yield port
+
+
+@pytest.fixture(scope="module")
 def browser(site: int) -> Iterator[str]:
+    with running_browser(site) as url:
+        yield url
+
+
+@contextmanager
+def running_browser(site: int, **environment: str) -> Iterator[str]:
     """The browser's address; it may open pages of the site, and nothing else."""
     port = free_port()
     words = ["--search-url", f"http://127.0.0.1:{site}/search", "--allow", f"http://127.0.0.1:{site}"]
     process = subprocess.Popen(
-        [sys.executable, "-m", "server.browser", "--port", str(port), *words], cwd=REPOSITORY
+        [sys.executable, "-m", "server.browser", "--port", str(port), *words],
+        cwd=REPOSITORY,
+        env=os.environ | environment,
     )
 
     def answers() -> bool:
@@ -60,10 +76,12 @@ def browser(site: int) -> Iterator[str]:
         except httpx.HTTPError:
             return False
 
-    eventually(answers, within=30)
-    yield f"http://127.0.0.1:{port}/mcp"
-    process.terminate()
-    process.wait(30)
+    try:
+        eventually(answers, within=60)
+        yield f"http://127.0.0.1:{port}/mcp"
+    finally:
+        process.terminate()
+        process.wait(30)
 
 
 def _call(browser: str, name: str, arguments: dict[str, Any], session: str | None = "s") -> CallToolResult:
@@ -118,3 +136,18 @@ def test_a_list_that_means_nothing_is_refused_with_a_sentence() -> None:
     )
     assert told.returncode == 1
     assert told.stderr.startswith("holdfast-browser: 'a/b/c' is neither a host")
+
+
+def test_with_a_token_only_who_sends_it_is_answered(site: int) -> None:
+    asked = {"jsonrpc": "2.0", "id": 1, "method": "tools/list"}
+    with running_browser(site, HOLDFAST_TOOL_TOKEN="python=other,browser=secret") as url:
+        statuses = [
+            httpx.post(
+                url,
+                headers={"accept": "application/json, text/event-stream", **headers},
+                json=asked,
+                timeout=30,
+            ).status_code
+            for headers in ({}, {"x-holdfast-token": "wrong"}, {"x-holdfast-token": "secret"})
+        ]
+    assert statuses == [401, 401, 200]

@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.acceptance.test_browser import running_browser, running_site
 from tests.acceptance.test_code_runner import running_runner, tool_call
 from tests.fix_server import SCRIPTED
 from tests.support.fake_mcp import FakeMcp, running_fakes
@@ -293,3 +294,38 @@ def test_two_tenants_with_one_session_name_share_no_names_and_no_files(module_da
             assert "mine and mine" in json.dumps(two.told(two.alice, tools=tools, input="Read")["output"])
         finally:
             server.stop()
+
+
+def test_two_tenants_with_one_session_name_share_no_open_pages(module_database: str) -> None:
+    secret = "browser=open-sesame"
+    with (
+        running_site() as site,
+        running_browser(site, HOLDFAST_TOOL_TOKEN=secret) as browser,
+        running_fakes(1) as (unused,),
+    ):
+        answers = [
+            ("There is no such page", "Nothing there."),
+            ("The Nile is long.", "I see it."),
+            ("Again", tool_call("pages__open")),
+            ("Open", tool_call("pages__open", id=f"http://127.0.0.1:{site}/page")),
+        ]
+        settings = {
+            "scripted_answers": json.dumps(answers),
+            "tool_server": f"pages={browser}",
+            "tool_token": secret.replace("browser", "pages"),
+        }
+        server = ServerProcess(module_database, settings={**SCRIPTED, **settings})
+        try:
+            server.start()
+            keys = [key_of(module_database, tenant) for tenant in ("alice", "bob")]
+            two = Two(server, unused, unused, module_database, *keys)
+            tools = [{**named("analysis-1"), "server_label": "pages"}]
+            told = [
+                two.told(key, tools=tools, input=text)["output"]
+                for key, text in ((two.alice, "Open"), (two.bob, "Again"), (two.alice, "Again"))
+            ]
+        finally:
+            server.stop()
+    outputs = [json.dumps(output) for output in told]
+    assert ["The Nile is long." in output for output in outputs] == [True, False, True]
+    assert "There is no such page" in outputs[1]
