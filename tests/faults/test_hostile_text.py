@@ -6,7 +6,7 @@ import json
 import random
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -27,10 +27,12 @@ from tests.support.hostile_text import ATTACKS, Attack
 from tests.support.server_process import MODEL, ServerProcess
 from tests.support.tiny_gpt_oss import tiny_gpt_oss
 
+pytestmark = pytest.mark.faults
+
 PATIENCE_S = 120.0
 GOAL_MS = 100
 """No longer is anybody to be kept waiting on a machine that has time; what exceeds it is counted."""
-STALL_S = 1.0
+STALL_S = 2.0
 """What no text may exceed on any machine, above what is seen without it."""
 GROWTH_MB = 400
 """Of memory, for all attacks: bodies of 10 MB, twelve at a time, decoded."""
@@ -108,7 +110,11 @@ def send(server: ServerProcess, attack: Attack, body: bytes) -> list[int]:
 
 @pytest.mark.parametrize("name", ATTACKS)
 def test_no_text_keeps_others_waiting_or_takes_much_memory(
-    server: ServerProcess, name: str, quiet: float, tally: Tally
+    server: ServerProcess,
+    name: str,
+    quiet: float,
+    tally: Tally,
+    record_property: Callable[[str, object], None],
 ) -> None:
     attack = ATTACKS[name]
     body = attack.body(MODEL)  # made before anybody waits: this process has threads that measure
@@ -116,7 +122,9 @@ def test_no_text_keeps_others_waiting_or_takes_much_memory(
     with Stalls(server) as stalls:
         statuses = send(server, attack, body)
     grown = memory_mb(server) - before
-    print(f"{name}: {statuses} worst {stalls.worst * 1000:.0f} ms (quiet {quiet * 1000:.0f}) +{grown:.0f} MB")
+    record_property("worst_ms", int(stalls.worst * 1000))
+    record_property("quiet_ms", int(quiet * 1000))
+    record_property("grown_mb", int(grown))
     tally["F36", "requests of hostile text"] += len(statuses)
     tally["F36", f"that kept others waiting more than {GOAL_MS} ms"] += stalls.worst * 1000 > GOAL_MS
     worst = ("F36", "worst wait of others [ms]")
@@ -126,75 +134,18 @@ def test_no_text_keeps_others_waiting_or_takes_much_memory(
     assert grown < GROWTH_MB
 
 
-PIECES = [
-    *(
-        "a",
-        "A_",
-        "0",
-        " ",
-        "\n",
-        '"',
-        "\\",
-        '\\"',
-        "/",
-        "//",
-        "#",
-        "[",
-        "]",
-        "[^",
-        "[]",
-        "[[:alpha:]]",
-        "[a]",
-    ),
-    *(
-        "(",
-        ")",
-        "(?:",
-        "(?=",
-        "(?P<a>",
-        "{",
-        "}",
-        "{9}",
-        "{1,9}",
-        "{,",
-        "{999999999}",
-        "*",
-        "+?",
-        "|",
-        ".",
-        "^",
-        "$",
-    ),
-    *(
-        "\\x{41}",
-        "\\p{L}",
-        "\\p{",
-        "\\u0041",
-        "\\b",
-        "é",
-        "\ud800",
-        "start: ",
-        "x: ",
-        "%json {}",
-        "%json [",
-        "%lark {",
-    ),
-    *("%import common.INT", "%ignore", "..", "->", "~ 3", "<[1]>", "{{ a }}", "😀"),
-]
-WORDS = (
-    "type",
-    "properties",
-    "items",
-    "anyOf",
-    "allOf",
-    "oneOf",
-    "enum",
-    "const",
-    "pattern",
-    "format",
-    "not",
-    "$ref",
+PIECES = (
+    *("a", "A_", "0", " ", "\n", '"', "\\", '\\"', "/", "//", "#", "[", "]", "[^", "[]"),
+    *("[[:alpha:]]", "[a]", "(", ")", "(?:", "(?=", "(?P<a>", "{", "}", "{9}", "{1,9}"),
+    *("{,", "{999999999}", "*", "+?", "|", ".", "^", "$", "\\x{41}", "\\p{L}", "\\p{", "\\b"),
+    *("é", "\ud800", "😀", "start: ", "x: ", "%json {}", "%json [", "%lark {", "%ignore"),
+    *("%import common.INT", "..", "->", "~ 3", "<[1]>", "{{ a }}"),
 )
+WORDS = (
+    *("type", "properties", "items", "anyOf", "allOf", "oneOf"),
+    *("enum", "const", "pattern", "format", "not", "$ref"),
+)
+TYPES = ("string", "object", "array", "integer", ["string", "null"])
 COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "multipleOf", "minimum")
 
 
