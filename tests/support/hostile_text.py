@@ -31,6 +31,10 @@ def _text(size: int) -> str:
     return "a b" * (size // 3)
 
 
+def _long(path: str, field: str, size: int) -> Attack:
+    return Attack(path, lambda model: json.dumps({"model": model, field: _text(size)}).encode())
+
+
 def _lark(definition: str, path: str = "/v1/responses") -> Attack:
     if path != "/v1/responses":
         return _post(
@@ -142,7 +146,7 @@ ATTACKS: dict[str, Attack] = {
     "compacted message": _post("/v1/responses/compact", input=_text(BODY)),
     "many tokens to spell": _post("/detokenize", tokens=[5] * 3_000_000),
     **{
-        f"{megabytes} MB at {path}": _post(path, **{field: _text(min(megabytes * 2**20, BODY - 2000))})
+        f"{megabytes} MB at {path}": _long(path, field, min(megabytes * 2**20, BODY - 2000))
         for megabytes in MEGABYTES
         for path, field in (
             ("/tokenize", "prompt"),
