@@ -36,10 +36,10 @@ def test_a_wrong_clock_costs_no_lease_and_is_never_stored(
 ) -> None:
     shift = tmp_path / "shift"
     set_clock(shift, before)
-    right = start_server(**SETTINGS)
     wrong = ServerProcess(database_url, settings=SETTINGS, module=("tests.support.wrong_clock", str(shift)))
     with psycopg.connect(database_url, autocommit=True) as connection:
         began = now(connection)
+        right = start_server(**SETTINGS)
         wrong.start()
         try:
             with Traffic(right, tokens=40) as honest, Traffic(wrong, tokens=40) as traffic:
