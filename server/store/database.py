@@ -70,6 +70,9 @@ _USED_AT = "used_at"
 _OWN_THREADS = 5
 """Connections beyond the requests': no crowd of them keeps a heartbeat or a health check waiting."""
 
+UPGRADE_S = 60.0
+"""How long an upgrade tries to get the locks that it needs."""
+_UPGRADE_PAUSE_S = 1.0
 _REPEATABLE = frozenset({"40001", "40P01", "55P03", "25P03"})
 """Serialization failure, deadlock, a lock not got in time, a transaction that was silent for too long."""
 _DISK_FULL = "53100"
@@ -237,12 +240,24 @@ def driver(connection: Connection) -> Iterator[psycopg.Connection]:
         raise DatabaseError(str(error)) from error
 
 
-def upgrade(url: str) -> None:
-    """Brings the schema to this release's; several processes may do so at once."""
-    with _schema_connection(url) as connection:
-        config = _alembic()
-        config.attributes["connection"] = connection
-        command.upgrade(config, "head")
+def upgrade(url: str, seconds: float = UPGRADE_S) -> None:
+    """Brings the schema to this release's; several processes may do so at once.
+
+    A table that another transaction uses is waited for at most a second at a time, with pauses in which the
+    requests and heartbeats that queue behind it come through. Raises DatabaseError after so many seconds.
+    """
+    deadline = monotonic() + seconds
+    while True:
+        try:
+            with _schema_connection(url) as connection:
+                config = _alembic()
+                config.attributes["connection"] = connection
+                command.upgrade(config, "head")
+                return
+        except Unreachable as error:
+            if monotonic() >= deadline or _sqlstate(error) not in _REPEATABLE:
+                raise
+        sleep(_UPGRADE_PAUSE_S)
 
 
 def schema_state(url: str) -> SchemaState:
