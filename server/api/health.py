@@ -34,6 +34,8 @@ def _why_not(services: Services) -> str | None:
         return "the engine is dead"
     if services.disk.shortage() is not None:
         return "the database's disk is nearly full"
+    if services.database.disk_is_full:
+        return "the database's disk is full"
     try:
         services.database.retry(clock, seconds=0)
     except DatabaseError:

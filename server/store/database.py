@@ -76,6 +76,8 @@ _UPGRADE_PAUSE_S = 1.0
 _REPEATABLE = frozenset({"40001", "40P01", "55P03", "25P03"})
 """Serialization failure, deadlock, a lock not got in time, a transaction that was silent for too long."""
 _DISK_FULL = "53100"
+_DISK_FULL_S = 10.0
+"""How long a disk that was full is taken for full; a probe of a load balancer comes in that time."""
 
 
 class Database:
@@ -105,8 +107,15 @@ class Database:
             isolation_level="REPEATABLE READ", postgresql_readonly=True
         )
         self._alone = self._engine.execution_options(isolation_level="AUTOCOMMIT")
+        self._disk_full_at: float | None = None
         event.listen(self._engine, "checkin", self._checked_in)
         event.listen(self._engine, "checkout", _check_out)
+
+    @property
+    def disk_is_full(self) -> bool:
+        """Postgres said so to a request within the last seconds. Of the disk itself nothing is known here."""
+        full_at = self._disk_full_at
+        return full_at is not None and monotonic() - full_at < _DISK_FULL_S
 
     @contextmanager
     def begin(self) -> Iterator[Connection]:
@@ -124,6 +133,8 @@ class Database:
         except Unreachable as error:
             if _is_gone(error):
                 self._outage.began(began)
+            if is_disk_full(error):
+                self._disk_full_at = monotonic()
             raise
         except psycopg.OperationalError as error:  # SQLAlchemy translates none that comes of a setting
             self._outage.began(began)

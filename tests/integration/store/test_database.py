@@ -4,6 +4,7 @@ import psycopg
 import pytest
 from sqlalchemy import text
 
+from server.store import database as database_module
 from server.store.database import Connection, Database, DatabaseError, clock, driver, durable
 
 
@@ -118,3 +119,18 @@ def test_json_comes_back_as_the_text_that_it_was(database: Database) -> None:
     with database.begin() as connection:
         found = connection.execute(text("""select '{"b": 1e2,  "a": "\\u0000"}'::json""")).scalar_one()
     assert found == '{"b": 1e2,  "a": "\\u0000"}'
+
+
+def test_disk_that_was_full_a_moment_ago_counts_as_full_for_a_while(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def is_full() -> bool:
+        return database.disk_is_full
+
+    full = "do $$ begin raise exception 'no space left on device' using errcode = 'disk_full'; end $$"
+    assert not is_full()
+    with pytest.raises(DatabaseError), database.begin() as connection:
+        connection.exec_driver_sql(full)
+    assert is_full()
+    monkeypatch.setattr(database_module, "_DISK_FULL_S", 0.0)
+    assert not is_full()
