@@ -24,7 +24,9 @@ ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 RUN useradd --create-home --uid 10001 holdfast
 WORKDIR /app
 COPY constraints.txt ./
-RUN pip install --no-cache-dir --constraint constraints.txt --extra-index-url ${TORCH_INDEX} ${TORCH}
+# Without the index first: it has CPU builds only, which count as newer than the CUDA build of the same version.
+RUN pip install --no-cache-dir --constraint constraints.txt ${TORCH} \
+    || pip install --no-cache-dir --constraint constraints.txt --extra-index-url ${TORCH_INDEX} ${TORCH}
 COPY pyproject.toml README.md LICENSE ./
 COPY engine ./engine
 COPY server ./server

@@ -18,12 +18,13 @@ def run_on(connection: Connection) -> None:
         compare_server_default=False,
     )
     connection.execute(text(f"select pg_advisory_lock({LOCK})"))
-    connection.execute(text("set lock_timeout = '10s'"))  # for tables; whoever upgrades now may take longer
+    connection.execute(text("set lock_timeout = '1s'"))  # for tables, and everybody queues behind who waits
     connection.commit()
     try:
         with context.begin_transaction():
             context.run_migrations()
     finally:
+        connection.rollback()  # of what failed, whose error the next statement would hide
         connection.execute(text(f"select pg_advisory_unlock({LOCK})"))
         connection.commit()
 

@@ -17,8 +17,8 @@ from server.config import Config
 from server.errors import ConfigError
 from server.interrupts import INTERRUPTED
 from server.open_database import OpenDatabase
-from server.store import keys
-from server.store.database import Database, schema_state, upgrade
+from server.store import keys, ownership
+from server.store.database import Database
 from server.store.disk import Disk
 from server.store.postgres_account import EmbeddedError
 from server.store.postgres_binaries import psql_command
@@ -90,7 +90,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     create.add_argument("--if-none", action="store_true", help="do nothing when a key exists already")
     _command(key_commands, "list", "list keys", _keys_list).add_argument("--tenant")
-    _command(key_commands, "revoke", "end a key", _keys_revoke).add_argument("key_id")
+    revoke = _command(key_commands, "revoke", "end a key", _keys_revoke)
+    revoke.add_argument("key_id")
+    revoke.add_argument(
+        "--end",
+        action="store_true",
+        help="cancel its stored responses that have not ended, too, on every replica",
+    )
     prompt_commands = commands.add_parser("prompts", help="prompt templates").add_subparsers(
         required=True, metavar="command"
     )
@@ -201,12 +207,16 @@ def _keys_list(config: Config, options: argparse.Namespace) -> int:
 
 def _keys_revoke(config: Config, options: argparse.Namespace) -> int:
     def revoke(database: Database, _disk: Disk) -> int:
+        key_id = options.key_id
         with database.begin() as connection:
-            if not keys.revoke(connection, options.key_id):
-                raise ConfigError(
-                    f"There is no valid key {options.key_id!r}; `holdfast keys list` shows them."
-                )
-        say(f"Key {options.key_id} is revoked.")
+            if not keys.revoke(connection, key_id) and not (
+                options.end and keys.is_revoked(connection, key_id)
+            ):
+                raise ConfigError(f"There is no valid key {key_id!r}; `holdfast keys list` shows them.")
+        say(f"Key {key_id} is revoked.")
+        if options.end:
+            ended = database.retry(lambda connection: ownership.request_cancel_of_key(connection, key_id))
+            say(f"{ended} of its responses had not ended and are cancelled within about a second.")
         return 0
 
     return _with_database(config, revoke)
@@ -240,9 +250,7 @@ def _prompts_delete(config: Config, options: argparse.Namespace) -> int:
 def _db_upgrade(config: Config, _options: argparse.Namespace) -> int:
     opened = OpenDatabase(config, say)
     try:
-        if schema_state(opened.url) == "unknown":
-            raise ConfigError("The database was made by a newer release of Holdfast; use that one.")
-        upgrade(opened.url)
+        opened.upgrade()
         say("The schema is current.")
         return 0
     finally:

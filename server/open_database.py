@@ -57,15 +57,35 @@ class OpenDatabase:
 
     def make_current(self) -> None:
         """Migrates an embedded database; an external one must be current already."""
+        if self._is_current():
+            return
+        if not self.is_embedded:
+            raise ConfigError("The database's schema is behind this release; run: holdfast db upgrade")
+        self.upgrade()
+
+    def upgrade(self) -> None:
+        """Brings the schema to this release's. Raises ConfigError, and then the schema is as it was."""
+        if self._is_current():
+            return
+        try:
+            upgrade(self.url)
+        except DatabaseError as error:
+            raise ConfigError(
+                f"The schema cannot be upgraded: {_cause(error)}. If it waits for a lock, another "
+                "transaction uses the tables: let it end, or end it, and try again."
+            ) from error
+
+    def _is_current(self) -> bool:
+        """Raises ConfigError for a database that does not answer, or has a newer release's schema."""
         try:
             state = schema_state(self.url)
         except DatabaseError as error:
-            cause = str(error.orig or error).strip() if hasattr(error, "orig") else str(error)
-            raise ConfigError(f"The database does not answer: {cause}") from error
-        if state == "current":
-            return
+            raise ConfigError(f"The database does not answer: {_cause(error)}") from error
         if state == "unknown":
             raise ConfigError("The database was made by a newer release of Holdfast; use that one.")
-        if not self.is_embedded:
-            raise ConfigError("The database's schema is behind this release; run: holdfast db upgrade")
-        upgrade(self.url)
+        return state == "current"
+
+
+def _cause(error: DatabaseError) -> str:
+    """What the driver says, without the statement."""
+    return str(getattr(error, "orig", None) or error).strip().rstrip(".")

@@ -63,14 +63,9 @@ def told(
             raise ModelFailed(why)
         return as_json(request, whole(read))
 
-    return Deferred(
-        *(one.channel for one in admitted),
-        read=_gone,
-        make=make,
-        timing=timing,
-        headers=headers,
-        look=look_for_end(services, caller, [(one.id, one.channel) for one in admitted]),
-    )
+    look = look_for_end(services, caller, [(one.id, one.channel) for one in admitted])
+    channels = (one.channel for one in admitted)
+    return Deferred(*channels, read=_gone, make=make, timing=timing, headers=headers, look=look)
 
 
 def _cursor(services: Services, caller: Caller, admitted: Admitted) -> Cursor:

@@ -37,6 +37,8 @@ def _why_not(services: Services) -> str | None:
             return trouble
     if services.disk.shortage() is not None:
         return "the database's disk is nearly full"
+    if services.database.disk_is_full:
+        return "the database's disk is full"
     try:
         services.database.retry(clock, seconds=0)
     except DatabaseError:

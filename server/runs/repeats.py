@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from uuid import UUID
 
 from server.auth import Caller
@@ -69,6 +70,14 @@ def sent_before(
     running = [(response, hub.running(response)) for response in made]
     found = [Admitted(response, channel) for response, channel in running if channel is not None]
     if len(found) < count:
+        lost = partial(
+            idempotency.release_lost,
+            tenant=caller.tenant,
+            key=repeatable.key,
+            response=first.response_id,
+        )
+        if database.retry(lost):
+            return None
         raise Conflict(
             "This request was made before; its response was not stored, or has been deleted.",
             param="Idempotency-Key",

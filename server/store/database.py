@@ -71,9 +71,14 @@ _USED_AT = "used_at"
 _OWN_THREADS = 5
 """Connections beyond the requests': no crowd of them keeps a heartbeat or a health check waiting."""
 
+UPGRADE_S = 60.0
+"""How long an upgrade tries to get the locks that it needs."""
+_UPGRADE_PAUSE_S = 1.0
 _REPEATABLE = frozenset({"40001", "40P01", "55P03", "25P03"})
 """Serialization failure, deadlock, a lock not got in time, a transaction that was silent for too long."""
 _DISK_FULL = "53100"
+_DISK_FULL_S = 10.0
+"""How long a disk that was full is taken for full; a probe of a load balancer comes in that time."""
 
 
 class Database:
@@ -103,8 +108,15 @@ class Database:
             isolation_level="REPEATABLE READ", postgresql_readonly=True
         )
         self._alone = self._engine.execution_options(isolation_level="AUTOCOMMIT")
+        self._disk_full_at: float | None = None
         event.listen(self._engine, "checkin", self._checked_in)
         event.listen(self._engine, "checkout", _check_out)
+
+    @property
+    def disk_is_full(self) -> bool:
+        """Postgres said so to a request within the last seconds. Of the disk itself nothing is known here."""
+        full_at = self._disk_full_at
+        return full_at is not None and monotonic() - full_at < _DISK_FULL_S
 
     @contextmanager
     def begin(self) -> Iterator[Connection]:
@@ -122,6 +134,8 @@ class Database:
         except Unreachable as error:
             if is_gone(error):
                 self._outage.began(began)
+            if is_disk_full(error):
+                self._disk_full_at = monotonic()
             raise
         except psycopg.OperationalError as error:  # SQLAlchemy translates none that comes of a setting
             self._outage.began(began)
@@ -240,12 +254,24 @@ def driver(connection: Connection) -> Iterator[psycopg.Connection]:
         raise DatabaseError(str(error)) from error
 
 
-def upgrade(url: str) -> None:
-    """Brings the schema to this release's; several processes may do so at once."""
-    with _schema_connection(url) as connection:
-        config = _alembic()
-        config.attributes["connection"] = connection
-        command.upgrade(config, "head")
+def upgrade(url: str, seconds: float = UPGRADE_S) -> None:
+    """Brings the schema to this release's; several processes may do so at once.
+
+    A table that another transaction uses is waited for at most a second at a time, with pauses in which the
+    requests and heartbeats that queue behind it come through. Raises DatabaseError after so many seconds.
+    """
+    deadline = monotonic() + seconds
+    while True:
+        try:
+            with _schema_connection(url) as connection:
+                config = _alembic()
+                config.attributes["connection"] = connection
+                command.upgrade(config, "head")
+                return
+        except Unreachable as error:
+            if monotonic() >= deadline or _sqlstate(error) not in _REPEATABLE:
+                raise
+        sleep(_UPGRADE_PAUSE_S)
 
 
 def schema_state(url: str) -> SchemaState:

@@ -36,6 +36,28 @@ _CLAIM = text(
 )
 
 
+_RELEASE_LOST = text(
+    """
+    delete from idempotency_keys k
+    where k.tenant = :tenant and k.key = :key and k.response_id = :response
+      and not exists (select 1 from responses r where r.tenant = k.tenant and r.id = k.response_id)
+      and not exists (
+        select 1 from usage_ledger l where l.tenant = k.tenant and l.response_id = k.response_id)
+      and not exists (select 1 from replicas p where p.state = 'alive' and p.started_at <= k.created_at)
+    """
+)
+
+
+def release_lost(connection: Connection, tenant: str, key: str, response: UUID) -> bool:
+    """Frees a key whose response was not stored and was lost with its process; whether that was so.
+
+    Such a response has left nothing, not even a line in the ledger, and every replica that could be
+    generating it has ended. While a replica lives that is as old as the key, this cannot be known.
+    """
+    parameters = {"tenant": tenant, "key": key, "response": response}
+    return connection.execute(_RELEASE_LOST, parameters).rowcount == 1
+
+
 def find(connection: Connection, tenant: str, key: str) -> FirstUse | None:
     """What the key was used for within the last day."""
     row = connection.execute(_FIND, {"tenant": tenant, "key": key, "hours": KEPT_HOURS}).first()

@@ -90,6 +90,12 @@ def list_all(connection: Connection, tenant: str | None) -> list[StoredKey]:
     return [StoredKey(*row) for row in connection.execute(query)]
 
 
+def is_revoked(connection: Connection, key_id: str) -> bool:
+    """Whether there was such a key."""
+    wanted = select(api_keys.c.id).where(api_keys.c.id == key_id, api_keys.c.revoked_at.is_not(None))
+    return connection.execute(wanted).first() is not None
+
+
 def revoke(connection: Connection, key_id: str) -> bool:
     """Ends a key; False when there is no such valid key."""
     ended = connection.execute(

@@ -159,6 +159,19 @@ _REQUEST_CANCEL = text(
 )
 
 
+_REQUEST_CANCEL_OF_KEY = text(
+    """
+    update responses set cancel_requested_at = coalesce(cancel_requested_at, clock_timestamp())
+    where key_id = :key and deleted_at is null and status in ('queued', 'in_progress')
+    """
+)
+
+
+def request_cancel_of_key(connection: Connection, key_id: str) -> int:
+    """Notes that the end of every unfinished response of an API key is wanted; returns how many there are."""
+    return connection.execute(_REQUEST_CANCEL_OF_KEY, {"key": key_id}).rowcount
+
+
 def request_cancel(connection: Connection, tenant: str, response_id: UUID) -> None:
     """Notes that a response's end is wanted, if it has none. Its owner, or whoever claims it, ends it."""
     connection.execute(_REQUEST_CANCEL, {"tenant": tenant, "id": response_id})

@@ -13,8 +13,10 @@ from openai import AuthenticationError
 from server.routes import OPEN_ROUTES, ROUTES
 from tests.acceptance.error_object import check_error
 from tests.acceptance.traces import tables_with
-from tests.fix_server import SCRIPTED, Connect, StartServer
+from tests.fix_server import PACED, SCRIPTED, Connect, StartServer
+from tests.support.eventually import eventually
 from tests.support.server_process import MODEL, ServerProcess, run_command
+from tests.support.sse import create
 
 HELLO = {"model": MODEL, "input": "Hello"}
 UNKNOWN_ID = "resp_" + "0" * 32
@@ -159,6 +161,38 @@ def test_revoked_key_is_refused(keyed: Keyed) -> None:
     again = run_command("keys", "revoke", key.id, database_url=keyed.database_url)
     assert again.returncode == 1
     assert "no valid key" in again.stderr
+
+
+def test_key_is_revoked_and_what_it_began_ends(start_server: StartServer, database_url: str) -> None:
+    """On every replica, streamed or in the background; what another key of the tenant began goes on."""
+    leaving, staying = make_key(database_url), make_key(database_url)
+    servers = [start_server(**PACED), start_server(**PACED)]
+    body = {**HELLO, "max_output_tokens": 2000}
+    background = [begin(server, key, body) for server in servers for key in (leaving, staying)]
+    with create(servers[0].url, body, key=leaving.text) as stream:
+        frames = iter(stream)
+        assert next(frames).event == "response.created"
+        ended = run_command("keys", "revoke", leaving.id, "--end", database_url=database_url)
+        assert ended.returncode == 0
+        assert "3 of its responses had not ended" in ended.stderr
+        *_, last = frames
+        assert last.json["response"]["status"] == "cancelled"
+    gone, goes_on = background[::2], background[1::2]
+    eventually(lambda: {status(servers[0], staying, one) for one in gone} == {"cancelled"}, within=60)
+    assert {status(servers[0], staying, one) for one in goes_on} <= {"queued", "in_progress"}
+    again = run_command("keys", "revoke", leaving.id, "--end", database_url=database_url)
+    assert (again.returncode, "0 of its responses" in again.stderr) == (0, True)
+
+
+def begin(server: ServerProcess, key: Key, body: Mapping[str, object]) -> str:
+    headers = {"authorization": f"Bearer {key.text}"}
+    made = httpx.post(f"{server.api}/responses", json={**body, "background": True}, headers=headers)
+    return str(made.json()["id"])
+
+
+def status(server: ServerProcess, key: Key, response: str) -> str:
+    headers = {"authorization": f"Bearer {key.text}"}
+    return str(httpx.get(f"{server.api}/responses/{response}", headers=headers).json()["status"])
 
 
 def test_revoking_the_last_key_opens_nothing(start_server: StartServer, database_url: str) -> None:

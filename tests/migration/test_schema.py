@@ -12,7 +12,7 @@ from alembic import command
 from alembic.config import Config
 from sqlalchemy import Connection, create_engine, event, inspect, pool
 
-from server.store.database import _alembic, schema_state, upgrade
+from server.store.database import DatabaseError, _alembic, schema_state, upgrade
 from server.store.tables import metadata
 from tests.support.eventually import eventually
 
@@ -115,6 +115,26 @@ def test_an_upgrade_waits_for_another_one(empty_database_url: str) -> None:
         assert schema_state(empty_database_url) == "behind"
     second.join(60)
     assert schema_state(empty_database_url) == "current"
+
+
+def test_an_upgrade_lets_others_through_while_a_transaction_is_in_its_way(database_url: str) -> None:
+    """As `pg_dump` is, for as long as it runs."""
+    with alembic_on(database_url) as (config, _):
+        command.downgrade(config, "-1")
+    with psycopg.connect(database_url) as dump, psycopg.connect(database_url, autocommit=True) as other:
+        dump.execute("select 1 from replicas, responses limit 0")
+        with pytest.raises(DatabaseError, match="lock timeout"):
+            upgrade(database_url, seconds=0)
+        assert schema_state(database_url) == "behind"
+        assert query(database_url, "select 1 from pg_locks where locktype = 'advisory'") == []
+        second = threading.Thread(target=upgrade, args=(database_url,))
+        second.start()
+        eventually(lambda: query(database_url, "select 1 from pg_locks where not granted"))
+        other.execute("set lock_timeout = '8s'")  # less than a heartbeat may take
+        other.execute("select 1 from replicas, responses limit 0")
+        dump.rollback()
+        second.join(60)
+    assert schema_state(database_url) == "current"
 
 
 def test_no_lock_is_left_after_an_upgrade(empty_database_url: str) -> None:

@@ -5,6 +5,7 @@ import psycopg
 import pytest
 from sqlalchemy import text
 
+from server.store import database as database_module
 from server.store.database import Connection, Database, DatabaseError, clock, driver, durable
 
 
@@ -129,3 +130,18 @@ def test_times_that_python_does_not_have_are_read_as_very_late_or_early_ones(dat
         ).one()
     first, last = datetime(2, 1, 1, tzinfo=UTC), datetime(9999, 1, 1, tzinfo=UTC)
     assert tuple(found) == (last, first, first, last, datetime(2026, 5, 4, tzinfo=UTC))
+
+
+def test_disk_that_was_full_a_moment_ago_counts_as_full_for_a_while(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def is_full() -> bool:
+        return database.disk_is_full
+
+    full = "do $$ begin raise exception 'no space left on device' using errcode = 'disk_full'; end $$"
+    assert not is_full()
+    with pytest.raises(DatabaseError), database.begin() as connection:
+        connection.exec_driver_sql(full)
+    assert is_full()
+    monkeypatch.setattr(database_module, "_DISK_FULL_S", 0.0)
+    assert not is_full()

@@ -13,11 +13,13 @@ from server.api import responses
 from server.auth import Caller
 from server.runs import admit
 from server.runs.admit import Admission
+from server.store.database import DatabaseError
 from server.stream import sse
 from server.stream.hub import Hub, Published
 from server.stream.sse import Stored
 from server.wire.ids import response_id
-from tests.unit.server.stream.asgi import PATIENCE_S, Client, inline, run
+from tests.unit.server.stream.asgi import PATIENCE_S, Client, inline, now, run
+from tests.unit.server.stream.test_sse import Stream, deferred
 
 FRAMES = [b"event: e%d\ndata: {}\n\n" % n for n in range(6)]
 TENANT = "default"
@@ -132,3 +134,45 @@ def test_frames_of_who_claims_a_new_response_at_once_are_not_missed(monkeypatch:
         return admitted.channel.after(2)
 
     assert run(main) == [FRAMES[2]]
+
+
+@pytest.mark.parametrize("found", [[b'{"id":1}'], []])
+def test_a_deferred_answer_comes_though_nobody_tells_of_the_end(found: list[bytes]) -> None:
+    async def main() -> tuple[Client, float, int]:
+        looks = 0
+
+        def look() -> list[bytes] | None:
+            nonlocal looks
+            looks += 1
+            if looks == 1:
+                raise DatabaseError
+            return found if looks == 3 else None
+
+        stream = Stream()
+        client = Client()
+        await client.ask(deferred(stream, look=look))
+        return client, now(), looks
+
+    client, at, looks = run(main)
+    assert (client.body, at, looks) == (found[0] if found else b"as it stands", 6, 3)
+
+
+def test_a_deferred_answer_asks_the_store_in_silence_only() -> None:
+    async def main() -> int:
+        looks = 0
+
+        def look() -> None:
+            nonlocal looks
+            looks += 1
+
+        stream = Stream()
+        client = Client()
+        task = client.ask(deferred(stream, look=look))
+        for frame in FRAMES[:9]:
+            await asyncio.sleep(1)
+            stream.add(frame)
+        stream.add(end=True)
+        await task
+        return looks
+
+    assert run(main) == 0

@@ -354,48 +354,6 @@ def test_a_deferred_answer_that_may_not_wait_longer_is_the_response_as_it_stands
     assert (client.status, client.body, at) == (200, b"as it stands", 3)
 
 
-@pytest.mark.parametrize("found", [[b'{"id":1}'], []])
-def test_a_deferred_answer_comes_though_nobody_tells_of_the_end(found: list[bytes]) -> None:
-    async def main() -> tuple[Client, float, int]:
-        looks = 0
-
-        def look() -> list[bytes] | None:
-            nonlocal looks
-            looks += 1
-            if looks == 1:
-                raise DatabaseError
-            return found if looks == 3 else None
-
-        stream = Stream()
-        client = Client()
-        await client.ask(deferred(stream, look=look))
-        return client, now(), looks
-
-    client, at, looks = run(main)
-    assert (client.body, at, looks) == (found[0] if found else b"as it stands", 6, 3)
-
-
-def test_a_deferred_answer_asks_the_store_in_silence_only() -> None:
-    async def main() -> int:
-        looks = 0
-
-        def look() -> None:
-            nonlocal looks
-            looks += 1
-
-        stream = Stream()
-        client = Client()
-        task = client.ask(deferred(stream, look=look))
-        for frame in FRAMES[:9]:
-            await asyncio.sleep(1)
-            stream.add(frame)
-        stream.add(end=True)
-        await task
-        return looks
-
-    assert run(main) == 0
-
-
 def test_a_deferred_client_that_does_not_read_its_answer_is_dropped() -> None:
     async def main() -> tuple[Client, float]:
         stream = Stream()

@@ -1,0 +1,77 @@
+"""Requests that are sent again after the response that they began was lost with its process."""
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+from server.auth import Caller
+from server.errors import Conflict
+from server.runs.repeats import Admitted, Repeatable, sent_before
+from server.store import idempotency
+from server.store.database import Database
+from server.stream.hub import Hub
+from server.wire.ids import new_uuid
+from tests.support.builders import kill, register
+
+CALLER = Caller("default", None)
+SENT = Repeatable("order-4711", bytes(32))
+
+
+@pytest.fixture
+def database(database_url: str) -> Iterator[Database]:
+    made = Database(database_url, pool_size=2)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    loop = asyncio.new_event_loop()
+    yield Hub(loop)
+    loop.close()
+
+
+def claim(database: Database) -> None:
+    """As of a response that is not stored."""
+    with database.begin() as connection:
+        assert idempotency.claim(connection, CALLER.tenant, SENT.key, SENT.digest, new_uuid())
+
+
+def again(database: Database, hub: Hub) -> list[Admitted] | None:
+    return sent_before(database, hub, CALLER, SENT, 1)
+
+
+def test_response_that_was_lost_with_its_process_is_begun_anew(database: Database, hub: Hub) -> None:
+    replica = register(database)
+    claim(database)
+    with pytest.raises(Conflict):
+        again(database, hub)
+    kill(database, replica)
+    register(database)
+    assert again(database, hub) is None
+    claim(database)  # which finds the key free
+
+
+def test_response_that_another_replica_may_be_generating_is_not_begun_twice(
+    database: Database, hub: Hub
+) -> None:
+    replicas = [register(database) for _ in range(2)]
+    claim(database)
+    kill(database, replicas[0])
+    with pytest.raises(Conflict):
+        again(database, hub)
+
+
+def test_response_that_ended_is_not_begun_again(database: Database, hub: Hub) -> None:
+    replica = register(database)
+    claim(database)
+    with database.begin() as connection:
+        connection.exec_driver_sql(
+            "insert into usage_ledger (tenant, response_id, model, status, stored, input_tokens,"
+            " cached_tokens, output_tokens, reasoning_tokens, finished_at) select tenant, response_id, 'm',"
+            " 'completed', false, 1, 0, 1, 0, clock_timestamp() from idempotency_keys"
+        )
+    kill(database, replica)
+    with pytest.raises(Conflict):
+        again(database, hub)
