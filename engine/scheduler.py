@@ -11,9 +11,11 @@ The order of all jobs is that of (priority, first turn); those that had no turn 
 `waiting` orders them. What is promised about it:
 
 - The first job in this order is in every plan, as it may take the memory and the place of all others. A
-  token in flight can put it off for one step: if it is its last, or if it was preempted meanwhile.
-- A job is preempted only for one before it, and comes back before any that had its turn later.
-- So a job ends after finitely many steps, unless jobs of better priority never cease to come.
+  token in flight can put it off for one step: if it is its last, or if it was preempted meanwhile. One that
+  made room for another share is not, until there is room again: then it comes first.
+- A job is preempted only for one before it, or, while its share runs others, for one of a share that runs
+  nothing; it comes back before any that had its turn later.
+- So a job ends after finitely many steps, unless jobs of better priority or new shares never cease to come.
 
 A job whose next block another one is about to compute waits for it: many jobs with one prompt cost one
 prefill. It waits for running jobs of its own or a better priority only. Those come first in the order, so
@@ -22,8 +24,9 @@ they always move on, and in all their steps but the last they leave nothing of t
 
 from bisect import insort
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 from engine.cache import BlockPool
 from engine.config import Limits
@@ -131,6 +134,7 @@ class Scheduler:
         whoever comes first in the order.
         """
         self._admit_urgent()
+        self._admit_unserved()
         size = self.limits.block_size
         singles: list[Chunk] = []
         for sequence in tuple(self._running):
@@ -256,13 +260,45 @@ class Scheduler:
         while self._waiting and self._running:
             if self._waiting.best_priority() >= self._running[-1].job.priority:
                 return
-            if not self._admit(self._waiting.head(), preempting=True):
+            head = self._waiting.head()
+            if not self._admit(head, self._worse_than(head.job.priority)):
                 return
 
-    def _admit(self, sequence: TokenSequence, *, preempting: bool = False) -> bool:
+    def _worse_than(self, priority: int) -> list[TokenSequence]:
+        """The running jobs of worse priority, the last in the order first."""
+        return list(takewhile(lambda other: other.job.priority > priority, reversed(self._running)))
+
+    def _admit_unserved(self) -> None:
+        """Lets in the next job of a share that runs nothing, where shares that run several leave no room.
+
+        Only at the cost of shares that were given more, and one in a step. So long answers of one share do
+        not keep another one waiting until they end.
+        """
+        if not self._waiting or not self._running:
+            return
+        running = Counter(sequence.job.share for sequence in self._running)
+        sequence = self._waiting.next_of_others(running)
+        if sequence is None or self._has_place(sequence):
+            return
+        spare: list[TokenSequence] = []
+        for other in reversed(self._running):
+            if running[other.job.share] > 1 and self._waiting.was_given_less(sequence, other):
+                running[other.job.share] -= 1
+                spare.append(other)
+        if spare:
+            self._admit(sequence, spare)
+
+    def _has_place(self, sequence: TokenSequence) -> bool:
+        """Whether a job can be let in without cost, whatever of its prompt is cached."""
+        places = len(self._running)
+        needed = self.limits.blocks_for(len(sequence.tokens))
+        return places < self._places and self.pool.free >= needed + places
+
+    def _admit(self, sequence: TokenSequence, spare: Sequence[TokenSequence] = ()) -> bool:
         """Moves a sequence from waiting to running if all its tokens so far find room.
 
-        `preempting` makes room at the cost of jobs of worse priority, none of which may be planned yet.
+        Room is made at the cost of as few of the `spare` jobs as it takes, in their order, none of which may
+        be planned yet.
         """
         if sequence.in_flight or self._is_coming(sequence.awaits, sequence):
             return False
@@ -274,7 +310,7 @@ class Scheduler:
             return False
         self.pool.hold(reused)
         needed = self.limits.blocks_for(len(sequence.tokens)) - len(reused)
-        victims = self._find_victims(needed, sequence.job.priority if preempting else None)
+        victims = self._find_victims(needed, spare)
         if victims is None:
             self.pool.release(reused)
             return False
@@ -300,20 +336,20 @@ class Scheduler:
             self.tally.cached_tokens += sequence.cached
         insort(self._running, sequence, key=_rank)
 
-    def _find_victims(self, needed: int, priority: int | None) -> list[TokenSequence] | None:
-        """Whom to preempt so that one more job, which needs so many blocks, can run; None if it cannot.
+    def _find_victims(self, needed: int, spare: Sequence[TokenSequence]) -> list[TokenSequence] | None:
+        """Which of the spare jobs to preempt so that one more job, which needs so many blocks, can run.
 
-        Only jobs of worse than this priority, the last in the order first. A block for each running job
-        is left over: without it the new one would soon be preempted.
+        None if it cannot. A block for each running job is left over: without it the new one would soon be
+        preempted.
         """
         victims: list[TokenSequence] = []
         given: Counter[int] = Counter()
         free, places = self.pool.free, len(self._running)
         while places >= self._places or free < needed + places:
-            if priority is None or places == 0 or self._running[places - 1].job.priority <= priority:
+            if len(victims) == len(spare):
                 return None
             places -= 1
-            victims.append(self._running[places])
+            victims.append(spare[len(victims)])
             given.update(victims[-1].blocks)
             free += sum(given[block] == self.pool.holders(block) for block in victims[-1].blocks)
         return victims

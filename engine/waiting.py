@@ -12,7 +12,7 @@ Within a share the order is that of acceptance.
 """
 
 from bisect import insort
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from engine.sequence import TokenSequence
 
@@ -58,6 +58,22 @@ class WaitingRoom:
     def best_priority(self) -> int:
         """The priority of the head; there must be one."""
         return min(priority for priority, level in self._levels.items() if level.occupied)
+
+    def next_of_others(self, shares: Collection[str]) -> TokenSequence | None:
+        """The next job of a share that is not among these and has no job that is to come back."""
+        returning = {one.job.share for level in self._levels.values() for one in level.returning}
+        for priority in sorted(self._levels):
+            sequence = self._levels[priority].next_of_others({*shares, *returning})
+            if sequence is not None:
+                return sequence
+        return None
+
+    def was_given_less(self, sequence: TokenSequence, other: TokenSequence) -> bool:
+        """Whether a job's share was given less than another's, or the other is of worse priority."""
+        if sequence.job.priority != other.job.priority:
+            return sequence.job.priority < other.job.priority
+        shares = self._levels[sequence.job.priority].shares
+        return shares[sequence.job.share].given < shares[other.job.share].given
 
     def take_turn(self, sequence: TokenSequence, cost: int) -> None:
         """Lets a job out to run; the first time it gets its turn, and its share pays so many tokens."""
@@ -132,6 +148,10 @@ class _Level:
         if self.returning:
             return self.returning[0]
         return next(iter(self._next_share().queue))
+
+    def next_of_others(self, shares: Collection[str]) -> TokenSequence | None:
+        others = [share for name, share in self._queueing.items() if name not in shares]
+        return next(iter(min(others, key=_standing).queue)) if others else None
 
     def take_turn(self, sequence: TokenSequence, cost: int) -> None:
         share = self.shares[sequence.job.share]

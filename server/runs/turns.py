@@ -11,9 +11,12 @@ from server.runs.hosted import Access
 from server.runs.prepare import Served, prepare
 from server.runs.reading import Reading
 from server.wire.hosted_items import ServedCall
-from server.wire.items import Item
+from server.wire.items import Item, encode_item
 from server.wire.request import CreateResponse
 from server.wire.tools import McpTool, read_choice, read_tools
+
+MAX_OUTPUT_BYTES = 8 * 1024 * 1024
+"""Of a response's output, results of tools included; beyond it there is no further turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +56,15 @@ class Turns:
         return self.sums_up or any(isinstance(tool, McpTool) for tool in read_tools(self.request.tools))
 
     def after(self, output: Sequence[Item], turn: int, spent: int) -> Turn | None:
-        """The turn behind that output; None if no token is left for it. Raises ApiError.
+        """The turn behind that output; None if no token or no room is left for it. Raises ApiError.
 
         No call is forced a second time, or there would be no end; and none is offered once the request's
         limit is used up.
         """
         most = self.request.max_output_tokens
         if most is not None and spent >= most:
+            return None
+        if sum(len(encode_item(item)) for item in output) >= MAX_OUTPUT_BYTES:
             return None
         request = msgspec.structs.replace(
             self.request,

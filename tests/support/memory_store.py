@@ -15,7 +15,7 @@ from uuid import UUID
 
 import msgspec
 
-from server.runs import admit, recorder, writing
+from server.runs import accept, recorder, writing
 from server.runs.states import ENDED, Ending
 from server.store import deletion, events, idempotency, leases, ownership, responses
 from server.store.events import Chunk, News, Progress, Watched
@@ -309,7 +309,7 @@ PLACES: dict[ModuleType, dict[str, Any]] = {
     deletion: {"delete": delete, "purge": purge},
     idempotency: {"find": find, "claim": claim},
     recorder: {"append_alone": append_alone},
-    admit: {"clock": lambda at: at.now},
+    accept: {"clock": lambda at: at.now},
     writing: {"durable": lambda _at: None},
 }
 

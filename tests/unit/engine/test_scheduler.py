@@ -170,6 +170,44 @@ def test_an_urgent_prompt_is_computed_before_one_that_was_begun() -> None:
     assert [(c.sequence, c.count) for c in play.step()] == [(urgent, 20), (long, 12)]
 
 
+# Shares that run nothing
+
+
+@pytest.mark.parametrize("blocks", [64, 11], ids=["places", "memory"])
+def test_a_share_that_runs_nothing_gets_a_place_of_one_that_has_them_all(blocks: int) -> None:
+    play = Play(limits(max_running=4, kv_blocks=blocks))
+    greedy = [play.add(4, 100 if blocks > 11 else 8, salt, share="greedy") for salt in range(4)]
+    play.step()
+    modest = play.add(4, 3, 9, share="modest")
+    play.step()
+    assert modest.blocks
+    assert [bool(job.blocks) for job in greedy] == [True, True, True, False]
+    while modest.job.job_id not in play.ended:
+        play.step()
+    play.step()
+    assert all(job.blocks for job in greedy), "the one that made room is back"
+
+
+def test_a_share_keeps_the_one_job_that_it_runs() -> None:
+    play = Play(limits(max_running=2))
+    running = [play.add(6, 20, salt, share=share) for salt, share in enumerate("ab")]
+    play.step()
+    waiting = play.add(6, 20, 5, share="c")
+    for _ in range(5):
+        play.step()
+    assert all(job.blocks for job in running)
+    assert not waiting.blocks
+
+
+def test_a_more_urgent_job_makes_no_room_for_another_share() -> None:
+    play = Play(limits(max_running=2))
+    urgent = [play.add(6, 20, salt, priority=-1, share="a") for salt in range(2)]
+    play.step()
+    play.add(6, 20, 5, share="b")
+    play.step()
+    assert all(job.blocks for job in urgent)
+
+
 # Whatever comes
 
 
@@ -223,18 +261,25 @@ def check_step(play: Play) -> None:
     plan = play.step()
     chunks = {chunk.sequence for chunk in plan}
     if turned:
-        assert min(turned, key=rank) in chunks, "the first job in the order must always move"
+        first = min(turned, key=rank)
+        others = {s.job.share for s in chunks} - {first.job.share}
+        made_room = not first.blocks and others
+        assert first in chunks or made_room, "the first job in the order must move, unless it made room"
     else:
-        assert best in {s.job.priority for s in chunks}, "the first job in the order must always move"
+        best_moves = best in {s.job.priority for s in chunks}
+        assert best_moves or len({s.job.share for s in before}) > 1, "the first in the order must move"
     assert len(chunks) == len(plan) <= play.limits.max_running
     assert sum(chunk.count for chunk in plan) <= play.limits.token_budget
     assert all(chunk.count >= 1 for chunk in plan)
     counts = [chunk.count for chunk in plan]
     assert counts == [1] * counts.count(1) + [count for count in counts if count > 1]
     after = list(play.scheduler.sequences())
-    running = [rank(s) for s in after if s.blocks]
-    put_back = [rank(s) for s in after if not s.blocks and s.turn is not None]
-    assert not running or not put_back or max(running) < min(put_back), "one was preempted for a later one"
+    running = [s for s in after if s.blocks]
+    put_back = [s for s in after if not s.blocks and s.turn is not None]
+    for later in running:
+        earlier = [s for s in put_back if rank(s) < rank(later)]
+        shares = {s.job.share for s in earlier}
+        assert later.job.share not in shares, "one was preempted for a later one of its share"
 
 
 def rank(sequence: TokenSequence) -> tuple[int, int]:

@@ -1,0 +1,33 @@
+"""The table of limits says what the settings are."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from server.config import settings
+from server.runs import bounds, history, turns
+from server.wire import pages
+
+TABLE = (Path(__file__).parents[3] / "docs" / "limits.md").read_text()
+NAMED = sorted(set(re.findall(r"`(max_[a-z_]+)`", TABLE)))
+DEFAULTS = re.findall(r"`([a-z_]+)` \(([0-9]+)\)", TABLE)
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_every_setting_that_the_table_names_exists(name: str) -> None:
+    assert name in {setting.name for setting in settings()}
+
+
+@pytest.mark.parametrize(("name", "default"), DEFAULTS)
+def test_the_table_names_the_default_of_a_setting(name: str, default: str) -> None:
+    known = {setting.name: setting.default for setting in settings()}
+    assert str(known[name]) == default
+
+
+def test_the_table_names_the_bounds_that_are_no_settings() -> None:
+    assert f"{bounds.MAX_LOGPROBS:,} a request" in TABLE
+    assert f"{history.MAX_BYTES >> 20} MiB and {history.MAX_ITEMS:,} items a request" in TABLE
+    assert f"| {history.BYTES_OF_TENANT >> 20} MiB | {history.BYTES_AT_ONCE >> 20} MiB |" in TABLE
+    assert f"| {turns.MAX_OUTPUT_BYTES >> 20} MiB a response |" in TABLE
+    assert f"| {pages.MAX_BYTES >> 20} MiB, and" in TABLE
