@@ -1,0 +1,133 @@
+"""What a supervised thread does about exceptions, and what it says of itself."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from server.supervised_thread import Activity, Retry, SupervisedThread
+from tests.support.eventually import eventually
+
+AT_ONCE = Retry(longest_pause=0.0)
+
+
+@contextmanager
+def running(thread: SupervisedThread) -> Iterator[SupervisedThread]:
+    thread.start()
+    try:
+        yield thread
+    finally:
+        thread.stop()
+
+
+def test_a_turn_that_raises_is_logged_counted_and_repeated(caplog: pytest.LogCaptureFixture) -> None:
+    turns: list[int] = []
+    done = threading.Event()
+
+    def turn() -> None:
+        turns.append(len(turns))
+        if len(turns) < 3:
+            raise ValueError("a row of a later release")
+        done.set()
+        thread.wait()
+
+    thread = SupervisedThread("worker", turn, retry=AT_ONCE)
+    with running(thread):
+        assert done.wait(10)
+        assert thread.trouble() is None
+        assert thread.activity.failures == 2
+    assert thread.activity.failures_in_a_row == 0
+    logged = [record for record in caplog.records if record.exc_info is not None]
+    assert len(logged) == 2
+    assert "worker" in caplog.text
+    assert "a row of a later release" in caplog.text
+
+
+def test_a_turn_that_fails_too_often_in_a_row_is_fatal() -> None:
+    ended = threading.Event()
+    turns: list[None] = []
+
+    def turn() -> None:
+        turns.append(None)
+        raise ValueError
+
+    thread = SupervisedThread("worker", turn, retry=Retry(3, 0.0), on_fatal=ended.set)
+    with running(thread):
+        assert ended.wait(10)
+        assert eventually(thread.trouble) == "the worker thread has died"
+    assert len(turns) == 4
+
+
+def test_a_fatal_exception_ends_the_thread_at_once() -> None:
+    fatal: list[None] = []
+    ended = threading.Event()
+
+    def turn() -> None:
+        raise KeyError
+
+    thread = SupervisedThread(
+        "worker", turn, fatal=(KeyError,), on_fatal=lambda: fatal.append(None), on_end=ended.set
+    )
+    with running(thread):
+        assert ended.wait(10)
+    assert fatal == [None]
+    assert thread.activity.failures == 0
+
+
+def test_a_stopped_thread_is_not_fatal_and_has_no_trouble() -> None:
+    fatal: list[None] = []
+    thread = SupervisedThread("worker", lambda: None, on_fatal=lambda: fatal.append(None))
+    with running(thread):
+        eventually(lambda: thread.activity.turns > 3)
+    thread.stop()
+    assert fatal == []
+    assert thread.trouble() is None
+
+
+def test_a_wait_ends_when_the_thread_is_woken_and_when_it_is_stopped() -> None:
+    woken = threading.Semaphore(0)
+
+    def turn() -> None:
+        thread.wait()
+        woken.release()
+
+    thread = SupervisedThread("worker", turn)
+    with running(thread):
+        thread.wake()
+        assert woken.acquire(timeout=10)
+        assert not woken.acquire(blocking=False)
+        thread.wake()
+        assert woken.acquire(timeout=10)
+    assert woken.acquire(timeout=10)
+
+
+def test_a_thread_can_stop_itself_within_a_turn() -> None:
+    thread = SupervisedThread("worker", lambda: thread.stop())  # noqa: PLW0108 - not made yet
+    thread.start()
+    thread.join()
+    assert thread.stopping
+
+
+def test_a_turn_that_lasts_longer_than_its_bound_is_a_trouble_that_names_the_thread() -> None:
+    activity = Activity("worker", longest_turn=60)
+    activity.works(100)
+    assert activity.trouble(160) is None
+    assert activity.trouble(173) == "the worker thread has been at one turn for 73 s"
+    activity.works(173)
+    assert activity.trouble(174) is None
+
+
+def test_a_thread_that_waits_for_work_has_no_trouble_however_long_it_waits() -> None:
+    activity = Activity("worker", longest_turn=60)
+    activity.works(0)
+    activity.waits(1)
+    assert activity.trouble(1e6) is None
+
+
+def test_pauses_double_up_to_a_bound_and_end_after_so_many_failures() -> None:
+    retry = Retry(most_failures=12, longest_pause=5)
+    pauses = [retry.pause(failures) for failures in range(1, 14)]
+    assert pauses[:6] == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6, 3.2])
+    assert pauses[6:] == [5, 5, 5, 5, 5, 5, None]
+    assert Retry(most_failures=None).pause(10_000) == 30
