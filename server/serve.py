@@ -224,6 +224,7 @@ class _Process:
             on_events=self._notifier.events,
             on_handed_back=self._notifier.queue,
             on_steps=self._tool_loop.look,
+            cancel=self._tool_loop.cancel,
             hold=self._engine.hold,
             capacity=Capacity.of(self._config),
         )

@@ -43,4 +43,4 @@ def _why_not(services: Services) -> str | None:
         services.database.retry(clock, seconds=0)
     except DatabaseError:
         return "the database does not answer"
-    return None
+    return services.recorder.trouble()

@@ -99,6 +99,13 @@ class Step:
     handed_back: bool = False
     died: bool = False
     """It is handed back because the engine died of it, or beside it."""
+    first_seq: int = field(init=False)
+    """The number of the first event, if there is one."""
+    broken: bool = False
+    """What the run has made cannot even be turned into events, so there is no writing it."""
+
+    def __post_init__(self) -> None:
+        self.first_seq = self.run.next_seq
 
     @property
     def over(self) -> bool:
@@ -113,6 +120,8 @@ class ActiveRuns:
         self._runs: dict[UUID, Run] = {}
         self._untold: dict[UUID, list[int]] = {}
         """Tokens that have given no event yet; stored with the first event that they lead to."""
+        self.paused: set[UUID] = set()
+        """Runs whose last step is not committed yet; whoever paused them retains the messages to them."""
 
     def __bool__(self) -> bool:
         return bool(self._runs)
@@ -121,6 +130,10 @@ class ActiveRuns:
     def runs(self) -> list[Run]:
         """A snapshot. Any thread."""
         return list(self._runs.values())
+
+    def get(self, response: UUID) -> Run | None:
+        """The run in progress of that response."""
+        return self._runs.get(response)
 
     def needs_commit(self, message: Inbound) -> bool:
         """Tokens of a response that is not stored need no commit; its end does, for the metering.
@@ -157,6 +170,12 @@ class ActiveRuns:
                 self._runs.pop(response, None)
                 self._untold.pop(response, None)
         return list(steps.values())
+
+    def forget(self, response: UUID) -> None:
+        """Drops a run that this replica does not bring forward any more."""
+        self._runs.pop(response, None)
+        self._untold.pop(response, None)
+        self.paused.discard(response)
 
     def _take(self, message: Inbound, steps: dict[UUID, Step], now: datetime) -> None:
         match message:
@@ -207,7 +226,10 @@ class ActiveRuns:
         self, steps: dict[UUID, Step], responses: frozenset[UUID] | None, *, died: bool = False
     ) -> None:
         for response, run in self._runs.items():
-            wanted = run.facts.echo.background if responses is None else response in responses
+            if responses is None:
+                wanted = run.facts.echo.background and response not in self.paused
+            else:
+                wanted = response in responses
             if wanted and run.ending is None:
                 step = steps.setdefault(response, Step(run))
                 step.handed_back, step.died = True, died
@@ -245,8 +267,16 @@ class ActiveRuns:
             step.events += act(run)
         except Exception:
             log.exception("run %s failed while reading its tokens", response)
-            step.events += run.fail(SERVER_ERROR, UNREADABLE, now, readable=False)
+            self._fail_unreadable(step, now)
         return step
+
+    def _fail_unreadable(self, step: Step, now: datetime) -> None:
+        """The end of a run that raised; its output so far may be what it cannot tell of."""
+        try:
+            step.events += step.run.fail(SERVER_ERROR, UNREADABLE, now, readable=False)
+        except Exception:
+            log.exception("run %s cannot be ended with what it has", step.run.facts.id)
+            step.broken = True
 
 
 def _joined(messages: Sequence[Inbound]) -> Iterator[Inbound]:
@@ -257,11 +287,11 @@ def _joined(messages: Sequence[Inbound]) -> Iterator[Inbound]:
     waiting: dict[str, list[Tokens]] = {}
     for message in messages:
         if isinstance(message, Tokens):
-            waiting.setdefault(_key_of(message), []).append(message)
+            waiting.setdefault(key_of(message), []).append(message)
             continue
         if isinstance(message, HandBack):
             yield from (_one(waiting.pop(job)) for job in list(waiting))
-        elif (job := _key_of(message)) in waiting:
+        elif (job := key_of(message)) in waiting:
             yield _one(waiting.pop(job))
         yield message
     yield from map(_one, waiting.values())
@@ -273,8 +303,8 @@ def response_of(job_id: str) -> UUID:
     return UUID(hex=job_id.partition(".")[0])
 
 
-def _key_of(message: Inbound) -> str:
-    """What messages of one response have in common."""
+def key_of(message: Inbound) -> str:
+    """What messages to one response have in common, its id in hexadecimal; empty if there is no such one."""
     match message:
         case Begin(run):
             return run.facts.id.hex

@@ -18,24 +18,26 @@ from uuid import UUID
 import msgspec
 
 from server.crashpoints import crashpoint
+from server.recording.committer import Committer
+from server.recording.side_writer import Settled, SideWriter
+from server.recording.suspended import Suspended
 from server.runs.active import SERVER_ERROR, ActiveRuns, Begin, Break, HandBack, Inbound, Step, Stop
 from server.runs.capacity import Capacity
 from server.runs.run import Run
-from server.runs.unflushed import Unflushed
-from server.runs.writing import is_written, log_rows, write
 from server.store import leases
-from server.store.appending import append_alone
-from server.store.database import Connection, Database, Duplicate, Unreachable
-from server.store.events import Chunk
+from server.store.database import Database
 from server.stream.frames import frames
 from server.stream.hub import Hub, Published
+from server.supervised_thread import Retry, SupervisedThread
 
 log = logging.getLogger("holdfast.recorder")
 
 MOST_WAITING = 4096
 """Deliveries that may wait for a commit; the engine is held while there are more. One is a step of the engine
 with at most a token for each running response, so what waits for a database that is away stays small."""
-_RETRY_SECONDS = 0.2
+_LONGEST_SLEEP = 0.1
+_LONGEST_END = 60.0
+"""In the end, while steps are retried aside; an outage may be waited for longer."""
 _REST = 6.0
 """Times as long as a commit took, the next one is waited for. So commits, which take turns with the engine,
 have a seventh of the time where they are short, and longer deltas carry what gathers."""
@@ -59,9 +61,11 @@ class Recorder:
         on_events: Callable[[Collection[UUID]], None] = lambda _responses: None,
         on_handed_back: Callable[[], None] = lambda: None,
         on_steps: Callable[[Sequence[Step]], None] = lambda _steps: None,
+        cancel: Callable[[UUID], None] = lambda _response: None,
         hold: Callable[[bool], None] = lambda _held: None,
         most_waiting: int = MOST_WAITING,
         capacity: Capacity | None = None,
+        clock: Callable[[], float] = monotonic,
     ) -> None:
         """`on_fenced` is called, once, when this replica can write no more: it must end and start anew.
 
@@ -69,16 +73,18 @@ class Recorder:
         leave a server behind that accepts responses and answers none. `on_events` is called after a commit
         with the stored responses that got events. `on_handed_back` is called when there
         are responses that others may go on with. `on_steps` is called with what was
-        committed. `hold` stops and starts the engine. `capacity` counts and bounds the responses here.
+        committed. `cancel` is called with responses that are not brought forward any more. `hold` stops and
+        starts the engine. `capacity` counts and bounds the responses here.
         """
         self._database = database
         self._replica = replica
         self._hub = hub
-        self._on_fenced = on_fenced
         self._on_events = on_events
         self._on_handed_back = on_handed_back
         self._on_steps = on_steps
+        self._cancel = cancel
         self._hold = hold
+        self._clock = clock
         self._most_waiting = most_waiting
         self._holding = False
         self._pressure = threading.Lock()
@@ -91,13 +97,39 @@ class Recorder:
         self._idle.set()
         self._handover = threading.Lock()
         """Held while a run is given in, so that nothing is called idle just before it arrives."""
-        self._connection: Connection | None = None
-        self._unflushed = Unflushed()
-        self._give_up_at = inf
-        self._thread = threading.Thread(target=self._loop, name="recorder", daemon=True)
+        self._committer = Committer(database, replica, self._active, clock)
+        self._settled: queue.SimpleQueue[Settled] = queue.SimpleQueue()
+        self._suspended = Suspended()
+        self._side = SideWriter(
+            database,
+            replica,
+            on_settled=self._settle_later,
+            running=self.running,
+            on_fenced=self._fence,
+            clock=clock,
+        )
+        self._fenced = False
+        self._next_at = 0.0
+        self._thread = self._make_thread(on_fenced)
+
+    def _make_thread(self, on_fatal: Callable[[], None]) -> SupervisedThread:
+        """No turn of it is repeated that fails: its messages have changed their runs already."""
+        return SupervisedThread(
+            "recorder",
+            self._turn,
+            fatal=(leases.Fenced,),
+            on_fatal=on_fatal,
+            retry=Retry(most_failures=0),
+            on_end=self._committer.close,
+        )
 
     def start(self) -> None:
         self._thread.start()
+        self._side.thread.start()
+
+    def trouble(self) -> str | None:
+        """Why nothing is recorded at the moment, for /health/ready; None if all is well. Any thread."""
+        return self._committer.trouble() or self._thread.trouble() or self._side.thread.trouble()
 
     def deliver(self, messages: Sequence[Inbound], /) -> None:
         """Hands messages over; never blocks. Any thread, the engine's above all."""
@@ -155,48 +187,122 @@ class Recorder:
     def stop(self, seconds: float = inf) -> None:
         """Ends the thread after everything delivered before.
 
-        What cannot be committed in that time is left to other replicas, of which `on_fenced` is told.
+        What cannot be committed in that time is left to other replicas; if that is more than single
+        responses, `on_fenced` is told of it.
         """
-        self._give_up_at = monotonic() + seconds
+        self._committer.give_up_at = self._clock() + seconds
         self.deliver([Stop()])
         self._thread.join()
+        self._side.thread.stop()
+
+    # --- the side writer's thread ---
+
+    def _settle_later(self, settled: Settled) -> None:
+        self._settled.put(settled)
+        self.deliver([])
+
+    def _fence(self) -> None:
+        self._fenced = True
+        self.deliver([])
 
     # --- the recorder thread ---
 
-    def _loop(self) -> None:
-        stopping = False
-        next_at = 0.0
-        while not stopping:
-            messages = self._gather(next_at)
-            stopping = any(isinstance(message, Stop) for message in messages)
-            try:
-                next_at = self.bring_forward(messages)
-            except leases.Fenced:
-                log.critical("this replica was declared dead; its %d runs are given up", len(self.running()))
-                self._on_fenced()
-                break
-            except Exception:
-                log.critical("the recorder cannot go on; other replicas take its runs", exc_info=True)
-                self._on_fenced()
-                break
-        self._disconnect()
+    def _turn(self) -> None:
+        try:
+            with self._thread.idle():
+                messages = self._gather(self._next_at)
+            self._next_at = self.bring_forward(messages)
+            if any(isinstance(message, Stop) for message in messages):
+                self._bring_to_rest()
+                self._thread.request_stop()
+        except leases.Fenced:
+            log.critical("this replica was declared dead; its %d runs are given up", len(self.running()))
+            raise
+
+    def _bring_to_rest(self) -> None:
+        """Waits for the steps that are retried aside, as long as there is time."""
+        until = min(self._committer.give_up_at, self._clock() + _LONGEST_END)
+        while self._suspended and (left := until - self._clock()) > 0:
+            messages: Sequence[Inbound] = []
+            with suppress(queue.Empty):
+                messages = self._inbox.get(timeout=min(left, _LONGEST_SLEEP))
+            self.bring_forward(messages)
+        if self._suspended:
+            log.error("%d responses could not be stored; others go on with them", self._suspended.count)
 
     def bring_forward(self, messages: Sequence[Inbound]) -> float:
         """One turn of the thread: commits what the messages mean, then tells of it. Raises Fenced.
 
         Gives the time at which the next one may begin.
         """
+        if self._fenced:
+            raise leases.Fenced
+        retained = self._take_settled()
+        for response in self._suspended.overfull():
+            self._side.give_up(response)
+            self._abandon(response)
         began = monotonic()
-        steps = self._commit(messages)
+        steps = self._commit([*retained, *self._suspended.divert(messages)])
         took = monotonic() - began
         crashpoint("recorder.committed")
         if any(step.run.ending is not None for step in steps):
             crashpoint("end.committed")
+        self._finish(steps)
+        self._relax()
+        return monotonic() + min(_REST * took, _LONGEST_REST)
+
+    def _finish(self, steps: Sequence[Step]) -> None:
+        """What follows from committed steps."""
         self._tell(steps)
         crashpoint("recorder.told")
         self._let_go(steps)
         self._on_steps(steps)
-        return monotonic() + min(_REST * took, _LONGEST_REST)
+
+    def _take_settled(self) -> list[Inbound]:
+        """Finishes what the side writer has settled; the messages that were retained for it."""
+        retained: list[Inbound] = []
+        with suppress(queue.Empty):
+            while True:
+                retained += self._settle(self._settled.get_nowait())
+        return retained
+
+    def _settle(self, settled: Settled) -> list[Inbound]:
+        response, step = settled.response, settled.step
+        match settled.outcome:
+            case "doubtful":
+                if self._active.get(response) is step.run and response not in self._suspended:
+                    self._suspend([step])
+                return []
+            case "given up":
+                self._abandon(response)
+                return []
+            case "left":
+                step = Step(step.run, handed_back=True)
+                self._abandon(response)
+            case "ended":
+                self._abandon(response)
+        retained = self._suspended.release(response)
+        if settled.outcome == "committed":
+            self._active.paused.discard(response)
+        else:
+            self._active.forget(response)
+        self._finish([step])
+        if settled.outcome == "left" and step.run.stored:
+            self._hub.release(step.run.facts.tenant, response)
+        return retained
+
+    def _suspend(self, steps: Sequence[Step]) -> None:
+        """Others do not wait for these."""
+        for step in steps:
+            response = step.run.facts.id
+            self._active.paused.add(response)
+            self._suspended.add(step)
+            self._side.write(step)
+
+    def _abandon(self, response: UUID) -> None:
+        """Its run will not go on here."""
+        if self._suspended.give_up(response):
+            self._cancel(response)
 
     def _gather(self, next_at: float = 0.0) -> list[Inbound]:
         """What is to be committed next: all there is, once there is something and that time has come."""
@@ -223,120 +329,51 @@ class Recorder:
         if any(step.handed_back for step in steps):
             crashpoint("handback.committed")
             self._on_handed_back()
+
+    def _relax(self) -> None:
+        """Everything that was delivered is committed or retried aside."""
         with self._pressure:
             if self._holding:
                 self._holding = False
                 log.warning("the database has caught up: the engine goes on")
                 self._hold(False)
         with self._handover:
-            if not self._active and self._inbox.empty():
+            if not self._active and not self._suspended and self._inbox.empty():
                 self._idle.set()
 
     def _commit(self, messages: Sequence[Inbound]) -> list[Step]:
-        """Applies messages to their runs once, and writes what came of it until it is committed.
-
-        A commit whose answer was lost may have happened: the second try looks before it writes. Or it may
-        still happen: then the second try, which waits for it, is refused as a duplicate, and the third looks.
-        Commits that were answered may be lost too, when Postgres has crashed: they are written again first.
-        """
+        """Applies messages to their runs; the steps that are committed. Others do not wait for the rest."""
         if not any(self._active.needs_commit(message) for message in messages):
-            return self._active.apply(messages, datetime.now(UTC))
-        commit = _Commit(self._active, self._replica, messages, self._unflushed)
-        while True:
-            try:
-                steps = commit.make(self._connect())
-            except (*Unreachable, Duplicate) as error:
-                if not commit.may_be_tried_again(error) or monotonic() > self._give_up_at:
-                    raise
-                log.warning("commit failed, trying again: %s", type(error).__name__)
-                self._disconnect()
-                sleep(_RETRY_SECONDS)
-            else:
-                self._unflushed.committed(steps)
-                return steps
+            return self._without_commit(self._active.apply(messages, datetime.now(UTC)))
+        committed, failed = self._committer.commit(messages)
+        self._suspend(failed)
+        return committed
 
-    def _connect(self) -> Connection:
-        if self._connection is None:
-            self._connection = self._database.dedicate(leases.recorder_session(self._replica))
-        return self._connection
-
-    def _disconnect(self) -> None:
-        if self._connection is not None:
-            self._connection.invalidate()
-            self._connection.close()
-            self._connection = None
+    def _without_commit(self, steps: Sequence[Step]) -> list[Step]:
+        """Those that need none. By a mistake of ours a run may have ended, which is to be metered."""
+        ended = [step for step in steps if step.over or step.broken]
+        self._suspend(ended)
+        return [step for step in steps if step not in ended] if ended else list(steps)
 
     def _tell(self, steps: Sequence[Step]) -> None:
         self._on_events([step.run.facts.id for step in steps if step.events and step.run.stored])
-        self._hub.publish(
-            Published(
-                step.run.facts.id,
-                step.events[0].sequence_number,
-                frames(step.run.facts.id, step.events),
-                msgspec.json.encode(step.run.final) if step.run.final is not None else None,
-            )
-            for step in steps
-            if step.events and self._hub.follows(step.run.facts.id)
-        )
+        told = [self._published(step) for step in steps if step.events]
+        self._hub.publish(published for published in told if published is not None)
 
+    def _published(self, step: Step) -> Published | None:
+        """What readers are told of a step; None if there are none, or if it cannot be told.
 
-class _Commit:
-    """Messages that are applied to their runs once, and written as often as it takes."""
-
-    def __init__(
-        self, active: ActiveRuns, replica: UUID, messages: Sequence[Inbound], unflushed: Unflushed
-    ) -> None:
-        self._unflushed = unflushed
-        self._active = active
-        self._replica = replica
-        self._messages = messages
-        self._steps: list[Step] = []
-        self._applied = False
-        self._in_doubt = False
-        """The connection was lost, so Postgres may have crashed."""
-        self._rewritten = self._refused = False
-
-    def may_be_tried_again(self, error: Exception) -> bool:
-        """After a try that failed. Of a duplicate, once: an earlier try's commit may have come late."""
-        self._in_doubt = True
-        was_refused, self._refused = self._refused, isinstance(error, Duplicate)
-        return not self._refused or (self._rewritten and not was_refused)
-
-    def make(self, connection: Connection) -> list[Step]:
-        """What was committed, now or by a try before. Raises Fenced or DatabaseError."""
-        if self._may_only_add() and append_alone(connection, self._replica, self._rows):
-            return self._steps
-        with connection.begin():
-            now = leases.fence(connection, self._replica)
-            if not self._applied:
-                self._restore(connection)
-                self._apply(now)
-                write(connection, self._replica, self._steps)
-            elif is_written(connection, self._replica, self._steps):
-                log.warning("a commit that was not answered had happened")
-            else:
-                self._rewritten = True
-                self._restore(connection)
-                write(connection, self._replica, self._steps)
-            crashpoint("recorder.written")
-        return self._steps
-
-    def _restore(self, connection: Connection) -> None:
-        """Before anything is added to a log whose end Postgres may have forgotten in a crash."""
-        if self._in_doubt and (lost := self._unflushed.restore(connection)):
-            log.warning("the database had forgotten %d steps; they are written again", lost)
-
-    def _may_only_add(self) -> bool:
-        return not (self._applied or self._in_doubt) and self._active.only_adds(self._messages)
-
-    def _apply(self, now: datetime) -> None:
-        self._steps = self._active.apply(self._messages, now)
-        self._applied = True
-
-    def _rows(self, now: datetime) -> list[Chunk] | None:
-        """All that there is to write; None if a run ended after all, of which there is more to write."""
-        self._apply(now)
-        if any(step.over for step in self._steps):
+        That can only be one that is not stored: what is stored has been encoded before.
+        """
+        response = step.run.facts.id
+        if not self._hub.follows(response):
             return None
-        crashpoint("recorder.written")
-        return log_rows(self._steps)
+        try:
+            told = frames(response, step.events)
+            final = msgspec.json.encode(step.run.final) if step.run.final is not None else None
+        except Exception:
+            log.exception("response %s cannot be told", response)
+            step.broken = True
+            self._suspend([step])
+            return None
+        return Published(response, step.events[0].sequence_number, told, final)

@@ -106,6 +106,11 @@ class Run:
         return self._started
 
     @property
+    def next_seq(self) -> int:
+        """The number of the next event."""
+        return self._emitter.next_seq
+
+    @property
     def output(self) -> list[Item]:
         return self._emitter.output
 

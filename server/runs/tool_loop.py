@@ -7,7 +7,7 @@ turn's is committed, the next turn's job is given to the engine.
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 from uuid import UUID
@@ -51,6 +51,7 @@ class ToolLoop:
         self._jobs: dict[UUID, str] = {}
         self._cancelled: set[UUID] = set()
         self._turn_pool = ThreadPoolExecutor(TURN_THREADS, "turns")
+        self._closed = False
 
     def expect(self, turns: Turns) -> None:
         """A response is about to begin here; `look` forgets it at its end."""
@@ -80,7 +81,7 @@ class ToolLoop:
         """
         response = run.facts.id
         with self._lock:
-            turns = self._turns.get(response)
+            turns = None if self._closed else self._turns.get(response)
         if turns is None:
             return
         for due in errand.calls:
@@ -89,7 +90,13 @@ class ToolLoop:
             else:
                 self._call(turns, due)
         if not errand.calls:
-            self._turn_pool.submit(self._begin_turn, turns, errand)
+            self._submit(self._begin_turn, turns, errand)
+
+    def _submit(self, act: Callable[..., None], *arguments: object) -> None:
+        """Has a thread of the pool do it; nothing once `close` was called: others go on with the response."""
+        with self._lock:
+            if not self._closed:
+                self._turn_pool.submit(act, *arguments)
 
     def cancel(self, response: UUID) -> None:
         """Ends a response early, whichever of its turns is generated, or none."""
@@ -104,7 +111,9 @@ class ToolLoop:
         self._deliver([Interrupt(response)])
 
     def close(self) -> None:
-        """Begins nothing more; what is under way is not waited for."""
+        """Begins nothing more; what is under way is not waited for. Its results may still be delivered."""
+        with self._lock:
+            self._closed = True
         self._turn_pool.shutdown(wait=False, cancel_futures=True)
 
     def _call(self, turns: Turns, due: DueCall) -> None:

@@ -16,12 +16,21 @@ from server.store import conversations, deletion, events, ownership, responses
 from server.store.database import Connection, durable
 from server.store.events import Chunk
 from server.store.ownership import Place
-from server.store.responses import NewItem
+from server.store.responses import NewItem, Owner
 from server.wire.items import Item, encode_item, item_type
 
 
+class Unwritable(Exception):
+    """A step of this response is broken."""
+
+
 def write(connection: Connection, replica: UUID, steps: Sequence[Step]) -> None:
-    """Writes the steps. Ends and hand-overs are on disk when the commit returns."""
+    """Writes the steps. Ends and hand-overs are on disk when the commit returns.
+
+    Raises Unwritable, OwnershipLost, DatabaseError, or what the contents of one of them lead to.
+    """
+    if broken := [step.run.facts.id for step in steps if step.broken]:
+        raise Unwritable(broken[0])
     if any(step.over for step in steps):
         durable(connection)
     if chunks := log_rows(steps):
@@ -43,20 +52,29 @@ def log_rows(steps: Sequence[Step]) -> list[Chunk]:
     return [chunk for step in steps if step.run.stored for chunk in chunks_of(step)]
 
 
-def is_written(connection: Connection, replica: UUID, steps: Sequence[Step]) -> bool:
-    """Whether a commit of these steps that was answered by an error had happened after all.
+def is_written(connection: Connection, replica: UUID, step: Step) -> bool | None:
+    """Whether a commit of this step that was answered by an error had happened after all.
 
-    They were one transaction, so the first of them that can be told tells of all.
+    None if that leaves no trace, because there was nothing to write. What another replica has written of the
+    same response since it took it over is not taken for it.
     """
-    for step in steps:
-        facts = step.run.facts
-        if step.run.ending is not None:
-            return responses.is_metered(connection, facts.tenant, facts.id)
-        if step.run.stored and step.events:
-            return events.next_seq(connection, facts.tenant, facts.id) > step.events[0].sequence_number
-        if step.handed_back:
-            return _place(step.run) not in ownership.owned(connection, replica)
-    return True
+    run, facts = step.run, step.run.facts
+    if run.ending is None and run.stored and step.events:
+        first = step.events[0].sequence_number
+        return events.is_logged(connection, facts.tenant, facts.id, first, facts.attempt)
+    if run.ending is None and not step.handed_back:
+        return None
+    owner = responses.owner(connection, facts.tenant, facts.id) if run.stored else None
+    if run.ending is None:
+        return not is_owner(owner, replica, run)
+    if owner is not None:
+        return owner == Owner(replica, facts.attempt, ended=True)
+    return responses.is_metered(connection, facts.tenant, facts.id)
+
+
+def is_owner(owner: Owner | None, replica: UUID, run: Run) -> bool:
+    """Whether a response that the row shows to be so owned is still the replica's to write."""
+    return owner == Owner(replica, run.facts.attempt, ended=False)
 
 
 def _place(run: Run) -> Place:
@@ -64,8 +82,10 @@ def _place(run: Run) -> Place:
 
 
 def _write_end(connection: Connection, replica: UUID, run: Run, ending: Ending) -> None:
+    """The row comes first: locked by others, or another's, it is found so before there is work to undo."""
     facts = run.facts
     if run.stored:
+        finished = responses.finish(connection, facts.tenant, facts.id, replica, facts.attempt, ending)
         responses.insert_items(
             connection,
             facts.tenant,
@@ -74,7 +94,6 @@ def _write_end(connection: Connection, replica: UUID, run: Run, ending: Ending) 
             [stored_item(item) for item in run.output],
         )
         events.compact(connection, facts.tenant, facts.id)
-        finished = responses.finish(connection, facts.tenant, facts.id, replica, ending)
         if finished.deleted:
             deletion.purge(connection, facts.tenant, facts.id)
         elif finished.conversation_id is not None:

@@ -3,6 +3,11 @@
 Such is the commit of every step of the engine in which nothing begins or ends. Each exchange is a wait, after
 which the thread must get its turn among the others again: so the fence and the beginning of COPY are one
 query, and COPY's end and the commit are answered together.
+
+The fence is that of the replica. That each response is still this replica's is not asked for every step:
+whoever took it over goes on at the same sequence number, so of two writers the second is refused by the
+primary key of the log, and nothing of both is ever in it. Who has lost a response and meets no other writer
+is told within seconds (`recording/side_writer.py`), and cannot end it, for the end asks for its owner.
 """
 
 import struct
@@ -19,7 +24,7 @@ from server.store.leases import Fenced
 
 _FENCE = (
     "select (extract(epoch from clock_timestamp()) * 1000000)::bigint from replicas"
-    " where id = '%s' and state = 'alive' for share"
+    " where id = '%s' and state = 'alive' for key share"
 )
 _QUERY = f"begin; {_FENCE}; {COPY}; commit"
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

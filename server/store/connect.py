@@ -22,6 +22,10 @@ from psycopg.types.json import set_json_dumps, set_json_loads
 LIMITS = "-c statement_timeout=5s -c lock_timeout=1s -c idle_in_transaction_session_timeout=5s"
 """What the server holds every session to that serves requests or records them."""
 
+RECORDER_LIMITS = "-c statement_timeout=600ms -c lock_timeout=250ms -c idle_in_transaction_session_timeout=5s"
+"""The same for the commits that all streams of a process share: together with the commits run by run that
+follow a failure, they make nobody wait for longer than a second for a row of somebody else."""
+
 PATIENCE_S = 6.0
 """How long an answer may take: longer than the server's own limit, which is the one to be told of."""
 

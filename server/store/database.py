@@ -15,6 +15,7 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, Engine, create_engine, event, pool, text
 from sqlalchemy.exc import (
+    DataError,
     DBAPIError,
     IntegrityError,
     InterfaceError,
@@ -41,6 +42,7 @@ __all__ = [
     "durable",
     "is_disk_full",
     "is_gone",
+    "limit_time",
     "schema_state",
     "upgrade",
 ]
@@ -169,13 +171,14 @@ class Database:
                     raise
             sleep(_PAUSE_S)
 
-    def dedicate(self, name: str, *, autocommit: bool = False) -> Connection:
+    def dedicate(self, name: str, *, autocommit: bool = False, limits: str = LIMITS) -> Connection:
         """A connection outside the pool, for a thread of ours, which closes it.
 
+        `limits` are the server's time limits on the session, as options of a connection string.
         Its commits do not wait for the disk, unless the database is strict or they say `durable`: a crash of
         Postgres may lose the last of them, which whoever made them must make again.
         """
-        options = LIMITS if self._strict else f"{LIMITS} -c synchronous_commit=off"
+        options = limits if self._strict else f"{limits} -c synchronous_commit=off"
         engine = create_engine(
             "postgresql+psycopg://",
             creator=lambda: connect(self.url, f"holdfast {name}", options),
@@ -232,6 +235,13 @@ def durable(connection: Connection) -> None:
     connection.execute(text("set local synchronous_commit = on"))
 
 
+def limit_time(connection: Connection, *, lock_ms: int, statement_ms: int) -> None:
+    """Bounds how long each statement of this transaction may wait for a lock, and how long it may take."""
+    connection.execute(
+        text(f"set local lock_timeout = {lock_ms:d}; set local statement_timeout = {statement_ms:d}")
+    )
+
+
 def is_disk_full(error: DatabaseError) -> bool:
     """Whether Postgres said that it could not write for want of space."""
     return isinstance(error, DBAPIError) and getattr(error.orig, "sqlstate", None) == _DISK_FULL
@@ -250,8 +260,10 @@ def driver(connection: Connection) -> Iterator[psycopg.Connection]:
         raise InternalError("copy", None, error) from error
     except psycopg.IntegrityError as error:
         raise IntegrityError("copy", None, error) from error
+    except psycopg.DataError as error:
+        raise DataError("copy", None, error) from error
     except psycopg.Error as error:
-        raise DatabaseError(str(error)) from error
+        raise DBAPIError("copy", None, error) from error
 
 
 def upgrade(url: str, seconds: float = UPGRADE_S) -> None:

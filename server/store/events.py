@@ -218,6 +218,29 @@ def next_seq(connection: Connection, tenant: Tenant, response_id: UUID) -> int:
     return connection.execute(_NEXT, {"tenant": tenant, "id": response_id}).scalar() or 0
 
 
+_LOGGED = text(
+    "select 1 from response_events_hot"
+    " where tenant = :tenant and response_id = :id and first_seq = :seq and attempt = :attempt"
+)
+_DISCARD = text(
+    """
+    delete from response_events_hot e where e.tenant = :tenant and e.response_id = :id
+      and not exists (select 1 from responses r where r.tenant = e.tenant and r.id = e.response_id)
+    """
+)
+
+
+def is_logged(connection: Connection, tenant: Tenant, response_id: UUID, seq: int, attempt: int) -> bool:
+    """Whether a row of a running response's log begins with that event and was written by that attempt."""
+    place = {"tenant": tenant, "id": response_id, "seq": seq, "attempt": attempt}
+    return connection.execute(_LOGGED, place).first() is not None
+
+
+def discard(connection: Connection, tenant: Tenant, response_id: UUID) -> None:
+    """Removes the log of a response whose row was deleted while it ran."""
+    connection.execute(_DISCARD, {"tenant": tenant, "id": response_id})
+
+
 class LogRow(NamedTuple):
     """One row of the log as it is read back; folded rows have the same fields."""
 

@@ -40,13 +40,14 @@ def register(connection: Connection, *, host: str, pid: int, version: str, model
     return replica
 
 
-_FENCE = text("select clock_timestamp() from replicas where id = :id and state = 'alive' for share")
+_FENCE = text("select clock_timestamp() from replicas where id = :id and state = 'alive' for key share")
 
 
 def fence(connection: Connection, replica: UUID) -> datetime:
     """The database's time, after locking the replica's row against being declared dead before commit.
 
-    Raises Fenced when that has happened already.
+    Raises Fenced when that has happened already. FOR KEY SHARE lets heartbeats pass, whose UPDATE changes no
+    key; it conflicts with FOR UPDATE, which is what whoever declares a replica dead must lock its row with.
     """
     now: datetime | None = connection.execute(_FENCE, {"id": replica}).scalar()
     if now is None:

@@ -105,7 +105,8 @@ _HAND_BACK = text(
 def hand_back(connection: Connection, me: UUID, places: Sequence[Place], *, died: bool = False) -> None:
     """Gives up responses of this replica, for any other to go on with. The transaction passed the fence.
 
-    Those whose engine `died` have one death more, of which there may be only so many.
+    Those whose engine `died` have one death more, of which there may be only so many. Those that are not this
+    replica's any more are left as they are.
     """
     if not places:
         return

@@ -8,7 +8,8 @@ from uuid import UUID
 
 from sqlalchemy import Connection, DateTime, Row, func, insert, select, text, update
 
-from server.runs.states import Ending
+from server.runs.states import ENDED, Ending
+from server.store.failures import OwnershipLost
 from server.store.tables import items, responses, usage_ledger
 from server.wire.response import Status
 
@@ -248,10 +249,13 @@ class Finished(NamedTuple):
     conversation_id: UUID | None
 
 
-def finish(connection: Connection, tenant: str, response_id: UUID, replica: UUID, ending: Ending) -> Finished:
+def finish(
+    connection: Connection, tenant: str, response_id: UUID, replica: UUID, attempt: int, ending: Ending
+) -> Finished:
     """Ends a response that this replica runs; it may have been deleted meanwhile.
 
-    The caller's transaction has passed the fence, so the row is this replica's.
+    Raises OwnershipLost if it is not this replica's in that attempt, in which case nothing is changed. The
+    UPDATE locks the row and looks at it again behind whoever had it locked, so the check is of that moment.
     """
     columns = {name: getattr(ending, name) for name in Ending.__dataclass_fields__}
     row = connection.execute(
@@ -260,12 +264,33 @@ def finish(connection: Connection, tenant: str, response_id: UUID, replica: UUID
             responses.c.tenant == tenant,
             responses.c.id == response_id,
             responses.c.replica_id == replica,
+            responses.c.attempt == attempt,
             responses.c.status == "in_progress",
         )
         .values(**columns)
         .returning(responses.c.deleted_at, responses.c.conversation_id)
-    ).one()
+    ).first()
+    if row is None:
+        raise OwnershipLost
     return Finished(row.deleted_at is not None, row.conversation_id)
+
+
+class Owner(NamedTuple):
+    """Who runs a response, or ran it last."""
+
+    replica_id: UUID | None
+    attempt: int
+    ended: bool
+
+
+def owner(connection: Connection, tenant: str, response_id: UUID) -> Owner | None:
+    """The owner by the response's row, which a deleted one has until it ends; None if there is no row."""
+    row = connection.execute(
+        select(responses.c.replica_id, responses.c.attempt, responses.c.status).where(
+            responses.c.tenant == tenant, responses.c.id == response_id
+        )
+    ).first()
+    return None if row is None else Owner(row.replica_id, row.attempt, row.status in ENDED)
 
 
 def record_usage(

@@ -202,6 +202,18 @@ class Hub:
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(channel.begin_at, position)
 
+    def release(self, tenant: str, response_id: UUID) -> None:
+        """The run here goes on elsewhere or not at all: readers of the channel that was opened for it get
+        the rest as those who watch it do. Any thread.
+        """
+        place = (tenant, response_id)
+        with self._making:
+            channel = self._held.pop(response_id, None)
+            if channel is None or channel.ended:
+                return
+            self._watched[place] = channel
+        self._tell_of_watch(place)
+
     def _tell_of_watch(self, place: Place) -> None:
         with self._making:
             self._joined.add(place)

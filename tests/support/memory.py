@@ -51,6 +51,8 @@ class Memory:
     """What they told with it that is read through them and runs elsewhere."""
     rows: dict[UUID, Row] = field(default_factory=dict)
     metered: dict[UUID, Ending] = field(default_factory=dict)
+    locked: set[UUID] = field(default_factory=set)
+    """Responses whose rows somebody holds; whoever runs them cannot end them meanwhile."""
     keys: dict[str, FirstUse] = field(default_factory=dict)
     undo: list[Callable[[], None]] = field(default_factory=list)
 
@@ -82,6 +84,11 @@ class Memory:
         if row.stored.status != before.status:
             assert states.is_edge(before.status, row.stored.status), (before.status, row.stored.status)
         self.undo.append(lambda: setattr(row, "stored", before))
+
+    def lock(self, response: UUID) -> None:
+        """Raises what Postgres says when a lock is not got in time."""
+        if response in self.locked:
+            raise OperationalError("", None, psycopg.errors.LockNotAvailable("a row is locked"))
 
     def put(self, place: dict[Any, Any], key: Any, value: Any) -> None:
         before = place.get(key)
@@ -126,7 +133,7 @@ class MemoryDatabase:
 
     ask = read
 
-    def dedicate(self, name: str, *, autocommit: bool = False) -> "MemoryConnection":
+    def dedicate(self, name: str, *, autocommit: bool = False, limits: str = "") -> "MemoryConnection":
         return MemoryConnection(self._memory)
 
 

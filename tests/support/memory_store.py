@@ -15,13 +15,14 @@ from uuid import UUID
 
 import msgspec
 
-from server.runs import accept, recorder, writing
+from server.recording import commit, side_writer
+from server.runs import accept, writing
 from server.runs.states import ENDED, Ending
 from server.store import deletion, events, idempotency, leases, ownership, responses
 from server.store.events import Chunk, News, Progress, Watched
 from server.store.idempotency import FirstUse
 from server.store.ownership import Place
-from server.store.responses import Finished, NewItem, NewResponse, StoredResponse
+from server.store.responses import Finished, NewItem, NewResponse, Owner, StoredResponse
 from server.wire.events import Event
 from tests.support.memory import Memory, MemoryConnection, Row
 
@@ -68,7 +69,8 @@ def _unfinished(at: Memory) -> list[Row]:
 
 
 def _take(at: Memory, me: UUID, which: Callable[[StoredResponse], bool], limit: int) -> list[StoredResponse]:
-    taken = [row for row in _unfinished(at) if row.stored.replica_id is None and which(row.stored)][:limit]
+    free = [row for row in _unfinished(at) if row.stored.id not in at.locked]
+    taken = [row for row in free if row.stored.replica_id is None and which(row.stored)][:limit]
     for row in taken:
         at.change(row, status="in_progress", replica_id=me, attempt=row.stored.attempt + 1)
     return [row.stored for row in taken]
@@ -89,6 +91,7 @@ def claim_waiting(
 
 def hand_back(at: Memory, me: UUID, places: Sequence[Place], *, died: bool = False) -> None:
     for place in places:
+        at.lock(place.id)
         row = at.rows[place.id]
         if row.stored.replica_id == me and row.stored.status == "in_progress":
             at.change(row, replica_id=None, deaths=row.stored.deaths + died)
@@ -169,6 +172,17 @@ def next_seq(at: Memory, tenant: str, response_id: UUID) -> int:
     return progress(at, tenant, response_id).next_seq
 
 
+def is_logged(at: Memory, tenant: str, response_id: UUID, seq: int, attempt: int) -> bool:
+    row = at.rows.get(response_id)
+    written = [] if row is None or row.folded else row.log
+    return any((chunk.first_seq, chunk.attempt) == (seq, attempt) for chunk, _ in written)
+
+
+def discard(at: Memory, tenant: str, response_id: UUID) -> None:
+    """No row is ever deleted here under its run."""
+    assert response_id in at.rows
+
+
 def catch_up(at: Memory, watched: Sequence[Watched]) -> list[News]:
     found = []
     for one in watched:
@@ -224,12 +238,21 @@ def output_items(at: Memory, tenant: str, response_id: UUID) -> list[str]:
     return at.rows[response_id].items[1]
 
 
-def finish(at: Memory, tenant: str, response_id: UUID, replica: UUID, ending: Ending) -> Finished:
+def finish(
+    at: Memory, tenant: str, response_id: UUID, replica: UUID, attempt: int, ending: Ending
+) -> Finished:
+    at.lock(response_id)
     row = at.rows[response_id]
-    assert (row.stored.replica_id, row.stored.status) == (replica, "in_progress"), row.stored
+    stored = row.stored
+    assert (stored.replica_id, stored.attempt, stored.status) == (replica, attempt, "in_progress"), stored
     columns = {name: getattr(ending, name) for name in Ending.__dataclass_fields__}
     at.change(row, **columns)
     return Finished(row.deleted, None)
+
+
+def owner(at: Memory, tenant: str, response_id: UUID) -> Owner | None:
+    stored = at.rows[response_id].stored
+    return Owner(stored.replica_id, stored.attempt, stored.status in ENDED)
 
 
 def record_usage(at: Memory, *, response_id: UUID, ending: Ending, **_other: Any) -> None:
@@ -267,6 +290,10 @@ def claim(at: Memory, tenant: str, key: str, digest: bytes, response: UUID) -> b
     return True
 
 
+def _limit_time(_at: Memory, **_limits: int) -> None:
+    """No statement waits here."""
+
+
 PLACES: dict[ModuleType, dict[str, Any]] = {
     leases: {
         "fence": fence,
@@ -292,6 +319,8 @@ PLACES: dict[ModuleType, dict[str, Any]] = {
         "compacted": compacted,
         "progress": progress,
         "next_seq": next_seq,
+        "is_logged": is_logged,
+        "discard": discard,
         "catch_up": catch_up,
     },
     responses: {
@@ -305,10 +334,12 @@ PLACES: dict[ModuleType, dict[str, Any]] = {
         "finish": finish,
         "record_usage": record_usage,
         "is_metered": is_metered,
+        "owner": owner,
     },
     deletion: {"delete": delete, "purge": purge},
     idempotency: {"find": find, "claim": claim},
-    recorder: {"append_alone": append_alone},
+    commit: {"append_alone": append_alone, "limit_time": _limit_time},
+    side_writer: {"limit_time": _limit_time, "durable": lambda _at: None},
     accept: {"clock": lambda at: at.now},
     writing: {"durable": lambda _at: None},
 }

@@ -49,7 +49,14 @@ class Replica:
         self.database: Database = MemoryDatabase(world.memory)  # type: ignore[assignment]
         self.loop = SimulatedLoop(world.memory)
         self.hub = Hub(self.loop)  # type: ignore[arg-type]
-        self.recorder = Recorder(self.database, self.id, self.hub, on_fenced=self.die)
+        self.recorder = Recorder(
+            self.database,
+            self.id,
+            self.hub,
+            on_fenced=self.die,
+            cancel=lambda response: self.engine.cancel(response.hex),
+            clock=lambda: world.memory.seconds,
+        )
         self.engine = PlayedEngine(world.dice, self.recorder.deliver)
         served = Served(name="model", engine=self.engine, dialect=DIALECT)  # type: ignore[arg-type]
         tool_loop = ToolLoop(self.engine, McpServers(Registered(), 1), self.recorder.deliver)  # type: ignore[arg-type]
@@ -104,6 +111,8 @@ class Replica:
             self.world.acting = None
 
     def record(self) -> None:
+        """A turn of the recorder's thread, and one of the thread beside it."""
+        self.recorder._side.work()
         if not self.recorder._inbox.empty():
             self.recorder.bring_forward(self.recorder._gather())
 

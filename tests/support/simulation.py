@@ -17,6 +17,7 @@ from uuid import UUID
 
 from server.auth import Caller
 from server.errors import ApiError
+from server.recording import commit, committer
 from server.runs import admit, keeper, recorder, taker, unread, writing
 from server.runs.read import StreamReader
 from server.runs.repeats import Repeatable
@@ -84,6 +85,7 @@ class World:
             (self.freeze, 2),
             (self.fail_engine, 1),
             (self.hand_over, 1),
+            (self.lock, 10),
             (self.wait, 6),
         ]
         acts, weights = zip(*happenings, strict=True)
@@ -228,6 +230,11 @@ class World:
         if replica is not None:
             replica.act(replica.drain)
 
+    def lock(self) -> None:
+        """Somebody locks the row of a response, or lets it go."""
+        if self.memory.rows:
+            self.memory.locked ^= {self.dice.choice(list(self.memory.rows))}
+
     def wait(self) -> None:
         self.memory.seconds += self.dice.choice((0.1, 1.0, 4.0, LEASE_S + 1))
 
@@ -236,6 +243,7 @@ class World:
     def settle(self) -> None:
         """No more faults: everybody goes on until everything has ended and is read."""
         self.faulty = False
+        self.memory.locked.clear()
         for _ in range(SETTLING):
             self.memory.seconds += 4.0
             for replica in self.living():
@@ -286,11 +294,12 @@ def simulated() -> Iterator[Callable[[int], World]]:
     patches: list[Any] = [
         mock.patch.object(hub, "asyncio", asyncio_of_hub),
         mock.patch.object(recorder, "sleep", mock.Mock()),
+        mock.patch.object(committer, "sleep", mock.Mock()),
         mock.patch.object(unread, "monotonic", seconds),
         mock.patch.object(admit, "new_uuid", new_uuid),
         *(
             mock.patch.object(module, "crashpoint", crashpoint)
-            for module in (admit, keeper, recorder, taker, writing)
+            for module in (admit, commit, keeper, recorder, taker, writing)
         ),
     ]
     with memory_store.installed():

@@ -41,6 +41,8 @@ class Bench:
     fenced: list[bool]
     hinted: list[UUID]
     """The responses of which other replicas are to be told."""
+    cancelled: list[UUID]
+    """Those whose jobs the engine is to end."""
 
     def accept(self, **about: Any) -> Run:
         return accept(self.database, self.replica, **about)
@@ -83,12 +85,18 @@ def recording(url: str) -> Iterator[Bench]:
     hub = SpyHub()
     fenced: list[bool] = []
     hinted: list[UUID] = []
+    cancelled: list[UUID] = []
     recorder = Recorder(
-        database, replica, hub, on_fenced=lambda: fenced.append(True), on_events=hinted.extend
+        database,
+        replica,
+        hub,
+        on_fenced=lambda: fenced.append(True),
+        on_events=hinted.extend,
+        cancel=cancelled.append,
     )
     recorder.start()
     try:
-        yield Bench(database, replica, hub, recorder, fenced, hinted)
+        yield Bench(database, replica, hub, recorder, fenced, hinted, cancelled)
     finally:
         recorder.stop()
         database.close()

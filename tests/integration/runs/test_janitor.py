@@ -48,7 +48,7 @@ def plant(database: Database, count: int) -> None:
         for node in [new_uuid() for _ in range(count)]:
             insert_response(connection, replica, id=node, inputs=["said"], lifetime=timedelta(days=-1))
             events.compact(connection, TENANT, node)
-            responses.finish(connection, TENANT, node, replica, ENDING)
+            responses.finish(connection, TENANT, node, replica, 1, ENDING)
 
 
 def left(database: Database) -> set[UUID]:

@@ -9,6 +9,7 @@ import psycopg
 import pytest
 from sqlalchemy.exc import OperationalError
 
+from server.runs.active import ActiveRuns
 from server.runs.run import Run
 from server.store import deletion, events, leases, responses
 from server.store.connect import PatientConnection
@@ -93,8 +94,8 @@ def around_commit(monkeypatch: pytest.MonkeyPatch, *, first: Once, then: Once) -
     """Lets faults happen before and after each commit of connections that are dedicated from now on."""
     dedicate = Database.dedicate
 
-    def dedicate_struck(database: Database, name: str) -> Connection:
-        connection = dedicate(database, name)
+    def dedicate_struck(database: Database, name: str, **more: Any) -> Connection:
+        connection = dedicate(database, name, **more)
         commit = connection.dialect.do_commit
 
         def struck(raw: Any) -> None:
@@ -232,10 +233,11 @@ def test_deliveries_wait_while_the_database_is_away_and_are_all_there_later(
     tries = 0
     dedicate = Database.dedicate
 
-    def dedicate_later(database: Database, name: str) -> Connection:
+    def dedicate_later(database: Database, name: str, **more: Any) -> Connection:
         nonlocal tries
         tries += 1
-        return dedicate(database if not away else Database("postgresql:///?host=/nowhere", pool_size=1), name)
+        nowhere = Database("postgresql:///?host=/nowhere", pool_size=1)
+        return dedicate(nowhere if away else database, name, **more)
 
     monkeypatch.setattr(Database, "dedicate", dedicate_later)
     runs = [bench.begin() for _ in range(3)]
@@ -273,7 +275,7 @@ def test_a_recorder_that_cannot_go_on_says_so(bench: Bench, monkeypatch: pytest.
 
     run = bench.begin()
     bench.feed(tokens(run, say("kept")))
-    monkeypatch.setattr(events, "pack", refuse)
+    monkeypatch.setattr(ActiveRuns, "apply", refuse)
     bench.recorder.deliver([tokens(run, say(" lost"))])
     eventually(lambda: bench.fenced)
     bench.recorder.stop()
@@ -287,7 +289,7 @@ def test_a_recorder_that_is_stopped_gives_up_what_no_database_takes(
     run = bench.begin()
     bench.feed(tokens(run, say("kept")))
 
-    def refuse(*_arguments: object) -> None:
+    def refuse(*_arguments: object, **_named: object) -> None:
         raise OperationalError("", None, psycopg.OperationalError("nobody is there"))
 
     with monkeypatch.context() as patch:
@@ -332,6 +334,6 @@ def test_commits_that_postgres_forgot_in_a_crash_are_made_again(
 def test_what_is_on_disk_is_not_kept_for_a_crash(bench: Bench) -> None:
     run, ended = bench.begin(), bench.begin()
     bench.feed(tokens(run, say("Hello")))
-    assert len(bench.recorder._unflushed._steps) == 1
+    assert len(bench.recorder._committer.unflushed._steps) == 1
     bench.feed(tokens(run, say(" there")), finished(ended))
-    assert len(bench.recorder._unflushed._steps) == 0
+    assert len(bench.recorder._committer.unflushed._steps) == 0

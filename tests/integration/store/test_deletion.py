@@ -64,13 +64,13 @@ def plant(connection: Connection, replica: UUID, forest: Forest) -> None:
         forest.ids.append(node)
         if len(forest.ids) - 1 not in forest.running:
             events.compact(connection, TENANT, node)
-            responses.finish(connection, TENANT, node, replica, ENDING)
+            responses.finish(connection, TENANT, node, replica, 1, ENDING)
 
 
 def end(connection: Connection, replica: UUID, node: UUID) -> None:
     """What the recorder does at a response's end."""
     events.compact(connection, TENANT, node)
-    if responses.finish(connection, TENANT, node, replica, ENDING):
+    if responses.finish(connection, TENANT, node, replica, 1, ENDING):
         deletion.purge(connection, TENANT, node)
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from server.runs.recorder import Recorder
 from server.store import leases
+from server.store.appending import append_alone
 from server.store.database import Connection, Database, driver
 from server.wire.ids import new_uuid
 from tests.support.builders import SpyHub, accept, kill, register
@@ -123,6 +124,21 @@ def test_a_burial_passes_by_a_replica_whose_commit_is_in_flight(database: Databa
     assert state(database, replica) == "dead"
 
 
+def test_a_heartbeat_and_a_commit_in_flight_do_not_wait_for_each_other(database: Database) -> None:
+    replica = register(database)
+    recorder = database.dedicate(leases.recorder_session(replica))
+    with database.begin() as commit:
+        leases.fence(commit, replica)
+        with database.begin() as heartbeat:
+            leases.beat(heartbeat, replica)
+    with database.begin() as heartbeat:
+        leases.beat(heartbeat, replica)
+        with database.begin() as commit:
+            leases.fence(commit, replica)
+        assert append_alone(recorder, replica, lambda _now: [])
+    recorder.close()
+
+
 def test_a_commit_that_meets_a_burial_in_flight_waits_for_it_and_is_fenced(database: Database) -> None:
     replica = register(database)
     outcome: list[str] = []
@@ -156,7 +172,7 @@ def test_a_replica_that_vanished_in_the_middle_of_a_copy_is_buried(database: Dat
         age(connection, living, -3600)
     session = database.dedicate(leases.recorder_session(replica))
     with driver(session) as raw:
-        raw.pgconn.send_query(b"begin; select 1 from replicas for share; copy conversations from stdin")
+        raw.pgconn.send_query(b"begin; select 1 from replicas for key share; copy conversations from stdin")
         eventually(lambda: _copies(database))
         bury(database, 10)
         assert _copies(database), "its transaction is younger than a lease"

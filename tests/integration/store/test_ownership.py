@@ -39,7 +39,7 @@ def test_what_a_replica_leaves_is_nobodys_and_foreground_responses_are_claimed_t
         for replica, response in left.items():
             insert_response(connection, replica, id=response)
         insert_response(connection, dead, id=ended)
-        responses.finish(connection, TENANT, ended, dead, make_ending())
+        responses.finish(connection, TENANT, ended, dead, 1, make_ending())
         connection.exec_driver_sql("update replicas set state = 'stopped' where id = %s", (stopped,))
     assert hopeless(database, me) == set()
     kill(database, dead)

@@ -7,6 +7,7 @@ from sqlalchemy.exc import IntegrityError
 from server.runs.writing import stored_item
 from server.store import deletion, history, responses
 from server.store.database import Connection, Database
+from server.store.failures import OwnershipLost
 from server.wire.ids import item_id, new_uuid
 from server.wire.items import InputText, Message, OutputText
 from tests.support.builders import (
@@ -83,7 +84,7 @@ def test_a_response_is_read_as_it_was_accepted_and_finished(database: Database) 
     with database.begin() as connection:
         created = insert_response(connection, replica, id=response, echo=echo)
         running = responses.get(connection, TENANT, response)
-        assert responses.finish(connection, TENANT, response, replica, ending) == (False, None)
+        assert responses.finish(connection, TENANT, response, replica, 1, ending) == (False, None)
         ended = responses.get(connection, TENANT, response)
     assert running is not None
     assert (running.status, running.attempt, running.created_at) == ("in_progress", 1, created)
@@ -109,15 +110,13 @@ def test_a_response_ends_once_and_only_by_its_replica(database: Database) -> Non
     response = new_uuid()
     with database.begin() as connection:
         insert_response(connection, mine, id=response)
-    for replica in (other, mine):
-        with database.begin() as connection:
-            if replica == mine:
-                responses.finish(connection, TENANT, response, mine, make_ending())
-            else:
-                with pytest.raises(Exception, match="No row was found"):
-                    responses.finish(connection, TENANT, response, other, make_ending())
-    with database.begin() as connection, pytest.raises(Exception, match="No row was found"):
-        responses.finish(connection, TENANT, response, mine, make_ending(status="failed"))
+    for replica, attempt in ((other, 1), (mine, 2), (mine, 0)):
+        with database.begin() as connection, pytest.raises(OwnershipLost):
+            responses.finish(connection, TENANT, response, replica, attempt, make_ending())
+    with database.begin() as connection:
+        responses.finish(connection, TENANT, response, mine, 1, make_ending())
+    with database.begin() as connection, pytest.raises(OwnershipLost):
+        responses.finish(connection, TENANT, response, mine, 1, make_ending(status="failed"))
 
 
 def test_a_deleted_response_is_absent_and_says_so_at_its_end(database: Database) -> None:
@@ -127,7 +126,7 @@ def test_a_deleted_response_is_absent_and_says_so_at_its_end(database: Database)
         insert_response(connection, replica, id=response)
         deletion.delete(connection, TENANT, response)
         assert responses.get(connection, TENANT, response) is None
-        assert responses.finish(connection, TENANT, response, replica, make_ending()) == (True, None)
+        assert responses.finish(connection, TENANT, response, replica, 1, make_ending()) == (True, None)
 
 
 def test_a_tenant_sees_nothing_of_another(database: Database) -> None:
@@ -137,8 +136,8 @@ def test_a_tenant_sees_nothing_of_another(database: Database) -> None:
         assert responses.get(connection, "other", response) is None
         assert responses.output_items(connection, "other", response) == []
         assert history.chain(connection, "other", response) == []
-        with pytest.raises(Exception, match="No row was found"):
-            responses.finish(connection, "other", response, replica, make_ending())
+        with pytest.raises(OwnershipLost):
+            responses.finish(connection, "other", response, replica, 1, make_ending())
         responses.record_usage(
             connection,
             tenant=TENANT,

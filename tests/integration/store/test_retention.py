@@ -79,7 +79,7 @@ def end(
 ) -> None:
     """What the recorder does at a response's end."""
     events.compact(connection, tenant, node)
-    if responses.finish(connection, tenant, node, replica, ending(finished_at)):
+    if responses.finish(connection, tenant, node, replica, 1, ending(finished_at)):
         deletion.purge(connection, tenant, node)
 
 

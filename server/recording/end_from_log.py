@@ -1,0 +1,50 @@
+"""The end of a response whose run cannot be stored: as failed, with what is stored of it."""
+
+from collections.abc import Sequence
+from datetime import datetime
+
+from server.dialects.base import Delta
+from server.runs.active import SERVER_ERROR, Step
+from server.runs.reading import Reading
+from server.runs.run import Log, Run, RunFacts
+from server.store import events
+from server.store.database import Connection, clock
+
+NOT_STORED = "The server could not store the rest of this response."
+
+
+class _NoMoreTokens:
+    """Stands for the parser of a run that reads no token."""
+
+    reasoning_tokens = 0
+
+    def feed(self, token_ids: Sequence[int]) -> list[Delta]:  # noqa: ARG002 - a parser's
+        return []
+
+    def close(self) -> list[Delta]:
+        return []
+
+
+def fail_from_log(connection: Connection, facts: RunFacts) -> Step:
+    """The step that ends a response as failed behind its last stored event.
+
+    Nothing of its run is used but the facts: readers know what is stored, and what came after may be what
+    cannot be stored.
+    """
+    progress = events.progress(connection, facts.tenant, facts.id)
+    emitted = events.read(connection, facts.tenant, facts.id, 0)
+    found = Log(progress.token_ids, progress.next_seq, emitted, progress.first_token_at)
+    return _fail(facts, found, clock(connection))
+
+
+def fail_unstored(connection: Connection, step: Step) -> Step:
+    """The same for a response that is not stored, behind the events before that step."""
+    return _fail(step.run.facts, Log((), step.first_seq, (), None), clock(connection))
+
+
+def _fail(facts: RunFacts, found: Log, at: datetime) -> Step:
+    run = Run(facts, Reading(_NoMoreTokens()))
+    run.resume_told(found)
+    step = Step(run)
+    step.events += run.fail(SERVER_ERROR, NOT_STORED, at)
+    return step
