@@ -9,6 +9,7 @@ import hmac
 import secrets
 import threading
 from dataclasses import dataclass
+from time import monotonic
 
 from starlette.requests import HTTPConnection
 
@@ -47,6 +48,12 @@ def _digest(text: str) -> bytes:
     return hashlib.sha256(text.encode()).digest()
 
 
+_TOUCH_S = 20.0
+"""How often this process notes the use of a key; the table itself takes a note once a minute."""
+_MOST_KNOWN = 4096
+"""Keys that were valid not long ago, whose callers are told apart before they are looked up."""
+
+
 class Gate:
     """Lets callers in. With no key ever made, everybody is the default tenant."""
 
@@ -54,11 +61,25 @@ class Gate:
         self._database = database
         self._closed = threading.Event()
         """A key exists, so every call needs one; never reopened."""
+        self._known: dict[bytes, str] = {}
+        """The tenants of digests that were valid when they were last looked up."""
+        self._touched: dict[str, float] = {}
+        """When this process last noted the use of a key, by its id."""
+
+    def expect(self, request: HTTPConnection) -> str | None:
+        """The tenant that the caller will most likely be; None for keys not seen before.
+
+        Uses no database. Raises NotAuthenticated for what cannot be a key, once keys are needed.
+        """
+        if not self._closed.is_set():
+            return DEFAULT_TENANT
+        given = _given(request)
+        _key_id(given)
+        return self._known.get(_digest(given))
 
     def identify(self, request: HTTPConnection) -> Caller:
         """The caller of a request or of a WebSocket. Raises NotAuthenticated."""
-        scheme, _, text = request.headers.get("authorization", "").partition(" ")
-        given = text.strip() if scheme.lower() == "bearer" else ""
+        given = _given(request)
         return self._database.ask(lambda connection: self._look_up(connection, given))
 
     def _look_up(self, connection: Connection, given: str) -> Caller:
@@ -66,13 +87,39 @@ class Gate:
             if not keys.any_exist(connection):
                 return Caller(DEFAULT_TENANT, None)
             self._closed.set()
-        if not given:
-            raise NotAuthenticated("Send an API key: `Authorization: Bearer <key>`.")
-        prefix, _, rest = given.partition("_")
-        key_id = rest.partition("_")[0]
-        stored = keys.find(connection, key_id) if prefix == _PREFIX and key_id.isalnum() else None
+        key_id = _key_id(given)
+        stored = keys.find(connection, key_id)
         digest = stored.digest if stored else bytes(32)
         if not hmac.compare_digest(digest, _digest(given)) or stored is None:
+            self._known.pop(_digest(given), None)
             raise NotAuthenticated("The API key is not valid.")
-        keys.touch(connection, stored.tenant, stored.id)
+        self._remember(digest, stored.tenant)
+        if monotonic() - self._touched.get(stored.id, -_TOUCH_S) >= _TOUCH_S:
+            keys.touch(connection, stored.tenant, stored.id)
+            self._touched[stored.id] = monotonic()
         return Caller(stored.tenant, stored.id)
+
+    def _remember(self, digest: bytes, tenant: str) -> None:
+        if digest in self._known:
+            return
+        for known in (self._known, self._touched):
+            if len(known) >= _MOST_KNOWN:
+                known.clear()
+        self._known[digest] = tenant
+
+
+def _given(request: HTTPConnection) -> str:
+    """What the request calls its key; empty if it names none."""
+    scheme, _, text = request.headers.get("authorization", "").partition(" ")
+    return text.strip() if scheme.lower() == "bearer" else ""
+
+
+def _key_id(given: str) -> str:
+    """The id in a key. Raises NotAuthenticated for what no key looks like."""
+    if not given:
+        raise NotAuthenticated("Send an API key: `Authorization: Bearer <key>`.")
+    prefix, _, rest = given.partition("_")
+    key_id = rest.partition("_")[0]
+    if prefix != _PREFIX or not key_id.isalnum():
+        raise NotAuthenticated("The API key is not valid.")
+    return key_id

@@ -7,21 +7,72 @@ Of a WebSocket's message it keeps all that a client goes on to send after the li
 compression, by which a short message can be a thousand times as long.
 """
 
+import asyncio
+import json
 from contextlib import suppress
 from typing import Any
 
-from hypercorn.asyncio import run
+import h11
+from hypercorn import protocol
 from hypercorn.asyncio.tcp_server import TCPServer
-from hypercorn.events import Closed, Event
+from hypercorn.events import Closed, Event, Updated
 from hypercorn.protocol import ws_stream
+from hypercorn.protocol.h11 import H11Protocol
 from wsproto.events import Message
 
 UNSENT_BYTES = 16 * 1024
 """What is kept of a client's answer beyond what the kernel takes, before whoever writes it has to wait."""
 
 
+class Connections:
+    """Those that are open, and which of them are idle: no request of theirs has arrived or is answered."""
+
+    def __init__(self) -> None:
+        self.open = 0
+        self._idle: dict[Connection, None] = {}
+        """The longest idle first."""
+        self._changed = asyncio.Event()
+
+    def add(self, connection: "Connection") -> None:
+        """It begins idle."""
+        self.open += 1
+        self._idle[connection] = None
+
+    def remove(self, connection: "Connection") -> None:
+        self.open -= 1
+        self._idle.pop(connection, None)
+        self._changed.set()
+
+    def set_idle(self, connection: "Connection", idle: bool) -> None:
+        self._idle.pop(connection, None)
+        if idle:
+            self._idle[connection] = None
+            self._changed.set()
+
+    def close_idle(self) -> bool:
+        """Closes the connection that has been idle for longest; False when none is."""
+        if not self._idle:
+            return False
+        connection = next(iter(self._idle))
+        del self._idle[connection]
+        connection.writer.transport.abort()
+        return True
+
+    async def changed(self) -> None:
+        """Waits until a connection was closed or became idle."""
+        self._changed.clear()
+        await self._changed.wait()
+
+
 class Connection(TCPServer):
     """One client's, from accept to close."""
+
+    _connections: Connections | None = None
+
+    def join(self, connections: Connections) -> None:
+        """Says there when it is idle."""
+        self._connections = connections
+        connections.add(self)
 
     async def run(self) -> None:
         self.writer.transport.set_write_buffer_limits(UNSENT_BYTES)
@@ -32,6 +83,8 @@ class Connection(TCPServer):
         await self.idle_task.stop()
 
     async def protocol_send(self, event: Event) -> None:
+        if isinstance(event, Updated) and self._connections is not None:
+            self._connections.set_idle(self, event.idle)
         try:
             await super().protocol_send(event)
         except TimeoutError:
@@ -40,6 +93,46 @@ class Connection(TCPServer):
     async def _close(self) -> None:
         with suppress(TimeoutError):
             await super()._close()
+
+
+class _Refused(Exception):
+    """The request was answered, and the connection is of no more use."""
+
+
+class Http1(H11Protocol):
+    """HTTP/1.1 and nothing else; what proxies might read otherwise than we do is refused.
+
+    A Content-Length beside a Transfer-Encoding, or a key named twice, is how a request is hidden in another
+    one's body, or another caller's key is used. An `Upgrade: h2c` is answered in HTTP/1.1, as it may be.
+    """
+
+    async def handle(self, event: Event) -> None:
+        with suppress(_Refused):
+            await super().handle(event)
+
+    async def _check_protocol(self, event: h11.Request) -> None:
+        if event.http_version not in (b"1.0", b"1.1"):
+            await self._refuse(505, "This server speaks HTTP/1.1 only.")
+        names = [name for name, _ in event.headers]
+        if b"content-length" in names and b"transfer-encoding" in names:
+            await self._refuse(400, "A request has either a Content-Length or a Transfer-Encoding, not both.")
+        if names.count(b"authorization") > 1:
+            await self._refuse(400, "A request has one Authorization header.")
+
+    async def _refuse(self, status: int, message: str) -> None:
+        error = {"message": message, "type": "invalid_request_error", "param": None, "code": "bad_request"}
+        body = json.dumps({"error": error}).encode()
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"content-length", str(len(body)).encode()),
+            (b"connection", b"close"),
+            *self.config.response_headers("h11"),
+        ]
+        await self._send_h11_event(h11.Response(status_code=status, headers=headers))
+        await self._send_h11_event(h11.Data(data=body))
+        await self._send_h11_event(h11.EndOfMessage())
+        await self.send(Closed())
+        raise _Refused
 
 
 class Handshake(ws_stream.Handshake):
@@ -61,6 +154,6 @@ class MessageBuffer(ws_stream.WebsocketBuffer):
 
 def install() -> None:
     """Has Hypercorn use them for every connection that comes from now on."""
-    run.TCPServer = Connection  # type: ignore[attr-defined]
+    protocol.H11Protocol = Http1  # type: ignore[attr-defined]
     ws_stream.Handshake = Handshake  # type: ignore[misc]
     ws_stream.WebsocketBuffer = MessageBuffer  # type: ignore[misc]
