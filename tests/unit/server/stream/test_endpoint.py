@@ -241,13 +241,13 @@ def test_a_tenant_with_as_many_requests_as_it_may_have_is_told_to_come_back() ->
 
 
 def test_a_request_that_is_given_up_with_the_process_gets_an_error_object() -> None:
-    class Never:
-        async def __call__(self, _scope: object, _receive: object, _send: object) -> None:
+    class Endless:
+        async def __call__(self, scope: object, receive: object, send: object) -> None:  # noqa: ARG002
             await asyncio.Event().wait()
 
     async def main() -> Client:
         client = Client(b"")
-        asked = client.ask(endpoint(lambda _request, _body: Never()))
+        asked = client.ask(endpoint(lambda _request, _body: Endless()))
         await asyncio.sleep(1)
         asked.cancel()
         with pytest.raises(asyncio.CancelledError):

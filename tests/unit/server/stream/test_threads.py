@@ -1,6 +1,6 @@
 import asyncio
 import threading
-from collections.abc import Awaitable
+from collections.abc import Coroutine
 from typing import Any
 
 import pytest
@@ -33,9 +33,9 @@ class Work:
         for _ in range(8):
             await asyncio.sleep(0)
 
-    async def begin(self, threads: ThreadClass, lane: Lane, *names: str) -> list["asyncio.Future[Any]"]:
-        given: list[Awaitable[Any]] = [threads.run(lane, name) for name in names]  # type: ignore[arg-type]
-        begun = [asyncio.ensure_future(one) for one in given]
+    async def begin(self, threads: ThreadClass, lane: Lane, *names: str) -> list["asyncio.Task[Any]"]:
+        given: list[Coroutine[Any, Any, Any]] = [threads.run(lane, name) for name in names]  # type: ignore[arg-type]
+        begun = [asyncio.create_task(one) for one in given]
         for _ in range(4):
             await asyncio.sleep(0)
         return begun
