@@ -40,6 +40,7 @@ __all__ = [
     "driver",
     "durable",
     "is_disk_full",
+    "is_too_slow",
     "schema_state",
     "upgrade",
 ]
@@ -73,6 +74,8 @@ _OWN_THREADS = 5
 _REPEATABLE = frozenset({"40001", "40P01", "55P03", "25P03"})
 """Serialization failure, deadlock, a lock not got in time, a transaction that was silent for too long."""
 _DISK_FULL = "53100"
+_QUERY_CANCELED = "57014"
+"""What a statement ends with that took longer than `statement_timeout`."""
 
 
 class Database:
@@ -218,6 +221,11 @@ def durable(connection: Connection) -> None:
 def is_disk_full(error: DatabaseError) -> bool:
     """Whether Postgres said that it could not write for want of space."""
     return isinstance(error, DBAPIError) and getattr(error.orig, "sqlstate", None) == _DISK_FULL
+
+
+def is_too_slow(error: DatabaseError) -> bool:
+    """Whether Postgres answers, but ended this statement for the time that it took."""
+    return isinstance(error, DBAPIError) and getattr(error.orig, "sqlstate", None) == _QUERY_CANCELED
 
 
 @contextmanager
