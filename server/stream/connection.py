@@ -13,6 +13,7 @@ from contextlib import suppress
 from typing import Any
 
 import h11
+from h11._receivebuffer import ReceiveBuffer
 from hypercorn import protocol
 from hypercorn.asyncio.tcp_server import TCPServer
 from hypercorn.events import Closed, Event, Updated
@@ -99,12 +100,34 @@ class _Refused(Exception):
     """The request was answered, and the connection is of no more use."""
 
 
+class StrictBuffer(ReceiveBuffer):
+    """What has come of a request, whose lines must end in CR LF and not be continued on the next line.
+
+    h11 takes a bare LF and folded headers, which proxies may read otherwise.
+    """
+
+    def maybe_extract_lines(self) -> list[bytearray] | None:
+        before = bytes(self._data)
+        lines: list[bytearray] | None = super().maybe_extract_lines()
+        if lines:
+            head = before[: len(before) - len(self._data)]
+            if head.count(b"\n") != head.count(b"\r\n"):
+                raise h11.RemoteProtocolError("a line ends in a bare LF")
+            if any(line.startswith((b" ", b"\t")) for line in lines):
+                raise h11.RemoteProtocolError("a folded header")
+        return lines
+
+
 class Http1(H11Protocol):
     """HTTP/1.1 and nothing else; what proxies might read otherwise than we do is refused.
 
     A Content-Length beside a Transfer-Encoding, or a key named twice, is how a request is hidden in another
     one's body, or another caller's key is used. An `Upgrade: h2c` is answered in HTTP/1.1, as it may be.
     """
+
+    async def initiate(self) -> None:
+        await super().initiate()
+        self.connection._receive_buffer = StrictBuffer()  # type: ignore[union-attr]
 
     async def handle(self, event: Event) -> None:
         with suppress(_Refused):
@@ -119,7 +142,17 @@ class Http1(H11Protocol):
         if names.count(b"authorization") > 1:
             await self._refuse(400, "A request has one Authorization header.")
 
+    async def _send_error_response(self, status_code: int) -> None:
+        """What is no HTTP, as an error object like every other refusal."""
+        await self._send_error(status_code, "The request is not valid HTTP/1.1.")
+
     async def _refuse(self, status: int, message: str) -> None:
+        """Raises _Refused."""
+        await self._send_error(status, message)
+        await self.send(Closed())
+        raise _Refused
+
+    async def _send_error(self, status: int, message: str) -> None:
         error = {"message": message, "type": "invalid_request_error", "param": None, "code": "bad_request"}
         body = json.dumps({"error": error}).encode()
         headers = [
@@ -131,8 +164,6 @@ class Http1(H11Protocol):
         await self._send_h11_event(h11.Response(status_code=status, headers=headers))
         await self._send_h11_event(h11.Data(data=body))
         await self._send_h11_event(h11.EndOfMessage())
-        await self.send(Closed())
-        raise _Refused
 
 
 class Handshake(ws_stream.Handshake):

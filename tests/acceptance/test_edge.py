@@ -94,6 +94,24 @@ def test_a_request_that_can_be_read_in_two_ways_is_refused_and_its_connection_cl
     assert answer.startswith(b"HTTP/1.1 400 ")
 
 
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"GET /health/live HTTP/1.1\nhost: x\n\n",
+        b"GET /health/live HTTP/1.1\r\nhost: x\nx: y\r\n\r\n",
+        b"GET /health/live HTTP/1.1\r\nhost: x\r\nx: y\r\n z\r\n\r\n",
+        b"GET /health/live HTTP/1.1\r\nhost: x\r\n\r\nGET /health/live HTTP/1.1\nhost: x\n\n",
+    ],
+    ids=["LF", "one LF", "folded", "LF in the second"],
+)
+def test_lines_that_proxies_read_otherwise_are_refused(scripted_server: ServerProcess, head: bytes) -> None:
+    with connection(scripted_server) as client:
+        client.sendall(head)
+        answer = read_all(client)
+    assert json.loads(answer.partition(b"HTTP/1.1 400 ")[2].partition(b"\r\n\r\n")[2])["error"]["message"]
+    assert answer.count(b"HTTP/1.1 200 ") == head.count(b"GET") - 1
+
+
 @pytest.mark.parametrize("path", ["/health/live", "/health/ready", "/openapi.json"])
 def test_what_is_open_to_all_is_answered_without_the_body_that_was_announced(
     scripted_server: ServerProcess, path: str
