@@ -17,10 +17,17 @@ from h11._receivebuffer import ReceiveBuffer
 from hypercorn import protocol
 from hypercorn.asyncio.tcp_server import TCPServer
 from hypercorn.events import Closed, Event, Updated
+from hypercorn.protocol import h11 as h11_protocol
 from hypercorn.protocol import ws_stream
+from hypercorn.protocol.events import Request
 from hypercorn.protocol.h11 import H11Protocol
 from wsproto.events import Message
 
+from server.errors import Overloaded, TooManyRequests
+from server.limits import SharedLimit
+
+BUFFER = "message_buffer"
+"""The name of a WebSocket's buffer in its scope's state."""
 UNSENT_BYTES = 16 * 1024
 """What is kept of a client's answer beyond what the kernel takes, before whoever writes it has to wait."""
 
@@ -174,13 +181,61 @@ class Handshake(ws_stream.Handshake):
         self.extensions = None
 
 
+class Inbox:
+    """The bytes of one WebSocket's messages: those that arrive, that wait and that are worked on."""
+
+    def __init__(self, limit: SharedLimit, tenant: str) -> None:
+        self._limit = limit
+        self._tenant = tenant
+        self._reserved = 0
+
+    def reserve(self, size: int) -> None:
+        """Raises TooManyRequests or Overloaded."""
+        self._limit.acquire(self._tenant, size)
+        self._reserved += size
+
+    def release(self, size: int) -> None:
+        size = min(size, self._reserved)
+        self._limit.release(self._tenant, size)
+        self._reserved -= size
+
+    def close(self) -> None:
+        """Releases what is left: nobody will read it."""
+        self.release(self._reserved)
+
+
 class MessageBuffer(ws_stream.WebsocketBuffer):
-    """A WebSocket's message as it comes, which grows no more once it is too long."""
+    """A WebSocket's message as it comes, which grows no more once it is too long or its tenant has too much.
+
+    What it has reserved is released by whoever reads the message.
+    """
+
+    inbox: Inbox | None = None
 
     def extend(self, event: Message[Any]) -> None:
         if self.length > self.max_length:
             raise ws_stream.FrameTooLargeError
+        if self.inbox is not None:
+            try:
+                self.inbox.reserve(message_size(event.data))
+            except (TooManyRequests, Overloaded) as error:
+                self.length = self.max_length + 1
+                raise ws_stream.FrameTooLargeError from error
         super().extend(event)
+
+
+class SocketStream(ws_stream.WSStream):
+    """A WebSocket's, whose buffer the application finds in its scope."""
+
+    async def handle(self, event: object) -> None:
+        if isinstance(event, Request):
+            event.state[BUFFER] = self.buffer
+        await super().handle(event)  # type: ignore[arg-type]
+
+
+def message_size(data: str | bytes | bytearray) -> int:
+    """Its bytes as they are sent."""
+    return len(data.encode()) if isinstance(data, str) and not data.isascii() else len(data)
 
 
 def install() -> None:
@@ -188,3 +243,4 @@ def install() -> None:
     protocol.H11Protocol = Http1  # type: ignore[attr-defined]
     ws_stream.Handshake = Handshake  # type: ignore[misc]
     ws_stream.WebsocketBuffer = MessageBuffer  # type: ignore[misc]
+    h11_protocol.WSStream = SocketStream  # type: ignore[attr-defined]

@@ -15,9 +15,10 @@ from starlette.websockets import WebSocket
 
 from server.errors import on_error
 from server.limits import SharedLimit
+from server.stream.connection import BUFFER, Inbox
 from server.stream.endpoint import Door
 from server.stream.sse import Answer
-from server.stream.threads import Lane, set_store_reads
+from server.stream.threads import Lane, ThreadClasses, set_store_reads
 from server.wire.ids import new_request_id
 from server.wire.socket import CreateMessage
 
@@ -104,28 +105,34 @@ class SocketEndpoint(Generic[C]):
         except Exception as error:  # noqa: BLE001 - whatever it is, the client gets an error object
             await websocket.send_denial_response(on_error(websocket, error))
             return
-        connection = _Connection(websocket, session, self._door, lane, self._send_seconds)
+        inbox = Inbox(self._door.bodies, lane.tenant)
+        websocket.scope["state"][BUFFER].inbox = inbox
+        connection = _Connection(websocket, session, self._door.threads, lane, inbox, self._send_seconds)
         try:
             await websocket.accept(headers=[(b"x-request-id", websocket.state.request_id.encode())])
             await connection.serve(asyncio.get_running_loop().time() + self._seconds, self._closing)
         finally:
-            connection.release()
+            inbox.close()
             session.close()
 
 
 class _Connection:
     def __init__(
-        self, websocket: WebSocket, session: Session, door: Door[C], lane: Lane, send_seconds: float
+        self,
+        websocket: WebSocket,
+        session: Session,
+        threads: ThreadClasses,
+        lane: Lane,
+        inbox: Inbox,
+        send_seconds: float,
     ) -> None:
         self._websocket = websocket
         self._session = session
-        self._threads = door.threads
-        self._bodies = door.bodies
+        self._threads = threads
         self._lane = lane
+        self._inbox = inbox
         self._send_seconds = send_seconds
         self._wanted: deque[Wanted] = deque()
-        self._reserved = 0
-        """Bytes of messages that are being read or wait for their turn."""
         self._news = asyncio.Event()
         """Set when something has come to be wanted."""
         self._sending = asyncio.Lock()
@@ -143,12 +150,6 @@ class _Connection:
             listening.cancel()
             closed.cancel()
 
-    def release(self, size: int | None = None) -> None:
-        """Gives back what a message of that size counted for, or all of them."""
-        size = self._reserved if size is None else min(size, self._reserved)
-        self._bodies.release(self._lane.tenant, size)
-        self._reserved -= size
-
     async def _listen(self) -> None:
         """Reads what the client sends; returns when it has gone."""
         while (message := await self._websocket.receive())["type"] == "websocket.receive":
@@ -156,17 +157,11 @@ class _Connection:
             body = message["bytes"] if text is None else text.encode()
             del message, text
             try:
-                self._bodies.acquire(self._lane.tenant, len(body))
-            except Exception as error:  # noqa: BLE001 - the client gets an error object
-                await self._send(self._session.explain(error))
-                continue
-            self._reserved += len(body)
-            try:
                 found = await self._call(self._session.read, body, len(self._wanted))
             except Exception as error:  # noqa: BLE001 - whatever it is, the client gets an error object
                 found = self._session.explain(error)
             if isinstance(found, bytes):
-                self.release(len(body))
+                self._inbox.release(len(body))
                 await self._send(found)
             else:
                 self._wanted.append(found)
@@ -204,7 +199,7 @@ class _Connection:
             await self._send(self._session.explain(error, wanted))
             return
         finally:
-            self.release(wanted.size)
+            self._inbox.release(wanted.size)
         relay = _Relay(self._send, wanted.prefix, listening)
         scope: Scope = {"type": "http"}
         set_store_reads(scope, self._threads.stream.on(self._lane))
