@@ -42,7 +42,7 @@ class Crowd:
 
     def keep_sending(self, method: str, path: str, until: float) -> list[tuple[int, float]]:
         answers = []
-        while monotonic() < until:
+        while not answers or monotonic() < until:
             answers.append(self.send(method, path))
         return answers
 
