@@ -1,80 +1,108 @@
 """The server as an ASGI application: the routes, and what is around all of them."""
 
-from collections.abc import Callable
-
 from starlette.applications import Starlette
-from starlette.requests import Request
+from starlette.requests import HTTPConnection, Request
 from starlette.routing import Route, WebSocketRoute
 
-from server.api.websocket import SocketSession
+from server.api import health
+from server.api.websocket import SocketLimits, SocketSession
+from server.auth import Caller
 from server.errors import on_error
+from server.limits import SharedLimit
 from server.origins import require_json
 from server.routes import OPEN_ROUTES, ROUTES, Handler, OpenHandler
 from server.services import Services
-from server.stream.sse import Answer, Endpoint, Turns, lifespan
+from server.stream.body import Lingering
+from server.stream.endpoint import Door, Endpoint, OpenEndpoint
+from server.stream.sse import Answer
+from server.stream.threads import Lane, ThreadClasses, thread_classes
 from server.stream.websocket import SocketEndpoint
 
-WAIT_S = 10.0
-"""How long a request waits for a thread before it is told to come back."""
-HEALTH_THREADS = 2
-"""Threads that only health checks use, so that a busy server is not taken for a dead one."""
+NO_BODY_BYTES = 4096
+"""What is read of a body where none is needed, and dropped."""
+_UNKNOWN = Lane("")
+"""Where keys that were not seen before wait for each other, and for nobody else."""
 
 
-def build(services: Services) -> Starlette:
-    """The ASGI application."""
-
-    def keyed(handler: Handler) -> Callable[[Request, bytes], Answer]:
-        def handle(request: Request, body: bytes) -> Answer:
-            caller = services.gate.identify(request)
-            require_json(request.headers, body)
-            return handler(services, caller, request, body)
-
-        return handle
-
-    def open_to_all(handler: OpenHandler) -> Callable[[Request, bytes], Answer]:
-        def handle(request: Request, body: bytes) -> Answer:
-            return handler(services, request, body)
-
-        return handle
-
-    threads = services.config.database_connections
-    reads, writes, checks = (
-        Turns(count, WAIT_S) for count in (threads, writing_threads(threads), HEALTH_THREADS)
+def build(services: Services, connections: int) -> Starlette:
+    """The ASGI application, of which at most so many connections are in use at a time."""
+    threads = thread_classes(services.config.database_connections)
+    door = _door(services, threads, connections)
+    return Starlette(
+        routes=[
+            WebSocketRoute("/v1/responses", _sockets(services, door, connections)),
+            *(_keyed(services, door, method, path, handler) for method, path, handler, _ in ROUTES),
+            *(_open(services, door, method, path, handler) for method, path, handler, _ in OPEN_ROUTES),
+        ],
+        exception_handlers={404: on_error, 405: on_error},
     )
 
-    def route(method: str, path: str, handle: Callable[[Request, bytes], Answer], turns: Turns) -> Route:
-        endpoint = Endpoint(
-            handle,
-            max_body=services.config.max_body_bytes,
-            body_seconds=services.config.body_seconds,
-            turns=turns,
-        )
-        return Route(path, endpoint, methods=[method])
 
-    sockets = SocketEndpoint(
-        lambda websocket: SocketSession(services, websocket),
-        turns=writes,
+def _door(services: Services, threads: ThreadClasses, connections: int) -> Door[Caller]:
+    def expect(request: HTTPConnection) -> Lane:
+        tenant = services.gate.expect(request)
+        return _UNKNOWN if tenant is None else Lane(tenant, whole=True)
+
+    body = services.config.max_body_bytes
+    memory = max(services.config.body_memory, 2 * body)
+    return Door(
+        expect=expect,
+        identify=services.gate.identify,
+        lane=_lane,
+        threads=threads,
+        requests=_halved("requests in progress", connections),
+        bodies=_halved("bytes of request bodies", memory),
+        lingering=Lingering(),
+    )
+
+
+def _lane(caller: Caller) -> Lane:
+    """While there is no key there is one tenant, for whom nothing is kept from."""
+    return Lane(caller.tenant, whole=caller.key_id is None)
+
+
+def _halved(what: str, total: int) -> SharedLimit:
+    """A tenant may have half, so that another one finds something."""
+    return SharedLimit(what, total=total, per_tenant=max(1, total // 2))
+
+
+def _keyed(services: Services, door: Door[Caller], method: str, path: str, handler: Handler) -> Route:
+    def handle(request: Request, caller: Caller, body: bytes) -> Answer:
+        require_json(request.headers, body)
+        return handler(services, caller, request, body)
+
+    ends_others = method == "DELETE" or path.endswith("/cancel")
+    threads = door.threads
+    endpoint = Endpoint(
+        handle,
+        door,
+        threads.cancel if ends_others else threads.read if method == "GET" else threads.write,
+        max_body=services.config.max_body_bytes if method == "POST" else NO_BODY_BYTES,
+        body_seconds=services.config.body_seconds,
+        counted=not ends_others,
+    )
+    return Route(path, endpoint, methods=[method])
+
+
+def _open(services: Services, door: Door[Caller], method: str, path: str, handler: OpenHandler) -> Route:
+    """`live` is answered on the loop, so that nothing else that goes on can delay it."""
+    on_loop = handler is health.live
+    threads = door.threads.health if handler is health.ready else door.threads.document
+    endpoint = OpenEndpoint(
+        lambda request: handler(services, request, b""), None if on_loop else threads, door.lingering
+    )
+    return Route(path, endpoint, methods=[method])
+
+
+def _sockets(services: Services, door: Door[Caller], connections: int) -> SocketEndpoint[Caller]:
+    limits = SocketLimits(
+        kept=_halved("bytes of WebSockets' unstored responses", max(services.config.body_memory, 2)),
+    )
+    return SocketEndpoint(
+        lambda websocket, caller: SocketSession(services, websocket, caller, limits),
+        door,
+        sockets=_halved("WebSockets", max(2, connections // 4)),
         seconds=services.config.websocket_seconds,
         send_seconds=services.config.send_seconds,
         closing=services.closing,
     )
-    return Starlette(
-        routes=[
-            WebSocketRoute("/v1/responses", sockets),
-            *(
-                route(method, path, keyed(handler), reads if method == "GET" else writes)
-                for method, path, handler, _ in ROUTES
-            ),
-            *(route(method, path, open_to_all(handler), checks) for method, path, handler, _ in OPEN_ROUTES),
-        ],
-        exception_handlers={404: on_error, 405: on_error},
-        lifespan=lifespan(threads + HEALTH_THREADS),
-    )
-
-
-def writing_threads(threads: int) -> int:
-    """How many of the handlers' threads may write.
-
-    A quarter is for reads and streams, which wait for no lock, while all that write may be waiting for one.
-    """
-    return max(1, threads - max(1, threads // 4))

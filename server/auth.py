@@ -9,10 +9,11 @@ import hmac
 import secrets
 import threading
 from dataclasses import dataclass
+from time import monotonic
 
 from starlette.requests import HTTPConnection
 
-from server.errors import ApiError, NotAuthenticated
+from server.errors import NotAuthenticated
 from server.origins import AllowedHosts, refusal
 from server.store import keys
 from server.store.database import Connection, Database
@@ -50,6 +51,12 @@ def _digest(text: str) -> bytes:
     return hashlib.sha256(text.encode()).digest()
 
 
+_TOUCH_S = 20.0
+"""How often this process notes the use of a key; the table itself takes a note once a minute."""
+_MOST_KNOWN = 4096
+"""Keys that were valid not long ago, whose callers are told apart before they are looked up."""
+
+
 class Gate:
     """Lets callers in. With no key ever made, everybody is the default tenant."""
 
@@ -58,28 +65,30 @@ class Gate:
         self._allowed_hosts = allowed_hosts
         self._closed = threading.Event()
         """A key exists, so every call needs one; never reopened."""
+        self._known: dict[bytes, str] = {}
+        """The tenants of digests that were valid when they were last looked up."""
+        self._touched: dict[str, float] = {}
+        """When this process last noted the use of a key, by its id."""
+
+    def expect(self, request: HTTPConnection) -> str | None:
+        """The tenant that the caller will most likely be; None for keys not seen before.
+
+        Uses no database. Raises NotAuthenticated for what cannot be a key, once keys are needed.
+        """
+        if not self._closed.is_set():
+            return DEFAULT_TENANT
+        given = _given(request)
+        _key_id(given)
+        return self._known.get(_digest(given))
 
     def identify(self, request: HTTPConnection) -> Caller:
         """The caller of a request or of a WebSocket. Raises NotAuthenticated, WrongHost or WrongOrigin."""
         self._refuse_foreign(request, key_exists=True)
-        scheme, _, text = request.headers.get("authorization", "").partition(" ")
-        given = text.strip() if scheme.lower() == "bearer" else ""
+        given = _given(request)
         caller = self._database.ask(lambda connection: self._look_up(connection, given))
         if caller.key_id is None:
             self._refuse_foreign(request, key_exists=False)
         return caller
-
-    def check_origin(self, request: HTTPConnection) -> None:
-        """For an address that needs no key. Raises WrongHost or WrongOrigin.
-
-        Asks the database only about a request that no server without a key would serve.
-        """
-        try:
-            self._refuse_foreign(request, key_exists=False)
-        except ApiError:
-            if not self._database.ask(self._key_exists):
-                raise
-            self._refuse_foreign(request, key_exists=True)
 
     def _refuse_foreign(self, request: HTTPConnection, *, key_exists: bool) -> None:
         server = request.scope.get("server")
@@ -87,21 +96,44 @@ class Gate:
         if (error := refusal(request.headers, port, self._allowed_hosts, key_exists=key_exists)) is not None:
             raise error
 
-    def _key_exists(self, connection: Connection) -> bool:
-        if not self._closed.is_set() and keys.any_exist(connection):
-            self._closed.set()
-        return self._closed.is_set()
-
     def _look_up(self, connection: Connection, given: str) -> Caller:
-        if not self._key_exists(connection):
-            return Caller(DEFAULT_TENANT, None)
-        if not given:
-            raise NotAuthenticated("Send an API key: `Authorization: Bearer <key>`.")
-        prefix, _, rest = given.partition("_")
-        key_id = rest.partition("_")[0]
-        stored = keys.find(connection, key_id) if prefix == _PREFIX and key_id.isalnum() else None
+        if not self._closed.is_set():
+            if not keys.any_exist(connection):
+                return Caller(DEFAULT_TENANT, None)
+            self._closed.set()
+        key_id = _key_id(given)
+        stored = keys.find(connection, key_id)
         digest = stored.digest if stored else bytes(32)
         if not hmac.compare_digest(digest, _digest(given)) or stored is None:
+            self._known.pop(_digest(given), None)
             raise NotAuthenticated("The API key is not valid.")
-        keys.touch(connection, stored.tenant, stored.id)
+        self._remember(digest, stored.tenant)
+        if monotonic() - self._touched.get(stored.id, -_TOUCH_S) >= _TOUCH_S:
+            keys.touch(connection, stored.tenant, stored.id)
+            self._touched[stored.id] = monotonic()
         return Caller(stored.tenant, stored.id, stored.priority_floor)
+
+    def _remember(self, digest: bytes, tenant: str) -> None:
+        if digest in self._known:
+            return
+        for known in (self._known, self._touched):
+            if len(known) >= _MOST_KNOWN:
+                known.clear()
+        self._known[digest] = tenant
+
+
+def _given(request: HTTPConnection) -> str:
+    """What the request calls its key; empty if it names none."""
+    scheme, _, text = request.headers.get("authorization", "").partition(" ")
+    return text.strip() if scheme.lower() == "bearer" else ""
+
+
+def _key_id(given: str) -> str:
+    """The id in a key. Raises NotAuthenticated for what no key looks like."""
+    if not given:
+        raise NotAuthenticated("Send an API key: `Authorization: Bearer <key>`.")
+    prefix, _, rest = given.partition("_")
+    key_id = rest.partition("_")[0]
+    if prefix != _PREFIX or not key_id.isalnum():
+        raise NotAuthenticated("The API key is not valid.")
+    return key_id

@@ -160,6 +160,18 @@ class Config:
         10.0, "how long an MCP server may take to list its tools", low=0.1, high=3600
     )
     max_body_bytes: int = _setting(10 * 1024 * 1024, "the largest request body", low=1024)
+    body_memory: int = _setting(
+        256 * 1024 * 1024,
+        "bytes of request bodies that are in memory at a time; a tenant may have half",
+        low=1024,
+    )
+    max_connections: int | None = _setting(
+        None,
+        "connections of clients in use at a time; a tenant's requests may use half; default: 4096, or what "
+        "the limit of open files allows",
+        low=8,
+        high=10**6,
+    )
     body_seconds: float = _setting(30.0, "how long a request body may take to arrive", low=0.1)
     keep_alive_seconds: float = _setting(15.0, "silence after which a stream sends a comment", low=0.1)
     send_seconds: float = _setting(30.0, "how long a client may stop reading before it is dropped", low=0.1)
@@ -170,7 +182,7 @@ class Config:
     drain_seconds: float = _setting(20.0, "how long SIGTERM waits for running responses", low=0)
     lease_seconds: float = _setting(10.0, "silence after which a replica counts as dead", low=2)
     database_connections: int = _setting(
-        16, "connections for requests, and so their threads", low=1, high=1000
+        16, "database connections for requests, and so their threads; at least 5 are made", low=1, high=1000
     )
     retention_days: int = _setting(
         30,

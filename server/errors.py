@@ -16,6 +16,7 @@
     ├── TooManyRequests      429  this caller has too many; try again after a while
     ├── Overloaded           503  try again after a while
     ├── ToolServerDown       503  a tool that was asked for cannot be served; try again after a while
+    ├── QueryTooSlow         504  the database took too long for this request; the same again would, too
     ├── StorageFull          503  the same, once there is room on the database's disk
     ├── ModelFailed          500  the model could not answer
     └── InternalError        500  our mistake; the cause is in the log
@@ -37,7 +38,7 @@ from starlette.requests import HTTPConnection
 from starlette.responses import Response
 from starlette.routing import Match
 
-from server.store.database import DatabaseError, is_disk_full
+from server.store.database import DatabaseError, is_disk_full, is_too_slow
 from server.wire.errors import DecodeFailure, ErrorBody, ErrorDetail
 from server.wire.ids import new_request_id
 
@@ -198,6 +199,16 @@ class StorageFull(ApiError):
         super().__init__("The server has no room left to store responses; try again later.")
 
 
+class QueryTooSlow(ApiError):
+    """The database answers, but not to this question in the time that one may take."""
+
+    status = 504
+    default_code = "query_too_slow"
+
+    def __init__(self) -> None:
+        super().__init__("The database took too long for this request; ask for less, such as a shorter page.")
+
+
 class ModelFailed(ApiError):
     default_code = "server_error"
 
@@ -251,6 +262,9 @@ def translate(error: Exception) -> ApiError:
         case DatabaseError() if is_disk_full(error):
             log.error("the database's disk is full")
             return StorageFull()
+        case DatabaseError() if is_too_slow(error):
+            log.warning("a query took too long: %s", error)
+            return QueryTooSlow()
         case DatabaseError():
             log.warning("the database does not answer: %s", error)
             return Overloaded("The database does not answer at the moment; try again.")

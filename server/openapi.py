@@ -21,6 +21,8 @@ from server.errors import (
     NotAuthenticated,
     NotFound,
     Overloaded,
+    QueryTooSlow,
+    TooManyRequests,
     UnsupportedMediaType,
     WrongHost,
     WrongOrigin,
@@ -36,7 +38,14 @@ from server.wire.parts import PARTS
 Json = dict[str, Any]
 _SCHEMAS = "#/components/schemas/"
 _PATH_PARAMETER = re.compile(r"\{(\w+)(?::path)?\}")
-_ALWAYS: tuple[type[ApiError], ...] = (BodyTooSlow, BodyTooLarge, InternalError, Overloaded)
+_ALWAYS: tuple[type[ApiError], ...] = (
+    BodyTooSlow,
+    BodyTooLarge,
+    TooManyRequests,
+    InternalError,
+    Overloaded,
+    QueryTooSlow,
+)
 _NAMED: dict[str, Any] = {"Item": Item, "Tool": tools.Tool, "StreamEvent": StreamEvent}
 """Unions that are one schema, whatever they are used in."""
 _OTHER = str(OtherItem.__struct_config__.tag)
@@ -160,6 +169,7 @@ def _answers(route: Described, schemas: "_Schemas") -> Json:
         refused.append(InvalidRequest)
     if "{" in route.path:
         refused.append(NotFound)
+    refused = list(dict.fromkeys(refused))
     answers = {"200": _answer("What was asked for.", content)}
     for status in sorted({error.status for error in refused} | set(contract.otherwise)):
         kinds = [contract.otherwise[status]] if status in contract.otherwise else []

@@ -19,7 +19,6 @@ from contextlib import ExitStack
 from dataclasses import replace
 from uuid import UUID
 
-from hypercorn.asyncio import serve as hypercorn_serve
 from hypercorn.config import Config as HypercornConfig
 
 from server import interrupts
@@ -53,6 +52,8 @@ from server.store.standby_heartbeat import standby_for
 from server.stream import connection
 from server.stream.follower import Follower
 from server.stream.hub import Hub
+from server.stream.listener import Listener, most_connections, raise_file_limit
+from server.stream.threads import LEAST_CONNECTIONS
 from server.tools.address import read_allowed
 from server.tools.mcp import McpServers
 from server.tools.registered import Registered, read_access, read_servers, read_tokens
@@ -74,6 +75,7 @@ def serve(config: Config, say: Callable[[str], None]) -> int:
     """Serves until SIGTERM or SIGINT; the process's exit code. Raises ConfigError before it listens."""
     _arm(config)
     _say_where_threads_are()
+    files = raise_file_limit()
     model_name(config)  # these find what cannot be served before anything is started
     read_adapters(config)
     _read_tools(config)
@@ -82,7 +84,9 @@ def serve(config: Config, say: Callable[[str], None]) -> int:
         stack.callback(opened.close)
         opened.make_current()
         database = Database(
-            opened.url, pool_size=config.database_connections, strict=config.durability == "strict"
+            opened.url,
+            pool_size=max(config.database_connections, LEAST_CONNECTIONS),
+            strict=config.durability == "strict",
         )
         stack.callback(database.close)
         require_key(config, database)
@@ -90,7 +94,9 @@ def serve(config: Config, say: Callable[[str], None]) -> int:
         runner = stack.enter_context(asyncio.Runner())
         process = _Process(config, database, opened, runner.get_loop(), say)
         stack.callback(process.stop)
-        process.run(runner, listener)
+        process.run(
+            runner, listener, most_connections(config.max_connections, files, config.database_connections)
+        )
     return process.exit_code
 
 
@@ -270,8 +276,8 @@ class _Process:
             on_fatal=self._fenced,
         )
 
-    def run(self, runner: asyncio.Runner, listener: socket.socket) -> None:
-        """Serves on the listener until the end is asked for."""
+    def run(self, runner: asyncio.Runner, listener: socket.socket, connections: int) -> None:
+        """Serves so many connections at a time on the listener, until the end is asked for."""
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(number, self._asked_to_end)
         if interrupts.was_interrupted():  # a moment ago
@@ -279,23 +285,17 @@ class _Process:
         self._announce(listener)
         gc.freeze()  # a model is a million objects that never go: no collection needs to look at them
         settings = HypercornConfig()
-        settings.bind = [f"fd://{listener.detach()}"]  # Hypercorn's from here on: it closes it
         settings.errorlog = logging.getLogger("hypercorn.error")  # as it is: our format, not Hypercorn's
         settings.errorlog.setLevel("WARNING")
         settings.graceful_timeout = 5.0
         settings.keep_alive_timeout = 75.0
-        settings.alpn_protocols = ["http/1.1"]
+        settings.max_app_queue_size = 4  # messages of a request's body that are in memory before it is read
         settings.include_server_header = False
         settings.websocket_max_message_size = self._config.max_body_bytes
         settings.websocket_ping_interval = self._config.keep_alive_seconds
         connection.install()
-        runner.run(
-            hypercorn_serve(
-                build(self._services),  # type: ignore[arg-type]  # its ASGI types are narrower
-                settings,
-                shutdown_trigger=self._ended.wait,
-            )
-        )
+        server = Listener(build(self._services, connections), settings, connections)
+        runner.run(server.serve(listener, self._ended.wait))
 
     def stop(self) -> None:
         """Ends the threads and gives up the lease."""

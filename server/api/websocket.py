@@ -11,14 +11,17 @@ import msgspec
 from starlette.websockets import WebSocket
 
 from server.api import responses
+from server.auth import Caller
 from server.errors import (
     BodyTooLarge,
     InvalidRequest,
     NotReady,
+    Overloaded,
     TooManyRequests,
     log_mistake,
     translate,
 )
+from server.limits import SharedLimit
 from server.runs.read import StreamReader
 from server.services import Services
 from server.stream.sse import Answer
@@ -32,6 +35,8 @@ MOST_WAITING = 16
 """Messages that may wait for their turn on one connection."""
 MOST_HELD = 16
 """Responses that one connection keeps to go on from; the oldest is forgotten first."""
+MOST_HELD_BODIES = 2
+"""Times the largest body, that the messages and answers of those may be long together."""
 
 _REFUSED: list[tuple[str, Callable[[CreateMessage], object]]] = [
     ("stream", lambda message: message.stream is False),
@@ -47,6 +52,16 @@ class _Held:
     items: Sequence[Item]
     size: int
     """Bytes of the messages that they came in."""
+    reserved: int = 0
+    """Bytes that count among the tenant's."""
+
+
+@dataclass(frozen=True, slots=True)
+class SocketLimits:
+    """What all connections share."""
+
+    kept: SharedLimit
+    """Bytes of responses that are kept to go on from."""
 
 
 class _Ended(msgspec.Struct):
@@ -65,11 +80,13 @@ class _Last(msgspec.Struct):
 class SocketSession:
     """One connection. `begin` and `end` are called one at a time, the others at any time."""
 
-    def __init__(self, services: Services, websocket: WebSocket) -> None:
-        """Raises what the gate does: browsers ask nobody before they open a WebSocket."""
-        services.gate.identify(websocket)
+    def __init__(
+        self, services: Services, websocket: WebSocket, caller: Caller, limits: SocketLimits
+    ) -> None:
         self._services = services
         self._websocket = websocket
+        self._tenant = caller.tenant
+        self._kept = limits.kept
         self._held: dict[str, _Held] = {}
         self._going_on: _Held = _Held((), 0)
         """What the response that runs began with."""
@@ -137,12 +154,36 @@ class SocketSession:
             self._forget(wanted)
         elif not ended.store:
             output = [decode_item(bytes(item)) for item in ended.output]
-            self._held[ended.id] = _Held([*self._going_on.items, *output], self._going_on.size)
-            while len(self._held) > MOST_HELD:
-                self._held.pop(next(iter(self._held)))
+            self._keep(ended.id, [*self._going_on.items, *output], self._going_on.size + len(last))
+
+    def _keep(self, response: str, items: Sequence[Item], size: int) -> None:
+        """Forgets older ones for its sake, and keeps nothing that is too large by itself."""
+        most = MOST_HELD_BODIES * self._services.config.max_body_bytes
+        while self._held and (
+            len(self._held) >= MOST_HELD or sum(held.reserved for held in self._held.values()) + size > most
+        ):
+            self._drop(next(iter(self._held)))
+        while True:
+            try:
+                self._kept.acquire(self._tenant, size)
+                break
+            except (TooManyRequests, Overloaded):
+                if not self._held:
+                    return
+                self._drop(next(iter(self._held)))
+        self._held[response] = _Held(items, self._going_on.size, size)
 
     def _forget(self, wanted: Wanted) -> None:
-        self._held.pop(wanted.message.previous_response_id or "", None)
+        self._drop(wanted.message.previous_response_id or "")
+
+    def _drop(self, response: str) -> None:
+        held = self._held.pop(response, None)
+        if held is not None:
+            self._kept.release(self._tenant, held.reserved)
+
+    def close(self) -> None:
+        for response in list(self._held):
+            self._drop(response)
 
     def explain(self, error: Exception, wanted: Wanted | None = None) -> bytes:
         told = translate(error)

@@ -42,6 +42,7 @@ __all__ = [
     "durable",
     "is_disk_full",
     "is_gone",
+    "is_too_slow",
     "limit_time",
     "schema_state",
     "upgrade",
@@ -81,6 +82,8 @@ _REPEATABLE = frozenset({"40001", "40P01", "55P03", "25P03"})
 _DISK_FULL = "53100"
 _DISK_FULL_S = 10.0
 """How long a disk that was full is taken for full; a probe of a load balancer comes in that time."""
+_QUERY_CANCELED = "57014"
+"""What a statement ends with that took longer than `statement_timeout`."""
 
 
 class Database:
@@ -245,6 +248,11 @@ def limit_time(connection: Connection, *, lock_ms: int, statement_ms: int) -> No
 def is_disk_full(error: DatabaseError) -> bool:
     """Whether Postgres said that it could not write for want of space."""
     return isinstance(error, DBAPIError) and getattr(error.orig, "sqlstate", None) == _DISK_FULL
+
+
+def is_too_slow(error: DatabaseError) -> bool:
+    """Whether Postgres answers, but ended this statement for the time that it took."""
+    return isinstance(error, DBAPIError) and getattr(error.orig, "sqlstate", None) == _QUERY_CANCELED
 
 
 @contextmanager

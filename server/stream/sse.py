@@ -1,28 +1,23 @@
-"""All the asynchronous code there is: request bytes in, response bytes out. No decision is taken here.
+"""The answers that wait for tokens: they wait on the loop, so that no thread is held while nothing happens.
 
-A handler is a plain function; it is given the whole body and returns a response object. The ones that wait
-for tokens (`EventStream`, `Deferred`) wait on the loop, so that no thread is held while nothing happens.
+No decision is taken here. What is read from the store is read in threads for streams alone.
 """
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
-from anyio.to_thread import current_default_thread_limiter
-from starlette.applications import Starlette
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from server.crashpoints import die, is_last_pass
-from server.errors import BodyTooLarge, BodyTooSlow, ClientGone, Overloaded, on_error
+from server.errors import Overloaded, TooManyRequests, on_error
 from server.store.database import DatabaseError
 from server.stream.hub import Channel
-from server.stream.pending import when_ready
-from server.wire.ids import new_request_id
+from server.stream.threads import RunInThread, store_reads
 
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
@@ -30,8 +25,6 @@ _STORE_SECONDS = 1.0
 """After how long a stream looks again when the store had nothing for it, or did not answer."""
 _LOOK_SECONDS = 2.0  # of silence
 _BLOCK_BYTES = 32 * 1024
-_DRAIN_FACTOR = 8
-"""A body over the limit is still read, up to this many times it, so that the client can hear the answer."""
 
 
 class Answer(Protocol):
@@ -46,86 +39,6 @@ class Timing:
 
     keep_alive: float
     send: float
-
-
-class Turns:
-    """How many handlers of a kind may run at the same time, and how long one waits for its turn."""
-
-    def __init__(self, count: int, seconds: float) -> None:
-        self._free = asyncio.Semaphore(count)
-        self._seconds = seconds
-
-    @asynccontextmanager
-    async def one(self) -> AsyncIterator[None]:
-        """Raises Overloaded when no turn comes."""
-        try:
-            async with asyncio.timeout(self._seconds):
-                await self._free.acquire()
-        except TimeoutError:
-            raise Overloaded("Too many requests are waiting; try again.") from None
-        try:
-            yield
-        finally:
-            self._free.release()
-
-
-class Endpoint:
-    """An ASGI app around a plain function, which is called in a thread with the whole body."""
-
-    def __init__(
-        self,
-        handler: Callable[[Request, bytes], Answer],
-        *,
-        max_body: int,
-        body_seconds: float,
-        turns: Turns,
-    ) -> None:
-        self._handler = handler
-        self._turns = turns
-        self._max_body = max_body
-        self._body_seconds = body_seconds
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        request = Request(scope, receive)
-        request.state.request_id = new_request_id()
-        try:
-            body = await self._read_in_time(request, receive)
-            answer = await when_ready(lambda: self._call(request, body))
-        except ClientGone:
-            return
-        except Exception as error:  # noqa: BLE001 - whatever it is, the client gets an error object
-            answer = on_error(request, error)
-        await answer(scope, receive, send)
-
-    async def _call(self, request: Request, body: bytes) -> Answer:
-        async with self._turns.one():
-            return await run_in_threadpool(self._handler, request, body)
-
-    async def _read_in_time(self, request: Request, receive: Receive) -> bytes:
-        try:
-            return await asyncio.wait_for(self._read(request, receive), self._body_seconds)
-        except TimeoutError:
-            raise BodyTooSlow(self._body_seconds) from None
-
-    async def _read(self, request: Request, receive: Receive) -> bytes:
-        declared = request.headers.get("content-length", "")
-        size = int(declared) if declared.isdecimal() and len(declared) < 20 else 0
-        if size > self._max_body * _DRAIN_FACTOR:
-            raise BodyTooLarge(self._max_body)
-        chunks: list[bytes] = []
-        total = 0
-        more = True
-        while more and total <= self._max_body * _DRAIN_FACTOR:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                raise ClientGone
-            more = message.get("more_body", False)
-            total += len(message.get("body", b""))
-            if total <= self._max_body:
-                chunks.append(message.get("body", b""))
-        if total > self._max_body:
-            raise BodyTooLarge(self._max_body)
-        return b"".join(chunks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,21 +83,21 @@ class Cursor:
         """What comes next is in the store alone."""
         return not self.ended and (self._channel is None or self._channel.after(self._position) is None)
 
-    async def next(self) -> Sequence[bytes]:
-        """The frames that have come since; sets `ended` with the last of them."""
-        ready, self._begun = self._begun or await self._look(), None
+    async def next(self, run: RunInThread) -> Sequence[bytes]:
+        """The frames that have come since; sets `ended` with the last. `run` runs the store's read."""
+        ready, self._begun = self._begun or await self._look(run), None
         self._position += len(ready.frames)
         self.ended = ready.ended
         return ready.frames
 
-    async def _look(self) -> Stored:
+    async def _look(self, run: RunInThread) -> Stored:
         if self._channel:
             frames = self._channel.after(self._position)
             if frames is not None:
                 return Stored(frames, self._channel.ended)
         try:
-            return await run_in_threadpool(self._read, self._position)
-        except DatabaseError:
+            return await run(self._read, self._position)
+        except (DatabaseError, Overloaded, TooManyRequests):
             return Stored([], False)  # it is asked again
 
 
@@ -219,12 +132,13 @@ class EventStream:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         waker = asyncio.Event()
+        run = store_reads(scope)
         for cursor in self._cursors:
             cursor.join(waker)
         gone = _departure(receive, waker)
         try:
             await self._send(send, _start(200, b"text/event-stream; charset=utf-8", self._headers))
-            async for block in self._blocks(waker, gone):
+            async for block in self._blocks(waker, gone, run):
                 if is_last_pass("stream.frame"):
                     await self._send(send, _part(block[: len(block) // 2 + 1]))
                     die()
@@ -243,13 +157,15 @@ class EventStream:
         async with asyncio.timeout(self._timing.send):
             await send(message)
 
-    async def _blocks(self, waker: asyncio.Event, gone: asyncio.Future[None]) -> AsyncIterator[bytes]:
+    async def _blocks(
+        self, waker: asyncio.Event, gone: asyncio.Future[None], run: RunInThread
+    ) -> AsyncIterator[bytes]:
         """Whole frames, as many at a time as are ready; ends after `[DONE]` or when the client has gone."""
         clock = asyncio.get_running_loop().time
         silent_since = clock()
         while not gone.done():
             waker.clear()
-            frames = await self._next()
+            frames = await self._next(run)
             for block in _in_blocks(frames):
                 yield block
                 silent_since = clock()
@@ -266,11 +182,11 @@ class EventStream:
                 behind = any(cursor.behind for cursor in self._cursors)
                 await _wait(waker, min(left, _STORE_SECONDS) if behind else left)
 
-    async def _next(self) -> list[bytes]:
+    async def _next(self, run: RunInThread) -> list[bytes]:
         ready: list[bytes] = []
         for index, cursor in enumerate(self._cursors):
             if not cursor.ended:
-                frames = await cursor.next()
+                frames = await cursor.next(run)
                 ready += self._rewriting.rewrite(index, frames) if self._rewriting else frames
         return ready
 
@@ -307,7 +223,7 @@ class Deferred:
             channel.join(waker)
         gone = _departure(receive, waker)
         try:
-            await self._await_end(waker, gone)
+            await self._await_end(waker, gone, store_reads(scope))
             if not gone.done():
                 answer = await self._answer(Request(scope))
                 async with asyncio.timeout(self._timing.send):
@@ -323,7 +239,7 @@ class Deferred:
     def _ended(self) -> bool:
         return self._found is not None or all(channel.ended for channel in self._channels)
 
-    async def _await_end(self, waker: asyncio.Event, gone: asyncio.Future[None]) -> None:
+    async def _await_end(self, waker: asyncio.Event, gone: asyncio.Future[None], run: RunInThread) -> None:
         clock = asyncio.get_running_loop().time
         until = None if self._seconds is None else clock() + self._seconds
         while not self._ended and not gone.done() and (until is None or clock() < until):
@@ -331,31 +247,21 @@ class Deferred:
             left = None if until is None else until - clock()
             await _wait(waker, left if self._look is None else min(left or _LOOK_SECONDS, _LOOK_SECONDS))
             if self._look is not None and not waker.is_set():
-                with suppress(DatabaseError):
-                    self._found = await run_in_threadpool(self._look)
+                with suppress(DatabaseError, Overloaded, TooManyRequests):
+                    self._found = await run(self._look)
 
     async def _answer(self, request: Request) -> Answer:
+        run = store_reads(request.scope)
         finals = self._found or [one.final for one in self._channels if one.final is not None]
         try:
             if len(finals) < len(self._channels):
-                return await run_in_threadpool(self._read)
+                return await run(self._read)
             if self._make is not None:
-                return await run_in_threadpool(self._make, finals)
+                return await run(self._make, finals)
         except Exception as error:  # noqa: BLE001 - whatever it is, the client gets an error object
             return on_error(request, error)
         headers = {**self._headers, "cache-control": "no-store"}
         return Response(finals[0], 200, headers, "application/json")
-
-
-def lifespan(threads: int) -> Callable[[Starlette], AbstractAsyncContextManager[None]]:
-    """Sets how many handlers may run at the same time, once the loop is there."""
-
-    @asynccontextmanager
-    async def live(_app: Starlette) -> AsyncIterator[None]:
-        current_default_thread_limiter().total_tokens = threads
-        yield
-
-    return live
 
 
 async def _wait(waker: asyncio.Event, seconds: float | None) -> None:

@@ -8,19 +8,23 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Literal, Protocol, TypeVar
+from typing import Generic, Literal, Protocol, TypeVar
 
-from starlette.concurrency import run_in_threadpool
 from starlette.types import Message, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
 from server.errors import on_error
+from server.limits import SharedLimit
+from server.stream.connection import BUFFER, Inbox
+from server.stream.endpoint import Door
 from server.stream.pending import when_ready
-from server.stream.sse import Answer, Turns
+from server.stream.sse import Answer
+from server.stream.threads import Lane, ThreadClasses, set_store_reads
 from server.wire.ids import new_request_id
 from server.wire.socket import CreateMessage
 
 T = TypeVar("T")
+C = TypeVar("C")
 
 GOING_AWAY = 1001
 NORMAL = 1000
@@ -56,22 +60,27 @@ class Session(Protocol):
     def expire(self) -> bytes:
         """What the client is told when its time is over."""
 
+    def close(self) -> None:
+        """The connection has ended. Called on the loop."""
 
-class SocketEndpoint:
+
+class SocketEndpoint(Generic[C]):
     """An ASGI app around sessions, which `connect` makes in a thread; what it raises is a refusal."""
 
     def __init__(
         self,
-        connect: Callable[[WebSocket], Session],
+        connect: Callable[[WebSocket, C], Session],
+        door: Door[C],
         *,
-        turns: Turns,
+        sockets: SharedLimit,
         seconds: float,
         send_seconds: float,
         closing: asyncio.Event,
     ) -> None:
         """A connection lasts for `seconds`, or until it has nothing to do and `closing` is set."""
         self._connect = connect
-        self._turns = turns
+        self._door = door
+        self._sockets = sockets
         self._seconds = seconds
         self._send_seconds = send_seconds
         self._closing = closing
@@ -80,21 +89,49 @@ class SocketEndpoint:
         websocket = WebSocket(scope, receive, send)
         websocket.state.request_id = new_request_id()
         try:
-            async with self._turns.one():
-                session = await run_in_threadpool(self._connect, websocket)
+            caller = await self._door.enter(websocket)
+            lane = self._door.lane(caller)
+            self._sockets.acquire(lane.tenant)
         except Exception as error:  # noqa: BLE001 - whatever it is, the client gets an error object
             await websocket.send_denial_response(on_error(websocket, error))
             return
-        await websocket.accept(headers=[(b"x-request-id", websocket.state.request_id.encode())])
-        until = asyncio.get_running_loop().time() + self._seconds
-        await _Connection(websocket, session, self._turns, self._send_seconds).serve(until, self._closing)
+        try:
+            await self._serve(websocket, caller, lane)
+        finally:
+            self._sockets.release(lane.tenant)
+
+    async def _serve(self, websocket: WebSocket, caller: C, lane: Lane) -> None:
+        try:
+            session = await self._door.threads.write.run(lane, self._connect, websocket, caller)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the client gets an error object
+            await websocket.send_denial_response(on_error(websocket, error))
+            return
+        inbox = Inbox(self._door.bodies, lane.tenant)
+        websocket.scope["state"][BUFFER].inbox = inbox
+        connection = _Connection(websocket, session, self._door.threads, lane, inbox, self._send_seconds)
+        try:
+            await websocket.accept(headers=[(b"x-request-id", websocket.state.request_id.encode())])
+            await connection.serve(asyncio.get_running_loop().time() + self._seconds, self._closing)
+        finally:
+            inbox.close()
+            session.close()
 
 
 class _Connection:
-    def __init__(self, websocket: WebSocket, session: Session, turns: Turns, send_seconds: float) -> None:
+    def __init__(
+        self,
+        websocket: WebSocket,
+        session: Session,
+        threads: ThreadClasses,
+        lane: Lane,
+        inbox: Inbox,
+        send_seconds: float,
+    ) -> None:
         self._websocket = websocket
         self._session = session
-        self._turns = turns
+        self._threads = threads
+        self._lane = lane
+        self._inbox = inbox
         self._send_seconds = send_seconds
         self._wanted: deque[Wanted] = deque()
         self._news = asyncio.Event()
@@ -119,15 +156,18 @@ class _Connection:
         while (message := await self._websocket.receive())["type"] == "websocket.receive":
             text = message.get("text")
             body = message["bytes"] if text is None else text.encode()
+            del message, text
             try:
                 found = await self._call(self._session.read, body, len(self._wanted))
             except Exception as error:  # noqa: BLE001 - whatever it is, the client gets an error object
                 found = self._session.explain(error)
             if isinstance(found, bytes):
+                self._inbox.release(len(body))
                 await self._send(found)
             else:
                 self._wanted.append(found)
                 self._news.set()
+            del body, found
 
     async def _take_turns(
         self, until: float, listening: asyncio.Future[None], closed: asyncio.Future[Literal[True]]
@@ -159,16 +199,19 @@ class _Connection:
         except Exception as error:  # noqa: BLE001 - whatever it is, the client gets an error object
             await self._send(self._session.explain(error, wanted))
             return
+        finally:
+            self._inbox.release(wanted.size)
         relay = _Relay(self._send, wanted.prefix, listening)
-        await stream({"type": "http"}, relay.receive, relay.send)
+        scope: Scope = {"type": "http"}
+        set_store_reads(scope, self._threads.stream.on(self._lane))
+        await stream(scope, relay.receive, relay.send)
         if relay.whole:
             await self._call(self._session.end, wanted, relay.last)
         elif not listening.done():
             raise TimeoutError
 
     async def _call(self, function: Callable[..., T], *arguments: object) -> T:
-        async with self._turns.one():
-            return await run_in_threadpool(function, *arguments)
+        return await self._threads.write.run(self._lane, function, *arguments)
 
     async def _send(self, data: bytes) -> None:
         message = {"type": "websocket.send", "text": data.decode()}

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from server.wire.bounds import check_size
 from server.wire.errors import DecodeFailure
 
 T = TypeVar("T")
@@ -27,6 +28,7 @@ _PATH = re.compile(r" - at `(?:key` in `)?\$\.?(?P<path>[^`]*)`$")
 
 def decode(data: bytes, kind: type[T]) -> T:
     """`data` as one JSON document of the given type. Raises DecodeFailure."""
+    check_size(data)
     try:
         value = msgspec.json.decode(data, type=kind)
         if rb"\u0000" in data:

@@ -85,8 +85,9 @@ class WebSocket:
     def send(self, message: Mapping[str, object]) -> None:
         self.send_text(json.dumps(message))
 
-    def send_text(self, text: str) -> None:
-        self._write(self._connection.send(TextMessage(text)))
+    def send_text(self, text: str, *, whole: bool = True) -> None:
+        """Sends a message, or a part of one of which more will follow."""
+        self._write(self._connection.send(TextMessage(text, message_finished=whole)))
 
     def receive_text(self) -> str:
         """The next message. Fails if the server closes the connection instead."""

@@ -38,6 +38,7 @@ VALUES: dict[str, tuple[str, object]] = {
     "adapters": ("sql=/adapters/sql", "sql=/adapters/sql"),
     "scripted_fault": ("crash@5", "crash@5"),
     "disk_reserve": ("1000", 1000),
+    "max_connections": ("100", 100),
     "max_of_tenant": ("7", 7),
     "max_queued_of_tenant": ("7", 7),
     "tool_parser": ("hermes", "hermes"),

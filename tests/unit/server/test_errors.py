@@ -39,6 +39,12 @@ EXAMPLES: list[tuple[Exception, int, str | None]] = [
     (errors.ToolServerDown("code_interpreter", "python", "gone."), 503, "tool_server_unavailable"),
     (errors.StorageFull(), 503, "storage_full"),
     (OperationalError("insert secret", {}, psycopg.errors.DiskFull("10.0.0.7")), 503, "storage_full"),
+    (errors.QueryTooSlow(), 504, "query_too_slow"),
+    (
+        OperationalError("select secret", {}, psycopg.errors.QueryCanceled("10.0.0.7")),
+        504,
+        "query_too_slow",
+    ),
     (errors.ModelFailed("No."), 500, "server_error"),
     (errors.InternalError(), 500, "internal_error"),
     (DecodeFailure("No.", "input[0]", "invalid_type"), 400, "invalid_type"),

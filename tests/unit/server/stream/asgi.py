@@ -47,8 +47,8 @@ def now() -> float:
     return asyncio.get_running_loop().time()
 
 
-async def inline(function: Callable[..., T], *arguments: Any) -> T:
-    """Stands for `run_in_threadpool`: a thread would not run on the virtual clock."""
+async def inline(function: Callable[..., T], *arguments: Any, limiter: object = None) -> T:
+    """Stands for `run_in_thread`: a thread would not run on the virtual clock."""
     return function(*arguments)
 
 
@@ -60,6 +60,8 @@ class Client:
         self.times: list[float] = []
         self.stalled = False
         self.received = 0
+        self.received_before_answer = 0
+        """Pieces of the body that were taken before the answer began."""
         self._body = list(body)
         self._gone = asyncio.Event()
         self._news = asyncio.Event()
@@ -83,6 +85,8 @@ class Client:
     async def send(self, message: MutableMapping[str, Any]) -> None:
         if self.stalled:
             await asyncio.Event().wait()
+        if not self.sent:
+            self.received_before_answer = self.received
         self.sent.append(dict(message))
         self.times.append(now())
         self._news.set()

@@ -1,25 +1,30 @@
 import asyncio
 import json
 from collections.abc import Callable, Iterator
+from threading import Event
 from typing import Any
 
 import pytest
-from starlette.requests import Request
+from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
 
-from server.errors import InvalidRequest
-from server.stream import sse
-from server.stream.sse import Answer, Endpoint, Turns
+from server.errors import InvalidRequest, NotAuthenticated
+from server.limits import SharedLimit
+from server.stream import threads
+from server.stream.body import Lingering
+from server.stream.endpoint import Door, Endpoint, OpenEndpoint
+from server.stream.sse import Answer
+from server.stream.threads import Lane, ThreadClass, thread_classes
 from server.wire.errors import DecodeFailure
+from tests.support.server_process import PATIENCE_S
 from tests.unit.server.stream.asgi import Client, inline, now, run
 
 LIMIT = 100
-TURN_S = 10.0
 
 
 @pytest.fixture(autouse=True)
 def on_the_virtual_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sse, "run_in_threadpool", inline)
+    monkeypatch.setattr(threads, "run_in_thread", inline)
 
 
 class Handler:
@@ -34,8 +39,36 @@ class Handler:
         return Response(b"fine", headers={"x-request-id": request.state.request_id})
 
 
-def endpoint(handler: Callable[[Request, bytes], Answer], turns: Turns | None = None) -> Endpoint:
-    return Endpoint(handler, max_body=LIMIT, body_seconds=30.0, turns=turns or Turns(1, TURN_S))
+def door(
+    *,
+    identify: Callable[[HTTPConnection], str] = lambda _request: "acme",
+    bodies: SharedLimit | None = None,
+    requests: SharedLimit | None = None,
+) -> Door[str]:
+    return Door(
+        expect=lambda _request: Lane("acme"),
+        identify=identify,
+        lane=Lane,
+        threads=thread_classes(5),
+        requests=requests or SharedLimit("requests", total=10, per_tenant=10),
+        bodies=bodies or SharedLimit("bytes", total=1000, per_tenant=1000),
+        lingering=Lingering(),
+    )
+
+
+def endpoint(
+    handler: Callable[[Request, bytes], Answer],
+    at: Door[str] | None = None,
+    threads: ThreadClass | None = None,
+) -> Endpoint[str]:
+    at = at or door()
+    return Endpoint(
+        lambda request, _caller, body: handler(request, body),
+        at,
+        at.threads.write,
+        max_body=LIMIT,
+        body_seconds=30.0,
+    )
 
 
 def exchange(
@@ -71,13 +104,13 @@ def test_a_body_over_the_limit_is_read_and_refused(headers: dict[str, str] | Non
 
 def test_a_body_that_says_it_is_far_over_the_limit_is_not_read() -> None:
     client, handler = exchange(b"a" * 60, headers={"content-length": "10000"})
-    assert (client.status, client.received, handler.bodies) == (413, 0, [])
+    assert (client.status, client.received_before_answer, handler.bodies) == (413, 0, [])
 
 
 def test_a_body_that_goes_far_over_the_limit_is_not_read_to_its_end() -> None:
     client, handler = exchange(*[b"a" * 90] * 50)
     assert (client.status, handler.bodies) == (413, [])
-    assert client.received < 12
+    assert client.received_before_answer < 12
 
 
 @pytest.mark.parametrize("length", ["²", "9" * 6000, "-1", "1e3", ""])
@@ -87,13 +120,8 @@ def test_a_content_length_of_any_kind_does_no_harm(length: str) -> None:
 
 
 def test_a_body_that_does_not_come_is_waited_for_and_refused() -> None:
-    async def main() -> tuple[Client, float]:
-        client = Client()
-        await client.ask(endpoint(Handler()))
-        return client, now()
-
-    client, at = run(main)
-    assert (client.status, error_of(client)["code"], at) == (408, "request_timeout", 30.0)
+    client, _ = exchange(headers={"content-length": "1"})
+    assert (client.status, error_of(client)["code"], client.times[0]) == (408, "request_timeout", 30.0)
 
 
 def test_a_client_that_leaves_before_its_body_is_whole_is_not_answered() -> None:
@@ -144,38 +172,129 @@ def test_handlers_do_not_run_on_the_loop(monkeypatch: pytest.MonkeyPatch) -> Non
     assert asyncio.run(main()).body == b"fine"
 
 
-def test_a_request_waits_for_its_turn() -> None:
-    async def main() -> tuple[int, float]:
-        turns = Turns(1, TURN_S)
+def stranger(_request: HTTPConnection) -> str:
+    raise NotAuthenticated("Who?")
+
+
+def test_who_has_no_key_is_refused_before_its_body_is_read_and_hears_it() -> None:
+    async def main() -> tuple[Client, Handler, SharedLimit]:
+        bodies = SharedLimit("bytes", total=1000, per_tenant=1000)
+        client, handler = Client(*[b"a" * 50] * 3, headers={"content-length": "150"}), Handler()
+        await client.ask(endpoint(handler, door(identify=stranger, bodies=bodies)))
+        return client, handler, bodies
+
+    client, handler, bodies = run(main)
+    assert (client.status, client.received_before_answer, handler.bodies) == (401, 0, [])
+    assert client.ended
+    assert client.received == 3, "the rest was read and dropped, so that the answer is not destroyed"
+    assert client.headers["connection"] == "close"
+    assert bodies.used() == 0
+
+
+def test_a_refused_client_that_goes_on_sending_is_left_after_a_while() -> None:
+    client, _ = exchange_at(door(identify=stranger), headers={"content-length": "150"})
+    assert (client.status, client.ended, client.times[-1]) == (401, True, 2.0)
+
+
+def exchange_at(at: Door[str], *body: bytes, headers: dict[str, str] | None = None) -> tuple[Client, Handler]:
+    async def main() -> tuple[Client, Handler]:
+        client, handler = Client(*body, headers=headers), Handler()
+        await client.ask(endpoint(handler, at))
+        return client, handler
+
+    return run(main)
+
+
+@pytest.mark.parametrize(
+    ("total", "of_tenant", "of_others", "status"),
+    [(1000, 50, 0, 429), (100, 60, 50, 503), (1000, 60, 0, 200)],
+)
+def test_the_length_that_a_body_declares_counts_before_any_of_it_is_read(
+    total: int, of_tenant: int, of_others: int, status: int
+) -> None:
+    bodies = SharedLimit("bytes", total=total, per_tenant=of_tenant)
+    bodies.acquire("other", of_others)
+    client, _ = exchange_at(door(bodies=bodies), b"a" * 60, headers={"content-length": "60"})
+    assert client.status == status
+    assert client.received_before_answer == (1 if status == 200 else 0)
+    assert bodies.used("acme") == 0
+
+
+def test_a_body_without_a_length_counts_as_it_arrives() -> None:
+    bodies = SharedLimit("bytes", total=1000, per_tenant=50)
+    client, handler = exchange_at(
+        door(bodies=bodies), *[b"a" * 20] * 5, headers={"transfer-encoding": "chunked"}
+    )
+    assert (client.status, client.received_before_answer, handler.bodies) == (429, 3, [])
+    assert bodies.used() == 0
+
+
+def test_a_tenant_with_as_many_requests_as_it_may_have_is_told_to_come_back() -> None:
+    requests = SharedLimit("requests in progress", total=10, per_tenant=1)
+    requests.acquire("acme")
+    client, handler = exchange_at(door(requests=requests), b"")
+    assert (client.status, client.headers["retry-after"], handler.bodies) == (429, "1", [])
+    requests.release("acme")
+    client, _ = exchange_at(door(requests=requests), b"")
+    assert client.status == 200
+    assert requests.used() == 0
+
+
+def test_a_request_that_is_given_up_with_the_process_gets_an_error_object() -> None:
+    class Endless:
+        async def __call__(self, scope: object, receive: object, send: object) -> None:  # noqa: ARG002
+            await asyncio.Event().wait()
+
+    async def main() -> Client:
         client = Client(b"")
-        async with turns.one():
-            asked = asyncio.ensure_future(client.ask(endpoint(Handler(), turns)))
-            await asyncio.sleep(TURN_S / 2)
-            assert not client.sent
-        await asked
-        return client.status, now()
+        asked = client.ask(endpoint(lambda _request, _body: Endless()))
+        await asyncio.sleep(1)
+        asked.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asked
+        return client
 
-    assert run(main) == (200, TURN_S / 2)
-
-
-def test_a_request_whose_turn_does_not_come_is_told_to_come_back() -> None:
-    async def main() -> tuple[Client, float]:
-        turns = Turns(1, TURN_S)
-        client = Client(b"")
-        async with turns.one():
-            await client.ask(endpoint(Handler(), turns))
-        return client, now()
-
-    client, time = run(main)
-    assert (client.status, client.headers["retry-after"], time) == (503, "1", TURN_S)
+    client = run(main)
+    assert (client.status, error_of(client)["code"], client.ended) == (503, "overloaded", True)
 
 
-def test_a_turn_ends_with_its_request_however_that_ends() -> None:
-    async def main() -> list[int]:
-        turns = Turns(1, TURN_S)
-        clients = [Client(b"") for _ in range(3)]
-        for client, handler in zip(clients, [Handler(RuntimeError()), Handler(), Handler()], strict=True):
-            await client.ask(endpoint(handler, turns))
-        return [client.status for client in clients]
+def test_however_many_ask_one_call_at_a_time_answers_everybody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    calls: list[int] = []
+    over = Event()
 
-    assert run(main) == [500, 200, 200]
+    def look(_request: Request) -> Response:
+        calls.append(1)
+        over.wait(PATIENCE_S)
+        return Response(b"ready")
+
+    async def main() -> list[Client]:
+        app = OpenEndpoint(look, ThreadClass(1), Lingering())
+        clients = [Client(b"") for _ in range(100)]
+        asked = [client.ask(app) for client in clients]
+        await asyncio.sleep(0)
+        over.set()
+        await asyncio.gather(*asked)
+        return clients
+
+    clients = asyncio.run(main())
+    assert len(calls) == 1
+    assert {(client.status, client.body) for client in clients} == {(200, b"ready")}
+    assert len({client.headers["x-request-id"] for client in clients}) == 100
+
+
+def test_what_is_answered_to_everybody_is_looked_up_again_after_a_second() -> None:
+    calls: list[float] = []
+
+    def look(_request: Request) -> Response:
+        calls.append(now())
+        return Response(b"ready")
+
+    async def main() -> None:
+        app = OpenEndpoint(look, ThreadClass(1), Lingering())
+        for _ in range(30):
+            await Client(b"").ask(app)
+            await asyncio.sleep(0.1)
+
+    run(main)
+    assert len(calls) == 3

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from server.errors import NotFound
 from server.store.database import DatabaseError
 from server.stream import hub as hub_module
-from server.stream import sse
+from server.stream import threads
 from server.stream.hub import Channel, Published
 from server.stream.sse import DONE, KEEP_ALIVE, Cursor, Deferred, EventStream, Stored, Timing
 from tests.support.builders import examples
@@ -24,7 +24,7 @@ GRACE = 5.0
 
 @pytest.fixture(autouse=True)
 def on_the_virtual_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sse, "run_in_threadpool", inline)
+    monkeypatch.setattr(threads, "run_in_thread", inline)
 
 
 def never(_first: int) -> Stored:

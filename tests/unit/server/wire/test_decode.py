@@ -66,7 +66,12 @@ def refuse(body: bytes | dict[str, Any]) -> DecodeFailure:
     ],
 )
 def test_hostile_bytes_are_refused_as_a_decode_failure(body: bytes) -> None:
-    assert refuse(body).code in ("invalid_json", "invalid_type", "missing_required_parameter")
+    assert refuse(body).code in (
+        "invalid_json",
+        "invalid_type",
+        "missing_required_parameter",
+        "too_many_values",
+    )
 
 
 @pytest.mark.parametrize("depth", [10, 30, 31, 100, 700, *range(900, 1000, 5)])
