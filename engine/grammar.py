@@ -30,6 +30,8 @@ THREADS = max(1, min(2, (os.cpu_count() or 1) - 1))
 STACK_BYTES = 64 * 2**20
 """Of a compiling thread: schemas within schemas are calls within calls there, and a stack that ends
 ends the process. See `grammar_limits.MAX_CHAIN`."""
+_STACKS = threading.Lock()
+"""Who changes the size of new threads' stacks puts the usual one back before another does."""
 
 BASE_BYTES = 64 * 2**10
 BYTES_PER_CHARACTER = 96
@@ -90,6 +92,23 @@ def check_grammar(job: Job, compiler: "GrammarCompiler | None") -> CompiledGramm
     if not job.stop_ids:
         raise JobRefused("bad_grammar", "A job with a grammar needs a stop id to end with.")
     return compiler.compiled(grammar, job.share)
+
+
+def _start_pool() -> ThreadPoolExecutor:
+    """Starts all threads at once: while they start, every new thread of the process has stacks of their size,
+    and so that is for a moment once, and not with every grammar.
+    """
+    pool = ThreadPoolExecutor(THREADS, thread_name_prefix="holdfast-grammar")
+    together = threading.Barrier(THREADS + 1)
+    with _STACKS:
+        usual = threading.stack_size(STACK_BYTES)
+        try:
+            for _ in range(THREADS):  # each is busy, so that the next gets a thread of its own
+                pool.submit(together.wait)
+        finally:
+            threading.stack_size(usual)
+    together.wait()
+    return pool
 
 
 class GrammarCompiler:
@@ -220,12 +239,8 @@ class GrammarCompiler:
             if self._closed:
                 raise JobRefused("closed", "The engine is closed.")
             if self._pool is None:
-                self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="holdfast-grammar")
-            usual = threading.stack_size(STACK_BYTES)  # for the threads that this may start
-            try:
-                self._pool.submit(work, *given)
-            finally:
-                threading.stack_size(usual)
+                self._pool = _start_pool()
+            self._pool.submit(work, *given)
 
     def _run(self, future: Future[CompiledGrammar], digest: bytes, share: str, grammar: Grammar) -> None:
         """Compiles and gives the turn back, whoever still waits for the result."""

@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 
 from server.errors import ConfigError
 from server.origins import read_allowed_hosts
+from server.service_links import is_service_link
 
 log = logging.getLogger("holdfast.config")
 
@@ -26,12 +27,6 @@ LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 A_YEAR = 365 * 24 * 3600.0
 """The longest time that a setting may name; what waits for longer, or for ever, overflows somewhere."""
 SEAL_KEY_BYTES = 32
-_SERVICE_LINK = re.compile(
-    r"HOLDFAST_(?:[A-Z0-9_]+_)?"
-    r"(?:SERVICE_HOST|SERVICE_PORT(?:_[A-Z0-9_]+)?|PORT_[0-9]{1,5}_(?:TCP|UDP|SCTP)(?:_(?:PROTO|PORT|ADDR))?)"
-)
-_PORT = re.compile(r"HOLDFAST_(?:[A-Z0-9_]+_)?PORT")
-_IS_PLACE = re.compile(r"(?:tcp|udp|sctp)://")
 
 
 def _setting(default: object, told: str, *, low: float | None = None, high: float | None = None) -> Any:
@@ -301,7 +296,7 @@ def load(flags: Mapping[str, str], environment: Mapping[str, str] | None = None)
     if "DATABASE_URL" in environment:
         given["database_url"] = ("DATABASE_URL", environment["DATABASE_URL"])
     ours = {variable: value for variable, value in environment.items() if variable.startswith(PREFIX)}
-    links = sorted(variable for variable, value in ours.items() if _is_service_link(variable, value))
+    links = sorted(variable for variable, value in ours.items() if is_service_link(variable, value))
     if links:
         log.warning(
             "Kubernetes' variables of a Service are no settings and are ignored: %s", ", ".join(links)
@@ -318,11 +313,6 @@ def load(flags: Mapping[str, str], environment: Mapping[str, str] | None = None)
         name: _convert(known[name], value, source) for name, (source, value) in given.items() if value != ""
     }
     return Config(**values)
-
-
-def _is_service_link(variable: str, value: str) -> bool:
-    """Whether it is one that Kubernetes sets for a Service."""
-    return bool(_SERVICE_LINK.fullmatch(variable) or (_PORT.fullmatch(variable) and _IS_PLACE.match(value)))
 
 
 def _unknown(variable: str) -> str:

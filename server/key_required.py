@@ -4,7 +4,7 @@ from server.config import Config
 from server.errors import ConfigError
 from server.store import keys
 from server.store.database import Database
-from server.tools.mcp import COMMAND, read_servers
+from server.tools.registered import COMMAND, read_servers
 
 
 def require_key(config: Config, database: Database) -> None:

@@ -43,9 +43,6 @@ def list_responses(
     found, more = database.read(work)
     return page(found, limit, more=more)
 
-    found, more = database.read(work)
-    return page(found, limit, more=more)
-
 
 def _told(stored: StoredResponse, output: Sequence[str]) -> bytes | None:
     try:

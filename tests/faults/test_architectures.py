@@ -90,7 +90,6 @@ CASES = [
     Case("GPTBigCodeConfig", {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 256}),
     Case("BeamConfig"),
     Case("FlintConfig"),
-    Case("Gemma3Config"),
 ]  # fmt: skip
 
 

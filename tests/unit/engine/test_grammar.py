@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from engine.grammar import COMPILE_SECONDS, GrammarCompiler
+from engine.grammar import COMPILE_SECONDS, STACK_BYTES, GrammarCompiler
 from engine.grammar_limits import MAX_CHAIN, MAX_OPTIONAL
 from engine.grammar_masks import Followers
 from engine.messages import Grammar, JobRefused
@@ -24,6 +24,24 @@ def compiler() -> Iterator[GrammarCompiler]:
     made = GrammarCompiler(VOCABULARY)
     yield made
     made.close()
+
+
+def test_the_size_of_new_threads_stacks_is_changed_once_and_put_back(
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual = threading.stack_size()
+    sizes: list[int] = []
+    change = threading.stack_size
+
+    def note(size: int = 0) -> int:
+        sizes.append(size)
+        return change(size)
+
+    monkeypatch.setattr(threading, "stack_size", note)
+    for text in ("a+", "b+", "c+"):
+        compiler.compiled(grammar("regex", text))
+    assert sizes == [STACK_BYTES, usual]
+    assert change() == usual
 
 
 # Refusals
