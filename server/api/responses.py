@@ -20,7 +20,7 @@ from server.runs.states import ENDED
 from server.services import Services
 from server.store import deletion, ownership
 from server.stream.frames import OpenResponsesNames
-from server.stream.hub import Channel
+from server.stream.hub import Channel, Hub
 from server.stream.sse import Answer, Cursor, Deferred, EventStream, Stored, Timing
 from server.wire import ids
 from server.wire.decode import decode
@@ -71,24 +71,26 @@ def retrieve(services: Services, caller: Caller, request: Request, _body: bytes)
     begun = reader.find(position)
     if begun is None:
         raise unknown(request)
-    channel = None if reader.ended else _watch(services, caller, response, reader, position, begun)
+    channel = watch(services.hub, caller.tenant, response, reader, position, begun)
     return stream(services, request, channel, reader, position, begun)
 
 
-def _watch(
-    services: Services, caller: Caller, response: UUID, reader: StreamReader, position: int, begun: Stored
-) -> Channel:
-    """The channel of a running response of which `begun` has been read from `position` on.
+def watch(
+    hub: Hub, tenant: str, response: UUID, reader: StreamReader, position: int, begun: Stored
+) -> Channel | None:
+    """The channel of a response of which `begun` has been read from `position` on; None if it has ended.
 
     The store is asked once more, because a commit after the first read was published before the channel
     existed. If there was one, the stream reads it from the store.
     """
-    channel = services.hub.watch(caller.tenant, response, ends_unread=not reader.background)
-    end = position + len(begun.frames)
-    if begun.frames and not reader.ended:
+    if reader.ended:
+        return None
+    channel = hub.watch(tenant, response, ends_unread=not reader.background)
+    if begun.frames:
+        end = position + len(begun.frames)
         more = reader.read(end)
         if not more.frames and not more.ended:
-            services.hub.begin_at(channel, end)
+            hub.begin_at(channel, end)
     return channel
 
 

@@ -15,6 +15,7 @@ from typing import Any
 from unittest import mock
 from uuid import UUID
 
+from server.api.responses import watch
 from server.auth import Caller
 from server.errors import ApiError
 from server.recording import commit, committer
@@ -164,11 +165,7 @@ class World:
         position = len(client.frames)
         if (begun := reader.find(position)) is not None:
             client.reader, client.replica, client.begun = reader, replica, begun
-            start = position + len(begun.frames) if begun.frames else None
-            watched = replica.hub.watch(
-                TENANT, client.response, ends_unread=not reader.background, start=start
-            )
-            client.channel = None if reader.ended else watched
+            client.channel = watch(replica.hub, TENANT, client.response, reader, position, begun)
             client.waker = client.channel.join() if client.channel else None
 
     def is_cut_off(self, client: Client) -> bool:
