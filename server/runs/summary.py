@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from server.dialects.base import Prompt
+from server.runs.count import COUNTED
 from server.runs.prepare import Served, write_prompt
 from server.runs.transcript import cut
 from server.wire.items import InputText, Message
@@ -57,7 +58,8 @@ class Summary:
             text = self._question(characters)
             request = self._request(text)
             items = [Message("", "completed", "user", [InputText(text)])]
-            prompt = write_prompt(self.served, self.tenant, request, items, moment)
+            room = length * COUNTED  # what is too long is counted, and tried again with less
+            prompt = write_prompt(self.served, self.tenant, request, items, moment, room=room)
             if len(prompt.token_ids) < length - self._tokens or characters == 0:
                 return request, prompt
             characters //= 2
