@@ -187,6 +187,7 @@ class _Written:
         self._prompt = prompt
         self.parser = dialect.parser
         self.encode = dialect.encode
+        self.longest_token = dialect.longest_token
 
     def write(self, _conversation: Conversation) -> Prompt:
         return self._prompt

@@ -41,7 +41,7 @@ class Crowd:
         return answer.status_code, monotonic() - began
 
     def keep_sending(self, method: str, path: str, until: float) -> list[tuple[int, float]]:
-        answers = []
+        answers: list[tuple[int, float]] = []
         while not answers or monotonic() < until:
             answers.append(self.send(method, path))
         return answers

@@ -11,6 +11,7 @@ from server.auth import Caller
 from server.errors import NotFound
 from server.runs import compaction, context, count
 from server.runs.admit import Admission
+from server.runs.history import HistoryReads
 from server.store.database import Database
 from server.wire.ids import new_uuid
 from server.wire.request import CreateResponse
@@ -22,16 +23,16 @@ SERVED: Any = SimpleNamespace(names=[MODEL], seal=None)
 
 def admitted(database: Database) -> None:
     admission = object.__new__(Admission)
-    vars(admission).update(_database=database, _served=SERVED)
-    admission._prepare(Caller("default", None), REQUEST, new_uuid(), None, [], None, True)
+    vars(admission).update(_database=database, _served=SERVED, history=HistoryReads())
+    admission._prepare(Caller("default", None), REQUEST, new_uuid(), None, [], None, True, 1)
 
 
 def counted(database: Database) -> None:
-    count.count_input(database, SERVED, cast("Any", None), "default", REQUEST)
+    count.count_input(database, SERVED, cast("Any", None), Caller("default", None), REQUEST, HistoryReads())
 
 
 def compacted(database: Database) -> None:
-    compaction.begin(database, SERVED, "default", REQUEST)
+    compaction.begin(database, SERVED, "default", REQUEST, HistoryReads())
 
 
 @pytest.mark.parametrize("prepare", [admitted, counted, compacted])
@@ -40,7 +41,7 @@ def test_history_of_a_request_is_of_one_moment(
 ) -> None:
     found = []
 
-    def gather(connection: Connection, *_: object) -> None:
+    def gather(connection: Connection, *_: object, **__: object) -> None:
         found.append(connection.execute(text("show transaction_isolation")).scalar_one())
         raise NotFound("Enough.")
 

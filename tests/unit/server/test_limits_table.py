@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from server.config import settings
-from server.runs import bounds, history, turns
+from server.runs import history, request_cost, turns
 from server.wire import pages
 
 TABLE = (Path(__file__).parents[3] / "docs" / "limits.md").read_text()
@@ -26,7 +26,7 @@ def test_the_table_names_the_default_of_a_setting(name: str, default: str) -> No
 
 
 def test_the_table_names_the_bounds_that_are_no_settings() -> None:
-    assert f"{bounds.MAX_LOGPROBS:,} a request" in TABLE
+    assert f"{request_cost.MAX_LOGPROBS:,} a request" in TABLE
     assert f"{history.MAX_BYTES >> 20} MiB and {history.MAX_ITEMS:,} items a request" in TABLE
     assert f"| {history.BYTES_OF_TENANT >> 20} MiB | {history.BYTES_AT_ONCE >> 20} MiB |" in TABLE
     assert f"| {turns.MAX_OUTPUT_BYTES >> 20} MiB a response |" in TABLE

@@ -6,7 +6,7 @@ from uuid import UUID
 import pytest
 
 from server.errors import InvalidRequest, Overloaded, TooManyRequests
-from server.runs.bounds import MAX_LOGPROBS, logprobs_limit
+from server.runs.request_cost import MAX_LOGPROBS, logprobs_limit
 from server.runs.capacity import Capacity
 from server.wire.ids import new_uuid
 
