@@ -6,8 +6,8 @@ from uuid import UUID
 import pytest
 
 from server.errors import InvalidRequest, Overloaded, TooManyRequests
-from server.runs.request_cost import MAX_LOGPROBS, logprobs_limit
 from server.runs.capacity import Capacity
+from server.runs.request_cost import MAX_LOGPROBS, logprobs_limit
 from server.wire.ids import new_uuid
 
 
