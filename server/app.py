@@ -68,7 +68,8 @@ def _halved(what: str, total: int) -> SharedLimit:
 
 def _keyed(services: Services, door: Door[Caller], method: str, path: str, handler: Handler) -> Route:
     def handle(request: Request, caller: Caller, body: bytes) -> Answer:
-        require_json(request.headers, body)
+        if method == "POST":
+            require_json(request.headers, body)
         return handler(services, caller, request, body)
 
     ends_others = method == "DELETE" or path.endswith("/cancel")

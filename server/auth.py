@@ -73,8 +73,9 @@ class Gate:
     def expect(self, request: HTTPConnection) -> str | None:
         """The tenant that the caller will most likely be; None for keys not seen before.
 
-        Uses no database. Raises NotAuthenticated for what cannot be a key, once keys are needed.
+        Uses no database. Raises WrongHost, and NotAuthenticated for what cannot be a key, once keys are needed.
         """
+        self._refuse_foreign(request, key_exists=True)
         if not self._closed.is_set():
             return DEFAULT_TENANT
         given = _given(request)

@@ -171,8 +171,7 @@ class _Process:
         self._draining = False
         self._database = database
         hub = Hub(loop)
-        with interrupts.closing(opened.close):
-            served = self._load()
+        served = self._load(opened)
         self._engine = served.engine
         self._replica = self._register()  # when the heartbeat is near: loading may outlast a lease
         self._mcp = _read_tools(config, served.seal)
@@ -217,8 +216,9 @@ class _Process:
         for starting in (self._standby, self._stall_watch, self._recorder, *workers):
             starting.start()
 
-    def _load(self) -> Served:
-        served = load_model(self._config, self._deliver, self._say, self._engine_died)
+    def _load(self, opened: OpenDatabase) -> Served:
+        with interrupts.closing(opened.close):
+            served = load_model(self._config, self._deliver, self._say, self._engine_died)
         return replace(served, seal=open_seal(self._config, self._database))
 
     def _make_recorder(self, hub: Hub) -> Recorder:

@@ -29,7 +29,8 @@ def stream(
     """A new response's events, or a stored one's."""
     connection = http.client.HTTPConnection(urlsplit(server.url).netloc, timeout=60)
     if response is None:
-        connection.request("POST", "/v1/responses", json.dumps(THINK), headers)
+        json_headers = {**headers, "content-type": "application/json"}
+        connection.request("POST", "/v1/responses", json.dumps(THINK), json_headers)
     else:
         position = "" if after is None else f"&starting_after={after}"
         connection.request("GET", f"/v1/responses/{response}?stream=true{position}", headers=headers)

@@ -69,8 +69,8 @@ def shared(module_database: str) -> Iterator[Two]:
     with running_fakes(2) as (notes, other):
         server = ServerProcess(module_database, settings={**SCRIPTED, **settings_of(notes, other)})
         try:
-            server.start()
             keys = [key_of(module_database, tenant) for tenant in ("alice", "bob")]
+            server.start()
             yield Two(server, notes, other, module_database, *keys)
         finally:
             server.stop()
@@ -284,8 +284,8 @@ def test_two_tenants_with_one_session_name_share_no_names_and_no_files(module_da
         }
         server = ServerProcess(module_database, settings={**SCRIPTED, **settings})
         try:
-            server.start()
             keys = [key_of(module_database, tenant) for tenant in ("alice", "bob")]
+            server.start()
             two = Two(server, unused, unused, module_database, *keys)
             tools = [named("analysis-1")]
             two.told(two.alice, tools=tools, input="Keep")
@@ -316,8 +316,8 @@ def test_two_tenants_with_one_session_name_share_no_open_pages(module_database: 
         }
         server = ServerProcess(module_database, settings={**SCRIPTED, **settings})
         try:
-            server.start()
             keys = [key_of(module_database, tenant) for tenant in ("alice", "bob")]
+            server.start()
             two = Two(server, unused, unused, module_database, *keys)
             tools = [{**named("analysis-1"), "server_label": "pages"}]
             told = [

@@ -37,6 +37,7 @@ REACH = {
     "engine/grammar_source.py:_LARK_JSON": MAX_TEXT,
     "engine/grammar_source.py:_TO_ESCAPE": MAX_PATTERN,
     "engine/grammar_source.py:self._split": MAX_PATTERN,  # literals, of the model's vocabulary
+    "engine/config.py:HUB_KERNEL": OPERATOR,
     "engine/vocabulary.py": OPERATOR,
     "server/api/query.py:_METADATA": HEADER,
     "server/audit_command.py": OPERATOR,
@@ -45,6 +46,7 @@ REACH = {
     "server/browser/page.py:_text": PAGE,
     "server/cli.py": OPERATOR,
     "server/config.py": OPERATOR,
+    "server/service_links.py": OPERATOR,
     "server/dialects/calls_gemma.py:_NAME": OUTPUT,
     "server/dialects/calls_gemma.py:_KEY": OUTPUT,
     "server/dialects/calls_gemma.py:_BARE": OUTPUT,
@@ -105,10 +107,12 @@ REACH = {
     "server/tools/address.py:read_url": SHORT,
     "server/tools/address.py:_check_form": SHORT,
     "server/tools/mcp.py:_NAME": TEXT,
-    "server/tools/mcp.py:_LABEL": OPERATOR,
+    "server/tools/registered.py": OPERATOR,
     "server/wire/decode.py:_BOUND": HEADER,
     "server/wire/decode.py:_PATH": HEADER,
     "server/wire/decode.py:_located": HEADER,
+    "server/wire/ids.py:_OUTPUT_ID": TEXT,
+    "server/wire/ids.py:_TAGGED": TEXT,
     "server/wire/prompts.py:_PLACE": TEXT,
 }
 """How many characters of whose text reach each expression, or all of a file."""

@@ -175,7 +175,7 @@ def test_a_limit_of_shares_that_is_none_is_refused() -> None:
 # Memory
 
 
-def test_the_last_job_in_the_order_fails_when_generating_alone_is_too_much(bench: Bench) -> None:
+def test_the_last_jobs_in_the_order_wait_when_generating_alone_is_too_much(bench: Bench) -> None:
     def starve_when_all_generate(_message: Outbound) -> None:
         if len(bench.listener.of("urgent")) == 3:
             bench.listener.when_told = lambda _message: None
@@ -188,8 +188,7 @@ def test_the_last_job_in_the_order_fails_when_generating_alone_is_too_much(bench
         make_job("third", make_prompt(20, 2)),
         make_job("urgent", make_prompt(20, 3), priority=-1),
     )
-    assert [o.last.code for o in (second, third) if isinstance(o.last, Failed)] == ["out_of_memory"] * 2
-    assert len(first.tokens) == len(urgent.tokens) == 16
+    assert {len(outcome.tokens) for outcome in (first, second, third, urgent)} == {16}
     assert bench.engine.stats().alive
 
 

@@ -27,7 +27,7 @@ TENANT = "default"
 
 @pytest.fixture(autouse=True)
 def on_the_virtual_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sse, "run_in_threadpool", inline)
+    monkeypatch.setattr(sse, "store_reads", lambda _scope: inline)
 
 
 def publish(hub: Hub, loop: asyncio.AbstractEventLoop, published: Published) -> None:
