@@ -73,7 +73,7 @@ class Gate:
     def expect(self, request: HTTPConnection) -> str | None:
         """The tenant that the caller will most likely be; None for keys not seen before.
 
-        Uses no database. Raises WrongHost, and NotAuthenticated for what cannot be a key, once keys are needed.
+        Uses no database. Raises WrongHost, and once keys are needed NotAuthenticated for what cannot be one.
         """
         self._refuse_foreign(request, key_exists=True)
         if not self._closed.is_set():
