@@ -26,7 +26,7 @@ from tests.support.server_process import MODEL, REPOSITORY, free_port
 from tests.support.sse import create, replay
 
 T = TypeVar("T")
-OPTIONS = ["--seconds", "2", "--memory-mb", "192", "--processes", "32", "--sessions", "4"]
+OPTIONS = ["--seconds", "6", "--memory-mb", "192", "--processes", "32", "--sessions", "4"]
 
 
 class Runner:
