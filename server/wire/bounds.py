@@ -22,7 +22,7 @@ MOST_DIGITS = 64
 """In a row. The time that is taken by a whole number grows with the square of its digits."""
 _SMALL = 4 * MOST_DECIMALS
 """Bytes in which there cannot be too much of anything."""
-_PIECE = 2**20
+PIECE = 2**18
 """Bytes that are looked at without letting another thread run."""
 _BACKSLASHES = re.compile(rb"\\*")
 _AS_ZEROS = bytes.maketrans(b"123456789", b"0" * 9)
@@ -60,7 +60,7 @@ def _pieces(data: bytes) -> Iterator[bytes]:
     """The document without its escapes of backslashes and quotes, cut at no escape."""
     start = 0
     while start < len(data):
-        run = _BACKSLASHES.match(data, start + _PIECE)
+        run = _BACKSLASHES.match(data, start + PIECE)
         end = len(data) if run is None else run.end() + 1  # with what the last backslash escapes
         piece = data[start:end]
         yield piece.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in piece else piece
