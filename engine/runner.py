@@ -188,6 +188,8 @@ class ModelExecutor:
         )
         model = replace(model, capabilities=capabilities)
         executor = ModelExecutor(model, adapters, config, store, decoding.kernel, decoding.static, ranks)
+        if executor.grammars is not None:
+            executor.grammars.load()  # now, when nobody waits for any thread yet
         return executor, config.limits(blocks)
 
     @contextmanager

@@ -11,13 +11,14 @@ from server.runs.text_answer import TextStream, telling_of, text_completion
 from server.runs.text_request import as_response_requests, read_prompts, refuse_wrong
 from server.services import Services
 from server.stream.sse import Answer
+from server.wire.bounds import MOST_TOKENS
 from server.wire.decode import decode
 from server.wire.text import TextCompletion, TextRequest
 
 
 def create(services: Services, caller: Caller, request: Request, body: bytes) -> Answer:
     """POST /v1/completions"""
-    wanted = decode(body, TextRequest)
+    wanted = decode(body, TextRequest, MOST_TOKENS)
     refuse_wrong(wanted)
     prompts = read_prompts(wanted, services.served, caller.tenant)
     asked = as_response_requests(wanted, prompts)

@@ -9,6 +9,7 @@ from server.auth import Caller
 from server.runs import tokenize as runs
 from server.runs.text_request import check_tokens, spelled
 from server.services import Services
+from server.wire.bounds import MOST_TOKENS
 from server.wire.decode import decode
 from server.wire.tokenize import Detokenized, DetokenizeRequest, Tokenized, TokenizeRequest
 
@@ -25,7 +26,7 @@ def tokenize(services: Services, caller: Caller, request: Request, body: bytes) 
 
 def detokenize(services: Services, _caller: Caller, request: Request, body: bytes) -> Response:
     """POST /detokenize"""
-    wanted = decode(body, DetokenizeRequest)
+    wanted = decode(body, DetokenizeRequest, MOST_TOKENS)
     vocabulary = runs.vocabulary_of(services.served, wanted.model)
     runs.refuse_many(wanted.tokens, services.served)
     check_tokens(wanted.tokens, "tokens", vocabulary)

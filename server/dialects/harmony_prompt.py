@@ -12,6 +12,8 @@ from datetime import date
 
 from server.dialects.base import Conversation, OutputFormat, PromptError
 from server.dialects.harmony_tools import FUNCTIONS, PYTHON, is_builtin, recipient
+from server.wire.bounds import check_size
+from server.wire.errors import DecodeFailure
 from server.wire.items import (
     ContentPart,
     CustomToolCall,
@@ -165,8 +167,9 @@ def _call(item: FunctionCall | CustomToolCall, callee: str) -> Speech:
 def _code(arguments: str) -> str:
     """What the model wrote of a call that is kept as JSON."""
     try:
+        check_size(arguments.encode(errors="replace"))
         found = json.loads(arguments)
-    except (ValueError, RecursionError):
+    except (DecodeFailure, ValueError, RecursionError):
         return arguments
     code = found.get("code") if isinstance(found, dict) else None
     return code if isinstance(code, str) else arguments

@@ -18,6 +18,8 @@ from server.dialects.calls import CallFormat
 from server.dialects.shapes import Shape
 from server.dialects.template import ChatTemplate, Message, Written
 from server.dialects.toolbox import spoken_name
+from server.wire.bounds import check_size
+from server.wire.errors import DecodeFailure
 from server.wire.items import (
     ContentPart,
     CustomToolCall,
@@ -32,6 +34,8 @@ from server.wire.items import (
 from server.wire.items import Message as MessageItem
 
 _LETTERS = string.ascii_letters + string.digits
+_MOST_ARGUMENTS = 2**20
+"""Characters of a call's arguments that are parsed for a template, which keeps other threads waiting."""
 _NINE = re.compile(r"[A-Za-z0-9]{9}")
 
 
@@ -277,8 +281,13 @@ class _Writer:
     def _call(self, call: Call) -> dict[str, Any]:
         arguments: Any = call.arguments
         if self._shape.parsed:
+            if len(call.arguments) > _MOST_ARGUMENTS:
+                raise PromptError(f"The arguments of a call may have {_MOST_ARGUMENTS} characters.")
             try:
+                check_size(call.arguments.encode(errors="replace"))
                 arguments = json.loads(call.arguments)
+            except DecodeFailure as error:
+                raise PromptError("The arguments of a call have too many values or digits.") from error
             except (ValueError, RecursionError):
                 arguments = call.arguments  # as the model wrote it, if the template takes text too
         function = {"name": call.name, "arguments": arguments}

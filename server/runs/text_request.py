@@ -8,6 +8,7 @@ from typing import Any
 from engine.vocabulary import Vocabulary
 from server.errors import InvalidRequest
 from server.runs.asked import refuse_unsupported, shared, unsupported
+from server.runs.bounds import too_long
 from server.runs.count import COUNTED
 from server.runs.prepare import LOGPROBS, Served
 from server.runs.tokenize import encode_text
@@ -46,10 +47,14 @@ def read_prompts(request: TextRequest, served: Served, tenant: str) -> list[Give
     vocabulary = served.vocabulary
     if vocabulary is None:
         raise InvalidRequest("What this model's tokens spell is not known here, so that it cannot read text.")
-    given = _each(request.prompt)
-    if len(given) * (request.n or 1) > MAX_TEXTS:
+    if _count(request.prompt) * (request.n or 1) > MAX_TEXTS:
         raise InvalidRequest(f"One request may have {MAX_TEXTS} answers in all.", param="prompt")
-    return [_read(one, path, request, served, tenant, vocabulary) for path, one in given]
+    return [_read(one, path, request, served, tenant, vocabulary) for path, one in _each(request.prompt)]
+
+
+def _count(given: str | list[Any]) -> int:
+    """The prompts there are, looked at no further than to that."""
+    return 1 if isinstance(given, str) or isinstance(given[0], int) else len(given)
 
 
 def _each(given: str | list[Any]) -> list[tuple[str, str | list[int]]]:
@@ -72,10 +77,12 @@ def _read(
     vocabulary: Vocabulary,
 ) -> Given:
     context = served.engine.capabilities.context_length
+    room = context if request.truncate_prompt_tokens is None else COUNTED * context
     if isinstance(given, str):
         special = request.add_special_tokens is not False
-        room = context if request.truncate_prompt_tokens is None else COUNTED * context
         tokens = encode_text(served, tenant, given, path, special=special, room=room)
+    elif len(given) > room:
+        raise too_long(room, path)
     else:
         check_tokens(given, path, vocabulary)
         tokens = tuple(given)

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from server.wire.bounds import check_size
+from server.wire.bounds import MOST_NUMBERS, check_size
 from server.wire.errors import DecodeFailure
 
 T = TypeVar("T")
@@ -26,9 +26,9 @@ _KINDS = {
 _PATH = re.compile(r" - at `(?:key` in `)?\$\.?(?P<path>[^`]*)`$")
 
 
-def decode(data: bytes, kind: type[T]) -> T:
-    """`data` as one JSON document of the given type. Raises DecodeFailure."""
-    check_size(data)
+def decode(data: bytes, kind: type[T], most_numbers: int = MOST_NUMBERS) -> T:
+    """`data` as one JSON document of the given type, with so many values at most. Raises DecodeFailure."""
+    check_size(data, most_numbers)
     try:
         value = msgspec.json.decode(data, type=kind)
         if rb"\u0000" in data:

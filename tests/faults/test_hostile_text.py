@@ -26,22 +26,27 @@ from tests.fix_tally import Tally
 from tests.support.hostile_text import ATTACKS, Attack
 from tests.support.server_process import MODEL, ServerProcess
 from tests.support.tiny_gpt_oss import tiny_gpt_oss
+from tests.support.watched_server import stalls as stalls_of
 
 pytestmark = pytest.mark.faults
 
 PATIENCE_S = 120.0
 GOAL_MS = 100
-"""No longer is anybody to be kept waiting on a machine that has time; what exceeds it is counted."""
-STALL_S = 2.0
-"""What no text may exceed on any machine, above what is seen without it."""
-GROWTH_MB = 400
-"""Of memory, for all attacks: bodies of 10 MB, twelve at a time, decoded."""
+"""No longer is the interpreter to stand still on a machine that has time; what exceeds it is named."""
+STALL_MS = 500
+"""How long the interpreter may stand still at most, on any machine."""
+WAIT_S = 1.0
+"""How long others may wait on any machine, above what they wait while there is nothing else to do."""
+GROWTH_MB = 300
+"""Of memory, for one attack: up to twelve bodies of 10 MB, decoded."""
+ALL_MB = 1000
+"""Of memory, for all of them one after the other; what was freed stays with the process's allocators."""
 FUZZED = 10_000
 FUZZED_S = 0.5
 """Processor time for one of them."""
 
 
-class Stalls:
+class Waits:
     """Asks /health/live again and again, and remembers the longest it was kept waiting."""
 
     def __init__(self, server: ServerProcess) -> None:
@@ -50,7 +55,7 @@ class Stalls:
         self._thread = threading.Thread(target=self._ask, daemon=True)
         self.worst = 0.0
 
-    def __enter__(self) -> "Stalls":
+    def __enter__(self) -> "Waits":
         self._thread.start()
         return self
 
@@ -82,7 +87,8 @@ def server(
         settings = {"torch_threads": 1, "tool_parser": "qwen3_coder", **named}
         if named:
             del settings["tool_parser"]
-        running = ServerProcess(cluster.url_of(name), settings=settings)
+        module = ("tests.support.watched_server",)
+        running = ServerProcess(cluster.url_of(name), settings=settings, module=module)
         try:
             running.start()
             yield running
@@ -93,9 +99,14 @@ def server(
 @pytest.fixture(scope="module")
 def quiet(server: ServerProcess) -> float:
     """How long is waited at worst while there is nothing else to do."""
-    with Stalls(server) as stalls:
+    with Waits(server) as waits:
         time.sleep(2)
-    return stalls.worst
+    return waits.worst
+
+
+@pytest.fixture(scope="module")
+def memory_at_start(server: ServerProcess) -> float:
+    return memory_mb(server)
 
 
 def send(server: ServerProcess, attack: Attack, body: bytes) -> list[int]:
@@ -113,25 +124,38 @@ def test_no_text_keeps_others_waiting_or_takes_much_memory(
     server: ServerProcess,
     name: str,
     quiet: float,
+    memory_at_start: float,
     tally: Tally,
     record_property: Callable[[str, object], None],
 ) -> None:
     attack = ATTACKS[name]
     body = attack.body(MODEL)  # made before anybody waits: this process has threads that measure
-    before = memory_mb(server)
-    with Stalls(server) as stalls:
+    before, said = memory_mb(server), len(server.said().encode())
+    with Waits(server) as waits:
         statuses = send(server, attack, body)
     grown = memory_mb(server) - before
-    record_property("worst_ms", int(stalls.worst * 1000))
+    stalls = sorted(stalls_of(server.said(said)), reverse=True)
+    stalled = stalls[0][0] if stalls else 0
+    record_property("stalled_ms", stalled)
+    record_property("worst_ms", int(waits.worst * 1000))
     record_property("quiet_ms", int(quiet * 1000))
     record_property("grown_mb", int(grown))
     tally["F36", "requests of hostile text"] += len(statuses)
-    tally["F36", f"that kept others waiting more than {GOAL_MS} ms"] += stalls.worst * 1000 > GOAL_MS
-    worst = ("F36", "worst wait of others [ms]")
-    tally[worst] = max(tally[worst], int(stalls.worst * 1000))
+    count_worst(tally, "longest stall of an interpreter [ms]", stalled)
+    count_worst(tally, "longest wait of others [ms]", int(waits.worst * 1000))
+    count_worst(tally, "most memory for one text, or twelve at once [MB]", int(grown))
+    count_worst(tally, "most memory for all of them [MB]", int(memory_mb(server) - memory_at_start))
+    if stalled > GOAL_MS:
+        count_worst(tally, f"ms of stall, more than {GOAL_MS}: {name}", stalled)
     assert set(statuses) <= {200, 400, 413, 429, 503}
-    assert stalls.worst < quiet + STALL_S
+    assert stalled < STALL_MS, stalls
+    assert waits.worst < quiet + WAIT_S
     assert grown < GROWTH_MB
+    assert memory_mb(server) - memory_at_start < ALL_MB
+
+
+def count_worst(tally: Tally, what: str, value: int) -> None:
+    tally["F36", what] = max(tally["F36", what], value)
 
 
 PIECES = (

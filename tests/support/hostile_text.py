@@ -82,8 +82,91 @@ def _raw(path: str, text: Callable[[str], str]) -> Attack:
     return Attack(path, lambda model: text(model).encode())
 
 
+def _field(name: str, json_text: str, path: str = "/v1/responses", **fields: Any) -> Attack:
+    """A request with a field that is written as no encoder would write it."""
+    return _raw(
+        path,
+        lambda model: json.dumps({"model": model, **fields})[:-1] + f',"{name}":{json_text}}}',
+    )
+
+
+def _options(numbers: str, count: int) -> Attack:
+    """So many numbers in a field that may have any."""
+    listed = ",".join([numbers] * count)
+    return _field("chat_template_kwargs", f'{{"a":[{listed}]}}', input="Hi", max_output_tokens=1)
+
+
+def _fields(count: int) -> str:
+    return "{" + ",".join(f'"k{n}":{n}' for n in range(count)) + "}"
+
+
+def _called(arguments: str, output: str = "x", calls: int = 1, repeats: int = 1) -> Attack:
+    """Calls in the history, of which a template wants the arguments parsed."""
+    made = [
+        item
+        for n in range(calls)
+        for item in (
+            {"type": "function_call", "call_id": f"c{n}", "name": "f", "arguments": arguments},
+            {"type": "function_call_output", "call_id": f"c{n}", "output": output},
+        )
+    ]
+    user = {"role": "user", "content": "Hi"}
+    return _post("/v1/responses", repeats, input=[user, *made], max_output_tokens=1)
+
+
 MEGABYTES = (1, 4, 10)
+MOST = 65_000
+"""About as many strings, and lists and objects, as a body may have."""
+ALLOWED: dict[str, Attack] = {
+    "a million of 1e308": _options("1e308", 999_000),
+    "as many of 1e308 as 64 kB have": _options("1e308", 10_800),
+    "2000 of 1e308": _options("1e308", 2000),
+    "long fractions": _options("1.234567890123456789012345e-310", 310_000),
+    "whole numbers of 4200 digits": _options("1" * 4200, 2400),
+    "a number of 10 million digits": _options("1" * (BODY - 500), 1),
+    "a million fractions": _options("0.1234567", 999_000),
+    "130000 numbers": _options("1234567", 130_000),
+    "65000 lists": _options("[]", MOST),
+    "a million numbers of a tool": _tool({"enum": [1234567] * 999_000}),
+    "a million numbers of a grammar": _post(
+        "/v1/responses", input="Hi", structured_outputs={"json": {"enum": [1234567] * 999_000}}
+    ),
+    "130000 numbers of a grammar": _post(
+        "/v1/responses", input="Hi", structured_outputs={"json": {"enum": [1234567] * 130_000}}
+    ),
+    "65000 texts of a format": _post(
+        "/v1/responses",
+        input="Hi",
+        text={
+            "format": {"type": "json_schema", "name": "n", "schema": {"enum": [f"c{n}" for n in range(MOST)]}}
+        },
+    ),
+    "65000 unknown fields": _field("unknown", _fields(MOST), input="Hi", max_output_tokens=1),
+    "NUL among 65000 fields": _field("unknown", _fields(MOST)[:-1] + ',"k":"\\u0000"}', input="Hi"),
+    "10 MB of escaped quotes": _field("input", '"' + '\\"' * (BODY // 2 - 500) + '"'),
+    "10 MB of backslashes": _field("input", '"' + '\\\\\\"' * (BODY // 4 - 500) + '"'),
+    "10 MB of escaped emoji": _field("input", '"' + "\\ud83d\\ude42" * (BODY // 12 - 500) + '"'),
+    "65000 prompts of one token": _post("/v1/completions", prompt=[[1]] * MOST, max_tokens=1),
+    "999000 tokens of a prompt": _post("/v1/completions", prompt=[1] * 999_000, max_tokens=1),
+    "999000 tokens to spell": _post("/detokenize", tokens=[5] * 999_000),
+    "arguments of 500000 fields": _called(_fields(500_000)),
+    "arguments of 500000 fields twelve times": _called(_fields(500_000), repeats=12),
+    "arguments of 3 million lists": _called('{"a":[' + "[]," * 3 * 10**6 + "1]}"),
+    "arguments of a text": _called('{"a":"' + _text(BODY - 2000) + '"}'),
+    "arguments that do not end": _called("[" * (BODY - 2000)),
+    "65000 fields in arguments of 8 calls": _called(_fields(60_000), calls=8),
+    "10 MB of output": _called("{}", output=_text(BODY - 2000)),
+    "10 MB of user": _post("/v1/responses", input="Hi", user=_text(BODY - 2000), max_output_tokens=1),
+    "a conversation of 10 MB": _post(
+        "/v1/conversations", items=[{"role": "user", "content": _text(BODY - 2000)}]
+    ),
+    "a million fractions twelve times": _post(
+        "/v1/responses", 12, input="Hi", chat_template_kwargs={"a": [0.1234567] * 900_000}
+    ),
+}
+"""What costs most within the bounds on values in a body, and what is just beyond them."""
 ATTACKS: dict[str, Attack] = {
+    **ALLOWED,
     "exponential grammar": _post(
         "/v1/responses", input="Hi", structured_outputs={"grammar": "start: /" + "[a]" * 6000}
     ),
@@ -107,13 +190,13 @@ ATTACKS: dict[str, Attack] = {
         input="Hi",
         text={"format": {"type": "json_schema", "name": "n", "schema": _schema(5040), "strict": True}},
     ),
-    "format of 400000 properties": _post(
+    "format of 200000 properties": _post(
         "/v1/responses",
         input="Hi",
         text={"format": {"type": "json_schema", "name": "n", "schema": _schema(200_000), "strict": True}},
     ),
     "40000 prompts": _post("/v1/completions", prompt=["a b"] * 40_000, max_tokens=1),
-    "500000 prompts of one token": _post("/v1/completions", prompt=[[1]] * 500_000, max_tokens=1),
+    "a million prompts of one token": _post("/v1/completions", prompt=[[1]] * 10**6, max_tokens=1),
     "a long prompt of tokens": _post("/v1/completions", prompt=[1] * 3 * 10**6, max_tokens=1),
     "2500 tools": _many(2500, 100),
     "128 tools of 64 kB": _many(128, 65_536),

@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 import torch
 
+from engine.config import EngineConfig
 from engine.executor import OutOfMemory
-from engine.messages import Failed, Tokens
-from engine.runner import _known_errors
+from engine.messages import Failed, Grammar, Tokens
+from engine.runner import ModelExecutor, _known_errors
+from server.locations import demo_model_folder
 from tests.support.engines import (
     Bench,
     Outcome,
@@ -184,3 +186,14 @@ def test_a_lack_of_memory_is_known_as_such(error: Exception) -> None:
     assert outcome.last.code == "out_of_memory"
     assert bench.engine.stats().alive
     bench.engine.close(drain=True)
+
+
+def test_what_every_grammar_needs_is_made_while_the_model_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = EngineConfig(model=demo_model_folder(), device="cpu", torch_threads=1)
+    executor, _limits = ModelExecutor.load(config, lambda _line: None)
+    assert executor.grammars is not None
+    monkeypatch.setattr("llguidance.LLTokenizer", None)  # which would keep every thread waiting
+    try:
+        executor.grammars.compiled(Grammar(kind="regex", text="a"))
+    finally:
+        executor.grammars.close()

@@ -3,7 +3,15 @@ from typing import Any
 
 import pytest
 
-from server.wire.bounds import MOST_NUMBERS, MOST_VALUES
+from server.wire.bounds import (
+    MOST_DECIMALS,
+    MOST_DIGITS,
+    MOST_NUMBERS,
+    MOST_TOKENS,
+    MOST_VALUES,
+    PIECE,
+    check_size,
+)
 from server.wire.decode import decode
 from server.wire.errors import DecodeFailure
 
@@ -17,6 +25,7 @@ def code_of(data: bytes) -> str | None:
 
 
 MANY = MOST_VALUES + 1
+SEVERAL = MOST_DECIMALS + 1
 
 
 @pytest.mark.parametrize(
@@ -29,6 +38,11 @@ MANY = MOST_VALUES + 1
         b'{"a":[' + b",".join([b'""'] * MANY) + b"]}",
         b'{"a":[' + b",".join([rb'"\"\\"'] * MANY) + b"]}",
         b'{"a":[' + b",".join([b"1"] * (MOST_NUMBERS + 2)) + b"]}",
+        b'{"a":[' + b",".join([b"1e308"] * SEVERAL) + b"]}",
+        b'{"a":[' + b",".join([b"1E-5"] * SEVERAL) + b"]}",
+        b'{"a":[' + b",".join([b"0.5"] * SEVERAL) + b"]}",
+        b'{"a":[true,false,' + b",".join([b"0.5"] * SEVERAL) + b"]}",
+        b'{"a":"' + b" " * MANY + b'","b":' + b"12345678901" * (MOST_DIGITS // 11 + 1) + b"}",
         b'{"a":"' + rb"\"" * MANY + b'","b":[' + b",".join([b"{}"] * MANY) + b"]}",
     ],
 )
@@ -39,7 +53,18 @@ def test_a_document_of_too_many_values_is_refused_before_it_is_decoded(data: byt
 
 @pytest.mark.parametrize(
     "text",
-    ['"' * MANY, "{[" * MANY, "," * (MOST_NUMBERS + 1), '\\"{' * MANY, "\\" * MANY, '{"a":[1,2]},' * MANY],
+    [
+        "1e308," * MANY,
+        "1" * MANY,
+        '"' * MANY,
+        "{[" * MANY,
+        "," * (MOST_NUMBERS + 1),
+        '\\"{' * MANY,
+        "\\" * MANY,
+        "\\" * 3 * PIECE,
+        "\\" * (3 * PIECE + 1) + '"',
+        '{"a":[1,2]},' * MANY,
+    ],
 )
 def test_what_is_in_a_string_is_one_value(text: str) -> None:
     data = json.dumps({"a": text}).encode()
@@ -53,3 +78,23 @@ def test_as_many_as_are_allowed_are_read() -> None:
 
 def test_a_short_document_is_not_counted() -> None:
     assert decode(b'{"a":1}' + PADDING, dict[str, Any]) == {"a": 1}
+
+
+def test_words_are_no_numbers_with_an_exponent() -> None:
+    data = json.dumps({"a": [True, False, None] * MOST_DECIMALS}).encode()
+    assert len(decode(data, dict[str, Any])["a"]) == 3 * MOST_DECIMALS
+
+
+def test_tokens_may_be_more_than_other_values() -> None:
+    data = json.dumps({"a": [200_000] * MOST_NUMBERS}).encode()
+    assert len(decode(data, dict[str, Any], MOST_TOKENS)["a"]) == MOST_NUMBERS
+    with pytest.raises(DecodeFailure):
+        decode(json.dumps([1] * (MOST_TOKENS + 2)).encode(), list[int], MOST_TOKENS)
+
+
+@pytest.mark.parametrize("shift", range(-4, 40))
+def test_a_document_is_cut_within_no_escape(shift: int) -> None:
+    text = "x" * (PIECE - shift) + '\\"\\\\"' * 10 + "{" * MANY
+    check_size(json.dumps([text, text]).encode())
+    with pytest.raises(DecodeFailure):
+        check_size(json.dumps([text, text]).encode() + b"," + b"{" * MANY)
