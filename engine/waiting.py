@@ -9,6 +9,10 @@ https://arxiv.org/abs/2401.00588): its prompts are charged when they get their t
 had, and its outputs as they come. A share that comes back starts where the least of the waiting ones
 stands, so idling earns no credit, and the one job of a newcomer is next whatever others have queued.
 Within a share the order is that of acceptance.
+
+Priorities are those of vLLM: they order the jobs of all shares, so a job of worse priority waits until none
+of a better one does, whoever that is for. Whoever may not ask for better ones than others can lower only
+jobs of its own by them; what those use is what nobody else waited for.
 """
 
 from bisect import insort
@@ -60,10 +64,14 @@ class WaitingRoom:
         return min(priority for priority, level in self._levels.items() if level.occupied)
 
     def next_of_others(self, shares: Collection[str]) -> TokenSequence | None:
-        """The next job of a share that is not among these and has no job that is to come back."""
-        returning = {one.job.share for level in self._levels.values() for one in level.returning}
-        for priority in sorted(self._levels):
-            sequence = self._levels[priority].next_of_others({*shares, *returning})
+        """The next job of a share that is not among these and has none to come back before it.
+
+        A job of worse priority that is to come back is none: it may have to wait for long.
+        """
+        passed_over = set(shares)
+        for _, level in sorted(self._levels.items()):
+            passed_over.update(one.job.share for one in level.returning)
+            sequence = level.next_of_others(passed_over)
             if sequence is not None:
                 return sequence
         return None

@@ -47,6 +47,13 @@ def database_url(cluster: EmbeddedPostgres, template_database: str) -> Iterator[
 
 
 @pytest.fixture
+def other_database_url(cluster: EmbeddedPostgres, template_database: str) -> Iterator[str]:
+    """The URL of a second database, migrated and empty, that shares nothing with the test's first."""
+    with temporary_database(cluster, "other", template=template_database) as name:
+        yield cluster.url_of(name)
+
+
+@pytest.fixture
 def empty_database_url(cluster: EmbeddedPostgres) -> Iterator[str]:
     """The URL of a database of this test's own, with nothing in it."""
     with temporary_database(cluster, "empty") as name:

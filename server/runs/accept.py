@@ -137,7 +137,7 @@ def _row(new: NewRun, kept: timedelta | None) -> NewResponse:
         stream=bool(new.request.stream),
         background=echo.background,
         model=echo.model,
-        priority=0,
+        priority=new.prepared.job.priority,
         seed=new.prepared.job.sampling.seed,
         prompt_hash=new.prepared.prompt_hash,
         key_id=new.caller.key_id,

@@ -29,6 +29,11 @@ def post(
     return httpx.post(f"{server.api}/{to}", json=body, headers=sent(key), timeout=60)
 
 
+def get(server: ServerProcess, response: str) -> dict[str, Any]:
+    found: dict[str, Any] = httpx.get(f"{server.api}/responses/{response}", timeout=60).json()
+    return found
+
+
 def rows(database_url: str) -> int:
     with psycopg.connect(database_url) as connection:
         (count,) = connection.execute("select count(*) from responses").fetchone() or (0,)
@@ -146,6 +151,24 @@ def test_a_priority_before_others_needs_a_key_that_allows_it(
 
 def test_without_a_key_any_priority_may_be_asked_for(scripted_server: ServerProcess) -> None:
     assert post(scripted_server, {**ASK, "priority": -1}).status_code == 200
+
+
+def test_a_background_response_of_lower_urgency_is_begun_after_later_ones_of_its_tenant(
+    start_server: StartServer, database_url: str
+) -> None:
+    server = start_server(max_running=1, **SLOW)
+    queued = {**ASK, "background": True, "max_output_tokens": 1}
+    with create(server.url, ASK) as stream:
+        stream.take(1)
+        lesser, usual = (
+            post(server, {**queued, **priority}).json()["id"] for priority in ({"priority": 5}, {})
+        )
+        assert [get(server, answer)["status"] for answer in (lesser, usual)] == ["queued", "queued"]
+    eventually(lambda: get(server, lesser)["status"] == "incomplete", within=60)
+    assert get(server, usual)["status"] == "incomplete"
+    with psycopg.connect(database_url) as connection:
+        query = "select priority from responses where background order by started_at"
+        assert connection.execute(query).fetchall() == [(0,), (5,)]
 
 
 def test_choices_tokens_and_log_probabilities_are_bounded_together(scripted_server: ServerProcess) -> None:

@@ -208,6 +208,22 @@ def test_a_more_urgent_job_makes_no_room_for_another_share() -> None:
     assert all(job.blocks for job in urgent)
 
 
+def test_a_share_whose_less_urgent_job_gave_way_still_gets_a_place_for_an_urgent_one() -> None:
+    play = Play(limits(max_running=2))
+    lesser = play.add(6, 20, priority=5, share="modest")
+    play.step()
+    greedy = [play.add(6, 40, salt, share="greedy") for salt in (1, 2, 3)]
+    play.step()
+    assert not lesser.blocks
+    urgent = play.add(6, 3, 9, share="modest")
+    for _ in range(2):
+        play.step()
+    assert urgent.blocks
+    assert [bool(job.blocks) for job in greedy] == [True, False, False]
+    play.finish()
+    assert len(lesser.tokens) == 26
+
+
 # Whatever comes
 
 

@@ -10,6 +10,9 @@ from engine.sequence import TokenSequence
 from engine.waiting import FEW_SHARES
 from tests.support.play import Play, limits
 
+SIZES = st.lists(st.tuples(st.integers(1, 20), st.integers(1, 10)), min_size=1, max_size=6)
+"""Prompts and outputs."""
+
 # Shares
 
 
@@ -83,8 +86,8 @@ def test_accounts_that_are_settled_are_forgotten() -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(
-    sizes=st.lists(st.tuples(st.integers(1, 20), st.integers(1, 10)), min_size=1, max_size=6),
-    others=st.lists(st.tuples(st.integers(1, 20), st.integers(1, 10)), min_size=1, max_size=6),
+    sizes=SIZES,
+    others=SIZES,
     running=st.integers(1, 4),
 )
 def test_shares_that_wait_are_given_the_same(
@@ -101,6 +104,51 @@ def test_shares_that_wait_are_given_the_same(
         if len(level._queueing) == 2:
             assert abs(level.shares["a"].given - level.shares["b"].given) <= most
         play.step()
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    sizes=SIZES,
+    others=SIZES,
+    priorities=st.lists(st.integers(0, 3), min_size=1, max_size=8),
+    running=st.integers(1, 4),
+    ahead=st.integers(0, 8),
+)
+def test_a_share_that_lowers_jobs_of_its_own_is_given_no_more_than_another_that_waits(
+    sizes: list[tuple[int, int]],
+    others: list[tuple[int, int]],
+    priorities: list[int],
+    running: int,
+    ahead: int,
+) -> None:
+    """Whatever ran before the other came; from then on no more than jobs can run up between two turns."""
+    play = Play(limits(max_running=running, kv_blocks=128))
+    lowering = [
+        play.add(*sizes[n % len(sizes)], n, share="b", priority=priorities[n % len(priorities)])
+        for n in range(14)
+    ]
+    for _ in range(ahead):
+        play.step()
+    before = given_to(lowering)
+    waiting = [play.add(*others[n % len(others)], 50 + n, share="a") for n in range(12)]
+    most = 20 + running * 10
+    while any(job.turn is None for job in waiting):
+        play.step()
+        assert given_to(lowering) - before <= given_to(waiting) + most
+
+
+def given_to(jobs: list[TokenSequence]) -> int:
+    """Tokens of the prompts that had their turn, and of the outputs."""
+    return sum(len(job.tokens) for job in jobs if job.turn is not None)
+
+
+def test_a_job_of_lower_urgency_waits_for_all_shares() -> None:
+    play = Play(limits(max_running=1))
+    lesser = play.add(6, 3, priority=5, share="b")
+    jobs = [play.add(6, 3, 1 + n, share=share) for n, share in enumerate("aabb")]
+    play.finish()
+    assert shares_by_turn(jobs) == "abab"
+    assert lesser.turn == 5
 
 
 def test_the_order_costs_little_when_thousands_wait() -> None:
