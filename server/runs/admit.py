@@ -29,6 +29,7 @@ from server.runs.recorder import Recorder
 from server.runs.repeats import Admitted, Repeatable, sent_before
 from server.runs.request_cost import refuse_prompt_logprobs, refuse_urgent, share_logprobs
 from server.runs.run import Run
+from server.runs.storage_quota import StorageQuota
 from server.runs.tool_loop import ToolLoop
 from server.runs.turns import Turns
 from server.runs.unread import Unread
@@ -75,6 +76,7 @@ class Admission:
         self._tool_loop = tool_loop
         self._acceptance = Acceptance(served, replica, config)
         self.history = HistoryReads()
+        self.storage = StorageQuota.of(config, database)
         self._closed = threading.Event()
 
     @property
@@ -133,6 +135,8 @@ class Admission:
             if request.model not in self._served.names:
                 raise UnknownModel(request.model, self._served.names)
             refuse_urgent(caller, request)
+            if request.store is not False:
+                self.storage.check(caller)
         if not requests[0].background:
             self._recorder.capacity.check(caller.tenant, caller.key_id, len(requests))
         if given is None:
