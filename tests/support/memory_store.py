@@ -297,6 +297,11 @@ def claim(at: Memory, tenant: str, key: str, digest: bytes, response: UUID) -> b
     return True
 
 
+def release_lost(at: Memory, tenant: str, key: str, response: UUID) -> bool:
+    """As while a replica lives that is as old as every key."""
+    return False
+
+
 def _limit_time(_at: Memory, **_limits: int) -> None:
     """No statement waits here."""
 
@@ -345,7 +350,7 @@ PLACES: dict[ModuleType, dict[str, Any]] = {
     },
     deletion: {"delete": delete, "purge": purge},
     storage_usage: {"total": stored_bytes},
-    idempotency: {"find": find, "claim": claim},
+    idempotency: {"find": find, "claim": claim, "release_lost": release_lost},
     commit: {"append_alone": append_alone, "limit_time": _limit_time},
     side_writer: {"limit_time": _limit_time, "durable": lambda _at: None},
     accept: {"clock": lambda at: at.now},
