@@ -17,7 +17,7 @@ from server.config import Config
 from server.errors import ConfigError
 from server.interrupts import INTERRUPTED
 from server.open_database import OpenDatabase
-from server.store import keys, ownership
+from server.store import keys, ownership, storage_usage
 from server.store.database import Database
 from server.store.disk import Disk
 from server.store.postgres_account import EmbeddedError
@@ -113,6 +113,7 @@ def _parser() -> argparse.ArgumentParser:
     _command(db_commands, "upgrade", "bring the schema to this release's", _db_upgrade)
     add_arguments(_command(commands, "audit", "check every stored response; changes nothing", _audit))
     purge_command.add_arguments(_command(commands, "purge", "remove what has expired, now", _purge))
+    _command(commands, "storage", "show how many bytes each tenant has stored", _storage)
     _command(commands, "psql", "open a SQL shell on the database; takes psql's own arguments", _psql)
     return parser
 
@@ -271,6 +272,15 @@ def _purge(config: Config, options: argparse.Namespace) -> int:
         return 0
 
     return _with_database(config, purge)
+
+
+def _storage(config: Config, _options: argparse.Namespace) -> int:
+    def show(database: Database, _disk: Disk) -> int:
+        for tenant, stored in database.read(storage_usage.totals):
+            print(f"{tenant}\t{stored}")  # noqa: T201 - the result
+        return 0
+
+    return _with_database(config, show)
 
 
 def _psql(config: Config, options: argparse.Namespace) -> int:

@@ -186,6 +186,12 @@ class Config:
         high=36500,
     )
     purge_seconds: float = _setting(60.0, "how often expired responses are looked for", low=0.1)
+    max_stored_bytes_of_tenant: int | None = _setting(
+        None,
+        "bytes of responses and conversations that one tenant may have stored; default: 100 GiB, no bound "
+        "while no key exists",
+        low=1,
+    )
     disk_reserve: int | None = _setting(
         None,
         "free bytes that the embedded database's disk must keep; default: the smaller of 10 % and 2 GiB",

@@ -14,6 +14,7 @@
     ├── BodyTooLarge         413
     ├── UnsupportedMediaType 415  the body does not say that it is JSON
     ├── TooManyRequests      429  this caller has too many; try again after a while
+    ├── StorageQuotaExceeded 429  this caller's tenant has stored all that it may
     ├── Overloaded           503  try again after a while
     ├── ToolServerDown       503  a tool that was asked for cannot be served; try again after a while
     ├── QueryTooSlow         504  the database took too long for this request; the same again would, too
@@ -168,6 +169,17 @@ class TooManyRequests(ApiError):
     type = "rate_limit_error"
     default_code = "rate_limit_exceeded"
     retry = True
+
+
+class StorageQuotaExceeded(TooManyRequests):
+    default_code = "storage_quota_exceeded"
+    retry_seconds = 30
+
+    def __init__(self, share: int) -> None:
+        super().__init__(
+            f"You have stored as much as you may, {share} bytes: delete responses or conversations, or send "
+            "`store: false`."
+        )
 
 
 class Overloaded(ApiError):

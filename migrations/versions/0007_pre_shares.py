@@ -1,7 +1,8 @@
-"""A tenant's share: a key's most urgent priority, the queue by tenant, items with their sizes.
+"""A tenant's share: a key's most urgent priority, the queue by tenant, sizes of what is stored, their sums.
 
-`pre`: may run while the release before it still serves, which writes no sizes; without one the item itself
-is measured. The new columns are empty or constant, so no table is rewritten.
+`pre`: may run while the release before it still serves, which writes no sizes; without one an item itself
+is measured, and nothing is counted for its tenant. The new columns are empty or constant, so no table is
+rewritten.
 """
 
 import sqlalchemy as sa
@@ -12,6 +13,11 @@ down_revision = "0006"
 branch_labels = None
 depends_on = None
 
+_SIZES = {
+    "responses": "bytes of the row's contents, and some for the row",
+    "conversations": "bytes of the metadata, and some for the row",
+    "response_streams": "bytes of the body",
+}
 _UNOWNED = sa.text("replica_id is null and status in ('queued', 'in_progress')")
 
 
@@ -40,6 +46,18 @@ def upgrade() -> None:
                 comment="the payload without what no model reads; null where that is all of it",
             ),
         )
+    for table, comment in _SIZES.items():
+        op.add_column(table, sa.Column("size", sa.Integer(), nullable=True, comment=comment))
+    op.create_table(
+        "storage_changes",
+        sa.Column("tenant", sa.Text(), nullable=False),
+        sa.Column("id", sa.Uuid(), server_default=sa.text("gen_random_uuid()"), nullable=False),
+        sa.Column(
+            "bytes", sa.BigInteger(), nullable=False, comment="less than 0 where something was removed"
+        ),
+        sa.PrimaryKeyConstraint("tenant", "id", name=op.f("pk_storage_changes")),
+        postgresql_with={"autovacuum_vacuum_scale_factor": "0.02", "autovacuum_vacuum_threshold": "1000"},
+    )
     op.create_index(
         "ix_responses_waiting",
         "responses",
@@ -59,6 +77,9 @@ def downgrade() -> None:
         postgresql_where=_UNOWNED,
     )
     op.drop_index("ix_responses_waiting", table_name="responses")
+    op.drop_table("storage_changes")
+    for table in _SIZES:
+        op.drop_column(table, "size")
     for table in ("items", "conversation_items"):
         op.drop_column(table, "for_model")
         op.drop_column(table, "size")

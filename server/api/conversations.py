@@ -26,6 +26,7 @@ from server.wire.pages import page
 def create(services: Services, caller: Caller, request: Request, body: bytes) -> HttpResponse:
     """POST /v1/conversations"""
     wanted = decode(body, CreateConversation) if body else CreateConversation()
+    services.admission.storage.check(caller)
     return as_json(
         request, conversations.create(services.database, caller.tenant, wanted, services.served.seal)
     )
@@ -55,6 +56,7 @@ def create_items(services: Services, caller: Caller, request: Request, body: byt
     """POST /v1/conversations/{conversation_id}/items"""
     conversation = _named(request)
     wanted = decode(body, CreateItems)
+    services.admission.storage.check(caller)
     added = conversations.add_items(
         services.database, caller.tenant, conversation, wanted.items, services.served.seal
     )

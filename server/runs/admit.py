@@ -4,7 +4,6 @@ Runs in a handler's thread and waits for no token. Everything that can be wrong 
 the row exists; once it does, the response reaches a terminal status.
 """
 
-import secrets
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -19,6 +18,7 @@ from server.crashpoints import crashpoint
 from server.errors import ApiError, Conflict, ConversationLocked, Overloaded, StorageFull, UnknownModel
 from server.runs import context
 from server.runs.accept import Acceptance, Begun, ConversationChanged, KeyTaken, NewRun
+from server.runs.choices import another_choice, context_of, has_prompt_of, seed_of
 from server.runs.condense import prepare_first
 from server.runs.context import Context
 from server.runs.history import HistoryReads, TenantReads
@@ -29,6 +29,7 @@ from server.runs.recorder import Recorder
 from server.runs.repeats import Admitted, Repeatable, sent_before
 from server.runs.request_cost import refuse_prompt_logprobs, refuse_urgent, share_logprobs
 from server.runs.run import Run
+from server.runs.storage_quota import StorageQuota
 from server.runs.tool_loop import ToolLoop
 from server.runs.turns import Turns
 from server.runs.unread import Unread
@@ -75,6 +76,7 @@ class Admission:
         self._tool_loop = tool_loop
         self._acceptance = Acceptance(served, replica, config)
         self.history = HistoryReads()
+        self.storage = StorageQuota.of(config, database)
         self._closed = threading.Event()
 
     @property
@@ -133,6 +135,8 @@ class Admission:
             if request.model not in self._served.names:
                 raise UnknownModel(request.model, self._served.names)
             refuse_urgent(caller, request)
+            if request.store is not False:
+                self.storage.check(caller)
         if not requests[0].background:
             self._recorder.capacity.check(caller.tenant, caller.key_id, len(requests))
         if given is None:
@@ -166,20 +170,18 @@ class Admission:
         held: Sequence[Item] | None,
         generate: bool,
     ) -> list[NewRun]:
+        """Those behind the first are choices of the same completion."""
         first = new_uuid()
-        prepared = [
-            self._prepare(
-                caller,
-                request,
-                choice_id(first, index),
-                repeatable if index == 0 else None,
-                given,
-                held,
-                generate,
-                len(requests),
+        begun = self._prepare(caller, requests[0], first, repeatable, given, held, generate, len(requests))
+        prepared = [begun]
+        for index, request in enumerate(requests[1:], 1):
+            response = choice_id(first, index)
+            found = context_of(response, begun.found)
+            prepared.append(
+                another_choice(request, response, found, prepared[-1])
+                if has_prompt_of(request, requests[index - 1])
+                else self._prepare_with(caller, request, response, None, found, generate, len(requests))
             )
-            for index, request in enumerate(requests)
-        ]
         refuse_prompt_logprobs([new.prepared.job for new in prepared])
         return prepared
 
@@ -235,7 +237,7 @@ class Admission:
         choices: int,
     ) -> NewRun:
         wanted, access = list_tools(self._tool_loop.servers, caller, request, found.items)
-        seed = wanted.seed if wanted.seed is not None else secrets.randbits(63)
+        seed = seed_of(wanted)
         begin = prepare_first if generate else prepare
         prepared = begin(self._served, caller.tenant, wanted, found.items, response, seed)
         if not generate:

@@ -1,4 +1,7 @@
-"""The janitor thread: what has expired is purged, every so often. Any number of replicas may have one."""
+"""The janitor thread: what has expired is purged, every so often, and changes of sums are folded.
+
+Any number of replicas may have one.
+"""
 
 import logging
 import time
@@ -7,13 +10,15 @@ from dataclasses import dataclass
 
 from server.config import Config
 from server.crashpoints import crashpoint
-from server.store import retention
+from server.store import retention, storage_usage
 from server.store.database import Database, DatabaseError
 from server.store.disk import Disk, Shortage
 from server.supervised_thread import Retry, SupervisedThread
 
 log = logging.getLogger("holdfast.janitor")
 
+FOLD_SECONDS = 10.0
+"""How often changes of what tenants have stored are folded."""
 SENDS = 10
 """How often a slow reader may be waited for until it asks again and learns that its response has ended.
 
@@ -74,6 +79,14 @@ def purge(
             return done
 
 
+def fold(database: Database) -> None:
+    """Keeps the changes of what each tenant has stored few. Raises DatabaseError."""
+    more = True
+    while more:
+        with database.begin() as connection:
+            more = storage_usage.fold(connection)
+
+
 class Janitor:
     """Purges every so often until `stop`."""
 
@@ -82,6 +95,7 @@ class Janitor:
         self._disk = disk
         self._every = config.purge_seconds
         self._quiet = quiet_seconds(config)
+        self._purged_at = time.monotonic()
         self.thread = SupervisedThread("janitor", self._turn, retry=Retry(most_failures=None))
 
     def start(self) -> None:
@@ -92,14 +106,23 @@ class Janitor:
         self.thread.stop()
 
     def _turn(self) -> None:
-        if self.thread.wait(self._every):
+        until_purge = self._purged_at + self._every - time.monotonic()
+        if self.thread.wait(max(0.0, min(until_purge, FOLD_SECONDS))):
             return
+        try:
+            if until_purge <= FOLD_SECONDS:
+                self._purge()
+            if self._disk.shortage() is None:
+                fold(self._database)
+        except DatabaseError as error:
+            log.warning("purge failed, trying again later: %s", type(error).__name__)
+
+    def _purge(self) -> None:
+        self._purged_at = time.monotonic()
         try:
             done = purge(self._database, self._disk, self._quiet, self.thread.wait)
         except DiskShort as short:
             log.warning("new responses are refused, and nothing is purged: %s", short)
-        except DatabaseError as error:
-            log.warning("purge failed, trying again later: %s", type(error).__name__)
         else:
             if done != Purged():
                 log.info("purged %d responses, %d idempotency keys", done.responses, done.keys)

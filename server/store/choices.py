@@ -3,10 +3,22 @@
 from collections.abc import Sequence
 from uuid import UUID
 
-from sqlalchemy import Connection, select, update
+from sqlalchemy import Connection, select, text
 
 from server.store.responses import STORED_COLUMNS, StoredResponse, stored_response
+from server.store.storage_usage import adding
 from server.store.tables import responses
+
+_CHANGE_METADATA = text(
+    adding(
+        """
+        update responses set request = cast(:request as json), metadata = cast(:metadata as jsonb),
+            size = size + cast(:growth as integer)
+        where tenant = :tenant and id = :id
+        returning tenant, case when size is not null then cast(:growth as integer) end as bytes
+        """
+    )
+)
 
 
 def get(connection: Connection, tenant: str, candidates: Sequence[UUID]) -> list[StoredResponse]:
@@ -39,8 +51,8 @@ def _found(
 
 def change_metadata(connection: Connection, stored: StoredResponse, request: str, metadata: str) -> None:
     """Gives a response that the caller holds other metadata, in both of the places that have it."""
+    place = {"tenant": stored.tenant, "id": stored.id}
+    growth = 2 * (len(request.encode()) - len(stored.request.encode()))
     connection.execute(
-        update(responses)
-        .where(responses.c.tenant == stored.tenant, responses.c.id == stored.id)
-        .values(request=request, metadata=metadata)
+        _CHANGE_METADATA, {**place, "request": request, "metadata": metadata, "growth": growth}
     )

@@ -13,6 +13,7 @@ from sqlalchemy import Connection, text
 
 from server.store.listing import NO_BOUND, Slice, slice_of
 from server.store.responses import NEW_ITEMS, NewItem, item_columns
+from server.store.storage_usage import ITEM_BYTES, ROW_BYTES, adding, removing
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,20 +29,35 @@ class StoredConversation:
 
 _COLUMNS = "id, metadata::text, created_at, next_position"
 _CREATE = text(
-    """
-    insert into conversations (tenant, id, metadata) values (:tenant, :id, cast(:metadata as jsonb))
-    on conflict do nothing
-    """
+    adding(
+        f"""
+        insert into conversations (tenant, id, metadata, size)
+        select :tenant, :id, told, {ROW_BYTES} + octet_length(told::text)
+        from (select cast(:metadata as jsonb) as told) as new
+        on conflict do nothing
+        returning tenant, size as bytes
+        """  # noqa: S608 - a constant of ours
+    )
 )
 _GET = text(f"select {_COLUMNS} from conversations where tenant = :tenant and id = :id")  # noqa: S608
 _HOLD = text(
     f"select {_COLUMNS} from conversations where tenant = :tenant and id = :id for update"  # noqa: S608
 )
 _UPDATE = text(
-    f"""
-    update conversations set metadata = cast(:metadata as jsonb) where tenant = :tenant and id = :id
-    returning {_COLUMNS}
-    """  # noqa: S608 - names of our own columns
+    adding(
+        f"""
+        update conversations c set metadata = new.metadata, size = {ROW_BYTES} + new.length
+        from old, (
+            select told as metadata, octet_length(told::text) as length
+            from (select cast(:metadata as jsonb) as told) as sent) as new
+        where c.tenant = :tenant and c.id = :id
+        returning c.*, {ROW_BYTES} + new.length - coalesce(old.size, 0) as bytes
+        """,  # noqa: S608 - a constant of ours
+        before="""
+        old as (select size from conversations where tenant = :tenant and id = :id for update)
+        """,
+        gives=_COLUMNS,
+    )
 )
 _BUSY = text(
     """
@@ -55,30 +71,39 @@ _MOVE = text(
     """
 )
 _APPEND = text(
-    f"""
-    insert into conversation_items
-        (tenant, conversation_id, position, id, type, role, status, name, call_id, payload, size, for_model)
-    select :tenant, :id, :next + place - 1, id, type, role, status, name, call_id, cast(payload as json),
-        octet_length(payload), for_model
-    from {NEW_ITEMS}
-    """  # noqa: S608 - a constant of ours
+    adding(
+        f"""
+        insert into conversation_items
+            (tenant, conversation_id, position, id, type, role, status, name, call_id, payload, size,
+            for_model)
+        select :tenant, :id, :next + place - 1, id, type, role, status, name, call_id, cast(payload as json),
+            octet_length(payload), for_model
+        from {NEW_ITEMS}
+        returning tenant, {ITEM_BYTES} as bytes
+        """  # noqa: S608 - constants of ours
+    )
 )
 _APPEND_RESPONSE = text(
-    """
-    with place as (
-        update conversations set next_position = next_position + (
-            select count(*) from items i where i.tenant = :tenant and i.response_id = :response)
-        where tenant = :tenant and id = :id
-        returning next_position)
-    insert into conversation_items
-        (tenant, conversation_id, position, id, type, role, status, name, call_id, payload, size, for_model,
-        response_id)
-    select i.tenant, :id,
-        p.next_position - count(*) over () + row_number() over (order by i.side, i.idx) - 1,
-        i.id, i.type, i.role, i.status, i.name, i.call_id, i.payload, i.size, i.for_model,
-        i.response_id
-    from place p, items i where i.tenant = :tenant and i.response_id = :response
-    """
+    adding(
+        f"""
+        insert into conversation_items
+            (tenant, conversation_id, position, id, type, role, status, name, call_id, payload, size,
+            for_model, response_id)
+        select i.tenant, :id,
+            p.next_position - count(*) over () + row_number() over (order by i.side, i.idx) - 1,
+            i.id, i.type, i.role, i.status, i.name, i.call_id, i.payload, i.size, i.for_model,
+            i.response_id
+        from place p, items i where i.tenant = :tenant and i.response_id = :response
+        returning tenant, {ITEM_BYTES} as bytes
+        """,  # noqa: S608 - a constant of ours
+        before="""
+        place as (
+            update conversations set next_position = next_position + (
+                select count(*) from items i where i.tenant = :tenant and i.response_id = :response)
+            where tenant = :tenant and id = :id
+            returning next_position)
+        """,
+    )
 )
 
 
@@ -128,10 +153,11 @@ def _move(connection: Connection, tenant: str, conversation: UUID, count: int) -
     connection.execute(_MOVE, {"tenant": tenant, "id": conversation, "count": count})
 
 
-_DROP_ITEMS = text("delete from conversation_items where tenant = :tenant and conversation_id = :id")
-_DROP = text("delete from conversations where tenant = :tenant and id = :id")
-_DROP_ITEM = text(
-    "delete from conversation_items where tenant = :tenant and conversation_id = :id and id = :item"
+_ITEMS_GONE = "delete from conversation_items where tenant = :tenant and conversation_id = :id"
+_DROP_ITEMS = text(removing(f"{_ITEMS_GONE} returning tenant, {ITEM_BYTES} as bytes"))
+_DROP_ITEM = text(removing(f"{_ITEMS_GONE} and id = :item returning tenant, {ITEM_BYTES} as bytes"))
+_DROP = text(
+    removing("delete from conversations where tenant = :tenant and id = :id returning tenant, size as bytes")
 )
 
 
@@ -145,7 +171,7 @@ def delete(connection: Connection, tenant: str, conversation: UUID) -> None:
 def delete_item(connection: Connection, tenant: str, conversation: UUID, item_id: str) -> bool:
     """Removes an item of a conversation that is held; False if it has none such."""
     place = {"tenant": tenant, "id": conversation, "item": item_id}
-    found = connection.execute(_DROP_ITEM, place).rowcount == 1
+    found: bool = connection.execute(_DROP_ITEM, place).scalar_one() == 1
     if found:
         _move(connection, tenant, conversation, 1)
     return found

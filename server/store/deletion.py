@@ -4,6 +4,8 @@ from uuid import UUID
 
 from sqlalchemy import Connection, text
 
+from server.store.storage_usage import ITEM_BYTES, removing
+
 _MARK = text(
     """
     update responses set deleted_at = clock_timestamp(), cancel_requested_at = case
@@ -14,7 +16,15 @@ _MARK = text(
     """
 )
 _HAS_NEXT = text("select 1 from responses where tenant = :tenant and previous_id = :id limit 1")
-_DROP = text("delete from responses where tenant = :tenant and id = :id returning previous_id")
+_DROP = text(
+    removing(
+        """
+        delete from responses where tenant = :tenant and id = :id
+        returning tenant, size as bytes, previous_id
+        """,
+        gives="previous_id",
+    )
+)
 _REMOVABLE = text(
     """
     select deleted_at is not null and status not in ('queued', 'in_progress') from responses
@@ -25,9 +35,23 @@ _REMOVABLE = text(
 last sees that nothing is left that needs it."""
 _STREAMS = [
     text("delete from response_events_hot where tenant = :tenant and response_id = :id"),
-    text("delete from response_streams where tenant = :tenant and response_id = :id"),
+    text(
+        removing(
+            """
+            delete from response_streams where tenant = :tenant and response_id = :id
+            returning tenant, size as bytes
+            """
+        )
+    ),
 ]
-_ITEMS = text("delete from items where tenant = :tenant and response_id = :id")
+_ITEMS = text(
+    removing(
+        f"""
+        delete from items where tenant = :tenant and response_id = :id
+        returning tenant, {ITEM_BYTES} as bytes
+        """  # noqa: S608 - a constant of ours
+    )
+)
 
 
 def delete(connection: Connection, tenant: str, response_id: UUID) -> bool | None:

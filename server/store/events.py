@@ -19,6 +19,7 @@ import msgspec
 from sqlalchemy import ARRAY, Connection, Integer, Text, Uuid, bindparam, text
 
 from server.store.database import driver
+from server.store.storage_usage import adding
 from server.wire.events import Event, Kind
 
 log = logging.getLogger("holdfast.events")
@@ -115,18 +116,24 @@ def append(connection: Connection, chunks: Iterable[Chunk]) -> None:
 
 
 _COMPACT = text(
-    """
-    with gone as (
-        delete from response_events_hot where tenant = :tenant and response_id = :id returning *
+    adding(
+        """
+        insert into response_streams (tenant, response_id, last_seq, codec, body, size)
+        select tenant, response_id, last_seq, :codec, body, octet_length(body) from folded
+        returning tenant, size as bytes
+        """,
+        before="""
+        gone as (
+            delete from response_events_hot where tenant = :tenant and response_id = :id returning *
+        ), folded as (
+            select tenant, response_id, max(first_seq + n) - 1 as last_seq,
+                '[' || string_agg(
+                    '[' || concat_ws(',', first_seq, n, kind, output_index, content_index, at, body) || ']',
+                    ',' order by first_seq) || ']' as body
+            from gone
+            group by tenant, response_id)
+        """,
     )
-    insert into response_streams (tenant, response_id, last_seq, codec, body)
-    select tenant, response_id, max(first_seq + n) - 1, :codec,
-           '[' || string_agg(
-               '[' || concat_ws(',', first_seq, n, kind, output_index, content_index, at, body) || ']',
-               ',' order by first_seq) || ']'
-    from gone
-    group by tenant, response_id
-    """
 )
 
 

@@ -10,7 +10,8 @@ from sqlalchemy import Connection, DateTime, Row, func, insert, select, text, up
 
 from server.runs.states import ENDED, Ending
 from server.store.failures import OwnershipLost
-from server.store.tables import items, responses, usage_ledger
+from server.store.storage_usage import ITEM_BYTES, ROW_BYTES, adding
+from server.store.tables import items, responses, storage_changes, usage_ledger
 from server.wire.response import Status
 
 INPUT: Final = 0
@@ -113,8 +114,13 @@ def insert_queued(connection: Connection, new: NewResponse) -> datetime:
 
 def _insert(connection: Connection, new: NewResponse, **more: object) -> datetime:
     columns = {name: getattr(new, name) for name in NewResponse.__dataclass_fields__ if name != "lifetime"}
+    size = ROW_BYTES + sum(len(part.encode()) for part in (new.request, new.asked, new.metadata))
+    counted = insert(storage_changes).values(tenant=new.tenant, bytes=size).cte("counted")
     created: datetime = connection.execute(
-        insert(responses).values(**columns, **_times(new.lifetime), **more).returning(responses.c.created_at)
+        insert(responses)
+        .values(**columns, **_times(new.lifetime), **more, size=size)
+        .returning(responses.c.created_at)
+        .add_cte(counted)
     ).scalar_one()
     return created
 
@@ -136,13 +142,16 @@ NEW_ITEMS = """
     """
 """The items of `item_columns` as rows, the first at place 1."""
 _INSERT_ITEMS = text(
-    f"""
-    insert into items
-        (tenant, response_id, side, idx, id, type, role, status, name, call_id, payload, size, for_model)
-    select :tenant, :response, :side, place - 1, id, type, role, status, name, call_id, cast(payload as json),
-        octet_length(payload), for_model
-    from {NEW_ITEMS}
-    """  # noqa: S608 - a constant of ours
+    adding(
+        f"""
+        insert into items
+            (tenant, response_id, side, idx, id, type, role, status, name, call_id, payload, size, for_model)
+        select :tenant, :response, :side, place - 1, id, type, role, status, name, call_id,
+            cast(payload as json), octet_length(payload), for_model
+        from {NEW_ITEMS}
+        returning tenant, {ITEM_BYTES} as bytes
+        """  # noqa: S608 - constants of ours
+    )
 )
 
 

@@ -16,6 +16,8 @@ from uuid import UUID
 
 from sqlalchemy import Connection, TextClause, text
 
+from server.store.storage_usage import ITEM_BYTES, removing
+
 MOST_ROWS = 1000
 """The most rows that a batch removes, unless its only response has more by itself."""
 MOST_SECONDS = 0.2
@@ -86,11 +88,21 @@ _HAVE_NEXT = _about(
     """
 )
 _REMOVE = [
-    _about("delete from items where (tenant, response_id) in THESE"),
-    _about("delete from responses where (tenant, id) in THESE"),
+    _about(
+        removing(
+            f"delete from items where (tenant, response_id) in THESE"  # noqa: S608 - a constant of ours
+            f" returning tenant, {ITEM_BYTES} as bytes"
+        )
+    ),
+    _about(removing("delete from responses where (tenant, id) in THESE returning tenant, size as bytes")),
 ]
 _REMOVE_STREAMS = [
-    _about("delete from response_streams where (tenant, response_id) in THESE"),
+    _about(
+        removing(
+            "delete from response_streams where (tenant, response_id) in THESE"
+            " returning tenant, size as bytes"
+        )
+    ),
     _about("delete from response_events_hot where (tenant, response_id) in THESE"),
 ]
 _HIDE = _about(
@@ -187,7 +199,12 @@ def _find(connection: Connection, statement: TextClause, places: Collection[Plac
 
 
 def _change(connection: Connection, statement: TextClause, places: Collection[Place]) -> int:
-    return connection.execute(statement, _arrays(places)).rowcount if places else 0
+    """How many rows were changed; a statement that counts bytes too says so in its result."""
+    if not places:
+        return 0
+    done = connection.execute(statement, _arrays(places))
+    changed: int = done.scalar_one() if done.returns_rows else done.rowcount
+    return changed
 
 
 def _arrays(places: Collection[Place]) -> dict[str, list[Any]]:

@@ -123,6 +123,7 @@ responses = Table(
         SmallInteger,
         comment="its place in the chat completion whose choice it is; null for other responses",
     ),
+    Column("size", Integer, comment="bytes of the row's contents, and some for the row"),
     CheckConstraint(
         "status in ('queued', 'in_progress', 'completed', 'failed', 'incomplete', 'cancelled')",
         name="status",
@@ -201,6 +202,7 @@ conversations = Table(
         comment="grows with every item that comes or goes, so that it tells whether any has",
     ),
     _time("created_at", required=True),
+    Column("size", Integer, comment="bytes of the metadata, and some for the row"),
 )
 
 conversation_items = Table(
@@ -271,6 +273,7 @@ response_streams = Table(
     Column("codec", SmallInteger, nullable=False, comment="1: JSON array of hot rows"),
     Column("body", Text, nullable=False),
     _time("finished_at", required=True),
+    Column("size", Integer, comment="bytes of the body"),
 )
 
 api_keys = Table(
@@ -310,6 +313,15 @@ usage_ledger = Table(
     _time("started_at", required=True),
     _time("finished_at", required=True),
     Index("ix_usage_ledger_finished_at", "tenant", "finished_at"),
+)
+
+storage_changes = Table(
+    "storage_changes",
+    metadata,
+    Column("tenant", Text, primary_key=True),
+    Column("id", Uuid, primary_key=True, server_default=text("gen_random_uuid()")),
+    Column("bytes", BigInteger, nullable=False, comment="less than 0 where something was removed"),
+    postgresql_with={"autovacuum_vacuum_scale_factor": "0.02", "autovacuum_vacuum_threshold": "1000"},
 )
 
 seal_keys = Table(

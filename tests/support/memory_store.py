@@ -18,7 +18,7 @@ import msgspec
 from server.recording import commit, side_writer
 from server.runs import accept, writing
 from server.runs.states import ENDED, Ending
-from server.store import deletion, events, idempotency, leases, ownership, responses
+from server.store import deletion, events, idempotency, leases, ownership, responses, storage_usage
 from server.store.events import Chunk, News, Progress, Watched
 from server.store.idempotency import FirstUse
 from server.store.ownership import Place
@@ -278,6 +278,13 @@ def purge(at: Memory, tenant: str, response_id: UUID) -> None:
     """What a deleted response held stays here for the checks; no reader sees it."""
 
 
+def stored_bytes(at: Memory, tenant: str) -> int:
+    """Of the rows that are there; what a deleted one held stays here."""
+    there = [row for row in at.rows.values() if row.stored.tenant == tenant and not row.deleted]
+    texts = [text for row in there for side in row.items.values() for text in side]
+    return sum(map(len, texts)) + sum(len(chunk.body) for row in there for chunk, _ in row.log)
+
+
 def find(at: Memory, tenant: str, key: str) -> FirstUse | None:
     return at.keys.get(key)
 
@@ -288,6 +295,11 @@ def claim(at: Memory, tenant: str, key: str, digest: bytes, response: UUID) -> b
         return False
     at.put(at.keys, key, FirstUse(digest, response))
     return True
+
+
+def release_lost(at: Memory, tenant: str, key: str, response: UUID) -> bool:
+    """As while a replica lives that is as old as every key."""
+    return False
 
 
 def _limit_time(_at: Memory, **_limits: int) -> None:
@@ -337,7 +349,8 @@ PLACES: dict[ModuleType, dict[str, Any]] = {
         "owner": owner,
     },
     deletion: {"delete": delete, "purge": purge},
-    idempotency: {"find": find, "claim": claim},
+    storage_usage: {"total": stored_bytes},
+    idempotency: {"find": find, "claim": claim, "release_lost": release_lost},
     commit: {"append_alone": append_alone, "limit_time": _limit_time},
     side_writer: {"limit_time": _limit_time, "durable": lambda _at: None},
     accept: {"clock": lambda at: at.now},

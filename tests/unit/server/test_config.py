@@ -41,6 +41,7 @@ VALUES: dict[str, tuple[str, object]] = {
     "max_connections": ("100", 100),
     "max_of_tenant": ("7", 7),
     "max_queued_of_tenant": ("7", 7),
+    "max_stored_bytes_of_tenant": ("1000", 1000),
     "tool_parser": ("hermes", "hermes"),
     "tool_server": ("city=http://city/mcp", "city=http://city/mcp"),
     "tool_access": ("city=alice|key:1", "city=alice|key:1"),

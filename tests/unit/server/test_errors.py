@@ -38,6 +38,7 @@ EXAMPLES: list[tuple[Exception, int, str | None]] = [
     (errors.Overloaded("No."), 503, "overloaded"),
     (errors.ToolServerDown("code_interpreter", "python", "gone."), 503, "tool_server_unavailable"),
     (errors.StorageFull(), 503, "storage_full"),
+    (errors.StorageQuotaExceeded(1000), 429, "storage_quota_exceeded"),
     (OperationalError("insert secret", {}, psycopg.errors.DiskFull("10.0.0.7")), 503, "storage_full"),
     (errors.QueryTooSlow(), 504, "query_too_slow"),
     (

@@ -1,0 +1,124 @@
+from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+
+from engine.scripted import Script, ScriptedConfig, ScriptedEngine
+from server.auth import Caller
+from server.dialects.base import Conversation, Prompt
+from server.runs.accept import NewRun
+from server.runs.admit import Admission
+from server.runs.chat_messages import read_messages
+from server.runs.chat_request import as_response_request
+from server.runs.history import HistoryReads
+from server.runs.prepare import Served
+from server.runs.text_request import Given, as_response_requests
+from server.tools.mcp import McpServers
+from server.tools.registered import Registered
+from server.wire.chat import ChatRequest
+from server.wire.decode import decode
+from server.wire.text import TextRequest
+from tests.support.builders import SpelledDialect
+
+ENGINE = ScriptedEngine(
+    ScriptedConfig(vocabulary=tuple(range(97, 122)), stop_id=0, vocab_size=256, script=Script(length=4)),
+    lambda _messages: None,
+)
+
+
+class CountingDialect(SpelledDialect):
+    def __init__(self) -> None:
+        self.written = 0
+
+    def write(self, conversation: Conversation) -> Prompt:
+        self.written += 1
+        return super().write(conversation)
+
+
+class CountingDatabase:
+    def __init__(self) -> None:
+        self.read_times = 0
+
+    def read(self, work: Callable[[Any], Any]) -> Any:
+        self.read_times += 1
+        return work(None)
+
+
+@pytest.fixture
+def dialect() -> CountingDialect:
+    return CountingDialect()
+
+
+@pytest.fixture
+def database() -> CountingDatabase:
+    return CountingDatabase()
+
+
+@pytest.fixture
+def prepare(dialect: CountingDialect, database: CountingDatabase) -> Callable[..., list[NewRun]]:
+    admission = object.__new__(Admission)
+    vars(admission).update(
+        _database=database,
+        _served=Served(name="model", engine=ENGINE, dialect=dialect),
+        _tool_loop=SimpleNamespace(servers=McpServers(Registered(), 1)),
+        history=HistoryReads(),
+    )
+
+    def prepare(requests: Any, given: Any) -> list[NewRun]:
+        return admission._prepare_all(Caller("default", None), requests, None, given, None, True)
+
+    return prepare
+
+
+def test_the_prompt_of_all_choices_of_a_chat_is_written_once(
+    dialect: CountingDialect, database: CountingDatabase, prepare: Callable[..., list[NewRun]]
+) -> None:
+    body = b'{"model": "model", "n": 16, "store": true, "messages": [{"role": "user", "content": "Hello"}]}'
+    wanted = decode(body, ChatRequest)
+    requests = [as_response_request(wanted, place) for place in range(16)]
+    prepared = prepare(requests, read_messages(wanted.messages))
+    assert dialect.written == 1
+    assert database.read_times == 1
+    assert [new.request.choice for new in prepared] == list(range(16))  # type: ignore[attr-defined]
+    assert len({new.response for new in prepared}) == 16
+    assert [new.prepared.job.job_id for new in prepared] == [new.response.hex for new in prepared]
+    assert len({new.prepared.job.sampling.seed for new in prepared}) == 16
+    assert len({item.id for new in prepared for item in new.found.new}) == 16
+    assert [new.turns.response for new in prepared] == [new.response for new in prepared]
+    assert [new.turns.seed for new in prepared] == [new.prepared.job.sampling.seed for new in prepared]
+
+
+def test_each_choice_is_prepared_as_if_it_were_alone(prepare: Callable[..., list[NewRun]]) -> None:
+    body = b"""{"model": "model", "n": 3, "seed": 7, "temperature": 0.5, "logprobs": true, "top_logprobs": 2,
+        "messages": [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hi"}],
+        "tools": [{"type": "function", "function": {"name": "f"}}]}"""
+    wanted = decode(body, ChatRequest)
+    requests = [as_response_request(wanted, place) for place in range(3)]
+    given = read_messages(wanted.messages)
+    together = prepare(requests, given)
+    assert [new.prepared.job.sampling.seed for new in together] == [7, 8, 9]
+    for new, request in zip(together, requests, strict=True):
+        (alone,) = prepare([request], given)
+        assert new.request == alone.request
+        assert new.prepared.echo == alone.prepared.echo
+        # the room for log probabilities is shared by all choices of a request
+        unlike = {"job_id": alone.prepared.job.job_id, "max_tokens": alone.prepared.job.max_tokens}
+        assert replace(new.prepared.job, **unlike) == alone.prepared.job  # type: ignore[arg-type]
+        assert [type(item) for item in new.found.new] == [type(item) for item in alone.found.new]
+
+
+def test_what_completions_read_is_looked_up_once_for_all_their_prompts(
+    database: CountingDatabase, prepare: Callable[..., list[NewRun]]
+) -> None:
+    wanted = TextRequest(model="model", prompt=[[1], [2, 3]], n=2, prompt_logprobs=1)
+    prompts = [Given("a", (1,), "a"), Given("bc", (2, 3), "b")]
+    requests = as_response_requests(wanted, prompts)
+    requests = [msgspec.structs.replace(one, enable_response_messages=None) for one in requests]
+    prepared = prepare(requests, [])
+    assert database.read_times == 1
+    assert [new.prepared.job.prompt for new in prepared] == [(1,), (1,), (2, 3), (2, 3)]
+    assert [new.prepared.job.prompt_logprobs for new in prepared] == [1, None, 1, None]
+    assert len({new.response for new in prepared}) == 4
