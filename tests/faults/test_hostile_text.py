@@ -37,7 +37,7 @@ STALL_MS = 500
 """How long the interpreter may stand still at most, on any machine."""
 WAIT_S = 1.0
 """How long others may wait on any machine, above what they wait while there is nothing else to do."""
-GROWTH_MB = 300
+GROWTH_MB = 400
 """Of memory, for one attack: up to twelve bodies of 10 MB, decoded."""
 ALL_MB = 1000
 """Of memory, for all of them one after the other; what was freed stays with the process's allocators."""
