@@ -12,12 +12,15 @@ from server.runs.active import ActiveRuns, Inbound, Step
 from server.runs.unflushed import Unflushed
 from server.store import leases
 from server.store.connect import RECORDER_LIMITS
-from server.store.database import Connection, Database
+from server.store.database import Connection, Database, is_there
 from server.store.failures import Trouble, classify
 
 log = logging.getLogger("holdfast.recorder")
 
 _RETRY_SECONDS = 0.2
+_FRESH_SECONDS = 1.0
+"""A connection that was used within this time is taken to be there. An older one is asked: a server that has
+vanished meanwhile is noticed by that in 2 s, by a commit only in 6 s."""
 _AWAY_SECONDS = 2.0
 """How long the database may be away before this replica says that it is not ready."""
 
@@ -36,6 +39,7 @@ class Committer:
         self._active = active
         self._clock = clock
         self._connection: Connection | None = None
+        self._used_at = 0.0
         self._away_since: float | None = None
 
     def trouble(self) -> str | None:
@@ -114,6 +118,11 @@ class Committer:
         sleep(_RETRY_SECONDS)
 
     def _connect(self) -> Connection:
+        now = self._clock()
+        is_old = now - self._used_at > _FRESH_SECONDS
+        if self._connection is not None and is_old and not is_there(self._connection):
+            self.close()
+        self._used_at = now
         if self._connection is None:
             self._connection = self._database.dedicate(
                 leases.recorder_session(self._replica), limits=RECORDER_LIMITS

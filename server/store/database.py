@@ -42,6 +42,7 @@ __all__ = [
     "durable",
     "is_disk_full",
     "is_gone",
+    "is_there",
     "is_too_slow",
     "limit_time",
     "schema_state",
@@ -236,6 +237,12 @@ def clock(connection: Connection) -> datetime:
 def durable(connection: Connection) -> None:
     """This transaction's commit waits for the disk, whatever the session's setting."""
     connection.execute(text("set local synchronous_commit = on"))
+
+
+def is_there(connection: Connection) -> bool:
+    """Whether the server answers on a connection that was not used for a while, within `PING_S` seconds."""
+    with driver(connection) as raw:
+        return isinstance(raw, PatientConnection) and raw.is_there()
 
 
 def limit_time(connection: Connection, *, lock_ms: int, statement_ms: int) -> None:

@@ -15,7 +15,7 @@ from uuid import UUID
 
 import msgspec
 
-from server.recording import commit, side_writer
+from server.recording import commit, committer, side_writer
 from server.runs import accept, writing
 from server.runs.states import ENDED, Ending
 from server.store import deletion, events, idempotency, leases, ownership, responses, storage_usage
@@ -351,6 +351,7 @@ PLACES: dict[ModuleType, dict[str, Any]] = {
     deletion: {"delete": delete, "purge": purge},
     storage_usage: {"total": stored_bytes},
     idempotency: {"find": find, "claim": claim, "release_lost": release_lost},
+    committer: {"is_there": lambda _at: True},
     commit: {"append_alone": append_alone, "limit_time": _limit_time},
     side_writer: {"limit_time": _limit_time, "durable": lambda _at: None},
     accept: {"clock": lambda at: at.now},
