@@ -70,10 +70,13 @@ def test_call_is_answered_alike_through_a_chain_and_through_a_full_replay(client
 
 
 def test_streamed_call_is_the_whole_one(client: Any) -> None:
-    with client.responses.stream(model=MODEL, input=ASK, tools=[WEATHER], temperature=0) as stream:
-        events = list(stream)
-    types = [event.type for event in events]
-    pieces = [event.delta for event in events if event.type == "response.function_call_arguments.delta"]
+    for _ in range(10):  # what a busy machine writes at once is one delta
+        with client.responses.stream(model=MODEL, input=ASK, tools=[WEATHER], temperature=0) as stream:
+            events = list(stream)
+        types = [event.type for event in events]
+        pieces = [event.delta for event in events if event.type == "response.function_call_arguments.delta"]
+        if len(pieces) > 2:
+            break
     assert len(pieces) > 2
     assert types[:3] == ["response.created", "response.in_progress", "response.output_item.added"]
     assert types[-3:] == [

@@ -35,14 +35,20 @@ def opens(server: ServerProcess) -> bool:
     return True
 
 
+def status_of_a_body(server: ServerProcess) -> int:
+    """What is answered to 8 KiB that say that they are JSON and are not."""
+    headers = {"content-type": "application/json"}
+    return httpx.post(f"{server.api}/responses", content=b"a" * 8192, headers=headers).status_code
+
+
 def test_messages_that_never_end_take_no_more_than_the_tenant_s_share(server: ServerProcess) -> None:
     with WebSocket(server.url) as first:
         first.send_text("a" * (BODY - 4096), whole=False)
-        eventually(lambda: httpx.post(f"{server.api}/responses", content=b"a" * 8192).status_code == 429)
+        eventually(lambda: status_of_a_body(server) == 429)
         with WebSocket(server.url) as second:
             second.send_text("a" * 8192, whole=False)
             assert second.wait_closed() == TOO_BIG
-    eventually(lambda: httpx.post(f"{server.api}/responses", content=b"a" * 8192).status_code == 400)
+    eventually(lambda: status_of_a_body(server) == 400)
 
 
 def test_a_message_counts_no_more_once_it_was_answered(server: ServerProcess) -> None:
@@ -50,7 +56,7 @@ def test_a_message_counts_no_more_once_it_was_answered(server: ServerProcess) ->
         for _ in range(6):
             message = {"model": MODEL, "input": "a " * 10_000, "max_output_tokens": 1, "truncation": "auto"}
             assert socket.turn(message)[-1]["type"] in ("response.incomplete", "error")
-            socket.send_text("nonsense " * 4000)
+            socket.send_text("no json " * 4000)
             assert socket.receive()["error"]["code"] == "invalid_json"
 
 

@@ -15,7 +15,8 @@ def services(*threads: SupervisedThread) -> Any:
         admission=SimpleNamespace(open=True),
         served=SimpleNamespace(engine=SimpleNamespace(stats=lambda: SimpleNamespace(alive=True))),
         disk=SimpleNamespace(shortage=lambda: None),
-        database=SimpleNamespace(retry=lambda *_, **__: None),
+        database=SimpleNamespace(retry=lambda *_, **__: None, disk_is_full=False),
+        recorder=SimpleNamespace(trouble=lambda: None),
         threads=threads,
     )
 
