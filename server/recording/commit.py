@@ -96,8 +96,11 @@ class GroupCommit:
             leases.fence(connection, self._replica)
             left = self._steps
             if in_doubt:
-                restore(connection, self._unflushed)
-                left = [step for step in left if not is_written(connection, self._replica, step)]
+                written = {step.run.facts.id: is_written(connection, self._replica, step) for step in left}
+                left = [step for step in left if not written[step.run.facts.id]]
+                # An end that is written has folded its log away: nothing of that may be added again.
+                if False in written.values():
+                    restore(connection, self._unflushed)
             self.fenced = True
             write(connection, self._replica, left)
             crashpoint("recorder.written")
