@@ -1,5 +1,6 @@
 """A client's end of a WebSocket, over plain sockets: every message is seen as it was sent."""
 
+import contextlib
 import json
 import socket
 from collections import deque
@@ -143,5 +144,6 @@ class WebSocket:
                 case CloseConnection(code=code):
                     self.closed = code
                     if self._connection.state is ConnectionState.REMOTE_CLOSING:
-                        self._write(self._connection.send(event.response()))
+                        with contextlib.suppress(ConnectionError):  # a process that ends waits for no answer
+                            self._write(self._connection.send(event.response()))
         return bool(data) and self.closed is None

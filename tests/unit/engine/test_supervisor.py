@@ -89,7 +89,13 @@ def test_every_job_is_told_of_a_death_before_another_life_begins(bench: Bench) -
 
     bench.listener.when_told = look
     bench.fail_steps(Broken("a broken book"))
-    bench.run(*(make_job(str(n), make_prompt(20, n)) for n in range(5)))
+    jobs = [make_job(str(n), make_prompt(20, n)) for n in range(5)]
+    bench.engine.hold(True)  # until all of them are there: they die together
+    for job in jobs:
+        bench.engine.submit(job)
+    bench.engine.hold(False)
+    for job in jobs:
+        bench.listener.outcome(job.job_id)
     assert alive == [False] * 5
     assert [len(batch) for batch in bench.listener.batches] == [5]
     eventually(lambda: bench.engine.stats().alive)
