@@ -78,17 +78,15 @@ class Gate:
         self._refuse_foreign(request, key_exists=True)
         if not self._closed.is_set():
             return DEFAULT_TENANT
-        given = _given(request)
+        given = _bearer_token(request)
         _key_id(given)
         return self._known.get(_digest(given))
 
     def identify(self, request: HTTPConnection) -> Caller:
         """The caller of a request or of a WebSocket. Raises NotAuthenticated, WrongHost or WrongOrigin."""
-        self._refuse_foreign(request, key_exists=True)
-        given = _given(request)
+        given = _bearer_token(request)
         caller = self._database.ask(lambda connection: self._look_up(connection, given))
-        if caller.key_id is None:
-            self._refuse_foreign(request, key_exists=False)
+        self._refuse_foreign(request, key_exists=caller.key_id is not None)
         return caller
 
     def _refuse_foreign(self, request: HTTPConnection, *, key_exists: bool) -> None:
@@ -123,7 +121,7 @@ class Gate:
         self._known[digest] = tenant
 
 
-def _given(request: HTTPConnection) -> str:
+def _bearer_token(request: HTTPConnection) -> str:
     """What the request calls its key; empty if it names none."""
     scheme, _, text = request.headers.get("authorization", "").partition(" ")
     return text.strip() if scheme.lower() == "bearer" else ""

@@ -60,7 +60,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     skip_special_tokens: bool | None = None
     priority: Annotated[int, Meta(ge=-(2**31), lt=2**31)] | None = None
     cache_salt: Annotated[str, Meta(max_length=256)] | None = None
-    user: str | None = None
+    user: Annotated[str, Meta(max_length=512)] | None = None
 
 
 class ChoiceRequest(CreateResponse, frozen=True, kw_only=True):

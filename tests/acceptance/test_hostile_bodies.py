@@ -96,6 +96,23 @@ def test_lone_surrogate_is_refused(scripted_server: ServerProcess, body: bytes) 
     check_error(post(scripted_server, body), 400, "invalid_request_error")
 
 
+LONG: dict[str, object] = {
+    "user": "u" * 513,
+    "include": ["i" * 129],
+    "service_tier": "t" * 65,
+    "safety_identifier": "s" * 129,
+}
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_long_word_that_every_event_would_repeat_is_refused(
+    scripted_server: ServerProcess, name: str
+) -> None:
+    answer = post(scripted_server, json.dumps(HELLO | {name: LONG[name]}).encode())
+    error = check_error(answer, 400, "invalid_request_error")
+    assert error["param"].startswith(name)
+
+
 HUGE = [b"1e999", b"-1e999", b"9" * 400, b"1" + b"0" * 5000, b"9223372036854775808", b"1e-999999"]
 
 
