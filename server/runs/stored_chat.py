@@ -4,6 +4,7 @@ A completion is there once all of its choices have ended as answers; a choice th
 that it is belongs to it no more.
 """
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -28,6 +29,8 @@ from server.wire.items import decode_item
 from server.wire.pages import MAX_BYTES, Page, fitting, page
 from server.wire.request import Metadata
 from server.wire.response import Echo
+
+log = logging.getLogger("holdfast.chat")
 
 
 def find(database: Database, tenant: str, first: UUID) -> StoredCompletion:
@@ -64,7 +67,10 @@ def delete(connection: Connection, tenant: str, first: UUID) -> list[UUID]:
 def list_completions(
     database: Database, tenant: str, filters: Filters, after: str | None, limit: int, *, newest_first: bool
 ) -> Page[msgspec.Raw]:
-    """A page of the completions that are there. Raises InvalidRequest for a bad cursor."""
+    """A page of the completions that are there. Raises InvalidRequest for a bad cursor.
+
+    One that cannot be decoded is left out, and logged: it does not keep the others from being listed.
+    """
 
     def work(connection: Connection) -> tuple[list[bytes], bool]:
         cursor = _cursor(connection, tenant, after) if after is not None else None
@@ -77,7 +83,7 @@ def list_completions(
             for one in _those_there(connection, tenant, first):
                 if len(found) == limit or size >= MAX_BYTES:
                     return found, True
-                found.append(msgspec.json.encode(one))
+                found.append(one)
                 size += len(found[-1])
             if not more:
                 return found, False
@@ -124,14 +130,16 @@ def _there(found: Sequence[StoredResponse], first: UUID) -> Sequence[StoredRespo
     return found
 
 
-def _those_there(
-    connection: Connection, tenant: str, first: Sequence[StoredResponse]
-) -> Iterator[StoredCompletion]:
-    """The completions that are there among those with these first choices, in their order."""
+def _those_there(connection: Connection, tenant: str, first: Sequence[StoredResponse]) -> Iterator[bytes]:
+    """The JSON of those completions with these first choices that are there and can be decoded, in order."""
     for stored in first:
         group = choices.get(connection, tenant, _candidates(stored.id))
-        if group and all(one.status in ANSWERED for one in group):
-            yield _told(group, connection, tenant)
+        if not group or any(one.status not in ANSWERED for one in group):
+            continue
+        try:
+            yield msgspec.json.encode(_told(group, connection, tenant))
+        except (ValueError, KeyError, TypeError):  # msgspec's errors among them
+            log.exception("completion %s cannot be decoded and is not listed", stored.id)
 
 
 def _cursor(connection: Connection, tenant: str, after: str) -> Cursor:

@@ -62,6 +62,20 @@ def test_streamed_completion_is_found_once_all_of_its_choices_have_ended(client:
     assert {choice.index: choice.message.content for choice in found.choices} == texts
 
 
+def test_completion_that_cannot_be_decoded_keeps_no_other_from_being_listed(
+    client: OpenAI, scripted_database: str
+) -> None:
+    tag = {"damaged": "one of three"}
+    told = [keep(client, metadata=tag).id for _ in range(3)]
+    damaged = as_uuid(told[1].removeprefix("chatcmpl-"))
+    with psycopg.connect(scripted_database, autocommit=True) as connection:
+        change = "update responses set request = replace(request::text, %s, %s)::json where id = %s"
+        assert connection.execute(change, ('"model":', '"no model":', damaged)).rowcount == 1
+        listed = client.chat.completions.list(metadata=tag, order="asc", limit=2)
+        connection.execute(change, ('"no model":', '"model":', damaged))
+    assert [one.id for one in listed] == [told[0], told[2]]
+
+
 def test_running_completion_is_not_there_yet_and_can_be_deleted(
     paced_server: ServerProcess, connect: Connect
 ) -> None:
