@@ -84,7 +84,7 @@ def gather(
         standing, before = _conversation(connection, tenant, conversation, reserve)
     wanted = [item for item in given if not isinstance(item, _NO_ITEMS)]
     resolved = resolve_all(connection, tenant, wanted, reserve)
-    new = _renamed(resolved, own_items(given, resolved, response, "i", seal, tenant))
+    new = own_items(given, resolved, response, "i", seal, tenant)
     refuse_forged(seal, tenant, [*before, *new], _answer_path(given))
     refuse_unmatched(before, new, lambda items: opened(items, seal, tenant))
     return Context(previous, before, new, standing)
@@ -134,12 +134,16 @@ def own(item: Item, response: UUID, side: ids.Side, index: int) -> Item:
 def own_items(
     given: Sequence[Given], resolved: Sequence[Item], source: UUID, side: ids.Side, seal: Seal, tenant: str
 ) -> list[Item]:
-    """The items with ids of their own. `given` is what they were resolved from, others perhaps among it."""
+    """The items with ids of their own, by which those that refer to others of them do so.
+
+    `given` is what they were resolved from, others perhaps among it.
+    """
     stored = [isinstance(item, ItemReference) for item in given if not isinstance(item, _NO_ITEMS)]
-    return [
+    new = [
         taken_over(seal, tenant, item, own(item, source, side, index), stored=stored[index])
         for index, item in enumerate(resolved)
     ]
+    return _renamed(resolved, new)
 
 
 def _answer_path(given: Sequence[Given]) -> str:

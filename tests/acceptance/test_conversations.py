@@ -50,6 +50,18 @@ EVERY_KIND: list[dict[str, object]] = [
 ]
 
 
+def test_an_answer_to_a_request_for_approval_names_it_by_the_id_that_it_has_in_the_conversation(
+    scripted_server: ServerProcess, connect: Connect
+) -> None:
+    request = {"type": "mcp_approval_request", "id": "mcpr_theirs", "server_label": "s", "name": "n"}
+    answer = {"type": "mcp_approval_response", "approval_request_id": "mcpr_theirs", "approve": False}
+    items: Any = [{**request, "arguments": "{}"}, answer]
+    client = connect(scripted_server)
+    conversation = client.conversations.create(items=items).id
+    asked, answered = client.conversations.items.list(conversation, order="asc").model_dump()["data"]
+    assert answered["approval_request_id"] == asked["id"] != "mcpr_theirs"
+
+
 def test_items_of_every_kind_are_kept_in_order_and_found_again_by_their_ids(
     scripted_server: ServerProcess, connect: Connect
 ) -> None:
