@@ -121,9 +121,13 @@ class Keeper:
         return heartbeats
 
     def _hand_back_lost(self, connection: Connection) -> int:
-        """How many responses this replica owned and does not produce."""
+        """How many responses were given up that this replica owned and does not produce.
+
+        Nothing waits for one that is locked: the next heartbeat would come late by that. The next round tries
+        it again.
+        """
         lost = [place for place in ownership.owned(connection, self._replica) if not self._holds(place.id)]
-        if lost:
-            log.warning("%d responses of this replica are not produced by it; handed back", len(lost))
-            ownership.hand_back(connection, self._replica, lost)
-        return len(lost)
+        handed_back = ownership.hand_back(connection, self._replica, lost, skip_locked=True)
+        if handed_back:
+            log.warning("%d responses of this replica are not produced by it; handed back", handed_back)
+        return handed_back

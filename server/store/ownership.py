@@ -93,26 +93,37 @@ def claim_waiting(
     return read_rows(connection, [Place(*row) for row in connection.execute(_CLAIM_WAITING, parameters)])
 
 
-_HAND_BACK = text(
-    """
-    update responses set replica_id = null, deaths = deaths + :deaths
-    where replica_id = :me and status = 'in_progress'
-      and (tenant, id) in (select * from unnest(cast(:tenants as text[]), cast(:ids as uuid[])))
-    """
-)
+_HAND_BACK = """
+    with chosen as materialized (
+        select tenant, id from responses
+        where replica_id = :me and status = 'in_progress'
+          and (tenant, id) in (select * from unnest(cast(:tenants as text[]), cast(:ids as uuid[])))
+        for update {skip_locked})
+    update responses r set replica_id = null, deaths = deaths + :deaths
+    from chosen c where r.tenant = c.tenant and r.id = c.id
+"""
+_HAND_BACK_ALL = text(_HAND_BACK.format(skip_locked=""))
+_HAND_BACK_UNLOCKED = text(_HAND_BACK.format(skip_locked="skip locked"))
 
 
-def hand_back(connection: Connection, me: UUID, places: Sequence[Place], *, died: bool = False) -> None:
-    """Gives up responses of this replica, for any other to go on with. The transaction passed the fence.
+def hand_back(
+    connection: Connection,
+    me: UUID,
+    places: Sequence[Place],
+    *,
+    died: bool = False,
+    skip_locked: bool = False,
+) -> int:
+    """Gives up responses of this replica, for any other to go on with; how many were. Fenced by the caller.
 
     Those whose engine `died` have one death more, of which there may be only so many. Those that are not this
-    replica's any more are left as they are.
+    replica's any more are left as they are, and with `skip_locked` those that another transaction has locked.
     """
     if not places:
-        return
+        return 0
     tenants, ids = [place.tenant for place in places], [place.id for place in places]
     parameters = {"me": me, "tenants": tenants, "ids": ids, "deaths": int(died)}
-    connection.execute(_HAND_BACK, parameters)
+    return connection.execute(_HAND_BACK_UNLOCKED if skip_locked else _HAND_BACK_ALL, parameters).rowcount
 
 
 _OWNED = text("select tenant, id from responses where replica_id = :me and status = 'in_progress'")

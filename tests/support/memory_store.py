@@ -89,12 +89,15 @@ def claim_waiting(
     return _take(at, me, lambda one: one.background and one.model in models and one.tenant not in full, limit)
 
 
-def hand_back(at: Memory, me: UUID, places: Sequence[Place], *, died: bool = False) -> None:
+def hand_back(at: Memory, me: UUID, places: Sequence[Place], *, died: bool = False) -> int:
+    handed_back = 0
     for place in places:
         at.lock(place.id)
         row = at.rows[place.id]
         if row.stored.replica_id == me and row.stored.status == "in_progress":
             at.change(row, replica_id=None, deaths=row.stored.deaths + died)
+            handed_back += 1
+    return handed_back
 
 
 def owned(at: Memory, me: UUID) -> list[Place]:

@@ -10,7 +10,7 @@ import pytest
 
 from server.runs.keeper import Keeper
 from server.runs.unread import Unread
-from server.store import leases
+from server.store import leases, ownership
 from server.store.database import Database, DatabaseError
 from server.store.leases import BEAT_SECONDS, beat_seconds
 from tests.support.builders import accept, register
@@ -103,6 +103,23 @@ def test_after_an_outage_of_many_leases_nobody_is_declared_dead_who_beats_again_
     with database.begin() as connection:
         leases.beat(connection, other)
     assert judged_at(database, keeper, clock, other, back + 30) == back + 2 * LEASE
+
+
+def test_a_locked_response_that_is_to_be_handed_back_keeps_no_round_waiting(database: Database) -> None:
+    me, clock = register(database), Clock()
+    locked, _free = accept(database, me), accept(database, me)
+    keeper = keeper_of(database, me, clock, holds=lambda _response: False)
+    with database.begin() as other:
+        other.exec_driver_sql("select 1 from responses where id = %s for update", (locked.facts.id,))
+        keeper.beat()
+        assert owned_by(database, me) == [locked.facts.id]
+    keeper.beat()
+    assert owned_by(database, me) == []
+
+
+def owned_by(database: Database, replica: UUID) -> list[UUID]:
+    with database.begin() as connection:
+        return [place.id for place in ownership.owned(connection, replica)]
 
 
 def fail(*_arguments: object) -> None:
