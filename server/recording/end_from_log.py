@@ -1,28 +1,14 @@
 """The end of a response whose run cannot be stored: as failed, with what is stored of it."""
 
-from collections.abc import Sequence
 from datetime import datetime
 
-from server.dialects.base import Delta
 from server.runs.active import SERVER_ERROR, Step
-from server.runs.reading import Reading
+from server.runs.reading import nothing_to_read
 from server.runs.run import Log, Run, RunFacts
 from server.store import events
 from server.store.database import Connection, clock
 
 NOT_STORED = "The server could not store the rest of this response."
-
-
-class _NoMoreTokens:
-    """Stands for the parser of a run that reads no token."""
-
-    reasoning_tokens = 0
-
-    def feed(self, token_ids: Sequence[int]) -> list[Delta]:  # noqa: ARG002 - a parser's
-        return []
-
-    def close(self) -> list[Delta]:
-        return []
 
 
 def fail_from_log(connection: Connection, facts: RunFacts) -> Step:
@@ -43,7 +29,7 @@ def fail_unstored(connection: Connection, step: Step) -> Step:
 
 
 def _fail(facts: RunFacts, found: Log, at: datetime) -> Step:
-    run = Run(facts, Reading(_NoMoreTokens()))
+    run = Run(facts, nothing_to_read())
     run.resume_told(found)
     step = Step(run)
     step.events += run.fail(SERVER_ERROR, NOT_STORED, at)

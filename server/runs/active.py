@@ -103,6 +103,8 @@ class Step:
     """The number of the first event, if there is one."""
     broken: bool = False
     """What the run has made cannot even be turned into events, so there is no writing it."""
+    unreadable: bool = False
+    """The run ends because its tokens could not be read; the engine goes on until its job is cancelled."""
 
     def __post_init__(self) -> None:
         self.first_seq = self.run.next_seq
@@ -272,6 +274,7 @@ class ActiveRuns:
 
     def _fail_unreadable(self, step: Step, now: datetime) -> None:
         """The end of a run that raised; its output so far may be what it cannot tell of."""
+        step.unreadable = True
         try:
             step.events += step.run.fail(SERVER_ERROR, UNREADABLE, now, readable=False)
         except Exception:

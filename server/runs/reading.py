@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from engine.vocabulary import Vocabulary
-from server.dialects.base import Parser
+from server.dialects.base import Delta, Parser
 from server.runs.hosted import Hosted
 from server.runs.raw_messages import RawMessages
 
@@ -40,3 +40,20 @@ class Reading:
     hosted: Hosted = Hosted()
     """The tools that the server runs."""
     condensing: Condensing | None = None
+
+
+class _NoTokens:
+    """The parser of a run that reads no further token."""
+
+    reasoning_tokens = 0
+
+    def feed(self, token_ids: Sequence[int]) -> list[Delta]:  # noqa: ARG002 - a parser's
+        return []
+
+    def close(self) -> list[Delta]:
+        return []
+
+
+def nothing_to_read() -> Reading:
+    """For a run that is only to be ended."""
+    return Reading(_NoTokens())

@@ -12,12 +12,11 @@ from dataclasses import dataclass
 import msgspec
 
 from engine.messages import Job
-from server.dialects.base import Delta
 from server.errors import ApiError
 from server.runs import context
 from server.runs.condense import first_reading, prepare_first
 from server.runs.prepare import Prepared, Served
-from server.runs.reading import Reading
+from server.runs.reading import nothing_to_read
 from server.runs.replay import replay, said
 from server.runs.run import Log, Run, RunFacts
 from server.runs.turns import Turns
@@ -45,18 +44,6 @@ class Rebuilt:
     """There if the run can go on."""
 
 
-class _Mute:
-    """Stands for the parser of a run that is not to read another token."""
-
-    reasoning_tokens = 0
-
-    def feed(self, token_ids: Sequence[int]) -> list[Delta]:  # noqa: ARG002 - a parser's
-        return []
-
-    def close(self) -> list[Delta]:
-        return []
-
-
 def rebuild(connection: Connection, stored: StoredResponse, served: Served) -> Rebuilt:
     """Reads a claimed response's log and history.
 
@@ -74,7 +61,7 @@ def rebuild(connection: Connection, stored: StoredResponse, served: Served) -> R
         raise
     except Exception:
         log.exception("response %s cannot go on from what is stored of it", stored.id)
-    run = Run(_facts(stored, prepared), Reading(_Mute()))
+    run = Run(_facts(stored, prepared), nothing_to_read())
     run.resume_told(Log(progress.token_ids, progress.next_seq, told, progress.first_token_at))
     return Rebuilt(stored, run, None)
 

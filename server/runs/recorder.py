@@ -255,6 +255,9 @@ class Recorder:
         """What follows from committed steps."""
         self._tell(steps)
         crashpoint("recorder.told")
+        for step in steps:
+            if step.unreadable:
+                self._cancel(step.run.facts.id)
         self._let_go(steps)
         self._on_steps(steps)
 

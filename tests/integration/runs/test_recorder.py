@@ -186,6 +186,7 @@ def test_a_parser_that_raises_fails_only_its_own_run(bench: Bench) -> None:
     assert [event.sequence_number for event in bench.stored(broken.facts.id)] == list(
         range(len(bench.stored(broken.facts.id)))
     )
+    assert bench.cancelled == [broken.facts.id]
     bench.feed(finished(fine))
     assert text_of(bench, fine) == "ab"
 
