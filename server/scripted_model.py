@@ -14,6 +14,7 @@ from engine.scripted import KINDS, Fault, Script, ScriptedConfig, ScriptedEngine
 from engine.vocabulary import read_vocabulary
 from server.config import Config
 from server.errors import ConfigError
+from server.wire.typed import decode_as
 
 CONTEXT_LENGTH = 32768
 """Enough for what agents send."""
@@ -55,7 +56,7 @@ def scripted_engine(config: Config, folder: Path, deliver: Deliver, on_dead: OnD
 def _scripts(answers: str, tokenizer: Tokenizer, stop_id: int) -> Callable[[Job], Script | None]:
     """Which answer is given to a prompt: the first whose text is in it; without one, made-up words."""
     try:
-        pairs = msgspec.json.decode(answers, type=list[tuple[str, str]])
+        pairs = decode_as(answers, list[tuple[str, str]])
     except msgspec.MsgspecError as error:
         raise ConfigError(f"scripted-answers must be a JSON list of pairs of strings: {error}.") from error
     scripts = [

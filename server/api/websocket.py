@@ -30,6 +30,7 @@ from server.wire.decode import decode
 from server.wire.errors import ErrorDetail
 from server.wire.items import Item, decode_item
 from server.wire.socket import ClientMessage, CreateMessage, SocketError, Steer, SteerDetail, SteerFailed
+from server.wire.typed import decode_as
 
 MOST_WAITING = 16
 """Messages that may wait for their turn on one connection."""
@@ -149,7 +150,7 @@ class SocketSession:
 
     def end(self, wanted: Wanted, last: bytes) -> None:
         """Keeps what the next turn may go on from."""
-        ended = msgspec.json.decode(last, type=_Last).response
+        ended = decode_as(last, _Last).response
         if ended.status == "failed":
             self._forget(wanted)
         elif not ended.store:

@@ -11,6 +11,7 @@ from server.browser.page import Page, decoded, from_results, from_text
 from server.browser.reading import Unreadable, read
 from server.tools.address import Allowed, Refused, only, read_url
 from server.tools.fetch import Bounds, Fetched, Unreachable, fetch
+from server.wire.typed import decode_as
 
 MOST_PAGES = 100
 MOST_BYTES = 16 * 1024 * 1024
@@ -63,7 +64,7 @@ class Browsing:
         address = f"{self._web.search_url}?{urlencode({'q': query, 'format': 'json'}, errors='replace')}"
         try:
             fetched = self._fetched(address, only(self._web.search_url))
-            told = msgspec.json.decode(fetched.body, type=_Results)
+            told = decode_as(fetched.body, _Results)
         except (Impossible, msgspec.DecodeError, RecursionError, UnicodeDecodeError):
             raise Impossible("The search does not answer at the moment.") from None
         results = [

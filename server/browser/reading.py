@@ -10,6 +10,7 @@ import sys
 import msgspec
 
 from server.browser.page import Page, from_html
+from server.wire.typed import decode_as
 
 SECONDS = 5.0
 _MEMORY = 1 << 30
@@ -30,13 +31,13 @@ def read(url: str, html: str, seconds: float = SECONDS) -> Page:
             check=True,
             timeout=4 * seconds,  # by the clock, on a busy machine
         ).stdout
-        return msgspec.json.decode(told, type=Page)
+        return decode_as(told, Page)
     except (subprocess.SubprocessError, msgspec.DecodeError):
         raise Unreadable("The page takes too long to be read.") from None
 
 
 def main() -> None:
-    url, html, seconds = msgspec.json.decode(sys.stdin.buffer.read(), type=tuple[str, str, float])
+    url, html, seconds = decode_as(sys.stdin.buffer.read(), tuple[str, str, float])
     cpu = max(1, round(seconds))
     resource.setrlimit(resource.RLIMIT_CPU, (cpu, cpu))
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))

@@ -19,6 +19,7 @@ from server.store.strays import KeyTrouble, Stray
 from server.wire import ids
 from server.wire.items import Message, decode_item
 from server.wire.response import Echo
+from server.wire.typed import decode_as
 
 INVARIANTS = {
     "I1": "every response ends, unless a server runs it or it waits for one",
@@ -180,7 +181,7 @@ def _check_previous(response: AuditedResponse) -> Iterator[Finding]:
 
 def _said_previous(request: str) -> UUID | None:
     try:
-        said = msgspec.json.decode(request, type=Echo).previous_response_id
+        said = decode_as(request, Echo).previous_response_id
     except msgspec.MsgspecError:
         return None  # told by the check of its last event, where the same echo is needed
     return ids.parse_response_id(said) if said is not None else None

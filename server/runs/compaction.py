@@ -27,6 +27,7 @@ from server.wire import ids
 from server.wire.items import Compaction, Item, Message, plain_text
 from server.wire.request import CreateResponse
 from server.wire.response import CompactedResponse, Usage, usage
+from server.wire.typed import decode_as
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,6 +118,6 @@ class _Final(msgspec.Struct):
 
 def read_written(final: bytes) -> Written:
     """The model's summary from the response that it came in; empty if it failed."""
-    told = msgspec.json.decode(final, type=_Final)
+    told = decode_as(final, _Final)
     said = [plain_text(item.content) for item in told.output if isinstance(item, Message)]
     return Written(text="\n".join(said), usage=told.usage)

@@ -14,6 +14,7 @@ from engine.messages import TokenLogprobs
 from engine.vocabulary import Vocabulary
 from server.runs.logprobs import LEAST
 from server.wire.response import PromptLogprob, PromptLogprobs, RawMessage, Response
+from server.wire.typed import decode_as
 
 ONLY_TOLD = ("input_messages", "output_messages", "prompt_logprobs")
 """The fields of a response that are kept in its last event."""
@@ -89,12 +90,12 @@ def asks_for_raw_messages(asked: str | None) -> bool:
     """Whether a stored request does; most are not even decoded."""
     if asked is None or '"enable_response_messages":true' not in asked:
         return False
-    return bool(msgspec.json.decode(asked, type=_Asked).enable_response_messages)
+    return bool(decode_as(asked, _Asked).enable_response_messages)
 
 
 def told_again(response: Response, last_event: str) -> Response:
     """A response that has ended, with what its last event alone has kept."""
-    told = msgspec.json.decode(last_event, type=_Last).response
+    told = decode_as(last_event, _Last).response
     return msgspec.structs.replace(
         response,
         input_messages=told.input_messages,

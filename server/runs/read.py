@@ -19,6 +19,7 @@ from server.stream.hub import TAIL_FRAMES, Published
 from server.stream.sse import Stored
 from server.wire.events import Event
 from server.wire.response import Echo, Response
+from server.wire.typed import decode_as
 
 PAGE_EVENTS = 1024
 PAGE_BYTES = 32 * 1024
@@ -47,7 +48,7 @@ def with_raw_messages(connection: Connection, stored: StoredResponse, found: Res
 
 def as_response(stored: StoredResponse, output: Sequence[str]) -> Response:
     """What a row and the JSON of its output items say to a reader. Pure; raises msgspec.DecodeError."""
-    echo = msgspec.json.decode(stored.request, type=Echo)
+    echo = decode_as(stored.request, Echo)
     items = [msgspec.Raw(payload.encode()) for payload in output]
     return assemble(stored.id, stored.created_at, echo, stored.status, items, _ending(stored))
 

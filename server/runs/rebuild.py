@@ -29,6 +29,7 @@ from server.wire.events import Event
 from server.wire.items import Item, decode_item
 from server.wire.request import CreateResponse
 from server.wire.response import Echo
+from server.wire.typed import decode_as
 
 log = logging.getLogger("holdfast.rebuild")
 
@@ -99,7 +100,7 @@ def _facts(stored: StoredResponse, prepared: Prepared | None) -> RunFacts:
         tenant=stored.tenant,
         id=stored.id,
         key_id=stored.key_id,
-        echo=msgspec.json.decode(stored.request, type=Echo),
+        echo=decode_as(stored.request, Echo),
         created_at=stored.created_at,
         attempt=stored.attempt,
         prompt_tokens=len(prepared.prompt.token_ids) if prepared else 0,
@@ -126,8 +127,8 @@ def _prepare_again(connection: Connection, stored: StoredResponse, served: Serve
 
 def _request(stored: StoredResponse, asked: str) -> CreateResponse:
     """The request as it was, but for its input, which is stored as items."""
-    echo = msgspec.json.decode(stored.request, type=Echo)
-    request = msgspec.json.decode(asked, type=CreateResponse)
+    echo = decode_as(stored.request, Echo)
+    request = decode_as(asked, CreateResponse)
     return msgspec.structs.replace(request, instructions=echo.instructions)
 
 

@@ -29,6 +29,7 @@ from server.wire.items import decode_item
 from server.wire.pages import MAX_BYTES, Page, fitting, page
 from server.wire.request import Metadata
 from server.wire.response import Echo
+from server.wire.typed import decode_as
 
 log = logging.getLogger("holdfast.chat")
 
@@ -47,7 +48,7 @@ def update(database: Database, tenant: str, first: UUID, metadata: Metadata | No
 
     def work(connection: Connection) -> StoredCompletion:
         for stored in _there(choices.hold(connection, tenant, _candidates(first)), first):
-            echo = msgspec.json.decode(stored.request, type=Echo)
+            echo = decode_as(stored.request, Echo)
             changed = msgspec.structs.replace(echo, metadata=metadata or {})
             told = [msgspec.json.encode(value).decode() for value in (changed, changed.metadata)]
             choices.change_metadata(connection, stored, *told)
@@ -159,7 +160,7 @@ def _told(found: Sequence[StoredResponse], connection: Connection, tenant: str) 
     finals = [_final(connection, stored, outputs[stored.id]) for stored in found]
     first, final = found[0], finals[0]
     places = [stored.choice or 0 for stored in found]
-    asked = msgspec.json.decode(first.asked or "", type=ChoiceRequest)
+    asked = decode_as(first.asked or "", ChoiceRequest)
     goes_on = asked.echo or asked.add_generation_prompt is False
     given = responses.input_items(connection, tenant, first.id) if goes_on else []
     telling = telling_of(asked, first.id, [decode_item(item) for item in given])

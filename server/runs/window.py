@@ -11,6 +11,7 @@ import msgspec
 
 from server.runs.sealing import Seal
 from server.wire.items import Compaction, InputText, Item, Message, decode_item, encode_item
+from server.wire.typed import decode_as
 
 SUMMARY = "Earlier parts of this conversation were left out. This is what they said:\n\n"
 
@@ -51,7 +52,7 @@ def open_window(item: Compaction, seal: Seal, tenant: str) -> list[Item] | None:
     text = seal.open("context", tenant, item.encrypted_content)
     if text is None:
         return None
-    found = msgspec.json.decode(text, type=_Sealed)
+    found = decode_as(text, _Sealed)
     before, after = ([decode_item(bytes(one)) for one in part] for part in (found.before, found.after))
     return Window(before, found.summary, after).items(item.id)
 

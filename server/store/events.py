@@ -21,6 +21,7 @@ from sqlalchemy import ARRAY, Connection, Integer, Text, Uuid, bindparam, text
 from server.store.database import driver
 from server.store.storage_usage import adding
 from server.wire.events import Event, Kind
+from server.wire.typed import decode_as
 
 log = logging.getLogger("holdfast.events")
 
@@ -96,7 +97,7 @@ def unpack(first_seq: int, kind: int, output_index: int, content_index: int, bod
     """The events of one row."""
     if kind == Kind.WHOLE:
         return [Event(first_seq, Kind.WHOLE, 0, 0, body.decode())]
-    deltas = msgspec.json.decode(body, type=list[str])
+    deltas = decode_as(body, list[str])
     return [
         Event(first_seq + offset, Kind(kind), output_index, content_index, delta)
         for offset, delta in enumerate(deltas)
@@ -262,7 +263,7 @@ class LogRow(NamedTuple):
 
 def unfold(body: str | bytes) -> list[LogRow]:
     """The rows that were folded into a stream of codec 1. Raises msgspec.DecodeError."""
-    return msgspec.json.decode(body, type=list[LogRow])
+    return decode_as(body, list[LogRow])
 
 
 def unpack_rows(rows: Sequence[LogRow], first: int) -> Iterator[Event]:

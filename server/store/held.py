@@ -7,6 +7,7 @@ import msgspec
 
 from server.store.events import LogRow, unfold, unpack_rows
 from server.wire.events import Event
+from server.wire.typed import decode_as
 
 PIECE_ROWS = 256
 """Rows that are decoded together. Decoded, they take several times the room."""
@@ -17,7 +18,7 @@ class HeldStream:
 
     def __init__(self, folded: str) -> None:
         """Takes a stream as it is stored. Raises msgspec.DecodeError."""
-        rows = msgspec.json.decode(folded, type=list[msgspec.Raw])
+        rows = decode_as(folded, list[msgspec.Raw])
         pieces = [rows[start : start + PIECE_ROWS] for start in range(0, len(rows), PIECE_ROWS)]
         self._starts = [_row(piece[0]).first_seq for piece in pieces]
         self._pieces = [msgspec.json.encode(piece) for piece in pieces]
@@ -32,4 +33,4 @@ class HeldStream:
 
 
 def _row(folded: msgspec.Raw) -> LogRow:
-    return msgspec.json.decode(folded, type=LogRow)
+    return decode_as(folded, LogRow)

@@ -15,6 +15,7 @@ import msgspec
 from server.errors import Overloaded, TooManyRequests
 from server.limits import SharedLimit
 from server.wire.hosted_items import ListedTool
+from server.wire.typed import decode_as
 
 FRESH_SECONDS = 60.0
 FAILED_SECONDS = 10.0
@@ -75,7 +76,7 @@ class Listings:
             entry = self._entries.get(key)
             if entry is not None and entry.expires_at > self._clock():
                 self._entries.move_to_end(key)
-                return msgspec.json.decode(entry.encoded, type=Listing)
+                return decode_as(entry.encoded, Listing)
             if (pending := self._under_way.get(key)) is not None:
                 return pending
             self._acquire(key)

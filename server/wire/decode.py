@@ -11,6 +11,7 @@ import msgspec
 
 from server.wire.bounds import MOST_NUMBERS, check_size
 from server.wire.errors import DecodeFailure
+from server.wire.typed import convert_to, decode_as
 
 T = TypeVar("T")
 
@@ -30,7 +31,7 @@ def decode(data: bytes, kind: type[T], most_numbers: int = MOST_NUMBERS) -> T:
     """`data` as one JSON document of the given type, with so many values at most. Raises DecodeFailure."""
     check_size(data, most_numbers)
     try:
-        value = msgspec.json.decode(data, type=kind)
+        value = decode_as(data, kind)
         if rb"\u0000" in data:
             _refuse_nul(msgspec.json.decode(data))
     except msgspec.ValidationError as error:
@@ -48,7 +49,7 @@ def decode(data: bytes, kind: type[T], most_numbers: int = MOST_NUMBERS) -> T:
 def convert(value: object, kind: Any, param: str) -> Any:
     """`value` (as `decode` gives for `object`) as the given type; paths in errors begin with `param`."""
     try:
-        return msgspec.convert(value, type=kind)
+        return convert_to(value, kind)
     except msgspec.ValidationError as error:
         raise _located(error, param) from error
 

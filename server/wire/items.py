@@ -9,6 +9,7 @@ from msgspec import UNSET, UnsetType
 
 from server.wire.files import file_text
 from server.wire.hosted_items import HOSTED, HostedItem
+from server.wire.typed import decode_as
 
 Role = Literal["user", "assistant", "system", "developer"]
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
@@ -219,11 +220,11 @@ class _Typed(msgspec.Struct):
 
 def decode_item(payload: str | bytes) -> Item:
     """An item from what `encode_item` made of it."""
-    kind = _TYPED.get(msgspec.json.decode(payload, type=_Typed).type)
+    kind = _TYPED.get(decode_as(payload, _Typed).type)
     if kind is not None:
         # A client may have given one of the server's own kind that is not as ours are.
         with suppress(*((msgspec.ValidationError,) if kind in HOSTED else ())):
-            item: Item = msgspec.json.decode(payload, type=kind)
+            item: Item = decode_as(payload, kind)
             return item
     given: dict[str, Any] = msgspec.json.decode(payload)
     return OtherItem(given["id"], given.get("status", "completed"), given)
