@@ -17,6 +17,8 @@ from server.store.events import Chunk
 
 log = getLogger("holdfast.recorder")
 
+HAD_HAPPENED = "a commit that was not answered had happened"
+
 
 class JointCommit:
     """Messages that are applied to their runs once, and written as often as it takes."""
@@ -45,7 +47,7 @@ class JointCommit:
                 self._apply(now)
                 write(connection, self._replica, self.steps)
             elif self.in_doubt and self._is_written(connection):
-                log.warning("a commit that was not answered had happened")
+                log.warning(HAD_HAPPENED)
             else:
                 self._restore(connection)
                 write(connection, self._replica, self.steps)
@@ -98,6 +100,8 @@ class GroupCommit:
             if in_doubt:
                 written = {step.run.facts.id: is_written(connection, self._replica, step) for step in left}
                 left = [step for step in left if not written[step.run.facts.id]]
+                if any(written.values()):
+                    log.warning(HAD_HAPPENED)
                 # An end that is written has folded its log away: nothing of that may be added again.
                 if False in written.values():
                     restore(connection, self._unflushed)
