@@ -71,6 +71,8 @@ class Taker:
         self.thread = SupervisedThread("taker", self._turn, fatal=(leases.Fenced,), on_fatal=on_fatal)
 
     def start(self) -> None:
+        """The first claim follows at once: responses may have waited for a replica to start."""
+        self.thread.wake()
         self.thread.start()
 
     def wake(self) -> None:

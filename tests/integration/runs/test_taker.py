@@ -14,6 +14,7 @@ from engine.messages import Capabilities, Finished, Job, JobRefused, Stats, Toke
 from server.dialects.base import Conversation, Dialect, Parser, Prompt
 from server.dialects.pick import pick
 from server.locations import demo_model_folder
+from server.runs import taker
 from server.runs.active import SERVER_ERROR
 from server.runs.prepare import Served
 from server.runs.read import read_response
@@ -231,6 +232,21 @@ def test_a_waiting_response_is_begun_and_one_cancelled_meanwhile_is_not(
         assert told["usage"]["output_tokens"] == 0
         types = [event_type(event) for event in at.bench.stored(unwanted.facts.id)]
         assert types == ["response.created", "response.queued", "response.incomplete"]
+
+
+def test_what_waited_for_a_replica_to_start_is_claimed_at_once(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(taker, "POLL_SECONDS", 3600.0)
+    with taking(database_url) as at:
+        run = accept(at.bench.database, at.bench.replica, background=True)
+        at.taker.start()
+        try:
+            eventually(lambda: [job.job_id for job in at.engine.jobs] == [run.job_id])
+        finally:
+            at.taker.stop()
+        at.bench.recorder.deliver([Finished(run.job_id, "stop", Usage(3, 0, 0))])
+        check_end(at.bench, run.facts.id, [], "completed")
 
 
 def test_no_more_is_claimed_than_the_engine_may_run(database_url: str) -> None:
