@@ -66,11 +66,14 @@ def retrieve(services: Services, caller: Caller, request: Request, _body: bytes)
         if SEALED_REASONING in query.included(request):
             found = with_sealed(found, services.served.seal, caller.tenant)
         return as_json(request, found)
-    position = query.whole_number(request, "starting_after", -1) + 1
+    last_seen = query.last_event_id(request)
+    position = max(query.whole_number(request, "starting_after", -1), last_seen) + 1
     reader = StreamReader(services.database, caller.tenant, response)
     begun = reader.find(position)
     if begun is None:
         raise unknown(request)
+    if last_seen >= 0 and begun.ended and not begun.frames:
+        return HttpResponse(status_code=204, headers={"x-request-id": request.state.request_id})
     channel = watch(services.hub, caller.tenant, response, reader, position, begun)
     return stream(services, request, channel, reader, position, begun)
 
