@@ -45,7 +45,7 @@ REACH = {
     "server/browser/page.py:from_html": PAGE,  # a literal and digits
     "server/browser/page.py:_text": PAGE,
     "server/cli.py": OPERATOR,
-    "server/config.py": OPERATOR,
+    "server/redaction.py": OPERATOR,
     "server/service_links.py": OPERATOR,
     "server/dialects/calls_gemma.py:_NAME": OUTPUT,
     "server/dialects/calls_gemma.py:_KEY": OUTPUT,
