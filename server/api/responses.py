@@ -98,10 +98,12 @@ def watch(
 
 
 def cancel(services: Services, caller: Caller, request: Request, _body: bytes) -> Answer:
-    """POST /v1/responses/{response_id}/cancel, for foreground responses too"""
+    """POST /v1/responses/{response_id}/cancel, for running foreground responses too"""
     response = response_id(request)
     found = _read(services, caller, request, response)
     if found.status in ENDED:
+        if not found.background and found.status != "cancelled":
+            raise InvalidRequest("Cannot cancel a synchronous response.")
         return as_json(request, found)
     channel = services.hub.watch(caller.tenant, response)
     services.database.retry(lambda connection: ownership.request_cancel(connection, caller.tenant, response))

@@ -5,6 +5,7 @@ from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
+from server.api.chat import input_called
 from server.api.json import as_json
 from server.auth import Caller
 from server.dialects.template import read_json
@@ -21,7 +22,8 @@ def tokenize(services: Services, caller: Caller, request: Request, body: bytes) 
     """POST /tokenize"""
     wanted = decode(body, TokenizeRequest)
     vocabulary = runs.vocabulary_of(services.served, wanted.model)
-    tokens = runs.tokenize(services.served, caller.tenant, wanted)
+    with input_called("prompt" if wanted.messages is None else "messages"):
+        tokens = runs.tokenize(services.served, caller.tenant, wanted)
     limit = services.served.engine.capabilities.context_length
     strings = runs.spelled_each(tokens, vocabulary) if wanted.return_token_strs else UNSET
     return as_json(request, Tokenized(len(tokens), limit, tokens, strings))

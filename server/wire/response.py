@@ -86,6 +86,11 @@ class Echo(msgspec.Struct, frozen=True, kw_only=True):
     truncation: str
     user: str | None
 
+    @property
+    def has_row(self) -> bool:
+        """The database has the response: one in the background without `store` for a while after its end."""
+        return self.store or self.background
+
 
 class RawMessage(msgspec.Struct, frozen=True, tag_field="type", tag="raw_message_tokens"):
     """What a model was given or gave, as tokens and as what they spell; vLLM's shape."""
