@@ -162,6 +162,9 @@ class Config:
     mcp_list_seconds: float = _setting(
         10.0, "how long an MCP server may take to list its tools", low=0.1, high=3600
     )
+    max_hosted_calls: int = _setting(
+        128, "the most tool calls that the server makes in one response; a request may ask for fewer", low=1
+    )
     max_body_bytes: int = _setting(10 * 1024 * 1024, "the largest request body", low=1024)
     body_memory: int = _setting(
         256 * 1024 * 1024,

@@ -67,6 +67,8 @@ class Served:
     """What is sealed here can be opened by whoever has its keys."""
     reading_turns: ReadingTurns = field(default_factory=ReadingTurns)
     """Whose long prompt is tokenized."""
+    most_calls: int | None = None
+    """Tool calls that the server makes in one response."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -89,7 +91,7 @@ class Served:
             seal=partial(self.seal.seal, "reasoning", tenant)
             if SEALED_REASONING in (request.include or ())
             else None,
-            hosted=hosted_of(request, items, partial(tagged, self.seal, tenant)),
+            hosted=hosted_of(request, items, partial(tagged, self.seal, tenant), self.most_calls),
         )
 
     def _parser(self, request: CreateResponse, prompt: Prompt) -> Parser:

@@ -108,6 +108,7 @@ REACH = {
     "server/tools/address.py:read_url": SHORT,
     "server/tools/address.py:_check_form": SHORT,
     "server/tools/mcp.py:_NAME": TEXT,
+    "server/tools/urls.py:_URL": SHORT,
     "server/tools/registered.py": OPERATOR,
     "server/wire/decode.py:_BOUND": HEADER,
     "server/wire/decode.py:_PATH": HEADER,
