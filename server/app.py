@@ -1,19 +1,21 @@
 """The server as an ASGI application: the routes, and what is around all of them."""
 
 from starlette.applications import Starlette
+from starlette.middleware import Middleware
 from starlette.requests import HTTPConnection, Request
 from starlette.routing import Route, WebSocketRoute
 
-from server.api import health
+from server.api import health, tokenize
 from server.api.websocket import SocketLimits, SocketSession
 from server.auth import Caller
 from server.errors import on_error
 from server.limits import SharedLimit
-from server.origins import require_json
+from server.origins import read_cors_origins, require_json
 from server.routes import OPEN_ROUTES, ROUTES, Handler, OpenHandler
 from server.services import Services
 from server.stream.body import Lingering
 from server.stream.endpoint import Door, Endpoint, OpenEndpoint
+from server.stream.front import Front, Refusal
 from server.stream.sse import Answer
 from server.stream.threads import Lane, ThreadClasses, thread_classes
 from server.stream.websocket import SocketEndpoint
@@ -28,14 +30,25 @@ def build(services: Services, connections: int) -> Starlette:
     """The ASGI application, of which at most so many connections are in use at a time."""
     threads = thread_classes(services.config.database_connections)
     door = _door(services, threads, connections)
-    return Starlette(
+    keyed = [route[:3] for route in ROUTES]
+    if services.config.tokenizer_info == "on":
+        keyed.append(("GET", "/tokenizer_info", tokenize.info))
+    opened = {handler: _open(services, door, handler) for _, _, handler, _ in OPEN_ROUTES}
+
+    def refuse(request: Request, error: Exception) -> Refusal:
+        return Refusal(on_error(request, error), door.lingering)
+
+    app = Starlette(
         routes=[
             WebSocketRoute("/v1/responses", _sockets(services, door, connections)),
-            *(_keyed(services, door, method, path, handler) for method, path, handler, _ in ROUTES),
-            *(_open(services, door, method, path, handler) for method, path, handler, _ in OPEN_ROUTES),
+            *(_keyed(services, door, method, path, handler) for method, path, handler in keyed),
+            *(Route(path, opened[handler], methods=[method]) for method, path, handler, _ in OPEN_ROUTES),
         ],
-        exception_handlers={404: on_error, 405: on_error},
+        exception_handlers={404: refuse, 405: refuse},  # type: ignore[dict-item]  # any ASGI app is called
+        middleware=[Middleware(Front, read_cors_origins(services.config.cors_origins))],
     )
+    app.router.redirect_slashes = False
+    return app
 
 
 def _door(services: Services, threads: ThreadClasses, connections: int) -> Door[Caller]:
@@ -85,14 +98,13 @@ def _keyed(services: Services, door: Door[Caller], method: str, path: str, handl
     return Route(path, endpoint, methods=[method])
 
 
-def _open(services: Services, door: Door[Caller], method: str, path: str, handler: OpenHandler) -> Route:
-    """`live` is answered on the loop, so that nothing else that goes on can delay it."""
-    on_loop = handler is health.live
+def _open(services: Services, door: Door[Caller], handler: OpenHandler) -> OpenEndpoint:
+    """One for all addresses of a handler. `live` is answered on the loop, so that nothing can delay it."""
+    on_loop = handler in (health.live, health.version)
     threads = door.threads.health if handler is health.ready else door.threads.document
-    endpoint = OpenEndpoint(
+    return OpenEndpoint(
         lambda request: handler(services, request, b""), None if on_loop else threads, door.lingering
     )
-    return Route(path, endpoint, methods=[method])
 
 
 def _sockets(services: Services, door: Door[Caller], connections: int) -> SocketEndpoint[Caller]:

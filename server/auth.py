@@ -13,8 +13,15 @@ from time import monotonic
 
 from starlette.requests import HTTPConnection
 
+from server.config import Config
 from server.errors import NotAuthenticated
-from server.origins import AllowedHosts, refusal
+from server.origins import (
+    AllowedHosts,
+    AllowedOrigins,
+    read_allowed_hosts,
+    read_cors_origins,
+    refusal,
+)
 from server.store import keys
 from server.store.database import Connection, Database
 
@@ -60,15 +67,26 @@ _MOST_KNOWN = 4096
 class Gate:
     """Lets callers in. With no key ever made, everybody is the default tenant."""
 
-    def __init__(self, database: Database, allowed_hosts: AllowedHosts = AllowedHosts()) -> None:  # noqa: B008 - frozen
+    def __init__(
+        self,
+        database: Database,
+        allowed_hosts: AllowedHosts = AllowedHosts(),  # noqa: B008 - frozen
+        allowed_origins: AllowedOrigins = AllowedOrigins(),  # noqa: B008 - frozen
+    ) -> None:
         self._database = database
         self._allowed_hosts = allowed_hosts
+        self._allowed_origins = allowed_origins
         self._closed = threading.Event()
         """A key exists, so every call needs one; never reopened."""
         self._known: dict[bytes, str] = {}
         """The tenants of digests that were valid when they were last looked up."""
         self._touched: dict[str, float] = {}
         """When this process last noted the use of a key, by its id."""
+
+    @classmethod
+    def of(cls, config: Config, database: Database) -> "Gate":
+        """With the hosts and origins that the settings list."""
+        return cls(database, read_allowed_hosts(config.allowed_hosts), read_cors_origins(config.cors_origins))
 
     def expect(self, request: HTTPConnection) -> str | None:
         """The tenant that the caller will most likely be; None for keys not seen before.
@@ -92,7 +110,10 @@ class Gate:
     def _refuse_foreign(self, request: HTTPConnection, *, key_exists: bool) -> None:
         server = request.scope.get("server")
         port = server[1] if server else None
-        if (error := refusal(request.headers, port, self._allowed_hosts, key_exists=key_exists)) is not None:
+        error = refusal(
+            request.headers, port, self._allowed_hosts, self._allowed_origins, key_exists=key_exists
+        )
+        if error is not None:
             raise error
 
     def _look_up(self, connection: Connection, given: str) -> Caller:

@@ -7,7 +7,6 @@ and `holdfast serve --help` are made from, so none of them can lack one.
 import base64
 import logging
 import os
-import re
 import tempfile
 from collections.abc import Mapping
 from dataclasses import Field, dataclass, field, fields
@@ -17,7 +16,8 @@ from typing import Any, Literal, get_args, get_origin
 from urllib.parse import urlsplit
 
 from server.errors import ConfigError
-from server.origins import read_allowed_hosts
+from server.origins import read_allowed_hosts, read_cors_origins
+from server.redaction import without_password, without_secrets
 from server.service_links import is_service_link
 
 log = logging.getLogger("holdfast.config")
@@ -46,6 +46,11 @@ class Config:
         "hosts that requests may name as the server's: name, name:port or *.name, with commas between; "
         "default: this machine's own while no key exists, then any",
     )
+    cors_origins: str | None = _setting(
+        None,
+        "origins of web pages that may use the server, https://name or http://name:port, with commas "
+        "between, or * for all, which holds once a key exists; default: none",
+    )
     data_dir: Path | None = _setting(
         None, "the embedded database's directory; default: holdfast in the XDG data directory"
     )
@@ -61,6 +66,9 @@ class Config:
     )
     adapters: str | None = _setting(
         None, "LoRA adapters in peft's format, served as models beside it: name=folder, with commas between"
+    )
+    tokenizer_info: Literal["off", "on"] = _setting(
+        "off", "`on` answers GET /tokenizer_info with the model's tokenizer_config.json and chat template"
     )
     device: Literal["auto", "cpu", "cuda"] = _setting("auto", "where the model runs")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = _setting("auto", "the weights' number format")
@@ -154,6 +162,9 @@ class Config:
     mcp_list_seconds: float = _setting(
         10.0, "how long an MCP server may take to list its tools", low=0.1, high=3600
     )
+    max_hosted_calls: int = _setting(
+        128, "the most tool calls that the server makes in one response; a request may ask for fewer", low=1
+    )
     max_body_bytes: int = _setting(10 * 1024 * 1024, "the largest request body", low=1024)
     body_memory: int = _setting(
         256 * 1024 * 1024,
@@ -231,17 +242,18 @@ class Config:
             raise ConfigError("database-url must begin with postgresql:// (libpq's form, without a driver).")
         _ = self.seal_keys  # which finds what is no key
         read_allowed_hosts(self.allowed_hosts)
+        read_cors_origins(self.cors_origins)
 
     def __repr__(self) -> str:
         """The settings; passwords, keys, and what tool servers' addresses and programs carry are hidden."""
         shown = {setting.name: getattr(self, setting.name) for setting in fields(self)}
         if self.database_url is not None:
-            shown["database_url"] = _without_password(self.database_url)
+            shown["database_url"] = without_password(self.database_url)
         for secret in ("seal_key", "tool_token"):
             if shown[secret] is not None:
                 shown[secret] = "***"
         if self.tool_server is not None:
-            shown["tool_server"] = _without_secrets(self.tool_server)
+            shown["tool_server"] = without_secrets(self.tool_server)
         return f"Config({', '.join(f'{name}={value!s}' for name, value in shown.items())})"
 
     @property
@@ -382,16 +394,3 @@ def _is_postgres(url: str) -> bool:
         return urlsplit(url).scheme in ("postgres", "postgresql")
     except ValueError:
         return False
-
-
-def _without_secrets(tool_servers: str) -> str:
-    """Hides user names, paths and queries of URLs, in which tokens are, and programs with their arguments."""
-    shown = re.sub(r"://[^/@,]*@", "://***@", tool_servers)
-    return re.sub(r"(://[^/?#,]*|=stdio:)[^,]+", r"\1***", shown)
-
-
-def _without_password(url: str) -> str:
-    """Hides it before the host, and among the parameters, where libpq takes it too."""
-    password = urlsplit(url).password
-    shown = url if password is None else url.replace(f":{password}@", ":***@", 1)
-    return re.sub(r"(?<=password=)[^&]*", "***", shown)

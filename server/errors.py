@@ -13,6 +13,7 @@
     ├── Conflict             409  another request is in the way
     ├── BodyTooLarge         413
     ├── UnsupportedMediaType 415  the body does not say that it is JSON
+    ├── UnsupportedEncoding  415  the body is compressed in a way that is not read here
     ├── TooManyRequests      429  this caller has too many; try again after a while
     ├── StorageQuotaExceeded 429  this caller's tenant has stored all that it may
     ├── Overloaded           503  try again after a while
@@ -40,7 +41,7 @@ from starlette.responses import Response
 from starlette.routing import Match
 
 from server.store.database import DatabaseError, is_disk_full, is_too_slow
-from server.wire.errors import DecodeFailure, ErrorBody, ErrorDetail
+from server.wire.errors import DecodeFailure, ErrorBody, ErrorDetail, ReaderBusy
 from server.wire.ids import new_request_id
 
 log = logging.getLogger("holdfast.errors")
@@ -164,6 +165,18 @@ class UnsupportedMediaType(ApiError):
         super().__init__(f"A request body must be JSON, {what}: send `Content-Type: application/json`.")
 
 
+class UnsupportedEncoding(ApiError):
+    status = 415
+    type = "invalid_request_error"
+    default_code = "unsupported_media_type"
+
+    def __init__(self, sent: str) -> None:
+        super().__init__(
+            f"A request body may be compressed with gzip or deflate, not {sent[:100]!r}: leave out "
+            "Content-Encoding, or send one of these."
+        )
+
+
 class TooManyRequests(ApiError):
     status = 429
     type = "rate_limit_error"
@@ -259,6 +272,8 @@ def answer(error: ApiError, request_id: str) -> Response:
         headers["x-should-retry"] = "false"
     if isinstance(error, NotAuthenticated):
         headers["www-authenticate"] = "Bearer"
+    if isinstance(error, UnsupportedEncoding):
+        headers["accept-encoding"] = "gzip, deflate"
     return Response(
         msgspec.json.encode(body), status_code=error.status, headers=headers, media_type="application/json"
     )
@@ -271,6 +286,8 @@ def translate(error: Exception) -> ApiError:
             return error
         case DecodeFailure():
             return InvalidRequest(str(error), param=error.param, code=error.code)
+        case ReaderBusy():
+            return Overloaded(str(error))
         case DatabaseError() if is_disk_full(error):
             log.error("the database's disk is full")
             return StorageFull()

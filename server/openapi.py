@@ -86,7 +86,7 @@ class Contract:
     refuses: tuple[type[ApiError], ...] = ()
     """Beside what is the same everywhere."""
     otherwise: Mapping[int, Any] = field(default_factory=dict)
-    """What is given with another status than 200 and is no error object."""
+    """What is given with another status than 200 and is no error object; None: nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,6 +172,9 @@ def _answers(route: Described, schemas: "_Schemas") -> Json:
     refused = list(dict.fromkeys(refused))
     answers = {"200": _answer("What was asked for.", content)}
     for status in sorted({error.status for error in refused} | set(contract.otherwise)):
+        if status in contract.otherwise and contract.otherwise[status] is None:
+            answers[str(status)] = _answer("There is nothing more.", {})
+            continue
         kinds = [contract.otherwise[status]] if status in contract.otherwise else []
         if any(error.status == status for error in refused):
             kinds.append(ErrorBody)

@@ -52,6 +52,37 @@ def read_allowed_hosts(text: str | None) -> AllowedHosts:
     return AllowedHosts(tuple(hosts))
 
 
+@dataclass(frozen=True, slots=True)
+class AllowedOrigins:
+    """The origins of pages that `HOLDFAST_CORS_ORIGINS` lists."""
+
+    origins: frozenset[str] = frozenset()
+    any: bool = False
+    """Every page may ask; only a server with a key lets it in."""
+
+    def __contains__(self, origin: str) -> bool:
+        return self.any or origin.lower() in self.origins
+
+    def lists(self, origin: str | None) -> bool:
+        """Whether the setting names this very origin."""
+        return origin is not None and origin.lower() in self.origins
+
+
+def read_cors_origins(text: str | None) -> AllowedOrigins:
+    """The setting's `scheme://host[:port]`, or `*`, with commas between. Raises ConfigError."""
+    entries = [part.strip().lower() for part in (text or "").split(",") if part.strip()]
+    origins = frozenset(entry for entry in entries if entry != "*")
+    for origin in origins:
+        scheme, _, netloc = origin.partition("://")
+        host = read_host(netloc)
+        if scheme not in ("http", "https") or host is None or "*" in netloc:
+            raise ConfigError(
+                "cors-origins must be origins such as https://app.example.org or http://localhost:3000, "
+                f"with commas between, or *, not {origin!r}."
+            )
+    return AllowedOrigins(origins, "*" in entries)
+
+
 def read_host(text: str) -> Host | None:
     """A Host header's value; None for what is not `host` or `host:port`."""
     try:
@@ -65,11 +96,17 @@ def read_host(text: str) -> Host | None:
 
 
 def refusal(
-    headers: Mapping[str, str], port: int | None, allowed: AllowedHosts, *, key_exists: bool
+    headers: Mapping[str, str],
+    port: int | None,
+    allowed: AllowedHosts,
+    pages: AllowedOrigins = AllowedOrigins(),
+    *,
+    key_exists: bool,
 ) -> ApiError | None:
     """Why the request is refused before anything is looked at; None if it may go on.
 
-    `headers` are looked up by names in lower case; `port` is the one that the request came in on.
+    `headers` are looked up by names in lower case; `port` is the one that the request came in on. `pages` are
+    let in without a key if the setting names their origin: `*` names none.
     """
     if key_exists and not allowed:
         return None
@@ -80,6 +117,8 @@ def refusal(
     if key_exists:
         return None
     origin = headers.get("origin")
+    if pages.lists(origin):
+        return None
     if origin is not None and not _is_own(origin, text):
         return WrongOrigin()
     if headers.get("sec-fetch-site", "none").lower() not in OWN_SITES:

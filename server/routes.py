@@ -24,7 +24,7 @@ from server.api import (
     text,
     tokenize,
 )
-from server.api.health import Health
+from server.api.health import Health, Version
 from server.api.json import as_json
 from server.auth import Caller
 from server.errors import Conflict, ConversationLocked, NotFound, TooManyRequests, WrongHost, WrongOrigin
@@ -133,10 +133,17 @@ ROUTES: list[tuple[str, str, Handler, Contract]] = [
                     type=Annotated[int, Meta(ge=0, lt=10**9)],
                     says="The sequence number after which the events begin.",
                 ),
+                Parameter(
+                    name="Last-Event-ID",
+                    type=Annotated[int, Meta(ge=0, lt=10**9)],
+                    says="The same, as a browser's EventSource sends it; 204 once there is nothing after it.",
+                    place="header",
+                ),
                 Parameter(name="include_obfuscation", type=bool, says="Changes nothing."),
                 query.INCLUDE,
                 _NAMES,
             ),
+            otherwise={204: None},
         ),
     ),
     ("DELETE", "/v1/responses/{response_id}", responses.delete, Contract(says="Delete it.", gives=Deleted)),
@@ -307,14 +314,14 @@ def describe(_services: Services, request: Request, _body: bytes) -> HttpRespons
     return as_json(request, msgspec.Raw(_document()))
 
 
+_READY = Contract(says="Whether requests can be served.", gives=Health, otherwise={503: Health})
 OPEN_ROUTES: list[tuple[str, str, OpenHandler, Contract]] = [
     ("GET", "/health/live", health.live, Contract(says="The process answers.", gives=Health)),
-    (
-        "GET",
-        "/health/ready",
-        health.ready,
-        Contract(says="Whether requests can be served.", gives=Health, otherwise={503: Health}),
-    ),
+    ("GET", "/health/ready", health.ready, _READY),
+    ("GET", "/health", health.ready, _READY),
+    ("GET", "/ping", health.ready, _READY),
+    ("POST", "/ping", health.ready, _READY),
+    ("GET", "/version", health.version, Contract(says="This server's version.", gives=Version)),
     (
         "GET",
         "/openapi.json",
@@ -322,6 +329,12 @@ OPEN_ROUTES: list[tuple[str, str, OpenHandler, Contract]] = [
         Contract(says="This document.", gives=dict[str, Any], refuses=(WrongHost, WrongOrigin)),
     ),
 ]
+
+
+def _name(method: str, path: str, handler: Handler | OpenHandler, contract: Contract) -> str:
+    """The operation's, which is no other one's."""
+    name = f"{handler.__module__.rpartition('.')[2]}.{handler.__name__}"
+    return name if contract is not _READY else f"{name}.{method.lower()}{path.replace('/', '_')}"
 
 
 @cache
@@ -332,7 +345,7 @@ def _document() -> bytes:
             Described(
                 method=method,
                 path=path,
-                name=f"{handler.__module__.rpartition('.')[2]}.{handler.__name__}",
+                name=_name(method, path, handler, contract),
                 contract=contract,
                 keyed=routes is ROUTES,
             )

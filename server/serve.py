@@ -31,7 +31,6 @@ from server.key_required import require_key
 from server.load_model import load_model, model_name, read_adapters
 from server.open_database import OpenDatabase
 from server.open_seal import open_seal
-from server.origins import read_allowed_hosts
 from server.runs.active import Inbound
 from server.runs.admit import Admission
 from server.runs.capacity import Capacity
@@ -199,7 +198,7 @@ class _Process:
         self._services = Services(
             config=config,
             database=database,
-            gate=Gate(database, read_allowed_hosts(config.allowed_hosts)),
+            gate=Gate.of(config, database),
             served=served,
             replica=self._replica,
             recorder=self._recorder,

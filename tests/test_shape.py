@@ -64,7 +64,7 @@ def test_asynchronous_code_is_where_bytes_are_moved_and_nowhere_else() -> None:
         if isinstance(function, ast.AsyncFunctionDef)
     }
     # MCP's library is asynchronous; the other halves are plain functions.
-    edge = ("body", "connection", "endpoint", "listener", "pending", "sse", "threads", "websocket")
+    edge = ("body", "connection", "endpoint", "front", "listener", "pending", "sse", "threads", "websocket")
     stream = {f"server/stream/{name}.py" for name in edge}
     mcp = {f"server/tools/{name}.py" for name in ("session", "fetch_async", "call_slots")}
     mcp |= {"runner/server.py", "server/browser/mcp_server.py"}

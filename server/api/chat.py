@@ -1,6 +1,7 @@
 """/v1/chat/completions: responses under another name, in another shape."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +11,7 @@ from starlette.requests import Request
 from server.api.json import as_json
 from server.api.responses import look_for_end, repeatable, timing_of
 from server.auth import Caller
-from server.errors import Conflict, ModelFailed
+from server.errors import Conflict, InvalidRequest, ModelFailed
 from server.runs.asked import tells_usage, tells_usage_so_far
 from server.runs.chat_answer import ChunkStream, completion, telling_of
 from server.runs.chat_messages import read_messages
@@ -24,13 +25,25 @@ from server.wire.chat import ChatCompletion, ChatRequest
 from server.wire.decode import decode
 
 
+@contextmanager
+def input_called(name: str) -> Iterator[None]:
+    """Has refusals of the input name the parameter in which this API takes it."""
+    try:
+        yield
+    except InvalidRequest as error:
+        if error.param == "input":
+            error.param = name
+        raise
+
+
 def create(services: Services, caller: Caller, request: Request, body: bytes) -> Answer:
     """POST /v1/chat/completions"""
     wanted = decode(body, ChatRequest)
     refuse_wrong(wanted)
     given = read_messages(wanted.messages)
     asked = [as_response_request(wanted, choice) for choice in range(wanted.n or 1)]
-    admitted = services.admission.admit_all(caller, asked, repeatable(request, body), given)
+    with input_called("messages"):
+        admitted = services.admission.admit_all(caller, asked, repeatable(request, body), given)
     telling = replace(
         telling_of(asked[0], admitted[0].id, given),
         usage=tells_usage(wanted),

@@ -1,4 +1,4 @@
-"""/health: for load balancers and supervisors, open to everyone and telling nothing about anybody."""
+"""/health and /version: for load balancers and tools, open to everyone and telling nothing about anybody."""
 
 import msgspec
 from starlette.requests import Request
@@ -7,11 +7,16 @@ from starlette.responses import Response
 from server.api.json import as_json
 from server.services import Services
 from server.store.database import DatabaseError, clock
+from server.version import VERSION
 
 
 class Health(msgspec.Struct, frozen=True):
     status: str
     reason: str | msgspec.UnsetType = msgspec.UNSET
+
+
+class Version(msgspec.Struct, frozen=True):
+    version: str
 
 
 def live(_services: Services, request: Request, _body: bytes) -> Response:
@@ -20,11 +25,16 @@ def live(_services: Services, request: Request, _body: bytes) -> Response:
 
 
 def ready(services: Services, request: Request, _body: bytes) -> Response:
-    """GET /health/ready: new requests can be served; 503 and why, when they cannot."""
+    """GET /health/ready, /health or /ping: new requests can be served; 503 and why, when they cannot."""
     reason = _why_not(services)
     if reason is None:
         return as_json(request, Health("ready"))
     return as_json(request, Health("unavailable", reason), 503)
+
+
+def version(_services: Services, request: Request, _body: bytes) -> Response:
+    """GET /version"""
+    return as_json(request, Version(VERSION))
 
 
 def _why_not(services: Services) -> str | None:

@@ -7,7 +7,7 @@ from server.api.json import as_json
 from server.auth import Caller
 from server.errors import UnknownModel
 from server.services import Services
-from server.wire.response import Model, ModelList
+from server.wire.response import Model, ModelList, Permission
 
 
 def list_models(services: Services, _caller: Caller, request: Request, _body: bytes) -> Response:
@@ -24,4 +24,12 @@ def retrieve(services: Services, _caller: Caller, request: Request, _body: bytes
 
 
 def _model(services: Services, name: str) -> Model:
-    return Model(name, services.started_at)
+    served = services.served
+    return Model(
+        id=name,
+        created=services.started_at,
+        max_model_len=served.engine.capabilities.context_length,
+        root=served.name,
+        parent=None if name == served.name else served.name,
+        permission=[Permission(f"modelperm-{name}", services.started_at)],
+    )

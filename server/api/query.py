@@ -76,6 +76,19 @@ def whole_number(request: Request, name: str, default: int) -> int:
     return int(value)
 
 
+def last_event_id(request: Request) -> int:
+    """The sequence number of the last event that an EventSource has seen; -1 without one.
+
+    Raises InvalidRequest for what was never the id of an event.
+    """
+    value = request.headers.get("last-event-id", "")
+    if not value:
+        return -1
+    if not (value.isascii() and value.isdigit() and len(value) < 10):
+        raise InvalidRequest("Last-Event-ID must be the number of an event.", param="Last-Event-ID")
+    return int(value)
+
+
 def metadata(request: Request) -> dict[str, str]:
     """What `metadata[key]=value` parameters ask for. Raises InvalidRequest."""
     asked: dict[str, str] = {}

@@ -66,11 +66,14 @@ def retrieve(services: Services, caller: Caller, request: Request, _body: bytes)
         if SEALED_REASONING in query.included(request):
             found = with_sealed(found, services.served.seal, caller.tenant)
         return as_json(request, found)
-    position = query.whole_number(request, "starting_after", -1) + 1
+    last_seen = query.last_event_id(request)
+    position = max(query.whole_number(request, "starting_after", -1), last_seen) + 1
     reader = StreamReader(services.database, caller.tenant, response)
     begun = reader.find(position)
     if begun is None:
         raise unknown(request)
+    if last_seen >= 0 and begun.ended and not begun.frames:
+        return HttpResponse(status_code=204, headers={"x-request-id": request.state.request_id})
     channel = watch(services.hub, caller.tenant, response, reader, position, begun)
     return stream(services, request, channel, reader, position, begun)
 
@@ -95,10 +98,12 @@ def watch(
 
 
 def cancel(services: Services, caller: Caller, request: Request, _body: bytes) -> Answer:
-    """POST /v1/responses/{response_id}/cancel, for foreground responses too"""
+    """POST /v1/responses/{response_id}/cancel, for running foreground responses too"""
     response = response_id(request)
     found = _read(services, caller, request, response)
     if found.status in ENDED:
+        if not found.background and found.status != "cancelled":
+            raise InvalidRequest("Cannot cancel a synchronous response.")
         return as_json(request, found)
     channel = services.hub.watch(caller.tenant, response)
     services.database.retry(lambda connection: ownership.request_cancel(connection, caller.tenant, response))

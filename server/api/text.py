@@ -4,7 +4,7 @@ from typing import Any
 
 from starlette.requests import Request
 
-from server.api.chat import told
+from server.api.chat import input_called, told
 from server.api.responses import repeatable
 from server.auth import Caller
 from server.runs.text_answer import TextStream, telling_of, text_completion
@@ -22,9 +22,10 @@ def create(services: Services, caller: Caller, request: Request, body: bytes) ->
     refuse_wrong(wanted)
     prompts = read_prompts(wanted, services.served, caller.tenant)
     asked = as_response_requests(wanted, prompts)
-    admitted = services.admission.admit_all(
-        caller, asked, repeatable(request, body), [], generate=wanted.max_tokens != 0
-    )
+    with input_called("prompt"):
+        admitted = services.admission.admit_all(
+            caller, asked, repeatable(request, body), [], generate=wanted.max_tokens != 0
+        )
     telling = telling_of(wanted, prompts, admitted[0].id)
 
     def whole(finals: list[dict[str, Any]]) -> TextCompletion:

@@ -1,11 +1,15 @@
 """/tokenize and /detokenize: what a model is given, token by token. vLLM's, at vLLM's addresses."""
 
+import msgspec
 from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
+from server.api.chat import input_called
 from server.api.json import as_json
 from server.auth import Caller
+from server.dialects.template import read_json
+from server.load_model import model_folder
 from server.runs import tokenize as runs
 from server.runs.text_request import check_tokens, spelled
 from server.services import Services
@@ -18,10 +22,26 @@ def tokenize(services: Services, caller: Caller, request: Request, body: bytes) 
     """POST /tokenize"""
     wanted = decode(body, TokenizeRequest)
     vocabulary = runs.vocabulary_of(services.served, wanted.model)
-    tokens = runs.tokenize(services.served, caller.tenant, wanted)
+    with input_called("prompt" if wanted.messages is None else "messages"):
+        tokens = runs.tokenize(services.served, caller.tenant, wanted)
     limit = services.served.engine.capabilities.context_length
     strings = runs.spelled_each(tokens, vocabulary) if wanted.return_token_strs else UNSET
     return as_json(request, Tokenized(len(tokens), limit, tokens, strings))
+
+
+def info(services: Services, _caller: Caller, request: Request, _body: bytes) -> Response:
+    """GET /tokenizer_info: the model folder's tokenizer_config.json, without names of files."""
+    folder = model_folder(services.config)
+    told = {
+        name: value
+        for name, value in read_json(folder / "tokenizer_config.json").items()
+        if not name.endswith("_file") and name != "name_or_path"
+    }
+    template = folder / "chat_template.jinja"
+    if template.is_file():
+        told["chat_template"] = template.read_text("utf-8")
+    told.setdefault("tokenizer_class", "PreTrainedTokenizerFast")
+    return as_json(request, msgspec.Raw(msgspec.json.encode(told)))
 
 
 def detokenize(services: Services, _caller: Caller, request: Request, body: bytes) -> Response:

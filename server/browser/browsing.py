@@ -26,6 +26,13 @@ class Impossible(Exception):
     """What a model asked for cannot be done; the message tells it why."""
 
 
+class Shown(str):
+    """What a model is shown, and the URLs that it comes from: of a search those that it found."""
+
+    __slots__ = ("urls",)
+    urls: tuple[str, ...]
+
+
 class _Result(msgspec.Struct):
     url: str
     title: str | None = ""
@@ -57,7 +64,7 @@ class Browsing:
         self.size = 0
         """Bytes of the open pages."""
 
-    def search(self, query: str, count: int = 10) -> str:
+    def search(self, query: str, count: int = 10) -> Shown:
         """Raises Impossible."""
         if self._web.search_url is None:
             raise Impossible("There is no search here; open a page by its URL.")
@@ -74,7 +81,7 @@ class Browsing:
         ]
         return self._keep(from_results(query, results[: max(1, min(count, _MOST_RESULTS))]))
 
-    def open(self, target: int | str = -1, cursor: int = -1, first: int = -1, lines: int = -1) -> str:
+    def open(self, target: int | str = -1, cursor: int = -1, first: int = -1, lines: int = -1) -> Shown:
         """A link of a page by its number, a URL, or, without either, an open page. Raises Impossible."""
         try:
             number = int(target)
@@ -88,12 +95,12 @@ class Browsing:
             raise Impossible(f"The page has no link {number}.")
         return self._keep(self._read(page.links[number]), first, lines)
 
-    def find(self, pattern: str, cursor: int = -1) -> str:
+    def find(self, pattern: str, cursor: int = -1) -> Shown:
         """Raises Impossible."""
         if not pattern:
             raise Impossible("The pattern is empty.")
         at, page = self._page(cursor)
-        return view.found(page, at, pattern)
+        return _from(page, view.found(page, at, pattern))
 
     def _page(self, cursor: int) -> tuple[int, Page]:
         at = len(self._pages) - 1 if cursor < 0 else cursor
@@ -102,7 +109,7 @@ class Browsing:
             raise Impossible("There is no such page; search, or open a URL, first.")
         return at, page
 
-    def _keep(self, page: Page, first: int = -1, lines: int = -1) -> str:
+    def _keep(self, page: Page, first: int = -1, lines: int = -1) -> Shown:
         self._pages.append(page)
         self.size += page.size
         while len(self._pages) - self._first > MOST_PAGES or (
@@ -134,11 +141,17 @@ class Browsing:
             raise Impossible(str(error)) from None
 
 
-def _shown(page: Page, cursor: int, first: int, lines: int) -> str:
+def _shown(page: Page, cursor: int, first: int, lines: int) -> Shown:
     try:
-        return view.show(page, cursor, max(first, 0), lines if lines > 0 else None)
+        return _from(page, view.show(page, cursor, max(first, 0), lines if lines > 0 else None))
     except ValueError as error:
         raise Impossible(str(error)) from None
+
+
+def _from(page: Page, text: str) -> Shown:
+    shown = Shown(text)
+    shown.urls = (page.url,) if page.url else page.links
+    return shown
 
 
 def _is_url(text: str) -> bool:

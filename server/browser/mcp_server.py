@@ -6,18 +6,22 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection
 from functools import partial
+from typing import TypeVar
 
 import anyio.to_thread
 from anyio import CapacityLimiter
 from mcp.server.fastmcp import Context, FastMCP
 from mcp.server.fastmcp.exceptions import ToolError
+from mcp.types import CallToolResult, TextContent
 from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from server.browser.browsing import Browsing, Impossible, Web
+from server.browser.browsing import Browsing, Impossible, Shown, Web
+from server.tools.urls import MOST_URLS, URLS_KEY
 
+S = TypeVar("S", bound=str)
 SESSION_HEADER = "x-session-id"
 """Calls that come under the same value find each other's pages; vLLM's name for it."""
 TOKEN_HEADER = "x-holdfast-token"  # noqa: S105 - a header's name
@@ -55,7 +59,7 @@ class Sessions:
         """The longest unused first."""
         self._acts: Counter[str] = Counter()
 
-    def act(self, name: str | None, act: Callable[[Browsing], str]) -> str:
+    def act(self, name: str | None, act: Callable[[Browsing], S]) -> S:
         """What it gives. Raises ToolError with words for the model."""
         tenant = tenant_of(name)
         self._begin(tenant)
@@ -135,7 +139,7 @@ def build(web: Web, host: str) -> FastMCP:
         "holdfast-browser", host=host, stateless_http=True, json_response=True, log_level="WARNING"
     )
 
-    async def search(query: str, context: Context, topn: int = 10, source: str = "web") -> str:  # type: ignore[type-arg]  # noqa: ARG001
+    async def search(query: str, context: Context, topn: int = 10, source: str = "web") -> CallToolResult:  # type: ignore[type-arg]  # noqa: ARG001
         return await _act(sessions, threads, context, lambda browsing: browsing.search(query, topn))
 
     async def open_page(
@@ -144,12 +148,12 @@ def build(web: Web, host: str) -> FastMCP:
         cursor: int = -1,
         loc: int = -1,
         num_lines: int = -1,
-    ) -> str:
+    ) -> CallToolResult:
         return await _act(
             sessions, threads, context, lambda browsing: browsing.open(id, cursor, loc, num_lines)
         )
 
-    async def find(pattern: str, context: Context, cursor: int = -1) -> str:  # type: ignore[type-arg]
+    async def find(pattern: str, context: Context, cursor: int = -1) -> CallToolResult:  # type: ignore[type-arg]
         return await _act(sessions, threads, context, lambda browsing: browsing.find(pattern, cursor))
 
     for name, act, about in (
@@ -166,13 +170,17 @@ async def _act(
     sessions: Sessions,
     threads: CapacityLimiter,
     context: Context,  # type: ignore[type-arg]
-    act: Callable[[Browsing], str],
-) -> str:
+    act: Callable[[Browsing], Shown],
+) -> CallToolResult:
     request = context.request_context.request
     name = request.headers.get(SESSION_HEADER) if isinstance(request, Request) else None
     if name is not None and len(name) > MOST_NAME:
         raise ToolError(f"A session's name has at most {MOST_NAME} characters.")
-    return await anyio.to_thread.run_sync(partial(sessions.act, name, act), limiter=threads)
+    shown = await anyio.to_thread.run_sync(partial(sessions.act, name, act), limiter=threads)
+    return CallToolResult(
+        content=[TextContent(type="text", text=str(shown))],
+        _meta={URLS_KEY: list(shown.urls[:MOST_URLS])},
+    )
 
 
 class RequireToken:

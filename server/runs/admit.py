@@ -135,7 +135,7 @@ class Admission:
             if request.model not in self._served.names:
                 raise UnknownModel(request.model, self._served.names)
             refuse_urgent(caller, request)
-            if request.store is not False:
+            if request.store is not False or request.background:
                 self.storage.check(caller)
         if not requests[0].background:
             self._recorder.capacity.check(caller.tenant, caller.key_id, len(requests))
@@ -265,7 +265,7 @@ class Admission:
 
     def _begin(self, prepared: Sequence[NewRun]) -> list[Admitted]:
         echo = prepared[0].prepared.echo
-        if echo.store and echo.background:
+        if echo.background:
             channels = [self._hub.watch(new.caller.tenant, new.response) for new in prepared]
             begun = self._accept(prepared)
             self._on_queued()
@@ -295,7 +295,7 @@ class Admission:
         caller, ids = prepared[0].caller, [new.response for new in prepared]
         self._recorder.capacity.reserve(caller.tenant, caller.key_id, ids)
         try:
-            if prepared[0].prepared.echo.store:
+            if prepared[0].prepared.echo.has_row:
                 return self._accept(prepared)
             now = self._database.retry(
                 lambda connection: self._acceptance.begin_unstored(connection, prepared)

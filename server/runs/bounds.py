@@ -142,11 +142,28 @@ def _bad_tools(message: str) -> InvalidRequest:
     return InvalidRequest(message, param="tools", code="invalid_value")
 
 
+OVER_THE_LIMIT = "Input tokens exceed the configured limit"
+"""By these words, or `maximum context length`, clients know that they must shorten a conversation."""
+
+
 def too_long(limit: int, param: str = "input", *, tokens: int | None = None) -> InvalidRequest:
-    """Without `tokens`, of an input that was not counted to its end, which is that there are more."""
-    message = (
-        f"The input has more than {limit} tokens, and no more are read here."
-        if tokens is None
-        else f"The input has {tokens} tokens and leaves no room for an answer in this model's {limit}."
+    """For a prompt that leaves no room for an answer in the model's `limit` tokens.
+
+    Without `tokens`, of an input that was not counted to its end, which is that there are more.
+    """
+    counted = "and the input has more" if tokens is None else f"and the input has {tokens}"
+    return InvalidRequest(
+        f"{OVER_THE_LIMIT} of {limit} tokens: this model's maximum context length is {limit} tokens, "
+        f"{counted}.",
+        param=param,
+        code="context_length_exceeded",
     )
-    return InvalidRequest(message, param=param, code="context_length_exceeded")
+
+
+def too_long_to_count(limit: int, param: str = "input") -> InvalidRequest:
+    """For more tokens than are counted where nothing is generated."""
+    return InvalidRequest(
+        f"{OVER_THE_LIMIT} of {limit} tokens: no more are counted here.",
+        param=param,
+        code="context_length_exceeded",
+    )

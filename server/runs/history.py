@@ -11,6 +11,7 @@ import msgspec
 
 from server.errors import InvalidRequest
 from server.limits import SharedLimit
+from server.runs.bounds import OVER_THE_LIMIT
 from server.store.history import HistorySize
 from server.wire.items import (
     CustomToolCallOutput,
@@ -81,8 +82,9 @@ def refuse_long(size: int, items: int = 0) -> None:
     """Raises InvalidRequest for more than one request may go on from."""
     if size > MAX_BYTES or items > MAX_ITEMS:
         raise InvalidRequest(
-            f"What this request goes on from or refers to is more than the {MAX_BYTES} bytes or {MAX_ITEMS} "
-            "items that are read for one response: begin anew, or compact the conversation.",
+            f"{OVER_THE_LIMIT}: what this request goes on from or refers to is more than the "
+            f"{MAX_BYTES} bytes or {MAX_ITEMS} items that are read for one response: begin anew, or compact "
+            "the conversation.",
             param="input",
             code="context_length_exceeded",
         )

@@ -98,6 +98,8 @@ class Outcome:
 
     output: str | None = None
     error: McpError | None = None
+    urls: Sequence[str] = ()
+    """Where a search or a page that a browser read comes from, if its server says so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +129,12 @@ def hosted_of(
     request: CreateResponse,
     items: Sequence[Item] = (),
     tag: Callable[[McpApprovalRequest], McpApprovalRequest] | None = None,
+    most_calls: int | None = None,
 ) -> Hosted:
-    """The servers of a request whose tools were listed, and the calls that its items allow."""
+    """The servers of a request whose tools were listed, and the calls that its items allow.
+
+    `most_calls` bounds what the request may have made.
+    """
     given = [tool for tool in read_tools(request.tools) if isinstance(tool, McpTool)]
     lists = [
         Listed(
@@ -141,7 +147,14 @@ def hosted_of(
         )
         for tool in given
     ]
-    return Hosted(lists, request.max_tool_calls, approved(items), SOURCES in (request.include or ()), tag)
+    most = call_limit(request, most_calls)
+    return Hosted(lists, most, approved(items), SOURCES in (request.include or ()), tag)
+
+
+def call_limit(request: CreateResponse, most_calls: int | None) -> int | None:
+    """Tool calls that may be made for a request, where the server makes at most so many; None: any number."""
+    limits = [limit for limit in (request.max_tool_calls, most_calls) if limit is not None]
+    return min(limits, default=None)
 
 
 def _form(tool: McpTool) -> Form:

@@ -22,7 +22,7 @@ from server.wire.hosted_items import McpListTools
 from server.wire.ids import is_output_id
 from server.wire.items import Item
 from server.wire.request import CreateResponse
-from server.wire.tools import INTERNAL, McpTool, Tool, names_of, note_left_out, read_tools
+from server.wire.tools import EVERY_TOOL, INTERNAL, McpTool, Tool, names_of, note_left_out, read_tools
 
 _HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,128}")
 _VALUE = re.compile(r"[\t\x20-\x7e]{0,8192}")
@@ -40,6 +40,11 @@ STANDING_IN = {
 }
 """Tools of OpenAI's, and the label of the server that serves them if it is registered; vLLM's names."""
 BUILTIN_TOOLS = {"python": ("python",), "browser": ("search", "open", "find")}
+_VLLM_LABELS: dict[object, dict[str, Any]] = {
+    "code_interpreter": {"type": "code_interpreter", "container": {"type": "auto"}},
+    "web_search_preview": {"type": "web_search_preview"},
+}
+"""Labels by which vLLM's clients mean tools of OpenAI's, at whatever URL they say."""
 _RESERVED = frozenset({"functions", "assistant", "browser", "python"})
 """Names that a model may know as something else's."""
 
@@ -58,7 +63,7 @@ def list_tools(
     names = names_of(_others(request))
     asked = _Asked(servers, caller)
     for index, element in enumerate(request.tools or []):
-        bare = _declared(asked.labels, element)
+        bare = asked.declared(element)
         if bare is None:
             tools.append(element)
             note_left_out([element])
@@ -102,6 +107,35 @@ class _Asked:
         self._tenant = caller.tenant
         self._pending: list[Future[None]] = []
 
+    def declared(self, element: dict[str, Any]) -> dict[str, Any] | None:
+        """The MCP server that an element of `tools` means, if it means one.
+
+        A registered one may be named by its URL, too: some clients cannot leave it out. By vLLM's labels one
+        of OpenAI's tools is meant, unless a server of that name is there.
+        """
+        if element.get("type") != "mcp":
+            return _standing_in(self.labels, element)
+        bare = {name: value for name, value in element.items() if name not in INTERNAL}
+        label, url = bare.get("server_label"), bare.get("server_url")
+        if label in self.labels:
+            if url is not None and url == self._servers.registered.places.get(str(label)):
+                del bare["server_url"]
+            return bare
+        meant = _VLLM_LABELS.get(label) if isinstance(label, str) else None
+        if meant is None or bare.get("require_approval") not in (None, "never") or self._may_visit(url):
+            return bare
+        return _standing_in(self.labels, meant, bare.get("allowed_tools")) or bare
+
+    def _may_visit(self, url: object) -> bool:
+        """Whether it is a server of the caller's own that requests may name."""
+        if not isinstance(url, str):
+            return False
+        try:
+            self._servers.check(url)
+        except Refused:
+            return False
+        return True
+
     def listing(self, label: str, access: Access) -> Listing | None:
         """None while the server is being asked. Raises TooManyRequests or Overloaded, unless others are."""
         try:
@@ -125,18 +159,21 @@ class _Asked:
         _refuse(self._servers, self.labels, tool, access, path, background=background)
 
 
-def _declared(labels: frozenset[str], element: dict[str, Any]) -> dict[str, Any] | None:
-    """The MCP server that an element of `tools` means, if it means one."""
+def _standing_in(
+    labels: frozenset[str], element: dict[str, Any], allowed: object = None
+) -> dict[str, Any] | None:
+    """The registered server that serves a tool of OpenAI's, or those of its tools that are allowed."""
     kind = element.get("type")
-    if kind == "mcp":
-        return {name: value for name, value in element.items() if name not in INTERNAL}
     label = STANDING_IN.get(kind) if isinstance(kind, str) else None
     if label is None or label not in labels:
         return None
+    tools = list(BUILTIN_TOOLS[label])
+    if isinstance(allowed, list) and EVERY_TOOL not in allowed:
+        tools = [name for name in tools if name in allowed] or tools
     return {
         "type": "mcp",
         "server_label": label,
-        "allowed_tools": list(BUILTIN_TOOLS[label]),
+        "allowed_tools": tools,
         "require_approval": "never",
         "stands_for": element,
     }
@@ -167,6 +204,7 @@ def _listed_in(items: Sequence[Item], tool: McpTool) -> Listing | None:
         if is_output_id(item.id):  # else a client has written it
             known = Listing(usable(tool.server_label, item.tools))
             wanted = tool.allowed_tools if isinstance(tool.allowed_tools, list) else []
+            wanted = [name for name in wanted if name != EVERY_TOOL]
             return known if {offered.name for offered in known.tools} >= set(wanted) else None
     return None
 

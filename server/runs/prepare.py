@@ -27,7 +27,7 @@ from server.dialects.base import (
 from server.dialects.plain import PlainParser
 from server.errors import ApiError, InvalidRequest, Overloaded, TooManyRequests
 from server.runs.approvals import tagged
-from server.runs.bounds import characters_of, refuse_unbounded, too_long
+from server.runs.bounds import characters_of, refuse_unbounded, too_long, too_long_to_count
 from server.runs.echo import make_echo
 from server.runs.hosted import hosted_of
 from server.runs.opened import opened
@@ -67,6 +67,8 @@ class Served:
     """What is sealed here can be opened by whoever has its keys."""
     reading_turns: ReadingTurns = field(default_factory=ReadingTurns)
     """Whose long prompt is tokenized."""
+    most_calls: int | None = None
+    """Tool calls that the server makes in one response."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -89,7 +91,7 @@ class Served:
             seal=partial(self.seal.seal, "reasoning", tenant)
             if SEALED_REASONING in (request.include or ())
             else None,
-            hosted=hosted_of(request, items, partial(tagged, self.seal, tenant)),
+            hosted=hosted_of(request, items, partial(tagged, self.seal, tenant), self.most_calls),
         )
 
     def _parser(self, request: CreateResponse, prompt: Prompt) -> Parser:
@@ -204,7 +206,7 @@ def write_prompt(
     except PromptError as error:
         raise InvalidRequest(str(error), param=error.param) from error
     except PromptTooLong as error:
-        raise too_long(error.limit) from error
+        raise (too_long(context) if room is None else too_long_to_count(error.limit)) from error
 
 
 def _conversation(request: CreateResponse, items: Sequence[Item], moment: datetime | None) -> Conversation:

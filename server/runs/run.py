@@ -98,7 +98,7 @@ class Run:
 
     @property
     def stored(self) -> bool:
-        return self.facts.echo.store
+        return self.facts.echo.has_row
 
     @property
     def started(self) -> bool:

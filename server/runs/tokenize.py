@@ -7,7 +7,7 @@ from engine.vocabulary import Vocabulary
 from server.dialects.base import PromptError, PromptTooLong
 from server.errors import InvalidRequest, UnknownModel
 from server.runs.asked import unsupported
-from server.runs.bounds import too_long
+from server.runs.bounds import too_long, too_long_to_count
 from server.runs.chat_messages import read_messages
 from server.runs.chat_request import as_response_request, refuse_wrong
 from server.runs.count import COUNTED
@@ -70,7 +70,8 @@ def encode_text(
     except PromptError as error:
         raise InvalidRequest(str(error), param=param) from error
     except PromptTooLong:
-        raise too_long(room, param) from None
+        context = served.engine.capabilities.context_length
+        raise (too_long if room == context else too_long_to_count)(room, param) from None
 
 
 def refuse_many(token_ids: Sequence[int], served: Served) -> None:

@@ -56,8 +56,10 @@ def done(item: ServedCall, status: Ended, outcome: Outcome, *, tells_sources: bo
         case WebSearchCall():
             text = told(outcome)
             action = item.action
+            if action["type"] != "search" and outcome.urls:
+                action = {**action, "url": outcome.urls[0]}
             if tells_sources and action["type"] == "search":
-                urls = list(dict.fromkeys(_URL.findall(text)))[:MOST_SOURCES]
+                urls = list(dict.fromkeys(outcome.urls or _URL.findall(text)))[:MOST_SOURCES]
                 action = {**action, "sources": [{"type": "url", "url": url} for url in urls]}
             results = text if gave else msgspec.UNSET
             return msgspec.structs.replace(item, status=status, action=action, results=results)

@@ -36,7 +36,7 @@ TURN_THREADS = 4
 NO_ROOM = "The server is overloaded; try again later."
 CANNOT_GO_ON = "The response cannot go on after its tool calls."
 STOPPED = "The server stopped during this call. It is not known whether the call was carried out."
-NO_MORE = "This response has made as many tool calls as its request allows."
+NO_MORE = "This response has made as many tool calls as it may; answer without more."
 
 
 class ToolLoop:
@@ -147,7 +147,10 @@ class ToolLoop:
         try:
             turn = turns.after(errand.output, errand.turn, errand.spent)
         except ApiError as error:
-            self._deliver([Break(response, SERVER_ERROR, str(error))])
+            # A prompt that leaves no room ends a response as a limit of tokens does: incomplete.
+            too_long = error.code == "context_length_exceeded"
+            end = NextTurn(response, None, 0) if too_long else Break(response, SERVER_ERROR, str(error))
+            self._deliver([end])
             return
         except Exception:
             log.exception("the next turn of response %s cannot be prepared", response)

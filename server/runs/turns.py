@@ -7,7 +7,7 @@ from uuid import UUID
 import msgspec
 
 from engine.messages import Job
-from server.runs.hosted import Access
+from server.runs.hosted import Access, call_limit
 from server.runs.prepare import Served, prepare
 from server.runs.reading import Reading
 from server.wire.hosted_items import ServedCall
@@ -77,7 +77,7 @@ class Turns:
         return Turn(job, self.served.reading(self.tenant, request, prepared.prompt))
 
     def _choice(self, output: Sequence[Item]) -> str | dict[str, object] | None:
-        most = self.request.max_tool_calls
+        most = call_limit(self.request, self.served.most_calls)
         if most is not None and sum(isinstance(item, ServedCall) for item in output) >= most:
             return "none"
         given = self.request.tool_choice

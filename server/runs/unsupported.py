@@ -12,11 +12,6 @@ COMPACTION = "compaction"
 
 _REFUSED: list[tuple[str, Callable[[CreateResponse], object], str]] = [
     (
-        "background",
-        lambda r: r.background and r.store is False,
-        "A background response is always stored: leave `store` away, or `background`.",
-    ),
-    (
         "context_management",
         lambda r: any(asked.type != COMPACTION for asked in r.context_management or ()),
         "The one type of context_management that there is is compaction.",

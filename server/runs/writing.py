@@ -9,6 +9,7 @@ from uuid import UUID
 from server.crashpoints import crashpoint
 from server.runs.active import Step
 from server.runs.history import for_model
+from server.runs.lifetime import lifetime_after_end
 from server.runs.run import Run
 from server.runs.states import Ending
 from server.runs.unflushed import chunks_of
@@ -85,7 +86,15 @@ def _write_end(connection: Connection, replica: UUID, run: Run, ending: Ending) 
     """The row comes first: locked by others, or another's, it is found so before there is work to undo."""
     facts = run.facts
     if run.stored:
-        finished = responses.finish(connection, facts.tenant, facts.id, replica, facts.attempt, ending)
+        finished = responses.finish(
+            connection,
+            facts.tenant,
+            facts.id,
+            replica,
+            facts.attempt,
+            ending,
+            lifetime_after_end(facts.echo),
+        )
         responses.insert_items(
             connection,
             facts.tenant,

@@ -259,14 +259,24 @@ class Finished(NamedTuple):
 
 
 def finish(
-    connection: Connection, tenant: str, response_id: UUID, replica: UUID, attempt: int, ending: Ending
+    connection: Connection,
+    tenant: str,
+    response_id: UUID,
+    replica: UUID,
+    attempt: int,
+    ending: Ending,
+    lifetime: timedelta | None = None,
 ) -> Finished:
     """Ends a response that this replica runs; it may have been deleted meanwhile.
+
+    `lifetime` is how long it is kept from now on; without, what was set at its beginning holds.
 
     Raises OwnershipLost if it is not this replica's in that attempt, in which case nothing is changed. The
     UPDATE locks the row and looks at it again behind whoever had it locked, so the check is of that moment.
     """
     columns = {name: getattr(ending, name) for name in Ending.__dataclass_fields__}
+    if lifetime is not None:
+        columns["expires_at"] = ending.finished_at + lifetime
     row = connection.execute(
         update(responses)
         .where(

@@ -8,11 +8,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.errors import BodyTooLarge, BodyTooSlow, ClientGone
 from server.limits import SharedLimit
+from server.stream.content_encoding import unpacked
 
 _DRAIN_FACTOR = 8
 """A body over the limit is still read, up to this many times it, so that the client can hear the answer."""
 _LINGER_S = 2.0
 """How long a refused request's body is read and dropped: a close before its end would destroy the answer."""
+_DROPPED_BYTES = 1024 * 1024
+"""A body for an address that is none is dropped up to there, and its connection used on."""
 _MOST_LINGERING = 64
 """Refused requests whose bodies are read at the same time; any others are closed at once."""
 
@@ -69,6 +72,11 @@ class Body:
             raise BodyTooLarge(most)
         return b"".join(chunks)
 
+    def unpack(self, content: bytes, coding: str, most: int) -> bytes:
+        """The content without its coding; both count. For a thread. Raises as `unpacked` and `read` do."""
+        packed = len(content)
+        return unpacked(content, coding, most, lambda size: self._reserve(packed + min(size, most)))
+
     def _reserve(self, size: int) -> None:
         if size > self._reserved:
             self._limit.acquire(self._tenant, size - self._reserved)
@@ -86,6 +94,35 @@ class Lingering:
 
     def __init__(self, most: int = _MOST_LINGERING) -> None:
         self._free = most
+
+    async def answer(self, answer: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
+        """Reads and drops a short body, then answers; the connection can be used again.
+
+        What is longer, or does not arrive in time, is answered as `send` does.
+        """
+        if await self._drop(receive):
+            await answer(scope, receive, send)
+        else:
+            await self.send(answer, scope, receive, send)
+
+    async def _drop(self, receive: Receive) -> bool:
+        """Whether the body has ended, or the client has gone, within the time and the bytes there are."""
+        if self._free <= 0:
+            return False
+        self._free -= 1
+        left = _DROPPED_BYTES
+        try:
+            async with asyncio.timeout(_LINGER_S):
+                while left >= 0:
+                    message = await receive()
+                    left -= len(message.get("body", b""))
+                    if message["type"] == "http.disconnect" or not message.get("more_body", False):
+                        return True
+        except TimeoutError:
+            pass
+        finally:
+            self._free += 1
+        return False
 
     async def send(self, answer: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
         """Sends an answer to a request whose body was not read, then reads and drops the body for a while.

@@ -18,6 +18,7 @@ from starlette.types import Message, Receive, Scope, Send
 from server.errors import ClientGone, Overloaded, on_error
 from server.limits import SharedLimit
 from server.stream.body import Body, Lingering
+from server.stream.content_encoding import coding_of
 from server.stream.pending import when_ready
 from server.stream.sse import Answer
 from server.stream.threads import ALONE, Lane, ThreadClass, ThreadClasses, set_store_reads
@@ -101,7 +102,10 @@ class Endpoint(Generic[C]):
         lane = self._door.lane(caller)
         with self._count(lane):
             try:
+                coding = coding_of(request.headers.get("content-encoding", ""))
                 content = await body.read(lane.tenant, self._max_body, self._body_seconds)
+                if coding is not None and content:
+                    content = await self._threads.run(lane, body.unpack, content, coding, self._max_body)
                 run = partial(self._threads.run, lane, self._handler, request, caller, content)
                 answer = await when_ready(run)
                 del content, run

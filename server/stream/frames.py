@@ -7,8 +7,13 @@ from server.wire.events import Event, event_type, render
 
 
 def frame(response: UUID, event: Event) -> bytes:
-    """`event:` and `data:` lines and the blank line, in one piece; LF only, never an `id:`."""
-    return b"event: " + event_type(event).encode() + b"\ndata: " + render(response, event) + b"\n\n"
+    """`id:`, `event:` and `data:` lines and the blank line, in one piece; LF only.
+
+    The id is the event's sequence number, which a browser's EventSource sends as Last-Event-ID when it
+    connects again. It comes first, so that clients that split at `data: ` find nothing behind the JSON.
+    """
+    kind = event_type(event).encode()
+    return b"id: %d\nevent: %b\ndata: %b\n\n" % (event.sequence_number, kind, render(response, event))
 
 
 def frames(response: UUID, events: Iterable[Event]) -> tuple[bytes, ...]:
@@ -19,7 +24,7 @@ class OpenResponsesNames:
     """Tells a response's events by the names that the Open Responses specification has for them.
 
     They are OpenAI's but for two: `response.reasoning_text.delta` and `.done` are `response.reasoning.delta`
-    and `.done`. Nothing else of a frame changes.
+    and `.done`. The `id:` line is left out, as the specification has it. Nothing else of a frame changes.
     """
 
     def rewrite(self, _index: int, frames: Sequence[bytes]) -> list[bytes]:
@@ -31,6 +36,7 @@ class OpenResponsesNames:
 
 def renamed(given: bytes) -> bytes:
     """A frame under the specification's name; the type is the first field of its JSON."""
+    given = given[given.index(_EVENT) :]
     if not given.startswith(_EVENT + _OPENAIS):
         return given
     return given.replace(_OPENAIS, _SPECIFIED, 2)

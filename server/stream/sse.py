@@ -21,6 +21,8 @@ from server.stream.threads import RunInThread, store_reads
 
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
+KEEP_ALIVE_LINE = b": keep-alive\n"
+"""For streams with `id:` lines, where openai-python takes a blank line after a comment for an empty event."""
 _STORE_SECONDS = 1.0
 """After how long a stream looks again when the store had nothing for it, or did not answer."""
 _LOOK_SECONDS = 2.0  # of silence
@@ -114,8 +116,7 @@ class Rewriting(Protocol):
 class EventStream:
     """Server-sent events of one response from a position on, stored ones first, then as they are committed.
 
-    Or of several, whose frames are rewritten into one stream. Frames are never split and `id:` is never sent
-    (API.md's findings: clients lose events otherwise).
+    Or of several, whose frames are rewritten into one stream. Frames are never split.
     """
 
     def __init__(
@@ -129,6 +130,7 @@ class EventStream:
         self._timing = timing
         self._headers = headers
         self._rewriting = rewriting
+        self._keep_alive = KEEP_ALIVE_LINE if rewriting is None else KEEP_ALIVE
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         waker = asyncio.Event()
@@ -137,7 +139,7 @@ class EventStream:
             cursor.join(waker)
         gone = _departure(receive, waker)
         try:
-            await self._send(send, _start(200, b"text/event-stream; charset=utf-8", self._headers))
+            await self._send(send, _start(self._headers))
             async for block in self._blocks(waker, gone, run):
                 if is_last_pass("stream.frame"):
                     await self._send(send, _part(block[: len(block) // 2 + 1]))
@@ -176,7 +178,7 @@ class EventStream:
                 return
             left = silent_since + self._timing.keep_alive - clock()
             if left <= 0:
-                yield KEEP_ALIVE
+                yield self._keep_alive
                 silent_since = clock()
             elif not frames:
                 behind = any(cursor.behind for cursor in self._cursors)
@@ -283,12 +285,18 @@ async def _disconnected(receive: Receive) -> None:
         pass
 
 
-def _start(status: int, content_type: bytes, headers: dict[str, str]) -> Message:
+def _start(headers: dict[str, str]) -> Message:
+    """X-Accel-Buffering has nginx pass on each event at once; with its defaults it gathers 4 KiB first."""
     extra = [(name.encode(), value.encode()) for name, value in headers.items()]
     return {
         "type": "http.response.start",
-        "status": status,
-        "headers": [(b"content-type", content_type), (b"cache-control", b"no-store"), *extra],
+        "status": 200,
+        "headers": [
+            (b"content-type", b"text/event-stream; charset=utf-8"),
+            (b"cache-control", b"no-cache, no-store"),
+            (b"x-accel-buffering", b"no"),
+            *extra,
+        ],
     }
 
 

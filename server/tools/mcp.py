@@ -29,6 +29,7 @@ from server.tools.address import Allowed, Refused, check_url, host_and_port, onl
 from server.tools.call_slots import CallSlots, NoSlot
 from server.tools.listings import Listing, ListingKey, Listings
 from server.tools.registered import COMMAND, SESSION_HEADER, Registered
+from server.tools.urls import urls_of
 from server.wire.hosted_items import ListedTool, McpError
 from server.wire.parts import is_deeper
 
@@ -304,7 +305,7 @@ def _outcome(result: "CallToolResult") -> Outcome:
         text = f"{text[:MOST_TEXT]}\n[{len(text) - MOST_TEXT} more characters were left out]"
     if result.isError:
         return Outcome(error=McpError("mcp_tool_execution_error", content=[{"type": "text", "text": text}]))
-    return Outcome(output=text)
+    return Outcome(output=text, urls=urls_of(result.meta))
 
 
 def failure(message: str) -> Outcome:

@@ -16,6 +16,10 @@ class ErrorBody(msgspec.Struct, frozen=True):
     error: ErrorDetail
 
 
+class ReaderBusy(Exception):
+    """What a part of the request would be read with is in use; the same request can be tried again."""
+
+
 class DecodeFailure(Exception):
     """The client's bytes are not what was asked for. `param` is the path of the mistake."""
 

@@ -1,15 +1,38 @@
-"""Text files that come within a request, as data URLs or plain base64. Pure."""
+"""Files that come within a request, as data URLs or plain base64: text, and PDFs that have text."""
 
 import base64
 import binascii
 from urllib.parse import unquote_to_bytes
 
+from server.wire.pdf import PdfError, is_pdf, pdf_text
+
 MAX_FILE_TEXT = 1_048_576
 """Bytes of one file; it goes into the prompt whole."""
 
 
+_PDF_TYPE = "data:application/pdf"
+
+
 class FileError(ValueError):
     """The file cannot be read; the sentence is for the caller."""
+
+
+def readable(data: str) -> str:
+    """`file_data` as it is stored: of a PDF its text, as a data URL. Raises FileError, or ReaderBusy.
+
+    So a PDF is parsed once, however often a conversation goes on from it.
+    """
+    content = _content(data)
+    if data.startswith(_PDF_TYPE) and not is_pdf(content):
+        raise FileError("The file is not a PDF that can be read.")
+    if not is_pdf(content):
+        file_text(data)
+        return data
+    try:
+        text = pdf_text(content, MAX_FILE_TEXT)
+    except PdfError as error:
+        raise FileError(str(error)) from error
+    return "data:text/plain;base64," + base64.b64encode(text.encode()).decode()
 
 
 def file_text(data: str) -> str:
@@ -20,9 +43,9 @@ def file_text(data: str) -> str:
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise FileError("The file is not text in UTF-8; this server reads text files only.") from error
+        raise FileError("The file is not text in UTF-8; this server reads text files and PDFs.") from error
     if "\0" in text:
-        raise FileError("The file is not text; this server reads text files only.")
+        raise FileError("The file is not text; this server reads text files and PDFs.")
     return text
 
 

@@ -8,7 +8,7 @@ from msgspec import UNSET
 
 from server.wire.decode import convert
 from server.wire.errors import DecodeFailure
-from server.wire.files import FileError, file_text
+from server.wire.files import FileError, readable
 from server.wire.items import ContentPart, Detail, InputFile, InputImage, InputText, OutputText, Refusal, Text
 
 MAX_NESTING = 32
@@ -97,10 +97,10 @@ def _read_file(part: dict[str, Any], path: str) -> InputFile:
             "unsupported_value",
         )
     try:
-        file_text(given.file_data)
+        data = readable(given.file_data)
     except FileError as error:
         raise DecodeFailure(str(error), f"{path}.file_data", "unsupported_value") from error
-    return InputFile(given.filename if given.filename is not None else UNSET, given.file_data)
+    return InputFile(given.filename if given.filename is not None else UNSET, data)
 
 
 PARTS: dict[str, Reader] = {

@@ -86,6 +86,11 @@ class Echo(msgspec.Struct, frozen=True, kw_only=True):
     truncation: str
     user: str | None
 
+    @property
+    def has_row(self) -> bool:
+        """The database has the response: one in the background without `store` for a while after its end."""
+        return self.store or self.background
+
 
 class RawMessage(msgspec.Struct, frozen=True, tag_field="type", tag="raw_message_tokens"):
     """What a model was given or gave, as tokens and as what they spell; vLLM's shape."""
@@ -176,11 +181,35 @@ class InputTokens(msgspec.Struct, frozen=True):
     object: Literal["response.input_tokens"] = "response.input_tokens"
 
 
+class Permission(msgspec.Struct, frozen=True):
+    """What may be done with a model: the same for all that are served."""
+
+    id: str
+    created: int
+    object: Literal["model_permission"] = "model_permission"
+    allow_create_engine: bool = False
+    allow_sampling: bool = True
+    allow_logprobs: bool = True
+    allow_search_indices: bool = False
+    allow_view: bool = True
+    allow_fine_tuning: bool = False
+    organization: str = "*"
+    group: str | None = None
+    is_blocking: bool = False
+
+
 class Model(msgspec.Struct, frozen=True):
     """An entry of GET /v1/models."""
 
     id: str
     created: int
+    max_model_len: int
+    """The most tokens of a prompt and its answer together; vLLM's, as are those below."""
+    root: str
+    """The model that it is, or that it is an adapter of."""
+    parent: str | None = None
+    """The model that an adapter is for."""
+    permission: list[Permission] = []
     object: Literal["model"] = "model"
     owned_by: str = "holdfast"
 

@@ -67,6 +67,10 @@ class ApprovalFilter(msgspec.Struct, frozen=True):
     never: ToolFilter | None = None
 
 
+EVERY_TOOL = "*"
+"""An entry of `allowed_tools` that means all that a server offers; vLLM's."""
+
+
 class McpTool(msgspec.Struct, frozen=True, tag_field="type", tag="mcp"):
     """The tools of an MCP server: of one that the operator has registered under this label, or of a URL's."""
 
@@ -95,7 +99,9 @@ class McpTool(msgspec.Struct, frozen=True, tag_field="type", tag="mcp"):
     def offered(self) -> list[ListedTool]:
         """Those of the listed tools that the request allows."""
         allowed = self.allowed_tools
-        wanted = ToolFilter(tool_names=allowed) if isinstance(allowed, list) else allowed
+        if isinstance(allowed, list):
+            allowed = None if EVERY_TOOL in allowed else ToolFilter(tool_names=allowed)
+        wanted = allowed
         return [tool for tool in self.listed if wanted is None or wanted.has(tool)]
 
     def needs_approval(self, tool: ListedTool) -> bool:

@@ -1,8 +1,10 @@
 """Background responses: answered at once, generated without a reader, cancelled from anywhere."""
 
+from datetime import timedelta
 from typing import Any
 
 import httpx
+import psycopg
 import pytest
 from openai import OpenAI
 
@@ -68,9 +70,36 @@ def test_background_response_outlives_every_reader_and_each_reader_sees_all_of_i
     assert text_of(seen) == final["output"][0]["content"][0]["text"]
 
 
-def test_unstored_background_response_is_refused(scripted_server: ServerProcess) -> None:
-    answer = httpx.post(f"{scripted_server.api}/responses", json={**ASK, "store": False})
-    assert check_error(answer, 400, "invalid_request_error")["param"] == "background"
+@pytest.mark.parametrize("how_it_ends", ["completed", "cancelled"])
+def test_unstored_background_response_can_be_read_for_ten_minutes_after_its_end(
+    start_server: StartServer, database_url: str, how_it_ends: str
+) -> None:
+    paced = PACED if how_it_ends == "cancelled" else {}
+    server = start_server(**paced, send_seconds=0.1, purge_seconds=0.1)
+    begun = httpx.post(f"{server.api}/responses", json={**ASK, "store": False}).json()
+    assert (begun["status"], begun["store"], begun["background"]) == ("queued", False, True)
+    if how_it_ends == "cancelled":
+        httpx.post(f"{server.api}/responses/{begun['id']}/cancel", timeout=60)
+    found = ended(server, begun["id"])
+    check_response(get(server, begun["id"]).content)
+    assert (found["status"], found["store"]) == (how_it_ends, False)
+    with replay(server.url, begun["id"]) as stream:
+        assert parse(stream.read())[-1].json["response"] == found
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        row = connection.execute("select expires_at - finished_at from responses").fetchone()
+        assert row == (timedelta(minutes=10),)
+        connection.execute("update responses set expires_at = 'epoch'")
+    eventually(lambda: get(server, begun["id"]).status_code == 404, within=60)
+
+
+def test_unstored_background_response_is_finished_after_a_crash(start_server: StartServer) -> None:
+    server = start_server(**PACED)
+    body = {**ASK, "store": False, "max_output_tokens": 60}
+    begun = httpx.post(f"{server.api}/responses", json=body).json()
+    eventually(lambda: status(server, begun["id"]) == "in_progress", within=60)
+    server.kill()
+    server.start()
+    assert ended(server, begun["id"])["status"] == "incomplete"
 
 
 @pytest.mark.parametrize("background", [True, False])
@@ -94,12 +123,26 @@ def test_cancelled_response_says_so_and_keeps_what_it_had(
     assert again.model_dump() == cancelled.model_dump() == client.responses.retrieve(response_id).model_dump()
 
 
-def test_cancelling_a_finished_response_gives_it_back_as_it_is(
+def test_cancelling_a_finished_background_response_gives_it_back_as_it_is(
     scripted_server: ServerProcess, connect: Connect
 ) -> None:
     client = connect(scripted_server)
-    done = client.responses.create(model=MODEL, input="Hello")
+    begun = client.responses.create(model=MODEL, input="Hello", background=True)
+    with client.responses.retrieve(begun.id, stream=True) as events:
+        assert [event.type for event in events][-1] == "response.completed"
+    done = client.responses.retrieve(begun.id)
+    assert done.status == "completed"
     assert client.responses.cancel(done.id).model_dump() == done.model_dump()
+
+
+@pytest.mark.parametrize("body", [{}, {"max_output_tokens": 2}])
+def test_finished_foreground_response_cannot_be_cancelled(
+    scripted_server: ServerProcess, body: dict[str, object]
+) -> None:
+    done = httpx.post(f"{scripted_server.api}/responses", json={**ASK, "background": False, **body}).json()
+    answer = httpx.post(f"{scripted_server.api}/responses/{done['id']}/cancel")
+    error = check_error(answer, 400, "invalid_request_error")
+    assert (error["message"], error["param"]) == ("Cannot cancel a synchronous response.", None)
 
 
 def test_cancelling_what_does_not_exist_is_a_404(scripted_server: ServerProcess) -> None:

@@ -132,7 +132,7 @@ PARAMETERS = [
     Row("previous_response_id", "M", goes_on),
     Row("conversation", "S", goes_on_in_conversation),
     Row("store", "M", is_not_stored),
-    Row("background", "M", all_of(runs_in_background, refused("background", background=True, store=False))),
+    Row("background", "M", runs_in_background),
     Row("stream", "M", streams),
     Row("stream_options", "A", changes_nothing(stream_options={"include_obfuscation": True})),
     Row("tools", "M", in_prompt("look", tools=[FUNCTION])),

@@ -7,6 +7,7 @@ import httpx
 import pytest
 from openai import APIStatusError, BadRequestError, NotFoundError
 
+from server.scripted_model import CONTEXT_LENGTH
 from tests.acceptance.error_object import check_error
 from tests.fix_server import Connect
 from tests.support.server_process import MODEL, ServerProcess
@@ -180,6 +181,50 @@ def test_too_long_input_is_refused_before_anything_is_kept(
         connect(scripted_server).responses.create(model=MODEL, input="Hello there. " * 10_000)
     assert refused.value.code == "context_length_exceeded"
     assert refused.value.param == "input"
+
+
+LONG = "Hello there. " * 10_000
+MANY = [10] * CONTEXT_LENGTH
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("responses", {"input": LONG}, "input"),
+        ("responses", {"input": [{"role": "user", "content": LONG}]}, "input"),
+        ("responses", {"input": "Hello", "instructions": LONG}, "input"),
+        ("chat/completions", {"messages": [{"role": "user", "content": LONG}]}, "messages"),
+        ("completions", {"prompt": LONG}, "prompt"),
+        ("completions", {"prompt": MANY}, "prompt"),
+        ("completions", {"prompt": [MANY]}, "prompt"),
+    ],
+)
+def test_overflow_is_told_in_words_that_clients_know(
+    scripted_server: ServerProcess, path: str, body: dict[str, object], param: str
+) -> None:
+    """LiteLLM, aider and inspect look for the one, LangChain for the other; their SDKs drop the code."""
+    answer = httpx.post(f"{scripted_server.api}/{path}", json={"model": MODEL, **body}, timeout=60)
+    error = check_error(answer, 400, "invalid_request_error")
+    assert (error["param"], error["code"]) == (param, "context_length_exceeded")
+    assert f"this model's maximum context length is {CONTEXT_LENGTH} tokens" in error["message"]
+    assert error["message"].startswith("Input tokens exceed the configured limit of ")
+
+
+def test_overflow_of_a_chats_tokens_names_its_messages(scripted_server: ServerProcess) -> None:
+    """More than is counted, which is more than a model reads."""
+    body = {"messages": [{"role": "user", "content": LONG * 5}]}
+    answer = httpx.post(f"{scripted_server.url}/tokenize", json=body, timeout=60)
+    error = check_error(answer, 400, "invalid_request_error")
+    assert (error["param"], error["code"]) == ("messages", "context_length_exceeded")
+    assert f"Input tokens exceed the configured limit of {4 * CONTEXT_LENGTH} tokens" in error["message"]
+
+
+def test_refusals_of_a_chats_input_name_its_messages(scripted_server: ServerProcess) -> None:
+    messages = [{"role": "user", "content": "Hi"}, {"role": "tool", "tool_call_id": "x", "content": "y"}]
+    answer = httpx.post(
+        f"{scripted_server.api}/chat/completions", json={"model": MODEL, "messages": messages}
+    )
+    assert check_error(answer, 400, "invalid_request_error")["param"] == "messages"
 
 
 def test_going_on_from_running_response_is_refused(paced_server: ServerProcess) -> None:

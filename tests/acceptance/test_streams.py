@@ -10,7 +10,7 @@ import pytest
 from tests.acceptance.sdk_types import check_event, check_response
 from tests.fix_server import Connect, StartServer
 from tests.support.server_process import MODEL, ServerProcess
-from tests.support.sse import DONE, Frame, create, parse, text_of
+from tests.support.sse import DONE, KEEP_ALIVE, Frame, create, parse, text_of
 
 COMPLETED: dict[str, object] = {"model": MODEL, "input": "Hello"}
 INCOMPLETE = {**COMPLETED, "max_output_tokens": 8}
@@ -119,7 +119,7 @@ def test_bytes_are_whole_frames_and_end_with_done(scripted_server: ServerProcess
     with create(scripted_server.url, request_body) as stream:
         raw = stream.read()
     assert raw.endswith(b"\n\n" + DONE)
-    assert b"\nid:" not in raw
+    assert raw.startswith(b"id: 0\n")
     assert b"\r" not in raw
     assert stream.writes
     assert all(written.endswith(b"\n\n") for written in stream.writes), "an event came in two pieces"
@@ -130,7 +130,7 @@ def test_stream_says_what_it_is_in_its_headers(scripted_server: ServerProcess) -
     with create(scripted_server.url, COMPLETED) as stream:
         assert stream.status == 200
         assert stream.response.headers.get_content_type() == "text/event-stream"
-        assert stream.response.headers["cache-control"] == "no-store"
+        assert stream.response.headers["cache-control"] == "no-cache, no-store"
         assert stream.response.headers["x-request-id"].startswith("req_")
         stream.read()
 
@@ -219,4 +219,12 @@ def test_silent_stream_is_kept_alive_by_comments(start_server: StartServer) -> N
     comments = [block for block in blocks if block.startswith(b":")]
     assert len(comments) >= 3
     assert [frame.number for frame in parse(stream.raw)] == list(range(len(blocks) - len(comments) - 1))
-    assert all(written.endswith(b"\n\n") for written in stream.writes)
+    assert all(written.endswith((b"\n\n", KEEP_ALIVE)) for written in stream.writes)
+
+
+def test_keep_alive_after_an_id_is_no_event_to_the_sdk(start_server: StartServer, connect: Connect) -> None:
+    """Its decoder takes the blank line after a comment for an event without data once it knows an id."""
+    server = start_server(keep_alive_seconds=0.1, scripted_step_seconds=0.5, scripted_tokens=3)
+    with connect(server).responses.create(model=MODEL, input="Hello", stream=True) as stream:
+        numbers = [event.sequence_number for event in stream]
+    assert numbers == list(range(len(numbers)))

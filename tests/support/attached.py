@@ -105,8 +105,8 @@ class Attached:
             self.torn += 1
             cut = b""
             for piece in answer.iter_bytes():
-                whole, blank, cut = (cut + piece).rpartition(b"\n\n")
-                told = (whole + blank).replace(KEEP_ALIVE, b"")
+                whole, blank, cut = (cut + piece).replace(KEEP_ALIVE, b"").rpartition(b"\n\n")
+                told = whole + blank
                 self.received += told
                 self.countdown.count(told.count(b"\n\n"))
             if not cut:

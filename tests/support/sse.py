@@ -15,14 +15,17 @@ from typing import Any, Self
 from urllib.parse import urlsplit
 
 DONE = b"data: [DONE]\n\n"
-KEEP_ALIVE = b": keep-alive\n\n"
+KEEP_ALIVE = b": keep-alive\n"
 PATIENCE_S = 60.0
 """Seconds of silence after which a test fails; never a time that a test needs."""
 
 
 @dataclass(frozen=True)
 class Frame:
-    """One event: its bytes with the blank line, its `event:` line and its `data:` line."""
+    """One event: its bytes with the blank line, its `event:` line and its `data:` line.
+
+    Before them may be an `id:` line, which is then the event's number.
+    """
 
     raw: bytes
     event: str
@@ -42,8 +45,23 @@ class Frame:
 def split(raw: bytes) -> list[bytes]:
     """The blocks of a stream, comments among them. Fails unless all of them are whole."""
     assert b"\r" not in raw, "lines must end in LF alone"
-    assert raw == b"" or raw.endswith(b"\n\n"), f"cut off: {raw[-80:]!r}"
-    return [block + b"\n\n" for block in raw.split(b"\n\n")[:-1]]
+    blocks: list[bytes] = []
+    *whole, last = raw.split(b"\n\n")
+    for block in whole:
+        comments = _comments(block)
+        blocks += [KEEP_ALIVE] * comments
+        if left := block[comments * len(KEEP_ALIVE) :]:
+            blocks.append(left + b"\n\n")
+    assert last == KEEP_ALIVE * _comments(last), f"cut off: {raw[-80:]!r}"
+    return blocks + [KEEP_ALIVE] * _comments(last)
+
+
+def _comments(block: bytes) -> int:
+    """How many keep-alives a block begins with, which have no blank line of their own."""
+    count = 0
+    while block.startswith(KEEP_ALIVE, count * len(KEEP_ALIVE)):
+        count += 1
+    return count
 
 
 def parse(raw: bytes) -> list[Frame]:
@@ -54,14 +72,16 @@ def parse(raw: bytes) -> list[Frame]:
 
 
 def parse_frame(block: bytes) -> Frame:
-    """One event. Fails unless it is exactly an `event:` line and a `data:` line that agree."""
+    """One event. Fails unless it is exactly an `id:`, an `event:` and a `data:` line that agree."""
     lines = block.decode().removesuffix("\n\n").split("\n")
+    number = lines.pop(0) if lines[0].startswith("id: ") else None
     assert len(lines) == 2, f"not two lines: {block!r}"
     event, data = lines
     assert event.startswith("event: "), block
     assert data.startswith("data: "), block
     frame = Frame(block, event.removeprefix("event: "), data.removeprefix("data: "))
     assert frame.json["type"] == frame.event
+    assert number in (None, f"id: {frame.number}")
     return frame
 
 
@@ -73,6 +93,12 @@ def join(frames: Sequence[Frame]) -> bytes:
 def text_of(frames: Sequence[Frame]) -> str:
     """The answer as its deltas tell it."""
     return "".join(frame.json["delta"] for frame in frames if frame.event == "response.output_text.delta")
+
+
+def _after_comment(raw: bytes) -> int:
+    """Where the last keep-alive ends; 0 without one."""
+    start = raw.rfind(KEEP_ALIVE)
+    return 0 if start < 0 else start + len(KEEP_ALIVE)
 
 
 class Stream:
@@ -140,8 +166,9 @@ class Stream:
             self._write = b""
         self.raw += written
         self._cut += written
-        whole, blank, self._cut = self._cut.rpartition(b"\n\n")
-        self._whole.extend(split(whole + blank))
+        end = max(self._cut.rfind(b"\n\n") + 2 if b"\n\n" in self._cut else 0, _after_comment(self._cut))
+        self._whole.extend(split(self._cut[:end]))
+        self._cut = self._cut[end:]
         assert written or not self._cut, f"cut off: {self._cut!r}"
         return bool(written)
 

@@ -45,7 +45,7 @@ REACH = {
     "server/browser/page.py:from_html": PAGE,  # a literal and digits
     "server/browser/page.py:_text": PAGE,
     "server/cli.py": OPERATOR,
-    "server/config.py": OPERATOR,
+    "server/redaction.py": OPERATOR,
     "server/service_links.py": OPERATOR,
     "server/dialects/calls_gemma.py:_NAME": OUTPUT,
     "server/dialects/calls_gemma.py:_KEY": OUTPUT,
@@ -108,6 +108,7 @@ REACH = {
     "server/tools/address.py:read_url": SHORT,
     "server/tools/address.py:_check_form": SHORT,
     "server/tools/mcp.py:_NAME": TEXT,
+    "server/tools/urls.py:_URL": SHORT,
     "server/tools/registered.py": OPERATOR,
     "server/wire/decode.py:_BOUND": HEADER,
     "server/wire/decode.py:_PATH": HEADER,

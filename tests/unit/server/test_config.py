@@ -22,6 +22,9 @@ VALUES: dict[str, tuple[str, object]] = {
     "host": ("0.0.0.0", "0.0.0.0"),  # noqa: S104
     "port": ("9000", 9000),
     "allowed_hosts": ("*.example.org", "*.example.org"),
+    "max_hosted_calls": ("5", 5),
+    "cors_origins": ("https://a.example", "https://a.example"),
+    "tokenizer_info": ("on", "on"),
     "data_dir": ("/data", Path("/data")),
     "database_url": ("postgresql://db/x", "postgresql://db/x"),
     "model": ("/models/m", Path("/models/m")),

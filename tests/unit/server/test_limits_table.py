@@ -7,7 +7,8 @@ import pytest
 
 from server.config import settings
 from server.runs import history, request_cost, turns
-from server.wire import pages
+from server.stream import body
+from server.wire import files, pages, pdf
 
 TABLE = (Path(__file__).parents[3] / "docs" / "limits.md").read_text()
 NAMED = sorted(set(re.findall(r"`(max_[a-z_]+)`", TABLE)))
@@ -31,3 +32,11 @@ def test_the_table_names_the_bounds_that_are_no_settings() -> None:
     assert f"| {history.BYTES_OF_TENANT >> 20} MiB | {history.BYTES_AT_ONCE >> 20} MiB |" in TABLE
     assert f"| {turns.MAX_OUTPUT_BYTES >> 20} MiB a response |" in TABLE
     assert f"| {pages.MAX_BYTES >> 20} MiB, and" in TABLE
+
+
+def test_the_table_names_the_bounds_of_files_and_bodies() -> None:
+    assert f"| {files.MAX_FILE_TEXT:,} bytes |" in TABLE
+    assert f"| {pdf.MAX_PDF >> 20} MiB, {pdf.MAX_PAGES} pages, {pdf.CPU_SECONDS} s of a core" in TABLE
+    assert f"| {pdf.AT_ONCE}, each in a process of its own with {pdf.CPU_SECONDS} s" in TABLE
+    assert f"{pdf.MEMORY >> 20} MiB of memory while it is read" in TABLE
+    assert f"{body._DROPPED_BYTES >> 20} MiB of each within {body._LINGER_S:g} s" in TABLE

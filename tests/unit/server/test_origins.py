@@ -3,7 +3,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.errors import ConfigError, UnsupportedMediaType, WrongHost, WrongOrigin
-from server.origins import AllowedHosts, Host, read_allowed_hosts, read_host, refusal, require_json
+from server.origins import (
+    AllowedHosts,
+    Host,
+    read_allowed_hosts,
+    read_cors_origins,
+    read_host,
+    refusal,
+    require_json,
+)
 from tests.support.builders import examples
 
 PORT = 8000
@@ -218,3 +226,30 @@ def test_body_that_says_something_else_is_refused_with_the_header_to_send(sent: 
 
 def test_none_listed_is_the_default() -> None:
     assert AllowedHosts() == NONE == read_allowed_hosts(None)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "app.example",
+        "ftp://a",
+        "https://",
+        "https://a/b",
+        "https://*.a",
+        "https://u@a",
+        "https://a b",
+        "null",
+    ],
+)
+def test_origin_that_no_page_has_is_refused_at_the_start(text: str) -> None:
+    with pytest.raises(ConfigError, match="cors-origins"):
+        read_cors_origins(f"https://ok.example, {text}")
+
+
+def test_listed_origin_is_let_in_without_a_key_and_every_origin_is_no_origin() -> None:
+    headers = {"host": "127.0.0.1:8000", "origin": "https://A.example", "sec-fetch-site": "cross-site"}
+    listed = read_cors_origins("https://a.example")
+    assert refusal(headers, PORT, NONE, listed, key_exists=False) is None
+    assert isinstance(refusal(headers, PORT, NONE, read_cors_origins("*"), key_exists=False), WrongOrigin)
+    elsewhere = {**headers, "host": "evil.example"}
+    assert isinstance(refusal(elsewhere, PORT, NONE, listed, key_exists=False), WrongHost)

@@ -16,7 +16,7 @@ from server.runs.admit import Admission
 from server.store.database import DatabaseError
 from server.stream import sse
 from server.stream.hub import Hub, Published
-from server.stream.sse import KEEP_ALIVE, Stored
+from server.stream.sse import KEEP_ALIVE_LINE, Stored
 from server.wire.ids import response_id
 from tests.unit.server.stream.asgi import PATIENCE_S, Client, inline, now, run
 from tests.unit.server.stream.test_sse import Stream, deferred
@@ -92,7 +92,7 @@ def test_frame_that_is_committed_between_reading_and_watching_is_sent(
         await asyncio.sleep(100)
         client.leave()
         await task
-        return client.body.replace(KEEP_ALIVE, b"")
+        return client.body.replace(KEEP_ALIVE_LINE, b"")
 
     assert run(main) == b"".join(FRAMES[: 2 + commits])
 
@@ -107,7 +107,7 @@ def test_reader_of_a_response_at_rest_asks_the_store_no_more(monkeypatch: pytest
         await asyncio.sleep(100)
         client.leave()
         await task
-        return client.body.replace(KEEP_ALIVE, b""), store.reads
+        return client.body.replace(KEEP_ALIVE_LINE, b""), store.reads
 
     assert run(main) == (b"".join(FRAMES[:4]), 2)
 

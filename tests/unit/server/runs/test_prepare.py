@@ -82,7 +82,6 @@ def test_an_echo_is_stored_and_read_back_the_same() -> None:
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"background": True, "store": False}, "background"),
         ({"expires_after": {"anchor": "created_at", "seconds": 60}, "store": False}, "expires_after"),
     ],
 )

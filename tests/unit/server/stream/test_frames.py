@@ -31,6 +31,8 @@ def frames_of(said: list[Delta]) -> list[bytes]:
 def test_names_of_the_specification_change_two_types_and_nothing_else(said: list[Delta]) -> None:
     told = parse(b"".join(frames_of(said)))
     spec = parse(b"".join(OpenResponsesNames().rewrite(0, frames_of(said))))
+    assert b"id: " in told[0].raw
+    assert not any(one.raw.startswith(b"id: ") for one in spec)
     assert [one.event for one in spec] == [RENAMED.get(one.event, one.event) for one in told]
     assert [one.json for one in spec] == [
         {**one.json, "type": RENAMED.get(one.event, one.event)} for one in told
@@ -40,16 +42,17 @@ def test_names_of_the_specification_change_two_types_and_nothing_else(said: list
 def test_text_that_spells_a_name_of_openais_is_told_as_it_is() -> None:
     spelled = '"type":"response.reasoning_text.delta" event: response.reasoning_text.delta'
     thought, answer = (
-        next(one for one in frames_of([delta]) if b".delta" in one.partition(b"\n")[0])
+        next(one for one in frames_of([delta]) if b".delta" in one.split(b"\n")[1])
         for delta in (ReasoningDelta(spelled), TextDelta(spelled))
     )
     assert parse(renamed(thought))[0].json["delta"] == spelled
-    assert renamed(answer) == answer
+    assert renamed(answer) == answer.partition(b"\n")[2]
 
 
-def test_a_frame_is_two_lines_and_a_blank_one_under_its_type() -> None:
+def test_a_frame_is_three_lines_and_a_blank_one_under_its_number_and_type() -> None:
     for event in emitted([TextDelta("a\nb\r\u2028c")]):
-        head, data, *rest = frame(RESPONSE, event).split(b"\n")
+        number, head, data, *rest = frame(RESPONSE, event).split(b"\n")
+        assert number == b"id: %d" % event.sequence_number
         assert head == b"event: " + event_type(event).encode()
         assert data.startswith(b"data: {")
         assert rest == [b"", b""]

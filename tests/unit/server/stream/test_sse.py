@@ -13,7 +13,7 @@ from server.store.database import DatabaseError
 from server.stream import hub as hub_module
 from server.stream import threads
 from server.stream.hub import Channel, Published
-from server.stream.sse import DONE, KEEP_ALIVE, Cursor, Deferred, EventStream, Stored, Timing
+from server.stream.sse import DONE, KEEP_ALIVE_LINE, Cursor, Deferred, EventStream, Stored, Timing
 from tests.support.builders import examples
 from tests.unit.server.stream.asgi import Client, inline, now, run
 
@@ -85,7 +85,7 @@ def test_a_stream_is_every_frame_from_the_position_on_whole_and_then_done_once(
     assert client.ended
     assert (client.status, client.headers["x-request-id"]) == (200, "req_1")
     assert client.headers["content-type"] == "text/event-stream; charset=utf-8"
-    assert client.headers["cache-control"] == "no-store"
+    assert client.headers["cache-control"] == "no-cache, no-store"
 
 
 def test_a_reader_that_joins_late_gets_what_was_before() -> None:
@@ -162,7 +162,7 @@ def test_a_response_that_runs_elsewhere_is_read_from_the_store_and_then_from_its
         await task
         return client
 
-    assert run(main).body.replace(KEEP_ALIVE, b"") == b"".join(FRAMES[position:]) + DONE
+    assert run(main).body.replace(KEEP_ALIVE_LINE, b"") == b"".join(FRAMES[position:]) + DONE
     assert asked == ([0, 5] if position == 0 else [2, 5] if position == 2 else [position])
 
 
@@ -214,7 +214,7 @@ def test_a_store_that_does_not_answer_is_asked_again() -> None:
         return client, now()
 
     client, at = run(main)
-    assert client.pieces == [KEEP_ALIVE, b"".join(FRAMES), DONE]
+    assert client.pieces == [KEEP_ALIVE_LINE, b"".join(FRAMES), DONE]
     assert at < 22
 
 
@@ -237,16 +237,16 @@ def test_a_silent_stream_gives_signs_of_life_and_a_talking_one_does_not() -> Non
     async def main() -> Client:
         stream = Stream()
         client, task = stream.follow()
-        await client.until(lambda: client.pieces.count(KEEP_ALIVE) == 2)
+        await client.until(lambda: client.pieces.count(KEEP_ALIVE_LINE) == 2)
         await asyncio.sleep(10.25)
         stream.add(FRAMES[0])
-        await client.until(lambda: client.pieces.count(KEEP_ALIVE) == 3)
+        await client.until(lambda: client.pieces.count(KEEP_ALIVE_LINE) == 3)
         client.leave()
         await task
         return client
 
     client = run(main)
-    assert client.pieces == [KEEP_ALIVE, KEEP_ALIVE, FRAMES[0], KEEP_ALIVE]
+    assert client.pieces == [KEEP_ALIVE_LINE, KEEP_ALIVE_LINE, FRAMES[0], KEEP_ALIVE_LINE]
     sent = client.times[1:5]
     assert [int(at) for at in sent] == [15, 30, 40, 55]
 

@@ -161,10 +161,11 @@ def test_tokens_travel_on_the_first_row_and_only_there() -> None:
 
 @given(texts)
 @examples(100)
-def test_a_frame_has_one_event_line_and_one_data_line(text: str) -> None:
+def test_a_frame_has_one_id_line_one_event_line_and_one_data_line(text: str) -> None:
     for event in (Event(1, Kind.OUTPUT_TEXT_DELTA, 0, 0, text), make_whole(wire.OutputTextDone, text)):
         data = render(RESPONSE, event)
         made = frame(RESPONSE, event)
-        assert made == b"event: " + event_type(event).encode() + b"\ndata: " + data + b"\n\n"
-        assert made.count(b"\n") == 3
+        number = str(event.sequence_number).encode()
+        assert made == b"id: %b\nevent: %b\ndata: %b\n\n" % (number, event_type(event).encode(), data)
+        assert made.count(b"\n") == 4
         assert b"\r" not in made

@@ -1,0 +1,87 @@
+"""What surrounds every address: CORS for listed pages, and the same address with a slash at its end."""
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from server.origins import AllowedOrigins
+from server.stream.body import Lingering
+from server.wire.ids import new_request_id
+
+_EXPOSED = "x-request-id, retry-after, x-should-retry"
+"""Headers of answers that pages may read, beside those that every page may."""
+_METHODS = "GET, POST, DELETE, OPTIONS"
+_MAX_AGE_S = 600
+"""How long a browser asks no more whether it may ask."""
+
+
+class Front:
+    """ASGI middleware; the router's own redirects would lead to http:// behind a proxy that ends TLS."""
+
+    def __init__(self, app: ASGIApp, origins: AllowedOrigins) -> None:
+        self._app = app
+        self._origins = origins
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+        scope = _without_slash(scope)
+        headers = Headers(scope=scope)
+        origin = headers.get("origin")
+        if scope["type"] != "http" or origin is None or origin not in self._origins:
+            await self._app(scope, receive, send)
+        elif scope["method"] == "OPTIONS" and "access-control-request-method" in headers:
+            await self._preflight(origin, headers)(scope, receive, send)
+        else:
+            await self._app(scope, receive, self._allowing(origin, send))
+
+    def _preflight(self, origin: str, asked: Headers) -> Response:
+        """A browser's question whether a page may ask: yes, with any header. Keys come with the request."""
+        headers = {
+            **self._allowed(origin),
+            "x-request-id": new_request_id(),
+            "access-control-allow-methods": _METHODS,
+            "access-control-allow-headers": asked.get("access-control-request-headers", "*"),
+            "access-control-max-age": str(_MAX_AGE_S),
+        }
+        if "access-control-request-private-network" in asked:
+            headers["access-control-allow-private-network"] = "true"
+        return Response(status_code=204, headers=headers)
+
+    def _allowing(self, origin: str, send: Send) -> Send:
+        async def send_allowed(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(raw=list(message["headers"]))
+                headers.update({**self._allowed(origin), "access-control-expose-headers": _EXPOSED})
+                message = {**message, "headers": headers.raw}
+            await send(message)
+
+        return send_allowed
+
+    def _allowed(self, origin: str) -> dict[str, str]:
+        if self._origins.any:
+            return {"access-control-allow-origin": "*"}
+        return {"access-control-allow-origin": origin, "vary": "Origin"}
+
+
+class Refusal:
+    """An answer of the router, which has read nothing of the request's body."""
+
+    def __init__(self, answer: Response, lingering: Lingering) -> None:
+        self._answer = answer
+        self._lingering = lingering
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = Headers(scope=scope)
+        if headers.get("content-length", "0") == "0" and "transfer-encoding" not in headers:
+            await self._answer(scope, receive, send)
+        else:
+            await self._lingering.answer(self._answer, scope, receive, send)
+
+
+def _without_slash(scope: Scope) -> Scope:
+    path: str = scope["path"]
+    if not path.endswith("/") or path == "/":
+        return scope
+    return {**scope, "path": path.rstrip("/") or "/"}

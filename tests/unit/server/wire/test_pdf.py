@@ -1,0 +1,94 @@
+"""PDFs become text in a process of their own, whatever is in them."""
+
+import base64
+import io
+from concurrent.futures import ThreadPoolExecutor
+
+import pypdf
+import pytest
+
+from server.wire import pdf
+from server.wire.errors import ReaderBusy
+from server.wire.files import MAX_FILE_TEXT, FileError, file_text, readable
+from server.wire.pdf import MAX_PAGES, MAX_PDF, PdfError, pdf_text
+from tests.support import pdfs
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_known() -> None:
+    pdf._known.clear()
+
+
+def url(content: bytes, kind: str = "application/pdf") -> str:
+    return f"data:{kind};base64," + base64.b64encode(content).decode()
+
+
+def encrypted(password: str) -> bytes:
+    writer = pypdf.PdfWriter(pypdf.PdfReader(io.BytesIO(pdfs.saying("Secret plans"))))
+    writer.encrypt(user_password=password, owner_password="owner", algorithm="AES-256")
+    out = io.BytesIO()
+    writer.write(out)
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("kind", ["application/pdf", "application/octet-stream", "text/plain"])
+def test_pdf_is_read_as_the_text_of_its_pages(kind: str) -> None:
+    content = pdfs.saying("First page", "Second page")
+    assert content.isascii()
+    stored = readable(url(content, kind))
+    assert file_text(stored) == "First page\n\nSecond page"
+    assert readable(base64.b64encode(content).decode()) == stored
+
+
+def test_text_that_stands_for_a_pdf_is_read_as_it_is() -> None:
+    stored = readable(url(pdfs.saying("Hello")))
+    assert readable(stored) == stored
+
+
+def test_pdf_that_anybody_may_open_is_read_though_it_is_encrypted() -> None:
+    assert pdf_text(encrypted(""), MAX_FILE_TEXT) == "Secret plans"
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (encrypted("hush"), "encrypted"),
+        (pdfs.without_text(), "no text"),
+        (pdfs.saying(*["x"] * (MAX_PAGES + 1)), f"more than {MAX_PAGES} pages"),
+        (b"%PDF-1.7\n" + bytes(100), "not a PDF"),
+        (b"%PDF-1.7", "not a PDF"),
+        (pdfs.saying("Hello")[:200], "PDF"),
+        (b"%PDF-1.4\n" + bytes(MAX_PDF), "larger"),
+        (b"no PDF at all", "not a PDF"),
+    ],
+    ids=["encrypted", "no text", "pages", "zeros", "nothing", "cut", "large", "no PDF"],
+)
+def test_pdf_that_cannot_be_read_is_refused_with_the_reason(content: bytes, sentence: str) -> None:
+    with pytest.raises(FileError, match=sentence):
+        readable(url(content))
+
+
+def test_text_of_a_pdf_is_bounded() -> None:
+    with pytest.raises(PdfError, match="larger than 100 bytes"):
+        pdf_text(pdfs.saying("x" * 60, "y" * 60), 100)
+
+
+def test_pdf_is_parsed_once_for_a_request_that_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    content = pdfs.saying("Once")
+    assert pdf_text(content, MAX_FILE_TEXT) == "Once"
+    monkeypatch.setattr(pdf, "_read", None)
+    assert pdf_text(content, MAX_FILE_TEXT) == "Once"
+
+
+def test_no_more_pdfs_are_read_at_once_than_there_is_memory_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pdf, "_WAIT_SECONDS", 0.0)
+    for _ in range(pdf.AT_ONCE):
+        assert pdf._turns.acquire(blocking=False)
+    try:
+        with pytest.raises(ReaderBusy):
+            pdf_text(pdfs.saying("Later"), MAX_FILE_TEXT)
+    finally:
+        for _ in range(pdf.AT_ONCE):
+            pdf._turns.release()
+    with ThreadPoolExecutor(2) as threads:
+        assert list(threads.map(lambda text: pdf_text(pdfs.saying(text), 100), ["a", "b"])) == ["a", "b"]
