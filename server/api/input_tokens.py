@@ -15,7 +15,7 @@ from server.wire.response import InputTokens
 
 def count(services: Services, caller: Caller, request: Request, body: bytes) -> Response:
     """POST /v1/responses/input_tokens; `model` may be left out, and `input`, where history says it all"""
-    asked = decode(body, CountInput)
+    asked = decode(body, CountInput, endpoint="responses")
     wanted = msgspec.structs.replace(
         asked,
         model=services.served.name if asked.model is None else asked.model,
