@@ -14,7 +14,7 @@ Metadata = Annotated[
     Meta(max_length=16),
 ]
 RequestId = Annotated[str, Meta(min_length=1, max_length=128)]
-Seed = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 Summary = Literal["auto", "concise", "detailed"]

@@ -67,3 +67,15 @@ def test_a_format_that_is_not_strict_may_have_what_cannot_be_enforced(demo_serve
     refused = httpx.post(f"{demo_server.api}/responses", json=strict, timeout=60)
     assert refused.status_code == 400
     assert refused.json()["error"]["param"] == "text.format"
+
+
+def test_a_negative_seed_is_a_seed(demo_server: ServerProcess) -> None:
+    body = {"input": "Hi", "temperature": 2, "max_output_tokens": 8}
+    first, again = (ask(demo_server, **{**body, "seed": seed}) for seed in (-1, 2**63 - 1))
+    assert first["output"][0]["content"] == again["output"][0]["content"]
+    chat = httpx.post(
+        f"{demo_server.api}/chat/completions",
+        json={"model": MODEL, "messages": [{"role": "user", "content": "Hi"}], "seed": -5, "max_tokens": 2},
+        timeout=60,
+    )
+    assert chat.status_code == 200
