@@ -9,6 +9,7 @@ import msgspec
 from starlette.requests import Request
 
 from server.api.json import as_json
+from server.api.request_id import take_request_id
 from server.api.responses import look_for_end, repeatable, timing_of
 from server.auth import Caller
 from server.errors import Conflict, InvalidRequest, ModelFailed
@@ -38,7 +39,8 @@ def input_called(name: str) -> Iterator[None]:
 
 def create(services: Services, caller: Caller, request: Request, body: bytes) -> Answer:
     """POST /v1/chat/completions"""
-    wanted = decode(body, ChatRequest)
+    wanted = decode(body, ChatRequest, endpoint="chat")
+    take_request_id(request, wanted.request_id)
     refuse_wrong(wanted)
     given = read_messages(wanted.messages)
     asked = [as_response_request(wanted, choice) for choice in range(wanted.n or 1)]

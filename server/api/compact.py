@@ -16,7 +16,7 @@ from server.wire.request import CreateResponse
 
 def create(services: Services, caller: Caller, request: Request, body: bytes) -> Answer:
     """POST /v1/responses/compact"""
-    wanted = decode(body, CreateResponse)
+    wanted = decode(body, CreateResponse, endpoint="responses")
     if wanted.input is None:
         wanted = msgspec.structs.replace(wanted, input=[])
     history = services.admission.history

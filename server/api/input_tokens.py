@@ -7,6 +7,7 @@ from starlette.responses import Response
 from server.api.json import as_json
 from server.auth import Caller
 from server.runs.count import count_input
+from server.runs.structured import with_modern_names
 from server.services import Services
 from server.wire.decode import decode
 from server.wire.request import CountInput
@@ -15,7 +16,7 @@ from server.wire.response import InputTokens
 
 def count(services: Services, caller: Caller, request: Request, body: bytes) -> Response:
     """POST /v1/responses/input_tokens; `model` may be left out, and `input`, where history says it all"""
-    asked = decode(body, CountInput)
+    asked = with_modern_names(decode(body, CountInput, endpoint="responses"))
     wanted = msgspec.structs.replace(
         asked,
         model=services.served.name if asked.model is None else asked.model,

@@ -9,6 +9,7 @@ from starlette.responses import Response as HttpResponse
 
 from server.api import query
 from server.api.json import as_json
+from server.api.request_id import take_request_id
 from server.auth import Caller
 from server.crashpoints import crashpoint
 from server.errors import InvalidRequest, NotFound
@@ -17,6 +18,8 @@ from server.runs.prepare import SEALED_REASONING
 from server.runs.read import StreamReader, final_responses, find_response
 from server.runs.repeats import Repeatable
 from server.runs.states import ENDED
+from server.runs.structured import with_modern_names
+from server.runs.unsupported import refuse_empty
 from server.services import Services
 from server.store import deletion, ownership
 from server.stream.frames import OpenResponsesNames
@@ -36,7 +39,9 @@ EVENT_NAMES = "Holdfast-Event-Names"
 
 def create(services: Services, caller: Caller, request: Request, body: bytes) -> Answer:
     """POST /v1/responses"""
-    wanted = decode(body, CreateResponse)
+    wanted = with_modern_names(decode(body, CreateResponse, endpoint="responses"))
+    take_request_id(request, wanted.request_id)
+    refuse_empty(wanted)
     _names(services, request)  # which refuses before there is a response
     admitted = services.admission.admit(caller, wanted, repeatable(request, body))
     if wanted.stream:

@@ -5,6 +5,7 @@ from typing import Any
 from starlette.requests import Request
 
 from server.api.chat import input_called, told
+from server.api.request_id import take_request_id
 from server.api.responses import repeatable
 from server.auth import Caller
 from server.runs.text_answer import TextStream, telling_of, text_completion
@@ -18,7 +19,8 @@ from server.wire.text import TextCompletion, TextRequest
 
 def create(services: Services, caller: Caller, request: Request, body: bytes) -> Answer:
     """POST /v1/completions"""
-    wanted = decode(body, TextRequest, MOST_TOKENS)
+    wanted = decode(body, TextRequest, MOST_TOKENS, endpoint="completions")
+    take_request_id(request, wanted.request_id)
     refuse_wrong(wanted)
     prompts = read_prompts(wanted, services.served, caller.tenant)
     asked = as_response_requests(wanted, prompts)

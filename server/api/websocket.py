@@ -23,6 +23,8 @@ from server.errors import (
 )
 from server.limits import SharedLimit
 from server.runs.read import StreamReader
+from server.runs.structured import with_modern_names
+from server.runs.unsupported import refuse_empty
 from server.services import Services
 from server.stream.sse import Answer
 from server.stream.websocket import Wanted
@@ -96,7 +98,7 @@ class SocketSession:
         """Raises ApiError or DecodeFailure."""
         if len(message) > self._services.config.max_body_bytes:
             raise BodyTooLarge(self._services.config.max_body_bytes)
-        given: ClientMessage = decode(message, ClientMessage)  # type: ignore[arg-type]  # a union
+        given: ClientMessage = decode(message, ClientMessage, endpoint="responses")  # type: ignore[arg-type]  # a union
         if not isinstance(given, CreateMessage):
             return msgspec.json.encode(
                 SteerFailed(
@@ -124,10 +126,7 @@ class SocketSession:
             raise
 
     def _begin(self, wanted: Wanted) -> Answer:
-        services, message = self._services, wanted.message
-        for param, sent in _REFUSED:
-            if sent(message):
-                raise InvalidRequest(f"A message over a WebSocket has no {param}.", param=param)
+        services, message = self._services, _checked(wanted.message)
         caller = services.gate.identify(self._websocket)  # again: a key may have been revoked meanwhile
         held = self._held.get(message.previous_response_id or "")
         size = wanted.size + (held.size if held else 0)
@@ -202,3 +201,13 @@ class SocketSession:
         seconds = self._services.config.websocket_seconds
         message = f"This connection has lasted {seconds:g} seconds; open a new one to go on."
         return self.explain(InvalidRequest(message, code="websocket_connection_limit_reached"))
+
+
+def _checked(message: CreateMessage) -> CreateMessage:
+    """The message under the names of today. Raises InvalidRequest for what none may ask for."""
+    for param, sent in _REFUSED:
+        if sent(message):
+            raise InvalidRequest(f"A message over a WebSocket has no {param}.", param=param)
+    if message.generate is not False:
+        refuse_empty(message)
+    return with_modern_names(message)

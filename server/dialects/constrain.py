@@ -11,6 +11,7 @@ from typing import Literal
 from engine.messages import Grammar
 from server.dialects.base import OutputFormat, PromptError, ToolChoice
 from server.dialects.calls import CallFormat
+from server.dialects.enforceable import enforceable
 from server.dialects.forced import held
 from server.dialects.lark import Lark
 from server.dialects.markup import Markup
@@ -68,7 +69,8 @@ def _body(lark: Lark, calls: CallFormat | None, asked: Asked, forbidden: str) ->
 def _answer(lark: Lark, wanted: OutputFormat) -> str | None:
     match wanted.kind:
         case "json_schema":
-            return lark.json(wanted.schema if wanted.schema is not None else {"type": "object"})
+            schema = wanted.schema if wanted.schema is not None else {"type": "object"}
+            return lark.json(schema if wanted.strict else enforceable(schema))
         case "json_object":
             return lark.json({"type": "object"})
     return None

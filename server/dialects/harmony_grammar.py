@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from engine.messages import Grammar
 from server.dialects.base import Conversation, PromptError, Tool
+from server.dialects.enforceable import enforceable
 from server.dialects.forced import held
 from server.dialects.harmony_tools import BROWSER, BROWSER_TOOLS, PYTHON, recipient
 from server.dialects.harmony_vocabulary import CHANNEL, CONSTRAIN, END, MESSAGE, START
@@ -79,7 +80,8 @@ def _final(conversation: Conversation) -> Iterator[str]:
         case "json_schema":
             schema = conversation.format.schema if conversation.format.schema is not None else {}
             yield f'final: <[{CHANNEL}]> "final" json answer'
-            yield f"answer: %json {json.dumps(schema)}"
+            strict = conversation.format.strict
+            yield f"answer: %json {json.dumps(schema if strict else enforceable(schema))}"
         case "json_object":
             yield f'final: <[{CHANNEL}]> "final" json answer'
             yield 'answer: %json {"type": "object"}'

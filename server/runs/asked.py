@@ -5,25 +5,36 @@ from typing import Any
 from server.errors import InvalidRequest
 from server.wire.asked import Asked
 
-_REFUSED: list[tuple[str, str]] = [
-    ("use_beam_search", "Beam search is not available."),
-    ("stop_token_ids", "Stop tokens are the model's own; give stop strings."),
-    ("bad_words", "Words cannot be forbidden; a negative logit_bias makes tokens unlikely."),
-    ("allowed_token_ids", "Tokens are not chosen by id; give structured_outputs."),
-    ("logits_processors", "No code of callers runs here."),
-]
+_FORMAT_NAME = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-")
+MAX_FORMAT_NAME = 64
 
 
 def refuse_unsupported(request: Asked) -> None:
     """Raises InvalidRequest with the first parameter that cannot be honoured."""
-    for param, sentence in _REFUSED:
-        if getattr(request, param):
-            raise unsupported(param, sentence)
-    if request.skip_special_tokens is False:
-        raise unsupported("skip_special_tokens", "Control tokens are no part of a text; ask for token ids.")
+    if request.stream_options is not None and not request.stream:
+        raise InvalidRequest(
+            "stream_options is for streams: set stream to true, or leave it out.", param="stream_options"
+        )
+    wanted = request.response_format
+    if wanted is not None and wanted.type == "json_schema" and wanted.json_schema is not None:
+        check_format_name(wanted.json_schema.name, "response_format.json_schema.name")
     if request.stream and request.prompt_logprobs is not None:
         raise unsupported(
             "prompt_logprobs", "Logprobs of the prompt are told with the whole answer: set stream to false."
+        )
+
+
+def check_format_name(name: str | None, param: str) -> None:
+    """Raises InvalidRequest unless it is a name that OpenAI's API takes for a JSON schema."""
+    if name is None:
+        raise InvalidRequest(
+            f"Missing required parameter: '{param}'.", param=param, code="missing_required_parameter"
+        )
+    if not 1 <= len(name) <= MAX_FORMAT_NAME or not _FORMAT_NAME.issuperset(name):
+        raise InvalidRequest(
+            f"The name of a format has 1 to {MAX_FORMAT_NAME} of the characters a-z, A-Z, 0-9, _ and -.",
+            param=param,
+            code="invalid_value",
         )
 
 

@@ -29,15 +29,26 @@ from server.wire.request import CreateResponse
 
 def read_messages(messages: list[dict[str, Any]]) -> list[Given]:
     """The messages as items. Raises DecodeFailure with the message's path."""
+    return [
+        item for index, message in enumerate(messages) for item in read_message(message, f"messages[{index}]")
+    ]
+
+
+def read_message(message: dict[str, Any], path: str) -> list[Given]:
+    """One message as items. Raises DecodeFailure with its path."""
+    return read_elements(_elements(message, path), path)
+
+
+def read_elements(elements: Iterable[dict[str, Any]], path: str) -> list[Given]:
+    """Elements of an input that are all of one message, which a DecodeFailure names."""
     given: list[Given] = []
-    for index, message in enumerate(messages):
-        for element in _elements(message, f"messages[{index}]"):
-            try:
-                given += read_input([element])
-            except DecodeFailure as failure:
-                param = (failure.param or "").replace("input[0]", f"messages[{index}]", 1)
-                text = str(failure).replace("input[0]", f"messages[{index}]")
-                raise DecodeFailure(text, param, failure.code) from failure
+    for element in elements:
+        try:
+            given += read_input([element])
+        except DecodeFailure as failure:
+            param = (failure.param or "").replace("input[0]", path, 1)
+            text = str(failure).replace("input[0]", path)
+            raise DecodeFailure(text, param, failure.code) from failure
     return given
 
 

@@ -8,24 +8,16 @@ from typing import Any
 from server.errors import InvalidRequest
 from server.runs.asked import refuse_unsupported, shared, unsupported
 from server.runs.prepare import LOGPROBS
+from server.runs.structured import grammar_of_format, with_modern_names
 from server.wire.asked import ChoiceRequest
 from server.wire.chat import ChatRequest
 from server.wire.errors import DecodeFailure
 from server.wire.request import ReasoningOptions, TextFormat, TextOptions
 
-_REFUSED: list[tuple[str, str]] = [
-    ("audio", "Audio is not available; this model writes text."),
-    ("functions", "`functions` is OpenAI's old form; use tools."),
-    ("function_call", "`function_call` is OpenAI's old form; use tool_choice."),
-]
-
 
 def refuse_wrong(request: ChatRequest) -> None:
     """Raises InvalidRequest with the first parameter that cannot be honoured."""
     refuse_unsupported(request)
-    for param, sentence in _REFUSED:
-        if getattr(request, param):
-            raise unsupported(param, sentence)
     if request.modalities and request.modalities != ["text"]:
         raise unsupported("modalities", "This model writes text only.")
     if request.continue_final_message and request.add_generation_prompt:
@@ -35,6 +27,14 @@ def refuse_wrong(request: ChatRequest) -> None:
         )
     if request.top_logprobs and not request.logprobs:
         raise InvalidRequest("top_logprobs needs logprobs to be true.", param="top_logprobs")
+    if request.tools == []:
+        raise InvalidRequest(
+            "`tools` must not be empty: give one at least, or leave it out.",
+            param="tools",
+            code="empty_array",
+        )
+    if request.tools is None and request.tool_choice not in (None, "none"):
+        raise InvalidRequest("tool_choice is allowed where tools are given.", param="tool_choice")
 
 
 def as_response_request(request: ChatRequest, choice: int) -> ChoiceRequest:
@@ -53,7 +53,7 @@ def as_response_request(request: ChatRequest, choice: int) -> ChoiceRequest:
         parallel_tool_calls=request.parallel_tool_calls,
         reasoning=ReasoningOptions(request.reasoning_effort) if request.reasoning_effort else None,
         text=_text(request),
-        structured_outputs=request.structured_outputs,
+        structured_outputs=_structured_outputs(request),
         chat_template_kwargs=request.chat_template_kwargs,
         documents=request.documents,
         add_generation_prompt=request.add_generation_prompt,
@@ -100,9 +100,20 @@ def _flat_choice(tool: Any) -> Any:
             return tool
 
 
+def _structured_outputs(request: ChatRequest) -> dict[str, Any] | None:
+    """The grammar for the whole answer. Raises InvalidRequest where there are two."""
+    given = with_modern_names(request).structured_outputs
+    form = request.response_format
+    if given is not None and form is not None and form.type != "text":
+        raise InvalidRequest(
+            "Give response_format or structured_outputs, not both.", param="structured_outputs"
+        )
+    return grammar_of_format(form) if given is None and form is not None else given
+
+
 def _text(request: ChatRequest) -> TextOptions | None:
     asked = request.response_format
-    if asked is None:
+    if asked is None or asked.type == "structural_tag":
         return TextOptions(verbosity=request.verbosity) if request.verbosity else None
     if asked.type != "json_schema":
         return TextOptions(TextFormat(asked.type), request.verbosity)

@@ -35,8 +35,8 @@ def context_of(response: UUID, first: Context) -> Context:
 
 
 def seed_of(request: CreateResponse) -> int:
-    """The request's seed, or one that was drawn for it."""
-    return request.seed if request.seed is not None else secrets.randbits(63)
+    """The request's seed, a negative one as the positive that it wraps to, or one that was drawn for it."""
+    return request.seed % 2**63 if request.seed is not None else secrets.randbits(63)
 
 
 def another_choice(request: CreateResponse, response: UUID, found: Context, like: NewRun) -> NewRun:

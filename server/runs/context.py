@@ -11,6 +11,7 @@ from server.errors import InvalidRequest, NotFound
 from server.runs.approvals import refuse_forged, taken_over
 from server.runs.history import MAX_ITEMS, Reserve, refuse_long, unbounded
 from server.runs.opened import opened
+from server.runs.previous_messages import read_previous
 from server.runs.sealing import Seal
 from server.runs.states import ENDED
 from server.store import conversations, history, responses
@@ -95,7 +96,12 @@ def read_given(request: CreateResponse) -> tuple[CreateResponse, list[Given]]:
 
     Pure.
     """
-    given = read_input(_input(request))
+    if request.previous_input_messages:
+        before = read_previous(request.previous_input_messages)
+        request = msgspec.structs.replace(request, previous_input_messages=None)
+        given = [*before, *(read_input(request.input) if request.input else [])]
+    else:
+        given = read_input(_input(request))
     if CompactionTrigger() in given:
         request = _triggered(request, given)
     more = [tool for item in given if isinstance(item, AdditionalTools) for tool in item.tools]

@@ -32,7 +32,7 @@ from server.runs.echo import make_echo
 from server.runs.hosted import hosted_of
 from server.runs.opened import opened
 from server.runs.raw_messages import RawMessages
-from server.runs.reading import Condensing, Reading
+from server.runs.reading import Condensing, Reading, WithoutReasoning
 from server.runs.reading_turn import ReadingTurns
 from server.runs.request_cost import logprobs_limit
 from server.runs.sealing import Seal
@@ -97,7 +97,10 @@ class Served:
     def _parser(self, request: CreateResponse, prompt: Prompt) -> Parser:
         if isinstance(request, PlainRequest) and self.vocabulary is not None:
             return PlainParser(self.vocabulary, prompt.stop_ids)
-        return self.dialect.parser(prompt)
+        parser = self.dialect.parser(prompt)
+        # A chat completion is a view of a response that has its reasoning.
+        hidden = request.include_reasoning is False and not isinstance(request, ChoiceRequest)
+        return WithoutReasoning(parser) if hidden else parser
 
     def _raw_messages(self, request: CreateResponse, prompt: Prompt) -> RawMessages | None:
         if not request.enable_response_messages or self.vocabulary is None:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from engine.vocabulary import Vocabulary
-from server.dialects.base import Delta, Parser
+from server.dialects.base import Delta, Parser, ReasoningDelta
 from server.runs.hosted import Hosted
 from server.runs.raw_messages import RawMessages
 
@@ -40,6 +40,24 @@ class Reading:
     hosted: Hosted = Hosted()
     """The tools that the server runs."""
     condensing: Condensing | None = None
+
+
+class WithoutReasoning:
+    """A parser's deltas without the reasoning, which is counted all the same."""
+
+    def __init__(self, parser: Parser) -> None:
+        self.reasoning_tokens = 0
+        self._parser = parser
+
+    def feed(self, token_ids: Sequence[int]) -> list[Delta]:
+        return self._rest(self._parser.feed(token_ids))
+
+    def close(self) -> list[Delta]:
+        return self._rest(self._parser.close())
+
+    def _rest(self, deltas: list[Delta]) -> list[Delta]:
+        self.reasoning_tokens = self._parser.reasoning_tokens
+        return [delta for delta in deltas if not isinstance(delta, ReasoningDelta)]
 
 
 class _NoTokens:

@@ -6,11 +6,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.vocabulary import Vocabulary
+from server.dialects.enforceable import enforceable
 from server.errors import InvalidRequest
 from server.runs.asked import refuse_unsupported, shared, unsupported
 from server.runs.bounds import too_long
 from server.runs.count import COUNTED
 from server.runs.prepare import LOGPROBS, Served
+from server.runs.structured import grammar_of_format, with_modern_names
 from server.runs.tokenize import encode_text
 from server.wire.text import DEFAULT_TOKENS, MAX_TEXTS, PlainRequest, TextRequest
 
@@ -28,10 +30,6 @@ class Given:
 def refuse_wrong(request: TextRequest) -> None:
     """Raises InvalidRequest with the first parameter that cannot be honoured."""
     refuse_unsupported(request)
-    if request.suffix:
-        raise unsupported("suffix", "Models here go on with a text and fill no gap in it.")
-    if request.prompt_embeds is not None:
-        raise unsupported("prompt_embeds", "A prompt is text or token ids.")
     if request.best_of not in (None, request.n or 1):
         raise unsupported("best_of", "No answers are made that nobody is shown; ask for n and choose.")
     if request.stream and request.echo and request.logprobs is not None:
@@ -132,14 +130,18 @@ def _answer_to(prompt: Given, request: TextRequest, place: int) -> PlainRequest:
 def _grammar(request: TextRequest) -> dict[str, Any] | None:
     """A response format as the grammar that it is; the prompt is not told of it."""
     asked = request.response_format
+    given = with_modern_names(request).structured_outputs
     if asked is None or asked.type == "text":
-        return request.structured_outputs
-    if request.structured_outputs is not None:
+        return given
+    if given is not None:
         raise InvalidRequest("Give response_format or structured_outputs, not both.", param="response_format")
+    if (tag := grammar_of_format(asked)) is not None:
+        return tag
     if asked.type == "json_object":
         return {"json_object": True}
     if asked.json_schema is None or asked.json_schema.schema is None:
         raise InvalidRequest(
             "A json_schema format needs a schema.", param="response_format.json_schema.schema"
         )
-    return {"json": json.dumps(asked.json_schema.schema)}
+    schema = asked.json_schema.schema
+    return {"json": json.dumps(schema if asked.json_schema.strict else enforceable(schema))}

@@ -1,16 +1,20 @@
-"""Parameters that would change the answer and that this server does not have yet: refused, never ignored.
+"""What a request for a response must not ask for, beside parameters that `server.wire.parameters` refuses.
 
-Everything else that a client may send and that changes nothing is accepted. Pure.
+These are values, and parameters that do not go together. Checked when a request comes in, and not of one that
+is stored. Pure.
 """
 
 from collections.abc import Callable
 
 from server.errors import InvalidRequest
+from server.runs.asked import check_format_name
 from server.wire.request import CreateResponse
 
 COMPACTION = "compaction"
+MAX_IDENTIFIER = 64
+"""Characters of a safety identifier."""
 
-_REFUSED: list[tuple[str, Callable[[CreateResponse], object], str]] = [
+_UNSUPPORTED: list[tuple[str, Callable[[CreateResponse], object], str]] = [
     (
         "context_management",
         lambda r: any(asked.type != COMPACTION for asked in r.context_management or ()),
@@ -23,9 +27,68 @@ _REFUSED: list[tuple[str, Callable[[CreateResponse], object], str]] = [
     ),
 ]
 
+_INVALID: list[tuple[str, Callable[[CreateResponse], object], str]] = [
+    (
+        "safety_identifier",
+        lambda r: len(r.safety_identifier or "") > MAX_IDENTIFIER,
+        f"A safety_identifier has {MAX_IDENTIFIER} characters at most.",
+    ),
+    ("cache_salt", lambda r: r.cache_salt == "", "A cache_salt has one character at least; leave it out."),
+    (
+        "previous_input_messages",
+        lambda r: (
+            r.previous_input_messages is not None
+            and (r.previous_response_id is not None or r.conversation is not None)
+        ),
+        "Give previous_input_messages or a response or conversation to go on from, not both.",
+    ),
+    (
+        "structured_outputs",
+        lambda r: r.structured_outputs is not None and _has_format(r),
+        "Give structured_outputs or a format of text, not both.",
+    ),
+    (
+        "structured_outputs",
+        lambda r: r.structured_outputs is not None and _names_tool(r),
+        "Give structured_outputs or the tool that must be called, not both.",
+    ),
+]
+
 
 def refuse_unsupported(request: CreateResponse) -> None:
     """Raises InvalidRequest with the first parameter that cannot be honoured."""
-    for param, asks, sentence in _REFUSED:
+    for param, asks, sentence in _UNSUPPORTED:
         if asks(request):
             raise InvalidRequest(sentence, param=param, code="unsupported_parameter")
+    for param, asks, sentence in _INVALID:
+        if asks(request):
+            raise InvalidRequest(sentence, param=param, code="invalid_value")
+    wanted = request.text.format if request.text else None
+    if wanted is not None and wanted.type == "json_schema":
+        check_format_name(wanted.name, "text.format.name")
+
+
+def refuse_empty(request: CreateResponse) -> None:
+    """Raises InvalidRequest for an empty list as input where nothing else is there to answer to."""
+    others = (
+        request.previous_response_id,
+        request.conversation,
+        request.prompt,
+        request.previous_input_messages,
+    )
+    if request.input == [] and all(other is None for other in others):
+        raise InvalidRequest(
+            "One of input, previous_response_id, prompt and conversation must be provided.",
+            param="input",
+            code="missing_required_parameter",
+        )
+
+
+def _has_format(request: CreateResponse) -> bool:
+    wanted = request.text.format if request.text else None
+    return wanted is not None and wanted.type != "text"
+
+
+def _names_tool(request: CreateResponse) -> bool:
+    choice = request.tool_choice
+    return isinstance(choice, dict) and choice.get("type") != "allowed_tools"

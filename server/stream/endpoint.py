@@ -22,7 +22,7 @@ from server.stream.content_encoding import coding_of
 from server.stream.pending import when_ready
 from server.stream.sse import Answer
 from server.stream.threads import ALONE, Lane, ThreadClass, ThreadClasses, set_store_reads
-from server.wire.ids import new_request_id
+from server.wire.ids import request_id_of
 
 C = TypeVar("C")
 
@@ -77,7 +77,7 @@ class Endpoint(Generic[C]):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
-        request.state.request_id = new_request_id()
+        request.state.request_id = request_id_of(request.headers.get("x-request-id"))
         body = Body(request, receive, self._door.bodies)
         sending = _Sending(send)
         try:
@@ -140,7 +140,7 @@ class OpenEndpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
-        request.state.request_id = new_request_id()
+        request.state.request_id = request_id_of(request.headers.get("x-request-id"))
         try:
             answer = self._handler(request) if self._threads is None else await self._share(request)
         except Exception as error:  # noqa: BLE001 - whatever it is, the client gets an error object

@@ -20,7 +20,7 @@ from server.stream.endpoint import Door
 from server.stream.pending import when_ready
 from server.stream.sse import Answer
 from server.stream.threads import Lane, ThreadClasses, set_store_reads
-from server.wire.ids import new_request_id
+from server.wire.ids import request_id_of
 from server.wire.socket import CreateMessage
 
 T = TypeVar("T")
@@ -87,7 +87,7 @@ class SocketEndpoint(Generic[C]):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         websocket = WebSocket(scope, receive, send)
-        websocket.state.request_id = new_request_id()
+        websocket.state.request_id = request_id_of(websocket.headers.get("x-request-id"))
         try:
             caller = await self._door.enter(websocket)
             lane = self._door.lane(caller)

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from server.wire.request import Bias, CreateResponse, Seed
+from server.wire.request import Bias, CreateResponse, RequestId, Seed, StructuredOutputs
 
 MAX_CHOICES = 16
 
@@ -23,11 +23,15 @@ class JsonSchema(msgspec.Struct, frozen=True):
 
 
 class ResponseFormat(msgspec.Struct, frozen=True):
-    type: Literal["text", "json_object", "json_schema"]
+    type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchema | None = None
+    structures: list[dict[str, Any]] | None = None
+    """These three are of vLLM's structural tags."""
+    triggers: list[str] | None = None
+    format: dict[str, Any] | None = None
 
 
-class Asked(msgspec.Struct, frozen=True, kw_only=True):
+class Asked(StructuredOutputs, frozen=True, kw_only=True):
     """Null means the default everywhere; unknown fields are ignored."""
 
     model: str
@@ -48,7 +52,6 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     ignore_eos: bool | None = None
     seed: Seed | None = None
     response_format: ResponseFormat | None = None
-    structured_outputs: dict[str, Any] | None = None
     echo: bool | None = None
     prompt_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     return_token_ids: bool | None = None
@@ -59,8 +62,9 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     logits_processors: list[Any] | None = None
     skip_special_tokens: bool | None = None
     priority: Annotated[int, Meta(ge=-(2**31), lt=2**31)] | None = None
-    cache_salt: Annotated[str, Meta(max_length=256)] | None = None
+    cache_salt: Annotated[str, Meta(max_length=1024)] | None = None
     user: Annotated[str, Meta(max_length=512)] | None = None
+    request_id: RequestId | None = None
 
 
 class ChoiceRequest(CreateResponse, frozen=True, kw_only=True):

@@ -11,6 +11,8 @@ import msgspec
 
 from server.wire.bounds import MOST_NUMBERS, check_size
 from server.wire.errors import DecodeFailure
+from server.wire.parameter_rows import Endpoint
+from server.wire.parameters import check_names
 from server.wire.typed import convert_to, decode_as
 
 T = TypeVar("T")
@@ -27,10 +29,17 @@ _KINDS = {
 _PATH = re.compile(r" - at `(?:key` in `)?\$\.?(?P<path>[^`]*)`$")
 
 
-def decode(data: bytes, kind: type[T], most_numbers: int = MOST_NUMBERS) -> T:
-    """`data` as one JSON document of the given type, with so many values at most. Raises DecodeFailure."""
+def decode(
+    data: bytes, kind: type[T], most_numbers: int = MOST_NUMBERS, *, endpoint: Endpoint | None = None
+) -> T:
+    """`data` as one JSON document of the given type, with so many values at most. Raises DecodeFailure.
+
+    With an endpoint, it is an object of which no name may be one that this endpoint refuses.
+    """
     check_size(data, most_numbers)
     try:
+        if endpoint is not None:
+            check_names(endpoint, decode_as(data, dict[str, msgspec.Raw]))
         value = decode_as(data, kind)
         if rb"\u0000" in data:
             _refuse_nul(msgspec.json.decode(data))

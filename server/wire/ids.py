@@ -12,6 +12,7 @@ from uuid import UUID
 
 _OUTPUT_ID = re.compile(r"[a-z]{2,8}_[0-9a-f]{32}o[0-9a-f]{1,8}(_[0-9a-f]{32})?")
 _TAGGED = re.compile(r"(mcpr_[0-9a-f]{32}[ioc][0-9a-f]{1,8})_([0-9a-f]{32})")
+MAX_REQUEST_ID = 128
 Side = Literal["i", "o", "c"]
 """Input or output of a response; or put into a conversation by hand, together with others."""
 
@@ -105,3 +106,13 @@ def call_id(response: UUID, index: int) -> str:
 def new_request_id() -> str:
     """The `x-request-id` of one HTTP exchange, found again in the log."""
     return f"req_{new_uuid().hex}"
+
+
+def is_request_id(text: str) -> bool:
+    """Whether a caller may name a request so: what fits a header and a line of the log."""
+    return 1 <= len(text) <= MAX_REQUEST_ID and text.isascii() and text.isprintable() and " " not in text
+
+
+def request_id_of(header: str | None) -> str:
+    """The id in a request's `X-Request-Id`, or a new one."""
+    return header if header is not None and is_request_id(header) else new_request_id()

@@ -76,6 +76,12 @@ def _read_refusal(part: dict[str, Any], path: str) -> Refusal:
 
 def _read_image(part: dict[str, Any], path: str) -> InputImage:
     image: _Image = convert(part, _Image, path)
+    if not image.image_url and not image.file_id:
+        raise DecodeFailure(
+            f"Missing required parameter: '{path}.image_url'; a picture has an image_url or a file_id.",
+            f"{path}.image_url",
+            "missing_required_parameter",
+        )
     return InputImage(image.image_url, image.file_id, image.detail or "auto")
 
 

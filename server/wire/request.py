@@ -13,7 +13,8 @@ Metadata = Annotated[
     dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]],
     Meta(max_length=16),
 ]
-Seed = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+RequestId = Annotated[str, Meta(min_length=1, max_length=128)]
+Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 Summary = Literal["auto", "concise", "detailed"]
@@ -70,10 +71,21 @@ class StreamOptions(msgspec.Struct, frozen=True):
     """Accepted; events are never padded, which no client asks for to be seen."""
 
 
+class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True):
+    """vLLM's parameter for grammars, and the older names of its fields."""
+
+    structured_outputs: dict[str, Any] | None = None
+    guided_json: str | dict[str, Any] | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    guided_json_object: bool | None = None
+
+
 Bias = Annotated[float, Meta(ge=-100, le=100)]
 
 
-class CreateResponse(msgspec.Struct, frozen=True, kw_only=True):
+class CreateResponse(StructuredOutputs, frozen=True, kw_only=True):
     """OpenAI's parameters, then vLLM's sampling ones, then `expires_after`, which is ours.
 
     Null means the default everywhere.
@@ -117,14 +129,16 @@ class CreateResponse(msgspec.Struct, frozen=True, kw_only=True):
     logit_bias: Annotated[dict[str, Bias], Meta(max_length=1024)] | None = None
     ignore_eos: bool | None = None
     priority: Annotated[int, Meta(ge=-(2**31), lt=2**31)] | None = None
-    cache_salt: Annotated[str, Meta(max_length=256)] | None = None
+    cache_salt: Annotated[str, Meta(max_length=1024)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     min_tokens: Annotated[int, Meta(ge=0)] | None = None
-    structured_outputs: dict[str, Any] | None = None
     documents: Annotated[list[dict[str, Any]], Meta(max_length=256)] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     enable_response_messages: bool | None = None
+    include_reasoning: bool | None = None
+    previous_input_messages: Annotated[list[dict[str, Any]], Meta(max_length=4096)] | None = None
+    request_id: RequestId | None = None
     stream_options: StreamOptions | None = None
     expires_after: ExpiresAfter | None = None
 

@@ -144,7 +144,10 @@ def test_tokens_are_told_whole_and_streamed(client: OpenAI) -> None:
 def test_grammars_hold_and_stop_strings_cut(client: OpenAI) -> None:
     assert ask(client, structured_outputs={"choice": ["maybe"]}).choices[0].text == "maybe"
     schema = {"type": "object", "properties": {"a": {"enum": [1]}}, "required": ["a"]}
-    form = {"type": "json_schema", "json_schema": {"schema": {**schema, "additionalProperties": False}}}
+    form = {
+        "type": "json_schema",
+        "json_schema": {"name": "answer", "schema": {**schema, "additionalProperties": False}},
+    }
     assert ask(client, response_format=form).choices[0].text.replace(" ", "") == '{"a":1}'
     cut = ask(client, stop=", 3").choices[0]
     assert (cut.text, cut.finish_reason) == ("1, 2", "stop")

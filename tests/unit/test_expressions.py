@@ -46,6 +46,8 @@ REACH = {
     "server/browser/page.py:_text": PAGE,
     "server/cli.py": OPERATOR,
     "server/redaction.py": OPERATOR,
+    "server/runs/ebnf.py:_EBNF": MAX_LARK,
+    "server/runs/ebnf.py:_TOKEN": MAX_LARK,
     "server/service_links.py": OPERATOR,
     "server/dialects/calls_gemma.py:_NAME": OUTPUT,
     "server/dialects/calls_gemma.py:_KEY": OUTPUT,
@@ -127,6 +129,8 @@ AT_ONE_PLACE = {
     "server/tools/address.py:_HOST_NAME",
     "server/api/query.py:_METADATA",
     "server/wire/bounds.py:_BACKSLASHES",
+    "server/runs/ebnf.py:_EBNF",
+    "server/runs/ebnf.py:_TOKEN",
 }
 """Never searched for: matched where the text begins."""
 

@@ -1,0 +1,94 @@
+"""vLLM's `previous_input_messages`: a history that the client brings, as items before the input. Pure.
+
+Messages are a chat's (`role`) or harmony's (`author`, `channel`, `recipient`). Those of systems and
+developers are left out, because instructions are always the newest request's.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from server.runs.chat_messages import read_elements, read_message
+from server.wire.errors import DecodeFailure
+from server.wire.input import Given
+from server.wire.items import CustomToolCall, FunctionCall
+
+PARAM = "previous_input_messages"
+_FUNCTIONS = "functions."
+_LEFT_OUT = ("system", "developer")
+
+
+def read_previous(messages: Sequence[dict[str, Any]]) -> list[Given]:
+    """The messages as items, in order. Raises DecodeFailure with the message's path."""
+    given: list[Given] = []
+    unanswered: dict[str, list[str]] = {}
+    for index, message in enumerate(messages):
+        path = f"{PARAM}[{index}]"
+        author = message.get("author")
+        role = author.get("role") if isinstance(author, dict) else message.get("role")
+        if role in _LEFT_OUT:
+            continue
+        if isinstance(author, dict):
+            read = read_elements([_element(message, author, path, index, unanswered)], path)
+        else:
+            read = read_message(_with_call_id(message, unanswered), path)
+        for item in read:
+            if isinstance(item, FunctionCall | CustomToolCall):
+                unanswered.setdefault(item.name, []).append(item.call_id)
+        given += read
+    return given
+
+
+def _element(
+    message: dict[str, Any],
+    author: dict[str, Any],
+    path: str,
+    index: int,
+    unanswered: dict[str, list[str]],
+) -> dict[str, Any]:
+    """A harmony message as an element of an input. Harmony's calls have no ids: its places give them some."""
+    text = _text(message.get("content"), path)
+    recipient = message.get("recipient")
+    match author.get("role"):
+        case "user":
+            return {"type": "message", "role": "user", "content": text}
+        case "tool":
+            call_id = _answered(author.get("name"), unanswered)
+            return {"type": "function_call_output", "call_id": call_id, "output": text}
+        case "assistant" if isinstance(recipient, str) and recipient.startswith(_FUNCTIONS):
+            name = recipient.removeprefix(_FUNCTIONS)
+            return {"type": "function_call", "call_id": f"call_{index}", "name": name, "arguments": text}
+        case "assistant" if recipient is not None:
+            raise DecodeFailure(
+                "Of calls, those of functions can be brought.", f"{path}.recipient", "unsupported_value"
+            )
+        case "assistant" if message.get("channel") == "analysis":
+            return {"type": "reasoning", "content": [{"type": "reasoning_text", "text": text}]}
+        case "assistant":
+            phase = "commentary" if message.get("channel") == "commentary" else "final_answer"
+            return {"type": "message", "role": "assistant", "content": text, "phase": phase}
+    raise DecodeFailure(
+        "An author's role is system, developer, user, assistant or tool.", f"{path}.author", "invalid_value"
+    )
+
+
+def _text(content: Any, path: str) -> str:
+    """The texts of a harmony message, joined."""
+    parts = [{"text": content}] if isinstance(content, str) else content
+    if isinstance(parts, list) and all(
+        isinstance(part, dict) and isinstance(part.get("text"), str) for part in parts
+    ):
+        return "".join(part["text"] for part in parts)
+    raise DecodeFailure("A message's content is text, or parts of text.", f"{path}.content", "invalid_type")
+
+
+def _with_call_id(message: dict[str, Any], unanswered: dict[str, list[str]]) -> dict[str, Any]:
+    """A chat's message; a tool's that names its function in place of its call is of the first one open."""
+    if message.get("role") != "tool" or message.get("tool_call_id") is not None:
+        return message
+    return {**message, "tool_call_id": _answered(message.get("name"), unanswered)}
+
+
+def _answered(name: Any, unanswered: dict[str, list[str]]) -> str | None:
+    """The id of the first call of that function that has no output yet."""
+    calls = unanswered.get(name.removeprefix(_FUNCTIONS), []) if isinstance(name, str) else []
+    return calls.pop(0) if calls else None

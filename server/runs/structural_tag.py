@@ -1,0 +1,83 @@
+"""vLLM's `structural_tag`: free text in which tags have a form, in the form that the engine reads. Pure.
+
+Of xgrammar's JSON there are the older form (`structures` and `triggers`), and the newer one whose `format` is
+`triggered_tags`, or is the whole output: `json_schema`, `regex`, `grammar`, `const_string` or `any_text`.
+"""
+
+import json
+from typing import Any
+
+from engine.grammar_limits import BadGrammar, parse_json
+from engine.messages import Grammar
+from server.runs.ebnf import BadEbnf, ebnf_to_lark, is_ebnf
+
+_WHOLE = "json_schema, regex, grammar, const_string, any_text"
+
+
+class BadTag(ValueError):
+    """The value is no structural tag that is served; `str()` is a sentence for the caller."""
+
+
+def read_tag(value: str | dict[str, Any]) -> Grammar | None:
+    """The grammar that it stands for; None for any text. Raises BadTag."""
+    if isinstance(value, str):
+        try:
+            value = parse_json(value)
+        except BadGrammar as error:
+            raise BadTag(str(error)) from error
+    match value:
+        case {"structures": list(structures), "triggers": list(triggers)}:
+            return _triggered(structures, triggers, {})
+        case {"format": dict(form)}:
+            return _read_format(form)
+    raise BadTag("A structural tag has structures and triggers, or a format.")
+
+
+def _read_format(form: dict[str, Any]) -> Grammar | None:
+    match form:
+        case {"type": "triggered_tags", "tags": list(tags), "triggers": list(triggers)}:
+            return _triggered([_as_structure(tag) for tag in tags], triggers, form)
+        case {"type": "json_schema", "json_schema": dict() | bool() as schema}:
+            return Grammar(kind="json_schema", text=json.dumps(schema))
+        case {"type": "regex", "pattern": str(pattern)}:
+            return Grammar(kind="regex", text=pattern)
+        case {"type": "const_string", "value": str(text)}:
+            return Grammar(kind="lark", text=f"start: {json.dumps(text)}")
+        case {"type": "any_text"}:
+            return None
+        case {"type": "grammar", "grammar": str(text)}:
+            try:
+                return Grammar(kind="lark", text=ebnf_to_lark(text) if is_ebnf(text) else text)
+            except BadEbnf as error:
+                raise BadTag(str(error)) from error
+    raise BadTag(f"A format here is triggered_tags with tags and triggers, or one of {_WHOLE}.")
+
+
+def _triggered(structures: list[Any], triggers: list[Any], flags: dict[str, Any]) -> Grammar:
+    """Free text until a trigger; from there on a tag."""
+    tags = []
+    for structure in structures:
+        if not isinstance(structure, dict):
+            raise BadTag("A tag is an object with a begin and an end.")
+        tags.append({key: structure[key] for key in ("begin", "schema", "regex", "end") if key in structure})
+    described = {
+        "triggers": triggers,
+        "tags": tags,
+        "at_least_one": flags.get("at_least_one", False),
+        "stop_after_first": flags.get("stop_after_first", False),
+    }
+    return Grammar(kind="structural_tags", text=json.dumps(described))
+
+
+def _as_structure(tag: Any) -> dict[str, Any]:
+    """A tag of the newer form in the older one's fields."""
+    match tag:
+        case {"begin": str(begin), "content": {"type": str(kind), **content}, "end": str(end)}:
+            match kind, content:
+                case "json_schema", {"json_schema": schema}:
+                    return {"begin": begin, "schema": schema, "end": end}
+                case "regex", {"pattern": str(pattern)}:
+                    return {"begin": begin, "regex": pattern, "end": end}
+                case "any_text", _:
+                    return {"begin": begin, "end": end}
+    raise BadTag("A tag has a begin, an end, and a content of type json_schema, regex or any_text.")

@@ -1,0 +1,271 @@
+"""Every parameter of OpenAI's and vLLM's documents for three endpoints, with what is done about it.
+
+Plain data. `docs/api.md` shows these rows (`python -m tests.support.api_page` writes it), and
+`parameters.check_names` refuses by them.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
+
+Endpoint = Literal["responses", "chat", "completions"]
+Verdict = Literal["works", "refused", "ignored"]
+
+
+class Row(NamedTuple):
+    """One parameter."""
+
+    verdict: Verdict
+    reason: str = ""
+    """Sentences: why it is refused or ignored, and of one that works what is special."""
+    neutral: tuple[Any, ...] = ()
+    """Values of a refused parameter that ask for nothing and are accepted."""
+
+
+Rows = Mapping[str, Row]
+
+
+def _works(*names: str, **noted: str) -> dict[str, Row]:
+    return {
+        **dict.fromkeys(names, Row("works")),
+        **{name: Row("works", text) for name, text in noted.items()},
+    }
+
+
+def _refused(reason: str, *neutral: Any) -> Row:
+    return Row("refused", reason, neutral)
+
+
+def _ignored(reason: str) -> Row:
+    return Row("ignored", reason)
+
+
+_GUIDED = {
+    name: Row("works", f"vLLM's older name of `structured_outputs.{name.removeprefix('guided_')}`.")
+    for name in ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "guided_json_object")
+}
+_NO_MEDIA = "No model here reads pictures, sound or video, so there is nothing that it could change."
+_RENDER_ONLY = "vLLM has it for its render endpoints; where text is generated it does nothing there, either."
+_BEAMS = "Beam search is not available."
+
+SAMPLING: Rows = {
+    "use_beam_search": _refused(_BEAMS, False),
+    "length_penalty": _refused(_BEAMS, 1),
+    "early_stopping": _refused(_BEAMS, False),
+    "stop_token_ids": _refused("Stop tokens are the model's own; give stop strings in `stop`.", []),
+    "bad_words": _refused("Words cannot be forbidden; a negative `logit_bias` makes tokens unlikely.", []),
+    "allowed_token_ids": _refused("Tokens are not chosen by id; give `structured_outputs`.", []),
+    "logprob_token_ids": _refused("Log probabilities are told of the likeliest tokens.", []),
+    "return_tokens_as_token_ids": _refused("Ask for `return_token_ids`.", False),
+    "truncate_prompt_tokens": _refused("A prompt is not cut here; send a shorter one."),
+    "truncation_side": _refused("A prompt is cut on its left side.", "left"),
+    "thinking_token_budget": _refused("Reasoning has no budget of its own; give an effort.", -1),
+    "skip_special_tokens": _refused("Control tokens are no part of a text; ask for token ids.", True),
+    "generation_config": _refused("Give its fields as parameters of the request.", {}, ""),
+}
+"""Parameters of how tokens are chosen, told and counted, alike on all endpoints."""
+
+_COMMON: Rows = {
+    **_works("model", "stream", "temperature", "top_p", "seed", "user"),
+    **_works("presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias"),
+    **_works("top_k", "min_p", "min_tokens", "stop", "include_stop_str_in_output", "ignore_eos"),
+    **_works(
+        priority="Up to the lowest number that the key allows.",
+        cache_salt="1 to 1,024 characters.",
+        structured_outputs="One of `json`, `regex`, `choice`, `grammar` (Lark or EBNF), `json_object` and "
+        "`structural_tag`; not together with a format or a call that is named.",
+        request_id="The answer's header `x-request-id`, which a request's own header `X-Request-Id` names, "
+        "too: 1 to 128 visible characters of ASCII. Ids of responses are the server's own.",
+        **{name: row.reason for name, row in _GUIDED.items()},
+    ),
+    **SAMPLING,
+    "logits_processors": _refused("No code of callers runs here.", []),
+    "spaces_between_special_tokens": _ignored("Special tokens are never written as text."),
+    "guided_decoding_backend": _ignored("There is one engine for grammars."),
+    "guided_whitespace_pattern": _refused("Space between the parts of JSON has a pattern of its own."),
+    "watermarking": _refused("Answers are not watermarked.", False),
+    "repetition_detection": _refused("Repetitions do not end an answer; give `max_tokens` or a penalty.", {}),
+    "vllm_xargs": _refused("There are no extensions that would read it.", {}),
+    "kv_transfer_params": _refused("Caches are not passed between servers.", {}),
+    "ec_transfer_params": _refused("Caches are not passed between servers.", {}),
+    "media_io_kwargs": _ignored(_NO_MEDIA),
+    "mm_processor_kwargs": _ignored(_NO_MEDIA),
+    "mm_payload": _ignored(_RENDER_ONLY),
+    "return_mm_kwargs": _ignored(_RENDER_ONLY),
+    "session_id": _ignored("vLLM routes requests by it; here every replica can answer every request."),
+    "service_tier": _ignored("There is one tier, and answers say so."),
+    "prompt_cache_key": _ignored("Prefixes are cached for the tenant without it."),
+    "prompt_cache_retention": _ignored("How long prefixes stay cached is the server's to decide."),
+    "prompt_cache_options": _ignored("How long prefixes stay cached is the server's to decide."),
+    "safety_identifier": _ignored("Nothing is reported; it has 64 characters at most."),
+    "extra_body": _refused("Its fields belong in the body itself: `extra_body` is an argument of SDKs.", {}),
+    "typical_p": _refused("Tokens are chosen by `top_p`, `top_k` and `min_p`.", 1),
+    "top_a": _refused("Tokens are chosen by `top_p`, `top_k` and `min_p`.", 0),
+    "mirostat": _refused("Tokens are chosen by `top_p`, `top_k` and `min_p`.", 0),
+}
+
+_COMPLETION_ONLY: Rows = {
+    "return_weight_versions": _refused("A model's weights do not change while it is served.", False),
+    "routed_experts_prompt_start": _ignored("Experts are not told of, so there is nothing to leave out."),
+    "return_token_offsets": _ignored(_RENDER_ONLY),
+    "return_prompt_text": _refused("Ask for `return_token_ids`, and /detokenize them.", False),
+    "stream_interval": _ignored("It says how much text a chunk has, not which."),
+    **_works("n", "response_format", "echo", "return_token_ids"),
+    **_works(
+        stream_options="With `stream: true` alone.",
+        prompt_logprobs="Of a whole answer, not of a stream.",
+    ),
+}
+
+_MODERATION = _refused("Nothing is moderated here.")
+_TEMPLATE: Rows = _works(
+    "chat_template_kwargs", "documents", "add_generation_prompt", "continue_final_message"
+)
+
+_RESPONSES: Rows = {
+    **_COMMON,
+    **_TEMPLATE,
+    **_works("input", "instructions", "previous_response_id", "conversation", "prompt", "store"),
+    **_works("background", "metadata", "reasoning", "text", "tools", "tool_choice", "parallel_tool_calls"),
+    **_works("max_output_tokens", "max_tool_calls", "truncation", "top_logprobs", "include"),
+    **_works("context_management", "enable_response_messages", "expires_after", "include_reasoning"),
+    **_works(
+        previous_input_messages="Messages as chats have them or as harmony's, before the input; those of "
+        "systems and developers are left out, as vLLM does. Not with a response or conversation to go on "
+        "from."
+    ),
+    "stream_options": _ignored("Its one field, `include_obfuscation`, adds padding that nobody reads."),
+    "chat_template": _refused("The model's own template is used."),
+    "moderation": _MODERATION,
+    "access_programs": _ignored("There are no programs by which models are made available."),
+    "image": _ignored(_NO_MEDIA),
+}
+
+_CHAT: Rows = {
+    **_COMMON,
+    **_COMPLETION_ONLY,
+    **_TEMPLATE,
+    **_works("messages", "parallel_tool_calls", "store", "metadata", "max_tokens", "max_completion_tokens"),
+    **_works("logprobs", "top_logprobs", "reasoning_effort", "include_reasoning", "verbosity"),
+    **_works(
+        tools="One at least, as OpenAI's.",
+        tool_choice="With `tools`.",
+        modalities='`["text"]`; other kinds of answer are refused.',
+    ),
+    "add_special_tokens": _refused("The model's chat template writes all of them.", False),
+    "exclude_tools_when_tool_choice_none": _refused("Leave `tools` out of the request.", False),
+    "chat_template": _refused("The model's own template is used."),
+    "best_of": _refused("No answers are made that nobody is shown; ask for `n` and choose.", 1),
+    "audio": _refused("This model writes text."),
+    "functions": _refused("It is OpenAI's old form of `tools`.", []),
+    "function_call": _refused("It is OpenAI's old form of `tool_choice`.", "none"),
+    "prediction": _ignored("It makes OpenAI's models faster and does not change what they say."),
+    "web_search_options": _refused("The tool `web_search` of /v1/responses searches."),
+    "moderation": _MODERATION,
+}
+
+_COMPLETIONS: Rows = {
+    **_COMMON,
+    **_COMPLETION_ONLY,
+    **_works("prompt", "max_tokens", "logprobs", "add_special_tokens"),
+    **_works(
+        truncate_prompt_tokens="The end of the prompt is what is kept.",
+        best_of="Equal to `n`: no answers are made that nobody is shown.",
+    ),
+    "suffix": _refused("Models here go on with a text and fill no gap in it.", ""),
+    "prompt_embeds": _refused("A prompt is text or token ids.", []),
+    "store": _ignored("Completions of plain text are never stored."),
+    "metadata": _ignored("Completions of plain text are never stored."),
+}
+
+TABLES: Mapping[Endpoint, Rows] = {"responses": _RESPONSES, "chat": _CHAT, "completions": _COMPLETIONS}
+
+
+def _use(right: str, *neutral: Any) -> Row:
+    return Row("refused", f"Use {right} instead.", neutral)
+
+
+_ANYWHERE: Rows = {
+    "stop_sequences": _use("`stop`", []),
+    "repeat_penalty": _use("`repetition_penalty`", 1),
+    "grammar": _use("`structured_outputs.grammar`", ""),
+    "ebnf": _use("`structured_outputs.grammar`"),
+    "regex": _use("`structured_outputs.regex`"),
+    "structural_tag": _use("`structured_outputs.structural_tag`"),
+}
+_CHATS_ALONE = "/v1/chat/completions"
+
+SLIPS: Mapping[Endpoint, Rows] = {
+    "responses": {
+        **_ANYWHERE,
+        **dict.fromkeys(
+            ("max_tokens", "max_completion_tokens", "max_new_tokens", "max_length"),
+            _use("`max_output_tokens`"),
+        ),
+        "messages": _use("`input`"),
+        **dict.fromkeys(("system", "system_prompt"), _use("`instructions`", "")),
+        **dict.fromkeys(("response_format", "format", "json_schema"), _use("`text.format`")),
+        "reasoning_effort": _use("`reasoning.effort`"),
+        "verbosity": _use("`text.verbosity`"),
+        "n": Row("refused", "A response has one answer; send the request again for another.", (1,)),
+        "best_of": Row("refused", "A response has one answer; send the request again for another.", (1,)),
+        "logprobs": _use('`include: ["message.output_text.logprobs"]` and `top_logprobs`', False),
+        "prompt_logprobs": _use(f"`enable_response_messages`, or {_CHATS_ALONE}"),
+        "return_token_ids": _use("`enable_response_messages`", False),
+        "echo": _use(_CHATS_ALONE, False),
+        "functions": _use("`tools`", []),
+        "function_call": _use("`tool_choice`", "none"),
+        "web_search_options": _use("the tool `web_search`"),
+        "modalities": Row("refused", "This model writes text.", (["text"],)),
+        "audio": Row("refused", "This model writes text."),
+        "suffix": _use("/v1/completions", ""),
+        "thread_id": _use("`conversation`"),
+    },
+    "chat": {
+        **_ANYWHERE,
+        **dict.fromkeys(
+            ("max_output_tokens", "max_new_tokens", "max_length"), _use("`max_completion_tokens`")
+        ),
+        **dict.fromkeys(("input", "prompt"), _use("`messages`")),
+        **dict.fromkeys(
+            ("instructions", "system", "system_prompt"), _use("a message with the role `system`", "")
+        ),
+        **dict.fromkeys(("text", "text_format"), _use("`response_format` and `verbosity`", {})),
+        **dict.fromkeys(("format", "json_schema"), _use("`response_format`")),
+        "reasoning": _use("`reasoning_effort`", {}),
+        "include": _use("`logprobs`, or /v1/responses", []),
+        "max_tool_calls": _use("/v1/responses, which makes calls itself"),
+        "enable_response_messages": _use("`return_token_ids`", False),
+        "truncation": _use("/v1/responses", "disabled"),
+        "background": _use("/v1/responses", False),
+        **dict.fromkeys(
+            ("previous_response_id", "conversation", "previous_input_messages", "context_management"),
+            _use("`messages`, which has the whole conversation, or /v1/responses"),
+        ),
+        "expires_after": _use("/v1/responses"),
+        "suffix": _use("/v1/completions", ""),
+        "thread_id": _use("`messages`, which has the whole conversation, or /v1/responses"),
+    },
+    "completions": {
+        **_ANYWHERE,
+        **dict.fromkeys(
+            ("max_completion_tokens", "max_output_tokens", "max_new_tokens", "max_length"),
+            _use("`max_tokens`"),
+        ),
+        "messages": _use(f"`prompt`, or {_CHATS_ALONE}"),
+        "input": _use("`prompt`"),
+        **dict.fromkeys(("instructions", "system", "system_prompt"), _use("`prompt`", "")),
+        "top_logprobs": _use("`logprobs`, which is a number", 0),
+        "tools": _use(_CHATS_ALONE, []),
+        "tool_choice": _use(_CHATS_ALONE, "none", "auto"),
+        **dict.fromkeys(("text", "format", "json_schema"), _use("`response_format`", {})),
+        **dict.fromkeys(
+            ("reasoning_effort", "reasoning", "chat_template", "chat_template_kwargs", "documents"),
+            _use(_CHATS_ALONE, {}),
+        ),
+        "add_generation_prompt": _use(_CHATS_ALONE, True),
+        "continue_final_message": _use(_CHATS_ALONE, False),
+        **dict.fromkeys(("previous_response_id", "conversation"), _use("/v1/responses")),
+        "background": _use("/v1/responses", False),
+    },
+}
+"""Names of other APIs, or of another endpoint, with the right ones."""
