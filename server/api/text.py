@@ -7,6 +7,7 @@ from starlette.requests import Request
 from server.api.chat import told
 from server.api.responses import repeatable
 from server.auth import Caller
+from server.runs.generation_config import with_generation_config
 from server.runs.text_answer import TextStream, telling_of, text_completion
 from server.runs.text_request import as_response_requests, read_prompts, refuse_wrong
 from server.services import Services
@@ -18,7 +19,7 @@ from server.wire.text import TextCompletion, TextRequest
 
 def create(services: Services, caller: Caller, request: Request, body: bytes) -> Answer:
     """POST /v1/completions"""
-    wanted = decode(body, TextRequest, MOST_TOKENS)
+    wanted = with_generation_config(decode(body, TextRequest, MOST_TOKENS), "max_tokens")
     refuse_wrong(wanted)
     prompts = read_prompts(wanted, services.served, caller.tenant)
     asked = as_response_requests(wanted, prompts)

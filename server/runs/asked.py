@@ -7,9 +7,6 @@ from server.wire.asked import Asked
 
 _REFUSED: list[tuple[str, str]] = [
     ("use_beam_search", "Beam search is not available."),
-    ("stop_token_ids", "Stop tokens are the model's own; give stop strings."),
-    ("bad_words", "Words cannot be forbidden; a negative logit_bias makes tokens unlikely."),
-    ("allowed_token_ids", "Tokens are not chosen by id; give structured_outputs."),
     ("logits_processors", "No code of callers runs here."),
 ]
 
@@ -19,8 +16,6 @@ def refuse_unsupported(request: Asked) -> None:
     for param, sentence in _REFUSED:
         if getattr(request, param):
             raise unsupported(param, sentence)
-    if request.skip_special_tokens is False:
-        raise unsupported("skip_special_tokens", "Control tokens are no part of a text; ask for token ids.")
     if request.stream and request.prompt_logprobs is not None:
         raise unsupported(
             "prompt_logprobs", "Logprobs of the prompt are told with the whole answer: set stream to false."
@@ -46,11 +41,18 @@ def shared(request: Asked, place: int, prompt_logprobs: int | None) -> dict[str,
         "frequency_penalty": request.frequency_penalty,
         "repetition_penalty": request.repetition_penalty,
         "logit_bias": request.logit_bias,
-        "seed": None if request.seed is None else (request.seed + place) % 2**63,
+        "seed": None if request.seed is None else _seed_at(request.seed, place),
         "stop": request.stop,
         "include_stop_str_in_output": request.include_stop_str_in_output,
         "ignore_eos": request.ignore_eos,
         "min_tokens": request.min_tokens,
+        "stop_token_ids": request.stop_token_ids,
+        "allowed_token_ids": request.allowed_token_ids,
+        "bad_words": request.bad_words,
+        "logprob_token_ids": request.logprob_token_ids,
+        "return_tokens_as_token_ids": request.return_tokens_as_token_ids,
+        "thinking_token_budget": request.thinking_token_budget,
+        "skip_special_tokens": request.skip_special_tokens,
         "priority": request.priority,
         "cache_salt": request.cache_salt,
         "user": request.user,
@@ -60,6 +62,11 @@ def shared(request: Asked, place: int, prompt_logprobs: int | None) -> dict[str,
         "prompt_logprobs": prompt_logprobs if tells_prompt else None,
         "enable_response_messages": True if request.return_token_ids or tells_prompt else None,
     }
+
+
+def _seed_at(seed: int, place: int) -> int:
+    """The seed of a choice: the next one of 64 bits for each place, behind the largest the smallest."""
+    return (seed + place + 2**63) % 2**64 - 2**63
 
 
 def tells_usage(request: Asked) -> bool:

@@ -26,6 +26,8 @@ def refuse_wrong(request: ChatRequest) -> None:
     for param, sentence in _REFUSED:
         if getattr(request, param):
             raise unsupported(param, sentence)
+    if request.best_of not in (None, 1):
+        raise unsupported("best_of", "It is a completion of plain text that has the best of several answers.")
     if request.modalities and request.modalities != ["text"]:
         raise unsupported("modalities", "This model writes text only.")
     if request.continue_final_message and request.add_generation_prompt:
@@ -60,6 +62,8 @@ def as_response_request(request: ChatRequest, choice: int) -> ChoiceRequest:
         continue_final_message=request.continue_final_message,
         safety_identifier=request.safety_identifier,
         prompt_cache_key=request.prompt_cache_key,
+        truncate_prompt_tokens=request.truncate_prompt_tokens,
+        truncation_side=request.truncation_side,
     )
 
 

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from functools import partial
 from uuid import UUID
 
-from engine.messages import Engine, Job, JobRefused, Sampling
+from engine.messages import Engine, Job, JobRefused
 from engine.vocabulary import Vocabulary
 from server.dialects.base import (
     Conversation,
@@ -27,7 +27,7 @@ from server.dialects.base import (
 from server.dialects.plain import PlainParser
 from server.errors import ApiError, InvalidRequest, Overloaded, TooManyRequests
 from server.runs.approvals import tagged
-from server.runs.bounds import characters_of, refuse_unbounded, too_long
+from server.runs.bounds import COUNTED, characters_of, refuse_unbounded, too_long
 from server.runs.echo import make_echo
 from server.runs.hosted import hosted_of
 from server.runs.opened import opened
@@ -35,9 +35,10 @@ from server.runs.raw_messages import RawMessages
 from server.runs.reading import Condensing, Reading
 from server.runs.reading_turn import ReadingTurns
 from server.runs.request_cost import logprobs_limit
+from server.runs.sampling import make_sampling, thinking_budget, token_ids
 from server.runs.sealing import Seal
 from server.runs.structured import given_grammar
-from server.runs.truncation import write_within
+from server.runs.truncation import cut_tokens, write_within
 from server.wire import tools as wire
 from server.wire.asked import ChoiceRequest
 from server.wire.ids import seconds_of
@@ -46,8 +47,6 @@ from server.wire.request import CreateResponse
 from server.wire.response import Echo
 from server.wire.text import PlainRequest
 
-SMALLEST_TOP_P = 1e-6
-"""What top_p 0 means: the likeliest token alone."""
 LOGPROBS = "message.output_text.logprobs"
 """The value of `include` that asks for them."""
 SEALED_REASONING = "reasoning.encrypted_content"
@@ -77,10 +76,17 @@ class Served:
         self, tenant: str, request: CreateResponse, prompt: Prompt, items: Sequence[Item] = ()
     ) -> Reading:
         """How the tokens of an answer are read. The items may allow calls that come before it."""
+        listed = frozenset(request.stop_token_ids or ())
+        shown = bool(request.include_stop_str_in_output)
         return Reading(
             self._parser(request, prompt),
             stops=stop_strings(request),
-            tells_stop=bool(request.include_stop_str_in_output),
+            tells_stop=shown,
+            stop_token_ids=listed,
+            silent_stop_ids=frozenset() if shown else listed - prompt.stop_ids,
+            tells_stop_reason=isinstance(request, ChoiceRequest),
+            ranked=_is_ranked(request),
+            names_ids=bool(request.return_tokens_as_token_ids),
             vocabulary=self.vocabulary if wants_logprobs(request) else None,
             raw=self._raw_messages(request, prompt),
             tokens_of=prompt.token_ids
@@ -94,7 +100,9 @@ class Served:
 
     def _parser(self, request: CreateResponse, prompt: Prompt) -> Parser:
         if isinstance(request, PlainRequest) and self.vocabulary is not None:
-            return PlainParser(self.vocabulary, prompt.stop_ids)
+            shows_special = request.skip_special_tokens is False
+            ends = frozenset() if shows_special and request.ignore_eos else prompt.stop_ids
+            return PlainParser(self.vocabulary, ends, shows_special=shows_special)
         return self.dialect.parser(prompt)
 
     def _raw_messages(self, request: CreateResponse, prompt: Prompt) -> RawMessages | None:
@@ -197,10 +205,19 @@ def write_prompt(
     if isinstance(request, PlainRequest):
         stops = served.engine.capabilities.stop_ids
         return Prompt(token_ids=request.token_ids, stop_ids=stops, grammar=given)
-    limit = context - 1 if room is None else room
+    limit, truncates = context - 1 if room is None else room, request.truncation == "auto"
+    if request.truncate_prompt_tokens is not None and not truncates:
+        limit = max(limit, COUNTED * context)
     try:
         with served.reading_turns.hold(tenant, characters_of(conversation)):
-            return write_within(served.dialect, conversation, limit, truncates=request.truncation == "auto")
+            prompt = write_within(served.dialect, conversation, limit, truncates=truncates)
+        most, side, asked = (
+            request.truncate_prompt_tokens,
+            request.truncation_side,
+            request.max_output_tokens,
+        )
+        kept = cut_tokens(prompt.token_ids, most, side, context=context, asked=asked)
+        return replace(prompt, token_ids=kept)
     except PromptError as error:
         raise InvalidRequest(str(error), param=error.param) from error
     except PromptTooLong as error:
@@ -293,53 +310,36 @@ def _make_job(
     prompt: Prompt,
     echo: Echo,
 ) -> Job:
-    room = served.engine.capabilities.context_length - len(prompt.token_ids)
+    model = served.engine.capabilities
+    room = model.context_length - len(prompt.token_ids)
     # A tokenizer may have end tokens that the model has no logit for.
-    stops = frozenset(token for token in prompt.stop_ids if token < served.engine.capabilities.vocab_size)
-    logprobs = request.top_logprobs or 0 if wants_logprobs(request) else None
+    stops = frozenset(token for token in prompt.stop_ids if token < model.vocab_size)
+    logprobs = request.top_logprobs or 0 if wants_logprobs(request) or _is_ranked(request) else None
+    named = token_ids(request, "logprob_token_ids", model)
     return Job(
         job_id=response.hex,
         prompt=prompt.token_ids,
-        max_tokens=min(echo.max_output_tokens or room, room, logprobs_limit(logprobs)),
-        sampling=_sampling(served, request, echo, seed),
+        max_tokens=min(
+            echo.max_output_tokens or model.max_new_tokens or room,
+            room,
+            logprobs_limit(logprobs, named),
+        ),
+        sampling=make_sampling(model, served.dialect, request, echo, seed),
         stop_ids=stops,
+        stop_token_ids=frozenset(token_ids(request, "stop_token_ids", model)),
         stop_strings=stop_strings(request),
         min_tokens=request.min_tokens or 0,
         ignore_eos=bool(request.ignore_eos),
         grammar=given_grammar(request) or prompt.grammar,
         logprobs=logprobs,
+        logprob_token_ids=named,
+        thinking_budget=thinking_budget(request, served.dialect, prompt.token_ids),
         prompt_logprobs=prompt_logprobs(request),
         cache_salt=f"{tenant}\0{request.cache_salt}" if request.cache_salt else tenant,
         share=tenant,
         priority=request.priority or 0,
         adapter=request.model if request.model != served.name else "",
     )
-
-
-def _sampling(served: Served, request: CreateResponse, echo: Echo, seed: int) -> Sampling:
-    model = served.engine.capabilities
-    return Sampling(
-        seed=seed,
-        temperature=echo.temperature,
-        top_p=max(echo.top_p, SMALLEST_TOP_P),
-        top_k=max(request.top_k, 0) if request.top_k is not None else model.top_k,
-        min_p=request.min_p if request.min_p is not None else model.min_p,
-        repetition_penalty=request.repetition_penalty
-        if request.repetition_penalty is not None
-        else model.repetition_penalty,
-        presence_penalty=echo.presence_penalty,
-        frequency_penalty=echo.frequency_penalty,
-        logit_bias=_biases(request.logit_bias or {}),
-    )
-
-
-def _biases(given: dict[str, float]) -> tuple[tuple[int, float], ...]:
-    wrong = [token for token in given if not (token.isascii() and token.isdecimal())]
-    if wrong:
-        raise InvalidRequest(
-            f"logit_bias maps token ids to numbers; {wrong[0][:50]!r} is no token id.", param="logit_bias"
-        )
-    return tuple(sorted((int(token), bias) for token, bias in given.items()))
 
 
 def stop_strings(request: CreateResponse) -> tuple[str, ...]:
@@ -350,6 +350,10 @@ def stop_strings(request: CreateResponse) -> tuple[str, ...]:
 
 def wants_logprobs(request: CreateResponse) -> bool:
     return bool(request.top_logprobs) or LOGPROBS in (request.include or ())
+
+
+def _is_ranked(request: CreateResponse) -> bool:
+    return isinstance(request, ChoiceRequest) and request.ranked
 
 
 def check(engine: Engine, prepared: Prepared, request: CreateResponse) -> None:

@@ -15,7 +15,7 @@ from engine.vocabulary import Vocabulary
 from server.runs.logprobs import LEAST
 from server.wire.response import PromptLogprob, PromptLogprobs, RawMessage, Response
 
-ONLY_TOLD = ("input_messages", "output_messages", "prompt_logprobs")
+ONLY_TOLD = ("input_messages", "output_messages", "prompt_logprobs", "stop_reason", "cumulative_logprob")
 """The fields of a response that are kept in its last event."""
 
 
@@ -79,6 +79,7 @@ class _Told(msgspec.Struct):
     input_messages: list[RawMessage] | msgspec.UnsetType = msgspec.UNSET
     output_messages: list[RawMessage] | msgspec.UnsetType = msgspec.UNSET
     prompt_logprobs: list[PromptLogprobs | None] | msgspec.UnsetType = msgspec.UNSET
+    stop_reason: str | int | msgspec.UnsetType | None = msgspec.UNSET
 
 
 class _Last(msgspec.Struct):
@@ -92,6 +93,11 @@ def asks_for_raw_messages(asked: str | None) -> bool:
     return bool(msgspec.json.decode(asked, type=_Asked).enable_response_messages)
 
 
+def asks_for_stops(asked: str | None) -> bool:
+    """Whether a stored completion may have ended at a stop of its request, which its last event says."""
+    return asked is not None and ('"stop":' in asked or '"stop_token_ids":' in asked)
+
+
 def told_again(response: Response, last_event: str) -> Response:
     """A response that has ended, with what its last event alone has kept."""
     told = msgspec.json.decode(last_event, type=_Last).response
@@ -100,4 +106,5 @@ def told_again(response: Response, last_event: str) -> Response:
         input_messages=told.input_messages,
         output_messages=told.output_messages,
         prompt_logprobs=told.prompt_logprobs,
+        stop_reason=told.stop_reason,
     )

@@ -19,6 +19,7 @@ class ChatRequest(Asked, frozen=True, kw_only=True):
     parallel_tool_calls: bool | None = None
     store: bool | None = None
     metadata: Metadata | None = None
+    best_of: int | None = None
     max_tokens: Annotated[int, Meta(ge=1)] | None = None
     max_completion_tokens: Annotated[int, Meta(ge=1)] | None = None
     logprobs: bool | None = None
@@ -94,6 +95,8 @@ class Choice(msgspec.Struct, frozen=True):
     index: int
     message: ChatMessage
     finish_reason: FinishReason
+    stop_reason: str | int | None = None
+    """vLLM's: the stop string or the id of the stop token that ended the answer."""
     logprobs: ChoiceLogprobs | None = None
     token_ids: list[int] | UnsetType = UNSET
 
@@ -164,6 +167,8 @@ class ChunkChoice(msgspec.Struct, frozen=True):
     logprobs: ChoiceLogprobs | None = None
     token_ids: list[int] | UnsetType = UNSET
     """Those that have come since the choice's last chunk."""
+    stop_reason: str | int | UnsetType | None = UNSET
+    """vLLM's, beside a finish reason."""
 
 
 class Chunk(msgspec.Struct, frozen=True, kw_only=True):
