@@ -104,6 +104,8 @@ class Rules:
             return allowed
         rest = bytearray(allowed) if allowed is not None else bytearray(b"\xff" * self._size)
         for token_id in banned:
+            if token_id // 8 >= self._size:
+                continue
             rest[token_id // 8] &= ~(1 << token_id % 8) & 0xFF
         if grammar is not None and rest.count(0) == len(rest):
             return allowed
@@ -123,7 +125,8 @@ class Rules:
     def _bits(self, token_ids: Sequence[int] | frozenset[int]) -> bytes:
         bits = bytearray(self._size)
         for token_id in token_ids:
-            bits[token_id // 8] |= 1 << token_id % 8
+            if token_id // 8 < self._size:
+                bits[token_id // 8] |= 1 << token_id % 8
         return bytes(bits)
 
 

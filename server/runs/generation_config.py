@@ -59,6 +59,8 @@ def with_generation_config(request: Named, limit: str) -> Named:
     values: dict[str, Any] = {name: getattr(config, theirs) for theirs, name in _NAMES.items()}
     if config.do_sample is False:
         values["temperature"] = 0.0
+    elif config.do_sample and config.temperature is None:
+        values["temperature"] = 1.0  # the config's own default, whatever the model's is
     values[limit] = config.max_new_tokens
     ends = config.eos_token_id
     values["stop_token_ids"] = [ends] if isinstance(ends, int) else ends

@@ -29,6 +29,7 @@ _REFUSED: list[tuple[str, Callable[[CreateResponse], object], str]] = [
         "A response that is not stored cannot expire; leave out expires_after, or store it.",
     ),
     ("use_beam_search", lambda r: r.use_beam_search, "Beam search is not available."),
+    ("logits_processors", lambda r: r.logits_processors, "No code of callers runs here."),
     ("best_of", lambda r: r.best_of not in (None, 1), "A response is drawn once."),
     (
         "skip_special_tokens",

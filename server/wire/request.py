@@ -151,6 +151,7 @@ class CreateResponse(msgspec.Struct, frozen=True, kw_only=True):
     """Accepted: nothing is put between tokens here."""
     use_beam_search: bool | None = None
     best_of: int | None = None
+    logits_processors: list[Any] | None = None
     expires_after: ExpiresAfter | None = None
 
 

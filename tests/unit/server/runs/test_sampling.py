@@ -13,6 +13,7 @@ from server.dialects.base import Dialect
 from server.dialects.pick import pick
 from server.errors import InvalidRequest
 from server.locations import demo_model_folder
+from server.runs.generation_config import with_generation_config
 from server.runs.prepare import Served, prepare
 from server.wire.items import InputText, Message
 from server.wire.request import CreateResponse
@@ -91,3 +92,19 @@ def test_models_longest_output_counts_where_the_request_gives_no_limit() -> None
     assert job_of(CreateResponse(model="m"), model).max_tokens == 30
     assert job_of(CreateResponse(model="m", max_output_tokens=50), model).max_tokens == 50
     assert job_of(CreateResponse(model="m"), served()).max_tokens > 4000
+
+
+@pytest.mark.parametrize(
+    ("config", "temperature"),
+    [
+        ({"do_sample": False, "temperature": 0.7}, 0.0),
+        ({"do_sample": True}, 1.0),
+        ({"temperature": 0.7}, 0.7),
+        ({"top_p": 0.5}, None),
+    ],
+)
+def test_generation_config_samples_as_it_says(config: dict[str, Any], temperature: float | None) -> None:
+    request = CreateResponse(model="m", generation_config=config)
+    assert with_generation_config(request, "max_output_tokens").temperature == temperature
+    own = CreateResponse(model="m", generation_config=config, temperature=0.3)
+    assert with_generation_config(own, "max_output_tokens").temperature == 0.3
