@@ -188,6 +188,7 @@ class _Written:
         self.parser = dialect.parser
         self.encode = dialect.encode
         self.longest_token = dialect.longest_token
+        self.reasoning_marks = dialect.reasoning_marks
 
     def write(self, _conversation: Conversation) -> Prompt:
         return self._prompt

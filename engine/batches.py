@@ -35,7 +35,7 @@ class Batches:
             if draw.counts is not None:
                 draw.counts.catch_up(sequence.tokens)
             if sequence.job.min_tokens and sequence.job.grammar is None:
-                draw.forbidden = sequence.job.stop_ids if sequence.must_go_on else NOTHING
+                draw.forbidden = sequence.ends if sequence.must_go_on else NOTHING
         return self._batch
 
     def _draw(self, sequence: TokenSequence) -> Draw:
@@ -43,6 +43,12 @@ class Batches:
         if draw is None:
             job = sequence.job
             counts = TokenCounts(job) if changes_logits(job.sampling) else None
-            draw = Draw(job.sampling, len(sequence.tokens), counts, logprobs=job.logprobs)
+            draw = Draw(
+                job.sampling,
+                len(sequence.tokens),
+                counts,
+                logprobs=job.logprobs,
+                logprob_token_ids=job.logprob_token_ids,
+            )
             self._draws[sequence] = draw
         return draw

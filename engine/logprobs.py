@@ -23,8 +23,11 @@ WIDENING = 16
 class Reading:
     """Of rows of logits what their logprobs need, read off before the logits are changed."""
 
-    def __init__(self, logits: Tensor, most: int) -> None:
-        """`logits` `[rows, vocabulary]` in float32; of each row the `most` likeliest are to be told."""
+    def __init__(self, logits: Tensor, most: int, named: Tensor | None = None) -> None:
+        """`logits` `[rows, vocabulary]` in float32; of each row the `most` likeliest are to be told.
+
+        And those with the ids in its row of `named`, `[rows, any number]`.
+        """
         maxima = stretch_maxima(logits)
         highest = maxima.amax(dim=1, keepdim=True)
         self.total = (logits - highest).exp_().sum(dim=1, keepdim=True).log_() + highest
@@ -33,25 +36,38 @@ class Reading:
         if most:
             values, self.ids = top_in_order(logits, most, maxima)
             self.values = values - self.total
+        self.named = None if named is None else logits.gather(1, named) - self.total
 
     def numbers(self, chosen: Tensor) -> Tensor:
         """All of it as one tensor of doubles, for one transfer; `chosen` are the tokens' logits.
 
-        Of each row: its token's logprob; the ids of the likeliest; their logprobs.
+        Of each row: its token's logprob; the ids of the likeliest; their logprobs; those of the named ones.
         """
         parts = [(chosen[:, None] - self.total).double()]
         if self.ids is not None and self.values is not None:
             parts += [self.ids.double(), self.values.double()]
+        if self.named is not None:
+            parts.append(self.named.double())
         return torch.cat(parts, dim=1)
 
 
-def tell(numbers: Sequence[Sequence[float]], wanted: Sequence[int]) -> list[TokenLogprobs]:
-    """What `Reading.numbers` gave, as it is told: of each row the `wanted` likeliest."""
-    most = (len(numbers[0]) - 1) // 2 if numbers else 0
-    return [
-        TokenLogprobs(row[0], tuple(zip(map(int, row[1 : count + 1]), row[most + 1 :], strict=False)))
-        for row, count in zip(numbers, wanted, strict=True)
-    ]
+def tell(
+    numbers: Sequence[Sequence[float]], wanted: Sequence[int], named: Sequence[Sequence[int]] = ()
+) -> list[TokenLogprobs]:
+    """What `Reading.numbers` gave, as it is told: of each row the `wanted` likeliest.
+
+    Or the ids that are `named` for it, in their order; `named` is empty, or has a list for each row.
+    """
+    width = max(map(len, named), default=0)
+    most = (len(numbers[0]) - 1 - width) // 2 if numbers else 0
+    told = []
+    for place, (row, count) in enumerate(zip(numbers, wanted, strict=True)):
+        ids: Sequence[int] = list(map(int, row[1 : count + 1]))
+        values = row[most + 1 :]
+        if named and named[place]:
+            ids, values = named[place], row[2 * most + 1 :]
+        told.append(TokenLogprobs(row[0], tuple(zip(ids, values, strict=False))))
+    return told
 
 
 def top_in_order(logits: Tensor, count: int, maxima: Tensor | None = None) -> tuple[Tensor, Tensor]:

@@ -22,6 +22,12 @@ MAX_STOP_STRINGS = 32
 MAX_STOP_BYTES = 512
 """Of one stop string, in UTF-8: what is looked for in every step of a job is small."""
 MAX_LOGPROBS = 20
+MAX_STOP_TOKENS = 128
+MAX_LOGPROB_TOKENS = 128
+MAX_ALLOWED_TOKENS = 16_384
+MAX_BAD_TOKENS = 4096
+"""Of all bad words of a job together; and no more of them than `MAX_BAD_WORDS`."""
+MAX_BAD_WORDS = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +56,11 @@ class Sampling:
     """Divides the logit of each token that prompt or output has; multiplies a negative one. 0.01 to 100."""
     logit_bias: tuple[tuple[int, float], ...] = ()
     """Added to the logits of these ids: at most `MAX_BIASES` pairs, ids rising, biases -100 to 100."""
+    allowed_token_ids: tuple[int, ...] = ()
+    """Only these are drawn, stop ids no more than others; none is no limit. At most `MAX_ALLOWED_TOKENS`."""
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    """Sequences of tokens that the output must not have: the last token of one is not drawn where the output
+    ends with the tokens before it. At most `MAX_BAD_WORDS` with `MAX_BAD_TOKENS` tokens in all."""
 
 
 GrammarKind = Literal["json_schema", "json_object", "regex", "lark", "structural_tags"]
@@ -65,6 +76,22 @@ class Grammar:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ThinkingBudget:
+    """After so many tokens of reasoning its end is forced, token by token."""
+
+    tokens: int
+    """Of the whole output, the marks not counted. At least 0."""
+    start: tuple[int, ...]
+    """The tokens that begin the reasoning; at least one."""
+    end: tuple[int, ...]
+    """The tokens that end it; at least one."""
+    open: bool = False
+    """The prompt ends within the reasoning."""
+    spent: int = 0
+    """Tokens of reasoning that the prompt ends with, where it is `open`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     """What the engine is given: token ids and limits."""
 
@@ -75,6 +102,9 @@ class Job:
     sampling: Sampling
     stop_ids: frozenset[int] = frozenset()
     """Generation ends with the first of these; it is delivered as the last token."""
+    stop_token_ids: frozenset[int] = frozenset()
+    """More tokens that generation ends with, whatever `ignore_eos` says; a grammar takes them for tokens like
+    others. At most `MAX_STOP_TOKENS`."""
     adapter: str = ""
     """Compute with this one of `Capabilities.adapters`; with none, the base model."""
     cache_salt: str = ""
@@ -88,18 +118,22 @@ class Job:
     min_tokens: int = 0
     """Output tokens, before which no stop id is drawn and no stop string ends the job."""
     ignore_eos: bool = False
-    """Stop ids are tokens like others."""
+    """Stop ids are tokens like others; `stop_token_ids` are not."""
     stop_strings: tuple[str, ...] = ()
     """Generation ends when the bytes of the output tokens have one of these, across tokens too. The token
     that completes it is delivered. At most `MAX_STOP_STRINGS` of at most `MAX_STOP_BYTES`."""
     logprobs: int | None = None
     """Tell of each token how likely it was, and of so many of the likeliest; at most `MAX_LOGPROBS`."""
+    logprob_token_ids: tuple[int, ...] = ()
+    """With `logprobs`, tell of these tokens in place of the likeliest; at most `MAX_LOGPROB_TOKENS`."""
     prompt_logprobs: int | None = None
-    """The same of the prompt but for earlier output, in `PromptLogprobs`. It is computed whole: such a job
-    takes nothing from the prefix cache."""
+    """As `logprobs`, of the prompt but for earlier output, in `PromptLogprobs`. It is computed whole: such a
+    job takes nothing from the prefix cache."""
     grammar: Grammar | None = None
     """Only tokens that it allows are drawn, and stop ids exactly where it may end: it comes before
-    `min_tokens`, `ignore_eos` and biases. It begins with the output, earlier output included."""
+    `min_tokens`, `ignore_eos`, biases and bad words, and a thinking budget yields to it. It begins with the
+    output, earlier output included."""
+    thinking_budget: ThinkingBudget | None = None
     output_offset: int = 0
     """So many of the prompt's last tokens are earlier output of the same job. Penalties, `min_tokens` and
     stop strings count them as output, so that a job which was cut goes on as it would have."""
@@ -119,7 +153,8 @@ class TokenLogprobs:
     chosen: float
     """Of the token itself: the natural logarithm of its probability."""
     top: tuple[tuple[int, float], ...] = ()
-    """The likeliest ids and theirs, likeliest first and equals by id; as many as the job asked for."""
+    """The likeliest ids and theirs, likeliest first and equals by id; as many as the job asked for. Or the
+    ids that the job named, in its order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,6 +292,8 @@ class Capabilities:
     """Default min_p of the same; 0 where it has none or does not sample."""
     repetition_penalty: float = 1.0
     """Default repetition_penalty of the same; it counts where the model does not sample, too."""
+    max_new_tokens: int | None = None
+    """Of the same: the longest output where a request gives no limit; None is as long as there is room."""
     adapters: tuple[str, ...] = ()
     """Names of the adapters that jobs may ask for."""
     attention: str = ""

@@ -273,6 +273,7 @@ def _describe(network: PreTrainedModel) -> Capabilities:
         ends = getattr(settings, "eos_token_id", None)
     if ends is None:
         ends = []
+    most = getattr(defaults, "max_new_tokens", None)
     return Capabilities(
         vocab_size=settings.vocab_size,
         context_length=_context_length(settings),
@@ -282,6 +283,7 @@ def _describe(network: PreTrainedModel) -> Capabilities:
         top_k=int(_number(defaults.top_k, 0)) if defaults.do_sample else 0,
         min_p=_number(defaults.min_p, 0.0) if defaults.do_sample else 0.0,
         repetition_penalty=_number(defaults.repetition_penalty, 1.0),
+        max_new_tokens=most if isinstance(most, int) and most > 0 else None,
     )
 
 

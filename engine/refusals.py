@@ -5,17 +5,23 @@ Any thread, pure. Ignorant of queues and memory, which `engine` knows of.
 
 import math
 from collections.abc import Collection, Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any
 
 from engine.messages import (
+    MAX_ALLOWED_TOKENS,
+    MAX_BAD_TOKENS,
+    MAX_BAD_WORDS,
     MAX_BIASES,
+    MAX_LOGPROB_TOKENS,
     MAX_LOGPROBS,
     MAX_STOP_BYTES,
     MAX_STOP_STRINGS,
+    MAX_STOP_TOKENS,
     Job,
     JobRefused,
     Sampling,
+    ThinkingBudget,
 )
 
 SEED_RANGE = range(-(2**63), 2**64)
@@ -45,6 +51,15 @@ def refuse_bad_sampling(sampling: Sampling, vocab_size: int) -> None:
         if not _is_number(getattr(sampling, name), low, high):
             raise JobRefused("bad_sampling", f"{name} must be a number from {low:g} to {high:g}.")
     _refuse_bad_bias(sampling.logit_bias, vocab_size)
+    if not _are_tokens(sampling.allowed_token_ids, MAX_ALLOWED_TOKENS, vocab_size):
+        raise JobRefused(
+            "bad_sampling", _tokens_sentence("allowed_token_ids", MAX_ALLOWED_TOKENS, vocab_size)
+        )
+    words = sampling.bad_words
+    if not isinstance(words, tuple) or len(words) > MAX_BAD_WORDS or not all(words):
+        raise JobRefused("bad_sampling", f"bad_words must be a tuple of at most {MAX_BAD_WORDS} sequences.")
+    if not _are_tokens(tuple(chain.from_iterable(words)), MAX_BAD_TOKENS, vocab_size):
+        raise JobRefused("bad_sampling", _tokens_sentence("bad_words", MAX_BAD_TOKENS, vocab_size))
 
 
 def refuse_unknown_adapter(adapter: str, known: Sequence[str]) -> None:
@@ -59,6 +74,10 @@ def refuse_bad_output(job: Job, *, vocab_size: int, has_vocabulary: bool) -> Non
     stops = job.stop_ids if isinstance(job.stop_ids, Collection) else ()
     if not all(_is_count(token_id, vocab_size - 1) for token_id in stops):
         raise JobRefused("bad_stop", f"stop_ids must be ids from 0 to {vocab_size - 1}.")
+    for name, most in (("stop_token_ids", MAX_STOP_TOKENS), ("logprob_token_ids", MAX_LOGPROB_TOKENS)):
+        if not _are_tokens(getattr(job, name), most, vocab_size):
+            raise JobRefused("bad_stop", _tokens_sentence(name, most, vocab_size))
+    _refuse_bad_budget(job.thinking_budget, vocab_size)
     if not _is_count(job.output_offset, len(job.prompt)):
         raise JobRefused("bad_limit", "output_offset must be 0 to the number of prompt tokens.")
     if not _is_count(job.min_tokens, job.max_tokens + job.output_offset):
@@ -72,6 +91,29 @@ def refuse_bad_output(job: Job, *, vocab_size: int, has_vocabulary: bool) -> Non
         raise JobRefused(
             "bad_stop", "This model has no tokenizer.json, so its tokens have no text to stop at."
         )
+
+
+def _refuse_bad_budget(budget: ThinkingBudget | None, vocab_size: int) -> None:
+    if budget is None:
+        return
+    if not _is_count(budget.tokens, 2**31) or not _is_count(budget.spent, 2**31):
+        raise JobRefused("bad_limit", "A thinking budget must be at least 0.")
+    if not all(
+        marks and _are_tokens(marks, MAX_STOP_BYTES, vocab_size) for marks in (budget.start, budget.end)
+    ):
+        raise JobRefused("bad_limit", "A thinking budget needs the tokens that begin and end the reasoning.")
+
+
+def _are_tokens(ids: Any, most: int, vocab_size: int) -> bool:
+    return (
+        isinstance(ids, Collection)
+        and len(ids) <= most
+        and all(_is_count(token_id, vocab_size - 1) for token_id in ids)
+    )
+
+
+def _tokens_sentence(name: str, most: int, vocab_size: int) -> str:
+    return f"{name} must be at most {most} ids from 0 to {vocab_size - 1}."
 
 
 def _refuse_bad_bias(biases: Sequence[tuple[int, float]], vocab_size: int) -> None:

@@ -34,6 +34,7 @@ from engine.scheduler import Plan
 from engine.sequence import TokenSequence
 from engine.static_decode import StaticDecoder, Unread
 from engine.table_packing import TablePacker
+from engine.token_rules import TokenRules
 from engine.transfer import Fetch, send
 
 
@@ -135,6 +136,7 @@ class ModelExecutor:
         self.vocabulary = model.vocabulary
         self.grammars = None if model.vocabulary is None else GrammarCompiler(model.vocabulary)
         self._followers = Followers(self.grammars)
+        self._rules = TokenRules(model.capabilities.vocab_size)
 
     @staticmethod
     def load(config: EngineConfig, progress: Callable[[str], None]) -> tuple["ModelExecutor", Limits]:
@@ -308,7 +310,7 @@ class ModelExecutor:
 
     def _sample(self, logits: Tensor, sequences: list[TokenSequence]) -> tuple[Choice, Mapping[int, str]]:
         batch = self._batches.of(sequences)
-        masks = self._followers.masks(sequences)
+        masks = self._rules.restrict(sequences, self._followers.masks(sequences))
         if masks is None:
             return batch.begin(logits), {}
         return batch.begin(logits, partial(apply_masks, masks=masks)), masks.failed

@@ -44,6 +44,8 @@ class Draw:
     """Tokens that may not be drawn here."""
     logprobs: int | None = None
     """Tell of the drawn token and of so many of the likeliest."""
+    logprob_token_ids: tuple[int, ...] = ()
+    """Tell of these in place of the likeliest."""
 
 
 class Batch:
@@ -56,7 +58,14 @@ class Batch:
         counts = [draw.counts for draw in draws if draw.counts is not None]
         self._changes = Changes(changed, counts, device) if changed else None
         self._told = [row for row, draw in enumerate(draws) if draw.logprobs is not None]
-        self._wanted = [draw.logprobs for draw in draws if draw.logprobs is not None]
+        self._named = [draw.logprob_token_ids for draw in draws if draw.logprobs is not None]
+        self._wanted = [
+            0 if draw.logprob_token_ids else draw.logprobs for draw in draws if draw.logprobs is not None
+        ]
+        width = max(map(len, self._named), default=0)
+        padded = [[*ids, *[0] * (width - len(ids))] for ids in self._named]
+        self._named_ids = send(torch.tensor(padded), torch.long, device) if width else None
+        """`[rows that tell, the most ids]`, filled up with an id that is not read; None if there are none."""
         self._told_index: Tensor | None = None
         """None if it is all rows that tell, or none."""
         if 0 < len(self._told) < len(draws):
@@ -69,7 +78,9 @@ class Batch:
     def begin(self, logits: Tensor, mask: Mask | None = None) -> "Choice":
         """`logits` `[rows, vocabulary]` -> a token for each row. They may be changed."""
         logits = logits.float().contiguous()
-        reading = Reading(self._of_told(logits), max(self._wanted)) if self._told else None
+        reading = None
+        if self._told:
+            reading = Reading(self._of_told(logits), max(self._wanted), self._named_ids)
         change = self._changes.apply(logits) if self._changes is not None else None
         bound = [row for row, draw in enumerate(self.draws) if draw.forbidden]
         if bound:
@@ -84,7 +95,7 @@ class Batch:
                 undo(logits, change)
             chosen = self._of_told(logits).gather(1, self._of_told(token_ids)[:, None])[:, 0]
             numbers = torch.cat((numbers.flatten(), reading.numbers(chosen).flatten()))
-        return Choice(token_ids, numbers.flatten(), self._told, self._wanted)
+        return Choice(token_ids, numbers.flatten(), self._told, self._wanted, self._named)
 
     def _of_told(self, tensor: Tensor) -> Tensor:
         return tensor if self._told_index is None else tensor[self._told_index]
@@ -94,14 +105,20 @@ class Choice:
     """The rows' tokens, which may still be on their way to the host."""
 
     def __init__(
-        self, token_ids: Tensor, numbers: Tensor, told: Sequence[int], wanted: Sequence[int]
+        self,
+        token_ids: Tensor,
+        numbers: Tensor,
+        told: Sequence[int],
+        wanted: Sequence[int],
+        named: Sequence[Sequence[int]],
     ) -> None:
         """`numbers` are the tokens, the highest logits, and for each row of `told` what is to be told of
-        it: so many of the likeliest as `wanted` says.
+        it: so many of the likeliest as `wanted` says, or the `named` ids.
         """
         self.token_ids = token_ids
         self._told = told
         self._wanted = wanted
+        self._named = named
         self._fetch = Fetch(numbers)
 
     def read(self) -> list[Drawn | RowFailure]:
@@ -112,7 +129,7 @@ class Choice:
         if self._told:
             size = (len(numbers) - 2 * count) // len(self._told)
             rows = [numbers[begin : begin + size] for begin in range(2 * count, len(numbers), size)]
-            for row, logprobs in zip(self._told, tell(rows, self._wanted), strict=True):
+            for row, logprobs in zip(self._told, tell(rows, self._wanted, self._named), strict=True):
                 told[row] = logprobs
         return [
             Drawn(int(token_id), logprobs) if isfinite(high) else _failure(high)

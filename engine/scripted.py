@@ -29,6 +29,7 @@ from engine.grammar_masks import Followers, Masks
 from engine.messages import Capabilities, Deliver, FailureCode, Job, OnDead, PromptLogprobs, TokenLogprobs
 from engine.scheduler import Chunk, Plan
 from engine.sequence import TokenSequence
+from engine.token_rules import TokenRules
 from engine.vocabulary import Vocabulary
 
 FaultKind = Literal["fail", "raise", "oom", "hang", "die", "crash"]
@@ -149,6 +150,8 @@ class _ScriptedExecutor:
         self.vocabulary = config.spelling
         self.grammars = None if config.spelling is None else GrammarCompiler(config.spelling)
         self._followers = Followers(self.grammars)
+        spelled = config.spelling
+        self._rules = TokenRules(config.vocab_size if spelled is None else len(spelled.tokens))
         self.ahead = None
         self.capabilities = Capabilities(
             vocab_size=config.vocab_size,
@@ -167,7 +170,7 @@ class _ScriptedExecutor:
             self._closing.wait(self._config.step_seconds)
         told = [said for chunk in plan if (said := _tell(chunk)) is not None]
         sequences = [chunk.sequence for chunk in plan if chunk.draws]
-        masks = self._followers.masks(sequences)
+        masks = self._rules.restrict(sequences, self._followers.masks(sequences))
         drawn = [self._next(sequence) for sequence in sequences]
         finite = [True] * (len(plan) - len(sequences))
         return StepResult(drawn if masks is None else self._obey(drawn, sequences, masks), finite, told)
@@ -200,10 +203,9 @@ class _ScriptedExecutor:
             answer.fault = None
             self._strike(fault)
         token_id = answer.token(sequence)
-        if sequence.must_go_on and token_id in sequence.job.stop_ids:
-            token_id = next((i for i in self._config.vocabulary if i not in sequence.job.stop_ids), token_id)
-        wanted = sequence.job.logprobs
-        return Drawn(token_id, None if wanted is None else _logprobs(token_id, wanted))
+        if sequence.must_go_on and token_id in sequence.ends:
+            token_id = next((i for i in self._config.vocabulary if i not in sequence.ends), token_id)
+        return Drawn(token_id, _logprobs_of(sequence.job, token_id))
 
     def _strike(self, fault: Fault) -> None:
         match fault.kind:
@@ -229,8 +231,7 @@ class _ScriptedExecutor:
             elif isinstance(said, Drawn):
                 sequence = sequences[row]
                 token_id = self._allowed(said.token_id, sequence, masks.of(row))
-                wanted = sequence.job.logprobs
-                drawn[row] = Drawn(token_id, None if wanted is None else _logprobs(token_id, wanted))
+                drawn[row] = Drawn(token_id, _logprobs_of(sequence.job, token_id))
         return drawn
 
     def _allowed(self, token_id: int, sequence: TokenSequence, mask: memoryview) -> int:
@@ -265,6 +266,16 @@ class _ScriptedExecutor:
 
 def _has(mask: memoryview, token_id: int) -> bool:
     return bool(mask[token_id // 8] >> token_id % 8 & 1)
+
+
+def _logprobs_of(job: Job, token_id: int) -> TokenLogprobs | None:
+    """What a job is told of its token."""
+    if job.logprobs is None:
+        return None
+    if job.logprob_token_ids:
+        named = enumerate(job.logprob_token_ids, start=1)
+        return TokenLogprobs(-math.log(2), tuple((other, -math.log(2) * place) for place, other in named))
+    return _logprobs(token_id, job.logprobs)
 
 
 def _logprobs(token_id: int, wanted: int) -> TokenLogprobs:

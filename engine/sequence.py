@@ -24,6 +24,7 @@ class TokenSequence:
         "compiled",
         "computed",
         "digests",
+        "ends",
         "in_flight",
         "job",
         "prompt_told",
@@ -47,6 +48,8 @@ class TokenSequence:
         self.job = job
         self.compiled = compiled
         """Its grammar, if it has one."""
+        self.ends = job.stop_token_ids | (frozenset() if job.ignore_eos else job.stop_ids)
+        """The tokens that end it, where it has no grammar."""
         self.arrival = arrival
         """Its place in the order of acceptance."""
         self.turn: int | None = None
@@ -106,8 +109,8 @@ class TokenSequence:
 
     @property
     def must_go_on(self) -> bool:
-        """The next token may not be a stop id."""
-        return self.output_position < self.job.min_tokens and not self.job.ignore_eos
+        """The next token may not be one of `ends`."""
+        return self.output_position < self.job.min_tokens and bool(self.ends)
 
     @property
     def untold(self) -> range:
@@ -142,7 +145,7 @@ class TokenSequence:
         self.in_flight = False
         if self.stops is not None:
             self.stop_hit = self.stops.push(token_id, ends=self.output_position > self.job.min_tokens)
-        if token_id in self.job.stop_ids and not (self.job.ignore_eos and self.job.grammar is None):
+        if token_id in self.ends or (token_id in self.job.stop_ids and self.job.grammar is not None):
             return "stop"
         if self.stop_hit is not None:
             return "stop"

@@ -18,6 +18,7 @@ from server.runs.chat_answer import ChunkStream, completion, telling_of
 from server.runs.chat_messages import read_messages
 from server.runs.chat_request import as_response_request, refuse_wrong
 from server.runs.chunks import failure
+from server.runs.generation_config import with_generation_config
 from server.runs.read import StreamReader
 from server.runs.repeats import Admitted
 from server.services import Services
@@ -41,6 +42,7 @@ def create(services: Services, caller: Caller, request: Request, body: bytes) ->
     """POST /v1/chat/completions"""
     wanted = decode(body, ChatRequest, endpoint="chat")
     take_request_id(request, wanted.request_id)
+    wanted = with_generation_config(wanted, "max_completion_tokens")
     refuse_wrong(wanted)
     given = read_messages(wanted.messages)
     asked = [as_response_request(wanted, choice) for choice in range(wanted.n or 1)]

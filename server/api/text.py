@@ -8,6 +8,7 @@ from server.api.chat import input_called, told
 from server.api.request_id import take_request_id
 from server.api.responses import repeatable
 from server.auth import Caller
+from server.runs.generation_config import with_generation_config
 from server.runs.text_answer import TextStream, telling_of, text_completion
 from server.runs.text_request import as_response_requests, read_prompts, refuse_wrong
 from server.services import Services
@@ -21,6 +22,7 @@ def create(services: Services, caller: Caller, request: Request, body: bytes) ->
     """POST /v1/completions"""
     wanted = decode(body, TextRequest, MOST_TOKENS, endpoint="completions")
     take_request_id(request, wanted.request_id)
+    wanted = with_generation_config(wanted, "max_tokens")
     refuse_wrong(wanted)
     prompts = read_prompts(wanted, services.served, caller.tenant)
     asked = as_response_requests(wanted, prompts)

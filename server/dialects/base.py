@@ -96,6 +96,14 @@ class Prompt:
 
 
 @dataclass(frozen=True, slots=True)
+class ReasoningMarks:
+    """The tokens around a model's reasoning."""
+
+    start: tuple[int, ...]
+    end: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class TextDelta:
     """More of the answer."""
 
@@ -185,6 +193,10 @@ class Dialect(Protocol):
     @property
     def longest_token(self) -> int | None:
         """Characters of a prompt that one token stands for at most; None if there is no such number."""
+
+    @property
+    def reasoning_marks(self) -> ReasoningMarks | None:
+        """None where the model does not reason, or its reasoning ends with no token of its own."""
 
     def write(self, conversation: Conversation) -> Prompt:
         """The conversation as a prompt that ends where the model's answer begins.

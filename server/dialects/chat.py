@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from server.dialects.base import Conversation, Prompt, PromptError
+from server.dialects.base import Conversation, Prompt, PromptError, ReasoningMarks
 from server.dialects.calls import CallFormat
 from server.dialects.constrain import Asked, Thinking, constrain
 from server.dialects.families import find_format
@@ -61,6 +61,7 @@ class ChatDialect:
         self._calls = found(self._markup) if found else None
         form = find_form(self._template.source)
         self._form = form.signed(self._markup) if form else None
+        self._marks = self._find_marks()
         self._shape = find_shape(self._template)
         self._opens_when_asked = self._opened(self._render_thinking())
 
@@ -102,6 +103,18 @@ class ChatDialect:
     @property
     def longest_token(self) -> int | None:
         return self._template.tokens.longest
+
+    @property
+    def reasoning_marks(self) -> ReasoningMarks | None:
+        return self._marks
+
+    def _find_marks(self) -> ReasoningMarks | None:
+        """What ends the reasoning must be one token: texts are spelled in more ways than one."""
+        if self._form is None:
+            return None
+        texts = [self._markup.restore(mark).strip() for mark in (self._form.opens[0], self._form.closes[0])]
+        start, end = (tuple(ids) for ids in self._template.tokens.encode(texts, None, special=False))
+        return ReasoningMarks(start, end) if len(end) == 1 and start else None
 
     def parser(self, prompt: Prompt) -> ChatParser:
         return ChatParser(

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime
 from pathlib import Path
 
-from server.dialects.base import Conversation, Prompt, PromptError, PromptTooLong
+from server.dialects.base import Conversation, Prompt, PromptError, PromptTooLong, ReasoningMarks
 from server.dialects.harmony_encoding import HarmonyEncoding, clean
 from server.dialects.harmony_grammar import make_grammar
 from server.dialects.harmony_parser import HarmonyParser
@@ -90,6 +90,10 @@ class HarmonyDialect:
     @property
     def longest_token(self) -> int | None:
         return self.encoding.longest
+
+    @property
+    def reasoning_marks(self) -> ReasoningMarks:
+        return ReasoningMarks((CHANNEL, *self.encoding.word("analysis"), MESSAGE), (END,))
 
     def parser(self, prompt: Prompt) -> HarmonyParser:
         return HarmonyParser(self.encoding.tokens, prompt)

@@ -8,12 +8,16 @@ from server.dialects.base import Delta, TextDelta
 
 
 class PlainParser:
-    """See `base.Parser`. Control tokens have no text; half characters wait for their rest."""
+    """See `base.Parser`. Control tokens have no text unless they are shown; half characters wait for their
+    rest.
+    """
 
-    def __init__(self, vocabulary: Vocabulary, stop_ids: frozenset[int]) -> None:
+    def __init__(
+        self, vocabulary: Vocabulary, stop_ids: frozenset[int], *, shows_special: bool = False
+    ) -> None:
         self.reasoning_tokens = 0
         self._tokens = vocabulary.tokens
-        self._silent = vocabulary.special | stop_ids
+        self._silent = stop_ids if shows_special else vocabulary.special | stop_ids
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._count = 0
         self._untold: list[int] = []

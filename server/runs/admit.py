@@ -21,9 +21,11 @@ from server.runs.accept import Acceptance, Begun, ConversationChanged, KeyTaken,
 from server.runs.choices import another_choice, context_of, has_prompt_of, seed_of
 from server.runs.condense import prepare_first
 from server.runs.context import Context
+from server.runs.engine_refusals import refusal
+from server.runs.generation_config import with_generation_config
 from server.runs.history import HistoryReads, TenantReads
 from server.runs.listing import list_tools
-from server.runs.prepare import Served, check, prepare, refusal
+from server.runs.prepare import Served, check, prepare
 from server.runs.prompts import read_request
 from server.runs.recorder import Recorder
 from server.runs.repeats import Admitted, Repeatable, sent_before
@@ -130,6 +132,7 @@ class Admission:
             return before
         if self._disk.shortage() is not None:
             raise StorageFull
+        requests = [with_generation_config(request, "max_output_tokens") for request in requests]
         for request in requests:
             refuse_unsupported(request)
             if request.model not in self._served.names:

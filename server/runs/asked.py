@@ -57,11 +57,18 @@ def shared(request: Asked, place: int, prompt_logprobs: int | None) -> dict[str,
         "frequency_penalty": request.frequency_penalty,
         "repetition_penalty": request.repetition_penalty,
         "logit_bias": request.logit_bias,
-        "seed": None if request.seed is None else (request.seed + place) % 2**63,
+        "seed": None if request.seed is None else _seed_at(request.seed, place),
         "stop": request.stop,
         "include_stop_str_in_output": request.include_stop_str_in_output,
         "ignore_eos": request.ignore_eos,
         "min_tokens": request.min_tokens,
+        "stop_token_ids": request.stop_token_ids,
+        "allowed_token_ids": request.allowed_token_ids,
+        "bad_words": request.bad_words,
+        "logprob_token_ids": request.logprob_token_ids,
+        "return_tokens_as_token_ids": request.return_tokens_as_token_ids,
+        "thinking_token_budget": request.thinking_token_budget,
+        "skip_special_tokens": request.skip_special_tokens,
         "priority": request.priority,
         "cache_salt": request.cache_salt,
         "user": request.user,
@@ -71,6 +78,11 @@ def shared(request: Asked, place: int, prompt_logprobs: int | None) -> dict[str,
         "prompt_logprobs": prompt_logprobs if tells_prompt else None,
         "enable_response_messages": True if request.return_token_ids or tells_prompt else None,
     }
+
+
+def _seed_at(seed: int, place: int) -> int:
+    """The seed of a choice: the next one of 64 bits for each place, behind the largest the smallest."""
+    return (seed + place + 2**63) % 2**64 - 2**63
 
 
 def tells_usage(request: Asked) -> bool:

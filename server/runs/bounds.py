@@ -15,6 +15,8 @@ from server.dialects.toolbox import spoken_name
 from server.errors import InvalidRequest
 from server.wire.items import CustomToolCallOutput, FunctionCallOutput, Item, Message, plain_text
 
+COUNTED = 4
+"""Times as many tokens as the model can read are counted; what has more is refused."""
 MAX_FUNCTIONS = 512
 """Functions and custom tools of a request, those in namespaces and of MCP servers included."""
 MAX_TOOL_CHARACTERS = 131_072

@@ -122,7 +122,14 @@ def _choice(telling: Telling, index: int, final: dict[str, Any]) -> Choice:
         tool_calls=calls or UNSET,
     )
     token_ids = tokens_told(final, "output_messages") if telling.token_ids else UNSET
-    return Choice(index, message, finish_reason(telling, final), _logprobs(logprobs), token_ids)
+    return Choice(
+        index,
+        message,
+        finish_reason(telling, final),
+        final.get("stop_reason"),
+        _logprobs(logprobs),
+        token_ids,
+    )
 
 
 def _whole_call(item: dict[str, Any]) -> ToolCall:
@@ -178,9 +185,10 @@ class ChunkStream:
         """A chunk of one choice, with the tokens that have come since its last one."""
         prompt, came = state.tokens.told()
         usage = state.tokens.usage if self._telling.usage_so_far else None
+        stop = state.final.get("stop_reason") if state.final is not None else UNSET
         if not self._telling.token_ids:
-            return self._frame([ChunkChoice(index, delta, finish, logprobs)], usage)
-        return self._frame([ChunkChoice(index, delta, finish, logprobs, came)], usage, prompt)
+            return self._frame([ChunkChoice(index, delta, finish, logprobs, UNSET, stop)], usage)
+        return self._frame([ChunkChoice(index, delta, finish, logprobs, came, stop)], usage, prompt)
 
     def end(self) -> list[bytes]:
         if not self._telling.usage:

@@ -60,6 +60,8 @@ def as_response_request(request: ChatRequest, choice: int) -> ChoiceRequest:
         continue_final_message=request.continue_final_message,
         safety_identifier=request.safety_identifier,
         prompt_cache_key=request.prompt_cache_key,
+        truncate_prompt_tokens=request.truncate_prompt_tokens,
+        truncation_side=request.truncation_side,
     )
 
 

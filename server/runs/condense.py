@@ -14,8 +14,8 @@ from uuid import UUID
 import msgspec
 
 from server.errors import InvalidRequest
+from server.runs.bounds import COUNTED
 from server.runs.context import TRIGGER
-from server.runs.count import COUNTED
 from server.runs.hosted import approved
 from server.runs.kept import kept_messages, newest_results, pending_calls
 from server.runs.opened import opened
@@ -146,4 +146,7 @@ def first_reading(
     allowing = items if prepared.generates else ()
     reading = served.reading(tenant, request, prepared.prompt, allowing)
     reading = replace(reading, condensing=prepared.condensing)
-    return replace(reading, stops=(), vocabulary=None) if prepared.sums_up else reading
+    if not prepared.sums_up:
+        return reading
+    none: frozenset[int] = frozenset()
+    return replace(reading, stops=(), stop_token_ids=none, silent_stop_ids=none, vocabulary=None)

@@ -5,6 +5,7 @@ from functools import partial
 from server.auth import Caller
 from server.errors import UnknownModel
 from server.runs import context
+from server.runs.bounds import COUNTED
 from server.runs.echo import make_echo
 from server.runs.history import HistoryReads, TenantReads
 from server.runs.listing import list_tools
@@ -15,9 +16,6 @@ from server.store.database import Connection, Database
 from server.tools.mcp import McpServers
 from server.wire.ids import new_uuid
 from server.wire.request import CreateResponse
-
-COUNTED = 4
-"""Times as many tokens as the model can read are counted; what has more is refused."""
 
 
 def count_input(

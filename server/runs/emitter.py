@@ -23,6 +23,7 @@ from server.dialects.base import (
     TextDelta,
 )
 from server.runs.assemble import assemble
+from server.runs.end_facts import EndFacts
 from server.runs.hosted import DueCall, Hosted, Outcome
 from server.runs.hosted_events import HostedEvents
 from server.runs.raw_messages import RawMessages
@@ -237,13 +238,15 @@ class Emitter:
                 if done.output_index in self._hosted.pending:
                     self._hosted.pending.remove(done.output_index)
 
-    def end(self, ending: Ending, raw: RawMessages | None = None) -> tuple[list[Event], Response]:
+    def end(
+        self, ending: Ending, raw: RawMessages | None = None, facts: EndFacts | None = None
+    ) -> tuple[list[Event], Response]:
         """Closes what is open, then the terminal event; also the final response that it carries.
 
         A completed response always has a message or a call, an empty message if the model said nothing,
         unless it was not asked for a token. A
         cancelled one ends with `response.incomplete` whose status says so: OpenAI's SDKs know no other event
-        for it. `raw` is told with it.
+        for it. `raw` and `facts` are told with it.
         """
         completed = ending.status == "completed"
         events = self._close(self._status_when_cut_off if completed else "incomplete")
@@ -256,6 +259,8 @@ class Emitter:
         final = assemble(self._response, self._created_at, self._echo, ending.status, self.output, ending)
         if raw is not None:
             final = raw.told_with(final)
+        if facts is not None:
+            final = facts.told_with(final)
         terminal = _TERMINAL[ending.status]
         events.append(wire.whole(terminal(self._number(), final)))
         return events, final

@@ -15,8 +15,10 @@ LEAST = -9999.0
 class TokenLogprobs:
     """By a token's place in the output."""
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
+    def __init__(self, vocabulary: Vocabulary, *, names_ids: bool = False) -> None:
+        """With `names_ids` a token is called `token_id:` and its id, as in vLLM; its bytes stay its own."""
         self._vocabulary = vocabulary
+        self._names_ids = names_ids
         self._waiting: dict[int, Logprob] = {}
         self._remembered: deque[Logprob] = deque()
 
@@ -49,4 +51,10 @@ class TokenLogprobs:
 
     def _spelled(self, token_id: int) -> tuple[str, list[int]]:
         spelled = self._vocabulary.tokens[token_id]
-        return spelled.decode(errors="replace"), list(spelled)
+        name = name_of(token_id) if self._names_ids else spelled.decode(errors="replace")
+        return name, list(spelled)
+
+
+def name_of(token_id: int) -> str:
+    """A token in place of its text, for clients that cannot tell tokens by their texts."""
+    return f"token_id:{token_id}"

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from functools import partial
 from uuid import UUID
 
-from engine.messages import Engine, Job, JobRefused, Sampling
+from engine.messages import Engine, Job, JobRefused
 from engine.vocabulary import Vocabulary
 from server.dialects.base import (
     Conversation,
@@ -25,19 +25,21 @@ from server.dialects.base import (
     ToolChoice,
 )
 from server.dialects.plain import PlainParser
-from server.errors import ApiError, InvalidRequest, Overloaded, TooManyRequests
+from server.errors import InvalidRequest
 from server.runs.approvals import tagged
-from server.runs.bounds import characters_of, refuse_unbounded, too_long, too_long_to_count
+from server.runs.bounds import COUNTED, characters_of, refuse_unbounded, too_long, too_long_to_count
 from server.runs.echo import make_echo
+from server.runs.engine_refusals import refusal
 from server.runs.hosted import hosted_of
 from server.runs.opened import opened
 from server.runs.raw_messages import RawMessages
 from server.runs.reading import Condensing, Reading, WithoutReasoning
 from server.runs.reading_turn import ReadingTurns
 from server.runs.request_cost import logprobs_limit
+from server.runs.sampling import make_sampling, thinking_budget, token_ids
 from server.runs.sealing import Seal
 from server.runs.structured import given_grammar
-from server.runs.truncation import write_within
+from server.runs.truncation import cut_tokens, write_within
 from server.wire import tools as wire
 from server.wire.asked import ChoiceRequest
 from server.wire.ids import seconds_of
@@ -46,8 +48,6 @@ from server.wire.request import CreateResponse
 from server.wire.response import Echo
 from server.wire.text import PlainRequest
 
-SMALLEST_TOP_P = 1e-6
-"""What top_p 0 means: the likeliest token alone."""
 LOGPROBS = "message.output_text.logprobs"
 """The value of `include` that asks for them."""
 SEALED_REASONING = "reasoning.encrypted_content"
@@ -79,10 +79,17 @@ class Served:
         self, tenant: str, request: CreateResponse, prompt: Prompt, items: Sequence[Item] = ()
     ) -> Reading:
         """How the tokens of an answer are read. The items may allow calls that come before it."""
+        listed = frozenset(request.stop_token_ids or ())
+        shown = bool(request.include_stop_str_in_output)
         return Reading(
             self._parser(request, prompt),
             stops=stop_strings(request),
-            tells_stop=bool(request.include_stop_str_in_output),
+            tells_stop=shown,
+            stop_token_ids=listed,
+            silent_stop_ids=frozenset() if shown else listed - prompt.stop_ids,
+            tells_stop_reason=isinstance(request, ChoiceRequest),
+            ranked=_is_ranked(request),
+            names_ids=bool(request.return_tokens_as_token_ids),
             vocabulary=self.vocabulary if wants_logprobs(request) else None,
             raw=self._raw_messages(request, prompt),
             tokens_of=prompt.token_ids
@@ -96,7 +103,9 @@ class Served:
 
     def _parser(self, request: CreateResponse, prompt: Prompt) -> Parser:
         if isinstance(request, PlainRequest) and self.vocabulary is not None:
-            return PlainParser(self.vocabulary, prompt.stop_ids)
+            shows_special = request.skip_special_tokens is False
+            ends = frozenset() if shows_special and request.ignore_eos else prompt.stop_ids
+            return PlainParser(self.vocabulary, ends, shows_special=shows_special)
         parser = self.dialect.parser(prompt)
         # A chat completion is a view of a response that has its reasoning.
         hidden = request.include_reasoning is False and not isinstance(request, ChoiceRequest)
@@ -202,10 +211,15 @@ def write_prompt(
     if isinstance(request, PlainRequest):
         stops = served.engine.capabilities.stop_ids
         return Prompt(token_ids=request.token_ids, stop_ids=stops, grammar=given)
-    limit = context - 1 if room is None else room
+    limit, truncates = context - 1 if room is None else room, request.truncation == "auto"
+    if request.truncate_prompt_tokens is not None and not truncates:
+        limit = max(limit, COUNTED * context)
     try:
         with served.reading_turns.hold(tenant, characters_of(conversation)):
-            return write_within(served.dialect, conversation, limit, truncates=request.truncation == "auto")
+            prompt = write_within(served.dialect, conversation, limit, truncates=truncates)
+        most, side = request.truncate_prompt_tokens, request.truncation_side
+        kept = cut_tokens(prompt.token_ids, most, side, context=context, asked=request.max_output_tokens)
+        return replace(prompt, token_ids=kept)
     except PromptError as error:
         raise InvalidRequest(str(error), param=error.param) from error
     except PromptTooLong as error:
@@ -298,53 +312,36 @@ def _make_job(
     prompt: Prompt,
     echo: Echo,
 ) -> Job:
-    room = served.engine.capabilities.context_length - len(prompt.token_ids)
+    model = served.engine.capabilities
+    room = model.context_length - len(prompt.token_ids)
     # A tokenizer may have end tokens that the model has no logit for.
-    stops = frozenset(token for token in prompt.stop_ids if token < served.engine.capabilities.vocab_size)
-    logprobs = request.top_logprobs or 0 if wants_logprobs(request) else None
+    stops = frozenset(token for token in prompt.stop_ids if token < model.vocab_size)
+    logprobs = request.top_logprobs or 0 if wants_logprobs(request) or _is_ranked(request) else None
+    named = token_ids(request, "logprob_token_ids", model)
     return Job(
         job_id=response.hex,
         prompt=prompt.token_ids,
-        max_tokens=min(echo.max_output_tokens or room, room, logprobs_limit(logprobs)),
-        sampling=_sampling(served, request, echo, seed),
+        max_tokens=min(
+            echo.max_output_tokens or model.max_new_tokens or room,
+            room,
+            logprobs_limit(logprobs, named),
+        ),
+        sampling=make_sampling(model, served.dialect, request, echo, seed),
         stop_ids=stops,
+        stop_token_ids=frozenset(token_ids(request, "stop_token_ids", model)),
         stop_strings=stop_strings(request),
         min_tokens=request.min_tokens or 0,
         ignore_eos=bool(request.ignore_eos),
         grammar=given_grammar(request) or prompt.grammar,
         logprobs=logprobs,
+        logprob_token_ids=named,
+        thinking_budget=thinking_budget(request, served.dialect, prompt.token_ids),
         prompt_logprobs=prompt_logprobs(request),
         cache_salt=f"{tenant}\0{request.cache_salt}" if request.cache_salt else tenant,
         share=tenant,
         priority=request.priority or 0,
         adapter=request.model if request.model != served.name else "",
     )
-
-
-def _sampling(served: Served, request: CreateResponse, echo: Echo, seed: int) -> Sampling:
-    model = served.engine.capabilities
-    return Sampling(
-        seed=seed,
-        temperature=echo.temperature,
-        top_p=max(echo.top_p, SMALLEST_TOP_P),
-        top_k=max(request.top_k, 0) if request.top_k is not None else model.top_k,
-        min_p=request.min_p if request.min_p is not None else model.min_p,
-        repetition_penalty=request.repetition_penalty
-        if request.repetition_penalty is not None
-        else model.repetition_penalty,
-        presence_penalty=echo.presence_penalty,
-        frequency_penalty=echo.frequency_penalty,
-        logit_bias=_biases(request.logit_bias or {}),
-    )
-
-
-def _biases(given: dict[str, float]) -> tuple[tuple[int, float], ...]:
-    wrong = [token for token in given if not (token.isascii() and token.isdecimal())]
-    if wrong:
-        raise InvalidRequest(
-            f"logit_bias maps token ids to numbers; {wrong[0][:50]!r} is no token id.", param="logit_bias"
-        )
-    return tuple(sorted((int(token), bias) for token, bias in given.items()))
 
 
 def stop_strings(request: CreateResponse) -> tuple[str, ...]:
@@ -355,6 +352,10 @@ def stop_strings(request: CreateResponse) -> tuple[str, ...]:
 
 def wants_logprobs(request: CreateResponse) -> bool:
     return bool(request.top_logprobs) or LOGPROBS in (request.include or ())
+
+
+def _is_ranked(request: CreateResponse) -> bool:
+    return isinstance(request, ChoiceRequest) and request.ranked
 
 
 def check(engine: Engine, prepared: Prepared, request: CreateResponse) -> None:
@@ -370,30 +371,3 @@ def check(engine: Engine, prepared: Prepared, request: CreateResponse) -> None:
 def prompt_logprobs(request: CreateResponse) -> int | None:
     """Of how many of the likeliest tokens at each place of the prompt is to be told, if at all."""
     return request.prompt_logprobs if isinstance(request, ChoiceRequest) else None
-
-
-def refusal(refused: JobRefused, request: CreateResponse) -> ApiError:
-    """The engine's refusal as the caller is told it."""
-    match refused.reason:
-        case "too_long":
-            return InvalidRequest(str(refused), param="input", code="context_length_exceeded")
-        case "overloaded":
-            return Overloaded("The server has more requests than it can take; try again later.")
-        case "share_full":
-            return TooManyRequests("You have as many requests here as one may have; try again later.")
-        case "closed":
-            return Overloaded("The engine does not take requests at the moment.")
-        case "bad_grammar":
-            return _bad_grammar(str(refused), request)
-        case "bad_stop":
-            return InvalidRequest(str(refused), param="stop")
-        case _:
-            return InvalidRequest(str(refused))
-
-
-def _bad_grammar(message: str, request: CreateResponse) -> InvalidRequest:
-    if request.structured_outputs:
-        return InvalidRequest(message, param="structured_outputs", code="invalid_value")
-    if request.text and request.text.format and request.text.format.type == "json_schema":
-        return InvalidRequest(message, param="text.format", code="invalid_json_schema")
-    return InvalidRequest(message, param="tools", code="invalid_function_parameters")

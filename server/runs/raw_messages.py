@@ -16,7 +16,7 @@ from server.runs.logprobs import LEAST
 from server.wire.response import PromptLogprob, PromptLogprobs, RawMessage, Response
 from server.wire.typed import decode_as
 
-ONLY_TOLD = ("input_messages", "output_messages", "prompt_logprobs")
+ONLY_TOLD = ("input_messages", "output_messages", "prompt_logprobs", "stop_reason", "cumulative_logprob")
 """The fields of a response that are kept in its last event."""
 
 
@@ -80,6 +80,7 @@ class _Told(msgspec.Struct):
     input_messages: list[RawMessage] | msgspec.UnsetType = msgspec.UNSET
     output_messages: list[RawMessage] | msgspec.UnsetType = msgspec.UNSET
     prompt_logprobs: list[PromptLogprobs | None] | msgspec.UnsetType = msgspec.UNSET
+    stop_reason: str | int | msgspec.UnsetType | None = msgspec.UNSET
 
 
 class _Last(msgspec.Struct):
@@ -93,6 +94,11 @@ def asks_for_raw_messages(asked: str | None) -> bool:
     return bool(decode_as(asked, _Asked).enable_response_messages)
 
 
+def asks_for_stops(asked: str | None) -> bool:
+    """Whether a stored completion may have ended at a stop of its request, which its last event says."""
+    return asked is not None and ('"stop":' in asked or '"stop_token_ids":' in asked)
+
+
 def told_again(response: Response, last_event: str) -> Response:
     """A response that has ended, with what its last event alone has kept."""
     told = decode_as(last_event, _Last).response
@@ -101,4 +107,5 @@ def told_again(response: Response, last_event: str) -> Response:
         input_messages=told.input_messages,
         output_messages=told.output_messages,
         prompt_logprobs=told.prompt_logprobs,
+        stop_reason=told.stop_reason,
     )

@@ -29,8 +29,18 @@ class Reading:
     stops: Sequence[str] = ()
     tells_stop: bool = False
     """The stop string that ends the answer is a part of it."""
+    stop_token_ids: frozenset[int] = frozenset()
+    """Tokens of the request's that end the answer."""
+    silent_stop_ids: frozenset[int] = frozenset()
+    """Those of them that the parser does not know, and that are no part of the answer."""
+    tells_stop_reason: bool = False
+    """The final response says which stop string or token has ended it."""
+    ranked: bool = False
+    """It says how likely the whole answer was."""
     vocabulary: Vocabulary | None = None
     """There if each token's probability is to be told."""
+    names_ids: bool = False
+    """Those tokens are named by their ids."""
     raw: RawMessages | None = None
     """There if what the model was given and gave is to be told as tokens."""
     tokens_of: Sequence[int] | None = None

@@ -85,7 +85,7 @@ def replay(
         events = run.read_again(Log(turn.token_ids, 0, turn.told, progress.first_token_at))
         said += events
         again = turn.summed_up or run.calling or turn.called
-        if again or (run.calls_due and turn.token_ids[-1] in job.stop_ids):
+        if again or (run.calls_due and turn.token_ids[-1] in job.stop_ids | job.stop_token_ids):
             _call_again(run, turn, len(job.prompt), at)
     run.go_on_at(progress.next_seq)
     return said, None if run.waits_for_calls else job_after(job, logged[-1].token_ids)

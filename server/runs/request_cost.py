@@ -28,9 +28,12 @@ def refuse_urgent(caller: Caller, request: CreateResponse) -> None:
         )
 
 
-def logprobs_limit(top_logprobs: int | None) -> int:
-    """The most tokens that one response may be told with so many log probabilities each; None is without."""
-    return 2**31 if top_logprobs is None else MAX_LOGPROBS // max(1, top_logprobs)
+def logprobs_limit(top_logprobs: int | None, named: Sequence[int] = ()) -> int:
+    """The most tokens that one response may be told with so many log probabilities each; None is without.
+
+    Or with those of the `named` tokens.
+    """
+    return 2**31 if top_logprobs is None else MAX_LOGPROBS // max(1, top_logprobs, len(named))
 
 
 def share_logprobs(job: Job, request: CreateResponse, choices: int) -> Job:
@@ -40,12 +43,13 @@ def share_logprobs(job: Job, request: CreateResponse, choices: int) -> Job:
     """
     if job.logprobs is None:
         return job
-    most = max(1, logprobs_limit(job.logprobs) // choices)
+    most = max(1, logprobs_limit(job.logprobs, job.logprob_token_ids) // choices)
     if job.max_tokens <= most:
         return job
     if request.max_output_tokens is not None and request.max_output_tokens > most:
         raise InvalidRequest(
-            f"{choices} choices of {request.max_output_tokens} tokens with {max(1, job.logprobs)} log "
+            f"{choices} choices of {request.max_output_tokens} tokens with "
+            f"{max(1, job.logprobs, len(job.logprob_token_ids))} log "
             f"probabilities each are more than {MAX_LOGPROBS}: ask for fewer of them, or for at most {most} "
             "tokens.",
             param="top_logprobs",

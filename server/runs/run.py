@@ -14,6 +14,7 @@ from engine.messages import TokenLogprobs as EngineLogprobs
 from engine.messages import Usage as EngineUsage
 from server.dialects.base import CallDelta, Delta, ReasoningDelta, TextDelta
 from server.runs.emitter import Emitter
+from server.runs.end_facts import EndFacts
 from server.runs.hosted import Errand, Outcome
 from server.runs.logprobs import TokenLogprobs
 from server.runs.raw_messages import RawMessages
@@ -83,7 +84,10 @@ class Run:
         self._stops = StopFilter(reading.stops, told=reading.tells_stop)
         self._stopped_kind: type[TextDelta | ReasoningDelta | CallDelta] = TextDelta
         """What the text is a part of that the filter holds back."""
-        self._logprobs = TokenLogprobs(reading.vocabulary) if reading.vocabulary else None
+        self._end_facts = EndFacts(reading)
+        self._logprobs = None
+        if reading.vocabulary is not None:
+            self._logprobs = TokenLogprobs(reading.vocabulary, names_ids=reading.names_ids)
         self._prompt_tokens = prompt_tokens
         if reading.raw is not None:
             self._raw = reading.raw.behind(self._raw)
@@ -193,7 +197,7 @@ class Run:
         if self._raw is not None:
             self._raw.take(token_ids)
         told = [] if self._tokens_of is None else [self._emitter.tokens("output", token_ids)]
-        return told + self._emit(self._parser.feed(token_ids))
+        return told + self._emit(self._parser.feed(self._end_facts.take(token_ids, logprobs)))
 
     def prompt_logprobs(self, logprobs: Sequence[EngineLogprobs]) -> list[Event]:
         """Takes note of those of the prompt's next tokens; they are told with the end."""
@@ -217,6 +221,8 @@ class Run:
                 status, why = "incomplete", "max_output_tokens"
             case "cancelled":
                 status, why = "cancelled", None
+        if reason == "stop":
+            self._end_facts.stop(stop_hit)
         rest = self._emit(self._parser.close()) + self._release(stop_hit)
         if self.sums_up and status != "cancelled":
             return self._end_summary(usage, at)
@@ -356,7 +362,7 @@ class Run:
             error_message=error_message,
             incomplete_reason=incomplete_reason,
         )
-        events, self.final = self._emitter.end(self.ending, self._raw)
+        events, self.final = self._emitter.end(self.ending, self._raw, self._end_facts)
         return events
 
     def _emit(self, deltas: Sequence[Delta]) -> list[Event]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from server.dialects.base import Prompt
-from server.runs.count import COUNTED
+from server.runs.bounds import COUNTED
 from server.runs.prepare import Served, write_prompt
 from server.runs.transcript import cut
 from server.wire.items import InputText, Message

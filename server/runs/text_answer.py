@@ -11,7 +11,8 @@ from msgspec import UNSET
 
 from server.runs.asked import tells_usage, tells_usage_so_far
 from server.runs.chunks import TokensSoFar, data_frame, error_frame, event_of, tokens_told, total_usage
-from server.runs.text_request import Given
+from server.runs.logprobs import name_of
+from server.runs.text_request import Given, drawn
 from server.wire import ids
 from server.wire.asked import Usage
 from server.wire.text import LegacyLogprobs, TextChoice, TextCompletion, TextFinish, TextRequest
@@ -28,7 +29,11 @@ class TextTelling:
     heads: Sequence[str]
     """The first token of each."""
     answers: int
-    """To each of the prompts."""
+    """To each of the prompts that are told."""
+    drawn: int
+    """To each of them that were generated: the likeliest are told, or all."""
+    names_ids: bool = False
+    """Tokens are named by their ids."""
     echo: bool = False
     silent: bool = False
     """No token of an answer was asked for."""
@@ -52,6 +57,8 @@ def telling_of(request: TextRequest, prompts: Sequence[Given], first: UUID) -> T
         prompts=[prompt.text for prompt in prompts],
         heads=[prompt.head for prompt in prompts],
         answers=request.n or 1,
+        drawn=drawn(request),
+        names_ids=bool(request.return_tokens_as_token_ids),
         echo=bool(request.echo),
         silent=request.max_tokens == 0,
         logprobs=request.logprobs is not None,
@@ -64,29 +71,36 @@ def telling_of(request: TextRequest, prompts: Sequence[Given], first: UUID) -> T
 
 def text_completion(telling: TextTelling, finals: Sequence[dict[str, Any]]) -> TextCompletion:
     """The completion whose answers are these final responses."""
-    groups = [finals[at : at + telling.answers] for at in range(0, len(finals), telling.answers)]
+    groups = [finals[at : at + telling.drawn] for at in range(0, len(finals), telling.drawn)]
+    told = [(final, group[0]) for group in groups for final in _best(group, telling.answers)]
     return TextCompletion(
         id=telling.id,
         created=telling.created,
         model=telling.model,
-        choices=[_choice(telling, index, final, finals) for index, final in enumerate(finals)],
+        choices=[_choice(telling, index, final, first) for index, (final, first) in enumerate(told)],
         usage=_sum(total_usage(group) for group in groups),
     )
 
 
-def _choice(
-    telling: TextTelling, index: int, final: dict[str, Any], finals: Sequence[dict[str, Any]]
-) -> TextChoice:
-    first = finals[index - index % telling.answers]
+def _best(group: Sequence[dict[str, Any]], count: int) -> Sequence[dict[str, Any]]:
+    """The likeliest of the answers to one prompt, as they came where all are told."""
+    if len(group) == count:
+        return group
+    return sorted(group, key=lambda final: -final["cumulative_logprob"])[:count]
+
+
+def _choice(telling: TextTelling, index: int, final: dict[str, Any], first: Mapping[str, Any]) -> TextChoice:
+    """`first` is the first answer that was generated to the prompt, which tells of the prompt."""
     parts = [part for item in final["output"] for part in item["content"]]
     logprobs = [one for part in parts for one in part.get("logprobs", [])]
     head = telling.heads[index // telling.answers]
-    told = _of_prompt(first, head) if telling.echo and telling.logprobs else []
+    told = _of_prompt(first, head, telling) if telling.echo and telling.logprobs else []
     return TextChoice(
         index=index,
         text=telling.begins_with(index) + "".join(part["text"] for part in parts),
         logprobs=legacy([*told, *map(_of_answer, logprobs)], 0) if telling.logprobs else None,
         finish_reason=_finish(telling, final),
+        stop_reason=final.get("stop_reason"),
         token_ids=tokens_told(final, "output_messages") if telling.token_ids else UNSET,
         prompt_token_ids=tokens_told(final, "input_messages") if telling.token_ids else UNSET,
         prompt_logprobs=first["prompt_logprobs"] if telling.prompt_logprobs else UNSET,
@@ -97,38 +111,40 @@ def _finish(telling: TextTelling, final: Mapping[str, Any]) -> TextFinish:
     return "length" if telling.silent or final["status"] == "incomplete" else "stop"
 
 
-_Told = tuple[str, float | None, dict[str, float] | None]
-"""A token, its logprob, and those of the likeliest and of itself."""
+_Told = tuple[str, float | None, dict[str, float] | None, int]
+"""A token, its logprob, those of the likeliest and of itself, and how many characters it has."""
 
 
 def _of_answer(told: Mapping[str, Any]) -> _Told:
     likely = {one["token"]: one["logprob"] for one in told["top_logprobs"]}
-    return told["token"], told["logprob"], {**likely, told["token"]: told["logprob"]}
+    length = len(bytes(told["bytes"]).decode(errors="replace"))
+    return told["token"], told["logprob"], {**likely, told["token"]: told["logprob"]}, length
 
 
-def _of_prompt(final: Mapping[str, Any], head: str) -> Iterable[_Told]:
+def _of_prompt(final: Mapping[str, Any], head: str, telling: TextTelling) -> Iterable[_Told]:
     """The prompt's tokens; how likely the first of them was is not known."""
     message = final["input_messages"][0]
     for token, likely in zip(message["tokens"], final["prompt_logprobs"], strict=True):
         if likely is None:
-            yield head, None, None
-        else:
-            own = likely[str(token)]
-            yield (
-                own["decoded_token"],
-                own["logprob"],
-                {one["decoded_token"]: one["logprob"] for one in likely.values()},
-            )
+            yield name_of(token) if telling.names_ids else head, None, None, len(head)
+            continue
+        own = likely[str(token)]
+        names = {
+            other: name_of(int(other)) if telling.names_ids else one["decoded_token"]
+            for other, one in likely.items()
+        }
+        told = {names[other]: one["logprob"] for other, one in likely.items()}
+        yield names[str(token)], own["logprob"], told, len(own["decoded_token"])
 
 
 def legacy(told: Sequence[_Told], offset: int) -> LegacyLogprobs:
     """In the legacy API's shape, for a text whose first token is at that offset."""
-    tokens = [token for token, _, _ in told]
+    lengths = [length for _, _, _, length in told]
     return LegacyLogprobs(
-        list(accumulate(map(len, tokens[:-1]), initial=offset)) if tokens else [],
-        [logprob for _, logprob, _ in told],
-        tokens,
-        [likely for _, _, likely in told],
+        list(accumulate(lengths[:-1], initial=offset)) if told else [],
+        [logprob for _, logprob, _, _ in told],
+        [token for token, _, _, _ in told],
+        [likely for _, _, likely, _ in told],
     )
 
 
@@ -181,7 +197,8 @@ class TextStream:
                 return self._told(state, index, event["delta"], event["logprobs"])
             case "response.completed" | "response.incomplete":
                 state.final = event["response"]
-                return self._told(state, index, "", finish=_finish(self._telling, event["response"]))
+                finish = _finish(self._telling, event["response"])
+                return self._told(state, index, "", finish=finish, stop=event["response"].get("stop_reason"))
         return None
 
     def _told(
@@ -191,6 +208,7 @@ class TextStream:
         text: str,
         logprobs: Sequence[dict[str, Any]] = (),
         finish: TextFinish | None = None,
+        stop: str | int | msgspec.UnsetType | None = UNSET,
     ) -> bytes:
         telling = self._telling
         prompt, came = state.tokens.told()
@@ -201,6 +219,7 @@ class TextStream:
             if telling.logprobs and logprobs
             else None,
             finish_reason=finish,
+            stop_reason=stop,
             token_ids=came if telling.token_ids else UNSET,
             prompt_token_ids=prompt if telling.token_ids else UNSET,
         )

@@ -9,11 +9,11 @@ from engine.vocabulary import Vocabulary
 from server.dialects.enforceable import enforceable
 from server.errors import InvalidRequest
 from server.runs.asked import refuse_unsupported, shared, unsupported
-from server.runs.bounds import too_long
-from server.runs.count import COUNTED
+from server.runs.bounds import COUNTED, too_long
 from server.runs.prepare import LOGPROBS, Served
 from server.runs.structured import grammar_of_format, with_modern_names
 from server.runs.tokenize import encode_text
+from server.runs.truncation import cut_tokens
 from server.wire.text import DEFAULT_TOKENS, MAX_TEXTS, PlainRequest, TextRequest
 
 
@@ -30,8 +30,10 @@ class Given:
 def refuse_wrong(request: TextRequest) -> None:
     """Raises InvalidRequest with the first parameter that cannot be honoured."""
     refuse_unsupported(request)
-    if request.best_of not in (None, request.n or 1):
-        raise unsupported("best_of", "No answers are made that nobody is shown; ask for n and choose.")
+    if request.best_of is not None and request.best_of < (request.n or 1):
+        raise InvalidRequest("best_of must be at least n: the best n are told.", param="best_of")
+    if request.stream and drawn(request) > (request.n or 1):
+        raise unsupported("best_of", "The best answers are known when all have ended: set stream to false.")
     if request.stream and request.echo and request.logprobs is not None:
         raise unsupported(
             "echo", "A prompt's logprobs are told with the whole answer: leave echo, logprobs or stream out."
@@ -45,9 +47,14 @@ def read_prompts(request: TextRequest, served: Served, tenant: str) -> list[Give
     vocabulary = served.vocabulary
     if vocabulary is None:
         raise InvalidRequest("What this model's tokens spell is not known here, so that it cannot read text.")
-    if _count(request.prompt) * (request.n or 1) > MAX_TEXTS:
+    if _count(request.prompt) * drawn(request) > MAX_TEXTS:
         raise InvalidRequest(f"One request may have {MAX_TEXTS} answers in all.", param="prompt")
     return [_read(one, path, request, served, tenant, vocabulary) for path, one in _each(request.prompt)]
+
+
+def drawn(request: TextRequest) -> int:
+    """The answers that are generated to each prompt, of which the best are told."""
+    return max(request.best_of or 1, request.n or 1)
 
 
 def _count(given: str | list[Any]) -> int:
@@ -85,8 +92,8 @@ def _read(
         check_tokens(given, path, vocabulary)
         tokens = tuple(given)
     if (most := request.truncate_prompt_tokens) is not None:
-        kept = context - 1 if most == -1 else most
-        tokens = tokens[-kept:] if kept else ()
+        asked = DEFAULT_TOKENS if request.max_tokens is None else request.max_tokens
+        tokens = cut_tokens(tokens, most, request.truncation_side, context=context, asked=asked)
         given = list(tokens)
     if not tokens:
         raise InvalidRequest("The prompt is empty.", param=path)
@@ -108,7 +115,7 @@ def spelled(token_ids: Sequence[int], vocabulary: Vocabulary) -> str:
 
 def as_response_requests(request: TextRequest, prompts: Sequence[Given]) -> list[PlainRequest]:
     """A request for each answer, those to one prompt beside each other."""
-    return [_answer_to(prompt, request, place) for prompt in prompts for place in range(request.n or 1)]
+    return [_answer_to(prompt, request, place) for prompt in prompts for place in range(drawn(request))]
 
 
 def _answer_to(prompt: Given, request: TextRequest, place: int) -> PlainRequest:
@@ -124,6 +131,7 @@ def _answer_to(prompt: Given, request: TextRequest, place: int) -> PlainRequest:
         top_logprobs=request.logprobs,
         include=[LOGPROBS] if request.logprobs is not None else None,
         structured_outputs=_grammar(request),
+        ranked=drawn(request) > (request.n or 1),
     )
 
 

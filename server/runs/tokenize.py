@@ -7,10 +7,9 @@ from engine.vocabulary import Vocabulary
 from server.dialects.base import PromptError, PromptTooLong
 from server.errors import InvalidRequest, UnknownModel
 from server.runs.asked import unsupported
-from server.runs.bounds import too_long, too_long_to_count
+from server.runs.bounds import COUNTED, too_long, too_long_to_count
 from server.runs.chat_messages import read_messages
 from server.runs.chat_request import as_response_request, refuse_wrong
-from server.runs.count import COUNTED
 from server.runs.prepare import Served, write_prompt
 from server.wire.chat import ChatRequest
 from server.wire.items import Item

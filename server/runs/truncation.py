@@ -8,9 +8,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from server.dialects.base import Conversation, Dialect, Prompt, PromptTooLong
+from server.errors import InvalidRequest
 from server.runs.bounds import characters_of, text_size
 from server.runs.hosted import as_read
 from server.wire.items import Item, Message
+from server.wire.request import Side
 
 
 def write_within(dialect: Dialect, conversation: Conversation, limit: int, *, truncates: bool) -> Prompt:
@@ -38,6 +40,23 @@ def write_within(dialect: Dialect, conversation: Conversation, limit: int, *, tr
     if prompt is None:
         raise PromptTooLong(limit)
     return prompt
+
+
+def cut_tokens(
+    token_ids: tuple[int, ...], most: int | None, side: Side | None, *, context: int, asked: int | None
+) -> tuple[int, ...]:
+    """The `most` last tokens of a prompt, or the first ones where what is on the `right` is cut off.
+
+    All of them for None; for -1 as many as leave room for the tokens that are `asked` for, in a model that
+    reads `context` tokens. Raises InvalidRequest if none is left.
+    """
+    if most is None:
+        return token_ids
+    if most < 0:
+        most = max(1, context - max(1, asked or 1))
+    if most == 0:
+        raise InvalidRequest("No token of the prompt would be left.", param="truncate_prompt_tokens")
+    return token_ids[:most] if side == "right" else token_ids[-most:]
 
 
 def shortened(

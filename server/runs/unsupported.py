@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from server.errors import InvalidRequest
 from server.runs.asked import check_format_name
+from server.runs.prepare import wants_logprobs
 from server.wire.request import CreateResponse
 
 COMPACTION = "compaction"
@@ -24,6 +25,11 @@ _UNSUPPORTED: list[tuple[str, Callable[[CreateResponse], object], str]] = [
         "expires_after",
         lambda r: r.expires_after and r.store is False,
         "A response that is not stored cannot expire; leave out expires_after, or store it.",
+    ),
+    (
+        "logprob_token_ids",
+        lambda r: r.logprob_token_ids and not wants_logprobs(r),
+        "Log probabilities of these tokens are told where log probabilities are asked for at all.",
     ),
 ]
 

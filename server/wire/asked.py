@@ -5,7 +5,21 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from server.wire.request import Bias, CreateResponse, RequestId, Seed, StructuredOutputs
+from server.wire.request import (
+    AllowedTokens,
+    BadWords,
+    Bias,
+    CreateResponse,
+    GivenConfig,
+    LogprobTokens,
+    RequestId,
+    Seed,
+    Side,
+    StopTokens,
+    StructuredOutputs,
+    ThinkingTokens,
+    TruncatedTo,
+)
 
 MAX_CHOICES = 16
 
@@ -55,12 +69,17 @@ class Asked(StructuredOutputs, frozen=True, kw_only=True):
     echo: bool | None = None
     prompt_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     return_token_ids: bool | None = None
-    use_beam_search: bool | None = None
-    stop_token_ids: list[int] | None = None
-    bad_words: list[str] | None = None
-    allowed_token_ids: list[int] | None = None
-    logits_processors: list[Any] | None = None
+    stop_token_ids: StopTokens | None = None
+    bad_words: BadWords | None = None
+    allowed_token_ids: AllowedTokens | None = None
+    logprob_token_ids: LogprobTokens | None = None
+    return_tokens_as_token_ids: bool | None = None
+    truncate_prompt_tokens: TruncatedTo | None = None
+    truncation_side: Side | None = None
+    thinking_token_budget: ThinkingTokens | None = None
+    generation_config: GivenConfig | None = None
     skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
     priority: Annotated[int, Meta(ge=-(2**31), lt=2**31)] | None = None
     cache_salt: Annotated[str, Meta(max_length=1024)] | None = None
     user: Annotated[str, Meta(max_length=512)] | None = None
@@ -78,6 +97,8 @@ class ChoiceRequest(CreateResponse, frozen=True, kw_only=True):
     tells_tokens: bool = False
     """The stream tells of tokens as they come."""
     prompt_logprobs: int | None = None
+    ranked: bool = False
+    """How likely the whole answer was is told with its end."""
 
 
 class Usage(msgspec.Struct, frozen=True):

@@ -94,6 +94,8 @@ class Choice(msgspec.Struct, frozen=True):
     index: int
     message: ChatMessage
     finish_reason: FinishReason
+    stop_reason: str | int | None = None
+    """vLLM's: the stop string or the id of the stop token that ended the answer."""
     logprobs: ChoiceLogprobs | None = None
     token_ids: list[int] | UnsetType = UNSET
 
@@ -164,6 +166,8 @@ class ChunkChoice(msgspec.Struct, frozen=True):
     logprobs: ChoiceLogprobs | None = None
     token_ids: list[int] | UnsetType = UNSET
     """Those that have come since the choice's last chunk."""
+    stop_reason: str | int | UnsetType | None = UNSET
+    """vLLM's, beside a finish reason."""
 
 
 class Chunk(msgspec.Struct, frozen=True, kw_only=True):

@@ -46,21 +46,26 @@ _GUIDED = {
 _NO_MEDIA = "No model here reads pictures, sound or video, so there is nothing that it could change."
 _RENDER_ONLY = "vLLM has it for its render endpoints; where text is generated it does nothing there, either."
 _BEAMS = "Beam search is not available."
+_OF_BEAMS = "Only beam search reads it, which is refused."
 
 SAMPLING: Rows = {
     "use_beam_search": _refused(_BEAMS, False),
-    "length_penalty": _refused(_BEAMS, 1),
-    "early_stopping": _refused(_BEAMS, False),
-    "stop_token_ids": _refused("Stop tokens are the model's own; give stop strings in `stop`.", []),
-    "bad_words": _refused("Words cannot be forbidden; a negative `logit_bias` makes tokens unlikely.", []),
-    "allowed_token_ids": _refused("Tokens are not chosen by id; give `structured_outputs`.", []),
-    "logprob_token_ids": _refused("Log probabilities are told of the likeliest tokens.", []),
-    "return_tokens_as_token_ids": _refused("Ask for `return_token_ids`.", False),
-    "truncate_prompt_tokens": _refused("A prompt is not cut here; send a shorter one."),
-    "truncation_side": _refused("A prompt is cut on its left side.", "left"),
-    "thinking_token_budget": _refused("Reasoning has no budget of its own; give an effort.", -1),
-    "skip_special_tokens": _refused("Control tokens are no part of a text; ask for token ids.", True),
-    "generation_config": _refused("Give its fields as parameters of the request.", {}, ""),
+    "length_penalty": _ignored(_OF_BEAMS),
+    "early_stopping": _ignored(_OF_BEAMS),
+    "return_tokens_as_token_ids": Row("works"),
+    "stop_token_ids": Row("works", "128 at most; they end the output even with `ignore_eos`."),
+    "bad_words": Row("works", "128 of 256 characters at most, with and without a space before them."),
+    "allowed_token_ids": Row("works", "16,384 at most."),
+    "logprob_token_ids": Row(
+        "works", "128 at most, in place of the likeliest; with logprobs alone."
+    ),
+    "truncate_prompt_tokens": Row("works", "-1 is as many as leave room for the answer."),
+    "truncation_side": Row("works", "`left`, where a prompt loses its beginning, or `right`."),
+    "thinking_token_budget": Row("works", "Of models whose reasoning ends with one token."),
+    "generation_config": Row(
+        "works", "transformers' own, an object or JSON; unknown fields are refused."
+    ),
+    "skip_special_tokens": _refused("Control tokens are no part of an answer; ask for token ids.", True),
 }
 """Parameters of how tokens are chosen, told and counted, alike on all endpoints."""
 
@@ -168,8 +173,8 @@ _COMPLETIONS: Rows = {
     **_COMPLETION_ONLY,
     **_works("prompt", "max_tokens", "logprobs", "add_special_tokens"),
     **_works(
-        truncate_prompt_tokens="The end of the prompt is what is kept.",
-        best_of="Equal to `n`: no answers are made that nobody is shown.",
+        best_of="The `n` likeliest of so many, 20 at most; not with `stream`.",
+        skip_special_tokens="False shows the control tokens as text.",
     ),
     "suffix": _refused("Models here go on with a text and fill no gap in it.", ""),
     "prompt_embeds": _refused("A prompt is text or token ids.", []),

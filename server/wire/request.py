@@ -15,6 +15,17 @@ Metadata = Annotated[
 ]
 RequestId = Annotated[str, Meta(min_length=1, max_length=128)]
 Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+StopTokens = Annotated[list[TokenId], Meta(max_length=128)]
+AllowedTokens = Annotated[list[TokenId], Meta(min_length=1, max_length=16_384)]
+BadWords = Annotated[list[Annotated[str, Meta(min_length=1, max_length=256)]], Meta(max_length=128)]
+LogprobTokens = Annotated[list[TokenId], Meta(min_length=1, max_length=128)]
+TruncatedTo = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
+"""Tokens of a prompt that are read; -1 is as many as leave room for the answer."""
+Side = Literal["left", "right"]
+ThinkingTokens = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
+GivenConfig = dict[str, Any] | Annotated[str, Meta(max_length=65_536)]
+"""transformers' generation config: an object, or its JSON."""
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 Summary = Literal["auto", "concise", "detailed"]
@@ -140,6 +151,18 @@ class CreateResponse(StructuredOutputs, frozen=True, kw_only=True):
     previous_input_messages: Annotated[list[dict[str, Any]], Meta(max_length=4096)] | None = None
     request_id: RequestId | None = None
     stream_options: StreamOptions | None = None
+    stop_token_ids: StopTokens | None = None
+    allowed_token_ids: AllowedTokens | None = None
+    bad_words: BadWords | None = None
+    logprob_token_ids: LogprobTokens | None = None
+    return_tokens_as_token_ids: bool | None = None
+    truncate_prompt_tokens: TruncatedTo | None = None
+    truncation_side: Side | None = None
+    thinking_token_budget: ThinkingTokens | None = None
+    generation_config: GivenConfig | None = None
+    skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
+    """Accepted: nothing is put between tokens here."""
     expires_after: ExpiresAfter | None = None
 
 

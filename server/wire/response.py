@@ -154,6 +154,10 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
     output_messages: list[RawMessage] | UnsetType = UNSET
     prompt_logprobs: list[PromptLogprobs | None] | UnsetType = UNSET
     """The same; null for the prompt's first token."""
+    stop_reason: str | int | UnsetType | None = UNSET
+    """Of the choice of a completion: the stop string or the id of the stop token that ended it."""
+    cumulative_logprob: float | UnsetType = UNSET
+    """Of one that is compared with others: the sum over its tokens, the last one included."""
 
 
 class Deleted(msgspec.Struct, frozen=True):

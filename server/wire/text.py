@@ -9,6 +9,7 @@ from server.wire.asked import Asked, ChoiceRequest, Usage
 
 MAX_TEXTS = 128
 """Answers that one request may have, those to all of its prompts together."""
+MAX_BEST_OF = 20
 DEFAULT_TOKENS = 16
 
 Prompts = str | Annotated[list[str | int | Annotated[list[int], Meta(min_length=1)]], Meta(min_length=1)]
@@ -21,11 +22,10 @@ class TextRequest(Asked, frozen=True, kw_only=True):
     prompt: Prompts
     max_tokens: Annotated[int, Meta(ge=0)] | None = None
     logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
-    best_of: int | None = None
+    best_of: Annotated[int, Meta(ge=1, le=MAX_BEST_OF)] | None = None
     suffix: str | None = None
     prompt_embeds: Any = None
     add_special_tokens: bool | None = None
-    truncate_prompt_tokens: Annotated[int, Meta(ge=-1)] | None = None
 
 
 class PlainRequest(ChoiceRequest, frozen=True, kw_only=True):
@@ -53,6 +53,8 @@ class TextChoice(msgspec.Struct, frozen=True, kw_only=True):
     text: str
     logprobs: LegacyLogprobs | None = None
     finish_reason: TextFinish | None = None
+    stop_reason: str | int | UnsetType | None = UNSET
+    """vLLM's, beside a finish reason: the stop string or the id of the stop token that ended the text."""
     token_ids: list[int] | UnsetType = UNSET
     """These three are vLLM's and there if they were asked for."""
     prompt_token_ids: list[int] | UnsetType = UNSET

@@ -168,13 +168,12 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"prompt": [[0], [10**9]]}, "prompt[1]"),
     ({"prompt": ["a"] * 50, "n": 3}, "prompt"),
     ({"suffix": "."}, "suffix"),
-    ({"best_of": 3}, "best_of"),
+    ({"best_of": 3, "stream": True}, "best_of"),
     ({"max_tokens": 0}, "max_tokens"),
     ({"logprobs": 21}, "logprobs"),
     ({"stream": True, "echo": True, "logprobs": 1}, "echo"),
     ({"use_beam_search": True}, "use_beam_search"),
-    ({"bad_words": ["a"]}, "bad_words"),
-    ({"skip_special_tokens": False}, "skip_special_tokens"),
+    ({"bad_words": [""]}, "bad_words[0]"),
 ]
 
 

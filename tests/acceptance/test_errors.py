@@ -60,6 +60,7 @@ WRONG = [
     ({**HELLO, "max_output_tokens": 0}, "max_output_tokens"),
     ({**HELLO, "max_output_tokens": 1.5}, "max_output_tokens"),
     ({**HELLO, "seed": 2**63}, "seed"),
+    ({**HELLO, "seed": -(2**64)}, "seed"),
     ({**HELLO, "metadata": {"a": 1}}, "metadata[...]"),
     ({**HELLO, "metadata": {str(n): "x" for n in range(17)}}, "metadata"),
     ({**HELLO, "metadata": {"a": "x" * 513}}, "metadata[...]"),

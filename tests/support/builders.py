@@ -21,7 +21,7 @@ from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from engine.messages import Usage
-from server.dialects.base import Conversation, Delta, Prompt, ReasoningDelta, TextDelta
+from server.dialects.base import Conversation, Delta, Prompt, ReasoningDelta, ReasoningMarks, TextDelta
 from server.runs.context import own, read_given
 from server.runs.reading import Reading
 from server.runs.run import Run, RunFacts
@@ -110,6 +110,10 @@ class SpelledDialect:
 
     @property
     def longest_token(self) -> int | None:
+        return None
+
+    @property
+    def reasoning_marks(self) -> ReasoningMarks | None:
         return None
 
     def parser(self, prompt: Prompt) -> SpelledParser:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from engine.messages import Capabilities, Finished, Job, JobRefused, Stats, Tokens, Usage
-from server.dialects.base import Conversation, Dialect, Parser, Prompt
+from server.dialects.base import Conversation, Dialect, Parser, Prompt, ReasoningMarks
 from server.dialects.pick import pick
 from server.locations import demo_model_folder
 from server.runs import taker
@@ -97,6 +97,10 @@ class RealParsers:
 
     @property
     def longest_token(self) -> int | None:
+        return None
+
+    @property
+    def reasoning_marks(self) -> ReasoningMarks | None:
         return None
 
     def parser(self, prompt: Prompt) -> Parser:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from engine.executor import OutOfMemory
-from engine.messages import Failed, Finished, Job, Outbound, Tokens
+from engine.messages import Failed, Finished, Job, Outbound, ThinkingBudget, Tokens
 from tests.support.engines import Bench, make_job, make_prompt, save_random_model, start_model, tiny_model
 from tests.support.grammars import END, SIZE, readable_model, schema
 
@@ -75,6 +75,10 @@ def test_all_that_jobs_may_ask_for_is_the_same(decode: str) -> None:
         {"temperature": 1.0, "seed": 7, "frequency_penalty": 2.0, "logprobs": 2, "prompt_logprobs": 1},
         {"min_tokens": 9, "logit_bias": ((END, 50.0),)},
         {"top_k": 5, "temperature": 0.9, "seed": 8, "top_p": 0.7},
+        {"allowed_token_ids": tuple(range(9, 40)), "temperature": 1.0, "seed": 9, "logprobs": 1},
+        {"bad_words": tuple((token,) for token in range(4, 60)), "logprobs": 0, "logprob_token_ids": (3, 9)},
+        {"stop_token_ids": frozenset(range(9, 12)), "ignore_eos": True, "temperature": 1.5, "seed": 10},
+        {"thinking_budget": ThinkingBudget(tokens=6, start=(3,), end=(7, 8), open=True)},
         {},
     ]
     jobs = [

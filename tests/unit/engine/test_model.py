@@ -137,3 +137,11 @@ def copy_model(model: Path, to: Path) -> None:
 def edit_config(model: Path, **changes: Any) -> None:
     file = model / "config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+
+
+def test_the_longest_output_of_a_generation_config_is_told(tmp_path: Path) -> None:
+    copy_model(tiny_model(), tmp_path)
+    assert loaded(tmp_path).capabilities.max_new_tokens is None
+    file = tmp_path / "generation_config.json"
+    file.write_text(json.dumps({"max_new_tokens": 12}))
+    assert loaded(tmp_path).capabilities.max_new_tokens == 12

@@ -7,7 +7,7 @@ from engine.messages import Capabilities, JobRefused
 from server.errors import InvalidRequest, Overloaded, TooManyRequests
 from server.runs.bounds import too_long
 from server.runs.echo import make_echo
-from server.runs.prepare import refusal
+from server.runs.engine_refusals import refusal
 from server.runs.unsupported import refuse_unsupported
 from server.wire.request import CreateResponse
 

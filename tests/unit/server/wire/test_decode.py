@@ -147,6 +147,7 @@ def test_random_items_are_read_or_refused_and_nothing_else(elements: list[Any]) 
         ({"max_output_tokens": 0}, "max_output_tokens", "integer_below_min_value"),
         ({"max_output_tokens": 1.5}, "max_output_tokens", "invalid_type"),
         ({"top_logprobs": -1}, "top_logprobs", "integer_below_min_value"),
+        ({"seed": -(2**63) - 1}, "seed", "integer_below_min_value"),
         ({"seed": 2**63}, "seed", "integer_above_max_value"),
         ({"top_logprobs": 21}, "top_logprobs", "integer_above_max_value"),
         ({"metadata": {"k": 1}}, "metadata[...]", "invalid_type"),

@@ -1,0 +1,32 @@
+"""What a caller is answered when the engine refuses a job. Pure."""
+
+from engine.messages import JobRefused
+from server.errors import ApiError, InvalidRequest, Overloaded, TooManyRequests
+from server.wire.request import CreateResponse
+
+
+def refusal(refused: JobRefused, request: CreateResponse) -> ApiError:
+    """The engine's refusal as the caller is told it."""
+    match refused.reason:
+        case "too_long":
+            return InvalidRequest(str(refused), param="input", code="context_length_exceeded")
+        case "overloaded":
+            return Overloaded("The server has more requests than it can take; try again later.")
+        case "share_full":
+            return TooManyRequests("You have as many requests here as one may have; try again later.")
+        case "closed":
+            return Overloaded("The engine does not take requests at the moment.")
+        case "bad_grammar":
+            return _bad_grammar(str(refused), request)
+        case "bad_stop":
+            return InvalidRequest(str(refused), param="stop")
+        case _:
+            return InvalidRequest(str(refused))
+
+
+def _bad_grammar(message: str, request: CreateResponse) -> InvalidRequest:
+    if request.structured_outputs:
+        return InvalidRequest(message, param="structured_outputs", code="invalid_value")
+    if request.text and request.text.format and request.text.format.type == "json_schema":
+        return InvalidRequest(message, param="text.format", code="invalid_json_schema")
+    return InvalidRequest(message, param="tools", code="invalid_function_parameters")

@@ -1,0 +1,87 @@
+"""transformers' generation config in a request: its sampling fields, under the request's own names. Pure."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from server.errors import InvalidRequest
+from server.wire.asked import Asked
+from server.wire.decode import convert
+from server.wire.request import CreateResponse, TokenId
+
+PARAM = "generation_config"
+
+Named = TypeVar("Named", bound=CreateResponse | Asked)
+
+
+class GenerationConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Null is the default of the request. The last five say nothing of an answer here, and are ignored."""
+
+    max_new_tokens: Annotated[int, Meta(ge=1)] | None = None
+    min_new_tokens: Annotated[int, Meta(ge=0)] | None = None
+    do_sample: bool | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Meta(ge=0.01, le=100)] | None = None
+    stop_strings: str | Annotated[list[str], Meta(max_length=32)] | None = None
+    eos_token_id: TokenId | Annotated[list[TokenId], Meta(max_length=128)] | None = None
+    bos_token_id: Any = None
+    pad_token_id: Any = None
+    transformers_version: Any = None
+    use_cache: Any = None
+    _from_model_config: Any = None
+
+
+_NAMES = {
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "repetition_penalty": "repetition_penalty",
+    "min_new_tokens": "min_tokens",
+    "stop_strings": "stop",
+}
+
+
+def with_generation_config(request: Named, limit: str) -> Named:
+    """The request with what its generation config says of parameters that it does not have itself.
+
+    `limit` is its name for the most tokens of an answer. Raises DecodeFailure or InvalidRequest.
+    """
+    given = request.generation_config
+    if given is None:
+        return request
+    config = _read(given)
+    values: dict[str, Any] = {name: getattr(config, theirs) for theirs, name in _NAMES.items()}
+    if config.do_sample is False:
+        values["temperature"] = 0.0
+    elif config.do_sample and config.temperature is None:
+        values["temperature"] = 1.0  # the config's own default, whatever the model's is
+    values[limit] = config.max_new_tokens
+    ends = config.eos_token_id
+    values["stop_token_ids"] = [ends] if isinstance(ends, int) else ends
+    missing = {name: value for name, value in values.items() if getattr(request, name) is None}
+    return msgspec.structs.replace(request, **missing, generation_config=None)
+
+
+def _read(given: str | Mapping[str, Any]) -> GenerationConfig:
+    if isinstance(given, str):
+        try:
+            given = msgspec.json.decode(given, type=dict[str, Any])
+        except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+            raise InvalidRequest(
+                "generation_config is an object, or the JSON of one.", param=PARAM, code="invalid_json"
+            ) from error
+    for name in given:
+        if name not in GenerationConfig.__struct_fields__:
+            raise InvalidRequest(
+                f"{name[:100]!r} cannot be set in a generation_config here.",
+                param=f"{PARAM}.{name[:100]}",
+                code="unsupported_parameter",
+            )
+    config: GenerationConfig = convert(given, GenerationConfig, PARAM)
+    return config
