@@ -52,7 +52,7 @@ class FunctionGemma(CallFormat):
         if not (yield from scanner.accept("call:")):
             return
         name = yield from scanner.take_while(_NAME, MAX_NAME)
-        tool = calling.tools.get(name)
+        tool = calling.tools.resolve(name)
         if tool is None or not (yield from scanner.accept("{")):
             return
         calling.start(tool)

@@ -38,7 +38,6 @@ class Pythonic(CallFormat):
         self.lead, self.again, self.tail = "[", ", ", "]"
 
     def read(self, calling: Calling, opener: str) -> Reader[None]:
-        del opener  # with one and without, a list comes
         scanner = calling.scanner
         yield from scanner.skip_space()
         if not (yield from scanner.accept("[")):
@@ -46,8 +45,11 @@ class Pythonic(CallFormat):
         while True:
             yield from scanner.skip_space()
             name = yield from scanner.take_while(_NAME, MAX_NAME)
-            tool = calling.tools.get(name)
+            known = calling.tools.find(name)
+            tool = known or calling.tools.resolve(name)
             if tool is None or not (yield from scanner.accept("(")):
+                return
+            if known is None and not opener and not (yield from _is_called(scanner)):
                 return
             calling.start(tool)
             if not (yield from _arguments(scanner, calling.give)):
@@ -71,6 +73,16 @@ class Pythonic(CallFormat):
             for key, inner in properties.items()
         ]
         return f"{lark.literal(f'{name}(')} {lark.listed(pairs, ', ')} {lark.literal(')')}"
+
+
+def _is_called(scanner: Scanner) -> Reader[bool]:
+    """Whether named arguments follow, or none: else a list of text is no call. Reads nothing."""
+    start = scanner.offset
+    name = yield from scanner.take_while(_NAME, MAX_NAME)
+    ended = yield from scanner.accept("=" if name else ")")
+    called = bool(ended) and (bool(name) or (yield from scanner.peek()) in ("]", ","))
+    scanner.put_back(scanner.offset - start)
+    return called
 
 
 def _arguments(scanner: Scanner, give: Give) -> Reader[bool]:

@@ -58,7 +58,7 @@ class ElementCalls(CallFormat):
                 return
         name = (yield from scanner.take_while(self.in_name, MAX_NAME)).strip()
         ended = yield from self._end_name(scanner)
-        tool = calling.tools.get(name)
+        tool = calling.tools.resolve(name)
         if tool is None or not ended:
             return
         calling.start(tool)

@@ -13,6 +13,7 @@ from server.dialects.forced import held
 from server.dialects.harmony_tools import BROWSER, BROWSER_TOOLS, PYTHON, recipient
 from server.dialects.harmony_vocabulary import CHANNEL, CONSTRAIN, END, MESSAGE, START
 from server.dialects.lark import in_slashes
+from server.dialects.toolbox import choice_names
 
 _ANY_TEXT = "TEXT?"
 
@@ -55,7 +56,11 @@ def _callable(conversation: Conversation) -> list[Tool]:
     choice = conversation.choice
     if choice.mode == "none":
         return []
-    return [tool for tool in conversation.tools if choice.allowed is None or tool.name in choice.allowed]
+    return [
+        tool
+        for tool in conversation.tools
+        if choice.allowed is None or not choice_names(tool).isdisjoint(choice.allowed)
+    ]
 
 
 def _may_call(allowed: Sequence[str] | None, builtin: str) -> bool:

@@ -25,6 +25,7 @@ from server.dialects.base import (
     ToolChoice,
 )
 from server.dialects.plain import PlainParser
+from server.dialects.toolbox import without_labels
 from server.errors import ApiError, InvalidRequest, Overloaded, TooManyRequests
 from server.runs.approvals import tagged
 from server.runs.bounds import characters_of, refuse_unbounded, too_long
@@ -214,7 +215,7 @@ def _conversation(request: CreateResponse, items: Sequence[Item], moment: dateti
     return Conversation(
         items=items,
         instructions=request.instructions,
-        tools=[tool for declared in given for tool in _tools(declared)],
+        tools=without_labels([tool for declared in given for tool in _tools(declared)]),
         choice=ToolChoice(
             mode=choice.mode, allowed=choice.allowed, parallel=request.parallel_tool_calls is not False
         ),
@@ -241,6 +242,8 @@ def _tools(declared: wire.Tool, namespace: str | None = None) -> list[Tool]:
                     parameters=listed.input_schema,
                     namespace=label,
                     builtin=label in ("python", "browser"),
+                    served=True,
+                    prefixed=not declared.plain_names,
                 )
                 for listed in declared.offered
             ]

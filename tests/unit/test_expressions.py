@@ -61,6 +61,7 @@ REACH = {
     "server/dialects/calls_python.py:_PLAIN": OUTPUT,
     "server/dialects/calls_xml.py:_IN_QUOTES": OUTPUT,
     "server/dialects/calls_xml.py:_IN_TAG": OUTPUT,
+    "server/dialects/toolbox.py:_UNKNOWN_NAME": OUTPUT,
     "server/dialects/environment.py:_NOT_ASCII": TEXT,
     "server/dialects/escaping.py:_TOKEN": MAX_LARK,
     "server/dialects/escaping.py:_ATOM": MAX_PATTERN,
