@@ -78,6 +78,8 @@ class CallFormat(ABC):
     """Markup inside a call, of which a half is never shown where the output is cut off in it."""
     heads: str = ""
     """The characters that may begin a call, without any opener, at the beginning of an answer."""
+    spreads = False
+    """A call has a place for each property of its arguments, and none for the object that they are."""
     inline = False
     """They may begin one behind text, too, where no grammar says otherwise."""
     ids: ClassVar[str] = "any"

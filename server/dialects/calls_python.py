@@ -10,7 +10,15 @@ from server.dialects.calls import MAX_NAME, CallFormat, Calling
 from server.dialects.lark import Lark
 from server.dialects.markup import Markup
 from server.dialects.scanner import Give, Reader, Scanner
-from server.dialects.toolbox import enforced_schema, properties_of, required_of, schema_of
+from server.dialects.toolbox import (
+    additional_of,
+    enforced_schema,
+    properties_of,
+    repeated,
+    required_of,
+    schema_of,
+    takes_others,
+)
 from server.dialects.values import escaped
 
 _NAME = re.compile(r"[\w.\-]")
@@ -30,6 +38,7 @@ class Pythonic(CallFormat):
 
     name = "pythonic"
     heads = "["
+    spreads = True
 
     def __init__(self, markup: Markup) -> None:
         super().__init__(markup)
@@ -66,13 +75,20 @@ class Pythonic(CallFormat):
         if tool.kind == "custom":
             value = lark.string_input(tool)
             return f"{lark.literal(f'{name}(input=')} {value} {lark.literal(')')}"
-        properties = properties_of(schema_of(tool))
+        schema = schema_of(tool)
+        properties = properties_of(schema)
+        begin, end = lark.literal(f"{name}("), lark.literal(")")
+        if not properties and takes_others(schema):
+            pair = f"{lark.name()} {lark.literal('=')} {lark.json(additional_of(schema))}"
+            pairs_more = f"{pair} ({lark.literal(', ')} {pair}){repeated(schema, after_first=True)}"
+            others = lark.numbered("others", f"({pairs_more}){'' if schema.get('minProperties') else '?'}")
+            return f"{begin} {others} {end}"
         required = required_of(enforced_schema(tool)) if tool.strict else frozenset()
         pairs = [
             (f"{lark.literal(f'{key}=')} {lark.json(inner)}", key in required)
             for key, inner in properties.items()
         ]
-        return f"{lark.literal(f'{name}(')} {lark.listed(pairs, ', ')} {lark.literal(')')}"
+        return f"{begin} {lark.listed(pairs, ', ')} {end}"
 
 
 def _is_called(scanner: Scanner) -> Reader[bool]:

@@ -6,10 +6,12 @@ asked for there is no grammar. Pure.
 
 import json
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 from engine.messages import Grammar
 from server.dialects.base import Conversation, PromptError, Tool
-from server.dialects.forced import held
+from server.dialects.constrain import chained
+from server.dialects.forced import forced_levels
 from server.dialects.harmony_tools import BROWSER, BROWSER_TOOLS, PYTHON, recipient
 from server.dialects.harmony_vocabulary import CHANNEL, CONSTRAIN, END, MESSAGE, START
 from server.dialects.lark import in_slashes
@@ -31,9 +33,18 @@ def make_grammar(conversation: Conversation, builtin: tuple[str, ...] = ()) -> G
     if not _restricts(conversation, tools):
         return None
     offered = tuple(name for name in builtin if choice.mode != "none" and _may_call(choice.allowed, name))
-    calls = [*_calls(held(tools) if choice.mode == "required" else tools), *_builtin_calls(offered)]
-    if choice.mode == "required" and not calls:
+    if choice.mode != "required":
+        return _grammar(conversation, [*_calls(tools), *_builtin_calls(offered)])
+    if not tools and not offered:
         raise PromptError("A tool must be called, but there is none that may be.", "tool_choice")
+    return chained(
+        partial(_grammar, conversation, [*_calls(level), *_builtin_calls(offered)])
+        for level in forced_levels(tools)
+    )
+
+
+def _grammar(conversation: Conversation, calls: Sequence[tuple[str, str, str]]) -> Grammar:
+    choice = conversation.choice
     last = [f"c{number}" for number in range(len(calls))]
     answers = list(_final(conversation)) if choice.mode != "required" else []
     lines = [
@@ -45,10 +56,15 @@ def make_grammar(conversation: Conversation, builtin: tuple[str, ...] = ()) -> G
         f'plain: (" "? <[{CONSTRAIN}]>? ("code" | "text"))? <[{MESSAGE}]>',
         *answers,
     ]
+    schemas: dict[str, str] = {}
     for number, (callee, channel, content) in enumerate(calls):
+        head, _, schema = content.partition(" %json ")
+        if schema:  # equal ones are in the grammar once
+            content = f"{head} {schemas.setdefault(schema, f's{len(schemas)}')}"  # noqa: PLW2901
         # The recipient may come before the channel or after it.
         lines.append(f"c{number}: (n{number} {channel} | {channel} n{number}) {content}")
         lines.append(f"n{number}: {json.dumps(' to=' + callee)}")
+    lines += [f"{name}: %json {schema}" for schema, name in schemas.items()]
     return Grammar(kind="lark", text="\n".join([*lines, "TEXT: /(.|\\n)+/"]))
 
 

@@ -133,6 +133,30 @@ def properties_of(schema: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     }
 
 
+def takes_others(schema: Mapping[str, Any]) -> bool:
+    """Whether an object is a free one, or says more than `properties` does of what else may be in it."""
+    others = schema.get("additionalProperties")
+    return others is not False and (
+        "properties" not in schema or others is True or isinstance(others, Mapping)
+    )
+
+
+def additional_of(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What any other property must be, with the definitions that it may refer to."""
+    others = schema.get("additionalProperties")
+    return {**definitions_of(schema), **others} if isinstance(others, Mapping) else {}
+
+
+def repeated(schema: Mapping[str, Any], *, after_first: bool = False) -> str:
+    """How often a free object's properties may come, as a Lark grammar says it; those `after_first`."""
+    least = schema.get("minProperties")
+    count = least if isinstance(least, int) and 0 < least <= _MOST_REPEATED else 0
+    return f"{{{max(count - after_first, 0)},}}"
+
+
+_MOST_REPEATED = 16
+
+
 def required_of(schema: Mapping[str, Any]) -> frozenset[str]:
     wanted = schema.get("required")
     return frozenset(name for name in _list(wanted) if isinstance(name, str)) if wanted else frozenset()
