@@ -36,7 +36,13 @@ def load_model(config: Config, deliver: Deliver, say: Callable[[str], None], on_
         engine.close(drain=False)
         raise ConfigError(str(error)) from error
     vocabulary = _vocabulary(folder, engine.capabilities.vocab_size)
-    return Served(name=model_name(config), engine=engine, dialect=dialect, vocabulary=vocabulary)
+    return Served(
+        name=model_name(config),
+        engine=engine,
+        dialect=dialect,
+        vocabulary=vocabulary,
+        summarizes=config.reasoning_summary == "reasoning",
+    )
 
 
 def _vocabulary(folder: Path, size: int) -> Vocabulary | None:

@@ -29,7 +29,7 @@ from server.dialects.toolbox import without_labels
 from server.errors import ApiError, InvalidRequest, Overloaded, TooManyRequests
 from server.runs.approvals import tagged
 from server.runs.bounds import characters_of, refuse_unbounded, too_long
-from server.runs.echo import make_echo
+from server.runs.echo import asks_for_summary, make_echo
 from server.runs.hosted import hosted_of
 from server.runs.opened import opened
 from server.runs.raw_messages import RawMessages
@@ -68,6 +68,8 @@ class Served:
     """What is sealed here can be opened by whoever has its keys."""
     reading_turns: ReadingTurns = field(default_factory=ReadingTurns)
     """Whose long prompt is tokenized."""
+    summarizes: bool = True
+    """Reasoning is its own summary, for requests that ask for one."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -90,6 +92,7 @@ class Served:
             seal=partial(self.seal.seal, "reasoning", tenant)
             if SEALED_REASONING in (request.include or ())
             else None,
+            summarizes=self.summarizes and asks_for_summary(request),
             hosted=hosted_of(request, items, partial(tagged, self.seal, tenant)),
         )
 

@@ -62,6 +62,7 @@ REACH = {
     "server/dialects/calls_xml.py:_IN_QUOTES": OUTPUT,
     "server/dialects/calls_xml.py:_IN_TAG": OUTPUT,
     "server/dialects/toolbox.py:_UNKNOWN_NAME": OUTPUT,
+    "server/runs/summary_parts.py:_WORDS": OUTPUT,
     "server/dialects/enforceable.py:_SPECIAL": MAX_PATTERN,
     "server/dialects/environment.py:_NOT_ASCII": TEXT,
     "server/dialects/escaping.py:_TOKEN": MAX_LARK,
