@@ -11,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from engine.fair_limit import FairLimit
@@ -91,7 +92,14 @@ def check_grammar(job: Job, compiler: "GrammarCompiler | None") -> CompiledGramm
         raise JobRefused("bad_grammar", "The grammar must have a kind and a text.")
     if not job.stop_ids:
         raise JobRefused("bad_grammar", "A job with a grammar needs a stop id to end with.")
-    return compiler.compiled(grammar, job.share)
+    try:
+        return compiler.compiled(grammar, job.share)
+    except JobRefused as refused:
+        if refused.reason != "bad_grammar" or grammar.relaxed is None:
+            raise
+        with suppress(JobRefused):
+            return check_grammar(replace(job, grammar=grammar.relaxed), compiler)
+        raise
 
 
 def _start_pool() -> ThreadPoolExecutor:
@@ -163,12 +171,15 @@ class GrammarCompiler:
 
     def known(self, grammar: Grammar, share: str = "") -> CompiledGrammar:
         """The grammar if it is kept. Raises KeyError if not; compiles nothing."""
-        digest = _digest(grammar, share)
-        with self._lock:
-            future = self._made.get(digest)
-        if future is None or (compiled := _made(future)) is None:
-            raise KeyError("The grammar is not kept any more.")
-        return compiled
+        followed: Grammar | None = grammar
+        while followed is not None:
+            digest = _digest(followed, share)
+            with self._lock:
+                future = self._made.get(digest)
+            if future is not None and (compiled := _made(future)) is not None:
+                return compiled
+            followed = followed.relaxed
+        raise KeyError("The grammar is not kept any more.")
 
     def renew(self, compiled: CompiledGrammar) -> None:
         """Has the same compiled again, in the background, for when this one remembers too much."""

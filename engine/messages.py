@@ -73,6 +73,8 @@ class Grammar:
     kind: GrammarKind
     text: str = ""
     """The schema as JSON, the pattern, the Lark grammar, or the tags as JSON; nothing for `json_object`."""
+    relaxed: "Grammar | None" = None
+    """What is followed in its place if it cannot be compiled."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

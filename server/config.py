@@ -223,6 +223,9 @@ class Config:
         "openai",
         "whose names stream events have; the header Holdfast-Event-Names says otherwise for a request",
     )
+    reasoning_summary: Literal["reasoning", "off"] = _setting(
+        "reasoning", "the summary of reasoning, where a request asks for one: the reasoning itself, or none"
+    )
     seal_key: str | None = _setting(
         None,
         "base64 of 32 bytes, which seal what clients carry for the server; older keys follow behind commas; "

@@ -42,6 +42,7 @@ def load_model(config: Config, deliver: Deliver, say: Callable[[str], None], on_
         dialect=dialect,
         vocabulary=vocabulary,
         most_calls=config.max_hosted_calls,
+        summarizes=config.reasoning_summary == "reasoning",
     )
 
 

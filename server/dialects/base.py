@@ -32,6 +32,20 @@ class Tool:
     """The group that the tool was given in; two groups may have tools of one name."""
     builtin: bool = False
     """One that some models were trained on, who are not told of it as of the others."""
+    served: bool = False
+    """The server itself makes its calls; `namespace` is the label of the MCP server that has it."""
+    prefixed: bool = True
+    """A chat template writes its name with the namespace before it; see `toolbox.without_labels`."""
+
+    @property
+    def spoken(self) -> str:
+        """The name by which models with a chat template know it."""
+        return spoken_name(self.name, self.namespace if self.prefixed else None)
+
+
+def spoken_name(name: str, namespace: str | None) -> str:
+    """A tool's name with that of its namespace before it."""
+    return f"{namespace}__{name}" if namespace else name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +107,8 @@ class Prompt:
     """What enforces the conversation's tool choice and format."""
     tools: Sequence[Tool] = ()
     """What may be called, so that a call is told from text that looks like one."""
+    must_call: bool = False
+    """Nothing but calls may come after the reasoning, so markup that the end cuts off is never text."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,6 +78,10 @@ class CallFormat(ABC):
     """Markup inside a call, of which a half is never shown where the output is cut off in it."""
     heads: str = ""
     """The characters that may begin a call, without any opener, at the beginning of an answer."""
+    spreads = False
+    """A call has a place for each property of its arguments, and none for the object that they are."""
+    inline = False
+    """They may begin one behind text, too, where no grammar says otherwise."""
     ids: ClassVar[str] = "any"
     """What call ids must be in prompts: `any`, `mistral` for nine letters, `kimi` for function and number."""
 
@@ -102,37 +106,63 @@ class CallFormat(ABC):
 
 
 def read_answer(
-    scanner: Scanner, calls: CallFormat | None, calling: Calling, answer: Prose, dropped: Sequence[str] = ()
+    scanner: Scanner,
+    calls: CallFormat | None,
+    calling: Calling,
+    answer: Prose,
+    dropped: Sequence[str] = (),
+    *,
+    must_call: bool = False,
 ) -> Reader[None]:
-    """Reads text and calls to the end. What is `dropped` is never shown."""
+    """Reads text and calls to the end. What is `dropped` is never shown.
+
+    Where the answer `must_call`, the beginning of a call that the end cuts off is not shown either.
+    """
     answer.holds = calls is not None
-    stops = Stops([*(calls.openers if calls else ()), *dropped])
+    inline = calls is not None and calls.inline and calling.tools.takes_unknown
+    stops = Stops([*(calls.openers if calls else ()), *dropped, *("{}" if inline else "")])
+    depth = 0
+    """Of the braces around the text that is read; an object within another is no call."""
     if calls and calls.heads:
         yield from scanner.copy_run(SPACE, answer.add)
         first = yield from scanner.peek()
         if first and first in calls.heads:
-            yield from _read_calls(calls, calling, answer, "")
+            depth = yield from _read_calls(calls, calling, answer, "", must_call=must_call)
     while True:
-        found = yield from scanner.copy_until(stops, answer.add)
+        found = yield from scanner.copy_until(stops, answer.add, drops_half=must_call)
         if not found:
             answer.flush()
             return
         if calls and found in calls.openers:
-            yield from _read_calls(calls, calling, answer, found)
+            depth = yield from _read_calls(calls, calling, answer, found, must_call=must_call)
+        elif calls and found == "{" and depth == 0:
+            scanner.put_back(1)
+            depth = yield from _read_calls(calls, calling, answer, "", must_call=must_call)
+        elif found in ("{", "}"):
+            depth = max(0, depth + (1 if found == "{" else -1))
+            answer.add(found)
 
 
-def _read_calls(calls: CallFormat, calling: Calling, answer: Prose, opener: str) -> Reader[None]:
+def _read_calls(
+    calls: CallFormat, calling: Calling, answer: Prose, opener: str, *, must_call: bool
+) -> Reader[int]:
+    """Returns how many braces are open in what was read and is text."""
     scanner = calling.scanner
     before = calling.count
     scanner.mark(back=len(opener))
     yield from bounded(scanner, calls.read(calling, opener))
+    if scanner.marked and must_call and scanner.ended:
+        scanner.unmark()
+        scanner.skip_rest()
+        return 0
     if scanner.marked:
         if calling.count > before:
             answer.restart()
-        answer.add_marked(calls.markup.restore)
-        return
+        text = answer.add_marked(calls.markup.restore)
+        return max(0, text.count("{") - text.count("}"))
     answer.restart()
     yield from scanner.skip_space()
     while (yield from scanner.accept(*calls.closers)):
         yield from scanner.skip_space()
     scanner.drop_half_of(*calls.closers, *calls.within)
+    return 0

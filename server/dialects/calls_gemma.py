@@ -7,16 +7,20 @@ from typing import Any
 
 from server.dialects.base import Tool
 from server.dialects.calls import MAX_NAME, CallFormat, Calling
+from server.dialects.forced import objects_of
 from server.dialects.lark import Lark
 from server.dialects.markup import Markup
 from server.dialects.scanner import Give, Reader, Scanner, Stops
 from server.dialects.toolbox import (
+    additional_of,
     definition_of,
     definitions_of,
     enforced_schema,
     properties_of,
+    repeated,
     required_of,
     schema_of,
+    takes_others,
     types_of,
 )
 from server.dialects.unquoted import strings_of
@@ -34,6 +38,7 @@ class FunctionGemma(CallFormat):
     """`<start_function_call>call:NAME{key:<escape>text<escape>}<end_function_call>`: FunctionGemma."""
 
     name = "functiongemma"
+    spreads = True
     begin, end, quote = "<start_function_call>", "<end_function_call>", "<escape>"
 
     def __init__(self, markup: Markup) -> None:
@@ -52,7 +57,7 @@ class FunctionGemma(CallFormat):
         if not (yield from scanner.accept("call:")):
             return
         name = yield from scanner.take_while(_NAME, MAX_NAME)
-        tool = calling.tools.get(name)
+        tool = calling.tools.resolve(name)
         if tool is None or not (yield from scanner.accept("{")):
             return
         calling.start(tool)
@@ -132,6 +137,16 @@ class FunctionGemma(CallFormat):
         return f"{lark.literal(name)} {self._object_grammar(lark, schema, 0)}"
 
     def _object_grammar(self, lark: Lark, schema: Mapping[str, Any], depth: int) -> str:
+        alternatives = objects_of(schema)
+        if len(alternatives) > 1:
+            return f"({' | '.join(self._object_grammar(lark, one, depth) for one in alternatives)})"
+        (schema,) = alternatives
+        if not properties_of(schema) and takes_others(schema) and depth < _MAX_DEPTH // 4:
+            value = self._grammar(lark, additional_of(schema), depth + 1)
+            pair = f"{lark.name()} {lark.literal(':')} {value}"
+            more = f"({pair} ({lark.literal(',')} {pair}){repeated(schema, after_first=True)})"
+            more += "" if schema.get("minProperties") else "?"
+            return lark.numbered("others", f"{lark.literal('{')} {more} {lark.literal('}')}")
         required = required_of(schema)
         pairs = [
             (f"{lark.literal(f'{key}:')} {self._grammar(lark, inner, depth + 1)}", key in required)

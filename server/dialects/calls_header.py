@@ -52,7 +52,7 @@ class DeepSeekV3(CallFormat):
             yield from scanner.skip_space()
         if (yield from scanner.accept("```json", "```")):
             yield from scanner.skip_space()
-        tool = calling.tools.get(name)
+        tool = calling.tools.resolve(name)
         if tool is None or (yield from scanner.peek()) not in ("{", '"'):
             return
         calling.start(tool)
@@ -103,7 +103,7 @@ class Kimi(CallFormat):
         if (yield from scanner.accept(":")):
             number = yield from scanner.take_while(_NUMBER, 9)
         yield from scanner.skip_space()
-        tool = calling.tools.get(name.removeprefix("functions.")) or calling.tools.get(name)
+        tool = calling.tools.resolve(name.removeprefix("functions."))
         if tool is None or not (yield from scanner.accept(self._arguments)):
             return
         calling.start(tool, f"{name}:{number}" if number else None)
@@ -140,7 +140,7 @@ class MistralArgs(MistralList):
             call_id = yield from scanner.take_while(_LETTER, MAX_NAME)
         yield from scanner.accept(self._arguments)
         yield from scanner.skip_space()
-        tool = calling.tools.get(name)
+        tool = calling.tools.resolve(name)
         if tool is None or (yield from scanner.peek()) not in ("{", '"'):
             return
         calling.start(tool, call_id or None)

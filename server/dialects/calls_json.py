@@ -69,6 +69,8 @@ class _Object:
         self._picky = picky
         self._tool: Tool | None = None
         self._id: str | None = None
+        self._is_guess = False
+        """The name is no offered tool's, so only `{"name": ..., "parameters": {...}}` is a call of it."""
         self._early: list[str] | None = None
         """Arguments that came before the name."""
         self._told = False
@@ -103,11 +105,10 @@ class _Object:
         """Reads the value of one key; False if there can be no call any more."""
         scanner = self._scanner
         if key in _NAMES or (key == "function" and self._tool is None):
-            self._tool = self._calling.tools.get((yield from read_string(scanner)) or "")
-            if self._tool is not None and self._early is not None:
-                self._tell_early()
-            return self._tool is not None
+            return self._name((yield from read_string(scanner)) or "")
         if key in _ARGUMENTS and not self._told:
+            if self._is_guess and (key != "parameters" or (yield from scanner.peek()) != "{"):
+                return False
             return (yield from self._arguments())
         if key == "id" and not self._told:
             self._id = yield from read_string(scanner)
@@ -115,6 +116,18 @@ class _Object:
         if self._picky and not self._told and key not in _OTHERS:
             return False
         return (yield from copy_json(scanner, _ignore))
+
+    def _name(self, name: str) -> bool:
+        """Takes the called tool's name; False if it can be none's."""
+        tools = self._calling.tools
+        known = tools.find(name)
+        self._tool = known or tools.resolve(name)
+        self._is_guess = self._picky and known is None
+        if self._tool is None or (self._is_guess and self._early is not None):
+            return False
+        if self._early is not None:
+            self._tell_early()
+        return True
 
     def _arguments(self) -> Reader[bool]:
         give: Give = self._calling.give
@@ -139,7 +152,7 @@ class _Object:
         self._calling.end()
 
     def _finish(self) -> bool:
-        if self._tool is None:
+        if self._tool is None or (self._is_guess and not self._told):
             return False
         if not self._told:
             self._early = ["{}"]
@@ -187,6 +200,7 @@ class Llama(JsonCalls):
     name = "llama3_json"
     bare = True
     heads = "{"
+    inline = True
     middle = '", "parameters": '
 
     def __init__(self, markup: Markup) -> None:

@@ -10,7 +10,15 @@ from server.dialects.calls import MAX_NAME, CallFormat, Calling
 from server.dialects.lark import Lark
 from server.dialects.markup import Markup
 from server.dialects.scanner import Give, Reader, Scanner
-from server.dialects.toolbox import enforced_schema, properties_of, required_of, schema_of
+from server.dialects.toolbox import (
+    additional_of,
+    enforced_schema,
+    properties_of,
+    repeated,
+    required_of,
+    schema_of,
+    takes_others,
+)
 from server.dialects.values import escaped
 
 _NAME = re.compile(r"[\w.\-]")
@@ -30,6 +38,7 @@ class Pythonic(CallFormat):
 
     name = "pythonic"
     heads = "["
+    spreads = True
 
     def __init__(self, markup: Markup) -> None:
         super().__init__(markup)
@@ -38,7 +47,6 @@ class Pythonic(CallFormat):
         self.lead, self.again, self.tail = "[", ", ", "]"
 
     def read(self, calling: Calling, opener: str) -> Reader[None]:
-        del opener  # with one and without, a list comes
         scanner = calling.scanner
         yield from scanner.skip_space()
         if not (yield from scanner.accept("[")):
@@ -46,8 +54,11 @@ class Pythonic(CallFormat):
         while True:
             yield from scanner.skip_space()
             name = yield from scanner.take_while(_NAME, MAX_NAME)
-            tool = calling.tools.get(name)
+            known = calling.tools.find(name)
+            tool = known or calling.tools.resolve(name)
             if tool is None or not (yield from scanner.accept("(")):
+                return
+            if known is None and not opener and not (yield from _is_called(scanner)):
                 return
             calling.start(tool)
             if not (yield from _arguments(scanner, calling.give)):
@@ -64,13 +75,30 @@ class Pythonic(CallFormat):
         if tool.kind == "custom":
             value = lark.string_input(tool)
             return f"{lark.literal(f'{name}(input=')} {value} {lark.literal(')')}"
-        properties = properties_of(schema_of(tool))
+        schema = schema_of(tool)
+        properties = properties_of(schema)
+        begin, end = lark.literal(f"{name}("), lark.literal(")")
+        if not properties and takes_others(schema):
+            pair = f"{lark.name()} {lark.literal('=')} {lark.json(additional_of(schema))}"
+            pairs_more = f"{pair} ({lark.literal(', ')} {pair}){repeated(schema, after_first=True)}"
+            others = lark.numbered("others", f"({pairs_more}){'' if schema.get('minProperties') else '?'}")
+            return f"{begin} {others} {end}"
         required = required_of(enforced_schema(tool)) if tool.strict else frozenset()
         pairs = [
             (f"{lark.literal(f'{key}=')} {lark.json(inner)}", key in required)
             for key, inner in properties.items()
         ]
-        return f"{lark.literal(f'{name}(')} {lark.listed(pairs, ', ')} {lark.literal(')')}"
+        return f"{begin} {lark.listed(pairs, ', ')} {end}"
+
+
+def _is_called(scanner: Scanner) -> Reader[bool]:
+    """Whether named arguments follow, or none: else a list of text is no call. Reads nothing."""
+    start = scanner.offset
+    name = yield from scanner.take_while(_NAME, MAX_NAME)
+    ended = yield from scanner.accept("=" if name else ")")
+    called = bool(ended) and (bool(name) or (yield from scanner.peek()) in ("]", ","))
+    scanner.put_back(scanner.offset - start)
+    return called
 
 
 def _arguments(scanner: Scanner, give: Give) -> Reader[bool]:

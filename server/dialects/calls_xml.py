@@ -12,10 +12,20 @@ from typing import Any
 
 from server.dialects.base import Tool
 from server.dialects.calls import MAX_NAME, CallFormat, Calling
+from server.dialects.forced import arguments_of
 from server.dialects.lark import Lark
 from server.dialects.markup import Markup
 from server.dialects.scanner import MAX_HELD, SPACE, Reader, Scanner, Stops
-from server.dialects.toolbox import ALL_TYPES, properties_of, required_of, schema_of, types_of
+from server.dialects.toolbox import (
+    ALL_TYPES,
+    additional_of,
+    properties_of,
+    repeated,
+    required_of,
+    schema_of,
+    takes_others,
+    types_of,
+)
 from server.dialects.unquoted import allows_anything, strings_of, told_from
 from server.dialects.values import copy_json, escaped
 
@@ -39,6 +49,7 @@ class ElementCalls(CallFormat):
     last: str
     """What ends the call."""
     in_name = _IN_TAG
+    spreads = True
     lines = False
     """A value has a line break before and after it that is not its own."""
 
@@ -58,18 +69,18 @@ class ElementCalls(CallFormat):
                 return
         name = (yield from scanner.take_while(self.in_name, MAX_NAME)).strip()
         ended = yield from self._end_name(scanner)
-        tool = calling.tools.get(name)
+        tool = calling.tools.resolve(name)
         if tool is None or not ended:
             return
         calling.start(tool)
-        properties = properties_of(schema_of(tool))
+        properties, others = arguments_of(tool)
         before = "{"
         while True:
             yield from scanner.skip_space()
             if not (yield from scanner.accept(self.key)):
                 break
             argument = (yield from scanner.take_while(self.in_name, MAX_NAME)).strip()
-            types = yield from self._end_key(scanner, types_of(properties.get(argument, {})))
+            types = yield from self._end_key(scanner, types_of(properties.get(argument, others)))
             if types is None:
                 return
             calling.give(f"{before}{json.dumps(argument, ensure_ascii=False)}: ")
@@ -101,16 +112,13 @@ class ElementCalls(CallFormat):
         for key, inner in properties.items():
             element = self._element(lark, tool, key, inner)
             parts.append(element if key in required else f"({element})?")
-        if not properties and not tool.strict:
-            value = lark.until(self.after_value)
-            start = lark.literal(f"\n{self.key}")
-            parts.append(
-                f"({start} /[A-Za-z_][A-Za-z0-9_]*/ {lark.literal(self.end_of_key(_STRING))} {value})*"
-            )
+        if not properties and (takes_others(schema) or not tool.strict):
+            element = self._element(lark, tool, None, additional_of(schema))
+            parts.append(lark.numbered("others", f"({element}){repeated(schema)}"))
         return " ".join([*parts, lark.literal(f"\n{self.last}")])
 
-    def _element(self, lark: Lark, tool: Tool, key: str, schema: Mapping[str, Any]) -> str:
-        """One argument, from the line break before it."""
+    def _element(self, lark: Lark, tool: Tool, key: str | None, schema: Mapping[str, Any]) -> str:
+        """One argument, from the line break before it; without a key of any name."""
         if tool.kind == "custom" and (custom := lark.input(tool)):
             return f"{self._before(lark, key, _STRING)} {custom} {lark.literal(self._value_end())}"
         if not tool.strict:
@@ -131,7 +139,10 @@ class ElementCalls(CallFormat):
             ways.append(f"{self._before(lark, key, others)} {value} {lark.literal(self._value_end())}")
         return f"({' | '.join(ways)})"
 
-    def _before(self, lark: Lark, key: str, types: frozenset[str]) -> str:
+    def _before(self, lark: Lark, key: str | None, types: frozenset[str]) -> str:
+        if key is None:
+            start, end = lark.literal(f"\n{self.key}"), lark.literal(self.end_of_key(types))
+            return f"{start} {lark.name()} {end}"
         return lark.literal(f"\n{self.key}{key}{self.end_of_key(types)}")
 
     def end_of_key(self, types: frozenset[str]) -> str:

@@ -94,6 +94,7 @@ class ChatDialect:
             opens_reasoning=thinking == "open",
             grammar=constrain(self._markup, self._calls, self._form, asked),
             tools=tuple(callable_.tools.values()),
+            must_call=choice.mode == "required",
         )
 
     def encode(self, text: str, *, special: bool, limit: int | None = None) -> tuple[int, ...]:
@@ -122,9 +123,10 @@ class ChatDialect:
             self._markup,
             self._form,
             self._calls if prompt.tools else None,
-            Toolbox(prompt.tools),
+            Toolbox(prompt.tools, takes_unknown=prompt.grammar is None),
             self._stop_ids,
             opens_reasoning=prompt.opens_reasoning,
+            must_call=prompt.must_call,
         )
 
     def _tools(self, conversation: Conversation) -> Toolbox:

@@ -5,18 +5,20 @@ model reasons; then an answer, calls, or either. Where nothing is asked there is
 """
 
 import json
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
 from engine.messages import Grammar
 from server.dialects.base import OutputFormat, PromptError, ToolChoice
 from server.dialects.calls import CallFormat
-from server.dialects.enforceable import enforceable
-from server.dialects.forced import held
+from server.dialects.forced import alternatives, forced_levels
 from server.dialects.lark import Lark
 from server.dialects.markup import Markup
 from server.dialects.reasoning import ReasoningForm
 from server.dialects.toolbox import Toolbox
+from server.dialects.unenforced import without_unenforced
 
 Thinking = Literal["no", "maybe", "open"]
 """Whether reasoning may come first, or has been opened by the prompt."""
@@ -41,8 +43,38 @@ def constrain(
     required = asked.choice.mode == "required"
     if required and not asked.tools:
         raise PromptError("A call is required, but there are no tools.", "tool_choice")
-    if required:
-        asked = replace(asked, tools=Toolbox(held(asked.tools.tools.values())))
+    if not required:
+        return _grammar(markup, calls, form, asked)
+    return chained(
+        partial(_grammar, markup, calls, form, replace(asked, tools=Toolbox(tools)))
+        for tools in forced_levels(asked.tools.tools.values())
+    )
+
+
+def chained(levels: Iterable[Callable[[], Grammar | None]]) -> Grammar | None:
+    """The first grammar, with the ones behind it for where it cannot be compiled.
+
+    Raises the first PromptError where no level can be written.
+    """
+    error: PromptError | None = None
+    grammars: list[Grammar | None] = []
+    for level in levels:
+        try:
+            grammars.append(level())
+        except PromptError as refusal:
+            error = error or refusal
+    if error is not None and not grammars:
+        raise error
+    chain: Grammar | None = None
+    for grammar in reversed(grammars):
+        if grammar is not None and (chain is None or grammar.text != chain.text):
+            chain = replace(grammar, relaxed=chain)
+    return chain
+
+
+def _grammar(
+    markup: Markup, calls: CallFormat | None, form: ReasoningForm | None, asked: Asked
+) -> Grammar | None:
     lark = Lark(markup)
     body = _body(lark, calls, asked, _forbidden_start(markup, form, asked))
     if body is None:
@@ -70,7 +102,7 @@ def _answer(lark: Lark, wanted: OutputFormat) -> str | None:
     match wanted.kind:
         case "json_schema":
             schema = wanted.schema if wanted.schema is not None else {"type": "object"}
-            return lark.json(schema if wanted.strict else enforceable(schema))
+            return lark.json(schema if wanted.strict else without_unenforced(schema))
         case "json_object":
             return lark.json({"type": "object"})
     return None
@@ -106,7 +138,11 @@ def _free(lark: Lark, calls: CallFormat, asked: Asked, forbidden: str) -> str:
 
 def _calls(lark: Lark, calls: CallFormat, asked: Asked, lead: str) -> str:
     """One call, or more of them where they may be parallel, from behind what of the lead is already there."""
-    own = [calls.own(lark, name, tool) for name, tool in asked.tools.tools.items()]
+    own = [
+        calls.own(lark, name, one)
+        for name, tool in asked.tools.tools.items()
+        for one in (alternatives(tool) if calls.spreads else [tool])
+    ]
     one = lark.rule("call", " | ".join(own))
     more = f" ({lark.literal(calls.again)} {one})*" if asked.choice.parallel else ""
     return f"({lark.literal(lead)} {one}{more} {lark.literal(calls.tail)})"

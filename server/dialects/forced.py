@@ -1,71 +1,143 @@
-"""Functions of which one must be called: held to their schemas like strict ones, where these are simple.
+"""What forced calls follow: their functions' schemas, strict or not, as far as masks can enforce these.
 
-vLLM's required and named calls follow the function's schema, too. A schema that could be refused, or that
-some family's calls cannot express, is left as it is: its function takes any object. Pure.
+vLLM's required and named calls follow the function's schema, too. A schema that cannot be enforced whole is
+enforced in part; should even that not compile, less of it is, down to any JSON object. Pure.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 from server.dialects.base import Tool
-from server.dialects.toolbox import ALL_TYPES
+from server.dialects.enforceable import enforceable, shape
+from server.dialects.toolbox import (
+    ANY_OBJECT,
+    additional_of,
+    definition_of,
+    definitions_of,
+    properties_of,
+    schema_of,
+)
 
-MOST_SCHEMAS = 500
-"""Of all tools' arguments together, those within each other included."""
-_MOST_VALUES = 100
-_DEEPEST = 6
-_TOLD = frozenset({"title", "description", "default", "examples", "deprecated", "$schema", "$id", "$comment"})
-"""Keywords that allow and forbid nothing."""
-_KEPT = frozenset({"type", "properties", "required", "items", "enum", "additionalProperties"})
+MOST_ALTERNATIVES = 16
+"""Of one schema, written out as objects that each have their own properties."""
+_MAX_DEPTH = 8
+_JOINING = {"$ref", "anyOf", "oneOf", "allOf"}
 
 
-def held(tools: Iterable[Tool]) -> list[Tool]:
-    """The tools, of which those with simple schemas are strict, as far as there is room for them."""
-    room = MOST_SCHEMAS
-    found = []
-    for tool in tools:
-        if tool.kind == "function" and not tool.strict and tool.parameters is not None:
-            size = _size(tool.parameters, 0)
-            if tool.parameters.get("type") == "object" and size is not None and size <= room:
-                room -= size
-                tool = replace(tool, strict=True)  # noqa: PLW2901 - the tool as it is offered
-        found.append(tool)
+def forced_levels(tools: Iterable[Tool]) -> list[list[Tool]]:
+    """The tools with the schemas that their calls follow, from the most that is enforced to the least.
+
+    The schemas of strict functions are the same in all.
+    """
+    tools = list(tools)
+    if all(tool.strict or tool.kind == "custom" for tool in tools):
+        return [tools]
+    return [[_following(tool, part) for tool in tools] for part in (enforceable, shape, _anything)]
+
+
+def _following(tool: Tool, part: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> Tool:
+    if tool.strict or tool.kind == "custom":
+        return tool
+    return replace(tool, strict=True, parameters=part(tool.parameters or ANY_OBJECT))
+
+
+def _anything(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    del schema
+    return ANY_OBJECT
+
+
+def alternatives(tool: Tool) -> Iterator[Tool]:
+    """A strict function once for each object that its schema allows: with `anyOf` there may be several.
+
+    For families whose calls have a place for each property, and none for a whole object.
+    """
+    if not tool.strict or tool.parameters is None:
+        yield tool
+        return
+    for schema in objects_of(tool.parameters):
+        yield replace(tool, parameters=schema)
+
+
+def objects_of(schema: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The objects that a schema allows, each as one without `anyOf`, `allOf` and reference of its own."""
+    if not schema.keys() & _JOINING:
+        return [schema]
+    found = _alternatives(schema, 0)
+    if len(found) > MOST_ALTERNATIVES:
+        return [definition_of(schema)]
+    return [{**definitions_of(schema), **one} for one in found]
+
+
+def arguments_of(tool: Tool) -> tuple[dict[str, Mapping[str, Any]], Mapping[str, Any]]:
+    """What each of a tool's arguments may be, and what any other may."""
+    schemas = objects_of(schema_of(tool))
+    found: dict[str, Mapping[str, Any]] = {}
+    for schema in schemas:
+        for name, inner in properties_of(schema).items():
+            known = found.get(name)
+            found[name] = (
+                inner if known in (None, inner) else {**definitions_of(schema), "anyOf": [known, inner]}
+            )
+    return found, additional_of(schemas[0])
+
+
+def _alternatives(schema: Any, depth: int) -> list[dict[str, Any]]:
+    if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
+        return [{}]
+    named = definition_of(schema)
+    own = {key: value for key, value in named.items() if key not in ("anyOf", "oneOf", "allOf")}
+    if named is not schema:  # what stands beside a reference holds, too
+        own = _merged({key: value for key, value in schema.items() if key != "$ref"}, own)
+    found = [own]
+    for key in ("anyOf", "oneOf"):
+        if isinstance(branches := named.get(key), list) and branches:
+            found = _crossed(found, [one for inner in branches for one in _branch(schema, inner, depth)])
+    parts = named.get("allOf")
+    for inner in parts if isinstance(parts, list) else []:
+        found = _crossed(found, _branch(schema, inner, depth))
     return found
 
 
-def _size(schema: Any, depth: int) -> int | None:
-    """How many schemas it consists of; None if it is not simple."""
-    if not isinstance(schema, Mapping) or depth > _DEEPEST or schema.keys() - _TOLD - _KEPT:
-        return None
-    properties, items = schema.get("properties", {}), schema.get("items", {})
-    if not (
-        _is_type(schema.get("type", "object"))
-        and isinstance(properties, Mapping)
-        and all(isinstance(name, str) and name.isidentifier() for name in properties)
-        and _is_part(schema.get("required", []), properties)
-        and _is_choice(schema.get("enum", [""]))
-        and isinstance(schema.get("additionalProperties", True), bool)
-    ):
-        return None
-    sizes = [_size(inner, depth + 1) for inner in (*properties.values(), items) if inner != {}]
-    return None if None in sizes else 1 + sum(size or 0 for size in sizes)
+def _branch(schema: Mapping[str, Any], inner: Any, depth: int) -> list[dict[str, Any]]:
+    whole = {**definitions_of(schema), **inner} if isinstance(inner, Mapping) else inner
+    return _alternatives(whole, depth + 1)
 
 
-def _is_type(named: object) -> bool:
-    types = named if isinstance(named, list) else [named]
-    return bool(types) and all(isinstance(one, str) and one in ALL_TYPES for one in types)
+def _crossed(some: list[dict[str, Any]], others: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    if len(some) * len(others) > MOST_ALTERNATIVES:
+        return [{}] * (MOST_ALTERNATIVES + 1)
+    return [_merged(one, other) for one in some for other in others]
 
 
-def _is_part(required: object, properties: Mapping[str, Any]) -> bool:
-    return isinstance(required, list) and all(
-        isinstance(name, str) and name in properties for name in required
-    )
+def _merged(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    """An object that both schemas allow."""
+    merged = {**one, **other}
+    first, second = (_mapping(schema.get("properties")) for schema in (one, other))
+    if first or second:
+        merged["properties"] = {
+            **first,
+            **{
+                name: {"allOf": [first[name], inner]} if name in first else inner
+                for name, inner in second.items()
+            },
+        }
+    required = [*_list(one.get("required")), *_list(other.get("required"))]
+    if required:
+        merged["required"] = required
+    for schema, rest in ((one, second), (other, first)):
+        if schema.get("additionalProperties") is False and "properties" in merged:
+            own = _mapping(schema.get("properties"))
+            merged["properties"] = {
+                name: inner for name, inner in merged["properties"].items() if name in own or name not in rest
+            }
+            merged["additionalProperties"] = False
+    return merged
 
 
-def _is_choice(values: object) -> bool:
-    return (
-        isinstance(values, list)
-        and 0 < len(values) <= _MOST_VALUES
-        and all(isinstance(one, str) for one in values)
-    )
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []

@@ -76,6 +76,7 @@ class HarmonyDialect:
             stop_ids=STOPS,
             grammar=make_grammar(conversation, builtin),
             tools=conversation.tools,
+            must_call=conversation.choice.mode == "required",
         )
 
     def encode(

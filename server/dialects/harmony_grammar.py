@@ -6,14 +6,17 @@ asked for there is no grammar. Pure.
 
 import json
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 from engine.messages import Grammar
 from server.dialects.base import Conversation, PromptError, Tool
-from server.dialects.enforceable import enforceable
-from server.dialects.forced import held
+from server.dialects.constrain import chained
+from server.dialects.forced import forced_levels
 from server.dialects.harmony_tools import BROWSER, BROWSER_TOOLS, PYTHON, recipient
 from server.dialects.harmony_vocabulary import CHANNEL, CONSTRAIN, END, MESSAGE, START
 from server.dialects.lark import in_slashes
+from server.dialects.toolbox import choice_names
+from server.dialects.unenforced import without_unenforced
 
 _ANY_TEXT = "TEXT?"
 
@@ -31,9 +34,18 @@ def make_grammar(conversation: Conversation, builtin: tuple[str, ...] = ()) -> G
     if not _restricts(conversation, tools):
         return None
     offered = tuple(name for name in builtin if choice.mode != "none" and _may_call(choice.allowed, name))
-    calls = [*_calls(held(tools) if choice.mode == "required" else tools), *_builtin_calls(offered)]
-    if choice.mode == "required" and not calls:
+    if choice.mode != "required":
+        return _grammar(conversation, [*_calls(tools), *_builtin_calls(offered)])
+    if not tools and not offered:
         raise PromptError("A tool must be called, but there is none that may be.", "tool_choice")
+    return chained(
+        partial(_grammar, conversation, [*_calls(level), *_builtin_calls(offered)])
+        for level in forced_levels(tools)
+    )
+
+
+def _grammar(conversation: Conversation, calls: Sequence[tuple[str, str, str]]) -> Grammar:
+    choice = conversation.choice
     last = [f"c{number}" for number in range(len(calls))]
     answers = list(_final(conversation)) if choice.mode != "required" else []
     lines = [
@@ -45,10 +57,15 @@ def make_grammar(conversation: Conversation, builtin: tuple[str, ...] = ()) -> G
         f'plain: (" "? <[{CONSTRAIN}]>? ("code" | "text"))? <[{MESSAGE}]>',
         *answers,
     ]
+    schemas: dict[str, str] = {}
     for number, (callee, channel, content) in enumerate(calls):
+        head, _, schema = content.partition(" %json ")
+        if schema:  # equal ones are in the grammar once
+            content = f"{head} {schemas.setdefault(schema, f's{len(schemas)}')}"  # noqa: PLW2901
         # The recipient may come before the channel or after it.
         lines.append(f"c{number}: (n{number} {channel} | {channel} n{number}) {content}")
         lines.append(f"n{number}: {json.dumps(' to=' + callee)}")
+    lines += [f"{name}: %json {schema}" for schema, name in schemas.items()]
     return Grammar(kind="lark", text="\n".join([*lines, "TEXT: /(.|\\n)+/"]))
 
 
@@ -56,7 +73,11 @@ def _callable(conversation: Conversation) -> list[Tool]:
     choice = conversation.choice
     if choice.mode == "none":
         return []
-    return [tool for tool in conversation.tools if choice.allowed is None or tool.name in choice.allowed]
+    return [
+        tool
+        for tool in conversation.tools
+        if choice.allowed is None or not choice_names(tool).isdisjoint(choice.allowed)
+    ]
 
 
 def _may_call(allowed: Sequence[str] | None, builtin: str) -> bool:
@@ -81,7 +102,7 @@ def _final(conversation: Conversation) -> Iterator[str]:
             schema = conversation.format.schema if conversation.format.schema is not None else {}
             yield f'final: <[{CHANNEL}]> "final" json answer'
             strict = conversation.format.strict
-            yield f"answer: %json {json.dumps(schema if strict else enforceable(schema))}"
+            yield f"answer: %json {json.dumps(schema if strict else without_unenforced(schema))}"
         case "json_object":
             yield f'final: <[{CHANNEL}]> "final" json answer'
             yield 'answer: %json {"type": "object"}'

@@ -53,6 +53,7 @@ class HarmonyParser:
         """How often the model broke the format."""
         self._tokens = tokens
         self._tools = by_recipient(prompt.tools)
+        self._must_call = prompt.must_call
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._deltas: list[Delta] = []
         self._count = 0
@@ -89,7 +90,7 @@ class HarmonyParser:
         """A message that is open is cut off; of a header that is not complete nothing is told."""
         if self._inside:
             self._cut()
-        elif self._is_talk():
+        elif self._is_talk() and not self._must_call:
             self._open_headerless()
             self._cut()
         self._header = None

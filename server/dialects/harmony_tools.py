@@ -5,6 +5,7 @@ from typing import Any
 
 from server.dialects.base import PromptError, Tool
 from server.dialects.harmony_schema import tame, typed
+from server.dialects.toolbox import find_tool
 
 FUNCTIONS = "functions"
 """The namespace of tools that were given none."""
@@ -25,6 +26,8 @@ def recipient(name: str, namespace: str | None) -> str:
 def tool_of(called: str, tools: Mapping[str, Tool]) -> Tool:
     """The tool that a call's recipient names, out of `by_recipient`'s; an unknown one is made up."""
     if found := tools.get(called) or tools.get(f"{FUNCTIONS}.{called}"):
+        return found
+    if found := find_tool(called.removeprefix(f"{FUNCTIONS}."), tools.values()):
         return found
     if called == PYTHON:
         return Tool(name=PYTHON, kind="custom", namespace=PYTHON)

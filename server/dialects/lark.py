@@ -91,7 +91,12 @@ class Lark:
         return begin if parts else '""'
 
     def json(self, schema: Mapping[str, Any] | bool) -> str:
-        return f"%json {json.dumps(schema)}" if isinstance(schema, Mapping) else "%json {}"
+        """JSON of a schema; equal ones are in the grammar once."""
+        return self.numbered("json", f"%json {json.dumps(schema if isinstance(schema, Mapping) else {})}")
+
+    def name(self) -> str:
+        """The name of an argument that no schema names."""
+        return self.rule("NAME", "/[A-Za-z_][A-Za-z0-9_]{0,63}/")
 
     def arguments(self, tool: Tool) -> str:
         """A tool's arguments as a JSON object."""

@@ -13,11 +13,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from server.dialects.base import Conversation, PromptError
+from server.dialects.base import Conversation, PromptError, Tool, spoken_name
 from server.dialects.calls import CallFormat
 from server.dialects.shapes import Shape
 from server.dialects.template import ChatTemplate, Message, Written
-from server.dialects.toolbox import spoken_name
 from server.wire.bounds import check_size
 from server.wire.errors import DecodeFailure
 from server.wire.items import (
@@ -85,7 +84,7 @@ def _turns(conversation: Conversation, ids: str) -> Iterator[Turn]:
     """Who said what, in order; all that a model said without being answered between is one turn."""
     if conversation.instructions:
         yield Turn("system", conversation.instructions)
-    names = _Ids(ids)
+    names = _Ids(ids, conversation.tools)
     spoken: Turn | None = None
     for item in conversation.items:
         if isinstance(item, OtherItem):
@@ -126,12 +125,10 @@ def _add(turn: Turn, item: Item, ids: "_Ids") -> None:
             parts = [part.text for part in (item.content or [])] or [part.text for part in item.summary]
             turn.thought += "\n\n" * bool(turn.thought and parts) + "\n\n".join(parts)
         case FunctionCall():
-            name = spoken_name(item.name, item.namespace or None)
-            turn.calls.append(ids.call(item.call_id, name, item.arguments or "{}"))
+            turn.calls.append(ids.call(item.call_id, ids.name(item), item.arguments or "{}"))
         case CustomToolCall():
-            name = spoken_name(item.name, item.namespace or None)
             arguments = json.dumps({"input": item.input}, ensure_ascii=False)
-            turn.calls.append(ids.call(item.call_id, name, arguments))
+            turn.calls.append(ids.call(item.call_id, ids.name(item), arguments))
 
 
 def _turn_of(item: Item, ids: "_Ids") -> Turn:
@@ -147,12 +144,18 @@ def _output_text(output: str | list[ContentPart]) -> str:
 
 
 class _Ids:
-    """Call ids as a family wants them. A call and its output keep their bond: the id that they had."""
+    """Call ids as a family wants them, and names. A call and its output keep their bond: the id they had."""
 
-    def __init__(self, wanted: str) -> None:
+    def __init__(self, wanted: str, tools: Sequence[Tool] = ()) -> None:
         self._wanted = wanted
+        self._spoken = {(tool.namespace, tool.name): tool.spoken for tool in tools}
         self._calls: dict[str, Call] = {}
         self._count = 0
+
+    def name(self, item: FunctionCall | CustomToolCall) -> str:
+        """What the model knows the called tool by, or did where it is not offered any more."""
+        namespace = item.namespace or None
+        return self._spoken.get((namespace, item.name)) or spoken_name(item.name, namespace)
 
     def call(self, call_id: str, name: str, arguments: str) -> Call:
         match self._wanted:

@@ -28,6 +28,7 @@ class ChatParser:
         stop_ids: frozenset[int],
         *,
         opens_reasoning: bool,
+        must_call: bool = False,
     ) -> None:
         self.reasoning_tokens = 0
         self._tokenizer = tokenizer
@@ -39,7 +40,9 @@ class ChatParser:
         self._places: list[int] = []
         self._count = 0
         self._scanner = Scanner()
-        self._reader = _read(self._scanner, markup, form, calls, tools, opens_reasoning)
+        self._reader = _read(
+            self._scanner, markup, form, calls, tools, opened=opens_reasoning, must_call=must_call
+        )
         next(self._reader, None)
 
     def feed(self, token_ids: Sequence[int]) -> list[Delta]:
@@ -98,7 +101,9 @@ def _read(
     form: ReasoningForm | None,
     calls: CallFormat | None,
     tools: Toolbox,
+    *,
     opened: bool,
+    must_call: bool,
 ) -> Iterator[None]:
     answer = Prose(scanner, "answer", markup.clean)
     if form is not None:
@@ -106,4 +111,6 @@ def _read(
         ends = [opener for opener in calls.openers if markup.is_sign(opener)] if calls else []
         yield from read_reasoning(scanner, form, reasoning, answer, opened=opened, also_ends=ends)
     dropped = form.dropped if form is not None else ()
-    yield from read_answer(scanner, calls, Calling(scanner, tools), answer, dropped)
+    yield from read_answer(
+        scanner, calls, Calling(scanner, tools), answer, dropped, must_call=must_call and calls is not None
+    )

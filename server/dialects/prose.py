@@ -37,10 +37,11 @@ class Prose:
         end = self._scanner.offset
         self._add(piece, end - len(piece), end)
 
-    def add_marked(self, restore: Callable[[str], str]) -> None:
-        """What was read since the scanner's mark, as a reader would see it."""
+    def add_marked(self, restore: Callable[[str], str]) -> str:
+        """What was read since the scanner's mark, as a reader would see it; returns that text."""
         text, end = self._scanner.unmark(), self._scanner.offset
         self._add(restore(text), end - len(text), end)
+        return text
 
     def restart(self) -> None:
         """Markup came: held white space is gone, and that which follows will be."""

@@ -146,6 +146,10 @@ class Scanner:
                 return ""
             yield
 
+    def skip_rest(self) -> None:
+        """Reads all that there is."""
+        self._at = len(self._text)
+
     def drop_half_of(self, *texts: str) -> None:
         """Reads, at the end, a rest that is the beginning of one of these."""
         rest = self._text[self._at :]

@@ -1,43 +1,87 @@
 """The tools of one conversation under the names that a model knows them by, and their arguments' schemas."""
 
+import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from server.dialects.base import PromptError, Tool
+from server.dialects.base import PromptError, Tool, spoken_name
 
 ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
+SEPARATORS = ("__", "-", ".")
+"""What clients and models write between a namespace, plugin or server label and a tool's name."""
+_UNKNOWN_NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
+"""A name that a tool of a request may have, and so may be sent back with a call."""
 
 
-def spoken_name(name: str, namespace: str | None) -> str:
-    """What a model calls a tool; the tools of a group have the group's name before theirs."""
-    return f"{namespace}__{name}" if namespace else name
+def without_labels(tools: Sequence[Tool]) -> list[Tool]:
+    """The tools, those of MCP servers without the label before their names where no two names collide.
+
+    Models leave such labels out. One whose `prefixed` is set already keeps its label.
+    """
+    names = Counter(name for tool in tools for name in {tool.name, spoken_name(tool.name, tool.namespace)})
+    return [
+        replace(tool, prefixed=tool.prefixed or names[tool.name] > 1) if tool.served else tool
+        for tool in tools
+    ]
+
+
+def choice_names(tool: Tool) -> frozenset[str]:
+    """The names by which a request's `tool_choice` means the tool: an MCP server's only with the label."""
+    own = spoken_name(tool.name, tool.namespace)
+    return frozenset({own} if tool.served else {own, tool.name})
+
+
+def find_tool(name: str, tools: Iterable[Tool]) -> Tool | None:
+    """The only tool that a model can mean by a name that is no tool's own; None if there is not exactly one.
+
+    Models leave prefixes out (`get_weather` for `W-get_weather`), and write a label before the name of a
+    tool that has one, in one way or another (`city.get_weather`).
+    """
+    meant = [tool for tool in tools if name and _is_meant(name, tool)]
+    return meant[0] if len(meant) == 1 else None
+
+
+def _is_meant(name: str, tool: Tool) -> bool:
+    if tool.namespace and any(name == f"{tool.namespace}{between}{tool.name}" for between in SEPARATORS):
+        return True
+    return name == tool.name or tool.spoken.endswith(tuple(between + name for between in SEPARATORS))
 
 
 class Toolbox:
     """Tools by their spoken names."""
 
-    def __init__(self, tools: Iterable[Tool]) -> None:
-        """Raises PromptError for two tools of one name."""
+    def __init__(self, tools: Iterable[Tool], *, takes_unknown: bool = False) -> None:
+        """With `takes_unknown`, `resolve` takes any name. Raises PromptError for two tools of one name."""
+        self.takes_unknown = takes_unknown
         self.tools: dict[str, Tool] = {}
         for tool in tools:
-            name = spoken_name(tool.name, tool.namespace)
-            if name in self.tools:
-                raise PromptError(f"There are two tools called {name!r}.", "tools")
-            self.tools[name] = tool
+            if tool.spoken in self.tools:
+                raise PromptError(f"There are two tools called {tool.spoken!r}.", "tools")
+            self.tools[tool.spoken] = tool
 
     def __bool__(self) -> bool:
         return bool(self.tools)
 
-    def get(self, name: str) -> Tool | None:
-        return self.tools.get(name)
+    def find(self, name: str) -> Tool | None:
+        """The tool of that name, or else the only one that a model can mean by it."""
+        return self.tools.get(name) or find_tool(name, self.tools.values())
+
+    def resolve(self, name: str) -> Tool | None:
+        """The same; for a name of none a function without parameters, where unknown names are taken."""
+        known = self.find(name)
+        if known is None and self.takes_unknown and _UNKNOWN_NAME.fullmatch(name):
+            return Tool(name=name)
+        return known
 
     def only(self, allowed: Sequence[str] | None) -> "Toolbox":
-        """Those that are named, by their own or their spoken names. Raises PromptError for a name of none."""
+        """Those that a choice names. Raises PromptError for a name of none."""
         if allowed is None:
             return self
         wanted = set(allowed)
-        kept = [tool for name, tool in self.tools.items() if {name, tool.name} & wanted]
-        known = {name for tool in kept for name in (tool.name, spoken_name(tool.name, tool.namespace))}
+        kept = [tool for tool in self.tools.values() if choice_names(tool) & wanted]
+        known = {name for tool in kept for name in choice_names(tool)}
         if unknown := sorted(wanted - known):
             raise PromptError(f"There is no tool called {unknown[0]!r}.", "tool_choice")
         return Toolbox(kept)
@@ -87,6 +131,30 @@ def properties_of(schema: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
         str(name): {**definitions_of(schema), **inner} if isinstance(inner, Mapping) else {}
         for name, inner in properties.items()
     }
+
+
+def takes_others(schema: Mapping[str, Any]) -> bool:
+    """Whether an object is a free one, or says more than `properties` does of what else may be in it."""
+    others = schema.get("additionalProperties")
+    return others is not False and (
+        "properties" not in schema or others is True or isinstance(others, Mapping)
+    )
+
+
+def additional_of(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What any other property must be, with the definitions that it may refer to."""
+    others = schema.get("additionalProperties")
+    return {**definitions_of(schema), **others} if isinstance(others, Mapping) else {}
+
+
+def repeated(schema: Mapping[str, Any], *, after_first: bool = False) -> str:
+    """How often a free object's properties may come, as a Lark grammar says it; those `after_first`."""
+    least = schema.get("minProperties")
+    count = least if isinstance(least, int) and 0 < least <= _MOST_REPEATED else 0
+    return f"{{{max(count - after_first, 0)},}}"
+
+
+_MOST_REPEATED = 16
 
 
 def required_of(schema: Mapping[str, Any]) -> frozenset[str]:

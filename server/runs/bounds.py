@@ -11,7 +11,7 @@ from engine.grammar_limits import MAX_PATTERN, MAX_RAW_DEPTH, BadGrammar, check_
 from engine.grammar_source import check_source
 from engine.messages import Grammar
 from server.dialects.base import Conversation, Tool
-from server.dialects.toolbox import spoken_name
+from server.dialects.toolbox import choice_names
 from server.errors import InvalidRequest
 from server.wire.items import CustomToolCallOutput, FunctionCallOutput, Item, Message, plain_text
 
@@ -105,8 +105,9 @@ def _size(tool: Tool) -> int:
 
 def _may_be_called(conversation: Conversation, tool: Tool) -> bool:
     choice = conversation.choice
-    names = {tool.name, spoken_name(tool.name, tool.namespace)}
-    return choice.mode != "none" and (choice.allowed is None or bool(names & set(choice.allowed)))
+    return choice.mode != "none" and (
+        choice.allowed is None or not choice_names(tool).isdisjoint(choice.allowed)
+    )
 
 
 def _refuse_bad_grammar(tool: Tool) -> None:

@@ -47,6 +47,11 @@ def _conversation(given: str | ConversationReference | None) -> ConversationEcho
     return ConversationEcho(given if isinstance(given, str) else given.id)
 
 
+def asks_for_summary(request: CreateResponse) -> bool:
+    """Whether the model's reasoning is to have a summary."""
+    return _reasoning(request.reasoning).summary is not None
+
+
 def _reasoning(given: ReasoningOptions | None) -> ReasoningEcho:
     if given is None:
         return ReasoningEcho()

@@ -29,6 +29,7 @@ from server.runs.hosted_events import HostedEvents
 from server.runs.raw_messages import RawMessages
 from server.runs.retold import begun_by, decode_added, decode_done
 from server.runs.states import Ending, EndStatus
+from server.runs.summary_parts import Summary
 from server.wire import events as wire
 from server.wire import ids
 from server.wire.events import Event, Kind, event_type
@@ -44,6 +45,7 @@ from server.wire.items import (
     OutputText,
     Reasoning,
     ReasoningText,
+    SummaryText,
 )
 from server.wire.response import Echo, Response
 
@@ -66,6 +68,8 @@ class _OpenItem:
     id: str
     call_id: str
     seal: Callable[[str, str], str] | None = None
+    summary: Summary | None = None
+    """There if reasoning is its own summary."""
     text: list[str] = field(default_factory=list)
     logprobs: list[Logprob] = field(default_factory=list)
 
@@ -96,7 +100,8 @@ class _OpenItem:
         if text is None:
             return Reasoning(self.id, status, [], [])
         sealed = self.seal(self.id, text) if self.seal else UNSET
-        return Reasoning(self.id, status, [], [ReasoningText(text)], sealed)
+        summary = [SummaryText(text)] if self.summary else []
+        return Reasoning(self.id, status, summary, [ReasoningText(text)], sealed)
 
     def _output_text(self, text: str) -> OutputText:
         return OutputText(text=text, logprobs=self.logprobs or UNSET)
@@ -112,10 +117,14 @@ class Emitter:
         echo: Echo,
         seal: Callable[[str, str], str] | None = None,
         hosted: Hosted = Hosted(),  # noqa: B008 - frozen
+        *,
+        summarizes: bool = False,
     ) -> None:
         """`seal` gives the sealed form of a reasoning item's text, always the same one. The tools of each
-        server in `hosted` are a group of its name to the model.
+        server in `hosted` are a group of its name to the model. What `summarizes` tells each reasoning's
+        text as its summary, too.
         """
+        self._summarizes = summarizes
         self.output: list[Item] = []
         """The items that are done, and the server's calls from their beginning on."""
         self.next_seq = 0
@@ -185,7 +194,10 @@ class Emitter:
                 events = []
             case CallEnd():
                 return self._close("completed")
-        return [*events, self._more(text, logprobs)]
+        events.append(self._more(text, logprobs))
+        if self._open is not None and self._open.summary is not None:
+            events += self._open.summary.more(text)
+        return events
 
     def compacting(self, *, answers: bool) -> list[Event]:
         """A compaction of the context begins; unless the response `answers`, nothing follows it."""
@@ -221,6 +233,8 @@ class Emitter:
             if event.kind is not Kind.WHOLE:
                 _, text, logprobs = wire.delta_of(event)
                 self._more(text, logprobs)
+                if self._open is not None and self._open.summary is not None:
+                    self._open.summary.more(text)
             elif event_type(event) == "response.output_item.added":
                 item = decode_added(event.body).item
                 self._close("completed")
@@ -305,6 +319,9 @@ class Emitter:
         events.append(wire.whole(wire.OutputItemAdded(self._number(), self._index, item)))
         if (part := self._open.part("")) is not None:
             events.append(wire.whole(wire.ContentPartAdded(self._number(), item_id, self._index, 0, part)))
+        if self._summarizes and isinstance(begun, ReasoningDelta):
+            self._open.summary = Summary(item_id, self._index, self._number)
+            events += self._open.summary.begin()
         return events
 
     @property
@@ -325,6 +342,8 @@ class Emitter:
         events = [wire.whole(self._text_done(item, text))]
         if (part := self._open.part(text)) is not None:
             events.append(wire.whole(wire.ContentPartDone(self._number(), item.id, self._index, 0, part)))
+        if self._open.summary is not None:
+            events += self._open.summary.end(text)
         events.append(wire.whole(wire.OutputItemDone(self._number(), self._index, item)))
         self.output.append(item)
         self._open = None

@@ -77,6 +77,11 @@ class Hosted:
         """Whether somebody must allow that call."""
         return name in self.labels[label].asks
 
+    def offers(self, call: McpCall) -> bool:
+        """Whether the request lets its model have that tool."""
+        listed = self.labels.get(call.server_label)
+        return listed is not None and any(tool.name == call.name for tool in listed.tools)
+
     def repeatable(self, call: McpCall) -> bool:
         """Whether a call that was perhaps made may be made again."""
         listed = self.labels.get(call.server_label)
@@ -110,6 +115,8 @@ class DueCall:
     call: McpCall
     allowed: bool
     """Else `max_tool_calls` were made before."""
+    offered: bool = True
+    """Else the request has no such tool of that server's."""
     repeatable: bool = False
 
 

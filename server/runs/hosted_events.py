@@ -66,7 +66,13 @@ class HostedEvents:
         most = self._hosted.most_calls
         made = sum(isinstance(item, ServedCall) for item in self._output) - len(self.pending)
         return [
-            DueCall(index, call, most is None or made + place < most, self._hosted.repeatable(call))
+            DueCall(
+                index,
+                call,
+                allowed=most is None or made + place < most,
+                offered=self._hosted.offers(call),
+                repeatable=self._hosted.repeatable(call),
+            )
             for place, index in enumerate(self.pending)
             for call in [self._calls[index]]
         ]

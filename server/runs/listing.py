@@ -85,6 +85,7 @@ def list_tools(
             server_url=_kept(tool.server_url),
             listed=_without(found, tool.server_label, names),
             listing_error=found.error,
+            plain_names=True,
         )
         told = before is not None or _told_in(items, listed)
         listed = msgspec.structs.replace(listed, listed_before=told)

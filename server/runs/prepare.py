@@ -25,10 +25,11 @@ from server.dialects.base import (
     ToolChoice,
 )
 from server.dialects.plain import PlainParser
+from server.dialects.toolbox import without_labels
 from server.errors import InvalidRequest
 from server.runs.approvals import tagged
 from server.runs.bounds import COUNTED, characters_of, refuse_unbounded, too_long, too_long_to_count
-from server.runs.echo import make_echo
+from server.runs.echo import asks_for_summary, make_echo
 from server.runs.engine_refusals import refusal
 from server.runs.hosted import hosted_of
 from server.runs.opened import opened
@@ -69,6 +70,8 @@ class Served:
     """Whose long prompt is tokenized."""
     most_calls: int | None = None
     """Tool calls that the server makes in one response."""
+    summarizes: bool = True
+    """Reasoning is its own summary, for requests that ask for one."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -98,6 +101,7 @@ class Served:
             seal=partial(self.seal.seal, "reasoning", tenant)
             if SEALED_REASONING in (request.include or ())
             else None,
+            summarizes=self.summarizes and asks_for_summary(request),
             hosted=hosted_of(request, items, partial(tagged, self.seal, tenant), self.most_calls),
         )
 
@@ -233,7 +237,7 @@ def _conversation(request: CreateResponse, items: Sequence[Item], moment: dateti
     return Conversation(
         items=items,
         instructions=request.instructions,
-        tools=[tool for declared in given for tool in _tools(declared)],
+        tools=without_labels([tool for declared in given for tool in _tools(declared)]),
         choice=ToolChoice(
             mode=choice.mode, allowed=choice.allowed, parallel=request.parallel_tool_calls is not False
         ),
@@ -260,6 +264,8 @@ def _tools(declared: wire.Tool, namespace: str | None = None) -> list[Tool]:
                     parameters=listed.input_schema,
                     namespace=label,
                     builtin=label in ("python", "browser"),
+                    served=True,
+                    prefixed=not declared.plain_names,
                 )
                 for listed in declared.offered
             ]

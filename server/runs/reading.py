@@ -47,6 +47,8 @@ class Reading:
     """There, as the prompt's tokens, if tokens are to be told as they come."""
     seal: Callable[[str, str], str] | None = None
     """There if reasoning is to be told sealed, too: from its item's id and its text."""
+    summarizes: bool = False
+    """The reasoning is told as its own summary, too."""
     hosted: Hosted = Hosted()
     """The tools that the server runs."""
     condensing: Condensing | None = None

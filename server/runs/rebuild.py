@@ -7,7 +7,7 @@ ended in good order, but not go on.
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -18,6 +18,7 @@ from server.runs.condense import first_reading, prepare_first
 from server.runs.prepare import Prepared, Served
 from server.runs.reading import nothing_to_read
 from server.runs.replay import replay, said
+from server.runs.retold import has_summaries
 from server.runs.run import Log, Run, RunFacts
 from server.runs.turns import Turns
 from server.store import events, responses
@@ -62,7 +63,7 @@ def rebuild(connection: Connection, stored: StoredResponse, served: Served) -> R
         raise
     except Exception:
         log.exception("response %s cannot go on from what is stored of it", stored.id)
-    run = Run(_facts(stored, prepared), nothing_to_read())
+    run = Run(_facts(stored, prepared), replace(nothing_to_read(), summarizes=bool(has_summaries(told))))
     run.resume_told(Log(progress.token_ids, progress.next_seq, told, progress.first_token_at))
     return Rebuilt(stored, run, None)
 
@@ -78,7 +79,10 @@ def _resumed(
     """The run with the job that goes on; None if its tokens read otherwise now."""
     facts, request = _facts(stored, prepared), _request(stored, stored.asked or "")
     items = _items(connection, stored)
-    run = Run(facts, first_reading(served, stored.tenant, request, prepared, items))
+    reading = first_reading(served, stored.tenant, request, prepared, items)
+    if (summarized := has_summaries(told)) is not None:  # an earlier release or setting told it so
+        reading = replace(reading, summarizes=summarized)
+    run = Run(facts, reading)
     turns = Turns(
         served=served,
         tenant=stored.tenant,

@@ -1,14 +1,28 @@
 """Items as a log tells of them: what each began with. Pure."""
 
+from collections.abc import Iterable
+
 import msgspec
 
 from server.dialects.base import CallStart, MessageStart, ReasoningDelta
 from server.wire import events as wire
-from server.wire.events import Kind
+from server.wire.events import Event, Kind, event_type
 from server.wire.items import CustomToolCall, FunctionCall, Item, Reasoning
 
 decode_added = msgspec.json.Decoder(wire.OutputItemAdded).decode
 decode_done = msgspec.json.Decoder(wire.OutputItemDone).decode
+
+
+def has_summaries(told: Iterable[Event]) -> bool | None:
+    """Whether a log's reasoning has summaries; None if it has no reasoning."""
+    found: bool | None = None
+    for event in told:
+        kind = event_type(event)
+        if kind == "response.reasoning_summary_part.added":
+            return True
+        if kind == "response.reasoning_text.delta":
+            found = False
+    return found
 
 
 def begun_by(item: Item) -> tuple[Kind, MessageStart | ReasoningDelta | CallStart]:

@@ -67,7 +67,14 @@ class Run:
         self._condensing = reading.condensing
         self._written: list[str] = []
         """The summary that the model writes in the first turn of a compaction."""
-        self._emitter = Emitter(facts.id, facts.created_at, facts.echo, reading.seal, self._hosted)
+        self._emitter = Emitter(
+            facts.id,
+            facts.created_at,
+            facts.echo,
+            reading.seal,
+            self._hosted,
+            summarizes=reading.summarizes,
+        )
         self._started = False
         self._first_token_at: datetime | None = None
         self._spent = EngineUsage()

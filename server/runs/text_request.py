@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.vocabulary import Vocabulary
-from server.dialects.enforceable import enforceable
+from server.dialects.unenforced import without_unenforced
 from server.errors import InvalidRequest
 from server.runs.asked import refuse_unsupported, shared, unsupported
 from server.runs.bounds import COUNTED, too_long
@@ -152,4 +152,4 @@ def _grammar(request: TextRequest) -> dict[str, Any] | None:
             "A json_schema format needs a schema.", param="response_format.json_schema.schema"
         )
     schema = asked.json_schema.schema
-    return {"json": json.dumps(schema if asked.json_schema.strict else enforceable(schema))}
+    return {"json": json.dumps(schema if asked.json_schema.strict else without_unenforced(schema))}

@@ -126,6 +126,9 @@ class ToolLoop:
             deliver(failure(NO_MORE))
             return
         call = due.call
+        if not due.offered:
+            deliver(failure(f"There is no tool {call.name[:100]!r}."))
+            return
         try:
             access = turns.access_to(call.server_label)
             made = self.servers.begin_call(

@@ -12,7 +12,7 @@ from uuid import UUID
 import msgspec
 
 from server.wire import ids
-from server.wire.items import Item, Logprob, OutputText, ReasoningText
+from server.wire.items import Item, Logprob, OutputText, ReasoningText, SummaryText
 from server.wire.response import Response
 
 
@@ -137,6 +137,36 @@ class ReasoningTextDone(_Event, frozen=True, tag="response.reasoning_text.done")
     output_index: int
     content_index: int
     text: str
+
+
+class ReasoningSummaryPartAdded(_Event, frozen=True, tag="response.reasoning_summary_part.added"):
+    item_id: str
+    output_index: int
+    summary_index: int
+    part: SummaryText
+
+
+class ReasoningSummaryTextDelta(_Event, frozen=True, tag="response.reasoning_summary_text.delta"):
+    """Kept whole: there are none unless a request asks for a summary."""
+
+    item_id: str
+    output_index: int
+    summary_index: int
+    delta: str
+
+
+class ReasoningSummaryTextDone(_Event, frozen=True, tag="response.reasoning_summary_text.done"):
+    item_id: str
+    output_index: int
+    summary_index: int
+    text: str
+
+
+class ReasoningSummaryPartDone(_Event, frozen=True, tag="response.reasoning_summary_part.done"):
+    item_id: str
+    output_index: int
+    summary_index: int
+    part: SummaryText
 
 
 class FunctionCallArgumentsDelta(_Event, frozen=True, tag="response.function_call_arguments.delta"):
@@ -268,6 +298,10 @@ WholeEvent = (
     | ContentPartDone
     | OutputTextDone
     | ReasoningTextDone
+    | ReasoningSummaryPartAdded
+    | ReasoningSummaryTextDelta
+    | ReasoningSummaryTextDone
+    | ReasoningSummaryPartDone
     | FunctionCallArgumentsDone
     | CustomToolCallInputDone
     | CompactionCompacting

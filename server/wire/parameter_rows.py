@@ -56,15 +56,11 @@ SAMPLING: Rows = {
     "stop_token_ids": Row("works", "128 at most; they end the output even with `ignore_eos`."),
     "bad_words": Row("works", "128 of 256 characters at most, with and without a space before them."),
     "allowed_token_ids": Row("works", "16,384 at most."),
-    "logprob_token_ids": Row(
-        "works", "128 at most, in place of the likeliest; with logprobs alone."
-    ),
+    "logprob_token_ids": Row("works", "128 at most, in place of the likeliest; with logprobs alone."),
     "truncate_prompt_tokens": Row("works", "-1 is as many as leave room for the answer."),
     "truncation_side": Row("works", "`left`, where a prompt loses its beginning, or `right`."),
     "thinking_token_budget": Row("works", "Of models whose reasoning ends with one token."),
-    "generation_config": Row(
-        "works", "transformers' own, an object or JSON; unknown fields are refused."
-    ),
+    "generation_config": Row("works", "transformers' own, an object or JSON; unknown fields are refused."),
     "skip_special_tokens": _refused("Control tokens are no part of an answer; ask for token ids.", True),
 }
 """Parameters of how tokens are chosen, told and counted, alike on all endpoints."""

@@ -90,6 +90,8 @@ class McpTool(msgspec.Struct, frozen=True, tag_field="type", tag="mcp"):
     """The tool of OpenAI's that the request declares, and that this server serves."""
     listed_before: bool = False
     """It said so earlier in the conversation."""
+    plain_names: bool = False
+    """The model knows its tools without the label; those of requests stored by earlier releases with it."""
 
     @property
     def name(self) -> str:
@@ -243,7 +245,7 @@ def _of_these(names: tuple[str, ...] | None, tools: list[Tool]) -> ToolChoice:
     return ToolChoice("required", names)
 
 
-INTERNAL = frozenset({"listed", "listing_error", "listed_before", "stands_for"})
+INTERNAL = frozenset({"listed", "listing_error", "listed_before", "plain_names", "stands_for"})
 """Fields that are ours alone, in no request and in no answer."""
 
 

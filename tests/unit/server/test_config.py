@@ -51,6 +51,7 @@ VALUES: dict[str, tuple[str, object]] = {
     "tool_token": ("city=secret", "city=secret"),
     "mcp_hosts": ("*.city", "*.city"),
     "event_names": ("open-responses", "open-responses"),
+    "reasoning_summary": ("off", "off"),
     "seal_key": (SEAL_KEY, SEAL_KEY),
     "attention": ("sdpa", "sdpa"),
     "graphs": ("off", "off"),

@@ -1,13 +1,25 @@
 """Each family's calls as documented: what the model writes, and what is told of it."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
+from engine.messages import Grammar
 from server.dialects.base import CallStart, Delta, Prompt, TextDelta, Tool
 from server.dialects.families import CALL_FORMATS, find_format
 from server.dialects.pick import pick
-from tests.support.families import CALLERS, THINKERS, TOOLS, dialect_of, folder_of, ids_of, shown
+from tests.support.families import (
+    CALLERS,
+    CLOCK,
+    THINKERS,
+    TOOLS,
+    WEATHER,
+    dialect_of,
+    folder_of,
+    ids_of,
+    shown,
+)
 from tests.support.family_formats import FAMILIES
 
 ARGUMENTS = '{"city": "Paris", "days": 2}'
@@ -95,13 +107,90 @@ def test_arguments_are_told_as_they_come(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CALLERS)
-def test_a_call_of_an_unknown_tool_is_text(name: str) -> None:
-    family = FAMILIES[name]
-    deltas = read(name, family.call, tools=[TOOLS[1]])
-    assert not any(isinstance(delta, CallStart) for delta in deltas)
-    text = "".join(delta.text for delta in deltas if isinstance(delta, TextDelta))
-    assert "get_weather" in text
-    assert "Paris" in text
+def test_a_call_of_an_unknown_tool_is_a_call(name: str) -> None:
+    deltas = shown(read(name, FAMILIES[name].call + FAMILIES[name].eos, tools=[TOOLS[1]]))
+    assert deltas == call(name)
+
+
+@pytest.mark.parametrize("name", CALLERS)
+@pytest.mark.parametrize("offered", ["city__get_weather", "W-get_weather", "city.get_weather"])
+def test_a_name_without_its_prefix_is_taken_for_the_only_tool_that_has_it(name: str, offered: str) -> None:
+    tools = [replace(WEATHER, name=offered), CLOCK]
+    (start,) = [one for one in read(name, FAMILIES[name].call, tools) if isinstance(one, CallStart)]
+    assert (start.name, start.namespace) == (offered, None)
+
+
+@pytest.mark.parametrize("name", CALLERS)
+@pytest.mark.parametrize("said", ["city__get_weather", "city-get_weather", "city.get_weather"])
+def test_a_name_with_its_label_is_taken_for_the_tool_that_is_offered_without(name: str, said: str) -> None:
+    tools = [replace(WEATHER, namespace="city", served=True, prefixed=False), CLOCK]
+    text = FAMILIES[name].call.replace("get_weather", said)
+    (start,) = [one for one in read(name, text, tools) if isinstance(one, CallStart)]
+    assert (start.name, start.namespace) == ("get_weather", "city")
+
+
+def test_a_name_that_two_tools_end_in_is_taken_for_neither() -> None:
+    tools = [replace(WEATHER, name="a-get_weather"), replace(WEATHER, name="b-get_weather")]
+    assert shown(read("hermes", FAMILIES["hermes"].call, tools))[0] == "function get_weather"
+
+
+@pytest.mark.parametrize("name", CALLERS)
+def test_where_a_grammar_allows_only_offered_tools_another_name_is_text(name: str) -> None:
+    bound = replace(prompt([CLOCK]), grammar=Grammar(kind="lark", text="start: /.*/"))
+    parser = dialect_of(name).parser(bound)
+    words = shown(parser.feed(ids_of(name, FAMILIES[name].call)) + parser.close())
+    assert all(word.startswith("text") for word in words), words
+
+
+@pytest.mark.parametrize("name", CALLERS)
+def test_of_a_call_that_must_come_no_markup_is_shown_where_it_is_cut_off(name: str) -> None:
+    ids = ids_of(name, FAMILIES[name].two)
+    for size in range(len(ids)):
+        parser = dialect_of(name).parser(replace(prompt(), must_call=True))
+        words = shown(parser.feed(ids[:size]) + parser.close())
+        assert not any(word.startswith("text") for word in words), (size, words)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (
+            'I look. {"name": "get_time", "parameters": {}} Done.',
+            ["text I look.", "function get_time", "{}", "end", "text Done."],
+        ),
+        (
+            'Now:\n\n{"name": "tell", "parameters": {"a": 1}}',
+            ["text Now:", "function tell", '{"a": 1}', "end"],
+        ),
+        (
+            'So {"a": 1} {"name": "get_time"}',
+            ['text So {"a": 1}', "function get_time", "{}", "end"],
+        ),
+    ],
+)
+def test_a_llama_call_behind_text_is_a_call(text: str, words: list[str]) -> None:
+    assert shown(read("llama3_json", text)) == words
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'A person is {"name": "Bob", "age": 3}, say.',
+        'A person is {"name": "Bob", "arguments": {}}.',
+        'A tool is {"tool": {"name": "get_time", "parameters": {}}}.',
+        'A schema has {"name": "Bob", "parameters": "none"}.',
+        '{"tools": [{"name": "get_time", "parameters": {}}]}',
+        '{"name": "Bob"}',
+        "if (x) { return {}; } else { f({a: 1}) }",
+    ],
+)
+def test_ordinary_json_in_an_answer_of_llama_is_text(text: str) -> None:
+    assert shown(read("llama3_json", text)) == [f"text {text}"]
+
+
+@pytest.mark.parametrize("text", ["[link](http://a/)", "[see (1)]", "[1, 2]", "[a(b)]", "[f() and g()]"])
+def test_a_list_in_an_answer_of_a_pythonic_model_is_text(text: str) -> None:
+    assert shown(read("pythonic", text)) == [f"text {text}"]
 
 
 @pytest.mark.parametrize("name", CALLERS)

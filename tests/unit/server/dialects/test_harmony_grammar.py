@@ -21,7 +21,7 @@ WEATHER: dict[str, Any] = {
 }
 STRICT = Tool(name="weather", parameters=WEATHER, strict=True)
 SIMPLE = Tool(name="later", parameters=WEATHER)
-LOOSE = Tool(name="now", parameters={**WEATHER, "minProperties": 1})
+LOOSE = Tool(name="now", parameters={"type": "object", "description": "Anything."})
 READ = Tool(name="read", namespace="files")
 FREE = Tool(name="patch", kind="custom")
 LARK = Tool(name="sum", kind="custom", syntax="lark", definition='start: N ("+" N)*\nN: /[0-9]+/')
@@ -79,6 +79,45 @@ def test_a_required_call_is_a_call(compiler: GrammarCompiler) -> None:
         assert judge(compiler, grammar, before + ANSWERS) == "wrong"
         assert judge(compiler, grammar, before + BARE) == "wrong"
         assert judge(compiler, grammar, before) == "begun"
+
+
+@pytest.mark.parametrize(
+    ("schema", "right", "wrong"),
+    [
+        ({"anyOf": [{"type": "string"}, {"type": "null"}]}, "null", "1"),
+        ({"$ref": "#/$defs/U"}, '"C"', '"K"'),
+        ({"type": "integer", "minimum": 3, "maximum": 8}, "8", "9"),
+        ({"type": "string", "maxLength": 3}, '"abc"', '"abcd"'),
+        ({"type": "array", "maxItems": 1}, "[1]", "[1,2]"),
+        ({"type": "string", "pattern": "^a+$"}, '"aa"', '"ab"'),
+        ({"type": "string", "format": "date"}, '"2026-11-22"', '"soon"'),
+        ({"oneOf": [{"type": "integer"}, {"const": "no"}]}, '"no"', '"yes"'),
+        ({"type": "array", "uniqueItems": True, "items": {"type": "null"}}, "[null,null]", "[1]"),
+        ({"type": "boolean", "not": {"const": True}}, "true", '"true"'),
+    ],
+)
+def test_a_required_call_follows_its_schema_as_far_as_that_can_be_enforced(
+    compiler: GrammarCompiler, schema: dict[str, Any], right: str, wrong: str
+) -> None:
+    parameters = {
+        "type": "object",
+        "properties": {"v": schema},
+        "required": ["v"],
+        "$defs": {"U": {"enum": ["C", "F"]}},
+    }
+    tool = Tool(name="now", parameters=parameters)
+    grammar = asked(tools=[tool], choice=ToolChoice(mode="required", allowed=("now",)))
+    assert judge(compiler, grammar, CALLS.format("now", f'{{"v":{right}}}')) == "whole"
+    assert judge(compiler, grammar, CALLS.format("now", f'{{"v":{wrong}}}')) == "wrong"
+    assert judge(compiler, grammar, CALLS.format("now", "{}")) == "wrong"
+
+
+def test_a_required_call_of_a_servers_tool_is_chosen_by_its_label(compiler: GrammarCompiler) -> None:
+    tool = Tool(name="now", namespace="city", served=True)
+    grammar = asked(tools=[tool, SIMPLE], choice=ToolChoice(mode="required", allowed=("city__now",)))
+    call = "<|channel|>commentary to=city.now <|constrain|>json<|message|>{}"
+    assert judge(compiler, grammar, call) == "whole"
+    assert judge(compiler, grammar, CALLS.format("later", '{"city":"Ulm"}')) == "wrong"
 
 
 def test_a_required_call_follows_a_simple_schema_that_is_not_strict(compiler: GrammarCompiler) -> None:

@@ -377,3 +377,12 @@ def test_calls_are_started_before_they_go_on_and_end_at_most_once() -> None:
                     open_call = isinstance(delta, CallDelta)
                 case TextDelta() | ReasoningDelta() | MessageStart():
                     open_call = False
+
+
+def test_of_a_call_that_must_come_no_header_is_shown_where_it_is_cut_off() -> None:
+    for called in (" to=functions.weather<|channel|>commentary <|constrain|>json<|message|>", FLIES):
+        ids = ids_of(called)
+        for size in range(ids.index(MESSAGE)):
+            prompt = Prompt(token_ids=tuple(ids_of(OPENING)), stop_ids=STOPS, tools=TOOLS, must_call=True)
+            parser = HarmonyParser(encoding().tokens, prompt)
+            assert parser.feed(ids[:size]) + parser.close() == [], size

@@ -328,3 +328,10 @@ def test_a_failed_call_of_each_form_reads_the_same_after_a_replay() -> None:
         assert left.status == "failed"
         again.called(len(again.output) - 1, outcome_of(left), LATER)
         assert again.output == run.output
+
+
+def test_a_tool_that_the_request_does_not_offer_is_not_called_at_its_server() -> None:
+    run, _ = play([call("find") + call("delete")], Hosted([CITY]))
+    errand = run.take_errand()
+    assert errand is not None
+    assert [(due.call.name, due.offered) for due in errand.calls] == [("find", True), ("delete", False)]

@@ -10,7 +10,15 @@ from server.store import events as log
 from server.stream.frames import frame
 from server.wire import events as wire
 from server.wire.events import Event, Kind, event_type, is_terminal, render
-from server.wire.items import Logprob, Message, OutputText, Reasoning, ReasoningText, TopLogprob
+from server.wire.items import (
+    Logprob,
+    Message,
+    OutputText,
+    Reasoning,
+    ReasoningText,
+    SummaryText,
+    TopLogprob,
+)
 from tests.support.builders import CREATED, RESPONSE, SDK_EVENT, TENANT, examples, make_echo
 
 AWKWARD = ["", "\0", "\u2028\u2029", '"\\/', "\\u0000", "😀", "\x01\x1f\x7f", "</think>", "\r\n\n", "é"]
@@ -28,6 +36,7 @@ def make_whole(kind: type[Any], text: str = "a") -> Event:
         "response": RUNNING,
         "output_index": 1,
         "content_index": 0,
+        "summary_index": 0,
         "item_id": MESSAGE.id,
         "item": MESSAGE,
         "part": OutputText(text),
@@ -40,6 +49,8 @@ def make_whole(kind: type[Any], text: str = "a") -> Event:
         "token_ids": [1],
     }
     fields = kind.__struct_fields__
+    if "summary_index" in fields:
+        filled["part"] = SummaryText(text)
     return wire.whole(kind(**{name: value for name, value in filled.items() if name in fields}))
 
 

@@ -1,6 +1,6 @@
 """Of a schema that is not strict, what can be enforced is."""
 
-from server.dialects.enforceable import enforceable
+from server.dialects.unenforced import without_unenforced
 
 
 def test_keywords_that_cannot_be_enforced_are_left_out_at_every_level() -> None:
@@ -14,7 +14,7 @@ def test_keywords_that_cannot_be_enforced_are_left_out_at_every_level() -> None:
         "required": ["not"],
         "uniqueItems": True,
     }
-    assert enforceable(schema) == {
+    assert without_unenforced(schema) == {
         "type": "object",
         "properties": {
             "not": {"type": "array", "items": {"type": "integer"}},
@@ -27,5 +27,5 @@ def test_keywords_that_cannot_be_enforced_are_left_out_at_every_level() -> None:
 
 def test_a_value_that_is_no_schema_stays_as_it_is() -> None:
     schema = {"enum": [{"not": 1}], "const": {"uniqueItems": True}, "default": {"if": 1}}
-    assert enforceable(schema) == schema
-    assert enforceable(True) is True
+    assert without_unenforced(schema) == schema
+    assert without_unenforced(True) is True
