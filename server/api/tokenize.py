@@ -1,6 +1,5 @@
 """/tokenize and /detokenize: what a model is given, token by token. vLLM's, at vLLM's addresses."""
 
-from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -20,7 +19,7 @@ def tokenize(services: Services, caller: Caller, request: Request, body: bytes) 
     vocabulary = runs.vocabulary_of(services.served, wanted.model)
     tokens = runs.tokenize(services.served, caller.tenant, wanted)
     limit = services.served.engine.capabilities.context_length
-    strings = runs.spelled_each(tokens, vocabulary) if wanted.return_token_strs else UNSET
+    strings = runs.pieces_of(tokens, vocabulary) if wanted.return_token_strs else None
     return as_json(request, Tokenized(len(tokens), limit, tokens, strings))
 
 

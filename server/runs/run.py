@@ -23,7 +23,7 @@ from server.runs.stops import StopFilter
 from server.wire.events import Event
 from server.wire.hosted_items import McpApprovalRequest
 from server.wire.items import CustomToolCall, FunctionCall, Item
-from server.wire.response import Echo, Response
+from server.wire.response import Echo, Response, TurnUsage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +71,8 @@ class Run:
         self._first_token_at: datetime | None = None
         self._spent = EngineUsage()
         """By the turns that are over."""
+        self._turns: list[TurnUsage] = []
+        """The same of each of them."""
         self._reasoned = 0
         self._errand: Errand | None = None
         self._raw: RawMessages | None = None
@@ -298,8 +300,18 @@ class Run:
             self._spent.cached + min(usage.cached, prompt),
             self._spent.output + usage.output + self._resumed_tokens,
         )
+        output = usage.output + self._resumed_tokens
+        self._turns.append(TurnUsage(prompt, min(usage.cached, prompt), output, self._tool_output(prompt)))
         self._reasoned += self._parser.reasoning_tokens
         self._resumed_tokens = 0
+
+    def _tool_output(self, prompt_tokens: int) -> int:
+        """How many tokens of a turn's prompt came between it and the turn before it; 0 behind a summary."""
+        summed_up = self._condensing is not None and self._condensing.by_model
+        if len(self._turns) <= summed_up:
+            return 0
+        before = self._turns[-1]
+        return max(0, prompt_tokens - before.input - before.output)
 
     def cancel(self, at: datetime) -> list[Event]:
         """The last events of a response whose end was asked for while no engine had it."""
@@ -352,6 +364,7 @@ class Run:
             cached_tokens=self._spent.cached,
             output_tokens=self._spent.output,
             reasoning_tokens=self._reasoned,
+            turns=tuple(self._turns),
             error_code=error_code,
             error_message=error_message,
             incomplete_reason=incomplete_reason,

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from server.wire.asked import Asked, Usage
+from server.wire.asked import FINGERPRINT, Asked, Usage
 from server.wire.request import MAX_TOOLS, Effort, Metadata
 from server.wire.schema import GivenMessage
 
@@ -85,9 +85,13 @@ class ChatMessage(msgspec.Struct, frozen=True):
     role: str
     content: str | None
     refusal: None = None
+    annotations: list[dict[str, Any]] = []
+    audio: None = None
     reasoning_content: str | UnsetType = UNSET
-    reasoning: str | UnsetType = UNSET
+    reasoning: str | None = None
+    """vLLM's name of the same."""
     tool_calls: list[ToolCall] | UnsetType = UNSET
+    """Absent where there are none, as `function_call` always is: OpenAI allows neither to be null."""
 
 
 class Choice(msgspec.Struct, frozen=True):
@@ -95,7 +99,8 @@ class Choice(msgspec.Struct, frozen=True):
     message: ChatMessage
     finish_reason: FinishReason
     logprobs: ChoiceLogprobs | None = None
-    token_ids: list[int] | UnsetType = UNSET
+    token_ids: list[int] | None = None
+    """vLLM's, null unless it was asked for."""
 
 
 class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,11 +111,11 @@ class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
     choices: list[Choice]
     usage: Usage
     service_tier: Literal["default"] = "default"
-    system_fingerprint: str | None = None
+    system_fingerprint: str = FINGERPRINT
     metadata: dict[str, str] | UnsetType = UNSET
-    prompt_token_ids: list[int] | UnsetType = UNSET
-    """These two are vLLM's and there if they were asked for."""
-    prompt_logprobs: list[Any] | UnsetType = UNSET
+    prompt_token_ids: list[int] | None = None
+    """These two are vLLM's, null unless they were asked for."""
+    prompt_logprobs: list[Any] | None = None
 
 
 class StoredCompletion(ChatCompletion, frozen=True, kw_only=True):
@@ -176,5 +181,5 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True):
     choices: list[ChunkChoice]
     usage: Usage | UnsetType | None = UNSET
     service_tier: Literal["default"] = "default"
-    system_fingerprint: str | None = None
+    system_fingerprint: str = FINGERPRINT
     prompt_token_ids: list[int] | UnsetType = UNSET

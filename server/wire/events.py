@@ -13,6 +13,7 @@ import msgspec
 
 from server.wire import ids
 from server.wire.items import Item, Logprob, OutputText, ReasoningText
+from server.wire.older import with_logprobs
 from server.wire.response import Response
 
 
@@ -147,6 +148,7 @@ class FunctionCallArgumentsDelta(_Event, frozen=True, tag="response.function_cal
 
 class FunctionCallArgumentsDone(_Event, frozen=True, tag="response.function_call_arguments.done"):
     item_id: str
+    name: str
     output_index: int
     arguments: str
 
@@ -346,7 +348,7 @@ def is_terminal(event: Event) -> bool:
 def render(response: UUID, event: Event) -> bytes:
     """The event's JSON, as every client of this response receives it."""
     if event.kind is Kind.WHOLE:
-        return event.body.encode()
+        return with_logprobs(event.body).encode()
     item = ids.item_id(ITEM_PREFIX[event.kind], response, "o", event.output_index)
     if event.kind in _CALL_DELTAS:
         call = _CALL_DELTAS[event.kind]

@@ -104,7 +104,7 @@ class CreateResponse(msgspec.Struct, frozen=True, kw_only=True):
     frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
     conversation: str | ConversationReference | None = None
     prompt: PromptReference | None = None
-    safety_identifier: Annotated[str, Meta(max_length=128)] | None = None
+    safety_identifier: Annotated[str, Meta(max_length=64)] | None = None
     prompt_cache_key: Annotated[str, Meta(max_length=64)] | None = None
     user: Annotated[str, Meta(max_length=512)] | None = None
     include: Annotated[list[Annotated[str, Meta(max_length=128)]], Meta(max_length=64)] | None = None
