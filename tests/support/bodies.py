@@ -100,7 +100,10 @@ class Bodies:
 
     def take(self, line: str) -> Iterator[str]:
         """What is wrong with the bodies that a line of the recording completes."""
-        name, what, *rest = json.loads(line)
+        try:
+            name, what, *rest = json.loads(line)
+        except ValueError:
+            return  # a server was killed in the midst of the line
         if what == "start":
             method, path, status, kind = rest
             self._open[name] = _Answer(method, path, status, kind)

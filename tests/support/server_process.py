@@ -181,11 +181,15 @@ class ServerProcess:
         """What is wrong with the bodies that it has sent since the last call."""
         if self._recorded.closed:
             return []
-        size = os.fstat(self._recorded.fileno()).st_size
-        lines = os.pread(self._recorded.fileno(), size - self._taken, self._taken)
-        lines = lines[: lines.rfind(b"\n") + 1]
-        self._taken += len(lines)
-        return [fault for line in lines.decode().split("\n")[:-1] for fault in self.bodies.take(line)]
+        faults: list[str] = []
+        with open(f"/proc/self/fd/{self._recorded.fileno()}", "rb") as recorded:
+            recorded.seek(self._taken)
+            for line in recorded:
+                if not line.endswith(b"\n"):
+                    break  # the rest of it is still to be written
+                self._taken += len(line)
+                faults += self.bodies.take(line.decode())
+        return faults
 
     def said(self, start: int = 0) -> str:
         """Standard output and error of every start, from a byte on."""
