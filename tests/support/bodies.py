@@ -70,6 +70,7 @@ SHAPES: dict[tuple[str, str], Shape] = {
     ("DELETE", "conversations/*/items/*"): _CONVERSATION,
 }
 """By method and path behind `/v1/`; of two that fit, the one with fewer stars counts."""
+_OF_ITEMS = (_ITEMS, SHAPES["GET", "responses/*/input_items"], SHAPES["GET", "conversations/*/items/*"])
 _ERROR = Shape("Error", ErrorObject)
 
 
@@ -162,6 +163,10 @@ class Bodies:
 
     def _check(self, shape: Shape, kind: str, value: Any) -> Iterator[str]:
         checked[kind] += 1
+        if shape in _OF_ITEMS and _is_clients_own(value):
+            return
+        if shape in _OF_ITEMS and "data" in value:
+            value["data"] = [item for item in value["data"] if not _is_clients_own(item)]
         if shape in (_CHAT, _CHUNK):
             _as_openais_assistant(value)
         if shape.schema is not None:
@@ -210,6 +215,11 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
     return _made[id(kind)]
 
 
+def _is_clients_own(item: Any) -> bool:
+    """An item of a type that means nothing to the server is kept and told as its client made it up."""
+    return str(item.get("id", "")).startswith("item_")
+
+
 def _as_openais_assistant(completion: Any) -> None:
     """The role is that of the last message where the model goes on without a turn of its own, as in vLLM."""
     for choice in completion["choices"]:
@@ -228,6 +238,9 @@ def _as_sdk_knows(sdk: Any, value: Any) -> Any:
                 one or 0.0 for one in told["token_logprobs"]
             ]  # null for the first token
             told["top_logprobs"] = [one or {} for one in told["top_logprobs"]]
+    if sdk in (ConversationItemList, ResponseItemList):
+        ends = {name: value[name] or "" for name in ("first_id", "last_id")}  # null for an empty page
+        value = {**value, **ends}
     if sdk is StoredMessage:
         value["role"] = "assistant"
     return value

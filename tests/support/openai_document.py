@@ -54,6 +54,8 @@ def _amend(schemas: dict[str, Any]) -> None:
     logprobs = choice["properties"]["logprobs"]["anyOf"][0]["properties"]
     for name in ("token_logprobs", "top_logprobs"):  # with `echo`, the prompt's first token has none
         logprobs[name]["items"] = _or_null(logprobs[name]["items"])
+    for name in ("MCPApprovalResponse", "MCPApprovalResponseResource"):
+        schemas[name]["required"].remove("request_id")  # it has none: what it has is `approval_request_id`
     stored = schemas["ChatCompletionMessageList"]["properties"]["data"]["items"]["allOf"]
     answer = json.loads(json.dumps(schemas["ChatCompletionResponseMessage"]))
     answer["properties"]["role"] = {"type": "string"}  # a user's message, in the example
