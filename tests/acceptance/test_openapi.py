@@ -188,6 +188,7 @@ def ask(guarded: Guarded, operation: Operation, examples: int, mode: GenerationM
     return statuses
 
 
+@pytest.mark.usefixtures("made_up_items")
 def test_server_answers_as_the_document_says(guarded: Guarded) -> None:
     answered = explore(guarded, 8, GenerationMode.POSITIVE)
     assert [label for label, statuses in answered.items() if 200 not in statuses] == []
