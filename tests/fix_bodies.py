@@ -15,7 +15,7 @@ _of_workers: list[dict[str, int]] = []
 
 @pytest.fixture
 def made_up_items() -> None:
-    """For a test that sends items which no model and no server would make: they are told again as they came."""
+    """For a test that sends items which no model and no server would make: they are told as they came."""
 
 
 @pytest.fixture(autouse=True)
