@@ -17,10 +17,14 @@ TEST_WORKERS ?= 2
 NODE_CLIENTS := @openai/codex@0.169.0 openai@6 ai@6 @ai-sdk/openai@3 @ai-sdk/open-responses@1 \
 	@modelcontextprotocol/server-everything@2026.8.31
 
-.PHONY: help serve test clients check faults bench clean
+# Pinned: a release of the document may describe what no release of the server sends yet.
+OPENAI_DOCUMENT := https://raw.githubusercontent.com/openai/openai-openapi/f85dbe223d40e1a31cba812ab2d755c7e98a92a3/openapi.json
+OPENAI_DOCUMENT_SHA256 := bbfd19abcde0e7412da99378deb2a959ccdd3a812f97c9e35901921e8e973f9a
+
+.PHONY: help serve test clients openai-document check faults bench clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' Makefile
 
 serve: $(VENV)/installed ## install if needed, then serve (settings: HOLDFAST_*)
 	@exec $(BIN)/holdfast serve
@@ -36,6 +40,12 @@ clients: ## install other people's clients into .clients, for tests that are ski
 		$(PYTHON) -m venv ".clients/$${client%%:*}" && \
 		".clients/$${client%%:*}/bin/python" -m pip --disable-pip-version-check --no-input install --quiet $$(tr , ' ' <<< "$${client#*:}") websockets || exit 1; \
 	done
+
+openai-document: ## fetch OpenAI's OpenAPI document into .openai, for tests that hold every body to it
+	@mkdir -p .openai
+	curl --fail --silent --show-error --location --output .openai/fetched.json $(OPENAI_DOCUMENT)
+	@echo "$(OPENAI_DOCUMENT_SHA256)  .openai/fetched.json" | sha256sum --check --quiet
+	@mv .openai/fetched.json .openai/openapi.json
 
 check: $(VENV)/installed-dev ## lint, formatting, types, import rules
 	$(BIN)/ruff check .

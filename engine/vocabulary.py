@@ -8,7 +8,7 @@ text becomes tokens, and of torch.
 import json
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,17 @@ class Vocabulary:
     """By id. A special token has the text it is written with; an id that no token has is empty."""
     special: frozenset[int] = frozenset()
     """Control tokens, such as a turn's end: no part of what a model says."""
+    pieces: tuple[str, ...] = field(default=(), compare=False, repr=False)
+    """By id, each token as the tokenizer's file writes it; none where there is no such file."""
+
+    def piece(self, token_id: int) -> str:
+        """The token as Hugging Face's tokenizers write it: without a file, in the byte-level alphabet."""
+        if self.pieces:
+            return self.pieces[token_id]
+        if token_id in self.special:
+            return self.tokens[token_id].decode(errors="replace")
+        letters = _letters_of_bytes()
+        return "".join(letters[byte] for byte in self.tokens[token_id])
 
     def spell(self, token_ids: Iterable[int]) -> bytes:
         """The bytes of these tokens, special ones included."""
@@ -50,12 +61,14 @@ def read_vocabulary(folder: Path, size: int) -> Vocabulary | None:
     kinds = list(_kinds(json.loads(tokenizer.decoder.__getstate__()) if tokenizer.decoder else {}))
     added = tokenizer.get_added_tokens_decoder()
     tokens = [b""] * size
+    pieces = [""] * size
     for text, token_id in tokenizer.get_vocab(with_added_tokens=True).items():
         if token_id < size:
+            pieces[token_id] = text
             whole = token_id in added
             tokens[token_id] = added[token_id].content.encode() if whole else _bytes_of(text, kinds)
     special = frozenset(token_id for token_id, token in added.items() if token.special and token_id < size)
-    return Vocabulary(tuple(tokens), special)
+    return Vocabulary(tuple(tokens), special, tuple(pieces))
 
 
 def _kinds(decoder: dict[str, Any]) -> Iterator[str]:
@@ -83,3 +96,8 @@ def _byte_letters() -> dict[str, int]:
     plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     rest = [byte for byte in range(256) if byte not in plain]
     return {chr(byte): byte for byte in plain} | {chr(256 + n): byte for n, byte in enumerate(rest)}
+
+
+@cache
+def _letters_of_bytes() -> dict[int, str]:
+    return {byte: letter for letter, byte in _byte_letters().items()}

@@ -5,6 +5,7 @@ pytest_plugins = [
     "tests.fix_cluster",
     "tests.fix_proxy",
     "tests.fix_server",
+    "tests.fix_bodies",
     "tests.fix_tally",
 ]
 

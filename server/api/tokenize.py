@@ -1,7 +1,6 @@
 """/tokenize and /detokenize: what a model is given, token by token. vLLM's, at vLLM's addresses."""
 
 import msgspec
-from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -25,7 +24,7 @@ def tokenize(services: Services, caller: Caller, request: Request, body: bytes) 
     with input_called("prompt" if wanted.messages is None else "messages"):
         tokens = runs.tokenize(services.served, caller.tenant, wanted)
     limit = services.served.engine.capabilities.context_length
-    strings = runs.spelled_each(tokens, vocabulary) if wanted.return_token_strs else UNSET
+    strings = runs.pieces_of(tokens, vocabulary) if wanted.return_token_strs else None
     return as_json(request, Tokenized(len(tokens), limit, tokens, strings))
 
 

@@ -6,7 +6,7 @@ Pure: no thread, no clock, no I/O after construction. Tokens come from the engin
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 from engine.messages import Grammar
 from server.wire.items import Item
@@ -203,6 +203,22 @@ class PromptTooLong(Exception):
     def __init__(self, limit: int) -> None:
         super().__init__(f"There is room for {limit} tokens.")
         self.limit = limit
+
+
+class Messages(NamedTuple):
+    """What tokens say in a format that keeps messages apart."""
+
+    told: list[dict[str, Any]]
+    closed: int
+    """How many of them have ended; the last may be open."""
+
+
+@runtime_checkable
+class KeepsMessagesApart(Protocol):
+    """A dialect whose tokens are messages to the model, too."""
+
+    def messages(self, token_ids: Sequence[int]) -> Messages:
+        """The messages in these tokens, which begin between two messages. Raises nothing."""
 
 
 class Dialect(Protocol):

@@ -4,14 +4,15 @@ What the model reads is written from items with the format's own tokens; what it
 that never fails; what it may write is held to the tools and formats of the request by a grammar.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime
 from pathlib import Path
 
-from server.dialects.base import Conversation, Prompt, PromptError, PromptTooLong, ReasoningMarks
+from server.dialects.base import Conversation, Messages, Prompt, PromptError, PromptTooLong, ReasoningMarks
 from server.dialects.harmony_encoding import HarmonyEncoding, clean
 from server.dialects.harmony_grammar import make_grammar
+from server.dialects.harmony_messages import read_messages
 from server.dialects.harmony_parser import HarmonyParser
 from server.dialects.harmony_prompt import (
     Speech,
@@ -95,6 +96,9 @@ class HarmonyDialect:
     @property
     def reasoning_marks(self) -> ReasoningMarks:
         return ReasoningMarks((CHANNEL, *self.encoding.word("analysis"), MESSAGE), (END,))
+
+    def messages(self, token_ids: Sequence[int]) -> Messages:
+        return read_messages(token_ids, self.encoding.tokens)
 
     def parser(self, prompt: Prompt) -> HarmonyParser:
         return HarmonyParser(self.encoding.tokens, prompt)

@@ -12,7 +12,7 @@ import msgspec
 from server.runs.states import Ending
 from server.wire import ids
 from server.wire.items import Item
-from server.wire.response import Echo, IncompleteDetails, Response, ResponseError, Status, usage
+from server.wire.response import Echo, IncompleteDetails, Response, ResponseError, Status, Usage, usage
 
 
 def assemble(
@@ -36,9 +36,16 @@ def assemble(
         if ending and ending.incomplete_reason
         else None,
         output=list(output),
-        usage=usage(ending.input_tokens, ending.cached_tokens, ending.output_tokens, ending.reasoning_tokens)
-        if ending
-        else None,
+        usage=_usage(ending),
+    )
+
+
+def _usage(ending: Ending | None) -> Usage | None:
+    if ending is None:
+        return None
+    turns = ending.turns if len(ending.turns) > 1 else None
+    return usage(
+        ending.input_tokens, ending.cached_tokens, ending.output_tokens, ending.reasoning_tokens, turns
     )
 
 

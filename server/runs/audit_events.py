@@ -19,6 +19,7 @@ from server.store.events import CODEC_ROWS, LogRow, unfold, unpack
 from server.store.responses import OUTPUT
 from server.wire.events import TERMINAL, Event, render
 from server.wire.ids import response_id
+from server.wire.older import with_logprobs
 
 Finding = tuple[str, str]
 """An invariant's name, and what breaks it."""
@@ -41,6 +42,7 @@ _FROM_COLUMNS = (
 )
 """What a terminal event must carry; what is repeated of the request may be more in a later release."""
 
+_COUNTED = frozenset({"cached_tokens", "cache_write_tokens", "reasoning_tokens"})
 _ABSENT = object()
 _UNREADABLE = (msgspec.MsgspecError, ValueError, TypeError, KeyError, AttributeError)
 """What reading damaged JSON raises, whether it is none or lacks what it should have."""
@@ -172,9 +174,22 @@ def _compare(given: Mapping[str, object], read: Mapping[str, object]) -> Iterato
     differing = [name for name in names if given.get(name, _ABSENT) != read.get(name, _ABSENT)]
     if "usage" in differing:
         differing.remove("usage")
+    if _counted(given.get("usage")) != _counted(read["usage"]):
         yield "I6", f"its last event counts {given.get('usage')}, its row {read['usage']}."
     if differing:
         yield "I3", f"its last event and a reader of the response get different {', '.join(differing)}."
+
+
+def _counted(usage: Any) -> Any:
+    """What a row counts of a usage: the last event alone tells of each turn."""
+    if not isinstance(usage, dict):
+        return usage
+    details = {
+        name: {key: count for key, count in value.items() if key in _COUNTED}
+        for name, value in usage.items()
+        if isinstance(value, dict)
+    }
+    return {**usage, **details}
 
 
 @dataclass(slots=True)
@@ -196,7 +211,8 @@ def _check_words(response: AuditedResponse, told: Sequence[Told]) -> Iterator[Fi
                 return
     if response.stored.status not in ENDED:
         return
-    stored = [msgspec.json.decode(item.payload) for item in response.items if item.side == OUTPUT]
+    payloads = [with_logprobs(item.payload) for item in response.items if item.side == OUTPUT]
+    stored = [msgspec.json.decode(payload) for payload in payloads]
     if [item.done for item in items] != stored:
         yield "I6", "the items that its events finish are not the ones that are stored."
     for index, item in enumerate(items):

@@ -84,8 +84,8 @@ def completion(
         ],
         usage=total_usage(finals),
         metadata=telling.metadata if telling.metadata is not None else UNSET,
-        prompt_token_ids=tokens_told(finals[0], "input_messages") if telling.token_ids else UNSET,
-        prompt_logprobs=finals[0].get("prompt_logprobs", UNSET),
+        prompt_token_ids=tokens_told(finals[0], "input_messages") if telling.token_ids else None,
+        prompt_logprobs=finals[0].get("prompt_logprobs"),
     )
 
 
@@ -112,16 +112,16 @@ def _choice(telling: Telling, index: int, final: dict[str, Any]) -> Choice:
                 thoughts += [part["text"] for part in item.get("content", [])]
             case "function_call" | "custom_tool_call":
                 calls.append(_whole_call(item))
-    thought = "".join(thoughts) if thoughts and telling.reasoning else UNSET
+    thought = "".join(thoughts) if thoughts and telling.reasoning else None
     text = telling.echo + "".join(texts)
     message = ChatMessage(
         telling.role,
         text if text or (texts and not calls) else None,
-        reasoning_content=thought,
+        reasoning_content=UNSET if thought is None else thought,
         reasoning=thought,
         tool_calls=calls or UNSET,
     )
-    token_ids = tokens_told(final, "output_messages") if telling.token_ids else UNSET
+    token_ids = tokens_told(final, "output_messages") if telling.token_ids else None
     return Choice(
         index,
         message,

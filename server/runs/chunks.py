@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from server.wire.asked import Usage
+from server.wire.asked import Usage, whole_usage
 
 _encode = msgspec.json.Encoder().encode
 
@@ -72,4 +72,4 @@ def total_usage(finals: Sequence[dict[str, Any]]) -> Usage:
     cached = max((usage["input_tokens_details"]["cached_tokens"] for usage in told), default=0)
     output = sum(usage["output_tokens"] for usage in told)
     reasoning = sum(usage["output_tokens_details"]["reasoning_tokens"] for usage in told)
-    return Usage(prompt, output, prompt + output, {"cached_tokens": cached}, {"reasoning_tokens": reasoning})
+    return whole_usage(prompt, cached, output, reasoning)

@@ -21,6 +21,7 @@ from server.wire import ids
 from server.wire.conversations import Conversation, CreateConversation
 from server.wire.errors import DecodeFailure
 from server.wire.input import AdditionalTools, CompactionTrigger, Given, read_input
+from server.wire.older import with_logprobs
 from server.wire.pages import MAX_BYTES, Page, page
 from server.wire.request import Metadata
 
@@ -85,7 +86,7 @@ def find_item(database: Database, tenant: str, conversation: UUID, item_id: str)
             raise unknown_item(item_id)
         return found
 
-    return database.retry(work).encode()
+    return with_logprobs(database.retry(work)).encode()
 
 
 def delete_item(database: Database, tenant: str, conversation: UUID, item_id: str) -> Conversation:

@@ -104,7 +104,7 @@ class _OpenItem:
         return Reasoning(self.id, status, summary, [ReasoningText(text)], sealed)
 
     def _output_text(self, text: str) -> OutputText:
-        return OutputText(text=text, logprobs=self.logprobs or UNSET)
+        return OutputText(text=text, logprobs=self.logprobs)
 
 
 class Emitter:
@@ -355,7 +355,7 @@ class Emitter:
             case Reasoning():
                 return wire.ReasoningTextDone(number, item.id, self._index, 0, text)
             case FunctionCall():
-                return wire.FunctionCallArgumentsDone(number, item.id, self._index, text)
+                return wire.FunctionCallArgumentsDone(number, item.id, item.name, self._index, text)
             case CustomToolCall():
                 return wire.CustomToolCallInputDone(number, item.id, self._index, text)
             case _:

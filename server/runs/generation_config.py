@@ -10,6 +10,7 @@ from server.errors import InvalidRequest
 from server.wire.asked import Asked
 from server.wire.decode import convert
 from server.wire.request import CreateResponse, TokenId
+from server.wire.typed import decode_as
 
 PARAM = "generation_config"
 
@@ -71,7 +72,7 @@ def with_generation_config(request: Named, limit: str) -> Named:
 def _read(given: str | Mapping[str, Any]) -> GenerationConfig:
     if isinstance(given, str):
         try:
-            given = msgspec.json.decode(given, type=dict[str, Any])
+            given = decode_as(given, dict[str, Any])
         except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
             raise InvalidRequest(
                 "generation_config is an object, or the JSON of one.", param=PARAM, code="invalid_json"

@@ -7,7 +7,7 @@ from uuid import UUID
 import msgspec
 
 from server.errors import InvalidRequest
-from server.runs.read import as_response
+from server.runs.read import as_response, with_turns
 from server.runs.states import ENDED
 from server.store import listing, responses
 from server.store.database import Connection, Database
@@ -35,7 +35,9 @@ def list_responses(
             )
             ended = [stored.id for stored in found if stored.status in ENDED]
             outputs = listing.outputs(connection, tenant, ended)
-            listed = [told for stored in found if (told := _told(stored, outputs.get(stored.id, ())))]
+            listed = [
+                told for stored in found if (told := _told(connection, stored, outputs.get(stored.id, ())))
+            ]
             if listed or not more:
                 return listed, more
             place = Cursor(found[-1].created_at, found[-1].id)
@@ -44,9 +46,10 @@ def list_responses(
     return page(found, limit, more=more)
 
 
-def _told(stored: StoredResponse, output: Sequence[str]) -> bytes | None:
+def _told(connection: Connection, stored: StoredResponse, output: Sequence[str]) -> bytes | None:
     try:
-        return msgspec.json.encode(as_response(stored, output))
+        found = as_response(stored, output)
+        return msgspec.json.encode(with_turns(connection, stored, found, output))
     except ValueError:  # msgspec's errors among them
         log.exception("response %s cannot be decoded and is not listed", stored.id)
         return None

@@ -16,6 +16,7 @@ from engine.vocabulary import Vocabulary
 from server.dialects.base import (
     Conversation,
     Dialect,
+    KeepsMessagesApart,
     OutputFormat,
     Parser,
     Prompt,
@@ -118,9 +119,10 @@ class Served:
     def _raw_messages(self, request: CreateResponse, prompt: Prompt) -> RawMessages | None:
         if not request.enable_response_messages or self.vocabulary is None:
             return None
-        return RawMessages(
-            self.vocabulary, prompt.token_ids, tells_likelihood=prompt_logprobs(request) is not None
-        )
+        apart = isinstance(self.dialect, KeepsMessagesApart) and not isinstance(request, ChoiceRequest)
+        read = self.dialect.messages if apart else None  # type: ignore[attr-defined]
+        likelihood = prompt_logprobs(request) is not None
+        return RawMessages(self.vocabulary, prompt.token_ids, tells_likelihood=likelihood, read=read)
 
 
 @dataclass(frozen=True, slots=True)

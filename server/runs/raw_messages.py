@@ -6,15 +6,20 @@ vLLM's extension. It is told with the end of a response and kept in the last eve
 column has it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import takewhile
+from typing import Any
 
 import msgspec
 
 from engine.messages import TokenLogprobs
 from engine.vocabulary import Vocabulary
+from server.dialects.base import Messages
 from server.runs.logprobs import LEAST
-from server.wire.response import PromptLogprob, PromptLogprobs, RawMessage, Response
+from server.wire.response import PromptLogprob, PromptLogprobs, RawMessage, Response, Usage
 from server.wire.typed import decode_as
+
+ReadMessages = Callable[[Sequence[int]], Messages]
 
 ONLY_TOLD = ("input_messages", "output_messages", "prompt_logprobs", "stop_reason", "cumulative_logprob")
 """The fields of a response that are kept in its last event."""
@@ -24,8 +29,15 @@ class RawMessages:
     """One response's: what was given and what came, for each turn of its model."""
 
     def __init__(
-        self, vocabulary: Vocabulary, prompt: Sequence[int], *, tells_likelihood: bool = False
+        self,
+        vocabulary: Vocabulary,
+        prompt: Sequence[int],
+        *,
+        tells_likelihood: bool = False,
+        read: ReadMessages | None = None,
     ) -> None:
+        """`read` is there for a model whose format keeps messages apart: those are told, not the tokens."""
+        self._read = read
         self._vocabulary = vocabulary
         self._likelihood: list[PromptLogprobs | None] | None = [None] if tells_likelihood else None
         self._given = [list(prompt)]
@@ -51,10 +63,29 @@ class RawMessages:
         """The response with the prompts and with all tokens that have come."""
         return msgspec.structs.replace(
             response,
-            input_messages=[self._message(given) for given in self._given],
-            output_messages=[self._message(came) for came in self._came],
+            input_messages=self._input(),
+            output_messages=self._output(),
             prompt_logprobs=self._likelihood if self._likelihood is not None else msgspec.UNSET,
         )
+
+    def _input(self) -> list[Any]:
+        if self._read is None:
+            return [self._message(given) for given in self._given]
+        told, closed = self._read(self._given[0])
+        return told[:closed]
+
+    def _output(self) -> list[Any]:
+        """What came; of messages, what the server's tools said between turns, too."""
+        if self._read is None:
+            return [self._message(came) for came in self._came]
+        output: list[Any] = []
+        for turn, (given, came) in enumerate(zip(self._given, self._came, strict=True)):
+            before, closed = self._read(given)
+            if turn:
+                of_tools = takewhile(lambda one: one["role"] == "tool", reversed(before[:closed]))
+                output += reversed(list(of_tools))
+            output += self._read([*given, *came]).told[closed:]
+        return output
 
     def _likely(self, token_id: int, told: TokenLogprobs) -> PromptLogprobs:
         """The likeliest tokens with their ranks, and the prompt's own, whose rank is known if it is one."""
@@ -77,8 +108,9 @@ class _Asked(msgspec.Struct):
 
 
 class _Told(msgspec.Struct):
-    input_messages: list[RawMessage] | msgspec.UnsetType = msgspec.UNSET
-    output_messages: list[RawMessage] | msgspec.UnsetType = msgspec.UNSET
+    usage: Usage | None = None
+    input_messages: list[Any] | msgspec.UnsetType = msgspec.UNSET
+    output_messages: list[Any] | msgspec.UnsetType = msgspec.UNSET
     prompt_logprobs: list[PromptLogprobs | None] | msgspec.UnsetType = msgspec.UNSET
     stop_reason: str | int | msgspec.UnsetType | None = msgspec.UNSET
 
@@ -104,6 +136,7 @@ def told_again(response: Response, last_event: str) -> Response:
     told = decode_as(last_event, _Last).response
     return msgspec.structs.replace(
         response,
+        usage=told.usage,
         input_messages=told.input_messages,
         output_messages=told.output_messages,
         prompt_logprobs=told.prompt_logprobs,

@@ -1,13 +1,16 @@
 """Reading back what is stored: a response as an object, its stream as frames."""
 
-from collections.abc import Iterable, Sequence
+import logging
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
+from typing import get_args
 from uuid import UUID
 from weakref import WeakValueDictionary
 
 import msgspec
 
 from server.runs.assemble import assemble
+from server.runs.call_names import with_names
 from server.runs.raw_messages import asks_for_raw_messages, told_again
 from server.runs.states import ENDED, Ending
 from server.store import events, responses
@@ -18,9 +21,18 @@ from server.stream.frames import frame, frames
 from server.stream.hub import TAIL_FRAMES, Published
 from server.stream.sse import Stored
 from server.wire.events import Event
+from server.wire.hosted_items import ServedCall
+from server.wire.items import Compaction
+from server.wire.older import with_logprobs
 from server.wire.response import Echo, Response
 from server.wire.typed import decode_as
 
+log = logging.getLogger("holdfast.read")
+
+_BETWEEN_TURNS = tuple(
+    f'{{"type":"{kind.__struct_config__.tag}"' for kind in (*get_args(ServedCall), Compaction)
+)
+"""How an item begins in whose place the model has waited for the server."""
 PAGE_EVENTS = 1024
 PAGE_BYTES = 32 * 1024
 """About what a reader of the store holds in memory while its client is slow."""
@@ -33,23 +45,41 @@ def read_response(connection: Connection, tenant: str, response: UUID) -> Respon
         return None
     if stored.status not in ENDED:  # else its end may be written between these two queries
         return as_response(stored, [])
-    found = as_response(stored, responses.output_items(connection, tenant, response))
-    if not asks_for_raw_messages(stored.asked):
-        return found
-    return with_raw_messages(connection, stored, found)
+    output = responses.output_items(connection, tenant, response)
+    found = as_response(stored, output)
+    if asks_for_raw_messages(stored.asked):
+        return with_last_event(connection, stored, found)
+    return with_turns(connection, stored, found, output)
 
 
-def with_raw_messages(connection: Connection, stored: StoredResponse, found: Response) -> Response:
+def with_last_event(connection: Connection, stored: StoredResponse, found: Response) -> Response:
     """A response that has ended, with what its last event alone has kept."""
     held = HeldStream(events.compacted(connection, stored.tenant, stored.id))
     (last,) = held.read(held.end - 1)
     return told_again(found, last.body)
 
 
+def with_turns(
+    connection: Connection, stored: StoredResponse, found: Response, output: Sequence[str]
+) -> Response:
+    """The response with the usage of each turn of the model, which its last event alone has kept.
+
+    Unless its items, as JSON, show that there was one turn; or its events cannot be read.
+    """
+    if not any(payload.startswith(_BETWEEN_TURNS) for payload in output):
+        return found
+    try:
+        usage = with_last_event(connection, stored, found).usage
+    except ValueError:  # msgspec's errors among them
+        log.exception("the last event of response %s cannot be read", stored.id)
+        return found
+    return msgspec.structs.replace(found, usage=usage)
+
+
 def as_response(stored: StoredResponse, output: Sequence[str]) -> Response:
     """What a row and the JSON of its output items say to a reader. Pure; raises msgspec.DecodeError."""
     echo = decode_as(stored.request, Echo)
-    items = [msgspec.Raw(payload.encode()) for payload in output]
+    items = [msgspec.Raw(with_logprobs(payload).encode()) for payload in output]
     return assemble(stored.id, stored.created_at, echo, stored.status, items, _ending(stored))
 
 
@@ -126,7 +156,8 @@ class StreamReader:
             self._held = self._hold(connection)
             return self._page_of(self._held, first)
         found = events.read(connection, self._tenant, self._response, first, PAGE_EVENTS)
-        return Stored(self._page(found), ended=False)
+        page = self._page(found, lambda: events.read(connection, self._tenant, self._response, 0))
+        return Stored(page, ended=False)
 
     def _hold(self, connection: Connection) -> HeldStream:
         held = _held.get((self._tenant, self._response))
@@ -136,13 +167,13 @@ class StreamReader:
         return held
 
     def _page_of(self, held: HeldStream, first: int) -> Stored:
-        page = self._page(held.read(first))
+        page = self._page(held.read(first), lambda: held.read(0))
         return Stored(page, ended=first + len(page) >= held.end)
 
-    def _page(self, found: Iterable[Event]) -> list[bytes]:
+    def _page(self, found: Iterable[Event], from_start: Callable[[], Iterable[Event]]) -> list[bytes]:
         page: list[bytes] = []
         size = 0
-        for event in islice(found, PAGE_EVENTS):
+        for event in islice(with_names(found, from_start), PAGE_EVENTS):
             page.append(frame(self._response, event))
             size += len(page[-1])
             if size >= PAGE_BYTES:
@@ -162,4 +193,5 @@ def read_end(connection: Connection, news: events.News) -> Published:
     if final is None:
         return Published(response, position, (), None, gone=True)
     first = found[0].sequence_number if found else position
-    return Published(response, first, frames(response, found), msgspec.json.encode(final))
+    named = with_names(found, lambda: events.read(connection, tenant, response, 0))
+    return Published(response, first, frames(response, named), msgspec.json.encode(final))

@@ -19,6 +19,7 @@ from server.runs.hosted import Errand, Outcome
 from server.runs.logprobs import TokenLogprobs
 from server.runs.raw_messages import RawMessages
 from server.runs.reading import Reading
+from server.runs.spent import Spent
 from server.runs.states import Ending, EndStatus
 from server.runs.stops import StopFilter
 from server.wire.events import Event
@@ -77,8 +78,7 @@ class Run:
         )
         self._started = False
         self._first_token_at: datetime | None = None
-        self._spent = EngineUsage()
-        """By the turns that are over."""
+        self._spent = Spent()
         self._reasoned = 0
         self._errand: Errand | None = None
         self._raw: RawMessages | None = None
@@ -304,13 +304,8 @@ class Run:
         return self.cancel(at) if self.calling else []
 
     def _spend(self, usage: EngineUsage) -> None:
-        # The engine takes the tokens of earlier attempts for a part of the prompt.
-        prompt = usage.prompt - self._resumed_tokens
-        self._spent = EngineUsage(
-            self._spent.prompt + prompt,
-            self._spent.cached + min(usage.cached, prompt),
-            self._spent.output + usage.output + self._resumed_tokens,
-        )
+        sums_up = self._condensing is not None and self._condensing.by_model
+        self._spent.add(usage, self._resumed_tokens, sums_up_first=sums_up)
         self._reasoned += self._parser.reasoning_tokens
         self._resumed_tokens = 0
 
@@ -365,6 +360,7 @@ class Run:
             cached_tokens=self._spent.cached,
             output_tokens=self._spent.output,
             reasoning_tokens=self._reasoned,
+            turns=tuple(self._spent.turns),
             error_code=error_code,
             error_message=error_message,
             incomplete_reason=incomplete_reason,

@@ -9,11 +9,12 @@
 Pure: knows neither database nor clock.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
 
-from server.wire.response import Status
+from server.wire.response import Status, TurnUsage
 
 EndStatus = Literal["completed", "failed", "incomplete", "cancelled"]
 
@@ -44,6 +45,8 @@ class Ending:
     cached_tokens: int
     output_tokens: int
     reasoning_tokens: int
+    turns: Sequence[TurnUsage] = ()
+    """Of each turn of the model, for the events; no column has them."""
     error_code: str | None = None
     error_message: str | None = None
     incomplete_reason: str | None = None

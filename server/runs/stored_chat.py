@@ -17,7 +17,7 @@ from server.runs.chat_answer import completion, telling_of
 from server.runs.chat_messages import as_messages
 from server.runs.chat_request import chat_choice, chat_format, chat_tool
 from server.runs.raw_messages import asks_for_raw_messages, asks_for_stops
-from server.runs.read import as_response, with_raw_messages
+from server.runs.read import as_response, with_last_event
 from server.store import choices, deletion, listing, responses
 from server.store.database import Connection, Database
 from server.store.listing import ANSWERED, Cursor, Filters
@@ -171,7 +171,7 @@ def _told(found: Sequence[StoredResponse], connection: Connection, tenant: str) 
 def _final(connection: Connection, stored: StoredResponse, output: Sequence[str]) -> dict[str, Any]:
     whole = as_response(stored, output)
     if asks_for_raw_messages(stored.asked) or asks_for_stops(stored.asked):
-        whole = with_raw_messages(connection, stored, whole)
+        whole = with_last_event(connection, stored, whole)
     final: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(whole))
     return final
 

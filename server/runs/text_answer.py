@@ -14,7 +14,7 @@ from server.runs.chunks import TokensSoFar, data_frame, error_frame, event_of, t
 from server.runs.logprobs import name_of
 from server.runs.text_request import Given, drawn
 from server.wire import ids
-from server.wire.asked import Usage
+from server.wire.asked import Usage, whole_usage
 from server.wire.text import LegacyLogprobs, TextChoice, TextCompletion, TextFinish, TextRequest
 
 
@@ -101,9 +101,9 @@ def _choice(telling: TextTelling, index: int, final: dict[str, Any], first: Mapp
         logprobs=legacy([*told, *map(_of_answer, logprobs)], 0) if telling.logprobs else None,
         finish_reason=_finish(telling, final),
         stop_reason=final.get("stop_reason"),
-        token_ids=tokens_told(final, "output_messages") if telling.token_ids else UNSET,
-        prompt_token_ids=tokens_told(final, "input_messages") if telling.token_ids else UNSET,
-        prompt_logprobs=first["prompt_logprobs"] if telling.prompt_logprobs else UNSET,
+        token_ids=tokens_told(final, "output_messages") if telling.token_ids else None,
+        prompt_token_ids=tokens_told(final, "input_messages") if telling.token_ids else None,
+        prompt_logprobs=first["prompt_logprobs"] if telling.prompt_logprobs else None,
     )
 
 
@@ -150,17 +150,13 @@ def legacy(told: Sequence[_Told], offset: int) -> LegacyLogprobs:
 
 def _sum(usages: Iterable[Usage]) -> Usage:
     """Of several prompts."""
-    total = Usage(0, 0, 0, {"cached_tokens": 0}, {"reasoning_tokens": 0})
-    for usage in usages:
-        cached = _cached(total) + _cached(usage)
-        total = Usage(
-            total.prompt_tokens + usage.prompt_tokens,
-            total.completion_tokens + usage.completion_tokens,
-            total.total_tokens + usage.total_tokens,
-            {"cached_tokens": cached},
-            {"reasoning_tokens": 0},
-        )
-    return total
+    told = list(usages)
+    return whole_usage(
+        sum(usage.prompt_tokens for usage in told),
+        sum(map(_cached, told)),
+        sum(usage.completion_tokens for usage in told),
+        0,
+    )
 
 
 def _cached(usage: Usage) -> int:

@@ -79,6 +79,6 @@ def refuse_many(token_ids: Sequence[int], served: Served) -> None:
         raise InvalidRequest(f"Up to {room} tokens are spelled; these are {len(token_ids)}.", param="tokens")
 
 
-def spelled_each(token_ids: Sequence[int], vocabulary: Vocabulary) -> list[str]:
-    """What each token spells by itself; half characters become U+FFFD."""
-    return [vocabulary.tokens[token].decode(errors="replace") for token in token_ids]
+def pieces_of(token_ids: Sequence[int], vocabulary: Vocabulary) -> list[str]:
+    """The tokens as the tokenizer itself writes them, such as `Ġa` or `▁a` for a word behind a space."""
+    return [vocabulary.piece(token) for token in token_ids]

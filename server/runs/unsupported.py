@@ -12,8 +12,8 @@ from server.runs.prepare import wants_logprobs
 from server.wire.request import CreateResponse
 
 COMPACTION = "compaction"
-MAX_IDENTIFIER = 64
-"""Characters of a safety identifier."""
+_MOST_CHARACTERS = {"user": 512, "include": 128, "service_tier": 64, "safety_identifier": 64}
+"""Of strings that are stored and told as they came. Not in the types, by which older requests are read, too."""
 
 _UNSUPPORTED: list[tuple[str, Callable[[CreateResponse], object], str]] = [
     (
@@ -34,11 +34,6 @@ _UNSUPPORTED: list[tuple[str, Callable[[CreateResponse], object], str]] = [
 ]
 
 _INVALID: list[tuple[str, Callable[[CreateResponse], object], str]] = [
-    (
-        "safety_identifier",
-        lambda r: len(r.safety_identifier or "") > MAX_IDENTIFIER,
-        f"A safety_identifier has {MAX_IDENTIFIER} characters at most.",
-    ),
     ("cache_salt", lambda r: r.cache_salt == "", "A cache_salt has one character at least; leave it out."),
     (
         "previous_input_messages",
@@ -69,9 +64,22 @@ def refuse_unsupported(request: CreateResponse) -> None:
     for param, asks, sentence in _INVALID:
         if asks(request):
             raise InvalidRequest(sentence, param=param, code="invalid_value")
+    _refuse_long_words(request)
     wanted = request.text.format if request.text else None
     if wanted is not None and wanted.type == "json_schema":
         check_format_name(wanted.name, "text.format.name")
+
+
+def _refuse_long_words(request: CreateResponse) -> None:
+    for param, most in _MOST_CHARACTERS.items():
+        value = getattr(request, param)
+        words = value if isinstance(value, list) else [value or ""]
+        if any(len(word) > most for word in words):
+            raise InvalidRequest(
+                f"A string in {param} may have {most} characters.",
+                param=param,
+                code="string_above_max_length",
+            )
 
 
 def refuse_empty(request: CreateResponse) -> None:

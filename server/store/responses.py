@@ -274,7 +274,7 @@ def finish(
     Raises OwnershipLost if it is not this replica's in that attempt, in which case nothing is changed. The
     UPDATE locks the row and looks at it again behind whoever had it locked, so the check is of that moment.
     """
-    columns = {name: getattr(ending, name) for name in Ending.__dataclass_fields__}
+    columns = {name: getattr(ending, name) for name in Ending.__dataclass_fields__ if name != "turns"}
     if lifetime is not None:
         columns["expires_at"] = ending.finished_at + lifetime
     row = connection.execute(

@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from time import monotonic
 from uuid import UUID
 
+from server.runs.call_names import with_names
 from server.runs.read import read_end
 from server.store import events, notify
 from server.store.database import Connection, Database, DatabaseError, Unreachable
@@ -201,7 +202,7 @@ class Follower:
             if news.state == "ended":
                 return read_end(connection, news)
             if news.state == "running":
-                return _running(news)
+                return _running(connection, news)
         except DatabaseError:
             raise
         except Exception:
@@ -209,7 +210,9 @@ class Follower:
         return Published(response, position, (), None, gone=True)
 
 
-def _running(news: News) -> Published:
-    response, found = news.watched.response_id, news.events[-TAIL_FRAMES:]
+def _running(connection: Connection, news: News) -> Published:
+    tenant, response = news.watched.tenant, news.watched.response_id
+    found = news.events[-TAIL_FRAMES:]
     first = found[0].sequence_number if found else news.end
-    return Published(response, first, frames(response, found), None)
+    named = with_names(found, lambda: events.read(connection, tenant, response, 0))
+    return Published(response, first, frames(response, named), None)

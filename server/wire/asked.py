@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from server.version import VERSION
 from server.wire.request import (
     AllowedTokens,
     BadWords,
@@ -101,6 +102,10 @@ class ChoiceRequest(CreateResponse, frozen=True, kw_only=True):
     """How likely the whole answer was is told with its end."""
 
 
+FINGERPRINT = f"holdfast-{VERSION}"
+"""Of the software that answers, as OpenAI's `system_fingerprint`: a release may answer a seed otherwise."""
+
+
 class Usage(msgspec.Struct, frozen=True):
     """While a completion runs, the details are not there."""
 
@@ -109,3 +114,15 @@ class Usage(msgspec.Struct, frozen=True):
     total_tokens: int
     prompt_tokens_details: dict[str, int] | msgspec.UnsetType = msgspec.UNSET
     completion_tokens_details: dict[str, int] | msgspec.UnsetType = msgspec.UNSET
+
+
+def whole_usage(prompt: int, cached: int, output: int, reasoning: int) -> Usage:
+    """The tokens of a completion that has ended, in OpenAI's shape; there is no audio and no prediction."""
+    of_prompt = {"cached_tokens": cached, "audio_tokens": 0}
+    of_output = {
+        "reasoning_tokens": reasoning,
+        "audio_tokens": 0,
+        "accepted_prediction_tokens": 0,
+        "rejected_prediction_tokens": 0,
+    }
+    return Usage(prompt, output, prompt + output, of_prompt, of_output)

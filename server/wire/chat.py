@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from server.wire.asked import Asked, Usage
+from server.wire.asked import FINGERPRINT, Asked, Usage
 from server.wire.request import MAX_TOOLS, Effort, Metadata
 from server.wire.schema import GivenMessage
 
@@ -85,9 +85,13 @@ class ChatMessage(msgspec.Struct, frozen=True):
     role: str
     content: str | None
     refusal: None = None
+    annotations: list[dict[str, Any]] = []
+    audio: None = None
     reasoning_content: str | UnsetType = UNSET
-    reasoning: str | UnsetType = UNSET
+    reasoning: str | None = None
+    """vLLM's name of the same."""
     tool_calls: list[ToolCall] | UnsetType = UNSET
+    """Absent where there are none, as `function_call` always is: OpenAI allows neither to be null."""
 
 
 class Choice(msgspec.Struct, frozen=True):
@@ -97,7 +101,8 @@ class Choice(msgspec.Struct, frozen=True):
     stop_reason: str | int | None = None
     """vLLM's: the stop string or the id of the stop token that ended the answer."""
     logprobs: ChoiceLogprobs | None = None
-    token_ids: list[int] | UnsetType = UNSET
+    token_ids: list[int] | None = None
+    """vLLM's, null unless it was asked for."""
 
 
 class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,11 +113,11 @@ class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
     choices: list[Choice]
     usage: Usage
     service_tier: Literal["default"] = "default"
-    system_fingerprint: str | None = None
+    system_fingerprint: str = FINGERPRINT
     metadata: dict[str, str] | UnsetType = UNSET
-    prompt_token_ids: list[int] | UnsetType = UNSET
-    """These two are vLLM's and there if they were asked for."""
-    prompt_logprobs: list[Any] | UnsetType = UNSET
+    prompt_token_ids: list[int] | None = None
+    """These two are vLLM's, null unless they were asked for."""
+    prompt_logprobs: list[Any] | None = None
 
 
 class StoredCompletion(ChatCompletion, frozen=True, kw_only=True):
@@ -180,5 +185,5 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True):
     choices: list[ChunkChoice]
     usage: Usage | UnsetType | None = UNSET
     service_tier: Literal["default"] = "default"
-    system_fingerprint: str | None = None
+    system_fingerprint: str = FINGERPRINT
     prompt_token_ids: list[int] | UnsetType = UNSET

@@ -13,6 +13,7 @@ import msgspec
 
 from server.wire import ids
 from server.wire.items import Item, Logprob, OutputText, ReasoningText, SummaryText
+from server.wire.older import with_logprobs
 from server.wire.response import Response
 
 
@@ -177,6 +178,7 @@ class FunctionCallArgumentsDelta(_Event, frozen=True, tag="response.function_cal
 
 class FunctionCallArgumentsDone(_Event, frozen=True, tag="response.function_call_arguments.done"):
     item_id: str
+    name: str
     output_index: int
     arguments: str
 
@@ -380,7 +382,7 @@ def is_terminal(event: Event) -> bool:
 def render(response: UUID, event: Event) -> bytes:
     """The event's JSON, as every client of this response receives it."""
     if event.kind is Kind.WHOLE:
-        return event.body.encode()
+        return with_logprobs(event.body).encode()
     item = ids.item_id(ITEM_PREFIX[event.kind], response, "o", event.output_index)
     if event.kind in _CALL_DELTAS:
         call = _CALL_DELTAS[event.kind]

@@ -57,7 +57,7 @@ class InputFile(msgspec.Struct, frozen=True, tag_field="type", tag="input_file")
 class OutputText(msgspec.Struct, frozen=True, tag_field="type", tag="output_text"):
     text: Text
     annotations: list[dict[str, Any]] = []
-    logprobs: list[Logprob] | UnsetType = UNSET
+    logprobs: list[Logprob] = []
 
 
 class Refusal(msgspec.Struct, frozen=True, tag_field="type", tag="refusal"):

@@ -7,6 +7,7 @@ import msgspec
 
 from server.wire.chat import StoredCompletion, StoredMessage
 from server.wire.items import Item
+from server.wire.older import with_logprobs
 from server.wire.response import Response
 from server.wire.typed import decode_as
 
@@ -52,7 +53,7 @@ def page(found: Sequence[bytes], limit: int, *, more: bool | None = None) -> Pag
 
     `more` says whether others follow them; by default `found` has one beyond the limit if there are.
     """
-    data = [msgspec.Raw(payload) for payload in found[:limit]]
+    data = [msgspec.Raw(with_logprobs(payload.decode()).encode()) for payload in found[:limit]]
     ends = [decode_as(data[place], _Listed).id for place in (0, -1)] if data else [None, None]
     has_more = len(found) > limit if more is None else more
     return Page(data=data, first_id=ends[0], last_id=ends[1], has_more=has_more)

@@ -127,11 +127,11 @@ class CreateResponse(StructuredOutputs, frozen=True, kw_only=True):
     frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
     conversation: str | ConversationReference | None = None
     prompt: PromptReference | None = None
-    safety_identifier: Annotated[str, Meta(max_length=128)] | None = None
+    safety_identifier: str | None = None
     prompt_cache_key: Annotated[str, Meta(max_length=64)] | None = None
-    user: Annotated[str, Meta(max_length=512)] | None = None
-    include: Annotated[list[Annotated[str, Meta(max_length=128)]], Meta(max_length=64)] | None = None
-    service_tier: Annotated[str, Meta(max_length=64)] | None = None
+    user: str | None = None
+    include: Annotated[list[str], Meta(max_length=64)] | None = None
+    service_tier: str | None = None
     stop: str | Annotated[list[str], Meta(max_length=32)] | None = None
     include_stop_str_in_output: bool | None = None
     top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None

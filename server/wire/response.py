@@ -1,9 +1,10 @@
 """The Response object. Every field that the SDKs or the Open Responses suite need is always present."""
 
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, Meta, UnsetType
 
 from server.wire.items import Item
 from server.wire.request import PromptReference
@@ -24,10 +25,20 @@ class IncompleteDetails(msgspec.Struct, frozen=True):
 class InputTokensDetails(msgspec.Struct, frozen=True):
     cached_tokens: int
     cache_write_tokens: int = 0
+    input_tokens_per_turn: list[int] | UnsetType = UNSET
+    """These two are vLLM's: one number for each turn of the model; the server's calls are between turns."""
+    cached_tokens_per_turn: list[int] | UnsetType = UNSET
 
 
 class OutputTokensDetails(msgspec.Struct, frozen=True):
     reasoning_tokens: int
+    tool_output_tokens: int | UnsetType = UNSET
+    """vLLM's, as the two lists are: what the server's calls added to the prompts of the turns after them.
+
+    The three are absent of a response with several turns that an earlier release stored.
+    """
+    output_tokens_per_turn: list[int] | UnsetType = UNSET
+    tool_output_tokens_per_turn: list[int] | UnsetType = UNSET
 
 
 class Usage(msgspec.Struct, frozen=True):
@@ -38,9 +49,28 @@ class Usage(msgspec.Struct, frozen=True):
     total_tokens: int
 
 
-def usage(prompt: int, cached: int, output: int, reasoning: int) -> Usage:
-    """Token counts in OpenAI's shape."""
-    return Usage(prompt, InputTokensDetails(cached), output, OutputTokensDetails(reasoning), prompt + output)
+class TurnUsage(NamedTuple):
+    """The tokens of one turn of the model; `tool_output` is a part of `input`."""
+
+    input: int
+    cached: int
+    output: int
+    tool_output: int = 0
+
+
+def usage(
+    prompt: int, cached: int, output: int, reasoning: int, turns: Sequence[TurnUsage] | None = None
+) -> Usage:
+    """Token counts in OpenAI's shape, with vLLM's details; without `turns`, of one turn."""
+    turns = turns or [TurnUsage(prompt, cached, output)]
+    of_input, of_cached, of_output, of_tools = (list(counts) for counts in zip(*turns, strict=True))
+    return Usage(
+        prompt,
+        InputTokensDetails(cached, 0, of_input, of_cached),
+        output,
+        OutputTokensDetails(reasoning, sum(of_tools), of_output, of_tools),
+        prompt + output,
+    )
 
 
 class ReasoningEcho(msgspec.Struct, frozen=True):
@@ -99,6 +129,10 @@ class RawMessage(msgspec.Struct, frozen=True, tag_field="type", tag="raw_message
     tokens: list[int]
 
 
+ToldMessage = Annotated[Any, Meta(extra_json_schema={"type": "object"})]
+"""A `RawMessage`, or for gpt-oss a message of its format: `role`, `name`, `content`, `channel`, …"""
+
+
 class PromptLogprob(msgspec.Struct, frozen=True):
     """How likely a token was at its place in the prompt; vLLM's shape."""
 
@@ -130,12 +164,14 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
     max_tool_calls: int | None
     metadata: dict[str, str]
     model: str
+    moderation: None = None
     output: list[ToldItem]
     parallel_tool_calls: bool
     presence_penalty: float
     previous_response_id: str | None
     prompt: PromptReference | UnsetType = UNSET
     prompt_cache_key: str | None
+    prompt_cache_retention: str | None = None
     reasoning: ReasoningEcho
     safety_identifier: str | None
     service_tier: Literal["default"]
@@ -149,9 +185,9 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
     truncation: str
     usage: Usage | None
     user: str | None
-    input_messages: list[RawMessage] | UnsetType = UNSET
+    input_messages: list[ToldMessage] | UnsetType = UNSET
     """These two are there once it has ended, if they were asked for."""
-    output_messages: list[RawMessage] | UnsetType = UNSET
+    output_messages: list[ToldMessage] | UnsetType = UNSET
     prompt_logprobs: list[PromptLogprobs | None] | UnsetType = UNSET
     """The same; null for the prompt's first token."""
     stop_reason: str | int | UnsetType | None = UNSET

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from server.wire.asked import Asked, ChoiceRequest, Usage
+from server.wire.asked import FINGERPRINT, Asked, ChoiceRequest, Usage
 
 MAX_TEXTS = 128
 """Answers that one request may have, those to all of its prompts together."""
@@ -55,10 +55,10 @@ class TextChoice(msgspec.Struct, frozen=True, kw_only=True):
     finish_reason: TextFinish | None = None
     stop_reason: str | int | UnsetType | None = UNSET
     """vLLM's, beside a finish reason: the stop string or the id of the stop token that ended the text."""
-    token_ids: list[int] | UnsetType = UNSET
-    """These three are vLLM's and there if they were asked for."""
-    prompt_token_ids: list[int] | UnsetType = UNSET
-    prompt_logprobs: list[Any] | UnsetType = UNSET
+    token_ids: list[int] | UnsetType | None = UNSET
+    """These three are vLLM's; unless they were asked for, they are null, and absent in a stream."""
+    prompt_token_ids: list[int] | UnsetType | None = UNSET
+    prompt_logprobs: list[Any] | UnsetType | None = UNSET
 
 
 class TextCompletion(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,4 +70,4 @@ class TextCompletion(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     choices: list[TextChoice]
     usage: Usage | UnsetType | None = UNSET
-    system_fingerprint: str | None = None
+    system_fingerprint: str = FINGERPRINT

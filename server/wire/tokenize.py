@@ -3,7 +3,7 @@
 from typing import Annotated, Any
 
 import msgspec
-from msgspec import UNSET, Meta, UnsetType
+from msgspec import Meta
 
 from server.wire.request import MAX_TOOLS
 from server.wire.schema import GivenMessage
@@ -27,8 +27,8 @@ class Tokenized(msgspec.Struct, frozen=True):
     count: int
     max_model_len: int
     tokens: tuple[int, ...]
-    token_strs: list[str] | UnsetType = UNSET
-    """What each of them spells, if that was asked for."""
+    token_strs: list[str] | None = None
+    """Each of them as the tokenizer writes it, if that was asked for."""
 
 
 class DetokenizeRequest(msgspec.Struct, frozen=True):

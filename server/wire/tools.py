@@ -250,20 +250,27 @@ INTERNAL = frozenset({"listed", "listing_error", "listed_before", "plain_names",
 
 
 def echo(tool: Tool) -> dict[str, Any]:
-    """A tool as the response repeats it: every field is there, as strict readers want."""
+    """A tool as the response repeats it: every field is there that OpenAI's document lets be null."""
     if isinstance(tool, McpTool):
         if tool.stands_for is not None:
             return tool.stands_for
         kept = msgspec.structs.replace(
             tool, headers=None, authorization=None, server_url=_shown(tool.server_url)
         )
-        return {name: value for name, value in msgspec.to_builtins(kept).items() if name not in INTERNAL}
+        fields = msgspec.to_builtins(kept).items()
+        return {name: value for name, value in fields if name not in INTERNAL and _may_be_told(name, value)}
     told: dict[str, Any] = msgspec.to_builtins(tool)
     if isinstance(tool, FunctionTool):
         told["strict"] = bool(tool.strict)
-    if isinstance(tool, CustomTool) and tool.format is None:
-        told["format"] = {"type": "text"}
+    if isinstance(tool, CustomTool):
+        told["format"] = told["format"] or {"type": "text"}
+        if tool.description is None:
+            del told["description"]
     return told
+
+
+def _may_be_told(name: str, value: object) -> bool:
+    return value is not None or name in ("allowed_tools", "headers", "require_approval")
 
 
 def as_given(tool: Tool) -> dict[str, Any]:

@@ -7,7 +7,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from openai import BaseModel
-from openai.types.responses import Response, ResponseCompactionItem, ResponseStreamEvent
+from openai.types.responses import (
+    Response,
+    ResponseCompactionItem,
+    ResponseFunctionCallArgumentsDoneEvent,
+    ResponseStreamEvent,
+)
+from openai.types.responses.response_usage import InputTokensDetails, OutputTokensDetails
 from pydantic import TypeAdapter
 
 from tests.support.sse import Frame
@@ -18,8 +24,15 @@ _RESPONSE: TypeAdapter[Response] = TypeAdapter(Response)
 BEYOND_OPENAI: dict[type, set[str]] = {
     Response: {"store", "presence_penalty", "frequency_penalty"},
     ResponseCompactionItem: {"status"},
+    ResponseFunctionCallArgumentsDoneEvent: {"name"},
+    InputTokensDetails: {"input_tokens_per_turn", "cached_tokens_per_turn"},
+    OutputTokensDetails: {
+        "tool_output_tokens",
+        "output_tokens_per_turn",
+        "tool_output_tokens_per_turn",
+    },
 }
-"""Fields that the Open Responses specification wants and OpenAI's types do not have."""
+"""Fields of the Open Responses specification, OpenAI's document or vLLM that the SDK's types have not."""
 
 
 def check_event(json_text: str) -> None:

@@ -176,7 +176,14 @@ PARAMETERS = [
     Row("prompt_cache_key", "A", told(prompt_cache_key="k")),
     Row("prompt_cache_options", "A", changes_nothing(prompt_cache_options={"ttl": "30m"})),
     Row("prompt_cache_retention", "A", changes_nothing(prompt_cache_retention="24h")),
-    Row("safety_identifier", "A", told(safety_identifier="s" * 64)),
+    Row(
+        "safety_identifier",
+        "A",
+        all_of(
+            told(safety_identifier="s" * 64),
+            refused("safety_identifier", safety_identifier="s" * 65),
+        ),
+    ),
     Row("user", "A", told(user="u")),
     Row("moderation", "A", refused("moderation", moderation={"model": "omni-moderation-latest"})),
     Row("access_programs", "A", changes_nothing(access_programs={"cyber": "standard"})),
@@ -204,7 +211,7 @@ NEEDED = {
     *("metadata", "model", "output", "parallel_tool_calls", "temperature", "top_p", "tool_choice", "tools"),
     *("background", "max_output_tokens", "max_tool_calls", "previous_response_id", "prompt_cache_key"),
     *("reasoning", "safety_identifier", "service_tier", "store", "text", "top_logprobs", "truncation"),
-    *("usage", "user", "presence_penalty", "frequency_penalty"),
+    *("usage", "user", "presence_penalty", "frequency_penalty", "moderation", "prompt_cache_retention"),
 }
 
 

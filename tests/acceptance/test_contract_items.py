@@ -40,7 +40,7 @@ IMAGE: Body = {
     "file_id": None,
     "detail": "low",
 }
-ANSWER: Body = {"type": "output_text", "text": "It was.", "annotations": []}
+ANSWER: Body = {"type": "output_text", "text": "It was.", "annotations": [], "logprobs": []}
 
 
 @pytest.fixture(scope="module")

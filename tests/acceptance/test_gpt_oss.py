@@ -48,6 +48,29 @@ def test_it_thinks_and_answers(gpt_oss_server: ServerProcess, connect: Connect) 
     assert 0 < response.usage.output_tokens_details.reasoning_tokens < response.usage.output_tokens
 
 
+def test_it_tells_the_messages_of_its_format_when_asked_for_them(
+    gpt_oss_server: ServerProcess, connect: Connect
+) -> None:
+    raw = {"enable_response_messages": True}
+    response = ask(gpt_oss_server, connect, GREETING, instructions="Be kind.", extra_body=raw)
+    told = [(one["role"], one["content"][0]["text"]) for one in response.input_messages]
+    assert [role for role, _ in told] == ["system", "developer", "user"]
+    assert "Be kind." in told[1][1]
+    assert told[2][1] == GREETING
+    text = {"type": "text", "text": "A greeting is wanted."}
+    thought, said = response.output_messages
+    assert thought == {"role": "assistant", "name": None, "content": [text], "channel": "analysis"}
+    assert (said["channel"], said["content"][0]["text"]) == ("final", ANSWER)
+    again = connect(gpt_oss_server).responses.retrieve(response.id)
+    assert again.to_dict() == response.to_dict()
+    chat = connect(gpt_oss_server).chat.completions.create(
+        model="gpt-oss",
+        messages=[{"role": "user", "content": GREETING}],
+        extra_body={"return_token_ids": True},
+    )
+    assert len(chat.to_dict()["prompt_token_ids"]) == chat.usage.prompt_tokens  # type: ignore[union-attr,arg-type]
+
+
 def test_a_stream_of_it_gives_the_same(gpt_oss_server: ServerProcess, connect: Connect) -> None:
     events = list(ask(gpt_oss_server, connect, GREETING, stream=True))
     thought = "".join(event.delta for event in events if event.type == "response.reasoning_text.delta")

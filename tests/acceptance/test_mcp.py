@@ -172,6 +172,19 @@ def test_usage_is_that_of_all_turns_and_the_next_request_reads_the_call(
     first = post(server, ask())
     usage = first["usage"]
     assert usage["input_tokens_details"]["cached_tokens"] > 0
+    (before, behind), (called, answered) = (
+        usage["input_tokens_details"]["input_tokens_per_turn"],
+        usage["output_tokens_details"]["output_tokens_per_turn"],
+    )
+    assert (before + behind, called + answered) == (usage["input_tokens"], usage["output_tokens"])
+    of_tools = behind - before - called
+    assert of_tools > 0
+    assert usage["output_tokens_details"]["tool_output_tokens"] == of_tools
+    assert usage["output_tokens_details"]["tool_output_tokens_per_turn"] == [0, of_tools]
+    address = f"{server.api}/responses/{first['id']}"
+    assert httpx.get(address).json()["usage"] == usage
+    listed = httpx.get(f"{server.api}/responses", params={"limit": 1}).json()["data"]
+    assert [one["usage"] for one in listed] == [usage]
     chained = {"model": MODEL, "input": "Thank you", "previous_response_id": first["id"], "temperature": 0}
     later = post(server, chained)
     counted = httpx.post(f"{server.api}/responses/input_tokens", json=chained, timeout=60).json()
@@ -355,7 +368,11 @@ def test_background_response_killed_during_its_call_is_finished_after_a_restart(
     assert told["status"] == "completed"
     assert call_of(told)["output"] == "It is noon."
     assert kinds(told)[-1] == "message"
-    assert bare(post(server, ask(TIME))) == bare(told)
+    unbroken = post(server, ask(TIME))
+    assert bare(unbroken) == bare(told)
+    counted = [one["usage"]["output_tokens_details"] for one in (told, unbroken)]
+    assert counted[0] == counted[1]
+    assert counted[0]["tool_output_tokens"] > 0
 
 
 @pytest.mark.faults

@@ -188,11 +188,13 @@ def ask(guarded: Guarded, operation: Operation, examples: int, mode: GenerationM
     return statuses
 
 
+@pytest.mark.usefixtures("made_up_items")
 def test_server_answers_as_the_document_says(guarded: Guarded) -> None:
     answered = explore(guarded, 8, GenerationMode.POSITIVE)
     assert [label for label, statuses in answered.items() if 200 not in statuses] == []
 
 
+@pytest.mark.usefixtures("made_up_items")
 def test_server_answers_as_the_document_says_what_it_does_not_allow(guarded: Guarded) -> None:
     answered = explore(guarded, 4, GenerationMode.NEGATIVE)
     refused = [label for label, statuses in answered.items() if statuses & {400, 404}]
@@ -200,6 +202,7 @@ def test_server_answers_as_the_document_says_what_it_does_not_allow(guarded: Gua
 
 
 @pytest.mark.faults
+@pytest.mark.usefixtures("made_up_items")
 @pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE])
 def test_server_answers_as_the_document_says_for_long(guarded: Guarded, mode: GenerationMode) -> None:
     explore(guarded, 60, mode)

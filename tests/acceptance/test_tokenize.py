@@ -4,10 +4,12 @@ from typing import Any
 
 import httpx
 import pytest
+from transformers import AutoTokenizer
 
 from tests.acceptance.error_object import check_error
-from tests.support.server_process import MODEL, ServerProcess
+from tests.support.server_process import MODEL, REPOSITORY, ServerProcess
 
+DEMO = REPOSITORY / "demo" / "holdfast-demo"
 SAID = [{"role": "user", "content": "Count to 3"}]
 
 
@@ -19,10 +21,11 @@ def test_text_and_its_tokens_are_made_of_each_other(demo_server: ServerProcess) 
     text = "Grüße, <|im_start|>\n\t世界"
     told = post(demo_server, "tokenize", model=MODEL, prompt=text, return_token_strs=True).json()
     assert told["count"] == len(told["tokens"]) == len(told["token_strs"])
+    assert told["token_strs"] == AutoTokenizer.from_pretrained(DEMO).convert_ids_to_tokens(told["tokens"])
     assert "<|im_start|>" in told["token_strs"]
     assert told["max_model_len"] > 100
     assert post(demo_server, "detokenize", tokens=told["tokens"]).json() == {"prompt": text}
-    assert "token_strs" not in post(demo_server, "tokenize", prompt=text).json()
+    assert post(demo_server, "tokenize", prompt=text).json()["token_strs"] is None
 
 
 def test_messages_are_the_tokens_that_their_completion_is_given(demo_server: ServerProcess) -> None:

@@ -18,7 +18,9 @@ from pathlib import Path
 
 import httpx
 
+from tests.support.bodies import Bodies
 from tests.support.eventually import eventually
+from tests.support.recorded_server import DESCRIPTOR
 
 REPOSITORY = Path(__file__).parents[2]
 PATIENCE_S = 120.0
@@ -29,6 +31,10 @@ MODEL = "holdfast-demo"
 
 living: "weakref.WeakSet[ServerProcess]" = weakref.WeakSet()
 """Servers that were started and not stopped: what they said is shown with a failed test."""
+
+
+faults_of_the_dead: list[str] = []
+"""What was wrong with the last bodies of servers that were stopped, until a test reports it."""
 
 
 def command(*arguments: str) -> list[str]:
@@ -71,9 +77,12 @@ class ServerProcess:
         database_url: str | None = None,
         flags: Sequence[str] = (),
         settings: Mapping[str, object] | None = None,
-        module: Sequence[str] = ("server",),
+        module: Sequence[str] = ("tests.support.recorded_server",),
     ) -> None:
-        """`module` is run in the place of `server`, with `serve` and the flags after it."""
+        """`module` is run in the place of `server`, with `serve` and the flags after it.
+
+        What a server of the default one sends is read by `take_bodies`.
+        """
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.api = f"{self.url}/v1"
@@ -82,6 +91,10 @@ class ServerProcess:
         self._process: subprocess.Popen[bytes] | None = None
         self._before = 0
         self._said = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `stop`
+        self._recorded = tempfile.TemporaryFile()  # noqa: SIM115 - likewise
+        self._taken = 0
+        self._environment[DESCRIPTOR] = str(self._recorded.fileno())
+        self.bodies = Bodies()
 
     @property
     def pid(self) -> int:
@@ -104,6 +117,7 @@ class ServerProcess:
             stdin=subprocess.DEVNULL,
             stdout=self._said,
             stderr=self._said,
+            pass_fds=[self._recorded.fileno()],
             start_new_session=True,
         )
         living.add(self)
@@ -159,7 +173,23 @@ class ServerProcess:
         if self._process is not None:
             self.kill()
         living.discard(self)
+        faults_of_the_dead.extend(self.take_bodies())
+        self._recorded.close()
         self._said.close()
+
+    def take_bodies(self) -> list[str]:
+        """What is wrong with the bodies that it has sent since the last call."""
+        if self._recorded.closed:
+            return []
+        faults: list[str] = []
+        with open(f"/proc/self/fd/{self._recorded.fileno()}", "rb") as recorded:
+            recorded.seek(self._taken)
+            for line in recorded:
+                if not line.endswith(b"\n"):
+                    break  # the rest of it is still to be written
+                self._taken += len(line)
+                faults += self.bodies.take(line.decode())
+        return faults
 
     def said(self, start: int = 0) -> str:
         """Standard output and error of every start, from a byte on."""
