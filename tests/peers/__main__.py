@@ -1,0 +1,88 @@
+"""Runs vLLM's own end-to-end tests, unchanged, against Holdfast: `python -m tests.peers [pytest's words]`.
+
+First on the demo model; what fails there, once more on the scripted engine, whose answers know what the tests
+ask. Every case must pass in one of the two, or stand in `expected.toml` with the reason why it cannot; and
+what stands there must not pass. With words, only what they name is run and compared.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from collections import Counter
+from pathlib import Path
+
+from tests.peers import sources
+from tests.peers.vllm_files import FILES
+from tests.support.server_process import REPOSITORY
+
+HERE = Path(__file__).parent
+BY_CHANCE = "by chance"
+"""The kind of a case that one sample of a small model passes and another fails."""
+
+Results = dict[str, list[str]]
+"""By a case's id: its outcome, and what went wrong."""
+
+
+def run(root: Path, words: list[str], engine: str) -> Results:
+    """Runs the named files and cases of vLLM's, or all of ours, with pytest."""
+    file = sources.PEERS / f"vllm-{engine}.json"
+    file.unlink(missing_ok=True)
+    path = os.pathsep.join([str(REPOSITORY), str(sources.packages())])
+    chosen = [word for word in words if word.startswith("tests/")] or FILES
+    rest = [word for word in words if word not in chosen]
+    command = [sys.executable, "-m", "pytest", "-c", str(HERE / "pytest.ini"), "--rootdir", str(root)]
+    plugins = ["-p", "tests.peers.vllm_plugin", "-p", "pytest_asyncio", "-p", "no:cacheprovider"]
+    options = ["--models", "hermes", "-q", "--tb=short", "-W", "ignore"]
+    mine = {"PYTHONPATH": path, "PEERS_ENGINE": engine, "PEERS_RESULTS": str(file), "PEERS_ROOT": str(root)}
+    subprocess.run(
+        [*command, *plugins, *options, *(str(root / name) for name in chosen), *rest],
+        env={**os.environ, **mine},
+        cwd=REPOSITORY,
+        check=False,
+    )
+    return dict(json.loads(file.read_text(encoding="utf-8")))
+
+
+def expected() -> dict[str, tuple[str, str]]:
+    """Why a case cannot pass, as its kind and a reason, by the case's id."""
+    tables = tomllib.loads((HERE / "expected.toml").read_text(encoding="utf-8"))
+    return {case: (kind, reason) for kind, cases in tables.items() for case, reason in cases.items()}
+
+
+def compare(results: Results) -> list[str]:
+    """What is otherwise than the list says, one line each."""
+    listed = expected()
+    found: list[str] = []
+    for case, (outcome, why) in results.items():
+        kind = listed.get(case, ("", ""))[0]
+        if outcome == "failed" and not kind:
+            found.append(f"fails, and is not listed: {case}: {why.splitlines()[0] if why else ''}")
+        if outcome == "passed" and kind not in ("", BY_CHANCE):
+            found.append(f"passes, and is listed: {case}")
+    return found
+
+
+def main(words: list[str]) -> int:
+    root = sources.vllm()
+    results = run(root, words, "model")
+    again = [case for case, (outcome, _) in results.items() if outcome == "failed"]
+    if again:
+        rest = [word for word in words if not word.startswith("tests/")]
+        scripted = run(root, again + rest, "scripted")
+        results |= {case: result for case, result in scripted.items() if result[0] == "passed"}
+    listed = expected()
+    wrong = compare(results)
+    if not words:
+        wrong += [f"is listed, and is no case: {case}" for case in listed if case not in results]
+    kinds = Counter(
+        listed[case][0] if outcome == "failed" and case in listed else outcome
+        for case, (outcome, _) in results.items()
+    )
+    sys.stdout.write("\n".join([*wrong, *(f"{count:5} {kind}" for kind, count in kinds.most_common()), ""]))
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
