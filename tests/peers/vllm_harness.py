@@ -101,8 +101,11 @@ class RemoteOpenAIServer:
         """Names the model where a test names none: OpenAI's API, and Holdfast's, want it named."""
         for name in ("create", "parse", "stream"):
             ask = getattr(client.responses, name)
-            setattr(client.responses, name, functools.partial(ask, model=self.model))
+            setattr(client.responses, name, functools.partial(self._ask, ask))
         return client
+
+    def _ask(self, ask: Callable[..., Any], **body: Any) -> Any:
+        return ask(**{**body, "model": body.get("model") or self.model})
 
     def _options(self, options: dict[str, Any]) -> dict[str, Any]:
         own = {"base_url": self.url_for("v1"), "api_key": self.DUMMY_API_KEY, "max_retries": 0}
