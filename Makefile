@@ -54,7 +54,7 @@ check: $(VENV)/installed-dev ## lint, formatting, types, import rules
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 
-peers-tests: $(VENV)/installed-dev ## vLLM's own tests, unchanged and fetched into .peers, against this server
+peers-tests: $(VENV)/installed-dev ## vLLM's and OGX's own tests, unchanged and fetched into .peers, against this server
 	$(BIN)/python -m tests.peers
 
 faults: $(VENV)/installed-dev ## kill, stop and starve a running server for longer than the tests do

@@ -1,8 +1,9 @@
-"""Runs vLLM's own end-to-end tests, unchanged, against Holdfast: `python -m tests.peers [pytest's words]`.
+"""Runs vLLM's and OGX's own tests, unchanged, against Holdfast: `python -m tests.peers [vllm|ogx] [WORD …]`.
 
 First on the demo model; what fails there, once more on the scripted engine, whose answers know what the tests
 ask. Every case must pass in one of the two, or stand in `expected.toml` with the reason why it cannot; and
-what stands there must not pass. With words, only what they name is run and compared.
+what stands there must not pass. With words for pytest, only what they name is run and
+compared.
 """
 
 import json
@@ -14,7 +15,7 @@ from collections import Counter
 from pathlib import Path
 
 from tests.peers import sources
-from tests.peers.vllm_files import FILES
+from tests.peers.suites import SUITES, Suite
 from tests.support.server_process import REPOSITORY
 
 HERE = Path(__file__).parent
@@ -25,24 +26,36 @@ Results = dict[str, list[str]]
 """By a case's id: its outcome, and what went wrong."""
 
 
-def run(root: Path, words: list[str], engine: str) -> Results:
-    """Runs the named files and cases of vLLM's, or all of ours, with pytest."""
-    file = sources.PEERS / f"vllm-{engine}.json"
+def run(suite: Suite, words: list[str], engine: str) -> Results:
+    """Runs the named files and cases of a suite, or all of ours, with pytest."""
+    root = suite.fetch()
+    file = sources.PEERS / f"{suite.name}-{engine}.json"
     file.unlink(missing_ok=True)
     path = os.pathsep.join([str(REPOSITORY), str(sources.packages())])
-    chosen = [word for word in words if word.startswith("tests/")] or FILES
-    rest = [word for word in words if word not in chosen]
+    chosen = [str(root / word) for word in words if word.startswith("tests/")]
+    chosen = chosen or [str(root / name) for name in suite.files]
+    rest = [word for word in words if not word.startswith("tests/")]
     command = [sys.executable, "-m", "pytest", "-c", str(HERE / "pytest.ini"), "--rootdir", str(root)]
-    plugins = ["-p", "tests.peers.vllm_plugin", "-p", "pytest_asyncio", "-p", "no:cacheprovider"]
-    options = ["--models", "hermes", "-q", "--tb=short", "-W", "ignore"]
+    plugins = ["-p", suite.plugin, "-p", "pytest_asyncio", "-p", "no:cacheprovider"]
     mine = {"PYTHONPATH": path, "PEERS_ENGINE": engine, "PEERS_RESULTS": str(file), "PEERS_ROOT": str(root)}
     subprocess.run(
-        [*command, *plugins, *options, *(str(root / name) for name in chosen), *rest],
+        [*command, *plugins, "-q", "--tb=short", "-W", "ignore", *suite.options, *chosen, *rest],
         env={**os.environ, **mine},
         cwd=REPOSITORY,
         check=False,
     )
     return dict(json.loads(file.read_text(encoding="utf-8")))
+
+
+def run_twice(suite: Suite, words: list[str]) -> Results:
+    """What came of each case: on the demo model or, where it failed there, on the scripted engine."""
+    results = run(suite, words, "model")
+    again = [case for case, (outcome, _) in results.items() if outcome == "failed"]
+    if again:
+        rest = [word for word in words if not word.startswith("tests/")]
+        scripted = run(suite, again + rest, "scripted")
+        results |= {case: result for case, result in scripted.items() if result[0] == "passed"}
+    return results
 
 
 def expected() -> dict[str, tuple[str, str]]:
@@ -65,16 +78,15 @@ def compare(results: Results) -> list[str]:
 
 
 def main(words: list[str]) -> int:
-    root = sources.vllm()
-    results = run(root, words, "model")
-    again = [case for case, (outcome, _) in results.items() if outcome == "failed"]
-    if again:
-        rest = [word for word in words if not word.startswith("tests/")]
-        scripted = run(root, again + rest, "scripted")
-        results |= {case: result for case, result in scripted.items() if result[0] == "passed"}
+    names = [word for word in words if word in {suite.name for suite in SUITES}]
+    words = [word for word in words if word not in names]
+    results: Results = {}
+    for suite in SUITES:
+        if suite.name in names or not names:
+            results |= run_twice(suite, words)
     listed = expected()
     wrong = compare(results)
-    if not words:
+    if not words and not names:
         wrong += [f"is listed, and is no case: {case}" for case in listed if case not in results]
     kinds = Counter(
         listed[case][0] if outcome == "failed" and case in listed else outcome

@@ -1,4 +1,4 @@
-"""What vLLM's tests import of vLLM, so that they can be imported and run where there is no vLLM.
+"""What vLLM's and OGX's tests import of those, so that they can be imported and run where neither is.
 
 A test that needs vLLM's own code asks no server: it is skipped as soon as it calls any of it. Tokenizers are
 real: whatever model a test names, the server has the demo model, and so has the test.
@@ -42,7 +42,7 @@ class Absent(Exception, metaclass=Names):
 
 
 def _skip() -> object:
-    pytest.skip("asks vLLM's own code, not a server")
+    pytest.skip("asks its own project's code, not a server")
 
 
 class ModelConfig:
@@ -98,7 +98,7 @@ class StandIn(ModuleType):
         return KNOWN.get(self.__name__, {}).get(name, type(name, (Absent,), {}))
 
 
-MADE = ("vllm", "gpt_oss")
+MADE = ("vllm", "gpt_oss", "ogx", "ogx_api", "llama_stack_client", "langchain_openai")
 
 
 class Finder(MetaPathFinder, Loader):
