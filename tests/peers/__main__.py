@@ -37,9 +37,10 @@ def run(suite: Suite, words: list[str], engine: str) -> Results:
     rest = [word for word in words if not word.startswith("tests/")]
     command = [sys.executable, "-m", "pytest", "-c", str(HERE / "pytest.ini"), "--rootdir", str(root)]
     plugins = ["-p", suite.plugin, "-p", "pytest_asyncio", "-p", "no:cacheprovider"]
+    wanted = suite.options if any("/tool_use/" in name for name in chosen) else ()  # their conftest's
     mine = {"PYTHONPATH": path, "PEERS_ENGINE": engine, "PEERS_RESULTS": str(file), "PEERS_ROOT": str(root)}
     subprocess.run(
-        [*command, *plugins, "-q", "--tb=short", "-W", "ignore", *suite.options, *chosen, *rest],
+        [*command, *plugins, "-q", "--tb=native", "-W", "ignore", *wanted, *chosen, *rest],
         env={**os.environ, **mine},
         cwd=REPOSITORY,
         check=False,
