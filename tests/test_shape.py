@@ -108,8 +108,8 @@ def test_every_file_in_the_readme_says_what_it_is_for() -> None:
 
 
 def test_every_make_target_that_the_readme_names_exists() -> None:
-    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    named = set(re.findall(r"(?:`|\$ )make ([a-z]+)", readme.README.read_text(encoding="utf-8")))
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    named = set(re.findall(r"(?:`|\$ )make ([a-z-]+)", readme.README.read_text(encoding="utf-8")))
     assert named <= targets
 
 

@@ -13,7 +13,7 @@ from server.wire.request import CreateResponse
 
 COMPACTION = "compaction"
 _MOST_CHARACTERS = {"user": 512, "include": 128, "service_tier": 64, "safety_identifier": 64}
-"""Of strings that are stored and told as they came. Not in the types, by which older requests are read, too."""
+"""Of strings that are stored as they came. Not in the types, by which older requests are read, too."""
 
 _UNSUPPORTED: list[tuple[str, Callable[[CreateResponse], object], str]] = [
     (

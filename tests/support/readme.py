@@ -57,6 +57,7 @@ TESTS = {
     "gpu": "what only an accelerator can show",
     "integration": "the store and the recorder on a real Postgres",
     "migration": "the schema, up, down and at once",
+    "peers": "vLLM's and OGX's own tests, fetched and unchanged; `make peers-tests` runs them",
     "support": "what tests share",
     "unit": "the pure core, file by file",
 }
