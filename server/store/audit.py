@@ -142,9 +142,14 @@ class Moment:
 
 @contextmanager
 def snapshot(connection: Connection) -> Iterator[None]:
-    """A transaction that sees one state of the database and can change nothing."""
+    """A transaction that sees one state of the database and can change nothing.
+
+    What is read of a page is compared before more of it is fetched, which may take a slow machine longer than
+    a transaction of the server may be idle.
+    """
     with connection.begin():
         connection.execute(text("set transaction isolation level repeatable read, read only"))
+        connection.execute(text("set local idle_in_transaction_session_timeout = '60s'"))
         yield
 
 

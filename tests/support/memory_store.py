@@ -89,9 +89,13 @@ def claim_waiting(
     return _take(at, me, lambda one: one.background and one.model in models and one.tenant not in full, limit)
 
 
-def hand_back(at: Memory, me: UUID, places: Sequence[Place], *, died: bool = False) -> int:
+def hand_back(
+    at: Memory, me: UUID, places: Sequence[Place], *, died: bool = False, skip_locked: bool = False
+) -> int:
     handed_back = 0
     for place in places:
+        if skip_locked and place.id in at.locked:
+            continue
         at.lock(place.id)
         row = at.rows[place.id]
         if row.stored.replica_id == me and row.stored.status == "in_progress":
