@@ -27,7 +27,15 @@ from server.api import (
 from server.api.health import Health, Version
 from server.api.json import as_json
 from server.auth import Caller
-from server.errors import Conflict, ConversationLocked, NotFound, TooManyRequests, WrongHost, WrongOrigin
+from server.errors import (
+    Conflict,
+    ConversationLocked,
+    InvalidRequest,
+    NotFound,
+    TooManyRequests,
+    WrongHost,
+    WrongOrigin,
+)
 from server.openapi import Contract, Described, Parameter
 from server.services import Services
 from server.stream.sse import Answer
@@ -151,7 +159,7 @@ ROUTES: list[tuple[str, str, Handler, Contract]] = [
         "POST",
         "/v1/responses/{response_id}/cancel",
         responses.cancel,
-        Contract(says="End it early, wherever it runs.", gives=Response),
+        Contract(says="End it early, wherever it runs.", gives=Response, refuses=(InvalidRequest, NotFound)),
     ),
     (
         "GET",

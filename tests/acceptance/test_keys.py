@@ -31,8 +31,8 @@ SAID = [{"role": "user", "content": "Hello"}]
 ANY_BODY = {**HELLO, "metadata": {}, "items": SAID, "store": True}
 """What every route that takes a body can take."""
 BODIES: dict[str, dict[str, Any]] = {
-    "/v1/chat/completions": {"messages": SAID},
-    "/v1/completions": {"prompt": "Hello"},
+    "/v1/chat/completions": {"messages": SAID, "input": None},
+    "/v1/completions": {"prompt": "Hello", "input": None},
     "/tokenize": {"prompt": "Hello"},
     "/detokenize": {"tokens": [1]},
 }

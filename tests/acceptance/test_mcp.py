@@ -210,15 +210,15 @@ def test_tool_that_gives_no_answer_in_time_is_an_item_that_says_so(server: Serve
     assert told["status"] == "completed"
 
 
-def test_output_that_is_too_long_is_cut_and_what_the_model_cannot_read_is_told_as_an_error(
+def test_output_that_is_too_long_is_cut_and_what_the_model_cannot_read_ends_the_answer(
     server: ServerProcess, mcp: Mcp
 ) -> None:
     mcp.does("huge")
     told = post(server, ask())
     assert len(call_of(told)["output"]) < 101_000
     assert call_of(told)["output"].endswith("[200000 more characters were left out]")
-    assert (told["status"], told["error"]["code"]) == ("failed", "server_error")
-    assert "tokens" in told["error"]["message"]
+    assert (told["status"], told["error"]) == ("incomplete", None)
+    assert told["incomplete_details"] == {"reason": "max_output_tokens"}
 
 
 def test_server_that_is_not_there_is_an_item_and_the_model_goes_on_without(server: ServerProcess) -> None:

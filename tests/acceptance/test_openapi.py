@@ -16,6 +16,7 @@ from openapi_spec_validator import OpenAPIV31SpecValidator
 from schemathesis import APIOperation, Case, GenerationMode
 from schemathesis.checks import load_all_checks
 
+from tests.support.eventually import eventually
 from tests.support.server_process import MODEL, ServerProcess, run_command
 from tests.support.sse import create, parse
 
@@ -91,7 +92,10 @@ def guarded(module_database: str) -> Iterator[Guarded]:
     try:
         server.start()
         found = Guarded(server, key, httpx.get(f"{server.url}/openapi.json").json(), {"model": MODEL})
-        found.ids["response_id"] = found.post("responses", {"model": MODEL, "input": "Hello"})
+        hello = {"model": MODEL, "input": "Hello", "background": True}
+        found.ids["response_id"] = response = found.post("responses", hello)
+        address = f"{server.api}/responses/{response}"
+        eventually(lambda: httpx.get(address, headers=found.headers).json()["status"] == "completed")
         chat = {"model": MODEL, "messages": SAID, "store": True}
         found.ids["completion_id"] = found.post("chat/completions", chat)
         items = [{"role": "user", "content": "Hello"}]

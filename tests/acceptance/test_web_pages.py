@@ -60,7 +60,7 @@ def test_page_of_another_site_posts_nothing(
 
 
 def test_page_of_another_site_cancels_nothing(keyless: ServerProcess) -> None:
-    made = httpx.post(f"{keyless.api}/responses", json=HELLO).json()["id"]
+    made = httpx.post(f"{keyless.api}/responses", json={**HELLO, "background": True}).json()["id"]
     cancel = f"{keyless.api}/responses/{made}/cancel"
     check_error(httpx.post(cancel, headers=CROSS_SITE), 403, "invalid_request_error")
     assert httpx.post(cancel).status_code == 200

@@ -80,7 +80,7 @@ checked: Counter[str] = Counter()
 
 def shape_of(method: str, path: str) -> Shape | None:
     """What is answered there; None for what OpenAI has not."""
-    parts = path.removeprefix("/v1/").split("/")
+    parts = path.removeprefix("/v1/").rstrip("/").split("/")
     fitting = [
         (template.count("*"), template)
         for asked, template in SHAPES
@@ -230,6 +230,8 @@ def _as_openais_assistant(completion: Any) -> None:
 
 def _as_sdk_knows(sdk: Any, value: Any) -> Any:
     """The value without what OpenAI sends and its SDK's types, which it never validates, do not allow."""
+    if sdk is CompactedResponse:  # what users have said is in it, too
+        value["output"] = [item for item in value["output"] if item.get("role", "assistant") == "assistant"]
     if sdk is Completion:
         for choice in value["choices"]:
             choice["finish_reason"] = choice["finish_reason"] or "stop"  # null in a stream before the end

@@ -7,7 +7,7 @@ after the end.
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from types import ModuleType
 from typing import Any
 from unittest import mock
@@ -246,13 +246,20 @@ def output_items(at: Memory, tenant: str, response_id: UUID) -> list[str]:
 
 
 def finish(
-    at: Memory, tenant: str, response_id: UUID, replica: UUID, attempt: int, ending: Ending
+    at: Memory,
+    tenant: str,
+    response_id: UUID,
+    replica: UUID,
+    attempt: int,
+    ending: Ending,
+    lifetime: timedelta | None = None,
 ) -> Finished:
+    assert lifetime is None, "every response here is stored for good"
     at.lock(response_id)
     row = at.rows[response_id]
     stored = row.stored
     assert (stored.replica_id, stored.attempt, stored.status) == (replica, attempt, "in_progress"), stored
-    columns = {name: getattr(ending, name) for name in Ending.__dataclass_fields__}
+    columns = {name: getattr(ending, name) for name in Ending.__dataclass_fields__ if name != "turns"}
     at.change(row, **columns)
     return Finished(row.deleted, None)
 
