@@ -272,9 +272,9 @@ class Emitter:
             events += self._close("completed")
         final = assemble(self._response, self._created_at, self._echo, ending.status, self.output, ending)
         if raw is not None:
-            final = raw.told_with(final)
+            final = raw.add_to(final)
         if facts is not None:
-            final = facts.told_with(final)
+            final = facts.add_to(final)
         terminal = _TERMINAL[ending.status]
         events.append(wire.whole(terminal(self._number(), final)))
         return events, final

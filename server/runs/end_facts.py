@@ -30,7 +30,7 @@ class EndFacts:
         self._last = token_ids[-1]
         return token_ids[:-1] if self._last in self._silent else token_ids
 
-    def told_with(self, response: Response) -> Response:
+    def add_to(self, response: Response) -> Response:
         """The final response with what is told of it; no column has it."""
         if self.stop_reason is UNSET and self.cumulative_logprob is UNSET:
             return response

@@ -36,7 +36,9 @@ def list_responses(
             ended = [stored.id for stored in found if stored.status in ENDED]
             outputs = listing.outputs(connection, tenant, ended)
             listed = [
-                told for stored in found if (told := _told(connection, stored, outputs.get(stored.id, ())))
+                whole
+                for stored in found
+                if (whole := _encoded(connection, stored, outputs.get(stored.id, ())))
             ]
             if listed or not more:
                 return listed, more
@@ -46,7 +48,7 @@ def list_responses(
     return page(found, limit, more=more)
 
 
-def _told(connection: Connection, stored: StoredResponse, output: Sequence[str]) -> bytes | None:
+def _encoded(connection: Connection, stored: StoredResponse, output: Sequence[str]) -> bytes | None:
     try:
         found = as_response(stored, output)
         return msgspec.json.encode(with_turns(connection, stored, found, output))

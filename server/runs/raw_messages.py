@@ -59,7 +59,7 @@ class RawMessages:
             prompt, begin = self._given[-1], len(self._likelihood)
             self._likelihood += map(self._likely, prompt[begin:], logprobs)
 
-    def told_with(self, response: Response) -> Response:
+    def add_to(self, response: Response) -> Response:
         """The response with the prompts and with all tokens that have come."""
         return msgspec.structs.replace(
             response,

@@ -35,17 +35,17 @@ class Summary:
         found = _WORDS.match(text)
         end = found.end() if found else 0
         self._rest = text[end:]
-        return self._told(text[:end])
+        return self._deltas(text[:end])
 
     def end(self, text: str) -> list[Event]:
         """What is left, and that this is the whole text."""
         return [
-            *self._told(self._rest),
+            *self._deltas(self._rest),
             wire.whole(wire.ReasoningSummaryTextDone(self._number(), *self._place, text)),
             wire.whole(wire.ReasoningSummaryPartDone(self._number(), *self._place, SummaryText(text))),
         ]
 
-    def _told(self, text: str) -> list[Event]:
+    def _deltas(self, text: str) -> list[Event]:
         if not text:
             return []
         return [wire.whole(wire.ReasoningSummaryTextDelta(self._number(), *self._place, text))]

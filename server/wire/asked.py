@@ -6,21 +6,7 @@ import msgspec
 from msgspec import Meta
 
 from server.version import VERSION
-from server.wire.request import (
-    AllowedTokens,
-    BadWords,
-    Bias,
-    CreateResponse,
-    GivenConfig,
-    LogprobTokens,
-    RequestId,
-    Seed,
-    Side,
-    StopTokens,
-    StructuredOutputs,
-    ThinkingTokens,
-    TruncatedTo,
-)
+from server.wire.request import CreateResponse, SharedParameters
 
 MAX_CHOICES = 16
 
@@ -46,45 +32,18 @@ class ResponseFormat(msgspec.Struct, frozen=True):
     format: dict[str, Any] | None = None
 
 
-class Asked(StructuredOutputs, frozen=True, kw_only=True):
+class Asked(SharedParameters, frozen=True, kw_only=True):
     """Null means the default everywhere; unknown fields are ignored."""
 
     model: str
     n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    min_tokens: Annotated[int, Meta(ge=0)] | None = None
-    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
-    top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
-    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
-    presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
-    frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
-    repetition_penalty: Annotated[float, Meta(ge=0.01, le=100)] | None = None
-    logit_bias: Annotated[dict[str, Bias], Meta(max_length=1024)] | None = None
-    stop: str | Annotated[list[str], Meta(max_length=32)] | None = None
-    include_stop_str_in_output: bool | None = None
-    ignore_eos: bool | None = None
-    seed: Seed | None = None
     response_format: ResponseFormat | None = None
     echo: bool | None = None
     prompt_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     return_token_ids: bool | None = None
-    stop_token_ids: StopTokens | None = None
-    bad_words: BadWords | None = None
-    allowed_token_ids: AllowedTokens | None = None
-    logprob_token_ids: LogprobTokens | None = None
-    return_tokens_as_token_ids: bool | None = None
-    truncate_prompt_tokens: TruncatedTo | None = None
-    truncation_side: Side | None = None
-    thinking_token_budget: ThinkingTokens | None = None
-    generation_config: GivenConfig | None = None
-    skip_special_tokens: bool | None = None
-    spaces_between_special_tokens: bool | None = None
-    priority: Annotated[int, Meta(ge=-(2**31), lt=2**31)] | None = None
-    cache_salt: Annotated[str, Meta(max_length=1024)] | None = None
     user: Annotated[str, Meta(max_length=512)] | None = None
-    request_id: RequestId | None = None
 
 
 class ChoiceRequest(CreateResponse, frozen=True, kw_only=True):

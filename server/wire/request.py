@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from server.wire.ids import MAX_REQUEST_ID
 from server.wire.schema import ChoiceWord, GivenChoice, GivenItem, GivenTool
 
 MAX_TOOLS = 128
@@ -13,7 +14,7 @@ Metadata = Annotated[
     dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]],
     Meta(max_length=16),
 ]
-RequestId = Annotated[str, Meta(min_length=1, max_length=128)]
+RequestId = Annotated[str, Meta(min_length=1, max_length=MAX_REQUEST_ID)]
 Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 StopTokens = Annotated[list[TokenId], Meta(max_length=128)]
@@ -96,7 +97,40 @@ class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True):
 Bias = Annotated[float, Meta(ge=-100, le=100)]
 
 
-class CreateResponse(StructuredOutputs, frozen=True, kw_only=True):
+class SharedParameters(StructuredOutputs, frozen=True, kw_only=True):
+    """What a request may ask alike of responses, chats and completions; most of it is vLLM's."""
+
+    min_tokens: Annotated[int, Meta(ge=0)] | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
+    repetition_penalty: Annotated[float, Meta(ge=0.01, le=100)] | None = None
+    logit_bias: Annotated[dict[str, Bias], Meta(max_length=1024)] | None = None
+    stop: str | Annotated[list[str], Meta(max_length=32)] | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    seed: Seed | None = None
+    stop_token_ids: StopTokens | None = None
+    bad_words: BadWords | None = None
+    allowed_token_ids: AllowedTokens | None = None
+    logprob_token_ids: LogprobTokens | None = None
+    return_tokens_as_token_ids: bool | None = None
+    truncate_prompt_tokens: TruncatedTo | None = None
+    truncation_side: Side | None = None
+    thinking_token_budget: ThinkingTokens | None = None
+    generation_config: GivenConfig | None = None
+    skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
+    """Accepted: nothing is put between tokens here."""
+    priority: Annotated[int, Meta(ge=-(2**31), lt=2**31)] | None = None
+    cache_salt: Annotated[str, Meta(max_length=1024)] | None = None
+    request_id: RequestId | None = None
+
+
+class CreateResponse(SharedParameters, frozen=True, kw_only=True):
     """OpenAI's parameters, then vLLM's sampling ones, then `expires_after`, which is ours.
 
     Null means the default everywhere.
@@ -109,10 +143,7 @@ class CreateResponse(StructuredOutputs, frozen=True, kw_only=True):
     stream: bool | None = None
     store: bool | None = None
     background: bool | None = None
-    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     max_output_tokens: Annotated[int, Meta(ge=1)] | None = None
-    seed: Seed | None = None
     metadata: Metadata | None = None
     context_management: Annotated[list[ContextManagement], Meta(min_length=1, max_length=16)] | None = None
     reasoning: ReasoningOptions | None = None
@@ -123,8 +154,6 @@ class CreateResponse(StructuredOutputs, frozen=True, kw_only=True):
     max_tool_calls: Annotated[int, Meta(ge=1)] | None = None
     truncation: Literal["auto", "disabled"] | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
-    presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
-    frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
     conversation: str | ConversationReference | None = None
     prompt: PromptReference | None = None
     safety_identifier: str | None = None
@@ -132,37 +161,14 @@ class CreateResponse(StructuredOutputs, frozen=True, kw_only=True):
     user: str | None = None
     include: Annotated[list[str], Meta(max_length=64)] | None = None
     service_tier: str | None = None
-    stop: str | Annotated[list[str], Meta(max_length=32)] | None = None
-    include_stop_str_in_output: bool | None = None
-    top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
-    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
-    repetition_penalty: Annotated[float, Meta(ge=0.01, le=100)] | None = None
-    logit_bias: Annotated[dict[str, Bias], Meta(max_length=1024)] | None = None
-    ignore_eos: bool | None = None
-    priority: Annotated[int, Meta(ge=-(2**31), lt=2**31)] | None = None
-    cache_salt: Annotated[str, Meta(max_length=1024)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    min_tokens: Annotated[int, Meta(ge=0)] | None = None
     documents: Annotated[list[dict[str, Any]], Meta(max_length=256)] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     enable_response_messages: bool | None = None
     include_reasoning: bool | None = None
     previous_input_messages: Annotated[list[dict[str, Any]], Meta(max_length=4096)] | None = None
-    request_id: RequestId | None = None
     stream_options: StreamOptions | None = None
-    stop_token_ids: StopTokens | None = None
-    allowed_token_ids: AllowedTokens | None = None
-    bad_words: BadWords | None = None
-    logprob_token_ids: LogprobTokens | None = None
-    return_tokens_as_token_ids: bool | None = None
-    truncate_prompt_tokens: TruncatedTo | None = None
-    truncation_side: Side | None = None
-    thinking_token_budget: ThinkingTokens | None = None
-    generation_config: GivenConfig | None = None
-    skip_special_tokens: bool | None = None
-    spaces_between_special_tokens: bool | None = None
-    """Accepted: nothing is put between tokens here."""
     expires_after: ExpiresAfter | None = None
 
 

@@ -23,8 +23,6 @@ class TextRequest(Asked, frozen=True, kw_only=True):
     max_tokens: Annotated[int, Meta(ge=0)] | None = None
     logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     best_of: Annotated[int, Meta(ge=1, le=MAX_BEST_OF)] | None = None
-    suffix: str | None = None
-    prompt_embeds: Any = None
     add_special_tokens: bool | None = None
 
 

@@ -103,8 +103,7 @@ class McpTool(msgspec.Struct, frozen=True, tag_field="type", tag="mcp"):
         allowed = self.allowed_tools
         if isinstance(allowed, list):
             allowed = None if EVERY_TOOL in allowed else ToolFilter(tool_names=allowed)
-        wanted = allowed
-        return [tool for tool in self.listed if wanted is None or wanted.has(tool)]
+        return [tool for tool in self.listed if allowed is None or allowed.has(tool)]
 
     def needs_approval(self, tool: ListedTool) -> bool:
         """OpenAI's default is that every call does. Of two filters that both have it, `always` holds."""

@@ -75,7 +75,7 @@ def _status_of(thing: object) -> int | None:
     return next((status for status in found if isinstance(status, int)), None)
 
 
-def tell(cases: Callable[[Server], dict[str, dict[str, Callable[[], object]]]]) -> None:
+def print_results(cases: Callable[[Server], dict[str, dict[str, Callable[[], object]]]]) -> None:
     """Prints, as JSON, each case's value, or the traceback of what it raised, by API and name."""
     said: dict[str, dict[str, object]] = {}
     for api, named in cases(Server(*sys.argv[1:4])).items():

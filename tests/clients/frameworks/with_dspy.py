@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 import dspy
-from cases import HELLO, TOO_LONG, TYPED, Server, tell
+from cases import HELLO, TOO_LONG, TYPED, Server, print_results
 
 
 class Tell(dspy.Signature):
@@ -54,4 +54,4 @@ def of(server: Server, kind: str) -> dict[str, Callable[[], object]]:
 
 
 if __name__ == "__main__":
-    tell(cases)
+    print_results(cases)

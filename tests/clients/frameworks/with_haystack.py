@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from cases import AGAIN, CITIES, HELLO, TOO_LONG, TYPED, Server, get_weather, tell, with_cities
+from cases import AGAIN, CITIES, HELLO, TOO_LONG, TYPED, Server, get_weather, print_results, with_cities
 from haystack.components.agents import Agent
 from haystack.components.generators.chat import OpenAIChatGenerator, OpenAIResponsesChatGenerator
 from haystack.dataclasses import ChatMessage
@@ -66,4 +66,4 @@ def of(server: Server, kind: type, typed: str) -> dict[str, Callable[[], object]
 
 
 if __name__ == "__main__":
-    tell(cases)
+    print_results(cases)

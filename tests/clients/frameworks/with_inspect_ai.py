@@ -4,7 +4,7 @@ import asyncio
 import json
 from collections.abc import Callable
 
-from cases import AGAIN, CITIES, HELLO, TOO_LONG, TYPED, Server, tell, with_cities
+from cases import AGAIN, CITIES, HELLO, TOO_LONG, TYPED, Server, print_results, with_cities
 from cases import get_weather as weather_of
 from inspect_ai.model import (
     ChatMessageAssistant,
@@ -95,4 +95,4 @@ def of(server: Server, provider: str, **options: object) -> dict[str, Callable[[
 
 
 if __name__ == "__main__":
-    tell(cases)
+    print_results(cases)

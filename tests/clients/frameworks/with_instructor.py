@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 import instructor
-from cases import TOO_LONG, TYPED, Server, tell
+from cases import TOO_LONG, TYPED, Server, print_results
 from instructor import Mode
 from openai import OpenAI
 from pydantic import BaseModel
@@ -50,4 +50,4 @@ def of(server: Server, mode: Mode) -> dict[str, Callable[[], object]]:
 
 
 if __name__ == "__main__":
-    tell(cases)
+    print_results(cases)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from cases import AGAIN, CITIES, HELLO, TOO_LONG, TYPED, Server, get_weather, tell, with_cities
+from cases import AGAIN, CITIES, HELLO, TOO_LONG, TYPED, Server, get_weather, print_results, with_cities
 from langchain.agents import create_agent
 from langchain_core.messages import HumanMessage
 from langchain_openai import ChatOpenAI
@@ -66,4 +66,4 @@ def text_of(message: object) -> str:
 
 
 if __name__ == "__main__":
-    tell(cases)
+    print_results(cases)

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable
 
-from cases import AGAIN, CITIES, HELLO, TOO_LONG, TYPED, Server, get_weather, tell, with_cities
+from cases import AGAIN, CITIES, HELLO, TOO_LONG, TYPED, Server, get_weather, print_results, with_cities
 from llama_index.core.agent.workflow import FunctionAgent
 from llama_index.core.base.llms.types import ChatMessage
 from llama_index.llms.openai_like import OpenAILike, OpenAILikeResponses
@@ -61,4 +61,4 @@ def of(server: Server, kind: type, typed: str, **options: object) -> dict[str, C
 
 
 if __name__ == "__main__":
-    tell(cases)
+    print_results(cases)

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable
 
-from cases import AGAIN, HELLO, TOO_LONG, Server, tell
+from cases import AGAIN, HELLO, TOO_LONG, Server, print_results
 from lm_eval.api.instance import Instance
 from lm_eval.models.api_models import JsonChatStr
 from lm_eval.models.openai_completions import LocalChatCompletion, LocalCompletionsAPI
@@ -51,4 +51,4 @@ def of(
 
 
 if __name__ == "__main__":
-    tell(cases)
+    print_results(cases)

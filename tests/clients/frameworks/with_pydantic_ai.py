@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable
 
-from cases import AGAIN, CITIES, HELLO, TOO_LONG, TYPED, Server, get_weather, tell, with_cities
+from cases import AGAIN, CITIES, HELLO, TOO_LONG, TYPED, Server, get_weather, print_results, with_cities
 from pydantic import BaseModel
 from pydantic_ai import Agent, NativeOutput, ToolOutput
 from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
@@ -54,4 +54,4 @@ def of(server: Server, kind: type) -> dict[str, Callable[[], object]]:
 
 
 if __name__ == "__main__":
-    tell(cases)
+    print_results(cases)

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Annotated
 
-from cases import AGAIN, CITIES, HELLO, TOO_LONG, TYPED, Server, tell, with_cities
+from cases import AGAIN, CITIES, HELLO, TOO_LONG, TYPED, Server, print_results, with_cities
 from cases import get_weather as weather_of
 from openai import AsyncOpenAI
 from pydantic import BaseModel
@@ -96,4 +96,4 @@ def of(agent: Callable[..., object], typed: Callable[[], object]) -> dict[str, C
 
 
 if __name__ == "__main__":
-    tell(cases)
+    print_results(cases)

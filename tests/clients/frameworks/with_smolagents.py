@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable
 
 import cases as asked
-from cases import AGAIN, CITIES, HELLO, TOO_LONG, TYPED, Server, tell, with_cities
+from cases import AGAIN, CITIES, HELLO, TOO_LONG, TYPED, Server, print_results, with_cities
 from smolagents import ChatMessage, OpenAIModel, ToolCallingAgent, tool
 
 
@@ -68,4 +68,4 @@ def cases(server: Server) -> dict[str, dict[str, Callable[[], object]]]:
 
 
 if __name__ == "__main__":
-    tell(cases)
+    print_results(cases)

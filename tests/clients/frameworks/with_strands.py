@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable
 
-from cases import AGAIN, CITIES, HELLO, TOO_LONG, Server, tell, with_cities
+from cases import AGAIN, CITIES, HELLO, TOO_LONG, Server, print_results, with_cities
 from cases import get_weather as weather_of
 from pydantic import BaseModel
 from strands import Agent, tool
@@ -66,4 +66,4 @@ def of(server: Server, kind: type, **options: object) -> dict[str, Callable[[], 
 
 
 if __name__ == "__main__":
-    tell(cases)
+    print_results(cases)
