@@ -43,6 +43,8 @@ class Bench:
     """The responses of which other replicas are to be told."""
     cancelled: list[UUID]
     """Those whose jobs the engine is to end."""
+    handled: list[Inbound]
+    """What the recorder has brought forward, in order."""
 
     def accept(self, **about: Any) -> Run:
         return accept(self.database, self.replica, **about)
@@ -55,8 +57,10 @@ class Bench:
 
     def feed(self, *messages: Inbound) -> None:
         """Delivers the messages in one piece and waits until they are committed and told."""
-        told = len(self.hub.told)
+        told, handled = len(self.hub.told), len(self.handled)
         self.recorder.deliver(messages)
+        # What was told since may be of what was delivered before these.
+        eventually(lambda: any(one is messages[-1] for one in self.handled[handled:]))
         eventually(lambda: len(self.hub.told) > told)
 
     def stored(self, response: UUID, tenant: str = TENANT) -> list[Event]:
@@ -94,9 +98,18 @@ def recording(url: str) -> Iterator[Bench]:
         on_events=hinted.extend,
         cancel=cancelled.append,
     )
+    handled: list[Inbound] = []
+    bring_forward = recorder.bring_forward
+
+    def bring_forward_and_note(messages: Sequence[Inbound]) -> float:
+        next_at = bring_forward(messages)
+        handled.extend(messages)
+        return next_at
+
+    recorder.bring_forward = bring_forward_and_note  # type: ignore[method-assign]
     recorder.start()
     try:
-        yield Bench(database, replica, hub, recorder, fenced, hinted, cancelled)
+        yield Bench(database, replica, hub, recorder, fenced, hinted, cancelled, handled)
     finally:
         recorder.stop()
         database.close()

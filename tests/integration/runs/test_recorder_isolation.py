@@ -126,12 +126,14 @@ def test_a_response_that_stays_locked_is_given_up_and_ends_as_failed_once_it_can
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(retries, "MOST_TRIES", 2)
+    monkeypatch.setattr(retries, "FIRST_PAUSE_SECONDS", 0.3)
     hit, other = bench.begin(), bench.begin()
     bench.feed(tokens(hit, say("stored")))
     with locked(bench, hit):
         bench.recorder.deliver([finished(hit)])
         eventually(lambda: bench.cancelled)
         goes_on(bench, other)
+        await_pause_before(bench, "fail")
     assert final(bench, hit)["error"]["code"] == "server_error"
     assert status(bench, hit)[0] == "failed"
     assert text(bench, hit) == "stored"
@@ -145,15 +147,27 @@ def test_a_background_response_that_stays_locked_is_handed_back(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(retries, "MOST_TRIES", 1)
+    monkeypatch.setattr(retries, "FIRST_PAUSE_SECONDS", 0.3)
     hit = in_background(bench)
     bench.feed(tokens(hit, say("stored")))
     with locked(bench, hit):
         bench.recorder.deliver([finished(hit)])
         eventually(lambda: bench.cancelled)
+        await_pause_before(bench, "hand back")
     eventually(lambda: not bench.recorder.holds(hit.facts.id))
     assert status(bench, hit) == ("in_progress", None, 1)
     assert text(bench, hit) == "stored"
     assert bench.recorder.wait_idle(10)
+
+
+def await_pause_before(bench: Bench, way: retries.Way) -> None:
+    """Waits for a pause of a second or more, behind which the step that is given up is tried in that way."""
+
+    def next_is_far() -> bool:
+        found = [(retry.way, retry.tries) for retry in bench.recorder._side._retries._pending]
+        return any(next_way == way and tries >= 3 for next_way, tries in found)
+
+    eventually(next_is_far)
 
 
 def in_background(bench: Bench) -> Run:
