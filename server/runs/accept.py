@@ -68,10 +68,10 @@ class Acceptance:
         self._claim_key(connection, prepared[0])
         return clock(connection)
 
-    def write(self, connection: Connection, new: NewRun) -> Begun:
-        """May be run again: a first try whose commit was not heard of has written it all, or nothing."""
+    def write(self, connection: Connection, new: NewRun, *, again: bool) -> Begun:
+        """`again` says that it was tried before: if that was committed unheard of, all of it is written."""
         tenant = new.caller.tenant
-        written = responses.get(connection, tenant, new.response)
+        written = responses.get(connection, tenant, new.response) if again else None
         created_at = written.created_at if written else self._insert(connection, new)
         run = self.make_run(new, created_at)
         begun = run.begin() if run.facts.echo.background else run.begin() + run.start()

@@ -4,6 +4,7 @@ Runs in a handler's thread and waits for no token. Everything that can be wrong 
 the row exists; once it does, the response reaches a terminal status.
 """
 
+import itertools
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -312,9 +313,13 @@ class Admission:
 
     def _accept(self, prepared: Sequence[NewRun]) -> list[Begun]:
         """Writes the responses, their input and their first events."""
-        begun = self._database.retry(
-            lambda connection: [self._acceptance.write(connection, new) for new in prepared]
-        )
+        tries = itertools.count()
+
+        def write(connection: Connection) -> list[Begun]:
+            again = next(tries) > 0
+            return [self._acceptance.write(connection, new, again=again) for new in prepared]
+
+        begun = self._database.retry(write)
         crashpoint("accept.committed")
         return begun
 

@@ -6,12 +6,12 @@ from datetime import datetime, timedelta
 from typing import Final, Literal, NamedTuple
 from uuid import UUID
 
-from sqlalchemy import Connection, DateTime, Row, func, insert, select, text, update
+from sqlalchemy import Connection, Row, TextClause, bindparam, insert, select, text, update
 
 from server.runs.states import ENDED, Ending
 from server.store.failures import OwnershipLost
 from server.store.storage_usage import ITEM_BYTES, ROW_BYTES, adding
-from server.store.tables import items, responses, storage_changes, usage_ledger
+from server.store.tables import items, responses, usage_ledger
 from server.wire.response import Status
 
 INPUT: Final = 0
@@ -97,38 +97,50 @@ STORED_COLUMNS = [responses.c[name] for name in StoredResponse.__dataclass_field
 
 def insert_running(connection: Connection, new: NewResponse, replica: UUID) -> datetime:
     """Adds a response that this replica begins at once; its `created_at`."""
-    return _insert(
-        connection,
-        new,
-        status="in_progress",
-        replica_id=replica,
-        attempt=1,
-        started_at=func.clock_timestamp(),
-    )
+    return _insert(connection, _INSERT_RUNNING, new, replica_id=replica)
 
 
 def insert_queued(connection: Connection, new: NewResponse) -> datetime:
     """Adds a response that any replica may take; its `created_at`."""
-    return _insert(connection, new, status="queued", attempt=0, queued_at=func.clock_timestamp())
+    return _insert(connection, _INSERT_QUEUED, new)
 
 
-def _insert(connection: Connection, new: NewResponse, **more: object) -> datetime:
-    columns = {name: getattr(new, name) for name in NewResponse.__dataclass_fields__ if name != "lifetime"}
+_NEW_COLUMNS = [name for name in NewResponse.__dataclass_fields__ if name != "lifetime"]
+
+
+def _insertion(more: dict[str, str]) -> TextClause:
+    """Adds a row that has these columns, too. Its times are of one reading of the database's clock."""
+    values = {
+        **{name: f":{name}" for name in (*_NEW_COLUMNS, "size")},
+        "created_at": "statement_timestamp()",
+        "expires_at": "statement_timestamp() + cast(:lifetime as interval)",
+        **more,
+    }
+    return text(
+        adding(
+            f"insert into responses ({', '.join(values)}) values ({', '.join(values.values())})"  # noqa: S608
+            " returning tenant, size as bytes, created_at",
+            gives="created_at",
+        )
+    )
+
+
+_INSERT_RUNNING = _insertion(
+    {
+        "status": "'in_progress'",
+        "attempt": "1",
+        "replica_id": ":replica_id",
+        "started_at": "clock_timestamp()",
+    }
+)
+_INSERT_QUEUED = _insertion({"status": "'queued'", "attempt": "0", "queued_at": "clock_timestamp()"})
+
+
+def _insert(connection: Connection, insertion: TextClause, new: NewResponse, **more: object) -> datetime:
+    columns = {name: getattr(new, name) for name in (*_NEW_COLUMNS, "lifetime")}
     size = ROW_BYTES + sum(len(part.encode()) for part in (new.request, new.asked, new.metadata))
-    counted = insert(storage_changes).values(tenant=new.tenant, bytes=size).cte("counted")
-    created: datetime = connection.execute(
-        insert(responses)
-        .values(**columns, **_times(new.lifetime), **more, size=size)
-        .returning(responses.c.created_at)
-        .add_cte(counted)
-    ).scalar_one()
+    created: datetime = connection.execute(insertion, {**columns, **more, "size": size}).scalar_one()
     return created
-
-
-def _times(lifetime: timedelta | None) -> dict[str, object]:
-    """When a response was made and when it expires, by one reading of the database's clock."""
-    now = func.statement_timestamp(type_=DateTime(timezone=True))
-    return {"created_at": now, "expires_at": now + lifetime if lifetime is not None else None}
 
 
 _BETWEEN = "\x1e"
@@ -182,12 +194,15 @@ def item_columns(new: Sequence[NewItem]) -> dict[str, str | list[str | None]]:
 
 def get(connection: Connection, tenant: str, response_id: UUID) -> StoredResponse | None:
     """A response that exists for readers: neither another tenant's nor deleted."""
-    row = connection.execute(
-        select(*STORED_COLUMNS).where(
-            responses.c.tenant == tenant, responses.c.id == response_id, responses.c.deleted_at.is_(None)
-        )
-    ).first()
+    row = connection.execute(_GET, {"of_tenant": tenant, "of_id": response_id}).first()
     return stored_response(row) if row else None
+
+
+_GET = select(*STORED_COLUMNS).where(
+    responses.c.tenant == bindparam("of_tenant"),
+    responses.c.id == bindparam("of_id"),
+    responses.c.deleted_at.is_(None),
+)
 
 
 def hold(connection: Connection, tenant: str, response_id: UUID) -> bool:
