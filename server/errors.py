@@ -286,8 +286,8 @@ def translate(error: Exception) -> ApiError:
             return error
         case DecodeFailure():
             return InvalidRequest(str(error), param=error.param, code=error.code)
-        case ReaderBusy():
-            return Overloaded(str(error))
+        case ReaderBusy(own=own):
+            return TooManyRequests(str(error)) if own else Overloaded(str(error))
         case DatabaseError() if is_disk_full(error):
             log.error("the database's disk is full")
             return StorageFull()

@@ -19,6 +19,11 @@ class ErrorBody(msgspec.Struct, frozen=True):
 class ReaderBusy(Exception):
     """What a part of the request would be read with is in use; the same request can be tried again."""
 
+    def __init__(self, message: str, *, own: bool = False) -> None:
+        """`own` says that it is the tenant's own requests that use it."""
+        super().__init__(message)
+        self.own = own
+
 
 class DecodeFailure(Exception):
     """The client's bytes are not what was asked for. `param` is the path of the mistake."""

@@ -6,7 +6,11 @@ import subprocess
 import sys
 import threading
 from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
+from weakref import WeakValueDictionary
 
 from server.wire.errors import ReaderBusy
 
@@ -17,7 +21,7 @@ CPU_SECONDS = 10
 MEMORY = 512 * 1024 * 1024
 """Bytes of address space of the process that reads a PDF."""
 AT_ONCE = 2
-"""PDFs that are read at the same time."""
+"""PDFs that are read at the same time, one of them a tenant's."""
 _WALL_SECONDS = 30.0
 """For a machine that is busy; the processor's time is what bounds the work."""
 _WAIT_SECONDS = 30.0
@@ -36,7 +40,12 @@ class PdfError(ValueError):
     """The PDF cannot be read; the sentence is for the caller."""
 
 
+TENANT: ContextVar[str | None] = ContextVar("tenant", default=None)
+"""Who has this thread read PDFs; None where tenants are not told apart, and no share is kept for others."""
 _turns = threading.BoundedSemaphore(AT_ONCE)
+_tenant_turns: WeakValueDictionary[str, threading.Lock] = WeakValueDictionary()
+"""Whoever holds one is the only one of its tenant that reads, or waits for, a PDF."""
+_tenant_turns_lock = threading.Lock()
 _known: OrderedDict[bytes, dict[str, str]] = OrderedDict()
 """What was read of the last PDFs: a request that waits for something is read again when that is there."""
 _known_lock = threading.Lock()
@@ -70,23 +79,45 @@ def pdf_text(content: bytes, most_bytes: int) -> str:
     raise PdfError(_MISTAKES.get(answer["error"], _HEAVY))
 
 
+def _turns_of(tenant: str | None) -> threading.Lock:
+    if tenant is None:
+        return threading.Lock()
+    with _tenant_turns_lock:
+        return _tenant_turns.setdefault(tenant, threading.Lock())
+
+
+@contextmanager
+def _turn() -> Iterator[None]:
+    """A turn to read, of the tenant and of all. Raises ReaderBusy if there is none in time."""
+    own = _turns_of(TENANT.get())
+    if not own.acquire(timeout=_WAIT_SECONDS):
+        raise ReaderBusy("Your other PDFs are still being read; try again later.", own=True)
+    try:
+        if not _turns.acquire(timeout=_WAIT_SECONDS):
+            raise ReaderBusy("Too many PDFs are being read; try again later.")
+        try:
+            yield
+        finally:
+            _turns.release()
+    finally:
+        own.release()
+
+
 def _read(content: bytes, most_bytes: int) -> dict[str, str]:
-    if not _turns.acquire(timeout=_WAIT_SECONDS):
-        raise ReaderBusy("Too many PDFs are being read; try again later.")
+    """What the worker says of it. Raises ReaderBusy if this machine has no time for it now."""
     limits = map(str, (CPU_SECONDS, MEMORY, MAX_PAGES, most_bytes))
     try:
-        ran = subprocess.run(
-            [sys.executable, "-I", str(_WORKER), *limits],
-            input=content,
-            capture_output=True,
-            env={},
-            timeout=_WALL_SECONDS,
-            check=False,
-        )
+        with _turn():
+            ran = subprocess.run(
+                [sys.executable, "-I", str(_WORKER), *limits],
+                input=content,
+                capture_output=True,
+                env={},
+                timeout=_WALL_SECONDS,
+                check=False,
+            )
     except subprocess.TimeoutExpired:
-        return {"error": "heavy"}
-    finally:
-        _turns.release()
+        raise ReaderBusy("The server is too busy to read the PDF; try again later.") from None
     if ran.returncode != 0:
         return {"error": "heavy"}
     answer: dict[str, str] = json.loads(ran.stdout)

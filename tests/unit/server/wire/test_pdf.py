@@ -3,10 +3,12 @@
 import base64
 import io
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import Context
 
 import pypdf
 import pytest
 
+from server.errors import translate
 from server.wire import pdf
 from server.wire.errors import ReaderBusy
 from server.wire.files import MAX_FILE_TEXT, FileError, file_text, readable
@@ -92,3 +94,37 @@ def test_no_more_pdfs_are_read_at_once_than_there_is_memory_for(monkeypatch: pyt
             pdf._turns.release()
     with ThreadPoolExecutor(2) as threads:
         assert list(threads.map(lambda text: pdf_text(pdfs.saying(text), 100), ["a", "b"])) == ["a", "b"]
+
+
+def read_for(tenant: str | None, text: str) -> str:
+    pdf.TENANT.set(tenant)
+    return pdf_text(pdfs.saying(text), MAX_FILE_TEXT)
+
+
+def test_tenant_whose_pdf_is_read_waits_and_another_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pdf, "_WAIT_SECONDS", 0.0)
+    reading = Context()
+    reading.run(pdf.TENANT.set, "busy")
+    turn = pdf._turn()
+    reading.run(turn.__enter__)
+    with pytest.raises(ReaderBusy, match="Your other PDFs") as refused:
+        Context().run(read_for, "busy", "Mine")
+    assert translate(refused.value).status == 429
+    assert Context().run(read_for, "other", "Theirs") == "Theirs"
+    reading.run(turn.__exit__, None, None, None)
+    assert Context().run(read_for, "busy", "Mine") == "Mine"
+    assert "other" not in pdf._tenant_turns
+
+
+def test_where_tenants_are_not_told_apart_all_may_be_read_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pdf, "_WAIT_SECONDS", 0.0)
+    with pdf._turn():
+        assert Context().run(read_for, None, "The second") == "The second"
+
+
+def test_what_a_busy_machine_had_no_time_for_may_be_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as busy:
+        busy.setattr(pdf, "_WALL_SECONDS", 0.0)
+        with pytest.raises(ReaderBusy, match="too busy"):
+            pdf_text(pdfs.saying("Again"), MAX_FILE_TEXT)
+    assert pdf_text(pdfs.saying("Again"), MAX_FILE_TEXT) == "Again"
