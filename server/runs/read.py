@@ -12,7 +12,7 @@ import msgspec
 from server.runs.assemble import assemble
 from server.runs.call_names import with_names
 from server.runs.raw_messages import asks_for_raw_messages, told_again
-from server.runs.states import ENDED, Ending
+from server.runs.states import ENDED, Ending, read_turns
 from server.store import events, responses
 from server.store.database import Connection, Database
 from server.store.held import HeldStream
@@ -62,11 +62,12 @@ def with_last_event(connection: Connection, stored: StoredResponse, found: Respo
 def with_turns(
     connection: Connection, stored: StoredResponse, found: Response, output: Sequence[str]
 ) -> Response:
-    """The response with the usage of each turn of the model, which its last event alone has kept.
+    """The response with the usage of each turn of the model, which its last event may alone have kept.
 
-    Unless its items, as JSON, show that there was one turn; or its events cannot be read.
+    Of one that ended before its row had them; unless its items, as JSON, show that there was one turn; or its
+    events cannot be read.
     """
-    if not any(payload.startswith(_BETWEEN_TURNS) for payload in output):
+    if stored.turns is not None or not any(payload.startswith(_BETWEEN_TURNS) for payload in output):
         return found
     try:
         usage = with_last_event(connection, stored, found).usage
@@ -94,6 +95,7 @@ def _ending(stored: StoredResponse) -> Ending | None:
         cached_tokens=stored.cached_tokens or 0,
         output_tokens=stored.output_tokens or 0,
         reasoning_tokens=stored.reasoning_tokens or 0,
+        turns=read_turns(stored.turns) or (),
         error_code=stored.error_code,
         error_message=stored.error_message,
         incomplete_reason=stored.incomplete_reason,

@@ -9,10 +9,11 @@
 Pure: knows neither database nor clock.
 """
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Literal
+from typing import Any, Literal
 
 from server.wire.response import Status, TurnUsage
 
@@ -46,7 +47,18 @@ class Ending:
     output_tokens: int
     reasoning_tokens: int
     turns: Sequence[TurnUsage] = ()
-    """Of each turn of the model, for the events; no column has them."""
+    """Of each turn of the model."""
     error_code: str | None = None
     error_message: str | None = None
     incomplete_reason: str | None = None
+
+
+def columns_of(ending: Ending) -> dict[str, Any]:
+    """What the row of a response gets at its end."""
+    columns = {name: getattr(ending, name) for name in Ending.__dataclass_fields__}
+    return {**columns, "turns": json.dumps([turn._asdict() for turn in ending.turns])}
+
+
+def read_turns(column: str | None) -> Sequence[TurnUsage] | None:
+    """The turns in that column; None for a response that ended before there was one."""
+    return None if column is None else [TurnUsage(**turn) for turn in json.loads(column)]

@@ -8,7 +8,7 @@ from uuid import UUID
 
 from sqlalchemy import Connection, Row, TextClause, bindparam, insert, select, text, update
 
-from server.runs.states import ENDED, Ending
+from server.runs.states import ENDED, Ending, columns_of
 from server.store.failures import OwnershipLost
 from server.store.storage_usage import ITEM_BYTES, ROW_BYTES, adding
 from server.store.tables import items, responses, usage_ledger
@@ -83,6 +83,7 @@ class StoredResponse:
     cached_tokens: int | None
     output_tokens: int | None
     reasoning_tokens: int | None
+    turns: str | None
     error_code: str | None
     error_message: str | None
     incomplete_reason: str | None
@@ -289,7 +290,7 @@ def finish(
     Raises OwnershipLost if it is not this replica's in that attempt, in which case nothing is changed. The
     UPDATE locks the row and looks at it again behind whoever had it locked, so the check is of that moment.
     """
-    columns = {name: getattr(ending, name) for name in Ending.__dataclass_fields__ if name != "turns"}
+    columns = columns_of(ending)
     if lifetime is not None:
         columns["expires_at"] = ending.finished_at + lifetime
     row = connection.execute(

@@ -111,6 +111,7 @@ responses = Table(
     Column("cached_tokens", Integer),
     Column("output_tokens", Integer),
     Column("reasoning_tokens", Integer),
+    Column("turns", JSON, comment="tokens of each turn of the model; its input has the tools' output"),
     Column("error_code", Text),
     Column("error_message", Text),
     Column("incomplete_reason", Text),

@@ -74,6 +74,7 @@ def ready(server: ServerProcess) -> bool:
 
 
 @pytest.mark.faults
+@pytest.mark.usefixtures("made_up_items")  # a page repeats poison of an output
 def test_a_poison_row_in_any_table_of_the_queue_ends_its_own_response_alone(
     start_server: StartServer, database_url: str, tally: Tally
 ) -> None:

@@ -9,6 +9,7 @@ import msgspec
 
 from engine.messages import FinishReason
 from server.runs.audit import Limits, check
+from server.runs.states import columns_of
 from server.runs.writing import stored_item
 from server.store import events
 from server.store.audit import (
@@ -49,7 +50,7 @@ def ended(
     )
     ending = run.ending
     assert ending is not None
-    columns = {name: getattr(ending, name) for name in type(ending).__dataclass_fields__}
+    columns = columns_of(ending)
     counted = {name: count for name, count in columns.items() if name.endswith("_tokens")}
     told = [event for batch in batches for event in batch]
     return AuditedResponse(

@@ -17,7 +17,7 @@ import msgspec
 
 from server.recording import commit, committer, side_writer
 from server.runs import accept, writing
-from server.runs.states import ENDED, Ending
+from server.runs.states import ENDED, Ending, columns_of
 from server.store import deletion, events, idempotency, leases, ownership, responses, storage_usage
 from server.store.events import Chunk, News, Progress, Watched
 from server.store.idempotency import FirstUse
@@ -259,8 +259,7 @@ def finish(
     row = at.rows[response_id]
     stored = row.stored
     assert (stored.replica_id, stored.attempt, stored.status) == (replica, attempt, "in_progress"), stored
-    columns = {name: getattr(ending, name) for name in Ending.__dataclass_fields__ if name != "turns"}
-    at.change(row, **columns)
+    at.change(row, **columns_of(ending))
     return Finished(row.deleted, None)
 
 

@@ -1,0 +1,80 @@
+"""The usage of each turn of the model, read again from the row of a response."""
+
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+
+from engine.messages import Finished, Tokens, Usage
+from server.dialects.base import TextDelta
+from server.runs.active import Called, NextTurn
+from server.runs.hosted import Hosted, Outcome
+from server.runs.lists import list_responses
+from server.runs.read import find_response
+from server.runs.run import Run
+from server.store.listing import Filters
+from tests.integration.runs.recorded import Bench, recording
+from tests.support.builders import TENANT
+from tests.unit.server.runs.test_hosted import CITY, call, reading
+
+
+@pytest.fixture
+def bench(database_url: str) -> Iterator[Bench]:
+    with recording(database_url) as bench:
+        yield bench
+
+
+def called_and_answered(bench: Bench) -> Run:
+    """A run that has ended after two turns, a call of a tool between them."""
+    begun = bench.accept()
+    run = Run(begun.facts, reading([call()], Hosted([CITY])))
+    for events in (run.begin(), run.start()):  # which `accept` has written
+        assert events
+    bench.recorder.begin(run)
+    response = run.facts.id
+    bench.feed(Tokens(run.job_id, (0,)), Finished(run.job_id, "stop", Usage(5, 2, 7)))
+    bench.feed(Called(response, 1, Outcome("sunny")))
+    job = f"{response.hex}.1"
+    answer = NextTurn(response, reading([[TextDelta("Sunny.")]], Hosted()), 15)
+    bench.recorder.deliver([answer, Tokens(job, (0,)), Finished(job, "stop", Usage(15, 5, 3))])
+    assert b'"completed"' in bench.hub.final(response)
+    return run
+
+
+def listed(bench: Bench) -> list[bytes]:
+    page = list_responses(bench.database, TENANT, Filters(), None, 10, newest_first=True)
+    return [bytes(one) for one in page.data]
+
+
+def execute(bench: Bench, statement: str) -> None:
+    with bench.database.begin() as connection:
+        connection.exec_driver_sql(statement)
+
+
+def test_usage_of_each_turn_is_read_from_the_row_and_not_from_the_stream(bench: Bench) -> None:
+    run = called_and_answered(bench)
+    final = bench.hub.final(run.facts.id)
+    execute(bench, "update response_streams set body = ''")
+    assert listed(bench) == [final]
+    assert msgspec.json.encode(find_response(bench.database, TENANT, run.facts.id)) == final
+    usage = msgspec.json.decode(final)["usage"]
+    assert usage["input_tokens_details"]["input_tokens_per_turn"] == [5, 15]
+    assert usage["output_tokens_details"]["tool_output_tokens_per_turn"] == [0, 3]
+
+
+def test_usage_of_each_turn_of_an_older_row_is_read_from_the_last_event(bench: Bench) -> None:
+    run = called_and_answered(bench)
+    execute(bench, "update responses set turns = null")
+    assert listed(bench) == [bench.hub.final(run.facts.id)]
+    execute(bench, "update response_streams set body = ''")
+    (left,) = listed(bench)
+    assert msgspec.json.decode(left)["usage"]["input_tokens_details"]["input_tokens_per_turn"] == [20]
+
+
+def test_row_of_a_response_has_the_tokens_of_its_turns_for_readers_of_sql(bench: Bench) -> None:
+    called_and_answered(bench)
+    with bench.database.begin() as connection:
+        found = connection.exec_driver_sql(
+            "select sum((turn ->> 'input')::int), count(*) from responses, json_array_elements(turns) as turn"
+        ).one()
+    assert tuple(found) == (20, 2)
