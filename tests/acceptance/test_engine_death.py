@@ -24,7 +24,8 @@ def _ready(server: ServerProcess) -> bool:
 def test_every_client_is_told_and_the_process_ends_with_70_when_the_engine_dies_twice(
     start_server: StartServer,
 ) -> None:
-    server = start_server(scripted_tokens=40, scripted_step_seconds=0.02, scripted_fault="crash@20")
+    # Each of the eight comes before the step that the first of them has the engine die in.
+    server = start_server(scripted_tokens=40, scripted_step_seconds=0.2, scripted_fault="crash@20")
     with ThreadPoolExecutor(8) as pool:
         first = [client.result() for client in [pool.submit(_stream, server) for _ in range(8)]]
     eventually(lambda: _ready(server))
