@@ -36,6 +36,7 @@ def post(server: ServerProcess, content: bytes, coding: str) -> httpx.Response:
         ("identity", HELLO),
         ("", HELLO),
     ],
+    ids=["gzip", "x-gzip", "in capitals", "zlib", "deflate", "identity", "none"],
 )
 def test_compressed_request_is_answered(scripted_server: ServerProcess, coding: str, content: bytes) -> None:
     answer = post(scripted_server, content, coding)
@@ -63,6 +64,7 @@ def test_coding_that_is_not_read_here_is_refused_with_those_that_are(
         ("deflate", HELLO),
         ("deflate", zlib.compress(HELLO)[:-5]),
     ],
+    ids=["plain", "without its end", "begun", "and more", "twice", "no zlib", "zlib without its end"],
 )
 def test_what_is_no_whole_stream_of_its_coding_is_refused(
     scripted_server: ServerProcess, coding: str, content: bytes
