@@ -17,11 +17,12 @@ from tests.support.attached import (
     ask,
     check,
     check_one,
+    check_whole,
     output_text,
     uncut,
 )
 from tests.support.rounds import faults_only, rounds
-from tests.support.server_process import ServerProcess
+from tests.support.server_process import MODEL, ServerProcess
 
 STREAMS = 8
 TOKENS = 200
@@ -120,3 +121,35 @@ def test_what_a_model_says_in_the_background_is_the_same_however_often_its_serve
     assert len(other) <= MOST_OTHERS * len(clients)
     if kills > 1:
         assert len(killed) >= ISSUE_STREAMS
+
+
+SAMPLING: list[Body] = [
+    {"bad_words": ["the", "a", "is", "."]},
+    {"logit_bias": {str(token): -100 for token in range(300, 900)}},
+    {"allowed_token_ids": list(range(300))},
+    {"min_tokens": 80, "stop_token_ids": list(range(300, 428))},
+    {"repetition_penalty": 1.3, "presence_penalty": 0.7, "frequency_penalty": 0.3},
+    {"reasoning": {"effort": "high"}, "thinking_token_budget": 20},
+    {"guided_regex": "([a-z]{1,8}[ ,]){30}end"},
+    {"guided_grammar": 'root ::= ([0-9]+ ": " [a-z ]{10,20} "\\n"){5}'},
+]
+
+
+@pytest.mark.parametrize("kills", [1, *faults_only(6)])
+def test_limits_on_what_may_be_sampled_hold_across_the_tokens_that_a_killed_server_left(
+    start_server: StartServer, kills: int, tally: Tally
+) -> None:
+    server = start_server(engine="model", torch_threads=1, max_deaths=1000)
+    choose = random.Random(kills)
+
+    def make(number: int) -> Body:
+        words = f"{choose.choice(TOPICS)} Begin with the number {choose.randrange(1000)}."
+        more = {"temperature": 0, "max_output_tokens": 120, **SAMPLING[number % len(SAMPLING)]}
+        return {"model": MODEL, "input": words, "background": True, **more}
+
+    clients = kill_and_follow(server, choose, kills, make, streams=len(SAMPLING), latest=8)
+    for client, text in zip(clients, uncut(server, [client.body for client in clients]), strict=True):
+        final = check_whole(client, server)
+        assert output_text(final) == text, (client.body, client.attempts)
+        tally["F1", "tokens of limited sampling compared"] += final["usage"]["output_tokens"]
+    assert sum(client.attempts for client in clients) > len(clients), "no kill hit a stream"

@@ -217,14 +217,9 @@ def check(clients: Sequence[Attached], server: ServerProcess) -> int:
 
 def check_one(client: Attached, server: ServerProcess, expected: str) -> int:
     """The same of one of them, with what it would have said."""
-    frames = client.frames
-    assert [frame.number for frame in frames] == list(range(len(frames)))
-    address = f"{server.api}/responses/{client.response_id}"
-    assert HTTP.get(f"{address}?stream=true").content == client.received
-    final = retrieve(server, client.response_id)
-    assert final == client.final
+    final = check_whole(client, server)
     said = output_text(final)
-    assert said == text_of(frames)
+    assert said == text_of(client.frames)
     if final["status"] == "failed":
         assert not client.body["background"], final["error"]
         assert expected.startswith(said)
@@ -233,3 +228,13 @@ def check_one(client: Attached, server: ServerProcess, expected: str) -> int:
         assert said == expected, (client.body, client.attempts)
     tokens: int = final["usage"]["output_tokens"]
     return tokens
+
+
+def check_whole(client: Attached, server: ServerProcess) -> Body:
+    """It saw every event once, as they are stored; its response as it is read afterwards."""
+    assert [frame.number for frame in client.frames] == list(range(len(client.frames)))
+    address = f"{server.api}/responses/{client.response_id}"
+    assert HTTP.get(f"{address}?stream=true").content == client.received
+    final = retrieve(server, client.response_id)
+    assert final == client.final
+    return final
