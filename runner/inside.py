@@ -1,4 +1,5 @@
-"""The interpreter inside the sandbox: runs pieces of code in one lasting namespace, as a notebook does.
+"""The interpreter inside the sandbox: runs pieces of code in one lasting namespace, as a notebook does; and
+commands, between them.
 
 It is handed to Python as text, so it imports nothing of ours. It sets its own limits, which the code cannot
 raise again, before it reads any. What it says of an end is not trusted outside: the code could say it itself.
@@ -11,6 +12,7 @@ import linecache
 import os
 import resource
 import signal
+import subprocess
 import sys
 import traceback
 import types
@@ -21,10 +23,14 @@ class OutOfTime(KeyboardInterrupt):
 
 
 def confine(limits: dict[str, int]) -> None:
-    """Holds for this process and all that it starts."""
+    """Holds for this process and all that it starts.
+
+    Of one process's own data there is an eighth less than of a sandbox's memory, which has the pages of its
+    programs in it, too: so code that asks for too much gets a MemoryError before its sandbox is ended.
+    """
     for name, value in (
         ("RLIMIT_NPROC", limits["processes"]),
-        ("RLIMIT_DATA", limits["memory"]),
+        ("RLIMIT_DATA", limits["memory"] * 7 // 8),
         ("RLIMIT_AS", 8 * limits["memory"]),
         ("RLIMIT_FSIZE", limits["disk"]),
         ("RLIMIT_NOFILE", 256),
@@ -61,6 +67,31 @@ def run(code: str, name: str, namespace: dict[str, object]) -> None:
         print("".join(told.format()), end="", file=sys.stderr)  # noqa: T201
 
 
+def execute(words: list[str], folder: str, variables: dict[str, str], seconds: float | None) -> None:
+    """Runs a program, which prints where code prints; says how it ended unless that is with 0."""
+    try:
+        process = subprocess.Popen(
+            words,
+            cwd=folder,
+            env={**os.environ, **variables},
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+    except (OSError, ValueError) as error:
+        print(f"{words[0]}: {error}")  # noqa: T201 - for the model
+        return
+    try:
+        code = process.wait(seconds)
+    except (subprocess.TimeoutExpired, OutOfTime):
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        print("[It did not end in time and was killed.]")  # noqa: T201
+    else:
+        if code:
+            print(f"[exit code {code}]")  # noqa: T201
+
+
 def stop(_signal: int, _frame: object) -> None:
     raise OutOfTime("the time for this code is over")
 
@@ -81,7 +112,11 @@ def main() -> None:
     while line := requests.readline():
         number += 1
         signal.setitimer(signal.ITIMER_REAL, limits["seconds"])
-        run(json.loads(line), f"<cell {number}>", module.__dict__)
+        piece = json.loads(line)
+        if isinstance(piece, str):
+            run(piece, f"<cell {number}>", module.__dict__)
+        else:
+            execute(**piece)
         signal.setitimer(signal.ITIMER_REAL, 0)
         if os.getpid() != here:
             os._exit(0)  # the code has forked, and this is the child

@@ -11,9 +11,9 @@ import selectors
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from runner import bubblewrap, processes, seccomp
@@ -30,6 +30,18 @@ NOBODY = 65534
 
 _starter = ThreadPoolExecutor(1, thread_name_prefix="starter")
 """A sandbox ends with the thread that started it, so that one is never ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A program to run, in place of a piece of Python."""
+
+    words: Sequence[str]
+    folder: str = bubblewrap.HOME
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """Of the environment, beside those that are there."""
+    seconds: float | None = None
+    """Its own time, within that of a piece of code."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +78,12 @@ class Sandbox:
         for descriptor in (self._input, self._output, self._control):
             os.set_blocking(descriptor, False)
 
-    def run(self, code: str) -> Ran:
-        """Runs it to its end or that of its time."""
+    def run(self, piece: str | Command) -> Ran:
+        """Runs Python code, or a command, to its end or that of its time."""
+        request = piece if isinstance(piece, str) else asdict(piece)
         printed = _Printed(self._limits.output)
         processes.go_on(self._process.pid)
-        ended = self._exchange(json.dumps(code).encode("ascii") + b"\n", printed)
+        ended = self._exchange(json.dumps(request).encode("ascii") + b"\n", printed)
         if ended is None:
             processes.stop(self._process.pid)
         else:

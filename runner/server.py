@@ -1,4 +1,4 @@
-"""The runner as an MCP server: one tool, `python`, over streamable HTTP."""
+"""The runner as an MCP server over streamable HTTP: `python`, and `exec` of gpt-oss's `container`."""
 
 import hmac
 from collections.abc import Collection
@@ -15,8 +15,9 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from runner.bubblewrap import HOME
 from runner.limits import Limits
-from runner.sandbox import CannotRun
+from runner.sandbox import CannotRun, Command
 from runner.sessions import Busy, Sessions
 
 SESSION_HEADER = "x-session-id"
@@ -31,22 +32,40 @@ def build(sessions: Sessions, limits: Limits, host: str) -> FastMCP:
         "holdfast-code-runner", host=host, stateless_http=True, json_response=True, log_level="WARNING"
     )
     threads = CapacityLimiter(sessions.most_pieces)
-    about = (
-        "Runs Python code and gives what it prints, and the value of a last line that is an expression. "
-        f"Ends after {limits.seconds:g} seconds. No network. Files in /mnt/data are kept during the session."
-    )
+    ends = f"Ends after {limits.seconds:g} seconds. No network. Files in {HOME} are kept during the session."
+    about = "Runs Python code and gives what it prints, and the value of a last line that is an expression. "
+
+    async def run_piece(context: Context, piece: str | Command) -> str:  # type: ignore[type-arg]
+        request = context.request_context.request
+        name = request.headers.get(SESSION_HEADER) if isinstance(request, Request) else None
+        if name is not None and not 0 < len(name) <= MOST_NAME:
+            raise ToolError(f"A session's name has 1 to {MOST_NAME} characters.")
+        return await anyio.to_thread.run_sync(partial(run, sessions, name, piece), limiter=threads)
 
     async def python(
         code: Annotated[str, Field(description="Python code, as for a notebook's cell")],
         context: Context,  # type: ignore[type-arg]
     ) -> str:
-        request = context.request_context.request
-        name = request.headers.get(SESSION_HEADER) if isinstance(request, Request) else None
-        if name is not None and not 0 < len(name) <= MOST_NAME:
-            raise ToolError(f"A session's name has 1 to {MOST_NAME} characters.")
-        return await anyio.to_thread.run_sync(partial(run, sessions, name, code), limiter=threads)
+        return await run_piece(context, code)
 
-    server.add_tool(python, name="python", description=about, structured_output=False)
+    async def execute(
+        cmd: Annotated[list[str], Field(description="The program and its arguments", min_length=1)],
+        context: Context,  # type: ignore[type-arg]
+        workdir: Annotated[str | None, Field(description=f"Where it runs; {HOME} unless given")] = None,
+        env: Annotated[dict[str, str] | None, Field(description="More variables of its environment")] = None,
+        timeout: Annotated[  # noqa: ASYNC109 - the tool's own word; nothing is waited for so long here
+            float | None, Field(description="Seconds after which it is killed", gt=0)
+        ] = None,
+    ) -> str:
+        return await run_piece(context, Command(cmd, workdir or HOME, env or {}, timeout))
+
+    server.add_tool(python, name="python", description=about + ends, structured_output=False)
+    server.add_tool(
+        execute,
+        name="exec",
+        description=f"Runs a program and gives what it prints. {ends}",
+        structured_output=False,
+    )
     server.custom_route("/health", methods=["GET"])(_health)
     return server
 
@@ -70,10 +89,10 @@ class RequireToken:
         await PlainTextResponse("The token is missing or wrong.\n", 401)(scope, receive, send)
 
 
-def run(sessions: Sessions, name: str | None, code: str) -> str:
-    """The text that the model is told. Raises ToolError when the code was not run."""
+def run(sessions: Sessions, name: str | None, piece: str | Command) -> str:
+    """The text that the model is told. Raises ToolError when nothing was run."""
     try:
-        ran = sessions.run(name, code)
+        ran = sessions.run(name, piece)
     except Busy:
         raise ToolError("All sandboxes are at work; try again later.") from None
     except CannotRun as error:

@@ -1,4 +1,4 @@
-"""Which sandbox a piece of code goes to: one for each session, as many as there may be, as long as used.
+"""Which sandbox code and commands go to: one for each session, as many as there may be, as long as used.
 
 A session's name is `<tenant>.<session>`; names without a dot are of one tenant. A tenant may have a share of
 the sandboxes at work, and may keep more than its share only while there is room.
@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Protocol
 
-from runner.sandbox import Ran
+from runner.sandbox import Command, Ran
 
 WAITING = 4
 """Pieces of code under way for each sandbox that may be at work: more would only take threads."""
@@ -19,7 +19,7 @@ WAITING = 4
 class Runs(Protocol):
     """A sandbox, as far as it matters here."""
 
-    def run(self, code: str) -> Ran: ...
+    def run(self, piece: str | Command) -> Ran: ...
 
     def close(self) -> None: ...
 
@@ -55,7 +55,7 @@ class Sessions:
         self._pieces: Counter[str] = Counter()
         """Under way or waiting for another of their session, by tenant."""
 
-    def run(self, name: str | None, code: str) -> Ran:
+    def run(self, name: str | None, piece: str | Command) -> Ran:
         """Runs it in the sandbox of that name, or in one of its own. Raises Busy, and as the start does."""
         key = object() if name is None else name
         session = self._enter(key, tenant_of(name))
@@ -63,7 +63,7 @@ class Sessions:
             try:
                 if session.sandbox is None:
                     session.sandbox = self._start()
-                ran = session.sandbox.run(code)
+                ran = session.sandbox.run(piece)
                 if ran.ended is not None:
                     session.sandbox = None
                 return ran

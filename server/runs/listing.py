@@ -45,6 +45,8 @@ _VLLM_LABELS: dict[object, dict[str, Any]] = {
     "web_search_preview": {"type": "web_search_preview"},
 }
 """Labels by which vLLM's clients mean tools of OpenAI's, at whatever URL they say."""
+_CONTAINER = "container"
+"""Another label of vLLM's, of a server that must be registered under it, as `holdfast-runner` can be."""
 _RESERVED = frozenset({"functions", "assistant", "browser", "python"})
 """Names that a model may know as something else's."""
 
@@ -112,14 +114,16 @@ class _Asked:
         """The MCP server that an element of `tools` means, if it means one.
 
         A registered one may be named by its URL, too: some clients cannot leave it out. By vLLM's labels one
-        of OpenAI's tools is meant, unless a server of that name is there.
+        of OpenAI's tools is meant, unless a server of that name is there; whatever URL stands beside
+        `container`, the registered one is.
         """
         if element.get("type") != "mcp":
             return _standing_in(self.labels, element)
         bare = {name: value for name, value in element.items() if name not in INTERNAL}
         label, url = bare.get("server_label"), bare.get("server_url")
         if label in self.labels:
-            if url is not None and url == self._servers.registered.places.get(str(label)):
+            own = url is not None and url == self._servers.registered.places.get(str(label))
+            if own or (label == _CONTAINER and url is not None and not self._may_visit(url)):
                 del bare["server_url"]
             return bare
         meant = _VLLM_LABELS.get(label) if isinstance(label, str) else None

@@ -51,14 +51,17 @@ class Runner:
 
         return asyncio.run(self._exchange({}, ask))
 
-    def call(self, code: str, session: str | None = None) -> CallToolResult:
+    def call(self, session: str | None, tool: str, **arguments: object) -> CallToolResult:
         async def ask(client: ClientSession) -> CallToolResult:
-            return await client.call_tool("python", {"code": code})
+            return await client.call_tool(tool, arguments)
 
         return asyncio.run(self._exchange({} if session is None else {"x-session-id": session}, ask))
 
     def says(self, code: str, session: str | None = None) -> str:
-        told = self.call(code, session)
+        return self.tells(session, "python", code=code)
+
+    def tells(self, session: str | None, tool: str, **arguments: object) -> str:
+        told = self.call(session, tool, **arguments)
         assert not told.isError, told
         assert isinstance(told.content[0], TextContent)
         return told.content[0].text
@@ -90,10 +93,27 @@ def runner() -> Iterator[Runner]:
         yield opened
 
 
-def test_one_tool_is_offered_as_gpt_oss_knows_it(runner: Runner) -> None:
-    (tool,) = runner.tools()
-    assert tool.name == "python"
-    assert list(tool.inputSchema["properties"]) == tool.inputSchema["required"] == ["code"]
+def test_tools_are_offered_as_gpt_oss_knows_them(runner: Runner) -> None:
+    python, execute = runner.tools()
+    assert python.name == "python"
+    assert list(python.inputSchema["properties"]) == python.inputSchema["required"] == ["code"]
+    assert execute.name == "exec"
+    assert list(execute.inputSchema["properties"]) == ["cmd", "workdir", "env", "timeout"]
+    assert execute.inputSchema["required"] == ["cmd"]
+
+
+def test_commands_and_code_of_one_session_share_its_files(runner: Runner) -> None:
+    runner.says("open('a.txt', 'w').write('six')", "files")
+    assert runner.tells("files", "exec", cmd=["cat", "a.txt"]) == "six"
+    assert "No such file" in runner.tells("other", "exec", cmd=["cat", "a.txt"])
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{}, {"cmd": []}, {"cmd": "ls"}, {"cmd": ["ls"], "timeout": 0}, {"cmd": ["ls"], "env": {"A": 1}}],
+)
+def test_what_is_no_command_is_an_error_for_the_model(runner: Runner, arguments: dict[str, object]) -> None:
+    assert runner.call("wrong", "exec", **arguments).isError
 
 
 def test_code_of_one_session_shares_its_names_and_others_have_their_own(runner: Runner) -> None:
@@ -160,7 +180,7 @@ def test_no_attack_takes_the_runner_or_another_session_along() -> None:
     with running_runner("--sessions", "16", "--seconds", "1") as runner:
         assert runner.says("kept = 1", "bystander") == ""
         attackers = [
-            threading.Thread(target=runner.call, args=[code, kind]) for kind, code in ATTACKS.items()
+            threading.Thread(target=runner.says, args=[code, kind]) for kind, code in ATTACKS.items()
         ]
         for attacker in attackers:
             attacker.start()
@@ -169,6 +189,25 @@ def test_no_attack_takes_the_runner_or_another_session_along() -> None:
             assert runner.says("kept", "bystander") == "1\n"
         assert runner.says("kept", "bystander") == "1\n"
         assert runner.says("6 * 7", "newcomer") == "42\n"
+
+
+def test_command_is_run_by_vllms_label_of_a_container(runner: Runner, start_server: StartServer) -> None:
+    call = tool_call("exec", cmd=["sh", "-c", "echo $((6 * 7))"])
+    server = start_server(
+        scripted_answers=json.dumps([("42", "It is 42."), ("Reckon", call)]),
+        tool_server=f"container=http://127.0.0.1:{runner.port}/mcp",
+    )
+    container = {
+        "type": "mcp",
+        "server_label": "container",
+        "server_url": "http://localhost:8888/container",
+        "require_approval": "never",
+    }
+    body = {"model": MODEL, "input": "Reckon", "tools": [container]}
+    told = httpx.post(f"{server.api}/responses", json=body, timeout=60).json()
+    (made,) = (item for item in told["output"] if item["type"] == "mcp_call")
+    assert (made["name"], made["output"]) == ("exec", "42\n")
+    assert told["output"][-1]["content"][0]["text"] == "It is 42."
 
 
 def test_response_that_uses_mcp_and_code_is_finished_though_its_server_is_killed_during_a_call(

@@ -11,7 +11,7 @@ import pytest
 from runner import processes
 from runner.limits import MB, Limits
 from runner.python import find_python
-from runner.sandbox import Ran, Sandbox
+from runner.sandbox import Command, Ran, Sandbox
 from tests.support.eventually import eventually
 from tests.support.sandboxes import need_sandboxes
 
@@ -24,8 +24,8 @@ class Session:
     def __init__(self) -> None:
         self.sandbox = Sandbox(LIMITS, find_python(None))
 
-    def run(self, code: str) -> Ran:
-        ran = self.sandbox.run(code)
+    def run(self, piece: str | Command) -> Ran:
+        ran = self.sandbox.run(piece)
         if ran.ended is not None:
             self.begin_anew()
         return ran
@@ -34,9 +34,9 @@ class Session:
         self.sandbox.close()
         self.sandbox = Sandbox(LIMITS, find_python(None))
 
-    def says(self, code: str) -> str:
-        """What code prints that leaves the sandbox whole."""
-        ran = self.run(code)
+    def says(self, piece: str | Command) -> str:
+        """What code prints, or a command, that leaves the sandbox whole."""
+        ran = self.run(piece)
         assert ran.ended is None, ran
         return ran.output
 
@@ -78,6 +78,55 @@ def test_mistakes_are_told_with_their_line(session: Session) -> None:
 def test_output_is_in_the_order_in_which_it_was_printed(session: Session) -> None:
     code = "import sys, os\nprint(1); print(2, file=sys.stderr); os.system('echo 3'); print(4)"
     assert session.says(code).split() == ["1", "2", "3", "4"]
+
+
+def test_command_prints_both_its_streams_in_its_folder_and_environment(session: Session) -> None:
+    words = ["sh", "-c", "echo one; echo two >&2; pwd; echo $GREETING; cat"]
+    assert session.says(Command(words, "/usr", {"GREETING": "Hi"})) == "one\ntwo\n/usr\nHi\n"
+    assert session.says(Command(["pwd"])) == "/mnt/data\n"
+
+
+def test_end_of_a_command_is_told_unless_all_is_well(session: Session) -> None:
+    assert session.says(Command(["true"])) == ""
+    assert session.says(Command(["sh", "-c", "echo no; exit 3"])) == "no\n[exit code 3]\n"
+    assert session.says(Command(["sh", "-c", "kill -9 $$"])) == "[exit code -9]\n"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        Command(["no-such-program"]),
+        Command(["ls"], "/no-such-folder"),
+        Command(["ls", "\0"]),
+        Command(["ls"], variables={"A=B": "c"}),
+        Command(["echo", "x" * 200_000]),
+        Command([""]),
+    ],
+)
+def test_command_that_cannot_be_begun_is_told_with_the_reason(session: Session, command: Command) -> None:
+    told = session.says(command)
+    assert told.startswith(f"{command.words[0]}: ")
+    assert "Traceback" not in told
+
+
+@pytest.mark.parametrize("seconds", [0.2, None])
+def test_command_that_does_not_end_is_killed_with_all_it_began(
+    session: Session, seconds: float | None
+) -> None:
+    words = ["sh", "-c", "sleep 1000 & echo begun; wait"]
+    assert (
+        session.says(Command(words, seconds=seconds)) == "begun\n[It did not end in time and was killed.]\n"
+    )
+    left = (
+        "import subprocess; subprocess.run(['pgrep', '-c', 'sleep'], capture_output=True, text=True).stdout"
+    )
+    assert session.says(left) == "'0\\n'\n"
+
+
+def test_code_goes_on_with_its_names_behind_a_command(session: Session) -> None:
+    session.says("kept = 7")
+    session.says(Command(["true"]))
+    assert session.says("kept") == "7\n"
 
 
 def test_a_question_to_the_user_finds_nobody(session: Session) -> None:

@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 
-from runner.sandbox import CannotRun, Ran
+from runner.sandbox import CannotRun, Command, Ran
 from runner.sessions import Busy, Sessions
 from tests.support.eventually import eventually
 
@@ -13,18 +13,18 @@ class Fake:
     """A sandbox that counts what it was given."""
 
     def __init__(self) -> None:
-        self.codes: list[str] = []
+        self.pieces: list[str | Command] = []
         self.closed = False
         self.entered = threading.Event()
         self.goes_on = threading.Event()
         self.goes_on.set()
 
-    def run(self, code: str) -> Ran:
+    def run(self, piece: str | Command) -> Ran:
         assert not self.closed
-        self.codes.append(code)
+        self.pieces.append(piece)
         self.entered.set()
         assert self.goes_on.wait(10)
-        return Ran(str(len(self.codes)), "It died." if code == "die" else None)
+        return Ran(str(len(self.pieces)), "It died." if piece == "die" else None)
 
     def close(self) -> None:
         self.closed = True
