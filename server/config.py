@@ -103,9 +103,7 @@ class Config:
         low=1,
     )
     max_deaths: int = _setting(
-        3,
-        "replicas or engines that may die while they generate a background response; then it is given up",
-        low=1,
+        3, "replicas or engines that may die while a background response runs; then it is given up", low=1
     )
     hang_seconds: float = _setting(
         300.0, "how long one step of the engine may take before it counts as dead", low=1
@@ -225,6 +223,9 @@ class Config:
     )
     reasoning_summary: Literal["reasoning", "off"] = _setting(
         "reasoning", "the summary of reasoning, where a request asks for one: the reasoning itself, or none"
+    )
+    trust_request_chat_template: Literal["off", "on"] = _setting(
+        "off", "requests may bring a chat template: only for callers you trust, as one may never end"
     )
     seal_key: str | None = _setting(
         None,

@@ -43,6 +43,7 @@ def load_model(config: Config, deliver: Deliver, say: Callable[[str], None], on_
         vocabulary=vocabulary,
         most_calls=config.max_hosted_calls,
         summarizes=config.reasoning_summary == "reasoning",
+        trusts_templates=config.trust_request_chat_template == "on",
     )
 
 

@@ -80,7 +80,8 @@ def test_the_environment_is_read_by_the_configuration_only(name: str) -> None:
         if (isinstance(node, ast.Attribute) and node.attr == name)
         or (isinstance(node, ast.ImportFrom) and name in {alias.name for alias in node.names})
     }
-    assert readers <= {"server/config.py", "runner/__main__.py"}
+    # The last one reads that of its sandbox.
+    assert readers <= {"server/config.py", "runner/__main__.py", "runner/inside.py"}
 
 
 def test_a_handler_has_at_most_25_lines() -> None:

@@ -83,6 +83,8 @@ class Conversation:
     verbosity: Literal["low", "medium", "high"] | None = None
     variables: Mapping[str, Any] = field(default_factory=dict)
     """More for the chat template, from the names that callers may set."""
+    template: str | None = None
+    """The chat template that writes it, in place of the model's own."""
     documents: Sequence[Mapping[str, Any]] = ()
     continues: bool = False
     """The last item is an assistant's message that the model goes on with, in place of a new turn."""

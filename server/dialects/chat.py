@@ -1,8 +1,10 @@
 """The dialect of models with an ordinary Hugging Face chat template, whatever their family."""
 
+import copy
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from server.dialects.base import Conversation, Prompt, PromptError, ReasoningMarks
 from server.dialects.calls import CallFormat
@@ -40,6 +42,8 @@ VARIABLES = frozenset(
 _SWITCHES = ("enable_thinking", "thinking")
 """By which templates are told whether the model is to reason."""
 _MAX_VARIABLE = 4096
+_TEMPLATES_KEPT = 8
+"""Of those that requests bring: each is compiled, and tried out for what it can write."""
 
 
 class ChatDialect:
@@ -62,10 +66,30 @@ class ChatDialect:
         form = find_form(self._template.source)
         self._form = form.signed(self._markup) if form else None
         self._marks = self._find_marks()
-        self._shape = find_shape(self._template)
+        self._write_with(self._template)
+        self._with_template = lru_cache(_TEMPLATES_KEPT)(self._replaced)
+
+    def _write_with(self, template: ChatTemplate) -> None:
+        self._template = template
+        self._shape = find_shape(template)
         self._opens_when_asked = self._opened(self._render_thinking())
 
+    def _replaced(self, template: str) -> Self:
+        """The same model, told of conversations by another template; it answers as it was trained to."""
+        other = copy.copy(self)
+        other._write_with(self._template.replaced(template))
+        return other
+
     def write(self, conversation: Conversation) -> Prompt:
+        """Raises PromptError or PromptTooLong."""
+        if conversation.template is None:
+            return self._write(conversation)
+        try:
+            return self._with_template(conversation.template)._write(conversation)
+        except PromptError as error:
+            raise PromptError(str(error), error.param.replace("input", "chat_template")) from error
+
+    def _write(self, conversation: Conversation) -> Prompt:
         shown = self._tools(conversation)
         choice = conversation.choice
         callable_ = Toolbox(()) if choice.mode == "none" else shown.only(choice.allowed)

@@ -55,6 +55,8 @@ class HarmonyDialect:
 
     def write(self, conversation: Conversation) -> Prompt:
         """Heeds the variables `builtin_tools` (browser, python) and `model_identity`. Raises PromptError."""
+        if conversation.template is not None:
+            raise PromptError("This model's prompts are not written by a chat template.", "chat_template")
         if conversation.documents:
             raise PromptError("This model has no place for documents; put them into a message.", "documents")
         asked = read_builtin(conversation.variables.get("builtin_tools", ()))

@@ -1,13 +1,15 @@
 """A model folder's own chat template and tokenizer: messages in, token ids out.
 
 Reads `tokenizer.json` with the tokenizers library and renders the template in Jinja's immutable sandbox, as
-transformers does, but without importing torch. Templates come from the operator's model folder only.
+transformers does, but without importing torch. Templates come from the operator's model folder, or
+from requests that the operator trusts: what a template does is not bounded in time.
 
 Text that is not the template's own must not act as markup. Every control token in it is split by a marker
 before rendering, and the rendered text is encoded piece by piece between markers, so the tokenizer never
 sees a whole control token where the template did not write one.
 """
 
+import copy
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -51,19 +53,30 @@ class ChatTemplate:
         self.tokenizer = _read_tokenizer(tokenizer_file)
         self.tokens = BoundedTokenizer(self.tokenizer)
         config = read_json(folder / "tokenizer_config.json")
-        sources = _template_sources(folder, config)
         try:
-            self._templates = {name: compile_template(source, _MARKER) for name, source in sources.items()}
-            self.variables = frozenset().union(*map(variables_of, sources.values()))
-            """What the templates can be told, beside messages and tools."""
-            literals = "\0".join(map(literals_of, sources.values()))
+            self._read(_template_sources(folder, config))
         except TemplateError as error:
             raise ValueError(f"The chat template of {folder} is not valid: {error}.") from error
-        self.source = "\0".join(sources.values())
         self._special = _special_tokens(config)
-        self._control_start = _start_of_any(_control_tokens(self.tokenizer, literals))
         self._lead = _lead_of(self.tokenizer)
         self._lead_size = len(self.tokenizer.encode(self._lead, add_special_tokens=False).ids)
+
+    def _read(self, sources: Mapping[str, str]) -> None:
+        self._templates = {name: compile_template(source, _MARKER) for name, source in sources.items()}
+        self.variables = frozenset().union(*map(variables_of, sources.values()))
+        """What the templates can be told, beside messages and tools."""
+        self.source = "\0".join(sources.values())
+        literals = "\0".join(map(literals_of, sources.values()))
+        self._control_start = _start_of_any(_control_tokens(self.tokenizer, literals))
+
+    def replaced(self, source: str) -> "ChatTemplate":
+        """The same tokenizer with another template. Raises PromptError if that is not valid."""
+        other = copy.copy(self)
+        try:
+            other._read({"default": source})
+        except (TemplateError, *_TEMPLATE_MISTAKES) as error:
+            raise PromptError(f"chat_template is not valid: {error}.", "chat_template") from error
+        return other
 
     def render(
         self,

@@ -135,7 +135,7 @@ class Admission:
             raise StorageFull
         requests = [with_generation_config(request, "max_output_tokens") for request in requests]
         for request in requests:
-            refuse_unsupported(request)
+            refuse_unsupported(request, trusts_templates=self._served.trusts_templates)
             if request.model not in self._served.names:
                 raise UnknownModel(request.model, self._served.names)
             refuse_urgent(caller, request)

@@ -54,6 +54,7 @@ def as_response_request(request: ChatRequest, choice: int) -> ChoiceRequest:
         reasoning=ReasoningOptions(request.reasoning_effort) if request.reasoning_effort else None,
         text=_text(request),
         structured_outputs=_structured_outputs(request),
+        chat_template=request.chat_template,
         chat_template_kwargs=request.chat_template_kwargs,
         documents=request.documents,
         add_generation_prompt=request.add_generation_prompt,

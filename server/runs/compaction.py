@@ -70,7 +70,7 @@ def begin(
     database: Database, served: Served, tenant: str, request: CreateResponse, history: HistoryReads
 ) -> Compacting:
     """Looks up and divides what is to be compacted. Raises ApiError or DecodeFailure."""
-    refuse_unsupported(request)
+    refuse_unsupported(request, trusts_templates=served.trusts_templates)
     if request.model not in served.names:
         raise UnknownModel(request.model, served.names)
     made = ids.new_uuid()

@@ -31,7 +31,7 @@ def count_input(
     Raises what creating the response would raise.
     """
     tenant = caller.tenant
-    refuse_unsupported(request)
+    refuse_unsupported(request, trusts_templates=served.trusts_templates)
     if request.model not in served.names:
         raise UnknownModel(request.model, served.names)
     request, given = read_request(database, tenant, request)

@@ -73,6 +73,8 @@ class Served:
     """Tool calls that the server makes in one response."""
     summarizes: bool = True
     """Reasoning is its own summary, for requests that ask for one."""
+    trusts_templates: bool = False
+    """A request may bring the chat template that writes its prompt."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -246,6 +248,7 @@ def _conversation(request: CreateResponse, items: Sequence[Item], moment: dateti
         format=_format(request),
         effort=request.reasoning.effort if request.reasoning else None,
         verbosity=text.verbosity if text else None,
+        template=request.chat_template,
         variables=request.chat_template_kwargs or {},
         documents=request.documents or (),
         moment=moment,

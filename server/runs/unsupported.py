@@ -56,8 +56,14 @@ _INVALID: list[tuple[str, Callable[[CreateResponse], object], str]] = [
 ]
 
 
-def refuse_unsupported(request: CreateResponse) -> None:
+def refuse_unsupported(request: CreateResponse, *, trusts_templates: bool = False) -> None:
     """Raises InvalidRequest with the first parameter that cannot be honoured."""
+    if request.chat_template is not None and not trusts_templates:
+        raise InvalidRequest(
+            "This server's operator does not let requests bring a chat_template; the model's own is used.",
+            param="chat_template",
+            code="unsupported_parameter",
+        )
     for param, asks, sentence in _UNSUPPORTED:
         if asks(request):
             raise InvalidRequest(sentence, param=param, code="unsupported_parameter")

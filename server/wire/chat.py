@@ -6,7 +6,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from server.wire.asked import FINGERPRINT, Asked, Usage
-from server.wire.request import MAX_TOOLS, Effort, Metadata
+from server.wire.request import MAX_TEMPLATE, MAX_TOOLS, Effort, Metadata
 from server.wire.schema import GivenMessage
 
 
@@ -26,6 +26,7 @@ class ChatRequest(Asked, frozen=True, kw_only=True):
     reasoning_effort: Effort | None = None
     include_reasoning: bool | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
+    chat_template: Annotated[str, Meta(max_length=MAX_TEMPLATE)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     documents: list[dict[str, Any]] | None = None
     add_generation_prompt: bool | None = None

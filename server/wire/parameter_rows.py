@@ -119,7 +119,11 @@ _COMPLETION_ONLY: Rows = {
 
 _MODERATION = _refused("Nothing is moderated here.")
 _TEMPLATE: Rows = _works(
-    "chat_template_kwargs", "documents", "add_generation_prompt", "continue_final_message"
+    "chat_template_kwargs",
+    "documents",
+    "add_generation_prompt",
+    "continue_final_message",
+    chat_template="With the setting `trust-request-chat-template`; 65,536 characters at most.",
 )
 
 _RESPONSES: Rows = {
@@ -135,7 +139,6 @@ _RESPONSES: Rows = {
         "from."
     ),
     "stream_options": _ignored("Its one field, `include_obfuscation`, adds padding that nobody reads."),
-    "chat_template": _refused("The model's own template is used."),
     "moderation": _MODERATION,
     "access_programs": _ignored("There are no programs by which models are made available."),
     "image": _ignored(_NO_MEDIA),
@@ -154,7 +157,6 @@ _CHAT: Rows = {
     ),
     "add_special_tokens": _refused("The model's chat template writes all of them.", False),
     "exclude_tools_when_tool_choice_none": _refused("Leave `tools` out of the request.", False),
-    "chat_template": _refused("The model's own template is used."),
     "best_of": _refused("No answers are made that nobody is shown; ask for `n` and choose.", 1),
     "audio": _refused("This model writes text."),
     "functions": _refused("It is OpenAI's old form of `tools`.", []),

@@ -9,6 +9,8 @@ from server.wire.ids import MAX_REQUEST_ID
 from server.wire.schema import ChoiceWord, GivenChoice, GivenItem, GivenTool
 
 MAX_TOOLS = 128
+MAX_TEMPLATE = 65_536
+"""Characters of a chat template."""
 
 Metadata = Annotated[
     dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]],
@@ -161,6 +163,7 @@ class CreateResponse(SharedParameters, frozen=True, kw_only=True):
     user: str | None = None
     include: Annotated[list[str], Meta(max_length=64)] | None = None
     service_tier: str | None = None
+    chat_template: Annotated[str, Meta(max_length=MAX_TEMPLATE)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     documents: Annotated[list[dict[str, Any]], Meta(max_length=256)] | None = None
     add_generation_prompt: bool | None = None

@@ -6,6 +6,7 @@ import openai
 import pytest
 
 from tests.fix_server import Connect, StartServer
+from tests.support.eventually import eventually
 from tests.support.families import folder_of
 from tests.support.random_models import with_template
 from tests.support.server_process import MODEL, ServerProcess
@@ -96,3 +97,42 @@ def test_a_template_says_what_it_can_write(start_server: StartServer, connect: C
         with pytest.raises(openai.BadRequestError, match="cannot write tools") as refused:
             say(client, api, ("user", ASK), model="plain", tools=[tool])
         assert refused.value.param == "tools"
+
+
+BRIEF = """{%- for message in messages -%}
+<|im_start|>{{ message.role }}
+{{ message.content }}<|im_end|>
+{% endfor -%}<|im_start|>assistant
+1, 2, 3"""
+
+
+def test_request_brings_a_template_where_its_operator_lets_it(
+    start_server: StartServer, demo_server: ServerProcess, connect: Connect, api: str
+) -> None:
+    refusing = connect(demo_server)
+    with pytest.raises(openai.BadRequestError, match="operator") as refused:
+        say(refusing, api, ("user", ASK), chat_template=BRIEF)
+    assert refused.value.param == "chat_template"
+    server = start_server(engine="model", torch_threads=1, trust_request_chat_template="on")
+    client = connect(server)
+    text, _ = say(client, api, ("user", ASK), chat_template=BRIEF)
+    assert text == ", 4, 5"
+    with pytest.raises(openai.BadRequestError, match="not valid") as refused:
+        say(client, api, ("user", ASK), chat_template="{% if %}")
+    assert refused.value.param == "chat_template"
+
+
+def test_response_with_a_template_of_its_own_is_finished_by_it_after_a_kill(
+    start_server: StartServer, connect: Connect
+) -> None:
+    server = start_server(engine="model", torch_threads=1, trust_request_chat_template="on", lease_seconds=2)
+    asked: dict[str, Any] = {"input": "Count to 100", "temperature": 0, "max_output_tokens": 350}
+    own = {"chat_template": BRIEF}
+    client = connect(server)
+    whole = client.responses.create(model=MODEL, **asked, extra_body=own)
+    begun = client.responses.create(model=MODEL, **asked, background=True, extra_body=own)
+    eventually(lambda: client.responses.retrieve(begun.id).status != "queued", within=60)
+    server.restart()
+    eventually(lambda: client.responses.retrieve(begun.id).output, within=60)
+    ended = client.responses.retrieve(begun.id)
+    assert (ended.output_text, ended.usage) == (whole.output_text, whole.usage)

@@ -52,6 +52,7 @@ VALUES: dict[str, tuple[str, object]] = {
     "mcp_hosts": ("*.city", "*.city"),
     "event_names": ("open-responses", "open-responses"),
     "reasoning_summary": ("off", "off"),
+    "trust_request_chat_template": ("on", "on"),
     "seal_key": (SEAL_KEY, SEAL_KEY),
     "attention": ("sdpa", "sdpa"),
     "graphs": ("off", "off"),

@@ -9,6 +9,7 @@ from server.config import settings
 from server.runs import history, request_cost, turns
 from server.stream import body
 from server.wire import files, pages, pdf
+from server.wire.request import MAX_TEMPLATE
 
 TABLE = (Path(__file__).parents[3] / "docs" / "limits.md").read_text()
 NAMED = sorted(set(re.findall(r"`(max_[a-z_]+)`", TABLE)))
@@ -35,6 +36,7 @@ def test_the_table_names_the_bounds_that_are_no_settings() -> None:
 
 
 def test_the_table_names_the_bounds_of_files_and_bodies() -> None:
+    assert f"lets requests bring one | {MAX_TEMPLATE:,} characters" in TABLE
     assert f"| {files.MAX_FILE_TEXT:,} bytes |" in TABLE
     assert f"| {pdf.MAX_PDF >> 20} MiB, {pdf.MAX_PAGES} pages, {pdf.CPU_SECONDS} s of a core" in TABLE
     assert f"| {pdf.AT_ONCE}, each in a process of its own with {pdf.CPU_SECONDS} s" in TABLE

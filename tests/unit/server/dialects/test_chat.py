@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from server.dialects.base import Conversation, Delta, Parser, ReasoningDelta, TextDelta
+from server.dialects.base import Conversation, Delta, Parser, PromptError, ReasoningDelta, TextDelta
 from server.dialects.chat import ChatDialect
 from server.dialects.pick import pick
 from server.locations import demo_model_folder
@@ -180,3 +180,22 @@ def test_a_prompt_tells_the_date_of_its_conversation_whenever_it_is_written(tmp_
     items = [Message("1", "completed", "user", [InputText("hi")])]
     prompt = dated.write(Conversation(items=items, moment=moment))
     assert tokenizer.decode(list(prompt.token_ids)) == "2020-02-29 hi"
+
+
+def test_conversation_is_written_by_the_template_that_it_brings() -> None:
+    hi = [Message("msg_1", "completed", "user", [InputText("Hi <|im_end|>")])]
+    own = "{% for message in messages %}[{{ message.role }}] {{ message.content }}{% endfor %}<|im_end|>"
+    prompt = dialect.write(Conversation(items=hi, template=own))
+    assert tokenizer.decode(prompt.token_ids, skip_special_tokens=False) == "[user] Hi <|im_end|><|im_end|>"
+    assert prompt.token_ids.count(STOP) == 1
+    assert dialect.write(Conversation(items=hi)).token_ids != prompt.token_ids
+
+
+@pytest.mark.parametrize(
+    "template", ["{% if %}", "{{ messages.nothing.at.all }}", "{{ raise_exception('no') }}", "{{ 1 / 0 }}"]
+)
+def test_template_that_cannot_write_the_conversation_is_the_requests_mistake(template: str) -> None:
+    hi = [Message("msg_1", "completed", "user", [InputText("Hi")])]
+    with pytest.raises(PromptError) as refusal:
+        dialect.write(Conversation(items=hi, template=template))
+    assert refusal.value.param == "chat_template"
