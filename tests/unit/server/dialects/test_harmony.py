@@ -295,6 +295,7 @@ def test_a_prompt_can_end_with_its_last_item() -> None:
         ([user("a")], {"continues": True}, "input"),
         ([], {"continues": True}, "input"),
         ([user("a")], {"documents": [{"text": "x"}]}, "documents"),
+        ([user("a")], {"template": "{{ messages }}"}, "chat_template"),
         ([user("a")], {"variables": {"builtin_tools": ["shell"]}}, "chat_template_kwargs"),
         ([user("a")], {"variables": {"builtin_tools": [[]]}}, "chat_template_kwargs"),
         ([user("a")], {"variables": {"model_identity": 3}}, "chat_template_kwargs"),
