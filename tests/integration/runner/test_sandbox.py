@@ -173,7 +173,7 @@ A_LITTLE_EACH = """
 import os, time
 for _ in range(20):
     if os.fork() == 0:
-        a = os.urandom(10**8)
+        a = b'x' * 10**8
         time.sleep(9)
 time.sleep(9)
 """
@@ -199,7 +199,7 @@ def test_a_fork_bomb_has_no_more_processes_than_it_may(session: Session) -> None
     threading.Thread(target=bomb).start()
     while not done.wait(0.02):
         most = max(most, len(_family(sandbox)))
-    assert 10 < most <= LIMITS.processes + 3
+    assert 5 < most <= LIMITS.processes + 3  # a busy machine is seen less of
     assert session.run("1").output.endswith("1\n")
     session.begin_anew()
 
