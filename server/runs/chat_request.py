@@ -3,6 +3,7 @@
 So a completion walks the same way as a response, and is only told otherwise.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 from server.errors import InvalidRequest
@@ -48,7 +49,7 @@ def as_response_request(request: ChatRequest, choice: int) -> ChoiceRequest:
         max_output_tokens=request.max_completion_tokens or request.max_tokens,
         top_logprobs=request.top_logprobs,
         include=[LOGPROBS] if request.logprobs else None,
-        tools=[_tool(tool, index) for index, tool in enumerate(request.tools or [])],
+        tools=[_tool(tool, index) for index, tool in enumerate(_told_of(request))],
         tool_choice=_tool_choice(request.tool_choice),
         parallel_tool_calls=request.parallel_tool_calls,
         reasoning=ReasoningOptions(request.reasoning_effort) if request.reasoning_effort else None,
@@ -64,6 +65,11 @@ def as_response_request(request: ChatRequest, choice: int) -> ChoiceRequest:
         truncate_prompt_tokens=request.truncate_prompt_tokens,
         truncation_side=request.truncation_side,
     )
+
+
+def _told_of(request: ChatRequest) -> Sequence[dict[str, Any]]:
+    left_out = request.exclude_tools_when_tool_choice_none and request.tool_choice == "none"
+    return () if left_out else request.tools or ()
 
 
 def _tool(given: dict[str, Any], index: int) -> dict[str, Any]:

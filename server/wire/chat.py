@@ -26,6 +26,7 @@ class ChatRequest(Asked, frozen=True, kw_only=True):
     reasoning_effort: Effort | None = None
     include_reasoning: bool | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
+    exclude_tools_when_tool_choice_none: bool | None = None
     chat_template: Annotated[str, Meta(max_length=MAX_TEMPLATE)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     documents: list[dict[str, Any]] | None = None

@@ -151,12 +151,12 @@ _CHAT: Rows = {
     **_works("messages", "parallel_tool_calls", "store", "metadata", "max_tokens", "max_completion_tokens"),
     **_works("logprobs", "top_logprobs", "reasoning_effort", "include_reasoning", "verbosity"),
     **_works(
+        exclude_tools_when_tool_choice_none="With `tool_choice: none` the model is not told of `tools`.",
         tools="One at least, as OpenAI's.",
         tool_choice="With `tools`.",
         modalities='`["text"]`; other kinds of answer are refused.',
     ),
     "add_special_tokens": _refused("The model's chat template writes all of them.", False),
-    "exclude_tools_when_tool_choice_none": _refused("Leave `tools` out of the request.", False),
     "best_of": _refused("No answers are made that nobody is shown; ask for `n` and choose.", 1),
     "audio": _refused("This model writes text."),
     "functions": _refused("It is OpenAI's old form of `tools`.", []),

@@ -127,3 +127,15 @@ def test_documents_that_the_template_cannot_write_are_refused(demo_server: Serve
     answer = httpx.post(f"{demo_server.api}/chat/completions", json=body)
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == "documents"
+
+
+def test_model_is_not_told_of_tools_that_it_may_not_call_where_that_is_asked(client: OpenAI) -> None:
+    tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+    tools: dict[str, Any] = {"tools": [tool], "tool_choice": "none"}
+    (bare, shown, left_out) = (
+        ask(client, HELLO, **more).usage.prompt_tokens
+        for more in ({}, tools, {**tools, "exclude_tools_when_tool_choice_none": True})
+    )
+    assert bare == left_out < shown
+    called: dict[str, Any] = {**tools, "tool_choice": "required", "exclude_tools_when_tool_choice_none": True}
+    assert ask(client, HELLO, **called).choices[0].message.tool_calls[0].function.name == "look"
