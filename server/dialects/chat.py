@@ -82,12 +82,8 @@ class ChatDialect:
 
     def write(self, conversation: Conversation) -> Prompt:
         """Raises PromptError or PromptTooLong."""
-        if conversation.template is None:
-            return self._write(conversation)
-        try:
-            return self._with_template(conversation.template)._write(conversation)
-        except PromptError as error:
-            raise PromptError(str(error), error.param.replace("input", "chat_template")) from error
+        own = conversation.template
+        return (self if own is None else self._with_template(own))._write(conversation)
 
     def _write(self, conversation: Conversation) -> Prompt:
         shown = self._tools(conversation)

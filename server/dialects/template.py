@@ -53,6 +53,8 @@ class ChatTemplate:
         self.tokenizer = _read_tokenizer(tokenizer_file)
         self.tokens = BoundedTokenizer(self.tokenizer)
         config = read_json(folder / "tokenizer_config.json")
+        self._param = "input"
+        """The parameter of a request that is to blame where a template cannot write it."""
         try:
             self._read(_template_sources(folder, config))
         except TemplateError as error:
@@ -72,10 +74,11 @@ class ChatTemplate:
     def replaced(self, source: str) -> "ChatTemplate":
         """The same tokenizer with another template. Raises PromptError if that is not valid."""
         other = copy.copy(self)
+        other._param = "chat_template"
         try:
             other._read({"default": source})
         except (TemplateError, *_TEMPLATE_MISTAKES) as error:
-            raise PromptError(f"chat_template is not valid: {error}.", "chat_template") from error
+            raise PromptError(f"chat_template is not valid: {error}.", other._param) from error
         return other
 
     def render(
@@ -106,7 +109,8 @@ class ChatTemplate:
                 **self.guard(variables),
             )
         except (TemplateError, *_TEMPLATE_MISTAKES) as error:
-            raise PromptError(f"The model's chat template refused the conversation: {error}.") from error
+            sentence = f"The model's chat template refused the conversation: {error}."
+            raise PromptError(sentence, self._param) from error
         return _cut(rendered) if continues else rendered
 
     def encode(self, rendered: str, limit: int | None = None) -> tuple[int, ...]:

@@ -16,7 +16,7 @@ from engine.messages import JobRefused
 from server.auth import Caller
 from server.config import Config
 from server.crashpoints import crashpoint
-from server.errors import ApiError, Conflict, ConversationLocked, Overloaded, StorageFull, UnknownModel
+from server.errors import ApiError, Conflict, ConversationLocked, Overloaded, StorageFull
 from server.runs import context
 from server.runs.accept import Acceptance, Begun, ConversationChanged, KeyTaken, NewRun
 from server.runs.choices import another_choice, context_of, has_prompt_of, seed_of
@@ -36,7 +36,7 @@ from server.runs.storage_quota import StorageQuota
 from server.runs.tool_loop import ToolLoop
 from server.runs.turns import Turns
 from server.runs.unread import Unread
-from server.runs.unsupported import refuse_unsupported
+from server.runs.unsupported import refuse_unserved
 from server.store.database import Connection, Database
 from server.store.disk import Disk
 from server.stream.frames import frames
@@ -135,9 +135,7 @@ class Admission:
             raise StorageFull
         requests = [with_generation_config(request, "max_output_tokens") for request in requests]
         for request in requests:
-            refuse_unsupported(request, trusts_templates=self._served.trusts_templates)
-            if request.model not in self._served.names:
-                raise UnknownModel(request.model, self._served.names)
+            refuse_unserved(request, self._served)
             refuse_urgent(caller, request)
             if request.store is not False or request.background:
                 self.storage.check(caller)

@@ -49,7 +49,7 @@ def as_response_request(request: ChatRequest, choice: int) -> ChoiceRequest:
         max_output_tokens=request.max_completion_tokens or request.max_tokens,
         top_logprobs=request.top_logprobs,
         include=[LOGPROBS] if request.logprobs else None,
-        tools=[_tool(tool, index) for index, tool in enumerate(_told_of(request))],
+        tools=[_tool(tool, index) for index, tool in enumerate(_tools_in_prompt(request))],
         tool_choice=_tool_choice(request.tool_choice),
         parallel_tool_calls=request.parallel_tool_calls,
         reasoning=ReasoningOptions(request.reasoning_effort) if request.reasoning_effort else None,
@@ -67,7 +67,7 @@ def as_response_request(request: ChatRequest, choice: int) -> ChoiceRequest:
     )
 
 
-def _told_of(request: ChatRequest) -> Sequence[dict[str, Any]]:
+def _tools_in_prompt(request: ChatRequest) -> Sequence[dict[str, Any]]:
     left_out = request.exclude_tools_when_tool_choice_none and request.tool_choice == "none"
     return () if left_out else request.tools or ()
 

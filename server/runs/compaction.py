@@ -12,7 +12,7 @@ from uuid import UUID
 
 import msgspec
 
-from server.errors import InvalidRequest, UnknownModel
+from server.errors import InvalidRequest
 from server.runs import context
 from server.runs.approvals import taken_over
 from server.runs.history import HistoryReads, TenantReads
@@ -21,7 +21,7 @@ from server.runs.opened import opened
 from server.runs.prepare import Served
 from server.runs.summary import KEPT_SHARE, Summary
 from server.runs.transcript import transcript
-from server.runs.unsupported import refuse_unsupported
+from server.runs.unsupported import refuse_unserved
 from server.store.database import Connection, Database
 from server.wire import ids
 from server.wire.items import Compaction, Item, Message, plain_text
@@ -70,9 +70,7 @@ def begin(
     database: Database, served: Served, tenant: str, request: CreateResponse, history: HistoryReads
 ) -> Compacting:
     """Looks up and divides what is to be compacted. Raises ApiError or DecodeFailure."""
-    refuse_unsupported(request, trusts_templates=served.trusts_templates)
-    if request.model not in served.names:
-        raise UnknownModel(request.model, served.names)
+    refuse_unserved(request, served)
     made = ids.new_uuid()
     request, given = context.read_given(request)
 

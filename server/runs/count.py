@@ -3,7 +3,6 @@
 from functools import partial
 
 from server.auth import Caller
-from server.errors import UnknownModel
 from server.runs import context
 from server.runs.bounds import COUNTED
 from server.runs.echo import make_echo
@@ -11,7 +10,7 @@ from server.runs.history import HistoryReads, TenantReads
 from server.runs.listing import list_tools
 from server.runs.prepare import Served, write_prompt
 from server.runs.prompts import read_request
-from server.runs.unsupported import refuse_unsupported
+from server.runs.unsupported import refuse_unserved
 from server.store.database import Connection, Database
 from server.tools.mcp import McpServers
 from server.wire.ids import new_uuid
@@ -31,9 +30,7 @@ def count_input(
     Raises what creating the response would raise.
     """
     tenant = caller.tenant
-    refuse_unsupported(request, trusts_templates=served.trusts_templates)
-    if request.model not in served.names:
-        raise UnknownModel(request.model, served.names)
+    refuse_unserved(request, served)
     request, given = read_request(database, tenant, request)
 
     def gather(connection: Connection, reads: TenantReads) -> context.Context:

@@ -95,7 +95,7 @@ def _ending(stored: StoredResponse) -> Ending | None:
         cached_tokens=stored.cached_tokens or 0,
         output_tokens=stored.output_tokens or 0,
         reasoning_tokens=stored.reasoning_tokens or 0,
-        turns=read_turns(stored.turns) or (),
+        turns=read_turns(stored.turns),
         error_code=stored.error_code,
         error_message=stored.error_message,
         incomplete_reason=stored.incomplete_reason,

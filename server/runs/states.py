@@ -59,6 +59,6 @@ def columns_of(ending: Ending) -> dict[str, Any]:
     return {**columns, "turns": json.dumps([turn._asdict() for turn in ending.turns])}
 
 
-def read_turns(column: str | None) -> Sequence[TurnUsage] | None:
-    """The turns in that column; None for a response that ended before there was one."""
-    return None if column is None else [TurnUsage(**turn) for turn in json.loads(column)]
+def read_turns(column: str | None) -> Sequence[TurnUsage]:
+    """The turns in that column; none for a response that ended before there was one."""
+    return [TurnUsage(**turn) for turn in json.loads(column or "[]")]

@@ -6,9 +6,9 @@ is stored. Pure.
 
 from collections.abc import Callable
 
-from server.errors import InvalidRequest
+from server.errors import InvalidRequest, UnknownModel
 from server.runs.asked import check_format_name
-from server.runs.prepare import wants_logprobs
+from server.runs.prepare import Served, wants_logprobs
 from server.wire.request import CreateResponse
 
 COMPACTION = "compaction"
@@ -56,14 +56,21 @@ _INVALID: list[tuple[str, Callable[[CreateResponse], object], str]] = [
 ]
 
 
-def refuse_unsupported(request: CreateResponse, *, trusts_templates: bool = False) -> None:
-    """Raises InvalidRequest with the first parameter that cannot be honoured."""
-    if request.chat_template is not None and not trusts_templates:
+def refuse_unserved(request: CreateResponse, served: Served) -> None:
+    """Raises InvalidRequest as `refuse_unsupported`, and for a template; UnknownModel for another model."""
+    if request.chat_template is not None and not served.trusts_templates:
         raise InvalidRequest(
             "This server's operator does not let requests bring a chat_template; the model's own is used.",
             param="chat_template",
             code="unsupported_parameter",
         )
+    refuse_unsupported(request)
+    if request.model not in served.names:
+        raise UnknownModel(request.model, served.names)
+
+
+def refuse_unsupported(request: CreateResponse) -> None:
+    """Raises InvalidRequest with the first parameter that cannot be honoured."""
     for param, asks, sentence in _UNSUPPORTED:
         if asks(request):
             raise InvalidRequest(sentence, param=param, code="unsupported_parameter")
