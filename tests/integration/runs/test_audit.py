@@ -1,6 +1,5 @@
 """Rows that a recorder wrote, damaged by SQL: what an audit of the database finds."""
 
-from collections.abc import Iterator
 from datetime import timedelta
 from uuid import UUID
 
@@ -14,15 +13,9 @@ from server.store import audit, deletion, retention
 from server.store.audit import Scope
 from server.store.database import Database, clock
 from server.wire.ids import new_uuid
-from tests.integration.runs.recorded import Bench, finished, recording, tokens
+from tests.integration.runs.recorded import Bench, finished, tokens
 from tests.support.builders import TENANT, kill, register, say, think
 from tests.support.invariants import check, find, strange_changes, watch_statuses
-
-
-@pytest.fixture
-def bench(database_url: str) -> Iterator[Bench]:
-    with recording(database_url) as made:
-        yield made
 
 
 def answer(bench: Bench, text: str = "Hello", **about: object) -> UUID:

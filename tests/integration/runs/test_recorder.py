@@ -1,6 +1,6 @@
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import msgspec
 import pytest
@@ -14,15 +14,9 @@ from server.runs.run import Run
 from server.store import deletion
 from server.stream.hub import Published
 from server.wire.events import event_type, is_terminal
-from tests.integration.runs.recorded import Bench, finished, recording, tokens
+from tests.integration.runs.recorded import Bench, finished, tokens
 from tests.support.builders import BREAK_PARSER, HALF, TENANT, accept, kill, say, think
 from tests.support.eventually import eventually
-
-
-@pytest.fixture
-def bench(database_url: str) -> Iterator[Bench]:
-    with recording(database_url) as made:
-        yield made
 
 
 def text_of(bench: Bench, run: Run) -> str:

@@ -1,6 +1,6 @@
 """The recorder's connection is killed at every point of a commit, and answers to commits are lost."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -15,7 +15,7 @@ from server.store import deletion, events, leases, responses
 from server.store.connect import PatientConnection
 from server.store.database import Connection, Database
 from server.wire.events import is_terminal
-from tests.integration.runs.recorded import Bench, finished, recording, terminate_recorder, tokens
+from tests.integration.runs.recorded import Bench, finished, terminate_recorder, tokens
 from tests.support.builders import TENANT, say, think
 from tests.support.eventually import eventually
 
@@ -32,12 +32,6 @@ CALLS: list[tuple[ModuleType, str]] = [
 ]
 EXCHANGES = range(2)
 """Those of a commit that only adds to the log: up to where rows are wanted, and from there to its end."""
-
-
-@pytest.fixture
-def bench(database_url: str) -> Iterator[Bench]:
-    with recording(database_url) as made:
-        yield made
 
 
 class Once:

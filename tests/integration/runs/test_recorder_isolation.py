@@ -17,19 +17,13 @@ from server.store import events, responses
 from server.store.database import Database
 from server.store.responses import NewItem
 from server.wire.events import Event, Kind, is_terminal
-from tests.integration.runs.recorded import Bench, finished, recording, tokens
+from tests.integration.runs.recorded import Bench, finished, tokens
 from tests.integration.runs.test_recorder_faults import check
 from tests.support.builders import BREAK_PARSER, TENANT, accept, register, say
 from tests.support.eventually import eventually
 
 SURROGATE = (0xD800,)
 """A token that is read as half a character, which no encoding has."""
-
-
-@pytest.fixture
-def bench(database_url: str) -> Iterator[Bench]:
-    with recording(database_url) as made:
-        yield made
 
 
 @contextmanager
