@@ -25,6 +25,8 @@ T = TypeVar("T")
 MOST_PAGES = 16
 MOST_LIST_BYTES = 2 * 1024 * 1024
 """Of all answers while a server lists its tools."""
+MOST_LIST_LINES = 512
+"""Of streams of events meanwhile; a list is one event of two or three lines."""
 GOODBYE_SECONDS = 2.0
 """After the time of an exchange: how long the server may take to hear that its session is over."""
 _PATIENCE = httpx.Timeout(30.0, read=3600.0)
@@ -109,7 +111,8 @@ def _client(
 async def list_tools(place: Place, seconds: float) -> list["Tool"]:
     """All tools of the server. Raises TimeoutError after `seconds`."""
     tools: list[Tool] = []
-    async with asyncio.timeout(seconds), _session(place, seconds, Budget(MOST_LIST_BYTES)) as session:
+    budget = Budget(MOST_LIST_BYTES, most_lines=MOST_LIST_LINES)
+    async with asyncio.timeout(seconds), _session(place, seconds, budget) as session:
         cursor: str | None = None
         for _ in range(MOST_PAGES):
             page = await session.list_tools(cursor=cursor)

@@ -22,8 +22,6 @@ pytestmark = pytest.mark.faults
 
 AT_ONCE = 64
 POSTS = 60
-NOISE_S = 0.5
-"""On top of twice the usual time: what a busy machine may add to any one of them."""
 LIST_S = 6.0
 CALL_S = 8.0
 LYING: list[Behaviour] = ["silent", "slow", "endless", "dense", "events", "large"]
@@ -116,8 +114,8 @@ def test_requests_that_name_bad_tool_servers_keep_nobody_else_waiting(
             beside = alice.timed(POSTS, lambda: all(one.done() for one in sent))
             statuses = [one.result()[0].status_code for one in sent]
     assert cancelled.status_code == 200
-    assert beside <= 2 * quiet + NOISE_S, f"{beside} s beside, {quiet} s alone"
-    assert took <= 2 * quiet + NOISE_S
+    assert beside <= 2 * quiet, f"{beside} s beside, {quiet} s alone"
+    assert took <= 2 * quiet
     assert set(statuses) <= {200, 429, 503}
     tally["F35", "requests at once that name bad tool servers"] += len(statuses)
     tally["F35", "of these answered, the others told to come back"] += statuses.count(200)
@@ -149,7 +147,7 @@ def test_calls_that_hang_stop_neither_others_calls_nor_anybodys_next_turn(
     assert told.json()["status"] == "completed"
     assert "mcp_call" in [item["type"] for item in told.json()["output"]]
     assert waiting > 0
-    assert beside <= 2 * quiet + NOISE_S
+    assert beside <= 2 * quiet
     tally["F35", "calls that hang at once"] += AT_ONCE
     tally["F35", "ms of another's call alone"] += round(1000 * quiet)
     tally["F35", "ms of another's call beside them"] += round(1000 * beside)

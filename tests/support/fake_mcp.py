@@ -15,6 +15,14 @@ TOOLS = [
     {"name": "find", "inputSchema": {"type": "object", "properties": {"q": {"type": "string"}}}},
     {"name": "add", "inputSchema": {"type": "object"}, "annotations": {"readOnlyHint": True}},
 ]
+# Made once, so that a test that times something else does not time this.
+NOTIFICATIONS = b'data: {"jsonrpc":"2.0","method":"notifications/message","params":{}}\n\n' * 1000
+DENSE = b"[[]]," * 500_000 + b"[]]}}"
+LARGE_TOOLS = [
+    {"name": f"t{index}", "description": "x" * 60_000, "inputSchema": {"type": "object"}}
+    for index in range(400)
+]
+LARGE = json.dumps(LARGE_TOOLS)[1:].encode() + b"}}"
 
 
 class FakeMcp:
@@ -109,7 +117,7 @@ class FakeMcp:
         handler.end_headers()
         handler.wfile.write(body)
 
-    def _misbehave(self, handler: BaseHTTPRequestHandler, number: object, behaviour: Behaviour) -> None:
+    def _misbehave(self, handler: BaseHTTPRequestHandler, number: int, behaviour: Behaviour) -> None:
         kind = "text/event-stream" if behaviour in ("events", "endless") else "application/json"
         if behaviour != "silent":
             handler.send_response(200)
@@ -120,7 +128,7 @@ class FakeMcp:
             handler.wfile.write(piece)
         handler.close_connection = True
 
-    def _pieces(self, number: object, behaviour: Behaviour) -> Iterator[bytes]:
+    def _pieces(self, number: int, behaviour: Behaviour) -> Iterator[bytes]:
         match behaviour:
             case "silent":
                 self.ended.wait(600)
@@ -131,16 +139,14 @@ class FakeMcp:
                 while not self.ended.is_set():
                     yield b": and so on\n\n" * 100
             case "events":
-                note = {"jsonrpc": "2.0", "method": "notifications/message", "params": {}}
                 while not self.ended.is_set():
-                    yield b"data: " + json.dumps(note).encode() + b"\n\n"
+                    yield NOTIFICATIONS
             case "dense":
                 yield b'{"jsonrpc":"2.0","id":1,"result":{"tools":['
-                yield b",".join([b"[[]]"] * 500_000) + b"]}}"
+                yield DENSE
             case "large":
-                tool = {"name": "t", "description": "x" * 60_000, "inputSchema": {"type": "object"}}
-                tools = [{**tool, "name": f"t{index}"} for index in range(400)]
-                yield json.dumps({"jsonrpc": "2.0", "id": number, "result": {"tools": tools}}).encode()
+                yield b'{"jsonrpc":"2.0","id":%d,"result":{"tools":[' % number
+                yield LARGE
 
 
 @contextmanager

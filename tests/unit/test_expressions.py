@@ -46,6 +46,7 @@ REACH = {
     "server/browser/page.py:_text": PAGE,
     "server/cli.py": OPERATOR,
     "server/redaction.py": OPERATOR,
+    "server/tools/fetch_async.py:_LINE_END": HEADER,  # what a socket gives at once
     "server/runs/ebnf.py:_EBNF": MAX_LARK,
     "server/runs/ebnf.py:_TOKEN": MAX_LARK,
     "server/service_links.py": OPERATOR,

@@ -6,12 +6,21 @@ import time
 from collections.abc import Iterator
 from typing import Any, get_args
 
+import httpx
 import mcp.client.streamable_http  # noqa: F401 - loading it takes a second, which is no exchange's
 import pytest
 
 from server.runs.hosted import Access, Outcome
-from server.tools.address import Allowed, Refused, read_allowed
-from server.tools.fetch_async import Budget, TooMuch
+from server.tools.address import Allowed, Refused, only, read_allowed
+from server.tools.fetch_async import (
+    LINES_AT_ONCE,
+    LINES_PER_SECOND,
+    Budget,
+    TooMuch,
+    count_lines,
+    guarded_client,
+    split_lines,
+)
 from server.tools.listings import Listing
 from server.tools.mcp import McpServers, usable
 from server.tools.registered import Registered
@@ -19,7 +28,7 @@ from server.wire.hosted_items import ListedTool
 from server.wire.ids import new_uuid
 from tests.integration.tools.test_fetch import Answer, Sentinel
 from tests.support.eventually import eventually
-from tests.support.fake_mcp import Behaviour, running_fakes
+from tests.support.fake_mcp import NOTIFICATIONS, Behaviour, running_fakes
 
 SECONDS = 0.5
 
@@ -65,6 +74,7 @@ ANSWERS = {
     "slow drip of events": answering(f"{EVENTS}\nconnection: close", drip()),
     "huge answer": answering(f"{JSON}\nconnection: close", much()),
     "huge event": answering(f"{EVENTS}\nconnection: close", itertools.chain([b"data: "], much())),
+    "flood of events": answering(f"{EVENTS}\nconnection: close", itertools.repeat(NOTIFICATIONS)),
     "no HTTP": lambda _request: iter([b"\xff" * 100]),
     "nothing": lambda _request: iter([]),
 }
@@ -118,6 +128,37 @@ def test_lines_are_counted_in_streams_of_events_alone() -> None:
     Budget(most_lines=10).spend(b"\n" * 100, is_events=False)
     with pytest.raises(TooMuch):
         Budget(most_lines=10).spend(b": \n" * 100, is_events=True)
+
+
+@pytest.mark.parametrize(
+    "piece", [b"", b"a", b"\n", b"a\nb\r\nc\rd" * 50, b"\r\n" * 64, b"x" * 1000, b"\n\nx"]
+)
+@pytest.mark.parametrize("most", [1, 2, 7, 1000])
+def test_parts_of_a_piece_are_the_piece_and_have_no_more_lines_than_asked(piece: bytes, most: int) -> None:
+    parts = list(split_lines(piece, most))
+    assert b"".join(parts) == piece
+    assert all(0 < count_lines(part) <= most or b"\n" not in part for part in parts)
+    assert all(count_lines(part) == most for part in parts[:-1])
+
+
+def test_a_flood_of_small_events_is_read_no_faster_than_it_may_be(hostile: Sentinel) -> None:
+    hostile.answer = ANSWERS["flood of events"]
+
+    async def read(client: httpx.AsyncClient) -> tuple[int, float]:
+        began, lines = time.monotonic(), 0
+        async with client.stream("GET", hostile.url) as response:
+            async for piece in response.aiter_raw():
+                lines += count_lines(piece)
+                if lines >= 5 * LINES_AT_ONCE:
+                    break
+        return lines, time.monotonic() - began
+
+    async def visit() -> tuple[int, float]:
+        async with guarded_client(only(hostile.url)) as client:
+            return await read(client)
+
+    lines, seconds = asyncio.run(visit())
+    assert lines <= 2 * LINES_AT_ONCE + seconds * LINES_PER_SECOND
 
 
 def test_redirect_leads_nowhere(hostile: Sentinel, inside: Sentinel) -> None:

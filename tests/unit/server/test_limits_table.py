@@ -8,6 +8,7 @@ import pytest
 from server.config import settings
 from server.runs import history, request_cost, turns
 from server.stream import body
+from server.tools import fetch_async, mcp, session
 from server.wire import files, pages, pdf
 from server.wire.request import MAX_TEMPLATE
 
@@ -42,3 +43,12 @@ def test_the_table_names_the_bounds_of_files_and_bodies() -> None:
     assert f"| {pdf.AT_ONCE}, each in a process of its own with {pdf.CPU_SECONDS} s" in TABLE
     assert f"{pdf.MEMORY >> 20} MiB of memory while it is read" in TABLE
     assert f"{body._DROPPED_BYTES >> 20} MiB of each within {body._LINGER_S:g} s" in TABLE
+
+
+def test_the_table_names_the_bounds_of_what_mcp_servers_send() -> None:
+    listed = f"{session.MOST_LIST_BYTES >> 20} MiB, {mcp.MOST_TOOLS} tools"
+    assert f"| {listed}, {session.MOST_LIST_LINES} lines of events, {mcp.LIST_SECONDS:g} s |" in TABLE
+    answer = f"{fetch_async.MOST_BYTES >> 20} MiB, {fetch_async.MOST_VALUES:,} JSON values"
+    assert f"| {answer}, {fetch_async.MOST_LINES:,} lines of events |" in TABLE
+    pace = f"{fetch_async.LINES_AT_ONCE} lines at once, then {fetch_async.LINES_PER_SECOND} a second"
+    assert f"| {pace} |" in TABLE
