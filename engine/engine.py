@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from time import monotonic
 
+from engine.beam_jobs import BeamJobs
 from engine.cache import extend_chain
 from engine.config import EngineConfig, Limits
 from engine.executor import Executor
@@ -17,7 +18,7 @@ from engine.ledger import Accepted, Close, Ledger, Lost, Released
 from engine.loop import Loop
 from engine.messages import Cancel, Capabilities, Deliver, Job, JobRefused, OnDead, Stats
 from engine.meter import Meter
-from engine.refusals import refuse_bad_output, refuse_bad_sampling, refuse_unknown_adapter
+from engine.refusals import refuse_bad_beams, refuse_bad_output, refuse_bad_sampling, refuse_unknown_adapter
 from engine.supervisor import Supervisor
 
 
@@ -35,8 +36,11 @@ class ThreadedEngine:
         self._limits = limits
         self._ledger = Ledger(limits.max_running + limits.max_waiting, limits.max_of_share)
         self._meter = Meter(limits.kv_blocks)
+        self._beam_jobs = BeamJobs(self._submit, self._cancel, deliver)
         self._supervisor = Supervisor(
-            lambda watchdog: Loop(executor, limits, self._ledger, deliver, self._meter, watchdog),
+            lambda watchdog: Loop(
+                executor, limits, self._ledger, self._beam_jobs.deliver, self._meter, watchdog
+            ),
             self._ledger,
             self._meter,
             on_dead,
@@ -74,6 +78,7 @@ class ThreadedEngine:
             vocab_size=capabilities.vocab_size,
             has_vocabulary=self._executor.vocabulary is not None,
         )
+        refuse_bad_beams(job)
         total = len(job.prompt) + job.max_tokens
         if total > capabilities.context_length:
             raise JobRefused(
@@ -95,6 +100,13 @@ class ThreadedEngine:
         `overloaded` is said when as many jobs as may run and may wait together have not ended, `share_full`
         when as many of this share have not as one may have.
         """
+        if job.beams is None:
+            self._submit(job)
+            return
+        self._check(job)
+        self._beam_jobs.submit(job)
+
+    def _submit(self, job: Job) -> None:
         due = None if job.deadline_seconds is None else monotonic() + job.deadline_seconds
         grammar = self._check(job)
         self._ledger.check(job)
@@ -102,6 +114,10 @@ class ThreadedEngine:
 
     def cancel(self, job_id: str) -> None:
         """Asks for the job's end; idempotent. Any thread."""
+        if not self._beam_jobs.cancel(job_id):
+            self._cancel(job_id)
+
+    def _cancel(self, job_id: str) -> None:
         self._ledger.inbox.put(Cancel(job_id))
 
     def hold(self, held: bool) -> None:

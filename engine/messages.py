@@ -22,6 +22,8 @@ MAX_STOP_STRINGS = 32
 MAX_STOP_BYTES = 512
 """Of one stop string, in UTF-8: what is looked for in every step of a job is small."""
 MAX_LOGPROBS = 20
+MAX_BEAMS = MAX_LOGPROBS // 2
+"""Each step looks at twice as many tokens."""
 MAX_STOP_TOKENS = 128
 MAX_LOGPROB_TOKENS = 128
 MAX_ALLOWED_TOKENS = 16_384
@@ -94,6 +96,18 @@ class ThinkingBudget:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Beams:
+    """The output is one of the likeliest that a beam search finds, and not drawn. See `engine.beams`."""
+
+    width: int
+    """Beams that go on at a time, and outputs that are found. 1 to `MAX_BEAMS`."""
+    rank: int = 0
+    """Which of them the job gives: 0 is the best. Below `width`."""
+    length_penalty: float = 1.0
+    """-10 to 10; above 1, longer outputs are preferred."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     """What the engine is given: token ids and limits."""
 
@@ -136,6 +150,9 @@ class Job:
     `min_tokens`, `ignore_eos`, biases and bad words, and a thinking budget yields to it. It begins with the
     output, earlier output included."""
     thinking_budget: ThinkingBudget | None = None
+    beams: Beams | None = None
+    """Tokens come when the search is over, all at once. It goes by the model's own log probabilities, so no
+    other way of choosing tokens, no grammar and no stop string goes with it; `min_tokens` and stop ids do."""
     output_offset: int = 0
     """So many of the prompt's last tokens are earlier output of the same job. Penalties, `min_tokens` and
     stop strings count them as output, so that a job which was cut goes on as it would have."""
@@ -261,6 +278,7 @@ class JobRefused(Exception):
             "bad_limit",
             "bad_sampling",
             "bad_stop",
+            "bad_beams",
             "bad_grammar",
             "bad_adapter",
             "too_long",

@@ -12,6 +12,7 @@ from engine.messages import (
     MAX_ALLOWED_TOKENS,
     MAX_BAD_TOKENS,
     MAX_BAD_WORDS,
+    MAX_BEAMS,
     MAX_BIASES,
     MAX_LOGPROB_TOKENS,
     MAX_LOGPROBS,
@@ -27,6 +28,8 @@ from engine.messages import (
 SEED_RANGE = range(-(2**63), 2**64)
 
 MAX_BIAS = 100.0
+MAX_LENGTH_PENALTY = 10.0
+"""Beyond it, powers of a length leave what a float can be."""
 
 RANGES = {
     "min_p": (0.0, 1.0),
@@ -90,6 +93,24 @@ def refuse_bad_output(job: Job, *, vocab_size: int, has_vocabulary: bool) -> Non
     if job.stop_strings and not has_vocabulary:
         raise JobRefused(
             "bad_stop", "This model has no tokenizer.json, so its tokens have no text to stop at."
+        )
+
+
+def refuse_bad_beams(job: Job) -> None:
+    """Raises `JobRefused` for a search that cannot be made, or for wishes that do not go with one."""
+    beams = job.beams
+    if beams is None:
+        return
+    if not _is_count(beams.width - 1, MAX_BEAMS - 1) or not _is_count(beams.rank, beams.width - 1):
+        raise JobRefused("bad_beams", f"A beam search has 1 to {MAX_BEAMS} beams, ranked from 0.")
+    if not _is_number(beams.length_penalty, -MAX_LENGTH_PENALTY, MAX_LENGTH_PENALTY):
+        most = MAX_LENGTH_PENALTY
+        raise JobRefused("bad_beams", f"length_penalty must be a number from {-most:g} to {most:g}.")
+    others = (job.grammar, job.thinking_budget, job.prompt_logprobs)
+    if job.stop_strings or job.logprob_token_ids or any(other is not None for other in others):
+        raise JobRefused(
+            "bad_beams",
+            "A beam search goes with no grammar, stop string, thinking budget or logprobs of a prompt.",
         )
 
 

@@ -2,11 +2,21 @@
 
 from typing import Any
 
+from engine.messages import MAX_BEAMS
 from server.errors import InvalidRequest
 from server.wire.asked import Asked
 
 _FORMAT_NAME = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-")
 MAX_FORMAT_NAME = 64
+
+_NOT_WITH_BEAMS: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(("stop", "logit_bias", "bad_words", "allowed_token_ids"), (None, "", [], {})),
+    **dict.fromkeys(("structured_outputs", "logprob_token_ids", "prompt_logprobs"), (None,)),
+    **dict.fromkeys(("presence_penalty", "frequency_penalty"), (None, 0)),
+    "repetition_penalty": (None, 1),
+    "thinking_token_budget": (None, -1),
+}
+"""What a beam search does not go by, and the values that ask for nothing."""
 
 
 def refuse_unsupported(request: Asked) -> None:
@@ -22,6 +32,21 @@ def refuse_unsupported(request: Asked) -> None:
         raise unsupported(
             "prompt_logprobs", "Logprobs of the prompt are told with the whole answer: set stream to false."
         )
+    if request.use_beam_search:
+        _refuse_beside_beams(request)
+
+
+def _refuse_beside_beams(request: Asked) -> None:
+    if (request.n or 1) > MAX_BEAMS:
+        raise InvalidRequest(
+            f"A beam search finds {MAX_BEAMS} answers at most.", param="n", code="integer_above_max_value"
+        )
+    for param, neutral in _NOT_WITH_BEAMS.items():
+        if getattr(request, param) not in neutral:
+            raise unsupported(
+                param,
+                f"A beam search goes by the model's own probabilities: leave out {param} or the search.",
+            )
 
 
 def check_format_name(name: str | None, param: str) -> None:
@@ -76,6 +101,9 @@ def shared(request: Asked, place: int, prompt_logprobs: int | None) -> dict[str,
         "return_token_ids": bool(request.return_token_ids),
         "tells_tokens": bool(request.stream and (request.return_token_ids or tells_usage_so_far(request))),
         "prompt_logprobs": prompt_logprobs if tells_prompt else None,
+        "beams": request.n or 1 if request.use_beam_search else None,
+        "beam_rank": place,
+        "length_penalty": 1.0 if request.length_penalty is None else request.length_penalty,
         "enable_response_messages": True if request.return_token_ids or tells_prompt else None,
     }
 

@@ -8,7 +8,7 @@ import msgspec
 
 from server.runs.accept import NewRun
 from server.runs.context import Context, own
-from server.runs.prepare import prompt_logprobs
+from server.runs.prepare import beams, prompt_logprobs
 from server.wire.asked import ChoiceRequest
 from server.wire.request import CreateResponse
 
@@ -20,6 +20,7 @@ def has_prompt_of(request: CreateResponse, other: CreateResponse) -> bool:
     return request == msgspec.structs.replace(
         other,
         choice=request.choice,
+        beam_rank=request.beam_rank,
         seed=request.seed,
         prompt_logprobs=request.prompt_logprobs,
         enable_response_messages=request.enable_response_messages,
@@ -48,6 +49,7 @@ def another_choice(request: CreateResponse, response: UUID, found: Context, like
         job_id=response.hex,
         sampling=replace(like.prepared.job.sampling, seed=seed),
         prompt_logprobs=prompt_logprobs(wanted),
+        beams=beams(wanted),
     )
     return replace(
         like,

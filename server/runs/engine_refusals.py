@@ -18,6 +18,8 @@ def refusal(refused: JobRefused, request: CreateResponse) -> ApiError:
             return Overloaded("The engine does not take requests at the moment.")
         case "bad_grammar":
             return _bad_grammar(str(refused), request)
+        case "bad_beams":
+            return InvalidRequest(str(refused), param="use_beam_search", code="unsupported_parameter")
         case "bad_stop":
             return InvalidRequest(str(refused), param="stop")
         case _:

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from functools import partial
 from uuid import UUID
 
-from engine.messages import Engine, Job, JobRefused
+from engine.messages import Beams, Engine, Job, JobRefused
 from engine.vocabulary import Vocabulary
 from server.dialects.base import (
     Conversation,
@@ -147,7 +147,9 @@ class Prepared:
 
     def read_only(self) -> "Prepared":
         """The same without an answer: an engine has read a prompt once it has drawn a token after it."""
-        job = replace(self.job, max_tokens=1, min_tokens=0, grammar=None, stop_strings=(), logprobs=None)
+        job = replace(
+            self.job, max_tokens=1, min_tokens=0, grammar=None, stop_strings=(), logprobs=None, beams=None
+        )
         return replace(self, job=job, generates=False)
 
     @property
@@ -348,6 +350,7 @@ def _make_job(
         logprob_token_ids=named,
         thinking_budget=thinking_budget(request, served.dialect, prompt.token_ids),
         prompt_logprobs=prompt_logprobs(request),
+        beams=beams(request),
         cache_salt=f"{tenant}\0{request.cache_salt}" if request.cache_salt else tenant,
         share=tenant,
         priority=request.priority or 0,
@@ -382,3 +385,10 @@ def check(engine: Engine, prepared: Prepared, request: CreateResponse) -> None:
 def prompt_logprobs(request: CreateResponse) -> int | None:
     """Of how many of the likeliest tokens at each place of the prompt is to be told, if at all."""
     return request.prompt_logprobs if isinstance(request, ChoiceRequest) else None
+
+
+def beams(request: CreateResponse) -> Beams | None:
+    """Which output of which search is asked for, if one is."""
+    if not isinstance(request, ChoiceRequest) or request.beams is None:
+        return None
+    return Beams(width=request.beams, rank=request.beam_rank, length_penalty=request.length_penalty)

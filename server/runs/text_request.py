@@ -32,6 +32,8 @@ def refuse_wrong(request: TextRequest) -> None:
     refuse_unsupported(request)
     if request.best_of is not None and request.best_of < (request.n or 1):
         raise InvalidRequest("best_of must be at least n: the best n are told.", param="best_of")
+    if request.use_beam_search and drawn(request) > (request.n or 1):
+        raise unsupported("best_of", "A beam search finds the best n itself: leave out best_of.")
     if request.stream and drawn(request) > (request.n or 1):
         raise unsupported("best_of", "The best answers are known when all have ended: set stream to false.")
     if request.stream and request.echo and request.logprobs is not None:

@@ -43,6 +43,8 @@ class Asked(SharedParameters, frozen=True, kw_only=True):
     echo: bool | None = None
     prompt_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     return_token_ids: bool | None = None
+    use_beam_search: bool | None = None
+    length_penalty: Annotated[float, Meta(ge=-10, le=10)] | None = None
     user: Annotated[str, Meta(max_length=512)] | None = None
 
 
@@ -57,6 +59,12 @@ class ChoiceRequest(CreateResponse, frozen=True, kw_only=True):
     tells_tokens: bool = False
     """The stream tells of tokens as they come."""
     prompt_logprobs: int | None = None
+    beams: int | None = None
+    """The answer is one of the so many likeliest that a beam search finds."""
+    beam_rank: int = 0
+    """Which of them; 0 is the best."""
+    length_penalty: float = 1.0
+    """Of the beam search."""
     ranked: bool = False
     """How likely the whole answer was is told with its end."""
 

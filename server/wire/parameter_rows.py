@@ -44,14 +44,10 @@ _GUIDED = {
     for name in ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "guided_json_object")
 }
 _NO_MEDIA = "No model here reads pictures, sound or video, so there is nothing that it could change."
+_CHATS_ALONE = "/v1/chat/completions"
 _RENDER_ONLY = "vLLM has it for its render endpoints; where text is generated it does nothing there, either."
-_BEAMS = "Beam search is not available."
-_OF_BEAMS = "Only beam search reads it, which is refused."
 
 SAMPLING: Rows = {
-    "use_beam_search": _refused(_BEAMS, False),
-    "length_penalty": _ignored(_OF_BEAMS),
-    "early_stopping": _ignored(_OF_BEAMS),
     "return_tokens_as_token_ids": Row("works"),
     "stop_token_ids": Row("works", "128 at most; they end the output even with `ignore_eos`."),
     "bad_words": Row("works", "128 of 256 characters at most, with and without a space before them."),
@@ -112,6 +108,13 @@ _COMPLETION_ONLY: Rows = {
     "stream_interval": _ignored("It says how much text a chunk has, not which."),
     **_works("n", "response_format", "echo", "return_token_ids"),
     **_works(
+        use_beam_search="The `n` likeliest answers, 10 at most, as vLLM finds them, by the model's own "
+        "probabilities: temperature and other parameters of drawing change nothing, and penalties, biases, "
+        "grammars and stop strings are refused beside it.",
+        length_penalty="-10 to 10, with `use_beam_search`.",
+    ),
+    "early_stopping": _ignored("A beam search ends as soon as nothing better can be found."),
+    **_works(
         stream_options="With `stream: true` alone.",
         prompt_logprobs="Of a whole answer, not of a stream.",
     ),
@@ -142,6 +145,9 @@ _RESPONSES: Rows = {
     "moderation": _MODERATION,
     "access_programs": _ignored("There are no programs by which models are made available."),
     "image": _ignored(_NO_MEDIA),
+    "use_beam_search": _refused(f"A response has one answer; {_CHATS_ALONE} has beam search.", False),
+    "length_penalty": _ignored("Only beam search reads it, which is refused."),
+    "early_stopping": _ignored("Only beam search reads it, which is refused."),
 }
 
 _CHAT: Rows = {
@@ -195,7 +201,6 @@ _ANYWHERE: Rows = {
     "regex": _use("`structured_outputs.regex`"),
     "structural_tag": _use("`structured_outputs.structural_tag`"),
 }
-_CHATS_ALONE = "/v1/chat/completions"
 
 SLIPS: Mapping[Endpoint, Rows] = {
     "responses": {

@@ -172,7 +172,9 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"max_tokens": 0}, "max_tokens"),
     ({"logprobs": 21}, "logprobs"),
     ({"stream": True, "echo": True, "logprobs": 1}, "echo"),
-    ({"use_beam_search": True}, "use_beam_search"),
+    ({"use_beam_search": True, "best_of": 2}, "best_of"),
+    ({"use_beam_search": True, "logit_bias": {"5": 1}}, "logit_bias"),
+    ({"use_beam_search": True, "echo": True, "logprobs": 1}, "use_beam_search"),
     ({"bad_words": [""]}, "bad_words[0]"),
 ]
 

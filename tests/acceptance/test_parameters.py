@@ -74,6 +74,7 @@ VALUES: dict[str, Any] = {
     "user": "somebody",
     "verbosity": "low",
     **dict.fromkeys(("temperature", "top_p", "presence_penalty", "frequency_penalty", "min_p"), 0.5),
+    "length_penalty": 0.5,
     **dict.fromkeys(("add_generation_prompt", "include_reasoning", "parallel_tool_calls"), False),
     **dict.fromkeys(("n", "top_k", "min_tokens", "prompt_logprobs", "max_tool_calls", "best_of"), 2),
 }

@@ -324,7 +324,6 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"seed": 2**63}, "seed"),
     ({"generation_config": "{"}, "generation_config"),
     ({"generation_config": {"temperature": 3}}, "generation_config.temperature"),
-    ({"use_beam_search": True}, "use_beam_search"),
     ({"logits_processors": ["a.b"]}, "logits_processors"),
 ]
 

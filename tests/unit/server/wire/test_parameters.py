@@ -137,8 +137,8 @@ def test_null_and_values_that_ask_for_nothing_are_accepted(endpoint: Endpoint) -
 
 
 def test_a_number_that_equals_a_neutral_one_asks_for_nothing() -> None:
-    assert refused("chat", use_beam_search=False) is None
-    assert refused("chat", use_beam_search=True) is not None
+    assert refused("responses", use_beam_search=False) is None
+    assert refused("responses", use_beam_search=True) is not None
 
 
 def test_many_unknown_names_take_no_longer_than_a_few() -> None:
