@@ -123,7 +123,7 @@ class _Asked:
         label, url = bare.get("server_label"), bare.get("server_url")
         if label in self.labels:
             own = url is not None and url == self._servers.registered.places.get(str(label))
-            if own or (label == _CONTAINER and url is not None and not self._may_visit(url)):
+            if own or (label == _CONTAINER and isinstance(url, str) and not self._may_visit(url)):
                 del bare["server_url"]
             return bare
         meant = _VLLM_LABELS.get(label) if isinstance(label, str) else None

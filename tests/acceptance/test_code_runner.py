@@ -18,6 +18,7 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp.types import CallToolResult, TextContent, Tool
 
 from runner import processes
+from tests.acceptance.error_object import check_error
 from tests.acceptance.sdk_types import check_goes_on
 from tests.fix_server import StartServer
 from tests.support.eventually import eventually
@@ -208,6 +209,10 @@ def test_command_is_run_by_vllms_label_of_a_container(runner: Runner, start_serv
     (made,) = (item for item in told["output"] if item["type"] == "mcp_call")
     assert (made["name"], made["output"]) == ("exec", "42\n")
     assert told["output"][-1]["content"][0]["text"] == "It is 42."
+    nowhere = {**body, "tools": [{**container, "server_url": 8888}]}
+    refused = httpx.post(f"{server.api}/responses", json=nowhere, timeout=60)
+    error = check_error(refused, 400, "invalid_request_error")
+    assert error["param"] == "tools[0].server_url"
 
 
 def test_response_that_uses_mcp_and_code_is_finished_though_its_server_is_killed_during_a_call(
