@@ -142,7 +142,10 @@ def _refuse_bad_bias(biases: Sequence[tuple[int, float]], vocab_size: int) -> No
         raise JobRefused("bad_sampling", f"logit_bias must be a tuple of at most {MAX_BIASES} pairs.")
     for pair in biases:
         if not isinstance(pair, tuple) or len(pair) != 2 or not _is_count(pair[0], vocab_size - 1):
-            raise JobRefused("bad_sampling", f"logit_bias is for token ids from 0 to {vocab_size - 1}.")
+            raise JobRefused(
+                "bad_sampling",
+                f"logit_bias is for the {vocab_size} token ids from 0 on; {str(pair)[:50]} has none of them.",
+            )
         if not _is_number(pair[1], -MAX_BIAS, MAX_BIAS):
             raise JobRefused("bad_sampling", f"A logit_bias must be from {-MAX_BIAS:g} to {MAX_BIAS:g}.")
     if any(one[0] >= other[0] for one, other in pairwise(biases)):

@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Callable, Sequence
 from uuid import UUID
 
+import msgspec
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response as HttpResponse
 
@@ -16,7 +17,7 @@ from server.errors import InvalidRequest, NotFound
 from server.runs.opened import with_sealed
 from server.runs.prepare import SEALED_REASONING
 from server.runs.read import StreamReader, final_responses, find_response
-from server.runs.repeats import Repeatable
+from server.runs.repeats import Admitted, Repeatable
 from server.runs.states import ENDED
 from server.runs.structured import with_modern_names
 from server.runs.unsupported import refuse_empty
@@ -48,7 +49,7 @@ def create(services: Services, caller: Caller, request: Request, body: bytes) ->
         reader = StreamReader(services.database, caller.tenant, admitted.id)
         return stream(services, request, admitted.channel, reader, 0, admitted.begun)
     if wanted.background:
-        return as_json(request, _read(services, caller, request, admitted.id))
+        return as_json(request, _accepted(_read(services, caller, request, admitted.id), admitted))
     return _await_end(services, caller, request, admitted.id, admitted.channel)
 
 
@@ -187,6 +188,15 @@ def look_for_end(
 
 def timing_of(services: Services) -> Timing:
     return Timing(services.config.keep_alive_seconds, services.config.send_seconds)
+
+
+def _accepted(found: Response, admitted: Admitted) -> Response:
+    """A response for the background as it was accepted: a new one is `queued`, also if a replica was faster
+    than this answer.
+    """
+    if admitted.begun is None or found.status != "in_progress":
+        return found
+    return msgspec.structs.replace(found, status="queued", output=[])
 
 
 def _read(services: Services, caller: Caller, request: Request, response: UUID) -> Response:

@@ -93,6 +93,8 @@ class Conversation:
     Without one it is the present."""
     generates: bool = True
     """The prompt ends where the model's turn begins; without, after the last item."""
+    adds_special_tokens: bool = False
+    """The tokenizer puts around the prompt what it puts around texts, beside what the template writes."""
     limit: int | None = None
     """Tokens that there is room for. A longer prompt may be refused before it is written whole."""
 

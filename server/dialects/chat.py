@@ -108,8 +108,9 @@ class ChatDialect:
             format=conversation.format,
             thinking=thinking,
         )
+        token_ids = self._template.encode(rendered, conversation.limit)
         return Prompt(
-            token_ids=self._template.encode(rendered, conversation.limit),
+            token_ids=self._template.surround(token_ids) if conversation.adds_special_tokens else token_ids,
             stop_ids=self._stop_ids,
             opens_reasoning=thinking == "open",
             grammar=constrain(self._markup, self._calls, self._form, asked),

@@ -125,6 +125,16 @@ class ChatTemplate:
             ids += piece[self._lead_size :]
         return tuple(ids)
 
+    def surround(self, token_ids: tuple[int, ...]) -> tuple[int, ...]:
+        """The ids with those before and after them that the tokenizer puts around a text."""
+        bare, whole = (
+            self.tokenizer.encode("a", add_special_tokens=special).ids for special in (False, True)
+        )
+        begin = next((at for at in range(len(whole)) if whole[at : at + len(bare)] == bare), None)
+        if begin is None:
+            return token_ids  # a text is written otherwise within them: there is nothing to put around others
+        return (*whole[:begin], *token_ids, *whole[begin + len(bare) :])
+
     def plain(self, rendered: str) -> str:
         """What `render` gave, as a reader would see it."""
         return rendered.replace(_MARKER, "")

@@ -59,6 +59,7 @@ def as_response_request(request: ChatRequest, choice: int) -> ChoiceRequest:
         chat_template_kwargs=request.chat_template_kwargs,
         documents=request.documents,
         add_generation_prompt=request.add_generation_prompt,
+        add_special_tokens=bool(request.add_special_tokens),
         continue_final_message=request.continue_final_message,
         safety_identifier=request.safety_identifier,
         prompt_cache_key=request.prompt_cache_key,

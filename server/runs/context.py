@@ -187,10 +187,21 @@ def conversation_named(request: CreateResponse) -> UUID | None:
             code="mutually_exclusive_parameters",
         )
     given = request.conversation if isinstance(request.conversation, str) else request.conversation.id
+    _refuse_prefix(given, "conv", "conversation")
     found = ids.parse_conversation_id(given)
     if found is None:
         raise unknown_conversation(given)
     return found
+
+
+def _refuse_prefix(given: str, prefix: str, param: str) -> None:
+    """Raises InvalidRequest, in OpenAI's words, for an id of something else."""
+    if not given.startswith(f"{prefix}_"):
+        raise InvalidRequest(
+            f"Invalid '{param}': '{given[:100]}'. Expected an ID that begins with '{prefix}_'.",
+            param=param,
+            code="invalid_value",
+        )
 
 
 def unknown_conversation(given: str) -> NotFound:
@@ -286,6 +297,7 @@ def _previous(
     if request.previous_response_id is None:
         return None, []
     given = request.previous_response_id
+    _refuse_prefix(given, "resp", "previous_response_id")
     found = ids.parse_response_id(given)
     stored = responses.get(connection, tenant, found) if found else None
     if found is None or stored is None:

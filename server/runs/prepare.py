@@ -255,6 +255,7 @@ def _conversation(request: CreateResponse, items: Sequence[Item], moment: dateti
         documents=request.documents or (),
         moment=moment,
         continues=bool(request.continue_final_message),
+        adds_special_tokens=isinstance(request, ChoiceRequest) and request.add_special_tokens,
         generates=request.add_generation_prompt is not False and not request.continue_final_message,
     )
 

@@ -13,6 +13,8 @@ from server.wire.response import Echo
 
 SMALLEST_TOP_P = 1e-6
 """What top_p 0 means: the likeliest token alone."""
+_MOST_NAMED = 5
+"""Mistakes that one sentence names."""
 UNLIMITED = -1
 """The value of `thinking_token_budget` that sets none."""
 
@@ -89,8 +91,9 @@ def _spent(prompt: Sequence[int], marks: ReasoningMarks) -> int | None:
 def _biases(given: dict[str, float]) -> tuple[tuple[int, float], ...]:
     wrong = [token for token in given if not (token.isascii() and token.isdecimal())]
     if wrong:
+        named = ", ".join(repr(word[:50]) for word in wrong[:_MOST_NAMED])
         raise InvalidRequest(
-            f"logit_bias maps token ids to numbers; {wrong[0][:50]!r} is no token id.", param="logit_bias"
+            f"logit_bias maps token ids to numbers; these are no token ids: {named}.", param="logit_bias"
         )
     return tuple(sorted((int(token), bias) for token, bias in given.items()))
 

@@ -106,8 +106,11 @@ def _read(
 def check_tokens(token_ids: Sequence[int], path: str, vocabulary: Vocabulary) -> None:
     """Raises InvalidRequest for what is no token of the model."""
     most = len(vocabulary.tokens) - 1
-    if not all(0 <= token <= most for token in token_ids):
-        raise InvalidRequest(f"Token ids are from 0 to {most}.", param=path)
+    wrong = next((token for token in token_ids if not 0 <= token <= most), None)
+    if wrong is not None:
+        raise InvalidRequest(
+            f"Token id {wrong} is out of vocabulary: this model's are from 0 to {most}.", param=path
+        )
 
 
 def spelled(token_ids: Sequence[int], vocabulary: Vocabulary) -> str:

@@ -6,7 +6,6 @@ from datetime import UTC, datetime
 from engine.vocabulary import Vocabulary
 from server.dialects.base import PromptError, PromptTooLong
 from server.errors import InvalidRequest, UnknownModel
-from server.runs.asked import unsupported
 from server.runs.bounds import COUNTED, too_long, too_long_to_count
 from server.runs.chat_messages import read_messages
 from server.runs.chat_request import as_response_request, refuse_wrong
@@ -32,8 +31,6 @@ def tokenize(served: Served, tenant: str, request: TokenizeRequest) -> tuple[int
         return encode_text(served, tenant, request.prompt, "prompt", special=special, room=room)
     if request.messages is None or request.prompt is not None:
         raise InvalidRequest("Give a prompt or messages, one of the two.", param="prompt")
-    if request.add_special_tokens:
-        raise unsupported("add_special_tokens", "The chat template writes all that messages need.")
     return _tokens_of_chat(served, tenant, request, request.messages)
 
 
@@ -45,6 +42,7 @@ def _tokens_of_chat(
         messages=messages,
         tools=request.tools,
         add_generation_prompt=request.add_generation_prompt,
+        add_special_tokens=request.add_special_tokens,
         continue_final_message=request.continue_final_message,
         chat_template_kwargs=request.chat_template_kwargs,
     )

@@ -59,6 +59,8 @@ class ChoiceRequest(CreateResponse, frozen=True, kw_only=True):
     tells_tokens: bool = False
     """The stream tells of tokens as they come."""
     prompt_logprobs: int | None = None
+    add_special_tokens: bool = False
+    """The tokenizer puts around the prompt what it puts around texts."""
     beams: int | None = None
     """The answer is one of the so many likeliest that a beam search finds."""
     beam_rank: int = 0

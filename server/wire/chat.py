@@ -31,6 +31,7 @@ class ChatRequest(Asked, frozen=True, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
     documents: list[dict[str, Any]] | None = None
     add_generation_prompt: bool | None = None
+    add_special_tokens: bool | None = None
     continue_final_message: bool | None = None
     modalities: list[str] | None = None
     safety_identifier: Annotated[str, Meta(max_length=64)] | None = None

@@ -159,10 +159,11 @@ _CHAT: Rows = {
     **_works(
         exclude_tools_when_tool_choice_none="With `tool_choice: none` the model is not told of `tools`.",
         tools="One at least, as OpenAI's.",
+        add_special_tokens="What the tokenizer puts around texts, such as a first token, beside what the "
+        "chat template writes; models that read harmony's format have none.",
         tool_choice="With `tools`.",
         modalities='`["text"]`; other kinds of answer are refused.',
     ),
-    "add_special_tokens": _refused("The model's chat template writes all of them.", False),
     "best_of": _refused("No answers are made that nobody is shown; ask for `n` and choose.", 1),
     "audio": _refused("This model writes text."),
     "functions": _refused("It is OpenAI's old form of `tools`.", []),

@@ -77,7 +77,7 @@ def test_unstored_background_response_can_be_read_for_ten_minutes_after_its_end(
     paced = PACED if how_it_ends == "cancelled" else {}
     server = start_server(**paced, send_seconds=0.1, purge_seconds=0.1)
     begun = httpx.post(f"{server.api}/responses", json={**ASK, "store": False}).json()
-    assert begun["status"] in ("queued", "in_progress")  # another thread may have taken it
+    assert begun["status"] == "queued"  # also if a thread has taken it since
     assert (begun["store"], begun["background"]) == (False, True)
     if how_it_ends == "cancelled":
         httpx.post(f"{server.api}/responses/{begun['id']}/cancel", timeout=60)

@@ -55,6 +55,9 @@ def post(
         ("/responses", {"text": {"format": {**FORMAT, "name": "a b!"}}}, "text.format.name"),
         ("/responses", {"text": {"format": {**FORMAT, "name": "n" * 65}}}, "text.format.name"),
         ("/responses", {"input": []}, "input"),
+        ("/responses", {"previous_response_id": "msg_1"}, "previous_response_id"),
+        ("/responses", {"conversation": "resp_1"}, "conversation"),
+        ("/responses", {"conversation": {"id": "a thread"}}, "conversation"),
         (
             "/responses",
             {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},

@@ -54,6 +54,6 @@ class Suite:
 
 
 SUITES = (
-    Suite("vllm", sources.vllm, "tests.peers.vllm_plugin", VLLM_FILES, ("--models", "hermes")),
+    Suite("vllm", sources.vllm, "tests.peers.vllm_plugin", VLLM_FILES, ("--models=hermes",)),
     Suite("ogx", sources.ogx, "tests.peers.ogx_plugin", OGX_FILES),
 )

@@ -48,6 +48,7 @@ class Servers:
             self.end()
             settings = ENGINES[os.environ["PEERS_ENGINE"]] | {
                 "model_name": model,
+                "tokenizer_info": "on",
                 "data_dir": self._data.name,
             }
             if adapters:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, processors
 from tokenizers.decoders import Fuse
 
 from server.dialects.base import PromptError
@@ -237,3 +237,17 @@ def test_a_tokenizer_that_puts_a_space_before_text_puts_none_within_it(tmp_path:
     made = ChatTemplate(tmp_path)
     ids = made.encode(made.render([{"role": "user", "content": "xabc"}]))
     assert [made.tokenizer.id_to_token(id_) for id_ in ids] == ["▁x", "a", "b", "c"]
+
+
+def test_a_prompt_has_around_it_what_the_tokenizer_puts_around_texts_where_that_is_asked_for(
+    made_folder: Callable[..., Path],
+) -> None:
+    folder = made_folder(["<begin>", "<end>"], "{{ messages[0].content }}")
+    plain = ChatTemplate(folder)
+    assert plain.surround((1, 2)) == (1, 2)
+    begin, end = (plain.tokenizer.token_to_id(token) for token in ("<begin>", "<end>"))
+    plain.tokenizer.post_processor = processors.TemplateProcessing(
+        single="<begin> $A <end>", special_tokens=[("<begin>", begin), ("<end>", end)]
+    )
+    plain.tokenizer.save(str(folder / "tokenizer.json"))
+    assert ChatTemplate(folder).surround((1, 2)) == (begin, 1, 2, end)
