@@ -25,7 +25,8 @@ PYTHON_CLIENTS := agents:openai-agents==0.24.0,websockets litellm:litellm==1.106
 	llama_index:llama-index-llms-openai==0.8.3,llama-index-llms-openai-like==0.8.1 \
 	haystack:haystack-ai==3.4.0 dspy:dspy==3.4.1 smolagents:smolagents[openai]==1.26.0 \
 	strands:strands-agents[openai]==1.62.0 inspect_ai:inspect-ai==0.3.285,openai \
-	lm_eval:lm-eval[api]==0.4.13 semantic_kernel:semantic-kernel==1.45.0
+	lm_eval:lm-eval[api]==0.4.13 semantic_kernel:semantic-kernel==1.45.0 \
+	guidellm:guidellm==0.8.1,torch==2.13.0 aiperf:aiperf==0.13.0
 
 # Pinned: a release of the document may describe what no release of the server sends yet.
 OPENAI_DOCUMENT := https://raw.githubusercontent.com/openai/openai-openapi/f85dbe223d40e1a31cba812ab2d755c7e98a92a3/openapi.json
