@@ -28,13 +28,9 @@ def refuse_wrong(request: ChatRequest) -> None:
         )
     if request.top_logprobs and not request.logprobs:
         raise InvalidRequest("top_logprobs needs logprobs to be true.", param="top_logprobs")
-    if request.tools == []:
-        raise InvalidRequest(
-            "`tools` must not be empty: give one at least, or leave it out.",
-            param="tools",
-            code="empty_array",
-        )
-    if request.tools is None and request.tool_choice not in (None, "none"):
+    # Frameworks send an empty list, and "auto" with it, where an agent has no tools, and OpenAI takes that.
+    without_tools = (None, "none") if request.tools is None else (None, "none", "auto")
+    if not request.tools and request.tool_choice not in without_tools:
         raise InvalidRequest("tool_choice is allowed where tools are given.", param="tool_choice")
 
 

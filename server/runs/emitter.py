@@ -272,7 +272,7 @@ class Emitter:
             events += self._close("completed")
         final = assemble(self._response, self._created_at, self._echo, ending.status, self.output, ending)
         if raw is not None:
-            final = raw.add_to(final)
+            final = raw.add_to(final, ending.turns)
         if facts is not None:
             final = facts.add_to(final)
         terminal = _TERMINAL[ending.status]

@@ -16,7 +16,15 @@ from engine.messages import TokenLogprobs
 from engine.vocabulary import Vocabulary
 from server.dialects.base import Messages
 from server.runs.logprobs import LEAST
-from server.wire.response import PromptLogprob, PromptLogprobs, RawMessage, Response, Usage
+from server.wire.response import (
+    PromptLogprob,
+    PromptLogprobs,
+    RawMessage,
+    Response,
+    TurnUsage,
+    Usage,
+    by_turn,
+)
 from server.wire.typed import decode_as
 
 ReadMessages = Callable[[Sequence[int]], Messages]
@@ -59,10 +67,11 @@ class RawMessages:
             prompt, begin = self._given[-1], len(self._likelihood)
             self._likelihood += map(self._likely, prompt[begin:], logprobs)
 
-    def add_to(self, response: Response) -> Response:
-        """The response with the prompts and with all tokens that have come."""
+    def add_to(self, response: Response, turns: Sequence[TurnUsage]) -> Response:
+        """The response with the prompts and with all tokens that have come, counted by turn, too."""
         return msgspec.structs.replace(
             response,
+            usage=None if response.usage is None else by_turn(response.usage, turns),
             input_messages=self._input(),
             output_messages=self._output(),
             prompt_logprobs=self._likelihood if self._likelihood is not None else msgspec.UNSET,

@@ -158,7 +158,7 @@ _CHAT: Rows = {
     **_works("logprobs", "top_logprobs", "reasoning_effort", "include_reasoning", "verbosity"),
     **_works(
         exclude_tools_when_tool_choice_none="With `tool_choice: none` the model is not told of `tools`.",
-        tools="One at least, as OpenAI's.",
+        tools="An empty list is none.",
         add_special_tokens="What the tokenizer puts around texts, such as a first token, beside what the "
         "chat template writes; models that read harmony's format have none.",
         tool_choice="With `tools`.",

@@ -26,17 +26,15 @@ class InputTokensDetails(msgspec.Struct, frozen=True):
     cached_tokens: int
     cache_write_tokens: int = 0
     input_tokens_per_turn: list[int] | UnsetType = UNSET
-    """These two are vLLM's: one number for each turn of the model; the server's calls are between turns."""
+    """These two are vLLM's: one number for each turn of the model; the server's calls are between turns. Told
+    with vLLM's messages alone: clients take every detail of usage for a number."""
     cached_tokens_per_turn: list[int] | UnsetType = UNSET
 
 
 class OutputTokensDetails(msgspec.Struct, frozen=True):
     reasoning_tokens: int
     tool_output_tokens: int | UnsetType = UNSET
-    """vLLM's, as the two lists are: what the server's calls added to the prompts of the turns after them.
-
-    The three are absent of a response with several turns that an earlier release stored.
-    """
+    """vLLM's, as the two lists are: what the server's calls added to the prompts of the turns after them."""
     output_tokens_per_turn: list[int] | UnsetType = UNSET
     tool_output_tokens_per_turn: list[int] | UnsetType = UNSET
 
@@ -61,15 +59,30 @@ class TurnUsage(NamedTuple):
 def usage(
     prompt: int, cached: int, output: int, reasoning: int, turns: Sequence[TurnUsage] | None = None
 ) -> Usage:
-    """Token counts in OpenAI's shape, with vLLM's details; without `turns`, of one turn."""
-    turns = turns or [TurnUsage(prompt, cached, output)]
-    of_input, of_cached, of_output, of_tools = (list(counts) for counts in zip(*turns, strict=True))
+    """Token counts in OpenAI's shape, with vLLM's of tools; without `turns`, of one turn."""
+    of_tools = sum(turn.tool_output for turn in turns or ())
     return Usage(
         prompt,
-        InputTokensDetails(cached, 0, of_input, of_cached),
+        InputTokensDetails(cached),
         output,
-        OutputTokensDetails(reasoning, sum(of_tools), of_output, of_tools),
+        OutputTokensDetails(reasoning, of_tools),
         prompt + output,
+    )
+
+
+def by_turn(whole: Usage, turns: Sequence[TurnUsage]) -> Usage:
+    """The same with vLLM's lists, of one number for each turn."""
+    told = whole.input_tokens_details, whole.output_tokens_details
+    turns = turns or [TurnUsage(whole.input_tokens, told[0].cached_tokens, whole.output_tokens)]
+    of_input, of_cached, of_output, of_tools = (list(counts) for counts in zip(*turns, strict=True))
+    return msgspec.structs.replace(
+        whole,
+        input_tokens_details=msgspec.structs.replace(
+            told[0], input_tokens_per_turn=of_input, cached_tokens_per_turn=of_cached
+        ),
+        output_tokens_details=msgspec.structs.replace(
+            told[1], output_tokens_per_turn=of_output, tool_output_tokens_per_turn=of_tools
+        ),
     )
 
 

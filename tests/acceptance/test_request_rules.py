@@ -38,7 +38,12 @@ def post(
     [
         ("/chat/completions", {"stream_options": {"include_usage": True}}, "stream_options"),
         ("/completions", {"stream_options": {"include_usage": True}}, "stream_options"),
-        ("/chat/completions", {"tools": []}, "tools"),
+        ("/chat/completions", {"tools": [], "tool_choice": "required"}, "tool_choice"),
+        (
+            "/chat/completions",
+            {"tools": [], "tool_choice": {"type": "function", "function": {"name": "f"}}},
+            "tool_choice",
+        ),
         ("/chat/completions", {"tool_choice": "auto"}, "tool_choice"),
         ("/chat/completions", {"tool_choice": "required"}, "tool_choice"),
         (
@@ -114,6 +119,10 @@ def test_it_is_refused_by_its_name(
         ("/responses", {"input": [], "previous_input_messages": SAID}),
         ("/responses", {"structured_outputs": CHOICE, "text": {"format": {"type": "text"}}}),
         ("/responses", {"cache_salt": "s" * 1024, "safety_identifier": "s" * 64}),
+        ("/chat/completions", {"tools": [], "tool_choice": "auto"}),
+        ("/chat/completions", {"tools": [], "tool_choice": "none"}),
+        ("/chat/completions", {"tools": []}),
+        ("/responses", {"tools": [], "tool_choice": "auto"}),
         ("/responses", {"truncation": "disabled", "input": [{"role": "user", "content": "Hi"}]}),
         (
             "/chat/completions",

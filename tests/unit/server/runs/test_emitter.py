@@ -208,15 +208,11 @@ def test_the_final_response_says_how_it_ended() -> None:
         "input_tokens_details": {
             "cached_tokens": 4,
             "cache_write_tokens": 0,
-            "input_tokens_per_turn": [10],
-            "cached_tokens_per_turn": [4],
         },
         "output_tokens": 5,
         "output_tokens_details": {
             "reasoning_tokens": 2,
             "tool_output_tokens": 0,
-            "output_tokens_per_turn": [5],
-            "tool_output_tokens_per_turn": [0],
         },
         "total_tokens": 15,
     }
