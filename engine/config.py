@@ -89,9 +89,6 @@ class EngineConfig:
     hub_kernel: str | None = None
     """A kernel for paged attention that the package `kernels` may fetch from Hugging Face's hub, as
     `owner/name@commit`. None fetches nothing."""
-    tensor_parallel: int = 1
-    """GPUs of this machine that the model is spread over, or processes where there is none: see `ranks`. With
-    more than one there are no adapters, and each step is computed operation by operation, after the last."""
     ahead: bool | None = None
     """Begin each step before the tokens of the last one are read. None is yes on a GPU; on a CPU, which
     computes one thing at a time, it brings nothing and is for tests."""
@@ -100,11 +97,6 @@ class EngineConfig:
         _require(self.device in get_args(DeviceName), f"device {self.device!r} is not known")
         _require(self.dtype in get_args(DtypeName), f"dtype {self.dtype!r} is not known")
         _require(self.decode in get_args(DecodeName), f"decode {self.decode!r} is not known")
-        _require(self.tensor_parallel >= 1, "tensor_parallel must be at least 1")
-        if self.tensor_parallel > 1:
-            _require(not self.adapters, "adapters are not served with tensor_parallel above 1")
-            _require(self.decode != "static", "decode cannot be static with tensor_parallel above 1")
-            _require(not self.ahead, "steps are not computed ahead with tensor_parallel above 1")
         _require(self.attention in get_args(AttentionName), f"attention {self.attention!r} is not known")
         _require(
             self.hub_kernel is None or HUB_KERNEL.fullmatch(self.hub_kernel) is not None,

@@ -14,7 +14,7 @@ from engine.cache import extend_chain
 from engine.config import EngineConfig, Limits
 from engine.executor import Executor
 from engine.grammar import CompiledGrammar, check_grammar
-from engine.ledger import Accepted, Close, Ledger, Lost, Released
+from engine.ledger import Accepted, Close, Ledger, Released
 from engine.loop import Loop
 from engine.messages import Cancel, Capabilities, Deliver, Job, JobRefused, OnDead, Stats
 from engine.meter import Meter
@@ -47,7 +47,6 @@ class ThreadedEngine:
             limits.hang_seconds,
         )
         self._supervisor.start()
-        executor.watch(self._lose)
 
     @property
     def capabilities(self) -> Capabilities:
@@ -142,11 +141,6 @@ class ThreadedEngine:
         self._executor.interrupt()
         self._supervisor.wait_until_ended()
         self._executor.close()
-
-    def _lose(self, why: str) -> None:
-        """Nothing can be computed any more; the engine thread may wait for that in vain."""
-        self._ledger.inbox.put(Lost(why))
-        self._supervisor.hurry(why)
 
     def _digest(self, job: Job) -> list[bytes]:
         size = self._limits.block_size

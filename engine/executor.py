@@ -119,9 +119,6 @@ class Executor(Protocol):
     def scrub(self, blocks: list[int]) -> None:
         """Overwrites blocks whose content may not be finite."""
 
-    def watch(self, tell: Callable[[str], None]) -> None:
-        """Has somebody told, on any thread, if something is gone without which nothing can be computed."""
-
     def close(self) -> None:
         """The engine thread has ended: lets go of what lives outside it. Idempotent."""
 

@@ -38,14 +38,7 @@ class Released:
     """Steps may begin again: wakes the thread."""
 
 
-@dataclass(frozen=True, slots=True)
-class Lost:
-    """Nothing can be computed any more."""
-
-    why: str
-
-
-Inbound = Accepted | Cancel | Close | Lost | Released
+Inbound = Accepted | Cancel | Close | Released
 
 
 class Ledger:

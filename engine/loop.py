@@ -25,8 +25,8 @@ from time import monotonic
 
 from engine.config import Limits
 from engine.deadlines import Deadlines
-from engine.executor import Ahead, Begun, Drawn, EngineFault, Executor, OutOfMemory, Pending, RowFailure
-from engine.ledger import Accepted, Close, Inbound, Ledger, Lost, Released
+from engine.executor import Ahead, Begun, Drawn, Executor, OutOfMemory, Pending, RowFailure
+from engine.ledger import Accepted, Close, Inbound, Ledger, Released
 from engine.messages import (
     Cancel,
     Deliver,
@@ -162,8 +162,6 @@ class Loop:
                 pass
             case Accepted():
                 self._begin(message)
-            case Lost(why):
-                raise EngineFault(why)
             case Cancel(job_id):
                 if sequence := self._sequences.get(job_id):
                     self._finish(sequence, "cancelled")

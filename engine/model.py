@@ -16,7 +16,6 @@ import torch
 import transformers
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
-from transformers.distributed.configuration_utils import DistributedConfig
 
 from engine.arranged import arrange_weights
 from engine.attention import IMPLEMENTATION, LayerCall, ProbeStep
@@ -25,15 +24,12 @@ from engine.executor import EngineFault
 from engine.kv import LayerShape
 from engine.messages import Capabilities
 from engine.paged import LayerNeeds
-from engine.quantization import method_of, refuse_left_over_scales, refuse_unknown_format, ways_to_read
+from engine.quantization import refuse_left_over_scales, refuse_unknown_format, ways_to_read
 from engine.vocabulary import Vocabulary, read_vocabulary
 
 log = logging.getLogger(__name__)
 
 LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
-
-SHAREABLE = frozenset({"gemma2", "gpt_oss", "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe"})
-"""Whose shards were seen to compute what the whole computes; transformers has plans for more."""
 
 STRETCHED_ROPES = frozenset({"dynamic", "longrope"})
 """Position encodings whose frequencies change, for the whole batch, with its longest sequence once
@@ -89,27 +85,6 @@ def refusing(model: Path) -> Iterator[None]:
         raise ModelRefused(f"The model in {model} cannot be loaded: {explain(error)}") from error
 
 
-def refuse_unshareable(config: EngineConfig) -> None:
-    """Raises `ModelRefused` for a model that cannot be shared by so many ranks."""
-    settings = _read_settings(config).get_text_config()
-    ranks = config.tensor_parallel
-    if settings.model_type not in SHAREABLE:
-        kinds = ", ".join(sorted(SHAREABLE))
-        raise ModelRefused(f"{settings.model_type} is not spread over GPUs, only {kinds} are.")
-    if method_of(settings) is not None:
-        raise ModelRefused("Weights that are written in few bits are not spread over GPUs.")
-    for name in ("num_attention_heads", "num_key_value_heads"):
-        heads = getattr(settings, name, None) or ranks
-        if heads % ranks:
-            raise ModelRefused(f"{name} is {heads}, which {ranks} GPUs cannot share evenly.")
-
-
-def _share_among(ranks: int, settings: PretrainedConfig) -> DistributedConfig:
-    """By the kind's own plan; gpt-oss has none but for its experts, which are nearly all of its weights."""
-    has_plan = settings.get_text_config().base_model_tp_plan is not None
-    return DistributedConfig(tp_size=ranks, ep_size=1 if has_plan else ranks)
-
-
 def _read_and_probe(
     config: EngineConfig,
     settings: PretrainedConfig,
@@ -118,9 +93,6 @@ def _read_and_probe(
     progress: Callable[[str], None],
 ) -> tuple[PreTrainedModel, "_NeedsProbe"]:
     *others, last = ways_to_read(settings, device)
-    if config.tensor_parallel > 1:
-        # A rank that tried another way would be alone with it.
-        others, last = [], {**last, "distributed_config": _share_among(config.tensor_parallel, settings)}
     for way in others:
         try:
             return _read_one_way(config, dtype, device, way, progress)
@@ -137,9 +109,9 @@ def _read_one_way(
     progress: Callable[[str], None],
 ) -> tuple[PreTrainedModel, "_NeedsProbe"]:
     network = _read_weights(config, dtype, way)
-    if config.tensor_parallel == 1 and "device_map" not in way:
+    if "device_map" not in way:
         network.to(device=device)  # type: ignore[call-arg]  # its wrapper hides the keyword
-    if device.type == "cpu" and config.tensor_parallel == 1:
+    if device.type == "cpu":
         arrange_weights(network)
     progress("checking that every layer attends as it should")
     return network, _probe(network, device)

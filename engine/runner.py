@@ -25,10 +25,9 @@ from engine.logprobs import measure_many
 from engine.masking import apply_masks
 from engine.memory import count_blocks, keep_freed_memory
 from engine.messages import Capabilities, PromptLogprobs
-from engine.model import LoadedModel, load_model, refuse_unshareable, refusing
+from engine.model import LoadedModel, load_model, refusing
 from engine.packing import PackedRow, Packer, Wish
 from engine.paged import PagedAttention
-from engine.ranks import Cache, Ranks, Scrub
 from engine.sampler import Choice
 from engine.scheduler import Plan
 from engine.sequence import TokenSequence
@@ -116,10 +115,8 @@ class ModelExecutor:
         store: KvStore,
         kernel: PagedAttention | None = None,
         static: StaticDecoder | None = None,
-        ranks: Ranks | None = None,
     ) -> None:
         self._network = model.network
-        self._ranks = ranks
         self._threads = config.torch_threads or (1 if _is_small(model) else None)
         self._store = store
         self._adapters = adapters
@@ -142,22 +139,10 @@ class ModelExecutor:
     def load(config: EngineConfig, progress: Callable[[str], None]) -> tuple["ModelExecutor", Limits]:
         """Loads the model and makes its KV cache. Raises `ModelRefused`."""
         with refusing(config.model):
-            if config.tensor_parallel == 1:
-                return ModelExecutor._load(config, progress, None)
-            refuse_unshareable(config)
-            config = replace(config, decode="eager", ahead=False)
-            progress(f"starting {config.tensor_parallel - 1} more processes for the parts of the model")
-            ranks = Ranks(config)
-            try:
-                return ModelExecutor._load(config, progress, ranks)
-            except BaseException:
-                ranks.close()
-                raise
+            return ModelExecutor._load(config, progress)
 
     @staticmethod
-    def _load(
-        config: EngineConfig, progress: Callable[[str], None], ranks: Ranks | None
-    ) -> tuple["ModelExecutor", Limits]:
+    def _load(config: EngineConfig, progress: Callable[[str], None]) -> tuple["ModelExecutor", Limits]:
         model = load_model(config, progress)
         adapters = install_adapters(model.network, config.adapters, progress)
         context = model.capabilities.context_length
@@ -173,8 +158,6 @@ class ModelExecutor:
             context_length=context,
             gpu_free=torch.cuda.mem_get_info(model.device)[0] if on_gpu else None,
         )
-        if ranks is not None:
-            ranks.tell(Cache(blocks))
         store = KvStore(model.shapes, blocks, config.block_size, model.dtype, model.device)
         held = blocks * config.block_size
         size = held * per_token * copies / 2**20
@@ -189,7 +172,7 @@ class ModelExecutor:
             decode=decoding.decode,
         )
         model = replace(model, capabilities=capabilities)
-        executor = ModelExecutor(model, adapters, config, store, decoding.kernel, decoding.static, ranks)
+        executor = ModelExecutor(model, adapters, config, store, decoding.kernel, decoding.static)
         if executor.grammars is not None:
             executor.grammars.load()  # now, when nobody waits for any thread yet
         return executor, config.limits(blocks)
@@ -214,21 +197,13 @@ class ModelExecutor:
 
     def scrub(self, blocks: list[int]) -> None:
         self._store.scrub(blocks)
-        if self._ranks is not None:
-            self._ranks.tell(Scrub(blocks))
 
     def interrupt(self) -> None:
         """A step is never waited in."""
 
-    def watch(self, tell: Callable[[str], None]) -> None:
-        if self._ranks is not None:
-            self._ranks.watch(tell)
-
     def close(self) -> None:
         if self.grammars is not None:
             self.grammars.close()
-        if self._ranks is not None:
-            self._ranks.close()
 
     def begin(self, plan: Plan) -> BegunStep:
         """Runs the plan through the model, or tells the device to."""
@@ -250,8 +225,6 @@ class ModelExecutor:
     def _begin_packed(self, plan: Plan, asked: list[tuple[Wish, Asked]]) -> BegunStep:
         wishes = [wish for wish, _ in asked]
         packed = self._packer.pack(plan, wishes)
-        if self._ranks is not None:
-            self._ranks.tell_of_pass(plan, wishes)
         sequences = [chunk.sequence for chunk in plan if chunk.draws]
         if self.ahead is not None:
             self._fill_in_unread(packed.token_ids[0], packed.ends, sequences)
@@ -264,18 +237,13 @@ class ModelExecutor:
 
     def _forward(self, packed: PackedRow) -> Tensor:
         """`[ends, vocabulary]`."""
-        try:
-            logits: Tensor = self._network(
-                input_ids=packed.token_ids,
-                position_ids=packed.positions,
-                use_cache=False,
-                logits_to_keep=packed.ends,
-                step=packed.attention,
-            ).logits
-        except Exception as error:
-            if self._ranks is None:
-                raise
-            raise EngineFault(f"The other ranks are in the middle of a pass that failed: {error}") from error
+        logits: Tensor = self._network(
+            input_ids=packed.token_ids,
+            position_ids=packed.positions,
+            use_cache=False,
+            logits_to_keep=packed.ends,
+            step=packed.attention,
+        ).logits
         return logits[0]
 
     def _fill_in_unread(self, token_ids: Tensor, ends: Tensor, sequences: list[TokenSequence]) -> None:

@@ -178,9 +178,6 @@ class _ScriptedExecutor:
     def scrub(self, blocks: list[int]) -> None:
         """There is nothing in the blocks."""
 
-    def watch(self, tell: Callable[[str], None]) -> None:
-        """Nothing can be lost."""
-
     def close(self) -> None:
         if self.grammars is not None:
             self.grammars.close()

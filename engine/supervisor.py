@@ -33,9 +33,6 @@ SWITCH_INTERVAL = 0.0005
 """Seconds a busy Python thread may keep the GIL from the engine thread, which gives it up at every
 torch operation; Python's default of 5 ms makes steps up to three times as long beside such a thread."""
 
-HURRY_SECONDS = 0.5
-"""Long enough for a step to break by itself when another process of the model is gone."""
-
 RECOVERY_SECONDS = 60.0
 """Two deaths within this time have a cause that will not go away by itself."""
 
@@ -67,11 +64,6 @@ class Supervisor:
     def start(self) -> None:
         self._watchdog.start()
         self._thread.start()
-
-    def hurry(self, why: str) -> None:
-        """The step that is under way cannot end any more."""
-        self._why = why
-        self._watchdog.hurry(HURRY_SECONDS)
 
     def wait_until_ended(self) -> None:
         """Returns at once on the threads that are waited for, and without the one that hangs."""

@@ -46,12 +46,6 @@ class Watchdog:
         self._dismissed = True
         self._wake.set()
 
-    def hurry(self, patience: float) -> None:
-        """From now on no step may take longer than so many seconds."""
-        with self._lock:
-            self._patience = min(self._patience, patience)
-        self._wake.set()
-
     def join(self) -> None:
         """Waits for the thread's end, unless it is the one that calls."""
         if threading.current_thread() is not self._thread:

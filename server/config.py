@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 from server.errors import ConfigError
 from server.origins import read_allowed_hosts, read_cors_origins
 from server.redaction import without_password, without_secrets
+from server.removed_settings import was_removed
 from server.service_links import is_service_link
 
 log = logging.getLogger("holdfast.config")
@@ -126,9 +127,6 @@ class Config:
     kv_memory: int | None = _setting(None, "bytes for the KV cache; default: by model and free memory", low=1)
     torch_threads: int | None = _setting(
         None, "CPU threads of one operation; default: one for a small model, else torch's choice", low=1
-    )
-    tensor_parallel: int = _setting(
-        1, "GPUs of this machine that the model is spread over; more than one needs `accelerate`", low=1
     )
     tool_server: str | None = _setting(
         None,
@@ -327,6 +325,8 @@ def load(flags: Mapping[str, str], environment: Mapping[str, str] | None = None)
         if variable in links:
             continue
         name = variable.removeprefix(PREFIX).lower()
+        if was_removed(name, variable, value):
+            continue
         if name not in known:
             raise ConfigError(_unknown(variable))
         given[name] = (variable, value)

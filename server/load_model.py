@@ -102,7 +102,6 @@ def _real(
             max_of_share=config.max_of_tenant,
             hang_seconds=config.hang_seconds,
             torch_threads=config.torch_threads,
-            tensor_parallel=config.tensor_parallel,
             attention=config.attention,
             hub_kernel=config.hub_kernel,
             decode="eager" if config.graphs == "off" else "auto",

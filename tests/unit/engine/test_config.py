@@ -32,10 +32,6 @@ from engine.memory import (
         ({"torch_threads": 0}, "torch_threads"),
         ({"hub_kernel": "owner/name"}, "hub_kernel"),
         ({"hub_kernel": "owner/name@main"}, "hub_kernel"),
-        ({"tensor_parallel": 0}, "tensor_parallel"),
-        ({"tensor_parallel": 2, "adapters": (("a", Path()),)}, "adapters"),
-        ({"tensor_parallel": 2, "decode": "static"}, "decode"),
-        ({"tensor_parallel": 2, "ahead": True}, "ahead"),
     ],
 )
 def test_a_setting_is_refused_with_its_name(settings: dict[str, Any], word: str) -> None:

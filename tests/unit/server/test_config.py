@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from server.config import Config, Setting, for_child, load, settings, tiktoken_folders, xdg_data_home
 from server.errors import ConfigError
+from server.removed_settings import REMOVED
 from tests.support.builders import examples
 
 ALL = {setting.name: setting for setting in settings()}
@@ -37,7 +38,6 @@ VALUES: dict[str, tuple[str, object]] = {
     "log_level": ("debug", "debug"),
     "kv_memory": ("1000000", 1000000),
     "torch_threads": ("3", 3),
-    "tensor_parallel": ("2", 2),
     "adapters": ("sql=/adapters/sql", "sql=/adapters/sql"),
     "scripted_fault": ("crash@5", "crash@5"),
     "disk_reserve": ("1000", 1000),
@@ -103,6 +103,16 @@ def test_a_flag_wins_over_the_variable_which_is_not_even_read(setting: Setting) 
     written, read = value_of(setting)
     other = "no value" if setting.name not in ("host", "data_dir", "model", "model_name") else "/other"
     assert getattr(load({setting.name: written}, {setting.variable: other}), setting.name) == read
+
+
+@pytest.mark.parametrize("name", REMOVED)
+def test_a_setting_that_was_removed_is_passed_over_unless_it_asked_for_something(
+    name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    variable, (default, reason) = f"HOLDFAST_{name.upper()}", REMOVED[name]
+    assert load({}, {variable: default}) == load({}, {variable: ""}) == Config()
+    assert caplog.text.count(f"{variable} is no longer a setting and is ignored") == 2
+    assert refuse({}, {variable: "2"}) == f"{variable} is no longer a setting: {reason}"
 
 
 def test_an_empty_value_means_the_default() -> None:
