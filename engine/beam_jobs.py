@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from time import monotonic
 
 from engine.beams import Beam, BeamSearch
+from engine.cache import extend_chain
 from engine.messages import (
     Deliver,
     Failed,
@@ -39,6 +40,8 @@ class _Search:
     """Without earlier output."""
     due: float | None
     search: BeamSearch
+    chains: list[list[bytes]]
+    """For each beam that runs: the digests of the full blocks of its prompt and output."""
     waiting: dict[str, Job] = field(default_factory=dict)
     """Jobs by their ids."""
     steps: dict[str, int] = field(default_factory=dict)
@@ -55,10 +58,17 @@ class BeamJobs:
     """Runs searches with an engine's jobs. Gives every job exactly one `Finished` or `Failed`."""
 
     def __init__(
-        self, submit: Callable[[Job], None], cancel: Callable[[str], None], deliver: Deliver
+        self,
+        submit: Callable[[Job, list[bytes]], None],
+        cancel: Callable[[str], None],
+        deliver: Deliver,
+        block_size: int,
     ) -> None:
-        """`submit` and `cancel` are those of the engine, for jobs that ask for no beams."""
+        """`submit` takes a job that need not be checked any more, with the digests of the full blocks of its
+        prompt, and raises `JobRefused` if there is no place for it; `cancel` is the engine's.
+        """
         self._submit = submit
+        self._block_size = block_size
         self._cancel = cancel
         self._deliver = deliver
         self._lock = threading.RLock()
@@ -149,14 +159,23 @@ class BeamJobs:
         return []
 
     def _begin_step(self, found: _Search) -> None:
-        """Submits a job for each beam that runs. Raises JobRefused; then none of them is left."""
+        """Submits a job for each beam that runs. Raises JobRefused; then none of them is left.
+
+        Only what is new is hashed: the engine's thread does this between two steps.
+        """
         found.steps, found.tables = {}, {}
+        chains: list[list[bytes]] = []
         try:
             for place, beam in enumerate(found.search.running):
                 step = f"{PREFIX}{next(self._numbers)}"
-                self._submit(_step_of(found, beam, step))
+                job, chain = _step_of(found, beam, step), list(found.chains[beam.origin])
+                size = self._block_size
+                extend_chain(chain, job.cache_salt, job.prompt, len(job.prompt) // size, size, job.adapter)
+                chains.append(chain)
+                self._submit(job, chain)
                 found.steps[step] = place
                 self._by_step[step] = found
+            found.chains = chains
         except JobRefused:
             self._forget_steps(found)
             raise
@@ -206,7 +225,7 @@ def _begun(job: Job) -> _Search:
         logprobs=job.logprobs,
     )
     due = None if job.deadline_seconds is None else monotonic() + job.deadline_seconds
-    return _Search(job, job.prompt, due, search)
+    return _Search(job, job.prompt, due, search, [[]])
 
 
 def _step_of(found: _Search, beam: Beam, job_id: str) -> Job:

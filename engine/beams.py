@@ -25,6 +25,8 @@ class Beam:
     """The sum of the tokens' own log probabilities."""
     ended: bool = False
     """By a stop token."""
+    origin: int = 0
+    """The place of the beam that it continues, among those that ran in the step before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,7 @@ class _Candidate:
     """A beam with one token more."""
 
     beam: Beam
+    origin: int
     token_id: int
     logprob: float
     table: TokenLogprobs
@@ -46,7 +49,7 @@ class _Candidate:
         logprobs = (
             () if told is None else (*beam.logprobs, TokenLogprobs(self.logprob, self.table.top[:told]))
         )
-        return Beam((*beam.token_ids, self.token_id), logprobs, self.total, self.ends)
+        return Beam((*beam.token_ids, self.token_id), logprobs, self.total, self.ends, self.origin)
 
 
 class BeamSearch:
@@ -87,8 +90,8 @@ class BeamSearch:
     def advance(self, tables: Sequence[TokenLogprobs]) -> None:
         """Takes the likeliest next tokens of each of `running`, in order."""
         candidates = [
-            _Candidate(beam, token, logprob, table, token in self._ends)
-            for beam, table in zip(self.running, tables, strict=True)
+            _Candidate(beam, origin, token, logprob, table, token in self._ends)
+            for origin, (beam, table) in enumerate(zip(self.running, tables, strict=True))
             for token, logprob in table.top[: self.seen]
         ]
         ending = [one for one in candidates if one.ends and self._steps >= self._min_tokens]

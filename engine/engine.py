@@ -36,7 +36,7 @@ class ThreadedEngine:
         self._limits = limits
         self._ledger = Ledger(limits.max_running + limits.max_waiting, limits.max_of_share)
         self._meter = Meter(limits.kv_blocks)
-        self._beam_jobs = BeamJobs(self._submit, self._cancel, deliver)
+        self._beam_jobs = BeamJobs(self._submit_step, self._cancel, deliver, limits.block_size)
         self._supervisor = Supervisor(
             lambda watchdog: Loop(
                 executor, limits, self._ledger, self._beam_jobs.deliver, self._meter, watchdog
@@ -110,6 +110,10 @@ class ThreadedEngine:
         grammar = self._check(job)
         self._ledger.check(job)
         self._ledger.accept(Accepted(job, self._digest(job), due, grammar))
+
+    def _submit_step(self, job: Job, digests: list[bytes]) -> None:
+        due = None if job.deadline_seconds is None else monotonic() + job.deadline_seconds
+        self._ledger.accept(Accepted(job, digests, due))
 
     def cancel(self, job_id: str) -> None:
         """Asks for the job's end; idempotent. Any thread."""

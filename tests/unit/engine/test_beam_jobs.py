@@ -9,6 +9,7 @@ import torch
 import transformers
 
 from engine.beams import BeamSearch
+from engine.config import EngineConfig
 from engine.messages import Beams, Failed, Finished, Job, JobRefused, TokenLogprobs, Tokens
 from tests.support.engines import (
     Bench,
@@ -86,6 +87,13 @@ def test_jobs_that_ask_for_the_outputs_of_one_search_share_it(model: Bench) -> N
     before = model.engine.stats().tokens
     model.run(*jobs(make_prompt(30, 5), "share"))
     assert model.engine.stats().tokens - before == 1 + (TOKENS - 1) * WIDTH
+
+
+def test_what_the_beams_have_in_common_is_computed_once(model: Bench) -> None:
+    before = model.engine.stats().computed_tokens
+    model.run(*jobs(make_prompt(200, 8), "common"))
+    of_steps = WIDTH * TOKENS * 2 * EngineConfig(model=tiny_model()).block_size
+    assert model.engine.stats().computed_tokens - before < 200 + of_steps
 
 
 def test_a_job_that_was_cut_goes_on_with_the_output_that_it_had(model: Bench) -> None:
