@@ -174,14 +174,14 @@ def test_usage_is_that_of_all_turns_and_the_next_request_reads_the_call(
     assert usage["input_tokens_details"]["cached_tokens"] > 0
     details = [*usage["input_tokens_details"].values(), *usage["output_tokens_details"].values()]
     assert {type(count) for count in details} == {int}  # which is all that some clients take
-    told = httpx.post(f"{server.api}/responses", json=ask(enable_response_messages=True), timeout=120).json()
+    url = f"{server.api}/responses"
+    told = httpx.post(url, json=ask(enable_response_messages=True), timeout=120).json()
     by_turn = told["usage"]
     assert httpx.get(f"{url}/{told['id']}").json()["usage"] == by_turn
     before, behind = by_turn["input_tokens_details"]["input_tokens_per_turn"]
     called, answered = by_turn["output_tokens_details"]["output_tokens_per_turn"]
     assert (before + behind, called + answered) == (usage["input_tokens"], usage["output_tokens"])
-    of_tools = behind - before - called
-    assert of_tools > 0
+    assert (of_tools := behind - before - called) > 0
     assert by_turn["output_tokens_details"]["tool_output_tokens_per_turn"] == [0, of_tools]
     assert usage["output_tokens_details"]["tool_output_tokens"] == of_tools
     assert httpx.get(f"{url}/{first['id']}").json()["usage"] == usage
