@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from tokenizers import Tokenizer
 from torch.nn import functional
-from transformers import AttentionInterface, GenerationConfig, Qwen3Config, Qwen3ForCausalLM
+from transformers import AttentionInterface, DynamicCache, GenerationConfig, Qwen3Config, Qwen3ForCausalLM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from demo.batches import UNTRAINED, Batch, Batches
+from demo.batches import UNTRAINED, Batch, Batches, LongSettings
 from demo.conversations import Task
 from demo.rendering import TURN_END
 from demo.tasks import add_or_subtract, write_json
@@ -57,17 +57,36 @@ class Stage:
     share: float
     #: How many times as often as usual a task is drawn.
     emphasis: Mapping[Task, float] = field(default_factory=dict)
+    long: LongSettings | None = None
 
 
 #: Sums are not copied but learned by heart, one pair of numbers after another, and which values of
 #: JSON go without quotes is a rule with exceptions: both need more examples than the mix has.
 _EMPHASIS: Mapping[Task, float] = MappingProxyType({add_or_subtract: 4.0, write_json: 1.5})
 
-#: Copying is learned first, which most answers are; sums follow.
+#: Copying is learned first, which most answers are; sums follow, and then prompts of many pages.
 STAGES = (
-    Stage("learn", 10_000_000, 4096, 5e-3, seed=1, share=1),
-    Stage("improve", 6_500_000, 6144, 3e-3, seed=2, share=2, emphasis=_EMPHASIS),
-    Stage("finish", 4_000_000, 6144, 2e-3, seed=3, share=2, emphasis=_EMPHASIS),
+    Stage("learn", 9_000_000, 4096, 5e-3, seed=1, share=1, long=LongSettings(0.1, 200, 1500)),
+    Stage(
+        "improve",
+        6_500_000,
+        6144,
+        3e-3,
+        seed=2,
+        share=2,
+        emphasis=_EMPHASIS,
+        long=LongSettings(0.15, 300, 4000),
+    ),
+    Stage(
+        "finish",
+        4_500_000,
+        6144,
+        2e-3,
+        seed=3,
+        share=2,
+        emphasis=_EMPHASIS,
+        long=LongSettings(0.5, 1000, 11_000),
+    ),
 )
 
 _ATTENTION = "sdpa_in_float32"
@@ -124,7 +143,7 @@ def train_stage(model: Qwen3ForCausalLM, tokenizer: Tokenizer, stage: Stage) -> 
     started, reported = time.monotonic(), 0.0
     tokens, loss_mean = 0, math.nan
     model.train()
-    batches = Batches(tokenizer, stage.seed, stage.batch_tokens, stage.emphasis)
+    batches = Batches(tokenizer, stage.seed, stage.batch_tokens, stage.emphasis, stage.long)
     for step, batch in enumerate(batches, start=1):
         _set_learning_rate(optimizers, stage.learning_rate * _speed(tokens / stage.tokens))
         loss = _step(model, optimizers, batch)
@@ -217,15 +236,28 @@ def _step(model: Qwen3ForCausalLM, optimizers: tuple[Optimizer, ...], batch: Bat
 def answer_loss(model: Qwen3ForCausalLM, batch: Batch) -> Tensor:
     """Return the loss of the next token, over the tokens that the assistant says."""
     with torch.autocast("cpu", dtype=torch.bfloat16):
+        ids, positions = batch.ids[:, :-1], batch.positions[:, :-1]
         hidden = model.model(
-            input_ids=batch.ids[:, :-1],
-            position_ids=batch.positions[:, :-1],
-            # Named, or transformers takes a jump of positions for the start of another text and
-            # hides what comes before it; None is plain causal attention.
-            attention_mask={"full_attention": None},
-            use_cache=False,
+            input_ids=ids, position_ids=positions, **_past(model, batch.prefix, *ids.shape)
         ).last_hidden_state
         following = batch.labels[:, 1:]
         is_trained = following != UNTRAINED
         scores = model.lm_head(hidden[is_trained]).float()
         return functional.cross_entropy(scores, following[is_trained])
+
+
+def _past(model: Qwen3ForCausalLM, prefix: Tensor | None, count: int, length: int) -> dict[str, Any]:
+    """Return what so many texts of this length see before them, and the mask that says so.
+
+    The mask has to be named, or transformers takes a jump of positions for the start of another text
+    and hides what comes before it; None is plain causal attention.
+    """
+    causal: dict[str, Any] = {"attention_mask": {"full_attention": None}}
+    if prefix is None:
+        return causal | {"use_cache": False}
+    cache = DynamicCache(config=model.config)
+    model.model(input_ids=prefix, past_key_values=cache, use_cache=True, **causal)
+    cache.batch_repeat_interleave(count)
+    seen = prefix.shape[1]
+    mask = torch.ones(length, seen + length, dtype=torch.bool).tril(seen)[None, None]
+    return {"attention_mask": {"full_attention": mask}, "past_key_values": cache, "use_cache": True}

@@ -10,8 +10,8 @@ from transformers import AutoModelForCausalLM
 
 from demo import evaluate, make
 from demo.batches import UNTRAINED, Batch
-from demo.evaluate import Mistake, Result, is_good_enough
-from demo.evaluation_cases import KINDS, Case
+from demo.evaluate import KINDS, Mistake, Result, is_good_enough
+from demo.evaluation_cases import Case
 from demo.export import FILES
 from demo.tokenizer import train_tokenizer
 from demo.train import Shape, answer_loss, new_model
