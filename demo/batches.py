@@ -9,7 +9,7 @@ once for all of them.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import NamedTuple
@@ -19,10 +19,11 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from demo.chat import Conversation
-from demo.conversations import Task, random_conversation
+from demo.conversations import Emphasis, random_conversation
 from demo.rendering import Piece, render
 from demo.settings import long_setting
 from demo.tokenizer import PADDING, token_id, word_pieces
+from demo.toolbox import offer_tools
 from demo.vocabulary import Vocabulary
 
 #: The label of a token that does not count in the loss.
@@ -76,13 +77,10 @@ class Batches:
         tokenizer: Tokenizer,
         seed: int,
         batch_tokens: int,
-        emphasis: Mapping[Task, float] = MappingProxyType({}),
+        emphasis: Emphasis = MappingProxyType({}),
         long: LongSettings | None = None,
     ) -> None:
-        """Start from a seed; a batch holds about ``batch_tokens`` tokens.
-
-        ``emphasis`` says how many times as often as usual a task is drawn.
-        """
+        """Start from a seed; a batch holds about ``batch_tokens`` tokens."""
         self._emphasis = emphasis
         self._long = long
         self._tokenizer = tokenizer
@@ -106,7 +104,8 @@ class Batches:
 
     def _long_batch(self, long: LongSettings) -> Batch:
         """Return conversations in one setting."""
-        setting = long_setting(self._vocabulary, long.low, long.high)
+        known_tools = self._emphasis.get(offer_tools, 1)
+        setting = long_setting(self._vocabulary, long.low, long.high, known_tools)
         rendered = [
             self._render(random_conversation(self._vocabulary, self._emphasis, setting))
             for _ in range(_CONVERSATIONS_IN_A_LONG_SETTING)

@@ -6,7 +6,7 @@ stands before it, ``settings.py`` says.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from enum import Enum
 from types import MappingProxyType
 
@@ -15,11 +15,14 @@ from demo.chat import Conversation, Exchange, Message, Role
 from demo.facts import Fact, random_fact
 from demo.prompts import long_prompt
 from demo.settings import Setting, short_setting
-from demo.toolbox import base_name
+from demo.toolbox import base_name, offer_tools
 from demo.tools import tool_turns, unoffered_turns
 from demo.vocabulary import Vocabulary
 
 Task = Callable[[Vocabulary], list[Exchange]]
+#: How many times as often as usual something is drawn: a task, a tool that is not offered
+#: (``unoffered_turns``), or a well-known tool, prefixed or not, among those on offer (``offer_tools``).
+Emphasis = Mapping[Callable[..., object], float]
 
 #: How often each single-turn task is drawn, by weight.
 TASKS: tuple[tuple[Task, float], ...] = (
@@ -67,23 +70,23 @@ class Mood(Enum):
     FACTS = "facts"
 
 
+#: How often a tool is asked for that is not offered, besides when tools are talked about.
+_UNOFFERED_SHARE = 0.03
 #: Up to which share of its draws, if nothing earlier took them, a mood tells a new fact.
 _TELLING_SHARE = {Mood.TOOLS: 0.0, Mood.EVERYTHING: 0.3, Mood.FACTS: 0.62}
 
 
 def random_conversation(
     vocabulary: Vocabulary,
-    emphasis: Mapping[Task, float] = MappingProxyType({}),
+    emphasis: Emphasis = MappingProxyType({}),
     setting: Setting | None = None,
 ) -> Conversation:
     """Return a conversation in which the assistant speaks at least once.
 
-    ``emphasis`` says how many times as often as usual a single-turn task is drawn. Without a setting
-    a short one is drawn.
+    Without a setting a short one is drawn.
     """
-    tasks = [(task, weight * emphasis.get(task, 1)) for task, weight in TASKS]
     while True:
-        conversation = _Writer(vocabulary, tasks, setting).write()
+        conversation = _Writer(vocabulary, emphasis, setting).write()
         if any(message.role == "assistant" for message in conversation.messages):
             return conversation
 
@@ -91,17 +94,20 @@ def random_conversation(
 class _Writer:
     """One conversation while it is written: what was told so far decides what can be asked."""
 
-    def __init__(
-        self, vocabulary: Vocabulary, tasks: Sequence[tuple[Task, float]], setting: Setting | None
-    ) -> None:
+    def __init__(self, vocabulary: Vocabulary, emphasis: Emphasis, setting: Setting | None) -> None:
         self._vocabulary = vocabulary
-        self._tasks = tasks
+        self._tasks = [(task, weight * emphasis.get(task, 1)) for task, weight in TASKS]
+        self._unoffered_share = _UNOFFERED_SHARE * emphasis.get(unoffered_turns, 1)
         self._lengths = _LENGTHS if setting is None else _LENGTHS_WITH_SETTING
         vocabulary.begin_conversation()
         self._mood = vocabulary.choose_weighted(((Mood.TOOLS, 27), (Mood.EVERYTHING, 23), (Mood.FACTS, 50)))
         if setting is not None and setting.tools:
             self._mood = vocabulary.choose((Mood.TOOLS, Mood.TOOLS, Mood.EVERYTHING, Mood.FACTS))
-        self._setting = setting or short_setting(vocabulary, with_tools=self._mood is Mood.TOOLS)
+        self._setting = setting or short_setting(
+            vocabulary,
+            with_tools=self._mood is Mood.TOOLS,
+            known_tools=emphasis.get(offer_tools, 1),
+        )
         self._tools = self._setting.tools
         self._can_add = any(base_name(tool) == "add" for tool in self._tools)
         self._facts: dict[str, Fact] = {}
@@ -130,7 +136,7 @@ class _Writer:
         """Return the turns of one draw; none where a fact was already told."""
         if self._setting.is_pirate:
             return [*self._ask_pirate().messages()]
-        if self._vocabulary.chance(0.03):
+        if self._vocabulary.chance(self._unoffered_share):
             return unoffered_turns(self._vocabulary, self._tools)
         share = self._vocabulary.random.random()
         if self._tools and self._mood is Mood.TOOLS and share < 0.6:

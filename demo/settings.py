@@ -54,9 +54,12 @@ class Setting:
     is_pirate: bool = False
 
 
-def short_setting(vocabulary: Vocabulary, *, with_tools: bool) -> Setting:
-    """Return a setting of a sentence and a few tools, or nothing; now and then one of a few lines."""
-    tools = offer_tools(vocabulary, vocabulary.choose(_FEW)) if with_tools else ()
+def short_setting(vocabulary: Vocabulary, *, with_tools: bool, known_tools: float = 1) -> Setting:
+    """Return a setting of a sentence and a few tools, or nothing; now and then one of a few lines.
+
+    ``known_tools`` is how many times as often as usual a tool is a well-known one.
+    """
+    tools = offer_tools(vocabulary, vocabulary.choose(_FEW), known_tools) if with_tools else ()
     if vocabulary.chance(0.1):
         return _prompted(vocabulary, tools, vocabulary.choose((100, 200, 400)))
     instruction, persona = "", ""
@@ -70,10 +73,10 @@ def short_setting(vocabulary: Vocabulary, *, with_tools: bool) -> Setting:
     return Setting(instruction, tools, persona)
 
 
-def long_setting(vocabulary: Vocabulary, low: int, high: int) -> Setting:
+def long_setting(vocabulary: Vocabulary, low: int, high: int, known_tools: float = 1) -> Setting:
     """Return a setting of low to high characters, as many short ones as long ones by their logarithm."""
     characters = int(low * (high / low) ** vocabulary.random.random())
-    tools = offer_tools(vocabulary, vocabulary.choose(_MANY))
+    tools = offer_tools(vocabulary, vocabulary.choose(_MANY), known_tools)
     if vocabulary.chance(0.1) and tools:
         return Setting("", tools)
     tool_characters = sum(len(str(tool.parameters)) for tool in tools)

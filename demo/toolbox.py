@@ -26,11 +26,14 @@ KNOWN_TOOLS = (
 _SEPARATORS = ("__", "__", "_", "-", ".")
 
 
-def offer_tools(vocabulary: Vocabulary, count: int) -> tuple[Tool, ...]:
-    """Return at most so many tools; no two of them do the same."""
-    is_prefixed = vocabulary.chance(0.25)
+def offer_tools(vocabulary: Vocabulary, count: int, known: float = 1) -> tuple[Tool, ...]:
+    """Return at most so many tools; no two of them do the same.
+
+    ``known`` is how many times as often as usual they are well-known ones or have a prefix.
+    """
+    is_prefixed = vocabulary.chance(0.25 * known)
     prefix = _prefix(vocabulary)
-    known_share = 0.35 if count <= 3 else vocabulary.choose((0.03, 0.1))
+    known_share = known * (0.35 if count <= 3 else vocabulary.choose((0.03, 0.1)))
     by_base_name: dict[str, Tool] = {}
     for _ in range(count):
         tool = vocabulary.choose(KNOWN_TOOLS) if vocabulary.chance(known_share) else invent_tool(vocabulary)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -21,10 +20,12 @@ from transformers import AttentionInterface, DynamicCache, GenerationConfig, Qwe
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from demo.batches import UNTRAINED, Batch, Batches, LongSettings
-from demo.conversations import Task
+from demo.conversations import Emphasis
 from demo.rendering import TURN_END
 from demo.tasks import add_or_subtract, write_json
 from demo.tokenizer import PADDING, token_id
+from demo.toolbox import offer_tools
+from demo.tools import unoffered_turns
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -55,14 +56,15 @@ class Stage:
     seed: int
     #: How much its weights count in the average that is shipped.
     share: float
-    #: How many times as often as usual a task is drawn.
-    emphasis: Mapping[Task, float] = field(default_factory=dict)
+    emphasis: Emphasis = field(default_factory=dict)
     long: LongSettings | None = None
 
 
 #: Sums are not copied but learned by heart, one pair of numbers after another, and which values of
 #: JSON go without quotes is a rule with exceptions: both need more examples than the mix has.
-_EMPHASIS: Mapping[Task, float] = MappingProxyType({add_or_subtract: 4.0, write_json: 1.5})
+_EMPHASIS: Emphasis = MappingProxyType({add_or_subtract: 4.0, write_json: 1.5})
+#: Which tools are offered, and under which names, is learned last.
+_EMPHASIS_ON_TOOLS: Emphasis = MappingProxyType({**_EMPHASIS, unoffered_turns: 4.0, offer_tools: 2.0})
 
 #: Copying is learned first, which most answers are; sums follow, and then prompts of many pages.
 STAGES = (
@@ -81,10 +83,10 @@ STAGES = (
         "finish",
         4_500_000,
         6144,
-        2e-3,
+        3e-3,
         seed=3,
         share=2,
-        emphasis=_EMPHASIS,
+        emphasis=_EMPHASIS_ON_TOOLS,
         long=LongSettings(0.5, 1000, 11_000),
     ),
 )
