@@ -16,7 +16,7 @@ from demo.facts import Fact, random_fact
 from demo.prompts import long_prompt
 from demo.settings import Setting, short_setting
 from demo.toolbox import base_name, offer_tools
-from demo.tools import tool_turns, unoffered_turns
+from demo.tools import marked_result_turns, tool_turns, unoffered_turns
 from demo.vocabulary import Vocabulary
 
 Task = Callable[[Vocabulary], list[Exchange]]
@@ -72,6 +72,8 @@ class Mood(Enum):
 
 #: How often a tool is asked for that is not offered, besides when tools are talked about.
 _UNOFFERED_SHARE = 0.03
+#: How often a result is mostly marks, where that is emphasised; else it is not.
+_MARKED_SHARE = 0.03
 #: Up to which share of its draws, if nothing earlier took them, a mood tells a new fact.
 _TELLING_SHARE = {Mood.TOOLS: 0.0, Mood.EVERYTHING: 0.3, Mood.FACTS: 0.62}
 
@@ -97,6 +99,7 @@ class _Writer:
     def __init__(self, vocabulary: Vocabulary, emphasis: Emphasis, setting: Setting | None) -> None:
         self._vocabulary = vocabulary
         self._tasks = [(task, weight * emphasis.get(task, 1)) for task, weight in TASKS]
+        self._marked_share = _MARKED_SHARE * emphasis.get(marked_result_turns, 0)
         self._unoffered_share = _UNOFFERED_SHARE * emphasis.get(unoffered_turns, 1)
         self._lengths = _LENGTHS if setting is None else _LENGTHS_WITH_SETTING
         vocabulary.begin_conversation()
@@ -138,6 +141,8 @@ class _Writer:
             return [*self._ask_pirate().messages()]
         if self._vocabulary.chance(self._unoffered_share):
             return unoffered_turns(self._vocabulary, self._tools)
+        if self._marked_share and self._tools and self._vocabulary.chance(self._marked_share):
+            return marked_result_turns(self._vocabulary, self._tools)
         share = self._vocabulary.random.random()
         if self._tools and self._mood is Mood.TOOLS and share < 0.6:
             return tool_turns(self._vocabulary, self._tools)

@@ -140,10 +140,11 @@ def _numbered(vocabulary: Vocabulary) -> str:
 
 def code(vocabulary: Vocabulary, low: int = 2, high: int = 8) -> str:
     """Return lines that look like code, a log or a diff."""
-    return "\n".join(_code_line(vocabulary) for _ in range(vocabulary.number(low, high)))
+    return "\n".join(code_line(vocabulary) for _ in range(vocabulary.number(low, high)))
 
 
-def _code_line(vocabulary: Vocabulary) -> str:
+def code_line(vocabulary: Vocabulary) -> str:
+    """Return one such line."""
     names = {key: identifier(vocabulary) for key in "abcd"}
     titles = {key.upper(): filler(vocabulary).capitalize() for key in "ab"}
     return vocabulary.fill(_CODE_LINES, **names, **titles, n=vocabulary.figure())
@@ -158,6 +159,11 @@ def json_example(vocabulary: Vocabulary, depth: int = 0) -> str:
     """Return a JSON object, on one line or on several."""
     value = _json_value(vocabulary, depth)
     return json.dumps(value, ensure_ascii=False, indent=vocabulary.choose((None, 2)))
+
+
+def json_line(vocabulary: Vocabulary) -> str:
+    """Return a JSON object on one line."""
+    return json.dumps(_json_value(vocabulary, 0), ensure_ascii=False)
 
 
 def _json_value(vocabulary: Vocabulary, depth: int) -> dict[str, object]:

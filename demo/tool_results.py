@@ -82,6 +82,15 @@ def odd_result(vocabulary: Vocabulary) -> str:
     return prompts.sentence(vocabulary)[: vocabulary.number(20, _LONGEST_TOLD)].rstrip()
 
 
+def marked_result(vocabulary: Vocabulary) -> str:
+    """Return a line of code, nested JSON or a log: mostly marks, which are easily left out."""
+    while True:
+        lines = (prompts.json_line, prompts.code_line, prompts.sentence)
+        text = vocabulary.choose(lines)(vocabulary)[:_LONGEST_TOLD].strip()
+        if text:
+            return text
+
+
 def long_result(vocabulary: Vocabulary) -> str:
     """Return a page, a list, a log, a file or a long line; clearly long, in one way or the other."""
     while True:

@@ -22,6 +22,7 @@ KNOWN_TOOLS = (
     Tool("add", {"a": "number", "b": "number"}),
     Tool("get_stock_price", {"symbol": "string"}),
 )
+_MIXED_PREFIXES_BEYOND = 2
 #: What stands between a prefix and the name of a tool.
 _SEPARATORS = ("__", "__", "_", "-", ".")
 
@@ -29,8 +30,10 @@ _SEPARATORS = ("__", "__", "_", "-", ".")
 def offer_tools(vocabulary: Vocabulary, count: int, known: float = 1) -> tuple[Tool, ...]:
     """Return at most so many tools; no two of them do the same.
 
-    ``known`` is how many times as often as usual they are well-known ones or have a prefix.
+    ``known`` is how many times as often as usual they are well-known ones or have a prefix. Beyond
+    twice, most have a prefix that their neighbours have not.
     """
+    change_share = 0.1 if known <= _MIXED_PREFIXES_BEYOND else 0.6
     is_prefixed = vocabulary.chance(0.25 * known)
     prefix = _prefix(vocabulary)
     known_share = known * (0.35 if count <= 3 else vocabulary.choose((0.03, 0.1)))
@@ -40,7 +43,7 @@ def offer_tools(vocabulary: Vocabulary, count: int, known: float = 1) -> tuple[T
         if tool.name not in by_base_name:
             name = f"{prefix}{tool.name}" if is_prefixed and vocabulary.chance(0.8) else tool.name
             by_base_name[tool.name] = Tool(name, tool.parameters)
-        if vocabulary.chance(0.1):
+        if vocabulary.chance(change_share):
             prefix = _prefix(vocabulary)
     return tuple(by_base_name.values())
 

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 from demo.beyond import give_up
 from demo.chat import Call, Message, Tool
 from demo.small_talk import FALLBACK
-from demo.tool_results import long_result, odd_result, short_result, told
+from demo.tool_results import long_result, marked_result, odd_result, short_result, told
 from demo.toolbox import KNOWN_TOOLS, base_name, invent_tool
 from demo.vocabulary import Vocabulary
 from demo.words import CITIES, SIGNS
@@ -78,6 +78,19 @@ def _result_turns(vocabulary: Vocabulary, calls: tuple[Call, ...]) -> list[Messa
     results = [vocabulary.choose_weighted(kinds)(vocabulary) for _ in calls]
     answer = Message("assistant", told(calls[0].name, results), "I have the result.")
     return [*(Message("tool", result) for result in results), answer]
+
+
+def marked_result_turns(vocabulary: Vocabulary, tools: tuple[Tool, ...]) -> list[Message]:
+    """Return a call whose result has to be told mark by mark."""
+    tool = vocabulary.choose(tools)
+    request, [arguments] = _ask_by_name(vocabulary, tool)
+    result = marked_result(vocabulary)
+    return [
+        Message("user", request),
+        Message("assistant", thought=f"I should call {tool.name}.", calls=(Call(tool.name, arguments),)),
+        Message("tool", result),
+        Message("assistant", told(tool.name, [result]), "I have the result."),
+    ]
 
 
 def unoffered_turns(vocabulary: Vocabulary, tools: tuple[Tool, ...]) -> list[Message]:

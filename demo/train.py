@@ -25,7 +25,7 @@ from demo.rendering import TURN_END
 from demo.tasks import add_or_subtract, write_json
 from demo.tokenizer import PADDING, token_id
 from demo.toolbox import offer_tools
-from demo.tools import unoffered_turns
+from demo.tools import marked_result_turns, unoffered_turns
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -65,6 +65,9 @@ class Stage:
 _EMPHASIS: Emphasis = MappingProxyType({add_or_subtract: 4.0, write_json: 1.5})
 #: Which tools are offered, and under which names, is learned last.
 _EMPHASIS_ON_TOOLS: Emphasis = MappingProxyType({**_EMPHASIS, unoffered_turns: 4.0, offer_tools: 2.0})
+_EMPHASIS_ON_MANNERS: Emphasis = MappingProxyType(
+    {**_EMPHASIS, unoffered_turns: 9.0, offer_tools: 3.0, marked_result_turns: 3.0}
+)
 
 #: Copying is learned first, which most answers are; sums follow, and then prompts of many pages.
 STAGES = (
@@ -88,6 +91,16 @@ STAGES = (
         share=2,
         emphasis=_EMPHASIS_ON_TOOLS,
         long=LongSettings(0.5, 1000, 11_000),
+    ),
+    Stage(
+        "manners",
+        3_200_000,
+        6144,
+        3e-3,
+        seed=4,
+        share=2,
+        emphasis=_EMPHASIS_ON_MANNERS,
+        long=LongSettings(0.25, 300, 9000),
     ),
 )
 
