@@ -71,6 +71,8 @@ def make(
     print(f"{model.num_parameters():,} parameters, {tokenizer.get_vocab_size():,} tokens")
     average = Average()
     for stage in recipe.stages:
+        if stage.starts_from_average:
+            model = average.model(like=model)
         saved = stages_folder / f"{stage.name}.pt" if stages_folder else None
         if saved and saved.exists():
             model.load_state_dict(torch.load(saved, weights_only=True))

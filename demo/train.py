@@ -22,7 +22,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from demo.batches import UNTRAINED, Batch, Batches, LongSettings
 from demo.conversations import Emphasis
 from demo.rendering import TURN_END
-from demo.tasks import add_or_subtract, write_json
+from demo.tasks import add_or_subtract, count, extract_event, repeat, write_json
 from demo.tokenizer import PADDING, token_id
 from demo.toolbox import offer_tools
 from demo.tools import marked_result_turns, unoffered_turns
@@ -58,6 +58,8 @@ class Stage:
     share: float
     emphasis: Emphasis = field(default_factory=dict)
     long: LongSettings | None = None
+    #: Start from the average of the stages before instead of the last one's weights.
+    starts_from_average: bool = False
 
 
 #: Sums are not copied but learned by heart, one pair of numbers after another, and which values of
@@ -67,6 +69,18 @@ _EMPHASIS: Emphasis = MappingProxyType({add_or_subtract: 4.0, write_json: 1.5})
 _EMPHASIS_ON_TOOLS: Emphasis = MappingProxyType({**_EMPHASIS, unoffered_turns: 4.0, offer_tools: 2.0})
 _EMPHASIS_ON_MANNERS: Emphasis = MappingProxyType(
     {**_EMPHASIS, unoffered_turns: 9.0, offer_tools: 3.0, marked_result_turns: 3.0}
+)
+#: Counting suffers most from all that is learned besides.
+_EMPHASIS_ON_PRACTICE: Emphasis = MappingProxyType(
+    {
+        **_EMPHASIS,
+        count: 4.0,
+        repeat: 3.0,
+        extract_event: 2.5,
+        unoffered_turns: 3.0,
+        offer_tools: 2.0,
+        marked_result_turns: 2.0,
+    }
 )
 
 #: Copying is learned first, which most answers are; sums follow, and then prompts of many pages.
@@ -101,6 +115,17 @@ STAGES = (
         share=2,
         emphasis=_EMPHASIS_ON_MANNERS,
         long=LongSettings(0.25, 300, 9000),
+    ),
+    Stage(
+        "practise",
+        2_400_000,
+        6144,
+        2e-3,
+        seed=5,
+        share=7,
+        emphasis=_EMPHASIS_ON_PRACTICE,
+        long=LongSettings(0.12, 1000, 9000),
+        starts_from_average=True,
     ),
 )
 
@@ -258,7 +283,9 @@ def answer_loss(model: Qwen3ForCausalLM, batch: Batch) -> Tensor:
         following = batch.labels[:, 1:]
         is_trained = following != UNTRAINED
         scores = model.lm_head(hidden[is_trained]).float()
-        return functional.cross_entropy(scores, following[is_trained])
+        # The sum, as now and then a batch of cut texts has no answer, whose mean would be no number.
+        total = functional.cross_entropy(scores, following[is_trained], reduction="sum")
+        return total / max(1, len(scores))
 
 
 def _past(model: Qwen3ForCausalLM, prefix: Tensor | None, count: int, length: int) -> dict[str, Any]:
