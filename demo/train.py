@@ -82,6 +82,7 @@ _EMPHASIS_ON_PRACTICE: Emphasis = MappingProxyType(
         marked_result_turns: 2.0,
     }
 )
+_EMPHASIS_ON_COUNTING: Emphasis = MappingProxyType({**_EMPHASIS_ON_PRACTICE, count: 12.0, extract_event: 8.0})
 
 #: Copying is learned first, which most answers are; sums follow, and then prompts of many pages.
 STAGES = (
@@ -125,6 +126,16 @@ STAGES = (
         share=7,
         emphasis=_EMPHASIS_ON_PRACTICE,
         long=LongSettings(0.12, 1000, 9000),
+        starts_from_average=True,
+    ),
+    Stage(
+        "count",
+        1_000_000,
+        4096,
+        1.5e-3,
+        seed=6,
+        share=56,
+        emphasis=_EMPHASIS_ON_COUNTING,
         starts_from_average=True,
     ),
 )
