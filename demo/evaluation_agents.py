@@ -219,10 +219,10 @@ def _many_turns(words: HeldOutVocabulary) -> Case:
 
 
 KINDS = (
-    Kind("plain tasks, 10 tools", _plain(is_long=False, tools=10), 0.9),
+    Kind("plain tasks, 10 tools", _plain(is_long=False, tools=10), 0.8),
     Kind("plain tasks, 40 tools", _plain(is_long=False, tools=40), 0.8),
-    Kind("plain tasks, long prompt", _plain(is_long=True, tools=0), 0.9),
-    Kind("plain tasks, long prompt, 40 tools", _plain(is_long=True, tools=40), 0.85),
+    Kind("plain tasks, long prompt", _plain(is_long=True, tools=0), 0.8),
+    Kind("plain tasks, long prompt, 40 tools", _plain(is_long=True, tools=40), 0.7),
     Kind("persona in a long prompt", _persona, 0.85),
     Kind("call of one tool of 40", _call_of_one, 0.8),
     Kind("call of a prefixed tool", _prefixed_call, 0.1),
@@ -231,7 +231,7 @@ KINDS = (
     Kind("beyond it, as an agent", _beyond_for_an_agent, 0.8),
     Kind("pasted text", _pasted, 0.85),
     Kind("result of a forced call", _forced, 0.9),
-    Kind("long result", _long_result, 0.8),
+    Kind("long result", _long_result, 0.6),
     Kind("error as a result", _error, 0.6),
-    Kind("answers that end", _odd, 0.97),
+    Kind("answers that end", _odd, 0.94),
 )
