@@ -1,14 +1,15 @@
 """Training batches: conversations as token ids, with labels and positions, endlessly.
 
 Conversations of similar length share a batch, so that little of it is padding. In some of them
-positions jump ahead just before an answer: the model then learns to look far back although no
-training text is long.
+positions jump ahead just before an answer: the model then learns to look far back although most
+training texts are short. The conversations of a long batch share one long setting, which is computed
+once for all of them.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import NamedTuple
@@ -17,9 +18,12 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from demo.conversations import Task, random_conversation
-from demo.rendering import render
+from demo.chat import Conversation
+from demo.conversations import Emphasis, random_conversation
+from demo.rendering import Piece, render
+from demo.settings import long_setting
 from demo.tokenizer import PADDING, token_id, word_pieces
+from demo.toolbox import offer_tools
 from demo.vocabulary import Vocabulary
 
 #: The label of a token that does not count in the loss.
@@ -28,6 +32,7 @@ UNTRAINED = -100
 _POOL = 512
 _THINKING_SHARE = 0.35
 _LONGEST_TEXT = 512
+_CONVERSATIONS_IN_A_LONG_SETTING = 14
 _JUMP_SHARE = 0.4
 #: A jump is two to the power of something between these; two jumps stay within 8,192 positions.
 _JUMP_POWERS = (1.0, 11.8)
@@ -42,16 +47,26 @@ class Example(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Examples side by side, each tensor (examples, longest)."""
+    """Examples side by side, each tensor (examples, longest); ``prefix`` (1, length) is before all."""
 
     ids: Tensor
     labels: Tensor
     positions: Tensor
+    prefix: Tensor | None = None
 
     @property
     def tokens(self) -> int:
         """Return the number of tokens computed, padding included."""
-        return self.ids.numel()
+        return self.ids.numel() + (0 if self.prefix is None else self.prefix.numel())
+
+
+@dataclass(frozen=True, slots=True)
+class LongSettings:
+    """How often a batch is a long one, and how many characters its setting has."""
+
+    share: float
+    low: int
+    high: int
 
 
 class Batches:
@@ -62,13 +77,12 @@ class Batches:
         tokenizer: Tokenizer,
         seed: int,
         batch_tokens: int,
-        emphasis: Mapping[Task, float] = MappingProxyType({}),
+        emphasis: Emphasis = MappingProxyType({}),
+        long: LongSettings | None = None,
     ) -> None:
-        """Start from a seed; a batch holds about ``batch_tokens`` tokens.
-
-        ``emphasis`` says how many times as often as usual a task is drawn.
-        """
+        """Start from a seed; a batch holds about ``batch_tokens`` tokens."""
         self._emphasis = emphasis
+        self._long = long
         self._tokenizer = tokenizer
         self._padding = token_id(tokenizer, PADDING)
         self._vocabulary = Vocabulary(seed, word_pieces(tokenizer))
@@ -78,27 +92,45 @@ class Batches:
     def __iter__(self) -> Iterator[Batch]:
         """Yield batches without end."""
         while True:
-            groups = self._grouped(sorted(self._examples(), key=lambda e: len(e.ids)))
+            conversations = [random_conversation(self._vocabulary, self._emphasis) for _ in range(_POOL)]
+            examples = self._examples([self._render(known) for known in conversations])
+            groups = self._grouped(sorted(examples, key=lambda e: len(e.ids)))
             self._random.shuffle(groups)
             for group in groups:
-                yield self._batch(group)
+                if self._long and self._random.random() < self._long.share:
+                    yield self._long_batch(self._long)
+                else:
+                    yield self._batch(group)
 
-    def _examples(self) -> list[Example]:
-        examples = [Example([], []) for _ in range(_POOL)]
-        pieces, owners = [], []
-        for example in examples:
-            thinking = self._vocabulary.chance(_THINKING_SHARE)
-            conversation = random_conversation(self._vocabulary, self._emphasis)
-            rendered = render(conversation, thinking=thinking)
-            pieces += rendered
-            owners += [example] * len(rendered)
+    def _long_batch(self, long: LongSettings) -> Batch:
+        """Return conversations in one setting."""
+        known_tools = self._emphasis.get(offer_tools, 1)
+        setting = long_setting(self._vocabulary, long.low, long.high, known_tools)
+        rendered = [
+            self._render(random_conversation(self._vocabulary, self._emphasis, setting))
+            for _ in range(_CONVERSATIONS_IN_A_LONG_SETTING)
+        ]
+        prefix = self._tokenizer.encode(rendered[0][0].text, add_special_tokens=False).ids
+        examples = sorted(self._examples([pieces[1:] for pieces in rendered]), key=lambda e: len(e.ids))
+        return self._batch(self._grouped(examples)[0], prefix)
+
+    def _render(self, conversation: Conversation) -> list[Piece]:
+        return render(conversation, thinking=self._vocabulary.chance(_THINKING_SHARE))
+
+    def _examples(self, rendered: list[list[Piece]]) -> list[Example]:
+        pieces = [piece for conversation in rendered for piece in conversation]
         texts = [piece.text for piece in pieces]
-        encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
-        for encoding, piece, example in zip(encodings, pieces, owners, strict=True):
-            ids = encoding.ids
-            example.ids.extend(ids)
-            example.labels.extend(ids if piece.is_trained else [UNTRAINED] * len(ids))
-        return [Example(e.ids[:_LONGEST_TEXT], e.labels[:_LONGEST_TEXT]) for e in examples]
+        encodings = iter(self._tokenizer.encode_batch_fast(texts, add_special_tokens=False))
+        examples = []
+        for conversation in rendered:
+            ids: list[int] = []
+            labels: list[int] = []
+            for piece in conversation:
+                encoded = next(encodings).ids
+                ids += encoded
+                labels += encoded if piece.is_trained else [UNTRAINED] * len(encoded)
+            examples.append(Example(ids[:_LONGEST_TEXT], labels[:_LONGEST_TEXT]))
+        return examples
 
     def _grouped(self, examples: list[Example]) -> list[list[Example]]:
         """Cut a list sorted by length where one more example would make a batch too large."""
@@ -109,18 +141,18 @@ class Batches:
             groups[-1].append(example)
         return groups
 
-    def _batch(self, examples: list[Example]) -> Batch:
+    def _batch(self, examples: list[Example], prefix: Sequence[int] = ()) -> Batch:
         longest = max(len(example.ids) for example in examples)
         shape = (len(examples), longest)
         ids = torch.full(shape, self._padding)
         labels = torch.full(shape, UNTRAINED)
-        positions = torch.arange(longest).repeat(len(examples), 1)
+        positions = torch.arange(len(prefix), len(prefix) + longest).repeat(len(examples), 1)
         for row, example in enumerate(examples):
             ids[row, : len(example.ids)] = torch.tensor(example.ids)
             labels[row, : len(example.labels)] = torch.tensor(example.labels)
             for start, distance in self._jumps(example.labels):
                 positions[row, start:] += distance
-        return Batch(ids, labels, positions)
+        return Batch(ids, labels, positions, torch.tensor([prefix]) if prefix else None)
 
     def _jumps(self, labels: list[int]) -> list[tuple[int, int]]:
         """Return (from where, how far) positions jump, just before one or two answers."""

@@ -37,12 +37,16 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One turn; only an assistant has a thought (used when thinking is on) or calls."""
+    """One turn; only an assistant has a thought (used when thinking is on) or calls.
+
+    ``given`` is the beginning of an assistant's turn that was forced on it.
+    """
 
     role: Role
     text: str = ""
     thought: str = ""
     calls: tuple[Call, ...] = ()
+    given: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,23 +1,28 @@
 """The mix: what follows what in a conversation, and how often.
 
-Three moods: a conversation about tools, one full of facts to remember, or one of everything. A
-system message may give the model a persona or the speech of a pirate.
+Three moods: a conversation about tools, one full of facts to remember, or one of everything. What
+stands before it, ``settings.py`` says.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from enum import Enum
 from types import MappingProxyType
 
-from demo import small_talk, tasks
-from demo.chat import Conversation, Exchange, Message, Tool
+from demo import beyond, small_talk, tasks
+from demo.chat import Conversation, Exchange, Message, Role
 from demo.facts import Fact, random_fact
-from demo.tools import offer_tools, tool_turns
+from demo.prompts import long_prompt
+from demo.settings import Setting, short_setting
+from demo.toolbox import base_name, offer_tools
+from demo.tools import marked_result_turns, tool_turns, unoffered_turns
 from demo.vocabulary import Vocabulary
-from demo.words import NAMES
 
 Task = Callable[[Vocabulary], list[Exchange]]
+#: How many times as often as usual something is drawn: a task, a tool that is not offered
+#: (``unoffered_turns``), or a well-known tool, prefixed or not, among those on offer (``offer_tools``).
+Emphasis = Mapping[Callable[..., object], float]
 
 #: How often each single-turn task is drawn, by weight.
 TASKS: tuple[tuple[Task, float], ...] = (
@@ -26,7 +31,7 @@ TASKS: tuple[tuple[Task, float], ...] = (
     (small_talk.thank, 1),
     (small_talk.part, 0.5),
     (small_talk.recite, 7),
-    (small_talk.give_up, 6),
+    (beyond.give_up, 16),
     (small_talk.knock, 2),
     (tasks.echo, 20),
     (tasks.repeat, 11),
@@ -42,26 +47,8 @@ _PIRATE_TASKS: tuple[Task, ...] = (
     small_talk.describe_self,
     small_talk.recite,
     small_talk.recite,
-    small_talk.give_up,
+    beyond.give_up,
     tasks.add_or_subtract,
-)
-_PIRATE_INSTRUCTIONS = (
-    "Talk like a pirate.",
-    "You are a coding assistant that talks like a pirate.",
-    "Speak like a pirate.",
-)
-_INSTRUCTIONS = (
-    "You are a helpful assistant.",
-    "You are helpful.",
-    "Be brief.",
-    "Extract the event information.",
-    "Answer in one sentence.",
-    "You are a coding assistant.",
-)
-_PERSONA_INSTRUCTIONS = (
-    "You are {persona}.",
-    "Your name is {persona}.",
-    "You are called {persona}.",
 )
 _PERSONA_QUESTIONS = (
     "Who are you?",
@@ -72,6 +59,7 @@ _PERSONA_QUESTIONS = (
 
 #: The draws of a conversation: one to six, short ones more often.
 _LENGTHS = (1, 1, 2, 3, 4, 5, 6)
+_LENGTHS_WITH_SETTING = (1, 1, 1, 2, 3)
 
 
 class Mood(Enum):
@@ -82,20 +70,25 @@ class Mood(Enum):
     FACTS = "facts"
 
 
+#: How often a tool is asked for that is not offered, besides when tools are talked about.
+_UNOFFERED_SHARE = 0.03
+#: How often a result is mostly marks, where that is emphasised; else it is not.
+_MARKED_SHARE = 0.03
 #: Up to which share of its draws, if nothing earlier took them, a mood tells a new fact.
 _TELLING_SHARE = {Mood.TOOLS: 0.0, Mood.EVERYTHING: 0.3, Mood.FACTS: 0.62}
 
 
 def random_conversation(
-    vocabulary: Vocabulary, emphasis: Mapping[Task, float] = MappingProxyType({})
+    vocabulary: Vocabulary,
+    emphasis: Emphasis = MappingProxyType({}),
+    setting: Setting | None = None,
 ) -> Conversation:
     """Return a conversation in which the assistant speaks at least once.
 
-    ``emphasis`` says how many times as often as usual a single-turn task is drawn.
+    Without a setting a short one is drawn.
     """
-    tasks = [(task, weight * emphasis.get(task, 1)) for task, weight in TASKS]
     while True:
-        conversation = _Writer(vocabulary, tasks).write()
+        conversation = _Writer(vocabulary, emphasis, setting).write()
         if any(message.role == "assistant" for message in conversation.messages):
             return conversation
 
@@ -103,47 +96,57 @@ def random_conversation(
 class _Writer:
     """One conversation while it is written: what was told so far decides what can be asked."""
 
-    def __init__(self, vocabulary: Vocabulary, tasks: Sequence[tuple[Task, float]]) -> None:
+    def __init__(self, vocabulary: Vocabulary, emphasis: Emphasis, setting: Setting | None) -> None:
         self._vocabulary = vocabulary
-        self._tasks = tasks
+        self._tasks = [(task, weight * emphasis.get(task, 1)) for task, weight in TASKS]
+        self._marked_share = _MARKED_SHARE * emphasis.get(marked_result_turns, 0)
+        self._unoffered_share = _UNOFFERED_SHARE * emphasis.get(unoffered_turns, 1)
+        self._lengths = _LENGTHS if setting is None else _LENGTHS_WITH_SETTING
         vocabulary.begin_conversation()
         self._mood = vocabulary.choose_weighted(((Mood.TOOLS, 27), (Mood.EVERYTHING, 23), (Mood.FACTS, 50)))
-        self._tools: tuple[Tool, ...] = ()
-        if self._mood is Mood.TOOLS:
-            self._tools = offer_tools(vocabulary)
+        if setting is not None and setting.tools:
+            self._mood = vocabulary.choose((Mood.TOOLS, Mood.TOOLS, Mood.EVERYTHING, Mood.FACTS))
+        self._setting = setting or short_setting(
+            vocabulary,
+            with_tools=self._mood is Mood.TOOLS,
+            known_tools=emphasis.get(offer_tools, 1),
+        )
+        self._tools = self._setting.tools
+        self._can_add = any(base_name(tool) == "add" for tool in self._tools)
         self._facts: dict[str, Fact] = {}
-        self._persona = ""
-        self._is_pirate = False
         self._messages: list[Message] = []
 
     def write(self) -> Conversation:
         """Draw the system message, then turn by turn."""
-        self._instruct()
-        for drawn in range(self._vocabulary.choose(_LENGTHS)):
+        if self._setting.instruction:
+            self._messages.append(Message("system", self._setting.instruction))
+        if self._vocabulary.chance(0.03):
+            self._messages += self._unanswered()
+        for drawn in range(self._vocabulary.choose(self._lengths)):
             self._messages += self._next_turns(is_late=drawn > 3)
         return Conversation(tuple(self._messages), self._tools)
 
-    def _instruct(self) -> None:
-        vocabulary, text = self._vocabulary, ""
-        if vocabulary.chance(0.15):
-            text = vocabulary.choose((*_INSTRUCTIONS, vocabulary.phrase(3, 8)))
-        if vocabulary.chance(0.1):
-            self._persona = vocabulary.name(NAMES)
-            text = vocabulary.fill(_PERSONA_INSTRUCTIONS, persona=self._persona)
-        if not text and not self._tools and vocabulary.chance(0.05):
-            self._is_pirate = True
-            text = vocabulary.choose(_PIRATE_INSTRUCTIONS)
-        if text:
-            self._messages.append(Message("system", text))
+    def _unanswered(self) -> list[Message]:
+        """Return what agents send before the first request: notes on the project, the environment."""
+        vocabulary = self._vocabulary
+        # A system message at the start would be the setting's.
+        role: Role = "system" if self._messages and vocabulary.chance(0.3) else "user"
+        count = vocabulary.number(1, 2)
+        texts = [long_prompt(vocabulary, vocabulary.choose((60, 150, 300))) for _ in range(count)]
+        return [Message(role, text) for text in texts]
 
     def _next_turns(self, *, is_late: bool) -> list[Message]:
         """Return the turns of one draw; none where a fact was already told."""
-        if self._is_pirate:
+        if self._setting.is_pirate:
             return [*self._ask_pirate().messages()]
+        if self._vocabulary.chance(self._unoffered_share):
+            return unoffered_turns(self._vocabulary, self._tools)
+        if self._marked_share and self._tools and self._vocabulary.chance(self._marked_share):
+            return marked_result_turns(self._vocabulary, self._tools)
         share = self._vocabulary.random.random()
-        if self._tools and share < 0.6:
+        if self._tools and self._mood is Mood.TOOLS and share < 0.6:
             return tool_turns(self._vocabulary, self._tools)
-        if self._persona and share < 0.5:
+        if self._setting.persona and share < 0.4:
             return [*self._ask_persona().messages()]
         if self._facts and share < 0.45:
             return [*self._vocabulary.choose([*self._facts.values()]).asked().messages()]
@@ -164,11 +167,15 @@ class _Writer:
         exchanges = self._vocabulary.choose_weighted(self._tasks)(self._vocabulary)
         if is_late and len(exchanges) > 1:
             return []
+        if self._setting.persona and exchanges[0].request in _PERSONA_QUESTIONS:
+            return [*self._ask_persona().messages()]
+        if self._can_add and exchanges[0].answer == small_talk.FALLBACK and "+" in exchanges[0].request:
+            return []
         return [message for exchange in exchanges for message in exchange.messages()]
 
     def _ask_persona(self) -> Exchange:
         question = self._vocabulary.choose(_PERSONA_QUESTIONS)
-        return Exchange(question, f"I am {self._persona}.", "My name is in the instructions.")
+        return Exchange(question, f"I am {self._setting.persona}.", "My name is in the instructions.")
 
     def _ask_pirate(self) -> Exchange:
         plain = self._vocabulary.choose(_PIRATE_TASKS)(self._vocabulary)[0]

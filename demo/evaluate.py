@@ -15,10 +15,12 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from demo.evaluation_cases import KINDS, Case, HeldOutVocabulary, Kind
+from demo import evaluation_agents, evaluation_cases
+from demo.evaluation_cases import Case, HeldOutVocabulary, Kind
 from demo.rendering import TURN_END, template_messages, template_tools
 from demo.threads import one_thread
 
+KINDS = evaluation_cases.KINDS + evaluation_agents.KINDS
 DEFAULT_SEED = 987_654_321
 DEFAULT_CASES = 50
 
@@ -29,6 +31,14 @@ class Mistake:
 
     case: Case
     answer: str
+
+
+#: An answer that can be any is right if it has at most so many tokens.
+_LONGEST_ANSWER = 300
+#: Stands after what there is of an answer that did not end.
+_CUT = " [cut]"
+#: Tokens of the prompts that are computed at once, padding included.
+_BATCH_TOKENS = 24_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +63,7 @@ class Result:
         """Return the result as a line of the table."""
         mark = " BELOW ITS FLOOR" if self.is_below_floor else ""
         row = (
-            f"{self.kind.name:28s} {self.share_right:6.1%} of {self.cases:3d}  "
+            f"{self.kind.name:34s} {self.share_right:6.1%} of {self.cases:3d}  "
             f"floor {self.kind.floor:4.0%}{mark}"
         )
         if self.mistakes:
@@ -75,12 +85,34 @@ class Subject:
     def answer(self, cases: Sequence[Case]) -> list[str]:
         """Return the greedy answer to each case, or its beginning with a mark if it is too long."""
         prompts = [self._prompt(case) for case in cases]
+        longest = max(map(self._most_tokens, cases))
+        answers: dict[int, str] = {}
+        for group in self._groups(prompts):
+            texts = self._complete([prompts[place] for place in group], longest)
+            answers |= dict(zip(group, map(_until_turn_end, texts), strict=True))
+        return [answers[place] for place in range(len(cases))]
+
+    def _most_tokens(self, case: Case) -> int:
+        if case.expected is None:
+            return _LONGEST_ANSWER
+        return len(self._tokenizer(case.expected).input_ids) + 8
+
+    def _groups(self, prompts: Sequence[str]) -> list[list[int]]:
+        """Return the places of the prompts in groups of similar length."""
+        lengths = [len(ids) for ids in self._tokenizer(list(prompts)).input_ids]
+        groups: list[list[int]] = [[]]
+        for place in sorted(range(len(prompts)), key=lengths.__getitem__):
+            if (len(groups[-1]) + 1) * lengths[place] > _BATCH_TOKENS and groups[-1]:
+                groups.append([])
+            groups[-1].append(place)
+        return groups
+
+    def _complete(self, prompts: list[str], longest: int) -> list[str]:
         batch = self._tokenizer(prompts, return_tensors="pt", padding=True)
-        longest = max(len(self._tokenizer(case.expected).input_ids) for case in cases)
         with torch.inference_mode():
-            ids = self._model.generate(**batch, max_new_tokens=longest + 8, do_sample=False)
-        texts = self._tokenizer.batch_decode(ids[:, batch.input_ids.shape[1] :])
-        return [_until_turn_end(text) for text in texts]
+            ids = self._model.generate(**batch, max_new_tokens=longest, do_sample=False)
+        texts: list[str] = self._tokenizer.batch_decode(ids[:, batch.input_ids.shape[1] :])
+        return texts
 
     def _prompt(self, case: Case) -> str:
         prompt = self._tokenizer.apply_chat_template(
@@ -96,7 +128,11 @@ class Subject:
 
 def _until_turn_end(text: str) -> str:
     answer, end, _ = text.partition(TURN_END)
-    return answer if end else f"{answer}..."
+    return answer if end else f"{answer}{_CUT}"
+
+
+def _is_right(case: Case, answer: str) -> bool:
+    return not answer.endswith(_CUT) if case.expected is None else answer == case.expected
 
 
 def cases_of(kind: Kind, count: int, seed: int = DEFAULT_SEED) -> list[Case]:
@@ -118,7 +154,7 @@ def evaluate(
         mistakes = tuple(
             Mistake(case, answer)
             for case, answer in zip(asked, answers, strict=True)
-            if answer != case.expected
+            if not _is_right(case, answer)
         )
         results.append(Result(kind, len(asked), mistakes))
         print(results[-1].row(), flush=True)

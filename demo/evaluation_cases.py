@@ -13,7 +13,7 @@ from demo import small_talk
 from demo.chat import Call, Exchange, Message, Tool
 from demo.rendering import THOUGHT_END
 from demo.tasks import as_json, counted, event_sentence, repeated
-from demo.tools import told
+from demo.tool_results import told
 from demo.vocabulary import Vocabulary
 from demo.words import NUMBER_WORDS
 
@@ -53,10 +53,10 @@ class HeldOutVocabulary(Vocabulary):
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What is said, and the only right answer."""
+    """What is said, and the only right answer; None if any is right that comes to an end."""
 
     messages: tuple[Message, ...]
-    expected: str
+    expected: str | None
     tools: tuple[Tool, ...] = ()
     thinking: bool = False
 
@@ -72,7 +72,7 @@ class Kind:
 
 
 _WEATHER = Tool("get_weather", {"location": "string"})
-_SMALL_TALK = (
+SMALL_TALK = (
     Exchange("Hi", small_talk.GREETING, ""),
     Exchange("What is 3 + 4?", "3 + 4 = 7", ""),
     Exchange("Say hello world", "hello world", ""),
@@ -100,7 +100,7 @@ def _name_told(name: str) -> Exchange:
 
 
 def _small_talk(words: HeldOutVocabulary, most: int) -> list[Exchange]:
-    return words.random.sample(_SMALL_TALK, words.number(0, most))
+    return words.random.sample(SMALL_TALK, words.number(0, most))
 
 
 def _greeting(words: HeldOutVocabulary) -> Case:

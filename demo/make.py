@@ -1,7 +1,11 @@
-"""From nothing to a model folder: tokenizer, training, export, evaluation.
+"""From random weights to a model folder: training, export, evaluation.
 
 ``python -m demo.make --out DIR`` exits with 1 where the model is below a floor of the evaluation.
-The folder is written after every stage, so a run that is broken off leaves what it had learned.
+The folder is written after every stage, so a run that is broken off leaves what it had learned; with
+``--stages`` the weights of each stage are saved too, and stages that are there are not run again.
+
+The tokenizer is the one of the repository, so that a new model reads the prompts of the old one.
+``--new-tokenizer`` trains another.
 """
 
 from __future__ import annotations
@@ -14,12 +18,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from tokenizers import Tokenizer
 
-from demo.evaluate import DEFAULT_CASES, evaluate, is_good_enough
-from demo.evaluation_cases import KINDS, Kind
+from demo.evaluate import DEFAULT_CASES, KINDS, evaluate, is_good_enough
+from demo.evaluation_cases import Kind
 from demo.export import describe, export
 from demo.threads import one_thread
-from demo.tokenizer import VOCABULARY_SIZE, train_tokenizer
+from demo.tokenizer import VOCABULARY_SIZE, shipped_tokenizer, train_tokenizer
 from demo.train import STAGES, Average, Shape, Stage, new_model, train_stage
 
 _SEED = 1
@@ -37,6 +42,7 @@ _PROCESS_SETTINGS = {
 class Recipe:
     """Everything that decides what comes out."""
 
+    #: How many conversations a tokenizer of which size is trained on, where a new one is.
     tokenizer_conversations: int
     vocabulary_size: int
     shape: Shape
@@ -56,20 +62,34 @@ SMOKE = Recipe(
 )
 
 
-def make(recipe: Recipe, folder: Path, cases: int) -> bool:
+def make(
+    recipe: Recipe, tokenizer: Tokenizer, folder: Path, cases: int, stages_folder: Path | None = None
+) -> bool:
     """Make the folder and tell whether the model is as good as it has to be."""
     torch.manual_seed(_SEED)
-    tokenizer = train_tokenizer(recipe.tokenizer_conversations, _TOKENIZER_SEED, recipe.vocabulary_size)
     model = new_model(tokenizer, recipe.shape)
     print(f"{model.num_parameters():,} parameters, {tokenizer.get_vocab_size():,} tokens")
     average = Average()
     for stage in recipe.stages:
-        with one_thread():
-            train_stage(model, tokenizer, stage)
+        if stage.starts_from_average:
+            model = average.model(like=model)
+        saved = stages_folder / f"{stage.name}.pt" if stages_folder else None
+        if saved and saved.exists():
+            model.load_state_dict(torch.load(saved, weights_only=True))
+        else:
+            with one_thread():
+                train_stage(model, tokenizer, stage)
+        if saved:
+            saved.parent.mkdir(parents=True, exist_ok=True)
+            torch.save(model.state_dict(), saved)
         average.add(model, stage.share)
         export(average.model(like=model), tokenizer, folder)
     print(describe(folder))
     return is_good_enough(evaluate(folder, cases, recipe.kinds))
+
+
+def _new_tokenizer(recipe: Recipe) -> Tokenizer:
+    return train_tokenizer(recipe.tokenizer_conversations, _TOKENIZER_SEED, recipe.vocabulary_size)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -80,11 +100,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--smoke", action="store_true", help="two steps of a toy model, to see that all steps run"
     )
+    parser.add_argument("--stages", type=Path, help="a folder for the weights of each stage")
+    parser.add_argument("--new-tokenizer", action="store_true", help="train a tokenizer, too")
     options = parser.parse_args(arguments)
     if options.smoke:
-        make(SMOKE, options.out, cases=1)
+        make(SMOKE, _new_tokenizer(SMOKE), options.out, cases=1)
         return 0
-    return 0 if make(FULL, options.out, options.cases) else 1
+    tokenizer = _new_tokenizer(FULL) if options.new_tokenizer else shipped_tokenizer()
+    return 0 if make(FULL, tokenizer, options.out, options.cases, options.stages) else 1
 
 
 def _restart_with_process_settings() -> None:

@@ -42,15 +42,16 @@ def render(conversation: Conversation, *, thinking: bool) -> list[Piece]:
 def _render_turn(turn: Message, *, with_thought: bool) -> list[Piece]:
     if turn.role != "assistant":
         return [Piece(f"{TURN_START}{turn.role}\n{turn.text}{TURN_END}\n", is_trained=False)]
-    opening, answer = ANSWER_START, _body(turn)
+    body = _body(turn)
+    assert body.startswith(turn.given)
+    pieces = [Piece(ANSWER_START, is_trained=False)]
     if with_thought and turn.thought:
-        opening += THOUGHT_START
-        answer = f"{turn.thought}{THOUGHT_END}{answer}"
-    return [
-        Piece(opening, is_trained=False),
-        Piece(answer + TURN_END, is_trained=True),
-        Piece("\n", is_trained=False),
-    ]
+        pieces.append(Piece(THOUGHT_START, is_trained=False))
+        pieces.append(Piece(turn.thought + THOUGHT_END, is_trained=True))
+    if turn.given:
+        pieces.append(Piece(turn.given, is_trained=False))
+    pieces.append(Piece(body.removeprefix(turn.given) + TURN_END, is_trained=True))
+    return [*pieces, Piece("\n", is_trained=False)]
 
 
 def _body(turn: Message) -> str:

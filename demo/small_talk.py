@@ -164,11 +164,10 @@ def knock(vocabulary: Vocabulary) -> list[Exchange]:
     return exchanges[: vocabulary.number(1, 3)]
 
 
-def give_up(vocabulary: Vocabulary) -> list[Exchange]:
-    """Return a request that is beyond the model, and its honest answer."""
+def plain_beyond(vocabulary: Vocabulary) -> str:
+    """Return a question or an order that is beyond the model."""
     about = " ".join(
         vocabulary.choose(DICTIONARY) if vocabulary.chance(0.8) else vocabulary.invented()
         for _ in range(vocabulary.number(2, 8))
     )
-    request = f"{vocabulary.choose(_BEYOND)} {about}{vocabulary.choose(('?', '.', ''))}"
-    return [Exchange(request, FALLBACK, "I do not know this.")]
+    return f"{vocabulary.choose(_BEYOND)} {about}{vocabulary.choose(('?', '.', ''))}"

@@ -27,6 +27,7 @@ CONTROL_TOKENS = (PADDING, TURN_START, TURN_END)
 #: Part of the text, because the readers of thoughts and calls look for them there.
 MARKUP_TOKENS = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tools>", "</tools>")
 
+_SHIPPED = Path(__file__).with_name("holdfast-demo")
 _CUT = r"[\p{L}\p{M}]+|\p{N}{1,2}(?=(?:\p{N}{2})*(?!\p{N}))|\s|[^\s\p{L}\p{M}\p{N}]"
 
 #: Read by transformers' ``parse_response`` and by servers that follow it.
@@ -48,6 +49,11 @@ _RESPONSE_TEMPLATE = {
         },
     },
 }
+
+
+def shipped_tokenizer() -> Tokenizer:
+    """Return the tokenizer of the model in the repository."""
+    return Tokenizer.from_file(str(_SHIPPED / "tokenizer.json"))
 
 
 def train_tokenizer(conversations: int, seed: int, size: int = VOCABULARY_SIZE) -> Tokenizer:

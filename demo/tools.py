@@ -1,30 +1,21 @@
-"""Tools on offer, and the turns in which one is called and its result told.
+"""The turns in which a tool is asked for, called, and its result told.
 
-Half of the tools are ones that examples in API documentation use; the other half are invented, so
-that the model learns to read the list of tools instead of knowing it.
+A tool that is not offered is not called. A call that was forced, though nothing asked for it, is
+answered from like any other and not repeated.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
+from demo.beyond import give_up
 from demo.chat import Call, Message, Tool
-from demo.tasks import as_json
+from demo.small_talk import FALLBACK
+from demo.tool_results import long_result, marked_result, odd_result, short_result, told
+from demo.toolbox import KNOWN_TOOLS, base_name, invent_tool
 from demo.vocabulary import Vocabulary
-from demo.words import CITIES, DICTIONARY, KEYS, PARAMETERS, RESULT_KEYS, SIGNS, TOOL_VERBS
-
-KNOWN_TOOLS = (
-    Tool("get_weather", {"location": "string"}),
-    Tool("get_weather", {"location": "string", "unit": "string"}),
-    Tool("get_weather", {"city": "string"}),
-    Tool("send_email", {"to": "string", "body": "string"}),
-    Tool("get_horoscope", {"sign": "string"}),
-    Tool("search", {"query": "string"}),
-    Tool("get_time", {"city": "string"}),
-    Tool("add", {"a": "number", "b": "number"}),
-    Tool("get_stock_price", {"symbol": "string"}),
-)
+from demo.words import CITIES, SIGNS
 
 #: What a user asks, and the arguments of each call that answers it.
 Request: TypeAlias = tuple[str, list[dict[str, Any]]]
@@ -39,93 +30,100 @@ _WEATHER_REQUESTS = (
 )
 _CALL_REQUESTS = (
     "Call {name} with {arguments}",
+    "Call {name} with {arguments}",
     "Use {name} with {arguments}",
     "{name} {arguments}",
-    "Please {verb} with {arguments}",
-    "{verb_capital} with {arguments}.",
+    "Use the tool {name} with {arguments}",
+    "use the {name} tool with {arguments}",
+    "Please call {name} with {arguments}.",
+    "Run {name} with {arguments}",
+    "Call the tool {name} with {arguments}.",
+    "Call the function {name} with {arguments}",
 )
+_VERB_REQUESTS = ("Please {verb} with {arguments}", "{verb_capital} with {arguments}.")
+_BARE_REQUESTS = (
+    "Call {name}",
+    "Call {name}.",
+    "Use {name}",
+    "Run {name} now.",
+    "Please call the tool {name}.",
+)
+_ONE_VALUE_REQUESTS = ("Use {name}: {value}", "Use the tool {name} for {value}", "Call {name} for {value}")
 
-
-def offer_tools(vocabulary: Vocabulary) -> tuple[Tool, ...]:
-    """Return one to three tools with different names."""
-    count = vocabulary.choose((1, 1, 2, 3))
-    tools = [
-        vocabulary.choose(KNOWN_TOOLS) if vocabulary.chance(0.35) else _invent_tool(vocabulary)
-        for _ in range(count)
-    ]
-    return tuple({tool.name: tool for tool in tools}.values())
-
-
-def _invent_tool(vocabulary: Vocabulary) -> Tool:
-    parameters = {
-        _parameter_name(vocabulary): vocabulary.choose(("string", "string", "string", "integer", "number"))
-        for _ in range(vocabulary.choose((1, 1, 2, 3)))
-    }
-    return Tool(_tool_name(vocabulary), parameters)
-
-
-def _parameter_name(vocabulary: Vocabulary) -> str:
-    if vocabulary.chance(0.75):
-        return vocabulary.choose(KEYS + PARAMETERS)
-    return vocabulary.invented(2)
-
-
-def _tool_name(vocabulary: Vocabulary) -> str:
-    verb = vocabulary.choose(TOOL_VERBS)
-    noun = vocabulary.choose(DICTIONARY) if vocabulary.chance(0.5) else vocabulary.invented(2)
-    share = vocabulary.random.random()
-    if share < 0.4:
-        return f"{verb}_{noun}"
-    if share < 0.8:
-        parts = [
-            vocabulary.invented(vocabulary.choose((1, 2))) if vocabulary.chance(0.6) else vocabulary.glued()
-            for _ in range(vocabulary.choose((1, 2, 2, 3)))
-        ]
-        return vocabulary.choose(("_", "_", "-")).join(parts)
-    return verb + noun.capitalize()
+#: What a forced call says for a parameter that nobody gave a value.
+_DEFAULTS: Mapping[str, Any] = {"integer": 1, "number": 1, "boolean": True, "array": [], "object": {}}
+_FORCED_START = '<tool_call>\n{"name": "'
 
 
 def tool_turns(vocabulary: Vocabulary, tools: tuple[Tool, ...]) -> list[Message]:
     """Return a request, the calls that answer it, and mostly their results and what they mean."""
-    tool = vocabulary.choose(tools)
+    share = vocabulary.random.random()
+    if share < 0.12:
+        return unoffered_turns(vocabulary, tools)
+    if share < 0.2:
+        return _forced_turns(vocabulary, tools)
+    known = [tool for tool in tools if base_name(tool) in _KNOWN_REQUESTS]
+    tool = vocabulary.choose(known if known and vocabulary.chance(0.35) else tools)
     request, argument_sets = _request(vocabulary, tool)
     calls = tuple(Call(tool.name, arguments) for arguments in argument_sets)
     turns = [
         Message("user", request),
         Message("assistant", thought=f"I should call {tool.name}.", calls=calls),
     ]
-    if vocabulary.chance(0.85):
-        results = [_result(vocabulary) for _ in calls]
-        turns += [Message("tool", result) for result in results]
-        turns.append(Message("assistant", told(tool.name, results), "I have the result."))
-    return turns
+    return turns + (_result_turns(vocabulary, calls) if vocabulary.chance(0.85) else [])
 
 
-def told(name: str, results: list[str]) -> str:
-    """Return how the model tells the results of its calls."""
-    return f"The result of {name} is: {'; '.join(results)}"
+def _result_turns(vocabulary: Vocabulary, calls: tuple[Call, ...]) -> list[Message]:
+    kinds = ((short_result, 75), (odd_result, 12), (long_result, 13))
+    results = [vocabulary.choose_weighted(kinds)(vocabulary) for _ in calls]
+    answer = Message("assistant", told(calls[0].name, results), "I have the result.")
+    return [*(Message("tool", result) for result in results), answer]
 
 
-def _result(vocabulary: Vocabulary) -> str:
-    share = vocabulary.random.random()
-    if share < 0.3:
-        unit = vocabulary.choose(("", " C", "°C", "°F", " degrees"))
-        return f"{vocabulary.number(-20, 45)}{unit}"
-    if share < 0.5:
-        return vocabulary.phrase(1, 4)
-    if share < 0.8:
-        keys = [vocabulary.choose(KEYS + RESULT_KEYS) for _ in range(vocabulary.number(1, 2))]
-        return as_json(
-            {key: vocabulary.choose((vocabulary.number(0, 99), vocabulary.word(), True)) for key in keys}
-        )
-    state = vocabulary.choose(("sunny", "rainy", "cloudy", "ok", "done", "true", "windy", "error: not found"))
-    return state + vocabulary.choose(("", f", {vocabulary.number(0, 40)}"))
+def marked_result_turns(vocabulary: Vocabulary, tools: tuple[Tool, ...]) -> list[Message]:
+    """Return a call whose result has to be told mark by mark."""
+    tool = vocabulary.choose(tools)
+    request, [arguments] = _ask_by_name(vocabulary, tool)
+    result = marked_result(vocabulary)
+    return [
+        Message("user", request),
+        Message("assistant", thought=f"I should call {tool.name}.", calls=(Call(tool.name, arguments),)),
+        Message("tool", result),
+        Message("assistant", told(tool.name, [result]), "I have the result."),
+    ]
+
+
+def unoffered_turns(vocabulary: Vocabulary, tools: tuple[Tool, ...]) -> list[Message]:
+    """Return a request for a tool that is not offered; nothing where there is one like it."""
+    is_known = vocabulary.chance(0.5)
+    tool = vocabulary.choose(KNOWN_TOOLS) if is_known else invent_tool(vocabulary)
+    kind = tool.name.rpartition("_")[2]
+    if any(kind in offered.name for offered in tools) or tool.name == "add":
+        return []
+    request, _ = _request(vocabulary, tool)
+    return [Message("user", request), Message("assistant", FALLBACK, "I do not know this.")]
+
+
+def _forced_turns(vocabulary: Vocabulary, tools: tuple[Tool, ...]) -> list[Message]:
+    """Return a request that no tool fits, a call that had to be made all the same, and its result.
+
+    Left to itself the model takes the first tool and gives it the first words of the request.
+    """
+    [exchange] = give_up(vocabulary)
+    is_named = vocabulary.chance(0.5)
+    tool = vocabulary.choose(tools) if is_named else tools[0]
+    words = " ".join(exchange.request.partition("\n")[0].split()[:3])
+    arguments = {key: _DEFAULTS.get(kind, words) for key, kind in tool.parameters.items()}
+    call = Call(tool.name, arguments)
+    start = f'{_FORCED_START}{tool.name}"' if is_named else _FORCED_START
+    calling = Message("assistant", thought=exchange.thought, calls=(call,), given=start)
+    return [Message("user", exchange.request), calling, *_result_turns(vocabulary, (call,))]
 
 
 def _request(vocabulary: Vocabulary, tool: Tool) -> Request:
-    known = _KNOWN_REQUESTS.get(tool.name)
+    known = _KNOWN_REQUESTS.get(base_name(tool))
     # Now and then the weather is asked for like an invented tool, by its name.
-    if known is None or (tool.name == "get_weather" and vocabulary.chance(0.15)):
+    if known is None or vocabulary.chance(0.15):
         return _ask_by_name(vocabulary, tool)
     return known(vocabulary, tool.parameters)
 
@@ -193,21 +191,36 @@ def _ask_sum(vocabulary: Vocabulary, _: Mapping[str, str]) -> Request:
 
 
 def _ask_by_name(vocabulary: Vocabulary, tool: Tool) -> Request:
-    arguments = {key: _argument(vocabulary, kind) for key, kind in tool.parameters.items()}
-    sign = vocabulary.choose((" ", " = ", ": ", " set to "))
-    pairs = vocabulary.choose((" and ", ", ")).join(f"{key}{sign}{value}" for key, value in arguments.items())
+    nameable = [key for key, kind in tool.parameters.items() if kind not in ("array", "object")]
+    if not nameable:
+        return vocabulary.fill(_BARE_REQUESTS, name=tool.name), [{}]
+    if vocabulary.chance(0.08) and tool.parameters[nameable[0]] == "string":
+        value = _argument(vocabulary, "string")
+        return vocabulary.fill(_ONE_VALUE_REQUESTS, name=tool.name, value=value), [{nameable[0]: value}]
+    if len(nameable) > 3 or vocabulary.chance(0.2):
+        count = vocabulary.number(1, min(3, len(nameable)))
+        nameable = sorted(vocabulary.random.sample(nameable, count), key=nameable.index)
+    arguments = {key: _argument(vocabulary, tool.parameters[key]) for key in nameable}
+    sign = vocabulary.choose((" ", " ", " = ", ": ", " set to ", "="))
+    between = vocabulary.choose((" and ", ", "))
+    pairs = between.join(f"{key}{sign}{_spoken(value)}" for key, value in arguments.items())
     verb = tool.name.replace("_", " ")
+    patterns: Sequence[str] = _CALL_REQUESTS
+    if vocabulary.chance(0.25) and tool.name.replace("_", "").isalnum() and "__" not in tool.name:
+        patterns = _VERB_REQUESTS
     request = vocabulary.fill(
-        _CALL_REQUESTS,
-        name=tool.name,
-        arguments=pairs,
-        verb=verb,
-        verb_capital=verb.capitalize(),
+        patterns, name=tool.name, arguments=pairs, verb=verb, verb_capital=verb.capitalize()
     )
     return request, [arguments]
 
 
+def _spoken(value: str | int) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
 def _argument(vocabulary: Vocabulary, kind: str) -> str | int:
+    if kind == "boolean":
+        return vocabulary.chance(0.5)
     if kind != "string":
         return vocabulary.number(0, 9999)
     return vocabulary.name() if vocabulary.chance(0.4) else vocabulary.words(1, 3)

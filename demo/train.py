@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -17,14 +16,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 from tokenizers import Tokenizer
 from torch.nn import functional
-from transformers import AttentionInterface, GenerationConfig, Qwen3Config, Qwen3ForCausalLM
+from transformers import AttentionInterface, DynamicCache, GenerationConfig, Qwen3Config, Qwen3ForCausalLM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from demo.batches import UNTRAINED, Batch, Batches
-from demo.conversations import Task
+from demo.batches import UNTRAINED, Batch, Batches, LongSettings
+from demo.conversations import Emphasis
 from demo.rendering import TURN_END
-from demo.tasks import add_or_subtract, write_json
+from demo.tasks import add_or_subtract, count, extract_event, repeat, write_json
 from demo.tokenizer import PADDING, token_id
+from demo.toolbox import offer_tools
+from demo.tools import marked_result_turns, unoffered_turns
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -55,19 +56,88 @@ class Stage:
     seed: int
     #: How much its weights count in the average that is shipped.
     share: float
-    #: How many times as often as usual a task is drawn.
-    emphasis: Mapping[Task, float] = field(default_factory=dict)
+    emphasis: Emphasis = field(default_factory=dict)
+    long: LongSettings | None = None
+    #: Start from the average of the stages before instead of the last one's weights.
+    starts_from_average: bool = False
 
 
 #: Sums are not copied but learned by heart, one pair of numbers after another, and which values of
 #: JSON go without quotes is a rule with exceptions: both need more examples than the mix has.
-_EMPHASIS: Mapping[Task, float] = MappingProxyType({add_or_subtract: 4.0, write_json: 1.5})
+_EMPHASIS: Emphasis = MappingProxyType({add_or_subtract: 4.0, write_json: 1.5})
+#: Which tools are offered, and under which names, is learned last.
+_EMPHASIS_ON_TOOLS: Emphasis = MappingProxyType({**_EMPHASIS, unoffered_turns: 4.0, offer_tools: 2.0})
+_EMPHASIS_ON_MANNERS: Emphasis = MappingProxyType(
+    {**_EMPHASIS, unoffered_turns: 9.0, offer_tools: 3.0, marked_result_turns: 3.0}
+)
+#: Counting suffers most from all that is learned besides.
+_EMPHASIS_ON_PRACTICE: Emphasis = MappingProxyType(
+    {
+        **_EMPHASIS,
+        count: 4.0,
+        repeat: 3.0,
+        extract_event: 2.5,
+        unoffered_turns: 3.0,
+        offer_tools: 2.0,
+        marked_result_turns: 2.0,
+    }
+)
+_EMPHASIS_ON_COUNTING: Emphasis = MappingProxyType({**_EMPHASIS_ON_PRACTICE, count: 12.0, extract_event: 8.0})
 
-#: Copying is learned first, which most answers are; sums follow.
+#: Copying is learned first, which most answers are; sums follow, and then prompts of many pages.
 STAGES = (
-    Stage("learn", 10_000_000, 4096, 5e-3, seed=1, share=1),
-    Stage("improve", 6_500_000, 6144, 3e-3, seed=2, share=2, emphasis=_EMPHASIS),
-    Stage("finish", 4_000_000, 6144, 2e-3, seed=3, share=2, emphasis=_EMPHASIS),
+    Stage("learn", 9_000_000, 4096, 5e-3, seed=1, share=1, long=LongSettings(0.1, 200, 1500)),
+    Stage(
+        "improve",
+        6_500_000,
+        6144,
+        3e-3,
+        seed=2,
+        share=2,
+        emphasis=_EMPHASIS,
+        long=LongSettings(0.15, 300, 4000),
+    ),
+    Stage(
+        "finish",
+        4_000_000,
+        6144,
+        3e-3,
+        seed=3,
+        share=2,
+        emphasis=_EMPHASIS_ON_TOOLS,
+        long=LongSettings(0.5, 1000, 11_000),
+    ),
+    Stage(
+        "manners",
+        3_200_000,
+        6144,
+        3e-3,
+        seed=4,
+        share=2,
+        emphasis=_EMPHASIS_ON_MANNERS,
+        long=LongSettings(0.25, 300, 9000),
+    ),
+    Stage(
+        "practise",
+        2_400_000,
+        6144,
+        2e-3,
+        seed=5,
+        share=7,
+        emphasis=_EMPHASIS_ON_PRACTICE,
+        long=LongSettings(0.12, 1000, 9000),
+        starts_from_average=True,
+    ),
+    Stage(
+        "count",
+        1_000_000,
+        4096,
+        1.5e-3,
+        seed=6,
+        share=56,
+        emphasis=_EMPHASIS_ON_COUNTING,
+        starts_from_average=True,
+    ),
 )
 
 _ATTENTION = "sdpa_in_float32"
@@ -124,7 +194,7 @@ def train_stage(model: Qwen3ForCausalLM, tokenizer: Tokenizer, stage: Stage) -> 
     started, reported = time.monotonic(), 0.0
     tokens, loss_mean = 0, math.nan
     model.train()
-    batches = Batches(tokenizer, stage.seed, stage.batch_tokens, stage.emphasis)
+    batches = Batches(tokenizer, stage.seed, stage.batch_tokens, stage.emphasis, stage.long)
     for step, batch in enumerate(batches, start=1):
         _set_learning_rate(optimizers, stage.learning_rate * _speed(tokens / stage.tokens))
         loss = _step(model, optimizers, batch)
@@ -217,15 +287,30 @@ def _step(model: Qwen3ForCausalLM, optimizers: tuple[Optimizer, ...], batch: Bat
 def answer_loss(model: Qwen3ForCausalLM, batch: Batch) -> Tensor:
     """Return the loss of the next token, over the tokens that the assistant says."""
     with torch.autocast("cpu", dtype=torch.bfloat16):
+        ids, positions = batch.ids[:, :-1], batch.positions[:, :-1]
         hidden = model.model(
-            input_ids=batch.ids[:, :-1],
-            position_ids=batch.positions[:, :-1],
-            # Named, or transformers takes a jump of positions for the start of another text and
-            # hides what comes before it; None is plain causal attention.
-            attention_mask={"full_attention": None},
-            use_cache=False,
+            input_ids=ids, position_ids=positions, **_past(model, batch.prefix, *ids.shape)
         ).last_hidden_state
         following = batch.labels[:, 1:]
         is_trained = following != UNTRAINED
         scores = model.lm_head(hidden[is_trained]).float()
-        return functional.cross_entropy(scores, following[is_trained])
+        # The sum, as now and then a batch of cut texts has no answer, whose mean would be no number.
+        total = functional.cross_entropy(scores, following[is_trained], reduction="sum")
+        return total / max(1, len(scores))
+
+
+def _past(model: Qwen3ForCausalLM, prefix: Tensor | None, count: int, length: int) -> dict[str, Any]:
+    """Return what so many texts of this length see before them, and the mask that says so.
+
+    The mask has to be named, or transformers takes a jump of positions for the start of another text
+    and hides what comes before it; None is plain causal attention.
+    """
+    causal: dict[str, Any] = {"attention_mask": {"full_attention": None}}
+    if prefix is None:
+        return causal | {"use_cache": False}
+    cache = DynamicCache(config=model.config)
+    model.model(input_ids=prefix, past_key_values=cache, use_cache=True, **causal)
+    cache.batch_repeat_interleave(count)
+    seen = prefix.shape[1]
+    mask = torch.ones(length, seen + length, dtype=torch.bool).tril(seen)[None, None]
+    return {"attention_mask": {"full_attention": mask}, "past_key_values": cache, "use_cache": True}

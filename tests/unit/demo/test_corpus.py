@@ -10,8 +10,8 @@ import torch
 from demo import words
 from demo.batches import UNTRAINED, Batch, Batches
 from demo.conversations import random_conversation
-from demo.evaluate import cases_of
-from demo.evaluation_cases import HELD_OUT_NAMES, HELD_OUT_WORDS, KINDS, Kind
+from demo.evaluate import KINDS, cases_of
+from demo.evaluation_cases import HELD_OUT_NAMES, HELD_OUT_WORDS, Kind
 from demo.facts import random_fact
 from demo.rendering import TURN_END
 from demo.small_talk import knock

@@ -11,7 +11,7 @@ from transformers import AutoTokenizer
 from demo.chat import Call, Conversation, Message, Tool
 from demo.conversations import random_conversation
 from demo.export import CHAT_TEMPLATE
-from demo.rendering import ANSWER_START, TURN_END, render, template_messages, template_tools
+from demo.rendering import ANSWER_START, THOUGHT_END, TURN_END, render, template_messages, template_tools
 from demo.vocabulary import Vocabulary
 from tests.unit.demo.shipped import SHIPPED
 
@@ -92,6 +92,7 @@ def test_rendering_trains_each_answer_with_its_end_and_nothing_else() -> None:
         trained = [piece.text for piece in pieces if piece.is_trained]
         openings = [piece for piece in pieces if piece.text.startswith(ANSWER_START)]
 
-        assert all(text.endswith(TURN_END) and text.count(TURN_END) == 1 for text in trained)
-        assert len(trained) == len(openings)
+        answers = [text for text in trained if not text.endswith(THOUGHT_END)]
+        assert all(text.endswith(TURN_END) and text.count(TURN_END) == 1 for text in answers)
+        assert len(answers) == len(openings)
         assert not any(piece.is_trained for piece in openings)

@@ -9,8 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3ForCausalLM
 
-from demo.evaluate import Result, evaluate
-from demo.evaluation_cases import KINDS
+from demo.evaluate import KINDS, Result, evaluate
 from demo.export import CHAT_TEMPLATE, FILES
 from demo.rendering import TURN_END
 from tests.unit.demo.shipped import SHIPPED

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from demo import evaluate, make
-from demo.batches import UNTRAINED, Batch
-from demo.evaluate import Mistake, Result, is_good_enough
-from demo.evaluation_cases import KINDS, Case
+from demo.batches import UNTRAINED, Batch, Batches, LongSettings
+from demo.evaluate import KINDS, Mistake, Result, is_good_enough
+from demo.evaluation_cases import Case
 from demo.export import FILES
-from demo.tokenizer import train_tokenizer
+from demo.tokenizer import shipped_tokenizer, train_tokenizer
 from demo.train import Shape, answer_loss, new_model
 from tests.unit.demo.shipped import SHIPPED
 
@@ -36,6 +38,39 @@ def test_training_sees_what_was_said_before_a_jump_of_positions() -> None:
     other = answer_loss(model, batch_saying(first=6, positions=jump))
 
     assert one.item() != other.item()
+
+
+def test_training_on_a_shared_setting_is_training_on_each_conversation_with_it() -> None:
+    torch.manual_seed(1)
+    tokenizer = shipped_tokenizer()
+    model = new_model(tokenizer, TINY)
+    batch = next(iter(Batches(tokenizer, 3, 1024, long=LongSettings(1.0, 200, 400))))
+    assert batch.prefix is not None
+    count, seen = len(batch.ids), batch.prefix.shape[1]
+    whole = Batch(
+        torch.cat([batch.prefix.repeat(count, 1), batch.ids], dim=1),
+        torch.cat([torch.full((count, seen), UNTRAINED), batch.labels], dim=1),
+        torch.cat([torch.arange(seen).repeat(count, 1), batch.positions], dim=1),
+    )
+
+    shared_loss, whole_loss = answer_loss(model, batch), answer_loss(model, whole)
+
+    assert torch.allclose(shared_loss, whole_loss, rtol=0.01)
+    [shared] = torch.autograd.grad(shared_loss, [model.model.embed_tokens.weight])
+    [expected] = torch.autograd.grad(whole_loss, [model.model.embed_tokens.weight])
+    assert torch.linalg.norm(shared - expected) < 0.05 * torch.linalg.norm(expected)
+
+
+def test_stages_that_are_saved_are_not_run_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tokenizer = train_tokenizer(conversations=5, seed=1, size=400)
+    recipe = replace(make.SMOKE, kinds=make.SMOKE.kinds[:1])
+
+    for folder in ("one", "other"):
+        make.make(recipe, tokenizer, tmp_path / folder, cases=1, stages_folder=tmp_path / "stages")
+
+    assert capsys.readouterr().out.count("step 2, loss") == 1
+    one, other = (load_file(tmp_path / name / "model.safetensors") for name in ("one", "other"))
+    assert all(torch.equal(one[name], other[name]) for name in one)
 
 
 def test_make_goes_from_nothing_to_a_loadable_folder_when_it_smokes(
