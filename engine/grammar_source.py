@@ -2,8 +2,8 @@
 
 Pure functions; any thread. Everything is checked against the bounds of `grammar_limits` on the way. What
 a grammar may be: a JSON schema (local references only); nothing but "some JSON object"; a regular
-expression for the whole output; a Lark grammar; or structural tags: free text until a trigger, from
-there on a tag.
+expression for the whole output; a Lark grammar; a structural form: parts in a row, in choice or repeated;
+or structural tags: free text until a trigger, from there on a tag.
 
     {"triggers": ["<call"],
      "tags": [{"begin": "<call name=a>", "schema": {...}, "end": "</call>"}, ...],
@@ -12,13 +12,21 @@ there on a tag.
 Each tag begins with one of the triggers. Between begin and end stands what its `schema` or `regex` asks
 for, or, without either, any text. Where a string has the text of a special token, that token is meant.
 
+A structural form is one of
+
+    {"text": "<call>"}  {"schema": {...}}  {"regex": "..."}  {"lark": "..."}  {"any": true}
+    {"sequence": [...]}  {"choice": [...]}
+    {"repeat": {...}, "separator": ", ", "least": 0, "once": false}
+
+of which `any`, any text, ends with the text that stands behind it, and stands last if there is none.
+
 A Lark grammar may have `%json {...}`, which stands for JSON of that schema, `%lark {...}`, which stands for
 a whole grammar of its own, and `<[id]>`, which stands for a token.
 """
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from engine.grammar_limits import (
@@ -42,6 +50,8 @@ WHITESPACE = r"[ ]?|\n[ \t]{0,40}"
 """Between the parts of JSON. Without a bound, a model that likes blanks would never come to an end."""
 TEXT = "TEXT: /(.|\\n)+/\nANY: /(.|\\n)*/\n"
 
+MAX_FORM_DEPTH = 16
+
 _TAG_KEYS = {"begin", "schema", "regex", "end"}
 _DIRECTIVE = re.compile(r"(?<![\w%])%(\w+)")
 _TO_ESCAPE = re.compile(r"\\.|[/\n]", re.DOTALL)
@@ -62,6 +72,8 @@ def to_lark(grammar: Grammar, special: Mapping[int, str]) -> str:
             lark = _lark(grammar.text)
         case "structural_tags":
             lark = _Tags(parse_json(grammar.text), special).to_lark()
+        case "structural_form":
+            lark = _Form(special).to_lark(parse_json(grammar.text))
         case _:
             raise BadGrammar(f"There are no grammars of kind {grammar.kind!r}.")
     try:
@@ -157,22 +169,20 @@ class _Tags:
             raise BadGrammar("Structural tags must be an object.")
         if unknown := described.keys() - {"triggers", "tags", "at_least_one", "stop_after_first"}:
             raise BadGrammar(f"Structural tags have no {min(unknown)!r}.")
-        self._special = {text: token_id for token_id, text in special.items() if text}
-        longest_first = sorted(self._special, key=len, reverse=True)
-        self._split = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
+        self._texts = _Texts(special)
         self._described = described
-        self._rules: list[str] = []
+        self._rules = self._texts.rules
 
     def to_lark(self) -> str:
-        triggers = [self._segments(text, "A trigger") for text in _strings(self._described, "triggers")]
+        triggers = [self._texts.segments(text, "A trigger") for text in _strings(self._described, "triggers")]
         tags = self._described.get("tags")
         if not isinstance(tags, list) or not tags or not triggers:
             raise BadGrammar("Structural tags need tags and triggers.")
         if max(len(tags), len(triggers)) > MAX_TAGS:
             raise BadGrammar(f"There may be {MAX_TAGS} structural tags.")
         bodies: list[list[str]] = [[] for _ in triggers]
-        for number, tag in enumerate(tags):
-            which, body = self._tag(tag, number)
+        for tag in tags:
+            which, body = self._tag(tag)
             bodies[which].append(body)
         calls = [
             f"{self._head(trigger, number)} ({' | '.join(of_trigger)})"
@@ -180,7 +190,7 @@ class _Tags:
             if of_trigger
         ]
         heads = {trigger[0] for trigger in triggers if isinstance(trigger[0], int)}
-        free = ["TEXT", *_tokens(set(self._special.values()) - heads)]
+        free = ["TEXT", *_tokens(set(self._texts.special.values()) - heads)]
         start = {
             (False, False): "(free | call)*",
             (True, False): "free* call (free | call)*",
@@ -203,22 +213,22 @@ class _Tags:
         self._rules.append(f"trigger_{number}[lazy]: ANY {_sequence(trigger)}")
         return f"trigger_{number}"
 
-    def _tag(self, tag: Any, number: int) -> tuple[int, str]:
+    def _tag(self, tag: Any) -> tuple[int, str]:
         """Which trigger the tag has, and what follows that trigger."""
         if not isinstance(tag, dict) or (tag.keys() - _TAG_KEYS):
             raise BadGrammar("A tag has begin, end, and one of schema and regex, or neither.")
         begin = tag.get("begin")
         for which, trigger in enumerate(_strings(self._described, "triggers")):
             if isinstance(begin, str) and begin.startswith(trigger):
-                rest = self._segments(begin[len(trigger) :])
-                return which, " ".join([_sequence(rest), *self._content(tag, number)])
+                rest = self._texts.segments(begin[len(trigger) :])
+                return which, " ".join([_sequence(rest), *self._content(tag)])
         raise BadGrammar("A tag must begin with one of the triggers.")
 
-    def _content(self, tag: Mapping[str, Any], number: int) -> list[str]:
+    def _content(self, tag: Mapping[str, Any]) -> list[str]:
         end = tag.get("end", "")
         if not isinstance(end, str):
             raise BadGrammar("The end of a tag must be a string.")
-        segments = self._segments(end)
+        segments = self._texts.segments(end)
         if "schema" in tag and "regex" in tag:
             raise BadGrammar("A tag has a schema or a regex, not both.")
         if "schema" in tag:
@@ -227,23 +237,102 @@ class _Tags:
             return [_regex(tag["regex"]), _sequence(segments)]
         if not segments:
             raise BadGrammar("A tag without schema and regex needs an end.")
-        if isinstance(segments[0], int):
-            return ["TEXT?", _sequence(segments)]
-        self._rules.append(f"until_{number}[lazy]: ANY {_sequence(segments[:1])}")
-        return [f"until_{number}", _sequence(segments[1:])]
+        return [self._texts.until(segments)]
 
-    def _segments(self, text: str, what: str = "") -> list[Segment]:
+
+class _Texts:
+    """Texts in which special tokens are meant where their text stands."""
+
+    def __init__(self, special: Mapping[int, str]) -> None:
+        self.special = {text: token_id for token_id, text in special.items() if text}
+        longest_first = sorted(self.special, key=len, reverse=True)
+        self._split = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
+        self.rules: list[str] = []
+        """What the expressions here refer to."""
+
+    def until(self, segments: Sequence[Segment]) -> str:
+        """Any text up to the first place where these are complete, they included."""
+        if isinstance(segments[0], int):
+            return f"TEXT? {_sequence(segments)}"
+        name = f"until_{len(self.rules)}"
+        self.rules.append(f"{name}[lazy]: ANY {_sequence(segments[:1])}")
+        return f"{name} {_sequence(segments[1:])}"
+
+    def segments(self, text: str, what: str = "") -> list[Segment]:
         if len(text) > MAX_PATTERN:
             raise BadGrammar(f"A text of a tag may have {MAX_PATTERN} characters.")
         segments: list[Segment] = []
         start = 0
         for found in self._split.finditer(text):
-            segments += [text[start : found.start()], self._special[found[0]]]
+            segments += [text[start : found.start()], self.special[found[0]]]
             start = found.end()
         segments = [segment for segment in [*segments, text[start:]] if segment != ""]
         if what and (not segments or (isinstance(segments[0], str) and len(segments) > 1)):
             raise BadGrammar(f"{what} must be text without special tokens, or begin with one.")
         return segments
+
+
+class _Form:
+    """A structural form on its way to Lark."""
+
+    def __init__(self, special: Mapping[int, str]) -> None:
+        self._texts = _Texts(special)
+        self._parts = 0
+
+    def to_lark(self, form: Any) -> str:
+        return "\n".join([f"start: {self._expression(form)}", *self._texts.rules, TEXT])
+
+    def _expression(self, form: Any, depth: int = 0) -> str:
+        self._parts += 1
+        if self._parts > MAX_TAGS or depth > MAX_FORM_DEPTH:
+            raise BadGrammar(f"A structural form may have {MAX_TAGS} parts, {MAX_FORM_DEPTH} deep.")
+        match form:
+            case {"text": str(text), **rest} if not rest:
+                return _sequence(self._texts.segments(text)) or '""'
+            case {"schema": schema, **rest} if not rest:
+                return _json(schema)
+            case {"regex": pattern, **rest} if not rest:
+                return _regex(pattern)
+            case {"lark": str(text), **rest} if not rest:
+                return f"%lark {{\n{_lark(text)}}}"
+            case {"any": True, **rest} if not rest:
+                return "ANY"
+            case {"sequence": list(parts), **rest} if parts and not rest:
+                return f"({' '.join(self._in_a_row(_flat(parts), depth))})"
+            case {"choice": list(parts), **rest} if parts and not rest:
+                return f"({' | '.join(self._expression(part, depth + 1) for part in parts)})"
+            case {"repeat": part, "separator": str(), "least": 0 | 1, "once": bool()} if len(form) == 4:
+                return self._repeated(part, form, depth)
+        raise BadGrammar("A structural form has a part that is none.")
+
+    def _repeated(self, part: Any, form: Mapping[str, Any], depth: int) -> str:
+        one = self._expression(part, depth + 1)
+        more = f" ({_sequence(self._texts.segments(form['separator']))} {one})*"
+        return f"({one}{'' if form['once'] else more}){'' if form['least'] else '?'}"
+
+    def _in_a_row(self, parts: list[Any], depth: int) -> Iterator[str]:
+        behind = [*parts[1:], None]
+        skipped = False
+        for part, following in zip(parts, behind, strict=True):
+            if skipped:
+                skipped = False
+            elif part == {"any": True} and following is not None:
+                text = following.get("text") if isinstance(following, dict) else None
+                if not isinstance(text, str) or not (segments := self._texts.segments(text)):
+                    raise BadGrammar("Behind any text must stand the text that ends it.")
+                yield self._texts.until(segments)
+                skipped = True
+            else:
+                yield self._expression(part, depth + 1)
+
+
+def _flat(parts: list[Any]) -> list[Any]:
+    """The parts with those of sequences among them in their place."""
+    flat: list[Any] = []
+    for part in parts:
+        inner = part.get("sequence") if isinstance(part, dict) and len(part) == 1 else None
+        flat += _flat(inner) if isinstance(inner, list) else [part]
+    return flat
 
 
 def _strings(described: Mapping[str, Any], key: str) -> list[str]:

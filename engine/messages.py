@@ -65,7 +65,7 @@ class Sampling:
     ends with the tokens before it. At most `MAX_BAD_WORDS` with `MAX_BAD_TOKENS` tokens in all."""
 
 
-GrammarKind = Literal["json_schema", "json_object", "regex", "lark", "structural_tags"]
+GrammarKind = Literal["json_schema", "json_object", "regex", "lark", "structural_tags", "structural_form"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,8 @@
 """vLLM's `structural_tag`: free text in which tags have a form, in the form that the engine reads. Pure.
 
-Of xgrammar's JSON there are the older form (`structures` and `triggers`), and the newer one whose `format` is
-`triggered_tags`, or is the whole output: `json_schema`, `regex`, `grammar`, `const_string` or `any_text`.
+Of xgrammar's JSON there are the older form (`structures` and `triggers`), and the newer one whose `format`
+is `triggered_tags`, or is the whole output: `json_schema`, `regex`, `grammar`, `const_string`, `any_text`, and
+composed of these a `tag`, a `sequence`, an `or` and `tags_with_separator`.
 """
 
 import json
@@ -11,7 +12,9 @@ from engine.grammar_limits import BadGrammar, parse_json
 from engine.messages import Grammar
 from server.runs.ebnf import BadEbnf, ebnf_to_lark, is_ebnf
 
-_WHOLE = "json_schema, regex, grammar, const_string, any_text"
+_WHOLE = "json_schema, regex, grammar, const_string, any_text, tag, sequence, or, tags_with_separator"
+_COMPOSED = ("tag", "sequence", "or", "tags_with_separator")
+_MAX_DEPTH = 16
 
 
 class BadTag(ValueError):
@@ -50,7 +53,42 @@ def _read_format(form: dict[str, Any]) -> Grammar | None:
                 return Grammar(kind="lark", text=ebnf_to_lark(text) if is_ebnf(text) else text)
             except BadEbnf as error:
                 raise BadTag(str(error)) from error
+        case {"type": kind} if kind in _COMPOSED:
+            return Grammar(kind="structural_form", text=json.dumps(_form(form)))
     raise BadTag(f"A format here is triggered_tags with tags and triggers, or one of {_WHOLE}.")
+
+
+def _form(given: Any, depth: int = 0) -> dict[str, Any]:
+    """The engine's form of a format that is a part of another. Raises BadTag."""
+    if depth > _MAX_DEPTH:
+        raise BadTag(f"A format may be {_MAX_DEPTH} levels deep.")
+    match given:
+        case {"type": "const_string", "value": str(text)}:
+            return {"text": text}
+        case {"type": "json_schema", "json_schema": dict() | bool() as schema}:
+            return {"schema": schema}
+        case {"type": "regex", "pattern": str(pattern)}:
+            return {"regex": pattern}
+        case {"type": "any_text"}:
+            return {"any": True}
+        case {"type": "grammar"}:
+            grammar = _read_format(given)
+            assert grammar is not None
+            return {"lark": grammar.text}
+        case {"type": "sequence", "elements": list(parts)} if parts:
+            return {"sequence": [_form(part, depth + 1) for part in parts]}
+        case {"type": "or", "elements": list(parts)} if parts:
+            return {"choice": [_form(part, depth + 1) for part in parts]}
+        case {"begin": str(begin), "content": dict(content), "end": str(end)}:  # a tag, which need not say so
+            return {"sequence": [{"text": begin}, _form(content, depth + 1), {"text": end}]}
+        case {"type": "tags_with_separator", "tags": list(tags), "separator": str(separator)} if tags:
+            return {
+                "repeat": {"choice": [_form(tag, depth + 1) for tag in tags]},
+                "separator": separator,
+                "least": int(given.get("at_least_one") is True),
+                "once": given.get("stop_after_first") is True,
+            }
+    raise BadTag(f"A part of a format is one of {_WHOLE}.")
 
 
 def _triggered(structures: list[Any], triggers: list[Any], flags: dict[str, Any]) -> Grammar:

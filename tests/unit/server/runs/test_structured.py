@@ -192,10 +192,70 @@ def test_a_format_may_be_of_the_whole_output(
     assert not allows(compiler, grammar, "no")
 
 
+TAG = {"begin": "<n>", "content": {"type": "json_schema", "json_schema": NUMBER}, "end": "</n>"}
+SAYS = {"type": "const_string", "value": "It is "}
+FREE = {"type": "tag", "begin": "<q>", "content": {"type": "any_text"}, "end": "</q>"}
+ROW = {"type": "sequence", "elements": [SAYS, {"type": "tag", **TAG}, {"type": "regex", "pattern": "[.!]"}]}
+EITHER = {"type": "or", "elements": [{"type": "tag", **TAG}, {"type": "grammar", "grammar": 'root ::= "a"+'}]}
+MANY = {"type": "tags_with_separator", "tags": [TAG, FREE], "separator": ", "}
+
+
+@pytest.mark.parametrize(
+    ("form", "fitting", "others"),
+    [
+        (FREE, ["<q>a < b</q>", "<q></q>"], ["q", "<q>a</q>b"]),
+        (ROW, ["It is <n>12</n>!"], ["It is <n>12</n>", "<n>12</n>."]),
+        (EITHER, ["<n>-1</n>", "aaa"], ["", "<n>a</n>"]),
+        (MANY, ["", "<n>1</n>", "<n>1</n>, <q>no</q>, <n>2</n>"], ["<n>1</n><n>2</n>", "<n>1</n>, "]),
+        ({**MANY, "at_least_one": True}, ["<q>x</q>"], [""]),
+        ({**MANY, "stop_after_first": True}, ["", "<n>1</n>"], ["<n>1</n>, <n>2</n>"]),
+        ({"type": "sequence", "elements": [SAYS, {"type": "any_text"}]}, ["It is ", "It is late."], ["It"]),
+        (
+            {
+                "type": "sequence",
+                "elements": [{"type": "sequence", "elements": [{"type": "any_text"}]}, SAYS],
+            },
+            ["Oh. It is "],
+            ["Oh.", "It is so"],
+        ),
+    ],
+)
+def test_a_format_may_be_composed_of_others(
+    compiler: GrammarCompiler, form: dict[str, Any], fitting: list[str], others: list[str]
+) -> None:
+    grammar = asked(structured_outputs={"structural_tag": {"format": form}})
+    assert [text for text in fitting if not allows(compiler, grammar, text)] == []
+    assert [text for text in others if allows(compiler, grammar, text)] == []
+
+
+def deep(levels: int) -> dict[str, Any]:
+    return {"type": "sequence", "elements": [deep(levels - 1) if levels else SAYS]}
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"type": "or", "elements": [SAYS] * 200},
+        {"type": "sequence", "elements": [{"type": "any_text"}, {"type": "regex", "pattern": "a"}]},
+        {"type": "sequence", "elements": [{"type": "const_string", "value": "a" * 513}]},
+    ],
+)
+def test_a_composed_format_that_is_too_much_is_refused_when_it_is_compiled(
+    compiler: GrammarCompiler, form: dict[str, Any]
+) -> None:
+    with pytest.raises(JobRefused):
+        compiler.compiled(
+            asked(structured_outputs={"structural_tag": {"format": form}}) or Grammar(kind="json_object")
+        )
+
+
 @pytest.mark.parametrize(
     "tag",
     [
         "{",
+        {"format": deep(17)},
+        {"format": {"type": "or", "elements": [{"type": "triggered_tags"}]}},
+        {"format": {"type": "tag", "begin": "<a>", "end": 1}},
         "[]",
         {},
         {"format": {"type": "sequence", "elements": []}},
