@@ -1,8 +1,8 @@
 """vLLM's `structural_tag`: free text in which tags have a form, in the form that the engine reads. Pure.
 
 Of xgrammar's JSON there are the older form (`structures` and `triggers`), and the newer one whose `format`
-is `triggered_tags`, or is the whole output: `json_schema`, `regex`, `grammar`, `const_string`, `any_text`, and
-composed of these a `tag`, a `sequence`, an `or` and `tags_with_separator`.
+is `triggered_tags`, or is the whole output: `json_schema`, `regex`, `grammar`, `const_string`, `any_text`,
+and composed of these a `tag`, a `sequence`, an `or` and `tags_with_separator`.
 """
 
 import json
