@@ -118,7 +118,7 @@ def test_conversation_and_previous_response_exclude_each_other(scripted_server: 
     assert (error["param"], error["code"]) == ("conversation", "mutually_exclusive_parameters")
 
 
-@pytest.mark.parametrize("given", [UNKNOWN, "conv_1", "", {"id": UNKNOWN}])
+@pytest.mark.parametrize("given", [UNKNOWN, "conv_1", {"id": UNKNOWN}])
 def test_response_in_an_unknown_conversation_is_not_found(
     scripted_server: ServerProcess, given: object
 ) -> None:

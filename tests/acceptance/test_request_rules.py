@@ -62,6 +62,7 @@ def post(
         ("/responses", {"input": []}, "input"),
         ("/responses", {"previous_response_id": "msg_1"}, "previous_response_id"),
         ("/responses", {"conversation": "resp_1"}, "conversation"),
+        ("/responses", {"conversation": ""}, "conversation"),
         ("/responses", {"conversation": {"id": "a thread"}}, "conversation"),
         (
             "/responses",

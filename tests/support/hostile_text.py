@@ -117,6 +117,16 @@ def _called(arguments: str, output: str = "x", calls: int = 1, repeats: int = 1)
 MEGABYTES = (1, 4, 10)
 MOST = 65_000
 """About as many strings, and lists and objects, as a body may have."""
+
+
+def _structural(elements: list[dict[str, str]]) -> Attack:
+    """A grammar composed of these parts in a row."""
+    tag = {"format": {"type": "sequence", "elements": elements}}
+    return _post(
+        "/v1/responses", input="Hi", max_output_tokens=64, structured_outputs={"structural_tag": tag}
+    )
+
+
 ALLOWED: dict[str, Attack] = {
     "a million of 1e308": _options("1e308", 999_000),
     "as many of 1e308 as 64 kB have": _options("1e308", 10_800),
@@ -172,6 +182,18 @@ ATTACKS: dict[str, Attack] = {
     ),
     "exponential grammar of a tool": _lark("start: /" + "[a]" * 20_000, "/v1/chat/completions"),
     "quotes without an end": _lark('start: "' + '\\"' * 30_000),
+    "any text 63 times": _structural(
+        [{"type": "any_text"}, {"type": "const_string", "value": "a" * 500}] * 63
+    ),
+    "a form of 60000 parts": _structural([{"type": "const_string", "value": "a"}] * 60_000),
+    "120 patterns in a form": _structural([{"type": "regex", "pattern": "[a-z]{1,100}" * 40}] * 120),
+    "a beam search of 10 over a long prompt": _post(
+        "/v1/chat/completions",
+        messages=[{"role": "user", "content": "word " * 1500}],
+        n=10,
+        use_beam_search=True,
+        max_tokens=64,
+    ),
     "long name in a grammar": _lark("start: " + "A" * 60_000 + "a"),
     "long names in many grammars": _post(
         "/v1/responses",
