@@ -8,10 +8,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import engine.grammar
+import engine.grammar.compiler
 from bench.engine_subjects import QWEN, EngineSubject, give_tokenizer, make_model, make_prompts
 from bench.rounds import tell
-from engine.messages import Grammar
+from engine.request import Grammar
 
 COUNT, LENGTH, OUTPUT = 4, 32, 250
 COMPILES = 8
@@ -25,7 +25,9 @@ def run() -> None:
     folder = make_model("qwen")
     give_tokenizer(folder, QWEN["vocab_size"])
     subject = EngineSubject(folder)
-    engine.grammar.COMPILE_SECONDS = 60.0  # eight of these follow each other, beside whatever else runs
+    engine.grammar.compiler.COMPILE_SECONDS = (
+        60.0  # eight of these follow each other, beside whatever else runs
+    )
     warm_up = [schema("w", kind) for kind in KINDS]
     for grammar in warm_up:
         _compile(subject, grammar)

@@ -11,7 +11,10 @@ from bench.engine_subjects import (
     read_network,
 )
 from bench.rounds import divide, take_times, tell
-from engine.messages import Outbound, Tokens
+from engine.request import (
+    Outbound,
+    Tokens,
+)
 
 COUNT, LENGTH, OUTPUT = 32, 32, 200
 ROUNDS = 5

@@ -4,7 +4,10 @@ import random
 
 from bench.engine_subjects import SMALL, EngineSubject, make_model
 from bench.rounds import tell
-from engine.messages import Job, Sampling
+from engine.request import (
+    Job,
+    Sampling,
+)
 
 CASES = 1000
 TOGETHER = 50

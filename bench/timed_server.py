@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from engine.messages import Tokens
+from engine.request import Tokens
 from server import cli
 from server.runs.active import Inbound
 from server.runs.recorder import Recorder

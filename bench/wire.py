@@ -16,7 +16,10 @@ from openai.types.responses.response_create_params import ResponseCreateParamsSt
 from pydantic import TypeAdapter
 
 from bench.rounds import divide, take_times, tell
-from engine.messages import Deliver, Engine
+from engine.request import (
+    Deliver,
+    Engine,
+)
 from server.auth import Caller
 from server.config import Config
 from server.dialects.base import CallDelta, CallEnd, CallStart, Conversation, Dialect, Prompt, TextDelta

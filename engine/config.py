@@ -69,7 +69,7 @@ class EngineConfig:
     dtype: DtypeName = "auto"
     """`auto` is the checkpoint's own on a GPU and float32 on a CPU."""
     kv_memory: int | None = None
-    """Bytes for the KV cache; None is sized by the model and the free memory (see `engine.memory`)."""
+    """Bytes for the KV cache; None is sized by the model and the free memory (`engine.kv.memory_sizing`)."""
     kv_blocks: int | None = None
     """Blocks of the KV cache, instead of bytes."""
     block_size: int = 16

@@ -9,17 +9,38 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from time import monotonic
 
-from engine.beam_jobs import BeamJobs
-from engine.cache import extend_chain
 from engine.config import EngineConfig, Limits
+from engine.core.beam_requests import BeamJobs
+from engine.core.engine_core import Loop
+from engine.core.metrics import Meter
+from engine.core.request_registry import (
+    Accepted,
+    Close,
+    Ledger,
+    Released,
+)
+from engine.core.supervisor import Supervisor
 from engine.executor import Executor
-from engine.grammar import CompiledGrammar, check_grammar
-from engine.ledger import Accepted, Close, Ledger, Released
-from engine.loop import Loop
-from engine.messages import Cancel, Capabilities, Deliver, Job, JobRefused, OnDead, Stats
-from engine.meter import Meter
-from engine.refusals import refuse_bad_beams, refuse_bad_output, refuse_bad_sampling, refuse_unknown_adapter
-from engine.supervisor import Supervisor
+from engine.grammar.compiler import (
+    CompiledGrammar,
+    check_grammar,
+)
+from engine.request import (
+    Cancel,
+    Capabilities,
+    Deliver,
+    Job,
+    JobRefused,
+    OnDead,
+    Stats,
+)
+from engine.scheduling.block_pool import extend_chain
+from engine.validation import (
+    refuse_bad_beams,
+    refuse_bad_output,
+    refuse_bad_sampling,
+    refuse_unknown_adapter,
+)
 
 
 class ThreadedEngine:
@@ -166,7 +187,7 @@ def load(
 
     Raises `config.ModelRefused` for a model that would not be served rightly.
     """
-    from engine.runner import ModelExecutor  # torch comes in here and nowhere above
+    from engine.runner.model_runner import ModelExecutor  # torch comes in here and nowhere above
 
     executor, limits = ModelExecutor.load(config, progress)
     return ThreadedEngine(executor, limits, deliver, on_dead)

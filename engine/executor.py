@@ -8,10 +8,15 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from engine.grammar import GrammarCompiler
-from engine.messages import Capabilities, FailureCode, PromptLogprobs, TokenLogprobs
-from engine.scheduler import Plan
-from engine.sequence import TokenSequence
+from engine.grammar.compiler import GrammarCompiler
+from engine.request import (
+    Capabilities,
+    FailureCode,
+    PromptLogprobs,
+    TokenLogprobs,
+)
+from engine.scheduling.scheduler import Plan
+from engine.scheduling.sequence import TokenSequence
 from engine.vocabulary import Vocabulary
 
 

@@ -3,7 +3,11 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from engine.messages import Deliver, Engine, OnDead
+from engine.request import (
+    Deliver,
+    Engine,
+    OnDead,
+)
 from engine.vocabulary import Vocabulary, read_vocabulary
 from server.config import Config, tiktoken_folders
 from server.dialects.harmony_vocabulary import VocabularyPlaces

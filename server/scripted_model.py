@@ -9,8 +9,19 @@ from pathlib import Path
 import msgspec
 from tokenizers import Tokenizer
 
-from engine.messages import Deliver, Engine, Job, OnDead
-from engine.scripted import KINDS, Fault, Script, ScriptedConfig, ScriptedEngine
+from engine.request import (
+    Deliver,
+    Engine,
+    Job,
+    OnDead,
+)
+from engine.scripted_engine import (
+    KINDS,
+    Fault,
+    Script,
+    ScriptedConfig,
+    ScriptedEngine,
+)
 from engine.vocabulary import read_vocabulary
 from server.config import Config
 from server.errors import ConfigError

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
-from engine.messages import Grammar
+from engine.request import Grammar
 from server.wire.items import Item
 from server.wire.request import Effort
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
-from engine.messages import Grammar
+from engine.request import Grammar
 from server.dialects.base import OutputFormat, PromptError, ToolChoice
 from server.dialects.calls import CallFormat
 from server.dialects.forced import alternatives, forced_levels

@@ -12,7 +12,13 @@ from collections.abc import Iterator, Mapping
 from math import isfinite
 from typing import Any
 
-from engine.grammar_limits import MAX_COUNT, MAX_DIVISOR, BadGrammar, check_pattern, check_schema
+from engine.grammar.limits import (
+    MAX_COUNT,
+    MAX_DIVISOR,
+    BadGrammar,
+    check_pattern,
+    check_schema,
+)
 from server.dialects.toolbox import ALL_TYPES, ANY_OBJECT, types_of
 
 FORMATS = frozenset(

@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterator, Sequence
 from functools import partial
 
-from engine.messages import Grammar
+from engine.request import Grammar
 from server.dialects.base import Conversation, PromptError, Tool
 from server.dialects.constrain import chained
 from server.dialects.forced import forced_levels

@@ -1,4 +1,4 @@
-"""Grammars in the making: expressions of Lark, as `engine.grammar_source` reads it, and their rules.
+"""Grammars in the making: expressions of Lark, as `engine.grammar.lark_source` reads it, and their rules.
 
 Texts become literals, in which special tokens are meant where their texts or signs stand. Whatever is
 built here is read again by the same family's parser.
@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from engine.messages import Grammar
+from engine.request import Grammar
 from server.dialects.base import Tool
 from server.dialects.escaping import escaped_grammar
 from server.dialects.markup import Markup

@@ -14,7 +14,11 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from engine.grammar_limits import MAX_COUNT, BadGrammar, check_pattern
+from engine.grammar.limits import (
+    MAX_COUNT,
+    BadGrammar,
+    check_pattern,
+)
 from server.dialects.base import PromptError
 from server.dialects.lark import in_slashes
 from server.dialects.toolbox import definition_of, definitions_of

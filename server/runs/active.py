@@ -10,7 +10,13 @@ from datetime import datetime
 from functools import lru_cache, partial
 from uuid import UUID
 
-from engine.messages import Failed, Finished, Outbound, PromptLogprobs, Tokens
+from engine.request import (
+    Failed,
+    Finished,
+    Outbound,
+    PromptLogprobs,
+    Tokens,
+)
 from server.runs.hosted import Outcome
 from server.runs.reading import Reading
 from server.runs.run import Run

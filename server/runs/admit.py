@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from uuid import UUID
 
-from engine.messages import JobRefused
+from engine.request import JobRefused
 from server.auth import Caller
 from server.config import Config
 from server.crashpoints import crashpoint

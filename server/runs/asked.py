@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from engine.messages import MAX_BEAMS
+from engine.request import MAX_BEAMS
 from server.errors import InvalidRequest
 from server.wire.asked import Asked
 

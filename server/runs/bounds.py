@@ -7,9 +7,15 @@ than they do. So the engine's own bounds for grammars are applied here first, to
 from collections.abc import Mapping
 from typing import Any
 
-from engine.grammar_limits import MAX_PATTERN, MAX_RAW_DEPTH, BadGrammar, check_pattern, check_schema
-from engine.grammar_source import check_source
-from engine.messages import Grammar
+from engine.grammar.lark_source import check_source
+from engine.grammar.limits import (
+    MAX_PATTERN,
+    MAX_RAW_DEPTH,
+    BadGrammar,
+    check_pattern,
+    check_schema,
+)
+from engine.request import Grammar
 from server.dialects.base import Conversation, Tool
 from server.dialects.toolbox import choice_names
 from server.errors import InvalidRequest

@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from engine.messages import Capabilities
+from engine.request import Capabilities
 from server.wire import tools
 from server.wire.request import ConversationReference, CreateResponse, ReasoningOptions, TextOptions
 from server.wire.response import ConversationEcho, Echo, ReasoningEcho, TextEcho

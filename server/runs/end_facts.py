@@ -5,7 +5,10 @@ from collections.abc import Sequence
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from engine.messages import StopHit, TokenLogprobs
+from engine.request import (
+    StopHit,
+    TokenLogprobs,
+)
 from server.runs.logprobs import LEAST
 from server.runs.reading import Reading
 from server.wire.response import Response

@@ -1,6 +1,6 @@
 """What a caller is answered when the engine refuses a job. Pure."""
 
-from engine.messages import JobRefused
+from engine.request import JobRefused
 from server.errors import ApiError, InvalidRequest, Overloaded, TooManyRequests
 from server.wire.request import CreateResponse
 

@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Iterable, Sequence
 
-from engine.messages import TokenLogprobs as EngineLogprobs
+from engine.request import TokenLogprobs as EngineLogprobs
 from engine.vocabulary import Vocabulary
 from server.wire.events import Event, Kind, delta_of
 from server.wire.items import Logprob, TopLogprob

@@ -11,7 +11,12 @@ from datetime import UTC, datetime
 from functools import partial
 from uuid import UUID
 
-from engine.messages import Beams, Engine, Job, JobRefused
+from engine.request import (
+    Beams,
+    Engine,
+    Job,
+    JobRefused,
+)
 from engine.vocabulary import Vocabulary
 from server.dialects.base import (
     Conversation,

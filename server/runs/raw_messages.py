@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from engine.messages import TokenLogprobs
+from engine.request import TokenLogprobs
 from engine.vocabulary import Vocabulary
 from server.dialects.base import Messages
 from server.runs.logprobs import LEAST

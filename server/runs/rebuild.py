@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from engine.messages import Job
+from engine.request import Job
 from server.errors import ApiError
 from server.runs import context
 from server.runs.condense import first_reading, prepare_first

@@ -7,7 +7,10 @@ from itertools import groupby
 
 import msgspec
 
-from engine.messages import Job, Usage
+from engine.request import (
+    Job,
+    Usage,
+)
 from server.runs.hosted import Outcome, outcome_of
 from server.runs.prepare import Prepared, job_after
 from server.runs.run import Log, Run

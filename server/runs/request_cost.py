@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from engine.messages import Job
+from engine.request import Job
 from server.auth import Caller
 from server.errors import InvalidRequest
 from server.wire.request import CreateResponse

@@ -9,9 +9,12 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from uuid import UUID
 
-from engine.messages import FinishReason, StopHit
-from engine.messages import TokenLogprobs as EngineLogprobs
-from engine.messages import Usage as EngineUsage
+from engine.request import (
+    FinishReason,
+    StopHit,
+)
+from engine.request import TokenLogprobs as EngineLogprobs
+from engine.request import Usage as EngineUsage
 from server.dialects.base import CallDelta, Delta, ReasoningDelta, TextDelta
 from server.runs.emitter import Emitter
 from server.runs.end_facts import EndFacts

@@ -5,7 +5,13 @@ Pure but for the dialect, which spells bad words and knows the marks of reasonin
 
 from collections.abc import Sequence
 
-from engine.messages import MAX_BAD_TOKENS, MAX_BAD_WORDS, Capabilities, Sampling, ThinkingBudget
+from engine.request import (
+    MAX_BAD_TOKENS,
+    MAX_BAD_WORDS,
+    Capabilities,
+    Sampling,
+    ThinkingBudget,
+)
 from server.dialects.base import Dialect, ReasoningMarks
 from server.errors import InvalidRequest
 from server.wire.request import CreateResponse

@@ -1,6 +1,6 @@
 """The tokens that the turns of a response have taken: of each, and of all."""
 
-from engine.messages import Usage as EngineUsage
+from engine.request import Usage as EngineUsage
 from server.wire.response import TurnUsage
 
 

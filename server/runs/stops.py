@@ -5,7 +5,7 @@ The engine decides where an answer ends; this holds back text that may turn out 
 
 from collections.abc import Sequence
 
-from engine.messages import StopHit
+from engine.request import StopHit
 
 
 class StopFilter:

@@ -8,8 +8,11 @@ and composed of these a `tag`, a `sequence`, an `or` and `tags_with_separator`.
 import json
 from typing import Any
 
-from engine.grammar_limits import BadGrammar, parse_json
-from engine.messages import Grammar
+from engine.grammar.limits import (
+    BadGrammar,
+    parse_json,
+)
+from engine.request import Grammar
 from server.runs.ebnf import BadEbnf, ebnf_to_lark, is_ebnf
 
 _WHOLE = "json_schema, regex, grammar, const_string, any_text, tag, sequence, or, tags_with_separator"

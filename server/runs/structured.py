@@ -5,7 +5,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from engine.messages import Grammar
+from engine.request import Grammar
 from server.errors import InvalidRequest
 from server.runs.ebnf import BadEbnf, ebnf_to_lark, is_ebnf
 from server.runs.structural_tag import BadTag, read_tag

@@ -12,7 +12,7 @@ from contextlib import suppress
 from functools import partial
 from uuid import UUID
 
-from engine.messages import JobRefused
+from engine.request import JobRefused
 from server.crashpoints import crashpoint
 from server.runs.active import SERVER_ERROR, Begin, Break, Drop, HandBack
 from server.runs.prepare import Served

@@ -12,7 +12,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 from uuid import UUID
 
-from engine.messages import Engine, JobRefused
+from engine.request import (
+    Engine,
+    JobRefused,
+)
 from server.errors import ApiError
 from server.runs.active import (
     SERVER_ERROR,

@@ -6,7 +6,7 @@ from uuid import UUID
 
 import msgspec
 
-from engine.messages import Job
+from engine.request import Job
 from server.runs.hosted import Access, call_limit
 from server.runs.prepare import Served, prepare
 from server.runs.reading import Reading

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from openai import OpenAI
 
-from engine.grammar import GrammarCompiler
-from engine.messages import Grammar
+from engine.grammar.compiler import GrammarCompiler
+from engine.request import Grammar
 from server.store.embedded import EmbeddedPostgres
 from tests.fix_postgres import temporary_database
 from tests.fix_tally import Tally

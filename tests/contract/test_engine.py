@@ -1,4 +1,4 @@
-"""What every engine promises, whatever computes its tokens (`engine.messages.Engine`)."""
+"""What every engine promises, whatever computes its tokens (`engine.request.Engine`)."""
 
 import math
 import threading
@@ -8,7 +8,15 @@ from typing import Any
 import pytest
 
 from engine.executor import EngineFault, OutOfMemory
-from engine.messages import Failed, Finished, Job, JobRefused, Outbound, Tokens, Usage
+from engine.request import (
+    Failed,
+    Finished,
+    Job,
+    JobRefused,
+    Outbound,
+    Tokens,
+    Usage,
+)
 from tests.contract.conftest import Start
 from tests.support.engines import (
     Bench,

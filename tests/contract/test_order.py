@@ -2,7 +2,14 @@
 
 from typing import Any
 
-from engine.messages import Failed, Finished, Job, Outbound, Tokens, Usage
+from engine.request import (
+    Failed,
+    Finished,
+    Job,
+    Outbound,
+    Tokens,
+    Usage,
+)
 from tests.contract.conftest import Start
 from tests.support.engines import Bench, make_job, make_prompt
 

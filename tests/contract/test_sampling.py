@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from engine.messages import (
+from engine.request import (
     MAX_BIASES,
     MAX_STOP_BYTES,
     MAX_STOP_STRINGS,
@@ -21,7 +21,7 @@ from engine.messages import (
     TokenLogprobs,
     Tokens,
 )
-from engine.scripted import Script
+from engine.scripted_engine import Script
 from tests.support.engines import Bench, make_job, start_model, start_scripted
 from tests.support.grammars import SIZE, VOCABULARY, readable_model, text_of
 

@@ -13,9 +13,12 @@ from pathlib import Path
 import httpx
 import pytest
 
-from engine.grammar_limits import BadGrammar, check_pattern
-from engine.grammar_source import check_source
-from engine.messages import Grammar
+from engine.grammar.lark_source import check_source
+from engine.grammar.limits import (
+    BadGrammar,
+    check_pattern,
+)
+from engine.request import Grammar
 from server.dialects.base import PromptError
 from server.dialects.escaping import escaped_grammar
 from server.dialects.harmony_schema import tame

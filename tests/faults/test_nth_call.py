@@ -15,8 +15,18 @@ import msgspec
 import psycopg
 import pytest
 
-from engine.messages import Failed, Finished, Job, Outbound
-from engine.scripted import Fault, Script, ScriptedConfig, ScriptedEngine
+from engine.request import (
+    Failed,
+    Finished,
+    Job,
+    Outbound,
+)
+from engine.scripted_engine import (
+    Fault,
+    Script,
+    ScriptedConfig,
+    ScriptedEngine,
+)
 from server.auth import Caller
 from server.config import Config
 from server.runs.admit import Admission

@@ -10,9 +10,17 @@ from typing import Any
 import pytest
 import torch
 
-from engine.kernels import find_kernel, sources
-from engine.messages import Failed, Job, TokenLogprobs, Tokens
-from engine.paged import LayerNeeds
+from engine.attention.flash_attention import (
+    find_kernel,
+    sources,
+)
+from engine.attention.paged import LayerNeeds
+from engine.request import (
+    Failed,
+    Job,
+    TokenLogprobs,
+    Tokens,
+)
 from tests.support.engines import Bench, make_job, make_prompt, save_random_model, start_model
 
 pytestmark = [

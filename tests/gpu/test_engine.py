@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from engine.messages import Failed
+from engine.request import Failed
 from tests.support.engines import Bench, make_job, make_prompt, save_random_model, start_model
 
 pytestmark = [

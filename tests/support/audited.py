@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from engine.messages import FinishReason
+from engine.request import FinishReason
 from server.runs.audit import Limits, check
 from server.runs.states import columns_of
 from server.runs.writing import stored_item

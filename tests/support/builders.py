@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, settings
 from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from engine.messages import Usage
+from engine.request import Usage
 from server.dialects.base import Conversation, Delta, Prompt, ReasoningDelta, ReasoningMarks, TextDelta
 from server.runs.context import own, read_given
 from server.runs.reading import Reading

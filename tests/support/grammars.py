@@ -8,9 +8,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-from engine.grammar import GrammarCompiler
-from engine.messages import Grammar, GrammarKind, Job
-from engine.sequence import TokenSequence
+from engine.grammar.compiler import GrammarCompiler
+from engine.request import (
+    Grammar,
+    GrammarKind,
+    Job,
+)
+from engine.scheduling.sequence import TokenSequence
 from engine.vocabulary import Vocabulary
 from tests.support.engines import save_random_model
 

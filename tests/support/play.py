@@ -4,9 +4,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from engine.config import Limits
-from engine.messages import FinishReason
-from engine.scheduler import Plan, Scheduler
-from engine.sequence import TokenSequence
+from engine.request import FinishReason
+from engine.scheduling.scheduler import (
+    Plan,
+    Scheduler,
+)
+from engine.scheduling.sequence import TokenSequence
 from tests.support.engines import make_job, make_prompt
 
 

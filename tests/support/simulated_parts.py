@@ -9,7 +9,17 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 from uuid import UUID
 
-from engine.messages import Capabilities, Failed, Finished, Job, JobRefused, Outbound, Stats, Tokens, Usage
+from engine.request import (
+    Capabilities,
+    Failed,
+    Finished,
+    Job,
+    JobRefused,
+    Outbound,
+    Stats,
+    Tokens,
+    Usage,
+)
 from server.runs.read import StreamReader
 from server.stream.hub import Channel
 from server.stream.sse import Stored

@@ -8,8 +8,8 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from engine.grammar import GrammarCompiler
-from engine.messages import Grammar
+from engine.grammar.compiler import GrammarCompiler
+from engine.request import Grammar
 from engine.vocabulary import read_vocabulary
 from tests.support.families import folder_of, ids_of, tokenizer_at
 from tests.support.family_formats import FAMILIES

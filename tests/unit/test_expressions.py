@@ -15,7 +15,11 @@ from typing import Any
 
 import pytest
 
-from engine.grammar_limits import MAX_LARK, MAX_PATTERN, MAX_TEXT
+from engine.grammar.limits import (
+    MAX_LARK,
+    MAX_PATTERN,
+    MAX_TEXT,
+)
 
 ROOT = Path(__file__).parents[2]
 OPERATOR = 0
@@ -29,14 +33,14 @@ HEADER = 65_536
 SHORT = 2048
 
 REACH = {
-    "engine/adapter_settings.py": OPERATOR,
-    "engine/adapter_weights.py": OPERATOR,
-    "engine/grammar_limits.py:LARK_LITERAL": MAX_LARK,
-    "engine/grammar_limits.py:_PATTERN_PART": MAX_LARK,
-    "engine/grammar_source.py:_DIRECTIVE": MAX_LARK,
-    "engine/grammar_source.py:_LARK_JSON": MAX_TEXT,
-    "engine/grammar_source.py:_TO_ESCAPE": MAX_PATTERN,
-    "engine/grammar_source.py:self._split": MAX_PATTERN,  # literals, of the model's vocabulary
+    "engine/lora/adapter_settings.py": OPERATOR,
+    "engine/lora/adapter_weights.py": OPERATOR,
+    "engine/grammar/limits.py:LARK_LITERAL": MAX_LARK,
+    "engine/grammar/limits.py:_PATTERN_PART": MAX_LARK,
+    "engine/grammar/lark_source.py:_DIRECTIVE": MAX_LARK,
+    "engine/grammar/lark_source.py:_LARK_JSON": MAX_TEXT,
+    "engine/grammar/lark_source.py:_TO_ESCAPE": MAX_PATTERN,
+    "engine/grammar/lark_source.py:self._split": MAX_PATTERN,  # literals, of the model's vocabulary
     "engine/config.py:HUB_KERNEL": OPERATOR,
     "engine/vocabulary.py": OPERATOR,
     "server/api/query.py:_METADATA": HEADER,

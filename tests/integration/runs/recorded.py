@@ -8,7 +8,12 @@ from uuid import UUID
 
 import psycopg
 
-from engine.messages import Finished, FinishReason, Tokens, Usage
+from engine.request import (
+    Finished,
+    FinishReason,
+    Tokens,
+    Usage,
+)
 from server.runs.active import Inbound
 from server.runs.recorder import Recorder
 from server.runs.run import Run

@@ -7,7 +7,11 @@ import msgspec
 import psycopg
 import pytest
 
-from engine.messages import Finished, Job, Usage
+from engine.request import (
+    Finished,
+    Job,
+    Usage,
+)
 from server.runs.taker import CANNOT_GO_ON
 from tests.integration.runs.recorded import Bench
 from tests.integration.runs.test_taker import check_end, taking

@@ -5,7 +5,11 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
-from engine.messages import Failed, FinishReason, Usage
+from engine.request import (
+    Failed,
+    FinishReason,
+    Usage,
+)
 from server.runs import recorder
 from server.runs.active import Begin, Break, Inbound
 from server.runs.read import read_response

@@ -10,7 +10,15 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from engine.messages import Capabilities, Finished, Job, JobRefused, Stats, Tokens, Usage
+from engine.request import (
+    Capabilities,
+    Finished,
+    Job,
+    JobRefused,
+    Stats,
+    Tokens,
+    Usage,
+)
 from server.dialects.base import Conversation, Dialect, Parser, Prompt, ReasoningMarks
 from server.dialects.pick import pick
 from server.locations import demo_model_folder

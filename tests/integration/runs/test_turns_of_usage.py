@@ -2,7 +2,11 @@
 
 import msgspec
 
-from engine.messages import Finished, Tokens, Usage
+from engine.request import (
+    Finished,
+    Tokens,
+    Usage,
+)
 from server.dialects.base import TextDelta
 from server.runs.active import Called, NextTurn
 from server.runs.hosted import Hosted, Outcome

@@ -9,9 +9,21 @@ from typing import Any
 import pytest
 import torch
 
-from engine.adapters import NOBODY, AdaptedLayer, AdaptedRows, Adapters, AdapterStep, Layout, lay_out
 from engine.config import EngineConfig
-from engine.messages import Job, JobRefused, Tokens
+from engine.lora.adapter_layers import (
+    NOBODY,
+    AdaptedLayer,
+    AdaptedRows,
+    Adapters,
+    AdapterStep,
+    Layout,
+    lay_out,
+)
+from engine.request import (
+    Job,
+    JobRefused,
+    Tokens,
+)
 from tests.support.adapters import ATTENTION, DENSE, MadeAdapter, make_adapter, merge
 from tests.support.engines import (
     Bench,

@@ -7,9 +7,15 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM
 
-import engine.arranged
-from engine.adapter_weights import sizes_of
-from engine.arranged import FEW, SMALLEST, WIDE, ArrangedLinear, arrange_weights
+import engine.model.prepacked_linear
+from engine.lora.adapter_weights import sizes_of
+from engine.model.prepacked_linear import (
+    FEW,
+    SMALLEST,
+    WIDE,
+    ArrangedLinear,
+    arrange_weights,
+)
 from tests.support.engines import make_job, make_prompt, save_random_model, start_model
 from tests.unit.engine.test_architectures import generate
 
@@ -78,7 +84,7 @@ def test_bfloat16_layers_stay_plain_and_generate_where_onednn_has_no_bfloat16(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
-    monkeypatch.setattr(engine.arranged, "SMALLEST", 1)
+    monkeypatch.setattr(engine.model.prepacked_linear, "SMALLEST", 1)
     bench = start_model(save_random_model("Qwen3Config"), dtype="bfloat16")
     executor: Any = bench.engine._executor
     linear = [module for module in executor._network.modules() if isinstance(module, nn.Linear)]
@@ -92,9 +98,9 @@ def test_bfloat16_layers_stay_plain_and_generate_where_onednn_has_no_bfloat16(
 def test_greedy_tokens_equal_those_of_generate_when_all_layers_are_arranged(
     config: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine.arranged, "SMALLEST", 1)
-    monkeypatch.setattr(engine.arranged, "WIDE", 0)
-    monkeypatch.setattr(engine.arranged, "FEW", 0)
+    monkeypatch.setattr(engine.model.prepacked_linear, "SMALLEST", 1)
+    monkeypatch.setattr(engine.model.prepacked_linear, "WIDE", 0)
+    monkeypatch.setattr(engine.model.prepacked_linear, "FEW", 0)
     model = save_random_model(config)
     reference: Any = AutoModelForCausalLM.from_pretrained(
         model, dtype=torch.float32, attn_implementation="eager"

@@ -8,9 +8,17 @@ import pytest
 import torch
 import transformers
 
-from engine.beams import BeamSearch
 from engine.config import EngineConfig
-from engine.messages import Beams, Failed, Finished, Job, JobRefused, TokenLogprobs, Tokens
+from engine.request import (
+    Beams,
+    Failed,
+    Finished,
+    Job,
+    JobRefused,
+    TokenLogprobs,
+    Tokens,
+)
+from engine.sampling.beam_search import BeamSearch
 from tests.support.engines import (
     Bench,
     Outcome,

@@ -6,8 +6,11 @@ import random
 
 import pytest
 
-from engine.beams import Beam, BeamSearch
-from engine.messages import TokenLogprobs
+from engine.request import TokenLogprobs
+from engine.sampling.beam_search import (
+    Beam,
+    BeamSearch,
+)
 
 VOCABULARY = 6
 STOP = 0

@@ -9,11 +9,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine import model as model_module
 from engine.config import EngineConfig, ModelRefused
 from engine.engine import load
-from engine.messages import Finished, JobRefused
-from engine.model import load_model
+from engine.model import loader as model_module
+from engine.model.loader import load_model
+from engine.request import (
+    Finished,
+    JobRefused,
+)
 from tests.support.engines import make_job, make_prompt, start_model, tiny_model
 
 

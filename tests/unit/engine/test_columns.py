@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from engine.columns import (
+from engine.sampling.vocab_chunks import (
     WIDTH,
     find_border,
     find_highest,

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from engine import memory
 from engine.config import EngineConfig, Limits, ModelRefused
-from engine.memory import (
+from engine.kv import memory_sizing
+from engine.kv.memory_sizing import (
     CPU_MOST,
     FULL_CONTEXTS,
     GPU_MOST_BLOCKS,
@@ -78,7 +78,7 @@ def test_a_gpu_keeps_more_than_the_contexts_that_can_run() -> None:
 def test_files_that_were_read_count_as_free_in_a_control_group(
     limit: str, used: str, statistic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(memory, "CGROUPS", ((tmp_path, limit, used, statistic),))
+    monkeypatch.setattr(memory_sizing, "CGROUPS", ((tmp_path, limit, used, statistic),))
     (tmp_path / limit).write_text(str(2**24))
     (tmp_path / used).write_text(str(2**23 + 2**22))
     assert free_memory() == 2**22

@@ -10,10 +10,20 @@ from typing import Any
 
 import pytest
 
-from engine.grammar import COMPILE_SECONDS, STACK_BYTES, GrammarCompiler
-from engine.grammar_limits import MAX_CHAIN, MAX_OPTIONAL
-from engine.grammar_masks import Followers
-from engine.messages import Grammar, JobRefused
+from engine.grammar.compiler import (
+    COMPILE_SECONDS,
+    STACK_BYTES,
+    GrammarCompiler,
+)
+from engine.grammar.limits import (
+    MAX_CHAIN,
+    MAX_OPTIONAL,
+)
+from engine.request import (
+    Grammar,
+    JobRefused,
+)
+from engine.sampling.grammar_masks import Followers
 from tests.support.engines import make_job
 from tests.support.eventually import eventually
 from tests.support.grammars import END, TOKENS, VOCABULARY, grammar, ids_of, schema, sequence_of
@@ -173,7 +183,7 @@ WORST = {
 def test_the_worst_legal_schema_compiles_in_time(
     compiler: GrammarCompiler, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.grammar.COMPILE_SECONDS", 60)  # the machine of a test has other work
+    monkeypatch.setattr("engine.grammar.compiler.COMPILE_SECONDS", 60)  # the machine of a test has other work
     compiler.compiled(grammar("json_object"))
     begun = time.process_time()
     compiler.compiled(schema(WORST[name]))
@@ -206,7 +216,7 @@ class Blocked:
     """A compiler with so many threads, which compiles nothing until it may `go_on`."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, threads: int) -> None:
-        monkeypatch.setattr("engine.grammar.THREADS", threads)
+        monkeypatch.setattr("engine.grammar.compiler.THREADS", threads)
         self.go_on = threading.Event()
         self.begun: list[str] = []
         self.compiler = GrammarCompiler(VOCABULARY)
@@ -227,8 +237,8 @@ class Blocked:
 
 
 def test_a_compile_that_takes_too_long_is_refused_and_keeps_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.grammar.COMPILE_SECONDS", 0.05)
-    monkeypatch.setattr("engine.grammar.TURN_SECONDS", 0.05)
+    monkeypatch.setattr("engine.grammar.compiler.COMPILE_SECONDS", 0.05)
+    monkeypatch.setattr("engine.grammar.compiler.TURN_SECONDS", 0.05)
     blocked = Blocked(monkeypatch, threads=2)
     reasons = [blocked.refusal("a", "one"), blocked.refusal("b", "one")]
     reasons += [blocked.refusal("c", "two"), blocked.refusal("d", "three")]
@@ -240,8 +250,8 @@ def test_a_compile_that_takes_too_long_is_refused_and_keeps_its_turn(monkeypatch
 def test_a_share_waits_for_one_compile_of_another_and_not_for_all_that_wait(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("engine.grammar.COMPILE_SECONDS", 60)
-    monkeypatch.setattr("engine.grammar.TURN_SECONDS", 60)
+    monkeypatch.setattr("engine.grammar.compiler.COMPILE_SECONDS", 60)
+    monkeypatch.setattr("engine.grammar.compiler.TURN_SECONDS", 60)
     blocked = Blocked(monkeypatch, threads=1)
     wanted = [("greedy", f"g{n}") for n in range(5)] + [("modest", "m")]
     with ThreadPoolExecutor(len(wanted)) as callers:
@@ -257,7 +267,7 @@ def test_a_share_waits_for_one_compile_of_another_and_not_for_all_that_wait(
 
 def test_more_grammars_of_a_share_than_may_wait_are_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     blocked = Blocked(monkeypatch, threads=1)
-    monkeypatch.setattr("engine.grammar.WAITING_OF_SHARE", 0)
+    monkeypatch.setattr("engine.grammar.compiler.WAITING_OF_SHARE", 0)
     assert blocked.refusal("a", "one") == "share_full"
     assert blocked.begun == []
     blocked.compiler.close()
@@ -337,9 +347,9 @@ def test_neither_torch_nor_the_library_is_imported_before_a_grammar_comes() -> N
 def test_a_job_starts_anew_when_its_grammar_remembers_too_much(
     compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.grammar.MAX_STATES", 400)
+    monkeypatch.setattr("engine.grammar.compiler.MAX_STATES", 400)
     wanted = grammar("regex", "(" + "|".join(f"{letter}{{150}}" for letter in "abcd") + ")")
-    monkeypatch.setattr("engine.grammar.RENEW_BYTES", 0)
+    monkeypatch.setattr("engine.grammar.compiler.RENEW_BYTES", 0)
     monkeypatch.setattr(compiler, "renew", compiler._renew)  # at once, and not in the background
     followers = Followers(compiler)
     kept = compiler.compiled(wanted)
@@ -359,7 +369,7 @@ def test_a_job_starts_anew_when_its_grammar_remembers_too_much(
 def test_a_job_fails_when_it_alone_needs_more_than_a_grammar_may_remember(
     compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.grammar.MAX_STATES", 400)
+    monkeypatch.setattr("engine.grammar.compiler.MAX_STATES", 400)
     followers = Followers(compiler)
     wanted = grammar("regex", "a{1000}")
     sequences = [

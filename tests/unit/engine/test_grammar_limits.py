@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.grammar_limits import (
+from engine.grammar.limits import (
     MAX_CHAIN,
     MAX_COUNT,
     MAX_DEPTH,
@@ -150,8 +150,8 @@ def test_a_long_check_lets_other_threads_on_at_every_turn(
     check: Callable[[Any], None], large: Any, pauses: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rests: list[float] = []
-    monkeypatch.setattr("engine.grammar_limits.BURST_SECONDS", -1.0)  # it is always over
-    monkeypatch.setattr("engine.grammar_limits.time.sleep", rests.append)
+    monkeypatch.setattr("engine.grammar.limits.BURST_SECONDS", -1.0)  # it is always over
+    monkeypatch.setattr("engine.grammar.limits.time.sleep", rests.append)
     check(large)
     assert len(rests) >= min(pauses, 1000)
     assert min(rests) > 0

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from engine.grammar import GrammarCompiler
-from engine.grammar_masks import Followers
-from engine.messages import Grammar
+from engine.grammar.compiler import GrammarCompiler
+from engine.request import Grammar
+from engine.sampling.grammar_masks import Followers
 from engine.vocabulary import Vocabulary
 from tests.support.engines import make_job
 from tests.support.grammars import CALL, END, SIZE, TOKENS, VOCABULARY, grammar, ids_of, schema, sequence_of
@@ -146,8 +146,8 @@ def test_text_that_a_special_token_ends_is_ended_by_nothing_else() -> None:
 def test_masks_bar_what_they_do_not_allow_whatever_rows_they_are_of() -> None:
     import torch
 
-    from engine.grammar_masks import Masks
-    from engine.masking import apply_masks
+    from engine.sampling.grammar_masks import Masks
+    from engine.sampling.logit_masking import apply_masks
 
     logits = torch.arange(3 * 20, dtype=torch.float32).view(3, 20)
     masks = Masks([0, 2], bytearray([0b101, 0, 0b1000, 0, 0xFF, 0xFF, 0xFF, 0]), 4)

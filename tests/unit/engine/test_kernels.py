@@ -11,10 +11,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine import decoding
-from engine.kernels import FlashKernel, find_kernel, sources
-from engine.messages import Failed
-from engine.paged import LayerNeeds
+from engine.attention.flash_attention import (
+    FlashKernel,
+    find_kernel,
+    sources,
+)
+from engine.attention.paged import LayerNeeds
+from engine.request import Failed
+from engine.runner import select_decoding
 from tests.support.engines import Bench, make_job, make_prompt, save_random_model, start_model
 from tests.support.flash import flash_attn_with_kvcache as flash
 
@@ -216,8 +220,10 @@ def test_an_engine_with_a_kernel_gives_the_same_tokens(
         return flash(**given)
 
     kernel = FlashKernel("a kernel", counted, inspect.signature(flash).parameters)
-    choose: Any = decoding.choose_decoding
-    monkeypatch.setattr("engine.runner.choose_decoding", lambda *args: choose(*args, kernel=kernel))
+    choose: Any = select_decoding.choose_decoding
+    monkeypatch.setattr(
+        "engine.runner.model_runner.choose_decoding", lambda *args: choose(*args, kernel=kernel)
+    )
     bench = start_model(path, decode=decode, **settings)
     assert bench.engine.capabilities.attention == "a kernel"
     assert run(bench) == expected

@@ -7,10 +7,18 @@ from typing import Any
 
 import pytest
 
-from engine import cache, loop, supervisor
+from engine.core import (
+    engine_core,
+    supervisor,
+)
+from engine.core.metrics import Meter
 from engine.executor import OutOfMemory
-from engine.messages import Failed, JobRefused, Outbound
-from engine.meter import Meter
+from engine.request import (
+    Failed,
+    JobRefused,
+    Outbound,
+)
+from engine.scheduling import block_pool
 from tests.support.engines import Bench, make_job, make_prompt, start_scripted
 from tests.support.eventually import eventually
 
@@ -57,7 +65,7 @@ def test_a_long_prompt_fails_when_the_smallest_piece_is_too_much(bench: Bench) -
 def test_an_idle_engine_checks_its_books_and_dies_when_they_are_wrong(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(loop, "IDLE_CHECK_AFTER", 0.01)
+    monkeypatch.setattr(engine_core, "IDLE_CHECK_AFTER", 0.01)
     bench = start_scripted()
     bench.run(make_job("a", make_prompt(20)))
     bench.engine._supervisor.loop._scheduler.pool._holders[1] += 1
@@ -67,7 +75,7 @@ def test_an_idle_engine_checks_its_books_and_dies_when_they_are_wrong(
 
 
 def test_an_idle_engine_whose_books_are_right_lives_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop, "IDLE_CHECK_AFTER", 0.0)
+    monkeypatch.setattr(engine_core, "IDLE_CHECK_AFTER", 0.0)
     bench = start_scripted()
     for n in range(3):
         bench.run(make_job(str(n), make_prompt(20)))
@@ -94,7 +102,7 @@ def test_a_failed_job_is_logged_by_its_id(bench: Bench, caplog: pytest.LogCaptur
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(loop, "monotonic", clock)
+    monkeypatch.setattr(engine_core, "monotonic", clock)
     monkeypatch.setattr("engine.engine.monotonic", clock)
     return clock
 
@@ -208,7 +216,7 @@ def test_figures_tell_of_prompts_the_cache_and_recent_steps(bench: Bench) -> Non
 
 
 def test_an_idle_engine_has_no_speed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop, "IDLE_CHECK_AFTER", 0.01)
+    monkeypatch.setattr(engine_core, "IDLE_CHECK_AFTER", 0.01)
     bench = start_scripted()
     bench.run(make_job("a", make_prompt(20)))
     eventually(lambda: bench.engine.stats().tokens_per_second == 0.0)
@@ -243,13 +251,13 @@ def test_the_thread_that_submits_does_the_slow_work_for_a_long_prompt(
 ) -> None:
     bench = start_scripted(context_length=200_000)
     threads: list[str] = []
-    make = cache.chained_digest
+    make = block_pool.chained_digest
 
     def noted(previous: bytes, token_ids: Sequence[int]) -> bytes:
         threads.append(threading.current_thread().name)
         return make(previous, token_ids)
 
-    monkeypatch.setattr(cache, "chained_digest", noted)
+    monkeypatch.setattr(block_pool, "chained_digest", noted)
     bench.run(make_job("a", make_prompt(100_000), 4))
     assert threads.count("holdfast-engine") == 0
     assert len(threads) == 6250

@@ -17,9 +17,20 @@ from transformers import (
 )
 
 from engine.executor import Drawn, RowFailure
-from engine.messages import Job, Sampling
-from engine.penalties import Changes, TokenCounts, undo
-from engine.sampler import Batch, Draw, Mask
+from engine.request import (
+    Job,
+    Sampling,
+)
+from engine.sampling.penalties import (
+    Changes,
+    TokenCounts,
+    undo,
+)
+from engine.sampling.sampler import (
+    Batch,
+    Draw,
+    Mask,
+)
 
 SIZE = 60
 

@@ -9,10 +9,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
-from engine import model, quantization
 from engine.config import EngineConfig, ModelRefused
-from engine.model import load_model
-from engine.quantization import ways_to_read
+from engine.model import (
+    loader,
+    quantization,
+)
+from engine.model.loader import load_model
+from engine.model.quantization import ways_to_read
 from tests.support.engines import make_job, make_prompt, save_random_model, start_model, tiny_model
 
 FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
@@ -109,10 +112,10 @@ def test_a_way_that_does_not_work_is_told_and_the_next_is_taken(
 ) -> None:
     path = tiny_model()
     wrong: dict[str, Any] = {"attn_implementation": "nonsense"}
-    monkeypatch.setattr(model, "ways_to_read", lambda *_: [wrong, {}])
+    monkeypatch.setattr(loader, "ways_to_read", lambda *_: [wrong, {}])
     load_model(EngineConfig(model=path, device="cpu"), lambda _line: None)
     assert "read in another way" in caplog.text
-    monkeypatch.setattr(model, "ways_to_read", lambda *_: [wrong])
+    monkeypatch.setattr(loader, "ways_to_read", lambda *_: [wrong])
     with pytest.raises(ModelRefused, match="nonsense"):
         load_model(EngineConfig(model=path, device="cpu"), lambda _line: None)
 

@@ -4,10 +4,16 @@ from itertools import accumulate
 import pytest
 import torch
 
-from engine.drawing import LIST_SIZES, uniform
 from engine.executor import Drawn
-from engine.messages import Sampling
-from engine.sampler import Batch, Draw
+from engine.request import Sampling
+from engine.sampling.sampler import (
+    Batch,
+    Draw,
+)
+from engine.sampling.token_sampler import (
+    LIST_SIZES,
+    uniform,
+)
 
 MANY = 400
 

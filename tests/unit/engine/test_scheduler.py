@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.scheduler import CALM_STEPS
-from engine.sequence import TokenSequence
+from engine.scheduling.scheduler import CALM_STEPS
+from engine.scheduling.sequence import TokenSequence
 from tests.support.play import Play, limits
 
 

@@ -6,10 +6,16 @@ from typing import Any
 import pytest
 import torch
 
-from engine.kv import KvStore, LayerShape
-from engine.scheduler import Chunk
-from engine.sequence import TokenSequence
-from engine.shelves import Shelf, Shelves
+from engine.kv.contiguous_cache import (
+    Shelf,
+    Shelves,
+)
+from engine.kv.kv_cache import (
+    KvStore,
+    LayerShape,
+)
+from engine.scheduling.scheduler import Chunk
+from engine.scheduling.sequence import TokenSequence
 from tests.support.engines import Bench, make_job, make_prompt, save_random_model, start_model
 
 JOBS = [make_job(str(n), make_prompt(7 + 29 * n, n), 6 + 16 * n) for n in range(6)]

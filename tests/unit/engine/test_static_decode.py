@@ -8,10 +8,13 @@ import pytest
 import torch
 
 from engine.config import EngineConfig
-from engine.graphs import choose_shapes
-from engine.messages import Failed, Sampling
-from engine.runner import ModelExecutor
-from engine.static_decode import Shape
+from engine.request import (
+    Failed,
+    Sampling,
+)
+from engine.runner.cuda_graphs import choose_shapes
+from engine.runner.model_runner import ModelExecutor
+from engine.runner.static_decode import Shape
 from tests.support.engines import Bench, make_job, make_prompt, save_random_model, start_model
 
 SMALL: dict[str, Any] = {"num_hidden_layers": 2, "sliding_window": 12, "num_local_experts": 4}

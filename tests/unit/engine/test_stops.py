@@ -4,9 +4,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.messages import Job, Sampling, StopHit
-from engine.sequence import TokenSequence
-from engine.stops import StopStrings
+from engine.request import (
+    Job,
+    Sampling,
+    StopHit,
+)
+from engine.scheduling.sequence import TokenSequence
+from engine.scheduling.stop_strings import StopStrings
 from engine.vocabulary import Vocabulary
 
 

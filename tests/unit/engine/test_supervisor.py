@@ -12,12 +12,20 @@ from typing import Any
 
 import pytest
 
-from engine import supervisor
+from engine.core import supervisor
 from engine.engine import ThreadedEngine
 from engine.executor import EngineFault, StepResult
-from engine.messages import Failed, JobRefused, Outbound, Tokens
-from engine.scheduler import Plan
-from engine.scripted import Fault, Script
+from engine.request import (
+    Failed,
+    JobRefused,
+    Outbound,
+    Tokens,
+)
+from engine.scheduling.scheduler import Plan
+from engine.scripted_engine import (
+    Fault,
+    Script,
+)
 from tests.support.engines import (
     PATIENCE,
     Bench,
@@ -230,7 +238,7 @@ def test_a_host_that_hangs_between_two_steps_is_the_engines_death_too(
         assert released.wait(PATIENCE)
         return ()
 
-    monkeypatch.setattr("engine.scheduler.Scheduler.plan", hang)
+    monkeypatch.setattr("engine.scheduling.scheduler.Scheduler.plan", hang)
     bench = start_scripted(on_dead=owner, hang_seconds=0.2)
     bench.engine.submit(make_job("a", make_prompt(20)))
     assert owner.news.wait(PATIENCE)
@@ -243,7 +251,7 @@ def test_a_life_after_a_death_has_nothing_of_the_one_before(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # What pytest keeps of the log has the traceback.
-    monkeypatch.setattr("engine.loop.log.disabled", True)
+    monkeypatch.setattr("engine.core.engine_core.log.disabled", True)
 
     class Tensors:
         """In a frame of the step that broke."""

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.sequence import TokenSequence
-from engine.waiting import FEW_SHARES
+from engine.scheduling.sequence import TokenSequence
+from engine.scheduling.waiting_queue import FEW_SHARES
 from tests.support.play import Play, limits
 
 SIZES = st.lists(st.tuples(st.integers(1, 20), st.integers(1, 10)), min_size=1, max_size=6)

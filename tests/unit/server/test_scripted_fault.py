@@ -1,6 +1,9 @@
 import pytest
 
-from engine.scripted import KINDS, Fault
+from engine.scripted_engine import (
+    KINDS,
+    Fault,
+)
 from server.errors import ConfigError
 from server.scripted_model import read_fault
 

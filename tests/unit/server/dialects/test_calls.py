@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from engine.messages import Grammar
+from engine.request import Grammar
 from server.dialects.base import CallStart, Delta, Prompt, TextDelta, Tool
 from server.dialects.families import CALL_FORMATS, find_format
 from server.dialects.pick import pick

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from engine.grammar import GrammarCompiler
-from engine.messages import Grammar
+from engine.grammar.compiler import GrammarCompiler
+from engine.request import Grammar
 from server.dialects.base import (
     CallDelta,
     CallEnd,

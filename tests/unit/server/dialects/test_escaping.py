@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.grammar import GrammarCompiler
-from engine.messages import Grammar
+from engine.grammar.compiler import GrammarCompiler
+from engine.request import Grammar
 from engine.vocabulary import Vocabulary
 from server.dialects.base import PromptError
 from server.dialects.escaping import escaped_grammar

@@ -8,8 +8,8 @@ from typing import Any
 import jsonschema_rs
 import pytest
 
-from engine.grammar import check_grammar
-from engine.messages import Grammar
+from engine.grammar.compiler import check_grammar
+from engine.request import Grammar
 from server.dialects.base import CallDelta, CallEnd, Conversation, Tool, ToolChoice
 from server.dialects.enforceable import MAX_REFERENCES, enforceable, shape
 from server.dialects.forced import alternatives, forced_levels

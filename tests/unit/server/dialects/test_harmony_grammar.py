@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from engine.grammar import GrammarCompiler
-from engine.messages import Grammar
+from engine.grammar.compiler import GrammarCompiler
+from engine.request import Grammar
 from engine.vocabulary import Vocabulary
 from server.dialects.base import Conversation, OutputFormat, PromptError, Tool, ToolChoice
 from server.dialects.harmony_vocabulary import TEXT_TOKENS, VOCABULARY

@@ -6,7 +6,7 @@ from uuid import uuid4
 
 import pytest
 
-from engine.messages import Finished
+from engine.request import Finished
 from server.dialects.base import (
     CallDelta,
     CallEnd,

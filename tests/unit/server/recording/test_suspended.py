@@ -2,7 +2,7 @@
 
 from uuid import UUID, uuid4
 
-from engine.messages import Tokens
+from engine.request import Tokens
 from server.recording.suspended import Suspended
 from server.runs.active import ActiveRuns, Begin, Break, HandBack, Inbound, Step, Stop
 from server.runs.run import Run

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.messages import FinishReason
+from engine.request import FinishReason
 from server.runs.audit import INVARIANTS, Limits, check, check_keys, check_strays
 from server.runs.audit_events import SLACK
 from server.store.audit import AuditedResponse, Moment, Previous, Replay

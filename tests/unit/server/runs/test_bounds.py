@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from engine.messages import Grammar
+from engine.request import Grammar
 from server.dialects.base import Conversation, OutputFormat, Prompt, PromptTooLong, Tool, ToolChoice
 from server.errors import InvalidRequest
 from server.runs.bounds import (

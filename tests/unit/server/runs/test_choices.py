@@ -6,7 +6,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from engine.scripted import Script, ScriptedConfig, ScriptedEngine
+from engine.scripted_engine import (
+    Script,
+    ScriptedConfig,
+    ScriptedEngine,
+)
 from server.auth import Caller
 from server.dialects.base import Conversation, Prompt
 from server.runs.accept import NewRun

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from engine.messages import Usage
+from engine.request import Usage
 from server.runs.reading import Condensing, Reading
 from server.runs.run import Run
 from server.wire.events import Event

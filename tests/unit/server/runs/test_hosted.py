@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from engine.messages import Usage
+from engine.request import Usage
 from server.dialects.base import CallDelta, CallEnd, CallStart, Delta, TextDelta
 from server.errors import InvalidRequest
 from server.runs.hosted import DENIED, Hosted, Listed, Outcome, approved, as_read, outcome_of

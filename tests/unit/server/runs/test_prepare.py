@@ -3,7 +3,10 @@ from typing import Any, get_args
 import msgspec
 import pytest
 
-from engine.messages import Capabilities, JobRefused
+from engine.request import (
+    Capabilities,
+    JobRefused,
+)
 from server.errors import InvalidRequest, Overloaded, TooManyRequests
 from server.runs.bounds import too_long
 from server.runs.echo import make_echo

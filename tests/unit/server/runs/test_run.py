@@ -5,7 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.messages import FinishReason, Usage
+from engine.request import (
+    FinishReason,
+    Usage,
+)
 from server.runs.run import Log, Run
 from server.wire.events import Event, event_type, render
 from server.wire.items import Item, Message, Reasoning

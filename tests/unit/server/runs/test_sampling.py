@@ -7,8 +7,11 @@ from uuid import UUID
 import msgspec
 import pytest
 
-from engine.messages import Job
-from engine.scripted import ScriptedConfig, ScriptedEngine
+from engine.request import Job
+from engine.scripted_engine import (
+    ScriptedConfig,
+    ScriptedEngine,
+)
 from server.dialects.base import Dialect
 from server.dialects.pick import pick
 from server.errors import InvalidRequest

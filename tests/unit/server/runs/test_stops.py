@@ -3,7 +3,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.messages import StopHit
+from engine.request import StopHit
 from server.runs.stops import StopFilter
 from tests.support.builders import examples
 

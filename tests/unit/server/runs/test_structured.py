@@ -7,8 +7,11 @@ from typing import Any
 
 import pytest
 
-from engine.grammar import GrammarCompiler
-from engine.messages import Grammar, JobRefused
+from engine.grammar.compiler import GrammarCompiler
+from engine.request import (
+    Grammar,
+    JobRefused,
+)
 from engine.vocabulary import Vocabulary
 from server.errors import InvalidRequest
 from server.runs.ebnf import MAX_EBNF, BadEbnf, ebnf_to_lark, is_ebnf

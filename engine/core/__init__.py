@@ -1,0 +1,1 @@
+"""The engine thread: its loop, the requests it has, supervision and metrics."""

@@ -1,0 +1,381 @@
+"""The engine thread: inbox -> schedule -> compute -> hand out, once a step.
+
+Runs on the engine thread. Ignorant of models, of torch (that is the executor's) and of who listens. What it
+promises: each job of the ledger gets exactly one `Finished` or `Failed`, whatever goes wrong; trouble of one
+job stays that job's; the messages of a step are delivered together. Scheduler and cache are ignorant of time:
+deadlines are kept here.
+
+With an executor that computes on a device of its own, the host works while the device does: each turn
+begins the next step's forward pass, whose inputs the device has, and only then reads what the last one drew.
+
+    turn:    plan n+1 -> begin n+1 -> read n, tell of it -> draw n+1 (masks, penalties) -> plan n+2 ...
+    device:              |- forward n+1 -----------------------| draw n+1 |- forward n+2 ...
+
+So between two plans each job has at most one token in flight, drawn and not read. All that depends on what
+tokens are happens after they were read, as it does without a device. A job that ends with its token in
+flight has one row too many in the pass that was begun; nothing is drawn from it.
+"""
+
+import logging
+import queue
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from time import monotonic
+
+from engine.config import Limits
+from engine.core.deadlines import Deadlines
+from engine.core.metrics import Meter
+from engine.core.request_registry import (
+    Accepted,
+    Close,
+    Inbound,
+    Ledger,
+    Released,
+)
+from engine.core.watchdog import (
+    StepAbandoned,
+    Watchdog,
+)
+from engine.executor import Ahead, Begun, Drawn, Executor, OutOfMemory, Pending, RowFailure
+from engine.request import (
+    Cancel,
+    Deliver,
+    Failed,
+    FailureCode,
+    Finished,
+    FinishReason,
+    Outbound,
+    PromptLogprobs,
+    Tokens,
+    Usage,
+)
+from engine.scheduling.scheduler import (
+    Plan,
+    Progress,
+    Scheduler,
+)
+from engine.scheduling.sequence import TokenSequence
+
+log = logging.getLogger(__name__)
+
+HELD_CHECK_AFTER = 0.1
+"""Seconds after which a held engine looks for jobs whose time is over."""
+IDLE_CHECK_AFTER = 1.0
+"""Seconds without work after which the engine checks its books."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Flight:
+    """A step whose tokens are in flight."""
+
+    pending: Pending
+    progress: dict[TokenSequence, Progress]
+    began: float
+
+
+class Loop:
+    """One life of the engine thread. `run` is its body."""
+
+    def __init__(
+        self,
+        executor: Executor,
+        limits: Limits,
+        ledger: Ledger,
+        deliver: Deliver,
+        meter: Meter,
+        watchdog: Watchdog,
+    ) -> None:
+        self._executor = executor
+        self._scheduler = Scheduler(limits, meter.tally)
+        self._ledger = ledger
+        self._deliver = deliver
+        self._meter = meter
+        self._watchdog = watchdog
+        self._sequences: dict[str, TokenSequence] = {}
+        self._deadlines = Deadlines()
+        self._outbox: list[Outbound] = []
+        self._ended: list[str] = []
+        """The jobs whose last message is in the outbox."""
+        self._arrivals = 0
+        self._closing: Close | None = None
+        self.delivering = False
+        """The listener was called and has not come back."""
+        self._flight: _Flight | None = None
+        self._read_at = float("-inf")
+
+    def run(self, *, after_death: bool = False) -> BaseException | None:
+        """Gives what it died of, of which no job has been told, or None after it was closed."""
+        try:
+            with self._executor.thread_context():
+                if after_death:
+                    self._executor.scrub(list(range(1, self._scheduler.pool.total + 1)))
+                self._meter.tell(running=0, kv_blocks_used=0)
+                self._work_until_closed()
+            self._scheduler.check_integrity()
+        except StepAbandoned as abandoned:
+            return abandoned
+        except BaseException as error:
+            log.exception("the engine died")
+            return error
+        return None
+
+    def bury(self, cause: BaseException) -> None:
+        """Tells every job of the engine's death at once, also those that are still in the inbox."""
+        told = self._outbox  # what the last step gave before it broke
+        ended = set(self._ended)
+        failures: list[Outbound] = []
+        for job in self._ledger.end_all():
+            if job.job_id not in ended:
+                sequence = self._sequences.get(job.job_id)
+                usage = sequence.usage if sequence else Usage(prompt=len(job.prompt))
+                failures.append(Failed(job.job_id, "engine_dead", _describe(cause), usage))
+        if told or failures:
+            self._call_deliver([*told, *failures])
+
+    def _work_until_closed(self) -> None:
+        while not (self._closing and self._scheduler.idle):
+            self._read_inbox()
+            with self._watchdog:
+                if self._deadlines:
+                    self._end_overdue()
+                if self._ledger.held and not self._closing:
+                    self._wait_for_release()
+                elif self._executor.ahead is not None:
+                    self._turn(self._executor.ahead)
+                elif not self._scheduler.idle:
+                    self._step()
+                self._hand_out()
+
+    # Inbox
+
+    def _read_inbox(self) -> None:
+        """Takes all that is there; waits for something only when there is nothing to compute."""
+        if self._scheduler.idle and not self._closing:
+            self._handle(self._wait())
+        while not self._ledger.inbox.empty():
+            self._handle(self._ledger.inbox.get())
+
+    def _wait(self) -> Inbound:
+        try:
+            return self._ledger.inbox.get(timeout=IDLE_CHECK_AFTER)
+        except queue.Empty:
+            self._scheduler.check_integrity()
+            self._meter.rest()
+        return self._ledger.inbox.get()
+
+    def _wait_for_release(self) -> None:
+        """For that, or for anything else that can be done without a step; deadlines are kept meanwhile."""
+        with suppress(queue.Empty):
+            self._handle(self._ledger.inbox.get(timeout=HELD_CHECK_AFTER))
+
+    def _handle(self, message: Inbound) -> None:
+        match message:
+            case Released():
+                pass
+            case Accepted():
+                self._begin(message)
+            case Cancel(job_id):
+                if sequence := self._sequences.get(job_id):
+                    self._finish(sequence, "cancelled")
+            case Close(drain):
+                self._closing = message
+                if not drain:
+                    for sequence in list(self._sequences.values()):
+                        self._finish(sequence, "cancelled")
+
+    def _begin(self, accepted: Accepted) -> None:
+        job = accepted.job
+        self._arrivals += 1
+        try:
+            vocabulary = self._executor.vocabulary
+            sequence = TokenSequence(job, self._arrivals, vocabulary, accepted.digests, accepted.grammar)
+            # Planning needs the digests; a job for which there are none must not get so far.
+            self._scheduler.prepare(sequence)
+        except Exception as error:
+            log.exception("job %s cannot be handled", job.job_id)
+            usage = Usage(prompt=len(job.prompt))
+            self._outbox.append(Failed(job.job_id, "engine_error", _describe(error), usage))
+            self._ended.append(job.job_id)
+            return
+        self._sequences[job.job_id] = sequence
+        self._scheduler.add(sequence)
+        if accepted.due is not None:
+            self._deadlines.add(sequence, accepted.due)
+
+    def _end_overdue(self) -> None:
+        for sequence in self._deadlines.pop_overdue(monotonic()):
+            seconds = sequence.job.deadline_seconds
+            self._fail(sequence, "deadline", f"The job was not done within {seconds} seconds.")
+
+    # A step
+
+    def _step(self) -> None:
+        plan = self._scheduler.plan()
+        assert plan, "there are jobs, but none of them can move"
+        began = monotonic()
+        try:
+            with self._watchdog:
+                self._clean_blocks()
+                result = self._executor.execute(plan)
+        except Exception as error:  # noqa: BLE001 - the log is told, and the jobs
+            self._survive(plan, error)
+            return
+        drawing = [chunk.sequence for chunk in plan if chunk.draws]
+        partial = [chunk.sequence for chunk in plan if not chunk.draws]
+        progress = {each.sequence: each for each in self._scheduler.advance(plan)}
+        self._tell_of_prompts(result.prompt_logprobs)
+        for sequence, finite in zip(partial, result.finite, strict=True):
+            if finite:
+                self._scheduler.confirm(progress[sequence])
+        for sequence, drawn in zip(drawing, result.drawn, strict=True):
+            self._take(progress[sequence], drawn)
+        self._meter.count_step(began, monotonic(), len(drawing))
+
+    def _turn(self, ahead: Ahead) -> None:
+        """As `_step`, but what is read are the tokens of the step before."""
+        plan = () if self._scheduler.idle else self._scheduler.plan()
+        assert plan or self._flight or self._scheduler.idle, "there are jobs, but none of them can move"
+        began = monotonic()
+        begun: Begun | None = None
+        trouble: Exception | None = None
+        if plan:
+            try:
+                with self._watchdog:
+                    self._clean_blocks()
+                    begun = ahead.begin(plan)
+            except Exception as error:  # noqa: BLE001 - the log is told, and the jobs
+                trouble = error
+        self._land()
+        plan = tuple(chunk for chunk in plan if self._lives(chunk.sequence))
+        pending: Pending | None = None
+        if begun is not None and plan:
+            try:
+                with self._watchdog:
+                    pending = begun.draw(self._lives)
+            except Exception as error:  # noqa: BLE001 - the log is told, and the jobs
+                trouble = error
+        if trouble is not None and plan:
+            self._survive(plan, trouble)
+        elif pending is not None:
+            self._take_off(plan, pending, began)
+
+    def _take_off(self, plan: Plan, pending: Pending, began: float) -> None:
+        progress = {each.sequence: each for each in self._scheduler.advance(plan)}
+        self._tell_of_prompts(pending.told)
+        for sequence in pending.sequences:
+            sequence.in_flight = True
+        self._flight = _Flight(pending, progress, began)
+
+    def _land(self) -> None:
+        """Reads the tokens in flight; those of jobs that ended meanwhile are nobody's."""
+        flight, self._flight = self._flight, None
+        if flight is None or not any(map(self._lives, flight.progress)):
+            return
+        pending = flight.pending
+        with self._watchdog:
+            result = pending.read()
+        for sequence, finite in zip(pending.partial, result.finite, strict=True):
+            if finite and self._lives(sequence):
+                self._scheduler.confirm(flight.progress[sequence])
+        for sequence, drawn in zip(pending.sequences, result.drawn, strict=True):
+            if self._lives(sequence):
+                self._take(flight.progress[sequence], drawn)
+        now = monotonic()
+        if pending.sequences:
+            self._meter.count_step(max(flight.began, self._read_at), now, len(result.drawn))
+        self._read_at = now
+
+    def _clean_blocks(self) -> None:
+        """Before a step reads or shares them. They stay on the list if that fails."""
+        if self._scheduler.dirty:
+            self._executor.scrub(self._scheduler.dirty)
+            self._scheduler.dirty.clear()
+
+    def _lives(self, sequence: TokenSequence) -> bool:
+        return self._sequences.get(sequence.job.job_id) is sequence
+
+    def _tell_of_prompts(self, told: Sequence[PromptLogprobs]) -> None:
+        for stretch in told:
+            self._sequences[stretch.job_id].prompt_told = stretch.begin + len(stretch.logprobs)
+        self._outbox += told
+
+    def _take(self, progress: Progress, result: Drawn | RowFailure) -> None:
+        sequence = progress.sequence
+        if isinstance(result, RowFailure):
+            # What is not proven is shared with nobody. Of what is, nothing is taken from this job again.
+            self._scheduler.pool.forget(sequence.blocks)
+            self._fail(sequence, result.code, result.message)
+            return
+        self._scheduler.confirm(progress)
+        logprobs = None if result.logprobs is None else (result.logprobs,)
+        self._outbox.append(Tokens(sequence.job.job_id, (result.token_id,), logprobs))
+        try:
+            reason = sequence.append(result.token_id)
+        except Exception as error:
+            log.exception("job %s cannot be handled", sequence.job.job_id)
+            self._fail(sequence, "engine_error", _describe(error))
+            return
+        if reason is not None:
+            self._finish(sequence, reason)
+
+    def _survive(self, plan: Plan, error: Exception) -> None:
+        """A step failed as a whole: none of it was computed."""
+        if isinstance(error, OutOfMemory):
+            self._relieve_memory(plan, error)
+            return
+        log.error("a step failed; its %d jobs end", len(plan), exc_info=error)
+        for chunk in plan:
+            self._fail(chunk.sequence, "engine_error", _describe(error))
+
+    def _relieve_memory(self, plan: Plan, error: OutOfMemory) -> None:
+        """Computes less at a time if the step had a prompt in it; else the last job in the order waits until
+        the others need less. A job fails that does not fit alone.
+        """
+        if plan[-1].count > 1 and self._scheduler.shrink():
+            log.warning("out of memory: prompts will be computed in smaller chunks")
+            return
+        if self._scheduler.thin_out(plan):
+            log.warning("out of memory: fewer jobs will be computed at a time")
+            return
+        last = self._scheduler.last_of(plan)
+        self._fail(last, "out_of_memory", str(error))
+
+    # Ends
+
+    def _finish(self, sequence: TokenSequence, reason: FinishReason) -> None:
+        self._end(sequence, Finished(sequence.job.job_id, reason, sequence.usage, sequence.stop_hit))
+
+    def _fail(self, sequence: TokenSequence, code: FailureCode, message: str) -> None:
+        log.warning("job %s failed (%s): %s", sequence.job.job_id, code, message)
+        self._end(sequence, Failed(sequence.job.job_id, code, message, sequence.usage))
+
+    def _end(self, sequence: TokenSequence, last: Finished | Failed) -> None:
+        self._scheduler.remove(sequence)
+        self._deadlines.forget(sequence)
+        del self._sequences[sequence.job.job_id]
+        self._outbox.append(last)
+        self._ended.append(last.job_id)
+
+    def _hand_out(self) -> None:
+        """Delivers the step's messages. A job leaves the ledger first: its id is free once told."""
+        self._meter.tell(running=self._scheduler.running, kv_blocks_used=self._scheduler.pool.used)
+        for job_id in self._ended:
+            self._ledger.end(job_id)
+        messages, self._outbox, self._ended = self._outbox, [], []
+        if messages:
+            self._call_deliver(messages)
+
+    def _call_deliver(self, messages: Sequence[Outbound]) -> None:
+        self.delivering = True
+        try:
+            self._deliver(messages)
+        except Exception:
+            # The listener's bug must not end everybody's jobs; there is nobody else to tell.
+            log.exception("the listener failed on %d messages", len(messages))
+        finally:
+            self.delivering = False
+
+
+def _describe(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"

@@ -1,0 +1,127 @@
+"""The lives and deaths of the engine thread.
+
+One thread lives through a `Loop`, which ends when it is closed or when something breaks that is no single
+job's fault. Every death is told to every job at once. After a first death a new loop goes on with the same
+executor, its cache emptied. It is final, and the owner is told so, when
+
+- it follows another one within `RECOVERY_SECONDS`,
+- the executor says that nothing can be computed any more (`EngineFault`: the device failed), or
+- a step hangs, or what the host does between two, the delivery included: the executor cannot be used from
+  another thread while it is in use.
+
+    living --closed--> ended
+      |  ^--(again)--|
+      +----dies------+--(final)--> dead
+"""
+
+import logging
+import sys
+import threading
+from collections.abc import Callable
+from time import monotonic
+
+from engine.core.engine_core import Loop
+from engine.core.metrics import Meter
+from engine.core.request_registry import Ledger
+from engine.core.watchdog import (
+    StepAbandoned,
+    Watchdog,
+)
+from engine.executor import EngineFault
+from engine.request import OnDead
+
+log = logging.getLogger(__name__)
+
+SWITCH_INTERVAL = 0.0005
+"""Seconds a busy Python thread may keep the GIL from the engine thread, which gives it up at every
+torch operation; Python's default of 5 ms makes steps up to three times as long beside such a thread."""
+
+RECOVERY_SECONDS = 60.0
+"""Two deaths within this time have a cause that will not go away by itself."""
+
+
+class Supervisor:
+    """Owns the engine thread, which starts with `start`, and the one that watches it."""
+
+    def __init__(
+        self,
+        make_loop: Callable[[Watchdog], Loop],
+        ledger: Ledger,
+        meter: Meter,
+        on_dead: OnDead,
+        hang_seconds: float,
+    ) -> None:
+        self._make_loop = make_loop
+        self._ledger = ledger
+        self._meter = meter
+        self._on_dead = on_dead
+        self._why = f"A step took longer than {hang_seconds} seconds."
+        self._watchdog = Watchdog(hang_seconds, self._bury_hanging)
+        self._died_at = float("-inf")
+        self._ended = threading.Event()
+        self.loop = make_loop(self._watchdog)
+        """The present one, or the last."""
+        # A daemon: a program that ends without `close` must not hang on a running job.
+        self._thread = threading.Thread(target=self._live, name="holdfast-engine", daemon=True)
+
+    def start(self) -> None:
+        self._watchdog.start()
+        self._thread.start()
+
+    def wait_until_ended(self) -> None:
+        """Returns at once on the threads that are waited for, and without the one that hangs."""
+        if threading.current_thread() is self._thread:
+            return
+        self._ended.wait()
+        self._watchdog.join()
+        if not self._watchdog.lost:
+            self._thread.join()
+
+    def _live(self) -> None:
+        sys.setswitchinterval(min(SWITCH_INTERVAL, sys.getswitchinterval()))
+        cause = self.loop.run()
+        while cause is not None and not isinstance(cause, StepAbandoned) and self._bury(cause):
+            # Its traceback has the frames of the life that ended, and they have its tensors.
+            cause = None
+            self.loop = self._make_loop(self._watchdog)
+            cause = self.loop.run(after_death=True)
+        if not isinstance(cause, StepAbandoned):
+            self._end()
+
+    def _end(self) -> None:
+        self._meter.end()
+        self._watchdog.dismiss()
+        self._ended.set()
+
+    def _bury(self, cause: BaseException, *, owner_knows: bool = False) -> bool:
+        """Tells of a death; whether there may be another life."""
+        now = monotonic()
+        closing = self._ledger.closed
+        final = isinstance(cause, EngineFault) or now - self._died_at < RECOVERY_SECONDS
+        self._died_at = now
+        self._meter.die()
+        if final:
+            self._ledger.close("The engine died.")
+        self.loop.bury(cause)
+        if final and not closing and not owner_knows:
+            self._tell_owner(cause)
+        return not final and not closing
+
+    def _bury_hanging(self) -> None:
+        """On the watchdog's thread. The engine thread, should it come back from its step, ends silently."""
+        log.error("%s", self._why)
+        fault = EngineFault(self._why)
+        if self.loop.delivering:
+            # Whoever listens does not come back to hear more, so the owner is told by another way.
+            self._tell_owner(fault)
+            self._end()
+            self._bury(fault, owner_knows=True)
+        else:
+            self._bury(fault)
+            self._end()
+
+    def _tell_owner(self, cause: BaseException) -> None:
+        try:
+            self._on_dead(f"{type(cause).__name__}: {cause}")
+        except Exception:
+            log.exception("the owner failed to take note of the engine's death")

@@ -1,0 +1,362 @@
+"""Grammars compiled once, in a small pool of threads, and kept up to a number of bytes. Any thread.
+
+The library (llguidance) does its work a little at a time and counts it, so that neither a compile nor a
+mask can take long, whatever the grammar. Ignorant of models, of logits and of torch.
+"""
+
+import hashlib
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+from engine.fair_limit import FairLimit
+from engine.grammar.lark_source import to_lark
+from engine.grammar.limits import (
+    MAX_TEXT,
+    BadGrammar,
+)
+from engine.request import (
+    Grammar,
+    Job,
+    JobRefused,
+)
+from engine.vocabulary import Vocabulary
+
+CACHE_BYTES = 256 * 2**20
+COMPILE_SECONDS = 2.0
+TURN_SECONDS = 2.0
+"""How long a share's grammar waits for those of others, and of its own, to be compiled."""
+WAITING_OF_SHARE = 8
+"""Grammars of one share that may wait."""
+THREADS = max(1, min(2, (os.cpu_count() or 1) - 1))
+"""A compile must not share the processor of the engine thread."""
+STACK_BYTES = 64 * 2**20
+"""Of a compiling thread: schemas within schemas are calls within calls there, and a stack that ends
+ends the process. See `grammar_limits.MAX_CHAIN`."""
+_STACKS = threading.Lock()
+"""Who changes the size of new threads' stacks puts the usual one back before another does."""
+
+BASE_BYTES = 64 * 2**10
+BYTES_PER_CHARACTER = 96
+"""Memory of a grammar that was compiled; measured on schemas, patterns and enumerations."""
+BYTES_PER_SECOND = 100e6
+"""A grammar in use remembers what it worked out, and so grows with the time spent on its masks."""
+RENEW_BYTES = 20e6
+"""Of that, at an estimate: then the grammar is compiled once more, before it meets its limit."""
+MAX_STATES = 100_000
+"""What a grammar can remember, up to 2 kB each. A job that needs more than that by itself fails."""
+
+
+class CompiledGrammar:
+    """A grammar ready to be followed by any number of jobs, which share what it has worked out."""
+
+    def __init__(self, start: Any, source: str, digest: bytes, grammar: Grammar) -> None:
+        self.digest = digest
+        """Of what it was compiled from, and for which share."""
+        self.grammar = grammar
+        self.renewing = False
+        self.successor: CompiledGrammar | None = None
+        """The same that remembers nothing, made once this one remembers much."""
+        self._start = start
+        self._own = BASE_BYTES + BYTES_PER_CHARACTER * len(source)
+        self._grown = 0.0
+
+    @property
+    def size(self) -> int:
+        """Bytes, estimated: the library does not say."""
+        return self._own + int(min(self._grown, MAX_STATES * 2048))
+
+    def begin(self) -> Any:
+        """A matcher at the beginning of the grammar."""
+        return self._start.deep_copy()
+
+    def spend(self, seconds: float) -> None:
+        """Takes note of time spent on a mask."""
+        self._grown += seconds * BYTES_PER_SECOND
+
+    @property
+    def is_large(self) -> bool:
+        """It may come to its limit."""
+        return self._grown > RENEW_BYTES
+
+
+def check_grammar(job: Job, compiler: "GrammarCompiler | None") -> CompiledGrammar | None:
+    """The job's grammar, compiled; None if it has none. Raises `JobRefused` if it cannot be followed.
+
+    Any thread. Waits while a grammar that this share has not used before is compiled.
+    """
+    grammar = job.grammar
+    if grammar is None:
+        return None
+    if compiler is None:
+        raise JobRefused("bad_grammar", "This model has no tokenizer.json, so its tokens spell nothing.")
+    if not isinstance(grammar, Grammar) or not isinstance(grammar.text, str):
+        raise JobRefused("bad_grammar", "The grammar must have a kind and a text.")
+    if not job.stop_ids:
+        raise JobRefused("bad_grammar", "A job with a grammar needs a stop id to end with.")
+    try:
+        return compiler.compiled(grammar, job.share)
+    except JobRefused as refused:
+        if refused.reason != "bad_grammar" or grammar.relaxed is None:
+            raise
+        with suppress(JobRefused):
+            return check_grammar(replace(job, grammar=grammar.relaxed), compiler)
+        raise
+
+
+def _start_pool() -> ThreadPoolExecutor:
+    """Starts all threads at once: while they start, every new thread of the process has stacks of their size,
+    and so that is for a moment once, and not with every grammar.
+    """
+    pool = ThreadPoolExecutor(THREADS, thread_name_prefix="holdfast-grammar")
+    together = threading.Barrier(THREADS + 1)
+    with _STACKS:
+        usual = threading.stack_size(STACK_BYTES)
+        try:
+            for _ in range(THREADS):  # each is busy, so that the next gets a thread of its own
+                pool.submit(together.wait)
+        finally:
+            threading.stack_size(usual)
+    together.wait()
+    return pool
+
+
+class GrammarCompiler:
+    """Compiles for one vocabulary; keeps grammars, and refusals, for a share that comes with the same again.
+
+    Not for other shares: how fast an answer comes would tell them what this one uses. The shares take turns,
+    so that none waits for more than one compile of each other.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, *, cache_bytes: int = CACHE_BYTES) -> None:
+        self.vocabulary = vocabulary
+        self._special = {
+            token_id: vocabulary.tokens[token_id].decode(errors="replace")
+            for token_id in sorted(vocabulary.special)
+        }
+        self._cache_bytes = cache_bytes
+        self._made: OrderedDict[bytes, Future[CompiledGrammar]] = OrderedDict()
+        self._lock = threading.Lock()
+        self._turns = FairLimit(THREADS)
+        self._pool: ThreadPoolExecutor | None = None
+        self._tokenizer: Any = None
+        self._closed = False
+
+    @property
+    def size(self) -> int:
+        """Bytes of all that is kept, estimated."""
+        with self._lock:
+            return sum(map(_size, self._made.values()))
+
+    def compiled(self, grammar: Grammar, share: str = "") -> CompiledGrammar:
+        """Finds the grammar or has it compiled, and waits for that. Raises `JobRefused`.
+
+        Not for the engine thread, which would stand still meanwhile.
+        """
+        if len(grammar.text) > MAX_TEXT:
+            raise JobRefused("bad_grammar", f"A grammar may have {MAX_TEXT} characters.")
+        self._load_tokenizer()  # of a large vocabulary it takes seconds, which are not the grammar's
+        digest = _digest(grammar, share)
+        future, is_new = self._find_or_begin(digest)
+        if is_new:
+            self._start(future, digest, share, grammar)
+        try:
+            compiled = future.result(TURN_SECONDS + COMPILE_SECONDS if not is_new else COMPILE_SECONDS)
+        except BadGrammar as error:
+            raise JobRefused("bad_grammar", str(error)) from None
+        except (TimeoutError, CancelledError):
+            raise JobRefused(
+                "bad_grammar", f"The grammar takes more than {COMPILE_SECONDS:g} s to compile."
+            ) from None
+        self._evict()
+        return compiled
+
+    def known(self, grammar: Grammar, share: str = "") -> CompiledGrammar:
+        """The grammar if it is kept. Raises KeyError if not; compiles nothing."""
+        followed: Grammar | None = grammar
+        while followed is not None:
+            digest = _digest(followed, share)
+            with self._lock:
+                future = self._made.get(digest)
+            if future is not None and (compiled := _made(future)) is not None:
+                return compiled
+            followed = followed.relaxed
+        raise KeyError("The grammar is not kept any more.")
+
+    def renew(self, compiled: CompiledGrammar) -> None:
+        """Has the same compiled again, in the background, for when this one remembers too much."""
+        with self._lock:
+            if self._pool is None or compiled.renewing:
+                return
+            compiled.renewing = True
+            self._pool.submit(self._renew, compiled)
+
+    def renewed(self, compiled: CompiledGrammar) -> CompiledGrammar | None:
+        """The same that remembers nothing, if it is there; it is kept in place of that one."""
+        fresh = compiled.successor
+        if fresh is not None:
+            with self._lock:
+                future = self._made.get(compiled.digest)
+                if future is not None and _made(future) is compiled:
+                    replaced: Future[CompiledGrammar] = Future()
+                    replaced.set_result(fresh)
+                    self._made[compiled.digest] = replaced
+        return fresh
+
+    def close(self) -> None:
+        """Ends the pool's threads; grammars that are kept can still be found."""
+        with self._lock:
+            self._closed = True
+            pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+    def _find_or_begin(self, digest: bytes) -> tuple[Future[CompiledGrammar], bool]:
+        """What is kept or under way, or else a new future, for which the caller has to start the compile."""
+        with self._lock:
+            future = self._made.get(digest)
+            if future is not None and not future.cancelled():
+                self._made.move_to_end(digest)
+                return future, False
+            if self._closed:
+                raise JobRefused("closed", "The engine is closed.")
+            future = self._made[digest] = Future()
+            return future, True
+
+    def _start(self, future: Future[CompiledGrammar], digest: bytes, share: str, grammar: Grammar) -> None:
+        """Waits for the share's turn and begins the compile. Raises `JobRefused` if that comes too late."""
+        try:
+            if self._turns.waiting(share) >= WAITING_OF_SHARE:
+                raise JobRefused("share_full", f"{WAITING_OF_SHARE} grammars of yours wait to be compiled.")
+            try:
+                self._turns.acquire(share, TURN_SECONDS)
+            except TimeoutError:
+                mine = bool(self._turns.holding(share))
+                raise JobRefused(
+                    "share_full" if mine else "overloaded", "Too many grammars are being compiled."
+                ) from None
+            try:
+                self._submit(self._run, future, digest, share, grammar)
+            except BaseException:
+                self._turns.release(share)
+                raise
+        except BaseException as error:
+            with self._lock:
+                if self._made.get(digest) is future:
+                    del self._made[digest]
+            future.set_exception(error)
+            raise
+
+    def _submit(self, work: Callable[..., None], *given: Any) -> None:
+        with self._lock:
+            if self._closed:
+                raise JobRefused("closed", "The engine is closed.")
+            if self._pool is None:
+                self._pool = _start_pool()
+            self._pool.submit(work, *given)
+
+    def _run(self, future: Future[CompiledGrammar], digest: bytes, share: str, grammar: Grammar) -> None:
+        """Compiles and gives the turn back, whoever still waits for the result."""
+        try:
+            future.set_result(self._compile(grammar, digest))
+        except BadGrammar as error:
+            future.set_exception(error)
+        finally:
+            self._turns.release(share)
+
+    def _renew(self, compiled: CompiledGrammar) -> None:
+        with suppress(BadGrammar):
+            compiled.successor = self._compile(compiled.grammar, compiled.digest)
+
+    def _evict(self) -> None:
+        """Forgets what was asked for longest ago, as long as all that is kept is too much."""
+        with self._lock:
+            sizes = {digest: _size(future) for digest, future in self._made.items()}
+            total = sum(sizes.values())
+            for digest, size in sizes.items():
+                if total <= self._cache_bytes:
+                    break
+                if self._made[digest].done():
+                    del self._made[digest]
+                    total -= size
+
+    def _compile(self, grammar: Grammar, digest: bytes) -> CompiledGrammar:
+        try:
+            return self._compile_unguarded(grammar, digest)
+        except BadGrammar:
+            raise
+        except BaseException as error:  # the library's panics are no Exceptions
+            raise BadGrammar(f"The grammar is not understood: {one_line(str(error))}") from error
+
+    def _compile_unguarded(self, grammar: Grammar, digest: bytes) -> CompiledGrammar:
+        source = to_lark(grammar, self._special)
+        import llguidance  # a part that only jobs with grammars need
+
+        limits = llguidance.LLParserLimits(max_lexer_states=MAX_STATES, verbose_errors=False)
+        matcher = llguidance.LLMatcher(self._load_tokenizer(), source, log_level=0, limits=limits)
+        if matcher.is_error():
+            raise BadGrammar(f"The grammar cannot be compiled: {one_line(matcher.get_error())}")
+        # The first mask shows grammars that nothing fits; the copy keeps the beginning.
+        first = matcher.deep_copy()
+        mask = first.compute_bitmask()
+        if first.is_error() or not any(mask):
+            raise BadGrammar("Nothing that the model can write would fit the grammar.")
+        return CompiledGrammar(matcher, source, digest, grammar)
+
+    def load(self) -> None:
+        """Makes what all grammars need, which keeps every thread waiting: a second for 200,000 tokens."""
+        self._load_tokenizer()
+
+    def _load_tokenizer(self) -> Any:
+        """The library's form of the vocabulary, made by the first that needs it if not by `load`."""
+        with self._lock:
+            if self._tokenizer is None:
+                import llguidance
+
+                self._tokenizer = llguidance.LLTokenizer(_Tokens(self.vocabulary))  # type: ignore[arg-type]
+            return self._tokenizer
+
+
+class _Tokens:
+    """The vocabulary in the form that the library asks for."""
+
+    is_tokenizer_wrapper = True
+    bos_token_id = None
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        # The end is a token after the last: which ids stop a job is the job's to say.
+        self.eos_token_id = len(vocabulary.tokens)
+        # With a text: a special token without one is taken for the beginning of all the others.
+        self.tokens = [*vocabulary.tokens, b"<the end>"]
+        self.special_token_ids = sorted(vocabulary.special | {self.eos_token_id})
+
+    def __call__(self, _text: bytes) -> list[int]:
+        """Never asked for: see `grammar_source.HEADER`."""
+        return []
+
+
+def _digest(grammar: Grammar, share: str) -> bytes:
+    named = f"{share}\0{grammar.kind}:{grammar.text}".encode(errors="surrogatepass")
+    return hashlib.blake2b(named, digest_size=16).digest()
+
+
+def _made(future: Future[CompiledGrammar]) -> CompiledGrammar | None:
+    """What was made; None if nothing was, or not yet."""
+    if not future.done() or future.cancelled() or future.exception() is not None:
+        return None
+    return future.result()
+
+
+def _size(future: Future[CompiledGrammar]) -> int:
+    made = _made(future)
+    return BASE_BYTES if made is None else made.size  # a refusal is less, but too many are too many
+
+
+def one_line(text: str) -> str:
+    """The text as a part of a sentence."""
+    return " ".join(text.split())[:300]

@@ -1,0 +1,350 @@
+"""From a job's `Grammar` to one grammar in Lark, the language that the masks are compiled from.
+
+Pure functions; any thread. Everything is checked against the bounds of `grammar_limits` on the way. What
+a grammar may be: a JSON schema (local references only); nothing but "some JSON object"; a regular
+expression for the whole output; a Lark grammar; a structural form: parts in a row, in choice or repeated;
+or structural tags: free text until a trigger, from there on a tag.
+
+    {"triggers": ["<call"],
+     "tags": [{"begin": "<call name=a>", "schema": {...}, "end": "</call>"}, ...],
+     "at_least_one": false, "stop_after_first": false}
+
+Each tag begins with one of the triggers. Between begin and end stands what its `schema` or `regex` asks
+for, or, without either, any text. Where a string has the text of a special token, that token is meant.
+
+A structural form is one of
+
+    {"text": "<call>"}  {"schema": {...}}  {"regex": "..."}  {"lark": "..."}  {"any": true}
+    {"sequence": [...]}  {"choice": [...]}
+    {"repeat": {...}, "separator": ", ", "least": 0, "once": false}
+
+of which `any`, any text, ends with the text that stands behind it, and stands last if there is none.
+
+A Lark grammar may have `%json {...}`, which stands for JSON of that schema, `%lark {...}`, which stands for
+a whole grammar of its own, and `<[id]>`, which stands for a token.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from engine.grammar.limits import (
+    LARK_LITERAL,
+    MAX_LARK,
+    MAX_PATTERN,
+    MAX_TAGS,
+    MAX_TEXT,
+    BadGrammar,
+    check_lark,
+    check_pattern,
+    check_schema,
+    not_closed,
+    parse_json,
+)
+from engine.request import Grammar
+
+HEADER = '%llguidance {"no_forcing": true}\n'
+"""Every token that fits is allowed, also where only one text does: the model chooses how to spell it."""
+WHITESPACE = r"[ ]?|\n[ \t]{0,40}"
+"""Between the parts of JSON. Without a bound, a model that likes blanks would never come to an end."""
+TEXT = "TEXT: /(.|\\n)+/\nANY: /(.|\\n)*/\n"
+
+MAX_FORM_DEPTH = 16
+
+_TAG_KEYS = {"begin", "schema", "regex", "end"}
+_DIRECTIVE = re.compile(r"(?<![\w%])%(\w+)")
+_TO_ESCAPE = re.compile(r"\\.|[/\n]", re.DOTALL)
+_DIRECTIVES = {"ignore", "import", "json", "lark"}
+_LARK_JSON = re.compile(LARK_LITERAL.pattern + r"|(?P<json>(?<![\w%])%json\b\s*+)")
+
+
+def to_lark(grammar: Grammar, special: Mapping[int, str]) -> str:
+    """The Lark source; `special` are the texts of the special tokens. Raises `BadGrammar`."""
+    match grammar.kind:
+        case "json_schema":
+            lark = f"start: {_json(parse_json(grammar.text))}\n"
+        case "json_object":
+            lark = f"start: {_json({'type': 'object'})}\n"
+        case "regex":
+            lark = f"start: {_regex(grammar.text)}\n"
+        case "lark":
+            lark = _lark(grammar.text)
+        case "structural_tags":
+            lark = _Tags(parse_json(grammar.text), special).to_lark()
+        case "structural_form":
+            lark = _Form(special).to_lark(parse_json(grammar.text))
+        case _:
+            raise BadGrammar(f"There are no grammars of kind {grammar.kind!r}.")
+    try:
+        lark.encode()
+    except UnicodeEncodeError:
+        raise BadGrammar("The grammar has half a character: a surrogate without its other.") from None
+    return HEADER + lark
+
+
+def check_source(grammar: Grammar) -> None:
+    """Raises `BadGrammar` for a caller's grammar outside the bounds, and for part of what is no grammar."""
+    if grammar.kind == "json_schema":
+        check_schema(parse_json(grammar.text))
+    elif grammar.kind == "regex":
+        check_pattern(grammar.text)
+    elif grammar.kind == "lark":
+        _lark(grammar.text)
+
+
+def _json(schema: Any) -> str:
+    check_schema(schema)
+    if schema is False:
+        raise BadGrammar("The schema is false: no value would fit it.")
+    options = {"whitespace_pattern": WHITESPACE}
+    return "%json " + json.dumps({**({} if schema is True else schema), "x-guidance": options})
+
+
+def _regex(pattern: Any) -> str:
+    if not isinstance(pattern, str):
+        raise BadGrammar("A regular expression must be a string.")
+    check_pattern(pattern)
+    inside = _TO_ESCAPE.sub(_escape_in_lark, pattern)
+    return f"/(?:{inside})/"
+
+
+def _escape_in_lark(found: re.Match[str]) -> str:
+    return {"/": "\\/", "\n": "\\n", "\\\n": "\\n"}.get(found[0], found[0])
+
+
+def _lark(text: str) -> str:
+    if len(text) > MAX_TEXT:
+        raise BadGrammar(f"A grammar may have {MAX_TEXT} characters; this one has {len(text)}.")
+    whole, bare = _with_schemas(text)
+    check_lark(bare)
+    directives = _DIRECTIVE.findall(LARK_LITERAL.sub('""', bare))
+    for directive in directives:
+        if directive not in _DIRECTIVES:
+            raise BadGrammar(f"%{directive} is not served; %ignore, %import, %json and %lark are.")
+    if len(directives) > MAX_TAGS:
+        raise BadGrammar(f"A Lark grammar may have {MAX_TAGS} directives.")
+    return whole + "\n"
+
+
+def _with_schemas(text: str) -> tuple[str, str]:
+    """The grammar with each `%json {...}` as it is compiled, and the grammar without the schemas."""
+    whole, bare, place = "", "", 0
+    search = schemas = 0
+    while found := _LARK_JSON.search(text, search):
+        search = found.end()
+        if found["open"]:
+            raise not_closed(text, found.start())
+        if found["json"] is None:
+            continue
+        schemas += 1
+        if schemas > MAX_TAGS or len(bare) > MAX_LARK:
+            raise BadGrammar(f"A Lark grammar may have {MAX_TAGS} directives and {MAX_LARK} characters.")
+        end = _json_end(text, found.end())
+        whole += text[place : found.start()] + _json(parse_json(text[found.end() : end]))
+        bare += text[place : found.end()] + '""'
+        place = search = end
+    return whole + text[place:], bare + text[place:]
+
+
+def _json_end(text: str, start: int) -> int:
+    """Where the JSON value that starts here ends."""
+    try:
+        return json.JSONDecoder().raw_decode(text, start)[1]
+    except RecursionError:
+        raise BadGrammar("The JSON is nested too deeply.") from None
+    except ValueError as error:
+        raise BadGrammar(f"After %json stands no JSON: {error}.") from None
+
+
+Segment = str | int
+"""Text, or the id of a special token."""
+
+
+class _Tags:
+    """Structural tags on their way to Lark."""
+
+    def __init__(self, described: Any, special: Mapping[int, str]) -> None:
+        if not isinstance(described, dict):
+            raise BadGrammar("Structural tags must be an object.")
+        if unknown := described.keys() - {"triggers", "tags", "at_least_one", "stop_after_first"}:
+            raise BadGrammar(f"Structural tags have no {min(unknown)!r}.")
+        self._texts = _Texts(special)
+        self._described = described
+        self._rules = self._texts.rules
+
+    def to_lark(self) -> str:
+        triggers = [self._texts.segments(text, "A trigger") for text in _strings(self._described, "triggers")]
+        tags = self._described.get("tags")
+        if not isinstance(tags, list) or not tags or not triggers:
+            raise BadGrammar("Structural tags need tags and triggers.")
+        if max(len(tags), len(triggers)) > MAX_TAGS:
+            raise BadGrammar(f"There may be {MAX_TAGS} structural tags.")
+        bodies: list[list[str]] = [[] for _ in triggers]
+        for tag in tags:
+            which, body = self._tag(tag)
+            bodies[which].append(body)
+        calls = [
+            f"{self._head(trigger, number)} ({' | '.join(of_trigger)})"
+            for number, (trigger, of_trigger) in enumerate(zip(triggers, bodies, strict=True))
+            if of_trigger
+        ]
+        heads = {trigger[0] for trigger in triggers if isinstance(trigger[0], int)}
+        free = ["TEXT", *_tokens(set(self._texts.special.values()) - heads)]
+        start = {
+            (False, False): "(free | call)*",
+            (True, False): "free* call (free | call)*",
+            (False, True): "free* call?",
+            (True, True): "free* call",
+        }[self._flag("at_least_one"), self._flag("stop_after_first")]
+        lines = [f"start: {start}", f"free: {' | '.join(free)}", f"call: {' | '.join(calls)}"]
+        return "\n".join([*lines, *self._rules, TEXT])
+
+    def _flag(self, name: str) -> bool:
+        value = self._described.get(name, False)
+        if not isinstance(value, bool):
+            raise BadGrammar(f"{name} must be true or false.")
+        return value
+
+    def _head(self, trigger: list[Segment], number: int) -> str:
+        """What ends free text: a special token, or the first place where the trigger's text is complete."""
+        if isinstance(trigger[0], int):
+            return _sequence(trigger)
+        self._rules.append(f"trigger_{number}[lazy]: ANY {_sequence(trigger)}")
+        return f"trigger_{number}"
+
+    def _tag(self, tag: Any) -> tuple[int, str]:
+        """Which trigger the tag has, and what follows that trigger."""
+        if not isinstance(tag, dict) or (tag.keys() - _TAG_KEYS):
+            raise BadGrammar("A tag has begin, end, and one of schema and regex, or neither.")
+        begin = tag.get("begin")
+        for which, trigger in enumerate(_strings(self._described, "triggers")):
+            if isinstance(begin, str) and begin.startswith(trigger):
+                rest = self._texts.segments(begin[len(trigger) :])
+                return which, " ".join([_sequence(rest), *self._content(tag)])
+        raise BadGrammar("A tag must begin with one of the triggers.")
+
+    def _content(self, tag: Mapping[str, Any]) -> list[str]:
+        end = tag.get("end", "")
+        if not isinstance(end, str):
+            raise BadGrammar("The end of a tag must be a string.")
+        segments = self._texts.segments(end)
+        if "schema" in tag and "regex" in tag:
+            raise BadGrammar("A tag has a schema or a regex, not both.")
+        if "schema" in tag:
+            return [_json(tag["schema"]), _sequence(segments)]
+        if "regex" in tag:
+            return [_regex(tag["regex"]), _sequence(segments)]
+        if not segments:
+            raise BadGrammar("A tag without schema and regex needs an end.")
+        return [self._texts.until(segments)]
+
+
+class _Texts:
+    """Texts in which special tokens are meant where their text stands."""
+
+    def __init__(self, special: Mapping[int, str]) -> None:
+        self.special = {text: token_id for token_id, text in special.items() if text}
+        longest_first = sorted(self.special, key=len, reverse=True)
+        self._split = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
+        self.rules: list[str] = []
+        """What the expressions here refer to."""
+
+    def until(self, segments: Sequence[Segment]) -> str:
+        """Any text up to the first place where these are complete, they included."""
+        if isinstance(segments[0], int):
+            return f"TEXT? {_sequence(segments)}"
+        name = f"until_{len(self.rules)}"
+        self.rules.append(f"{name}[lazy]: ANY {_sequence(segments[:1])}")
+        return f"{name} {_sequence(segments[1:])}"
+
+    def segments(self, text: str, what: str = "") -> list[Segment]:
+        if len(text) > MAX_PATTERN:
+            raise BadGrammar(f"A text of a tag may have {MAX_PATTERN} characters.")
+        segments: list[Segment] = []
+        start = 0
+        for found in self._split.finditer(text):
+            segments += [text[start : found.start()], self.special[found[0]]]
+            start = found.end()
+        segments = [segment for segment in [*segments, text[start:]] if segment != ""]
+        if what and (not segments or (isinstance(segments[0], str) and len(segments) > 1)):
+            raise BadGrammar(f"{what} must be text without special tokens, or begin with one.")
+        return segments
+
+
+class _Form:
+    """A structural form on its way to Lark."""
+
+    def __init__(self, special: Mapping[int, str]) -> None:
+        self._texts = _Texts(special)
+        self._parts = 0
+
+    def to_lark(self, form: Any) -> str:
+        return "\n".join([f"start: {self._expression(form)}", *self._texts.rules, TEXT])
+
+    def _expression(self, form: Any, depth: int = 0) -> str:
+        self._parts += 1
+        if self._parts > MAX_TAGS or depth > MAX_FORM_DEPTH:
+            raise BadGrammar(f"A structural form may have {MAX_TAGS} parts, {MAX_FORM_DEPTH} deep.")
+        match form:
+            case {"text": str(text), **rest} if not rest:
+                return _sequence(self._texts.segments(text)) or '""'
+            case {"schema": schema, **rest} if not rest:
+                return _json(schema)
+            case {"regex": pattern, **rest} if not rest:
+                return _regex(pattern)
+            case {"lark": str(text), **rest} if not rest:
+                return f"%lark {{\n{_lark(text)}}}"
+            case {"any": True, **rest} if not rest:
+                return "ANY"
+            case {"sequence": list(parts), **rest} if parts and not rest:
+                return f"({' '.join(self._in_a_row(_flat(parts), depth))})"
+            case {"choice": list(parts), **rest} if parts and not rest:
+                return f"({' | '.join(self._expression(part, depth + 1) for part in parts)})"
+            case {"repeat": part, "separator": str(), "least": 0 | 1, "once": bool()} if len(form) == 4:
+                return self._repeated(part, form, depth)
+        raise BadGrammar("A structural form has a part that is none.")
+
+    def _repeated(self, part: Any, form: Mapping[str, Any], depth: int) -> str:
+        one = self._expression(part, depth + 1)
+        more = f" ({_sequence(self._texts.segments(form['separator']))} {one})*"
+        return f"({one}{'' if form['once'] else more}){'' if form['least'] else '?'}"
+
+    def _in_a_row(self, parts: list[Any], depth: int) -> Iterator[str]:
+        behind = [*parts[1:], None]
+        skipped = False
+        for part, following in zip(parts, behind, strict=True):
+            if skipped:
+                skipped = False
+            elif part == {"any": True} and following is not None:
+                text = following.get("text") if isinstance(following, dict) else None
+                if not isinstance(text, str) or not (segments := self._texts.segments(text)):
+                    raise BadGrammar("Behind any text must stand the text that ends it.")
+                yield self._texts.until(segments)
+                skipped = True
+            else:
+                yield self._expression(part, depth + 1)
+
+
+def _flat(parts: list[Any]) -> list[Any]:
+    """The parts with those of sequences among them in their place."""
+    flat: list[Any] = []
+    for part in parts:
+        inner = part.get("sequence") if isinstance(part, dict) and len(part) == 1 else None
+        flat += _flat(inner) if isinstance(inner, list) else [part]
+    return flat
+
+
+def _strings(described: Mapping[str, Any], key: str) -> list[str]:
+    texts = described.get(key)
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        raise BadGrammar(f"{key} must be an array of strings.")
+    return texts
+
+
+def _sequence(segments: Iterable[Segment]) -> str:
+    return " ".join(f"<[{part}]>" if isinstance(part, int) else json.dumps(part) for part in segments)
+
+
+def _tokens(token_ids: set[int]) -> list[str]:
+    return [f"<[{','.join(map(str, sorted(token_ids)))}]>"] if token_ids else []

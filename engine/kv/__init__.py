@@ -1,0 +1,1 @@
+"""The KV cache: tensors of blocks, contiguous copies for decoding, sizes."""

@@ -1,0 +1,154 @@
+"""Keys and values of the jobs that generate, laid side by side so that a step reads them in place.
+
+Engine thread; on the CPU, where to gather the blocks of all jobs anew for every layer of every token costs
+more than to attend to them. A shelf holds jobs of about one length, a row each; a row is copied from the
+blocks when its job joins, and grows with it by a token a step. The blocks stay the truth: a row that is
+lost, or for which there is no room, costs time and nothing else. Ignorant of what is attended to and how.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from engine.kv.kv_cache import KvStore
+from engine.scheduling.scheduler import Chunk
+from engine.scheduling.sequence import TokenSequence
+
+SMALLEST = 128
+"""Tokens of the shortest rows; each further shelf's rows are twice as long."""
+
+
+@dataclass(slots=True)
+class Shelf:
+    """Rows of one capacity. Beyond its job's tokens a row is zero."""
+
+    capacity: int
+    keys: list[Tensor] = field(default_factory=list)
+    """Per layer `[rows, capacity, heads, size]`, as are the values."""
+    values: list[Tensor] = field(default_factory=list)
+    jobs: list[TokenSequence] = field(default_factory=list)
+    """Who has the first rows; the others are spare."""
+    filled: list[int] = field(default_factory=list)
+    """How many tokens each of these rows has."""
+
+    @property
+    def rows(self) -> int:
+        return len(self.keys[0]) if self.keys else 0
+
+    def remove(self, row: int) -> None:
+        """The last row takes the place of the one that goes."""
+        job, filled = self.jobs.pop(), self.filled.pop()
+        last = len(self.jobs)
+        if row != last:
+            self.jobs[row], self.filled[row] = job, filled
+            for tensor in (*self.keys, *self.values):
+                tensor[row] = tensor[last]
+
+    def resize(self, rows: int, store: KvStore) -> None:
+        """Makes room for so many rows, and keeps those that are taken."""
+        kept = len(self.jobs)
+        for tensors, likes in ((self.keys, store.keys), (self.values, store.values)):
+            old = list(tensors)
+            tensors.clear()
+            for layer, like in enumerate(likes):
+                fresh = like.new_empty(rows, self.capacity, *like.shape[1:])
+                if kept:
+                    fresh[:kept] = old[layer][:kept]
+                tensors.append(fresh)
+
+    def add(self, chunk: Chunk, store: KvStore) -> None:
+        """Copies what the job has so far out of its blocks."""
+        row, held = len(self.jobs), chunk.start
+        used = chunk.sequence.blocks[: -(-held // store.block_size)]
+        blocks = torch.tensor(used, dtype=torch.long, device=store.device)
+        for tensors, sources in ((self.keys, store.keys), (self.values, store.values)):
+            for tensor, source in zip(tensors, sources, strict=True):
+                by_block = source.view(-1, store.block_size, *source.shape[1:])
+                tensor[row, :held] = by_block.index_select(0, blocks).flatten(0, 1)[:held]
+                tensor[row, held:] = 0
+        self.jobs.append(chunk.sequence)
+        self.filled.append(held)
+
+
+class Shelves:
+    """All shelves. They hold at most as many tokens as the store does."""
+
+    def __init__(self, store: KvStore) -> None:
+        self._store = store
+        self._shelves: dict[int, Shelf] = {}
+        self._room = len(store.keys[0])
+
+    def arrange(self, chunks: Sequence[Chunk]) -> tuple[list[tuple[Shelf, list[Chunk]]], list[Chunk]]:
+        """Finds a row for each of these chunks, which have one token each, and counts that token in.
+
+        Gives the shelves that are in use with the chunks in the order of their rows, and the chunks
+        for which there is no room.
+        """
+        of = {chunk.sequence: chunk for chunk in chunks}
+        self._remove_all_but(of)
+        seated = {job for shelf in self._shelves.values() for job in shelf.jobs}
+        coming: dict[int, list[Chunk]] = {}
+        for chunk in chunks:
+            if chunk.sequence not in seated:
+                coming.setdefault(_capacity_for(chunk.start), []).append(chunk)
+        left_out: list[Chunk] = []
+        for capacity, group in coming.items():
+            left_out += group[self._seat(capacity, group) :]
+        in_use = []
+        for shelf in self._shelves.values():
+            if shelf.jobs:
+                shelf.filled = [filled + 1 for filled in shelf.filled]
+                in_use.append((shelf, [of[job] for job in shelf.jobs]))
+        return in_use, left_out
+
+    def _remove_all_but(self, of: dict[TokenSequence, Chunk]) -> None:
+        for shelf in self._shelves.values():
+            starts = [chunk.start if (chunk := of.get(job)) else -1 for job in shelf.jobs]
+            # A step that failed, or a job that began anew, leaves a row with other tokens in it.
+            if starts == shelf.filled and (not starts or _fits(max(starts), shelf.capacity)):
+                continue
+            for row in reversed(range(len(starts))):
+                if starts[row] != shelf.filled[row] or not _fits(starts[row], shelf.capacity):
+                    shelf.remove(row)
+
+    def _seat(self, capacity: int, chunks: list[Chunk]) -> int:
+        """Gives rows to as many of the chunks as there is room for."""
+        shelf = self._shelves.setdefault(capacity, Shelf(capacity))
+        wanted = len(shelf.jobs) + len(chunks)
+        if wanted > shelf.rows:
+            others = sum(s.rows * s.capacity for s in self._shelves.values() if s is not shelf)
+            if others + _rounded(wanted) * capacity > self._room:
+                self._drop_unused(shelf)
+                others = sum(s.rows * s.capacity for s in self._shelves.values() if s is not shelf)
+            rows = min(_rounded(wanted), (self._room - others) // capacity)
+            if rows > shelf.rows:
+                shelf.resize(rows, self._store)
+        seats = min(len(chunks), shelf.rows - len(shelf.jobs))
+        for chunk in chunks[:seats]:
+            shelf.add(chunk, self._store)
+        return seats
+
+    def _drop_unused(self, but: Shelf) -> None:
+        self._shelves = {
+            capacity: shelf for capacity, shelf in self._shelves.items() if shelf.jobs or shelf is but
+        }
+
+
+def _fits(held: int, capacity: int) -> bool:
+    """With the token that comes and, after it, a place that is zero."""
+    return held + 2 <= capacity
+
+
+def _capacity_for(held: int) -> int:
+    """So that the job does not have to move soon."""
+    capacity = SMALLEST
+    while not _fits(held + SMALLEST // 4, capacity):
+        capacity *= 2
+    return capacity
+
+
+def _rounded(rows: int) -> int:
+    """Up to a power of two, so that jobs which come one by one do not copy all others each time."""
+    return 1 << (rows - 1).bit_length()

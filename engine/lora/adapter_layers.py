@@ -1,0 +1,246 @@
+"""LoRA adapters beside the base model: each job's tokens are computed with its own, in one pass for all.
+
+The layers that adapters change are wrapped while loading; the rest of the model stays as it is. For each
+layer the matrices of all adapters lie one below the other, so that what a step needs are views of them: two
+products for a stretch of rows with one adapter, and a mask between the two where neighbouring rows have
+different ones. Masks are made once a step. A stretch of rows without an adapter costs nothing.
+
+Engine thread, after loading. Ignorant of files (`adapter_weights`) and of what layers mean.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+from transformers import PreTrainedModel
+
+from engine.attention.sdpa import ProbeStep
+from engine.config import ModelRefused
+from engine.lora.adapter_weights import (
+    Adapter,
+    LowRank,
+    read_adapter,
+)
+from engine.scheduling.scheduler import Chunk
+
+NOBODY = -1
+"""The place of the base model among the adapters."""
+
+IDLE_BETWEEN = 2
+"""So many adapters between two that a step needs are computed with them rather than stepped over."""
+
+PROBE_ROWS = 7
+
+
+class StepRows(Protocol):
+    """What the wrapped layers see of a step."""
+
+    def add(self, layer: "AdaptedLayer", hidden: Tensor, out: Tensor) -> Tensor:
+        """Adds to `out` what the rows' adapters make of `hidden`."""
+
+
+class Adapters:
+    """The adapters of one model by their places, and what the present step does with them."""
+
+    def __init__(self, names: Sequence[str] = ()) -> None:
+        self.names = tuple(names)
+        self.places: Mapping[str, int] = {name: place for place, name in enumerate(names)}
+        self.step: StepRows | None = None
+        """To be set before each pass through the model; None computes with the base model alone."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Layout:
+    """Where the adapters lie in the stacked matrices of a layer; one object for all layers alike."""
+
+    bounds: tuple[int, ...]
+    """The adapter at the place `p` has the rows `bounds[p]` .. `bounds[p + 1]`: none if it leaves the
+    layer as it is."""
+    owners: Tensor
+    """`[rows]`: the place of each row's adapter."""
+
+
+class AdaptedLayer(nn.Module):
+    """A linear layer of the model, and all that adapters add to it."""
+
+    def __init__(self, base: nn.Module, layout: Layout, down: Tensor, up: Tensor, adapters: Adapters) -> None:
+        """`down` is `[rows, inputs]`, `up` is `[rows, outputs]`."""
+        super().__init__()
+        self.base = base
+        self.layout = layout
+        self.down = down
+        self.up = up
+        self._adapters = adapters
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        out: Tensor = self.base(hidden)
+        step = self._adapters.step
+        return out if step is None else step.add(self, hidden, out)
+
+
+@dataclass(frozen=True, slots=True)
+class AdaptedRows:
+    """The rows `begin` .. `end` of the packed row, computed with adapters from `first` to before `last`."""
+
+    begin: int
+    end: int
+    first: int
+    last: int
+    mixed: bool = False
+    """The rows do not all have the same adapter."""
+
+
+class AdapterStep:
+    """Implements `StepRows` for one packed row."""
+
+    def __init__(self, rows: int, stretches: Sequence[AdaptedRows], owners: Tensor) -> None:
+        """`owners` has the place of each row's adapter, as far as rows may be `mixed`."""
+        self._rows = rows
+        self._stretches = stretches
+        self._owners = owners
+        self._masks: dict[tuple[int, Layout], Tensor] = {}
+
+    def add(self, layer: AdaptedLayer, hidden: Tensor, out: Tensor) -> Tensor:
+        inputs, outputs = hidden.reshape(-1, hidden.shape[-1]), out.view(-1, out.shape[-1])
+        if len(inputs) != self._rows:
+            raise RuntimeError("a layer with adapters computes other rows than those of the step")
+        for stretch in self._stretches:
+            low, high = layer.layout.bounds[stretch.first], layer.layout.bounds[stretch.last]
+            if low == high:
+                continue
+            inner = linear(inputs[stretch.begin : stretch.end], layer.down[low:high])
+            if stretch.mixed:
+                # Not a product with zeros: what overflowed for another's adapter must not get through.
+                inner.masked_fill_(self._foreign(stretch, layer.layout), 0)
+            outputs[stretch.begin : stretch.end].addmm_(inner, layer.up[low:high])
+        return out
+
+    def _foreign(self, stretch: AdaptedRows, layout: Layout) -> Tensor:
+        """`[rows, columns]`: where a row meets an adapter that is not its own."""
+        mask = self._masks.get((stretch.first, layout))
+        if mask is None:
+            own = self._owners[stretch.begin : stretch.end]
+            theirs = layout.owners[layout.bounds[stretch.first] : layout.bounds[stretch.last]]
+            mask = self._masks[stretch.first, layout] = own[:, None] != theirs
+        return mask
+
+
+def find_owners(chunks: Sequence[Chunk], places: Mapping[str, int]) -> list[int]:
+    """The place of each chunk's adapter."""
+    return [places.get(chunk.sequence.job.adapter, NOBODY) for chunk in chunks]
+
+
+def lay_out(counts: Sequence[int], owners: Sequence[int]) -> list[AdaptedRows]:
+    """Which rows compute with which adapters, for chunks of so many tokens: those of one token first."""
+    singles = [owner for owner, count in zip(owners, counts, strict=True) if count == 1]
+    stretches = [_stretch_of(singles, first, last) for first, last in _runs(singles)]
+    begin = len(singles)
+    for owner, count in list(zip(owners, counts, strict=True))[begin:]:
+        end = begin + count
+        before = stretches[-1] if stretches else None
+        if before is not None and (before.end, before.first, before.mixed) == (begin, owner, False):
+            stretches[-1] = AdaptedRows(before.begin, end, owner, owner + 1)
+        elif owner != NOBODY:
+            stretches.append(AdaptedRows(begin, end, owner, owner + 1))
+        begin = end
+    return stretches
+
+
+def _runs(owners: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """The places that occur, those near each other together, as first and one after the last."""
+    run: list[int] = []
+    for place in sorted(set(owners) - {NOBODY}):
+        if run and place > run[-1] + 1 + IDLE_BETWEEN:
+            yield run[0], run[-1] + 1
+            run = []
+        run.append(place)
+    if run:
+        yield run[0], run[-1] + 1
+
+
+def _stretch_of(owners: Sequence[int], first: int, last: int) -> AdaptedRows:
+    rows = [row for row, owner in enumerate(owners) if first <= owner < last]
+    begin, end = rows[0], rows[-1] + 1
+    return AdaptedRows(begin, end, first, last, mixed=len(set(owners[begin:end])) > 1)
+
+
+# Loading
+
+
+def install_adapters(
+    network: PreTrainedModel,
+    folders: Sequence[tuple[str, Path]],
+    progress: Callable[[str], None] = lambda _line: None,
+) -> Adapters:
+    """Reads the adapters and wraps the layers that they change. Raises `ModelRefused`."""
+    adapters = Adapters([name for name, _ in folders])
+    read = []
+    for name, folder in folders:
+        progress(f"reading the adapter {name} from {folder}")
+        read.append(read_adapter(name, folder, network, network.dtype))
+    layouts: dict[tuple[int, ...], Layout] = {}
+    for layer in sorted({layer for adapter in read for layer in adapter.layers}):
+        network.set_submodule(layer, _wrap(network.get_submodule(layer), layer, read, layouts, adapters))
+    if read:
+        _refuse_other_rows(network, adapters)
+    return adapters
+
+
+def _wrap(
+    base: nn.Module,
+    layer: str,
+    read: Sequence[Adapter],
+    layouts: dict[tuple[int, ...], Layout],
+    adapters: Adapters,
+) -> AdaptedLayer:
+    device = next(base.parameters()).device
+    parts = [adapter.layers.get(layer) for adapter in read]
+    ranks = [0 if part is None else len(part.down) for part in parts]
+    bounds = tuple(sum(ranks[:place]) for place in range(len(ranks) + 1))
+    if bounds not in layouts:
+        owners = torch.arange(len(ranks)).repeat_interleave(torch.tensor(ranks))
+        layouts[bounds] = Layout(bounds, owners.to(device))
+    there = [part for part in parts if part is not None]
+    return AdaptedLayer(base, layouts[bounds], *_stack(there, device), adapters)
+
+
+def _stack(parts: Sequence[LowRank], device: torch.device) -> tuple[Tensor, Tensor]:
+    return torch.cat([p.down for p in parts]).to(device), torch.cat([p.up for p in parts]).to(device)
+
+
+class _RowProbe:
+    """Implements `StepRows`; only counts the rows that each layer computes."""
+
+    def __init__(self) -> None:
+        self.rows: dict[AdaptedLayer, list[int]] = {}
+
+    def add(self, layer: AdaptedLayer, hidden: Tensor, out: Tensor) -> Tensor:
+        self.rows.setdefault(layer, []).append(hidden.numel() // hidden.shape[-1])
+        return out
+
+
+def _refuse_other_rows(network: PreTrainedModel, adapters: Adapters) -> None:
+    """Runs some tokens through the model: each layer must compute all of them, once."""
+    probe = _RowProbe()
+    adapters.step = probe
+    row = torch.arange(PROBE_ROWS, device=network.device)[None]
+    try:
+        with torch.inference_mode():
+            network(
+                input_ids=row % network.config.get_text_config().vocab_size,
+                position_ids=row,
+                use_cache=False,
+                logits_to_keep=row[0, -1:],
+                step=ProbeStep(),
+            )
+    except (TypeError, ValueError, AttributeError, RuntimeError) as error:
+        raise ModelRefused(f"{type(network).__name__} cannot be run with adapters: {error}") from error
+    finally:
+        adapters.step = None
+    for name, module in network.named_modules():
+        if isinstance(module, AdaptedLayer) and probe.rows.get(module) != [PROBE_ROWS]:
+            raise ModelRefused(f"Adapters for {name} are not served: it does not compute every token once.")

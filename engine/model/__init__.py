@@ -1,0 +1,1 @@
+"""Loading a checkpoint: weights, quantisation, CPU kernels."""

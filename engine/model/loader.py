@@ -1,0 +1,303 @@
+"""Loading: from a directory to a model that computes through our attention, or a refusal by name.
+
+Runs on the thread that starts the engine. safetensors only; code that comes with a model is never run;
+nothing is fetched. Ignorant of jobs and of how steps are computed.
+"""
+
+import inspect
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+
+from engine.attention.paged import LayerNeeds
+from engine.attention.sdpa import (
+    IMPLEMENTATION,
+    LayerCall,
+    ProbeStep,
+)
+from engine.config import EngineConfig, ModelRefused
+from engine.executor import EngineFault
+from engine.kv.kv_cache import LayerShape
+from engine.model.prepacked_linear import arrange_weights
+from engine.model.quantization import (
+    refuse_left_over_scales,
+    refuse_unknown_format,
+    ways_to_read,
+)
+from engine.request import Capabilities
+from engine.vocabulary import Vocabulary, read_vocabulary
+
+log = logging.getLogger(__name__)
+
+LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
+
+STRETCHED_ROPES = frozenset({"dynamic", "longrope"})
+"""Position encodings whose frequencies change, for the whole batch, with its longest sequence once
+that is beyond the length the model was first trained for. Up to that length they are constant."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """The model, unchanged but for its attention, and what was learnt of it."""
+
+    network: PreTrainedModel
+    device: torch.device
+    dtype: torch.dtype
+    shapes: list[LayerShape]
+    needs: frozenset[LayerNeeds]
+    """What its layers ask of attention."""
+    capabilities: Capabilities
+    vocabulary: Vocabulary | None
+
+
+def load_model(config: EngineConfig, progress: Callable[[str], None]) -> LoadedModel:
+    """Raises `ModelRefused` for a model that cannot be loaded or would not be served rightly."""
+    if config.torch_threads is not None:
+        torch.set_num_threads(config.torch_threads)
+    device = _choose_device(config)
+    progress(f"reading {config.model}")
+    settings = _read_settings(config)
+    _refuse_unservable(settings.get_text_config())
+    refuse_unknown_format(config.model, settings)
+    dtype = _choose_dtype(config, settings, device)
+    progress(f"loading weights as {str(dtype).removeprefix('torch.')} on {device}")
+    network, probe = _read_and_probe(config, settings, dtype, device, progress)
+    capabilities = _describe(network)
+    try:
+        vocabulary = read_vocabulary(config.model, capabilities.vocab_size)
+    except ValueError as error:
+        progress(f"stop strings and grammars are not served: {error}")
+        vocabulary = None
+    shapes = [probe.shapes[layer] for layer in sorted(probe.shapes)]
+    needs = frozenset(probe.needs)
+    return LoadedModel(network, device, dtype, shapes, needs, capabilities, vocabulary)
+
+
+@contextmanager
+def refusing(model: Path) -> Iterator[None]:
+    """Whatever goes wrong while a model is loaded is said as `ModelRefused`, and the rest by the log."""
+    try:
+        yield
+    except ModelRefused:
+        raise
+    except (Exception, EngineFault) as error:
+        log.error("loading %s failed", model, exc_info=error)
+        raise ModelRefused(f"The model in {model} cannot be loaded: {explain(error)}") from error
+
+
+def _read_and_probe(
+    config: EngineConfig,
+    settings: PretrainedConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    progress: Callable[[str], None],
+) -> tuple[PreTrainedModel, "_NeedsProbe"]:
+    *others, last = ways_to_read(settings, device)
+    for way in others:
+        try:
+            return _read_one_way(config, dtype, device, way, progress)
+        except ModelRefused as error:
+            log.warning("the weights are read in another way, because in the first: %s", error)
+    return _read_one_way(config, dtype, device, last, progress)
+
+
+def _read_one_way(
+    config: EngineConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    way: Mapping[str, Any],
+    progress: Callable[[str], None],
+) -> tuple[PreTrainedModel, "_NeedsProbe"]:
+    network = _read_weights(config, dtype, way)
+    if "device_map" not in way:
+        network.to(device=device)  # type: ignore[call-arg]  # its wrapper hides the keyword
+    if device.type == "cpu":
+        arrange_weights(network)
+    progress("checking that every layer attends as it should")
+    return network, _probe(network, device)
+
+
+class _NeedsProbe(ProbeStep):
+    """Learns, beside the shapes, what the layers ask for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.needs: set[LayerNeeds] = set()
+
+    def attend(self, call: LayerCall) -> Tensor:
+        self.needs.add(
+            LayerNeeds(
+                heads=call.query.shape[1],
+                kv_heads=call.key.shape[1],
+                key_size=call.key.shape[2],
+                value_size=call.value.shape[2],
+                window=call.window,
+                sinks=call.sinks is not None,
+                softcap=call.softcap,
+            )
+        )
+        return super().attend(call)
+
+
+def _choose_device(config: EngineConfig) -> torch.device:
+    if config.device == "cuda" and not torch.cuda.is_available():
+        raise ModelRefused("There is no CUDA device here.")
+    if config.device == "cpu" or not torch.cuda.is_available():
+        return torch.device("cpu")
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def _choose_dtype(config: EngineConfig, settings: PretrainedConfig, device: torch.device) -> torch.dtype:
+    if config.dtype != "auto":
+        return getattr(torch, config.dtype)  # type: ignore[no-any-return]
+    own = settings.get_text_config().dtype or settings.dtype
+    # CPUs that compute in bfloat16 are few, and the others lose both speed and digits by it.
+    return own if device.type == "cuda" and isinstance(own, torch.dtype) else torch.float32
+
+
+def _read_settings(config: EngineConfig) -> PretrainedConfig:
+    if not (config.model / "config.json").is_file():
+        raise ModelRefused(f"There is no model in {config.model}: it has no config.json.")
+    try:
+        settings: PretrainedConfig = AutoConfig.from_pretrained(
+            config.model, trust_remote_code=False, local_files_only=True
+        )
+        settings.get_text_config()  # which fails where there are several
+    except Exception as error:
+        raise ModelRefused(f"The model in {config.model} is not known: {_say(error)}") from error
+    return settings
+
+
+def _refuse_unservable(settings: PretrainedConfig) -> None:
+    name = settings.model_type
+    foreign = sorted(set(getattr(settings, "layer_types", None) or ()) - LAYER_TYPES)
+    if foreign:
+        raise ModelRefused(f"{name} has layers of kinds that are not served: {', '.join(foreign)}.")
+    if getattr(settings, "is_encoder_decoder", False):
+        raise ModelRefused(f"{name} is an encoder and a decoder; only decoders are served.")
+    if getattr(settings, "num_kv_shared_layers", 0):
+        raise ModelRefused(f"{name} has layers that share their keys, which is not served.")
+
+
+def _read_weights(config: EngineConfig, dtype: torch.dtype, way: Mapping[str, Any]) -> PreTrainedModel:
+    transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    try:
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            config.model,
+            dtype=dtype,
+            use_safetensors=True,
+            trust_remote_code=False,
+            local_files_only=True,
+            output_loading_info=True,
+            **way,
+        )
+    except Exception as error:
+        raise ModelRefused(f"The weights in {config.model} cannot be read: {_say(error)}") from error
+    network: PreTrainedModel = loaded[0]
+    report: dict[str, Any] = loaded[1]
+    # transformers only warns, and fills what is missing with random numbers.
+    for trouble in ("missing_keys", "mismatched_keys", "error_msgs"):
+        if report[trouble]:
+            raise ModelRefused(f"The weights in {config.model}: {trouble} {report[trouble]}.")
+    refuse_left_over_scales(config.model, report["unexpected_keys"])
+    name = type(network).__name__
+    if network._is_stateful:
+        raise ModelRefused(f"{name} keeps a state beside keys and values, which is not served.")
+    if "logits_to_keep" not in inspect.signature(network.forward).parameters:
+        raise ModelRefused(f"{name} cannot compute the logits of chosen tokens only.")
+    network.set_attn_implementation(IMPLEMENTATION)
+    network.eval()  # type: ignore[no-untyped-call]
+    return network
+
+
+def _probe(network: PreTrainedModel, device: torch.device) -> _NeedsProbe:
+    """Runs two tokens through the model: what it asks of attention must be what we implement."""
+    step = _NeedsProbe()
+    pair = torch.tensor([[0, 1]], device=device)
+    try:
+        with torch.inference_mode():
+            network(
+                input_ids=pair,
+                position_ids=pair,
+                use_cache=False,
+                logits_to_keep=torch.tensor([1], device=device),
+                step=step,
+            )
+    except ModelRefused:
+        raise
+    except Exception as error:
+        name = type(network).__name__
+        raise ModelRefused(f"{name} cannot be run in one packed row: {_say(error)}") from error
+    layers = network.config.get_text_config().num_hidden_layers
+    if sorted(step.shapes) != list(range(layers)):
+        raise ModelRefused(
+            f"{type(network).__name__} has {layers} layers, of which {len(step.shapes)} use the "
+            "attention that we can replace."
+        )
+    return step
+
+
+def _describe(network: PreTrainedModel) -> Capabilities:
+    settings = network.config.get_text_config()
+    defaults: Any = network.generation_config
+    ends = defaults.eos_token_id
+    if ends is None:
+        ends = getattr(settings, "eos_token_id", None)
+    if ends is None:
+        ends = []
+    most = getattr(defaults, "max_new_tokens", None)
+    return Capabilities(
+        vocab_size=settings.vocab_size,
+        context_length=_context_length(settings),
+        stop_ids=_within_vocabulary([ends] if isinstance(ends, int) else ends, settings.vocab_size),
+        temperature=_number(defaults.temperature, 1.0) if defaults.do_sample else 0.0,
+        top_p=_number(defaults.top_p, 1.0) if defaults.do_sample else 1.0,
+        top_k=int(_number(defaults.top_k, 0)) if defaults.do_sample else 0,
+        min_p=_number(defaults.min_p, 0.0) if defaults.do_sample else 0.0,
+        repetition_penalty=_number(defaults.repetition_penalty, 1.0),
+        max_new_tokens=most if isinstance(most, int) and most > 0 else None,
+    )
+
+
+def _within_vocabulary(ends: Sequence[int], vocab_size: int) -> frozenset[int]:
+    """The end tokens that the model can draw. Others, of fine-tunes that added tokens to the tokenizer
+    alone, could end nothing and would be looked up where there is no logit.
+    """
+    inside = frozenset(token for token in ends if 0 <= token < vocab_size)
+    for token in sorted(set(ends) - inside):
+        log.warning("the end token %d is left out: the model's vocabulary has %d tokens", token, vocab_size)
+    return inside
+
+
+def _context_length(settings: PretrainedConfig) -> int:
+    length: int | None = getattr(settings, "max_position_embeddings", None)
+    if length is None:
+        raise ModelRefused(f"{settings.model_type} does not say how long its context is.")
+    ropes = getattr(settings, "rope_parameters", None) or {}
+    # Either the parameters themselves, or one such mapping for each type of layer.
+    for rope in ropes.values() if all(isinstance(r, dict) for r in ropes.values()) else (ropes,):
+        if rope and rope.get("rope_type") in STRETCHED_ROPES:
+            length = min(length, rope.get("original_max_position_embeddings", length))
+    return length
+
+
+def _number(value: float | None, default: float) -> float:
+    return default if value is None else value
+
+
+def explain(error: BaseException) -> str:
+    """Kind and message in one line, cut where it is long."""
+    return " ".join(f"{type(error).__name__}: {error}".split())[:1000]
+
+
+def _say(error: Exception) -> str:
+    """Messages of some errors say nothing without their kind."""
+    return str(error) if isinstance(error, OSError | ValueError | ImportError) else explain(error)

@@ -1,0 +1,1 @@
+"""One step on a model: inputs built, forward pass, CUDA graphs."""

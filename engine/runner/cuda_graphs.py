@@ -1,0 +1,138 @@
+"""Static steps recorded once and replayed: on a GPU, launching a step's operations takes longer than they do.
+
+Load time; what is given back is used by the engine thread. Nothing is trusted: every recording is replayed
+on made-up inputs, other ones than it was recorded with, and compared with a pass that is computed anew.
+Ignorant of jobs.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from engine.runner.static_decode import (
+    Compute,
+    Shape,
+    StaticBuffers,
+)
+
+log = logging.getLogger(__name__)
+
+WARMUPS = 2
+"""Passes before a recording: libraries make their work spaces in the first ones."""
+
+GATHER_TOKENS = 2**17
+"""Where attention gathers blocks, so many tokens at most are gathered for a layer of a recorded step."""
+NARROWEST = 512
+"""Tokens of the narrowest table there; each further one is four times as wide."""
+
+
+class Replay(Protocol):
+    """Computes what was recorded, from what its memory now holds. The result stays in one place."""
+
+    def __call__(self) -> Tensor: ...
+
+
+Record = Callable[[Callable[[], Tensor]], Replay]
+"""Runs an act and records it."""
+
+
+class RecordingDiffers(Exception):
+    """A replay gave something else than the pass that it is a recording of."""
+
+
+class CudaRecorder:
+    """Implements `Record`. All recordings share one pool of memory: only one runs at a time."""
+
+    def __init__(self) -> None:
+        self._pool = torch.cuda.graph_pool_handle()
+        self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+
+    def __call__(self, act: Callable[[], Tensor]) -> Replay:
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            for _ in range(WARMUPS):
+                act()
+        torch.cuda.current_stream().wait_stream(self._stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+            result = act()
+
+        def replay() -> Tensor:
+            graph.replay()
+            return result
+
+        return replay
+
+
+def choose_shapes(max_running: int, context_length: int, block_size: int, *, gathers: bool) -> list[Shape]:
+    """Rows 1, 2, 4 ... `max_running`. With a kernel tables have one width, and its work is that of the jobs
+    that are there; gathering costs what the table could hold, so there are some widths, as far as they fit.
+    """
+    rows = [1 << power for power in range((max_running - 1).bit_length())] + [max_running]
+    full = -(-context_length // block_size)
+    if not gathers:
+        return [Shape(count, full) for count in rows]
+    widths = [full]
+    tokens = NARROWEST
+    while tokens < context_length:
+        widths.append(-(-tokens // block_size))
+        tokens *= 4
+    return [
+        Shape(count, width)
+        for count in rows
+        for width in sorted(widths)
+        if count * width * block_size <= GATHER_TOKENS
+    ]
+
+
+def record_shapes(buffers: StaticBuffers, shapes: Sequence[Shape], record: Record) -> Compute:
+    """Records a pass of each shape, the largest first, so that the others fit into its memory.
+
+    Raises `RecordingDiffers`, and whatever recording raises.
+    """
+    replays: dict[Shape, Replay] = {}
+    try:
+        for shape in sorted(shapes, reverse=True):
+            _fill_with_dummies(buffers, salt=1)
+            replays[shape] = record(partial(buffers.compute, shape))
+            _fill_with_dummies(buffers, salt=2)
+            expected = buffers.compute(shape).clone()
+            _compare(expected, replays[shape](), shape)
+    finally:
+        buffers.inputs.zero_()
+    return lambda shape: replays[shape]()
+
+
+def record_or_explain(buffers: StaticBuffers, shapes: Sequence[Shape], record: Record) -> Compute | None:
+    """As `record_shapes`; where that is not possible the log says why, and steps are computed one by one."""
+    try:
+        return record_shapes(buffers, shapes, record)
+    except Exception as error:  # noqa: BLE001 - whatever a model does that cannot be recorded
+        why = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        log.warning("steps are not recorded as CUDA graphs, but computed operation by operation: %s", why)
+        return None
+
+
+def _fill_with_dummies(buffers: StaticBuffers, salt: int) -> None:
+    """Tokens in the spare block, where all tables still point. Rows at one position have one token: they
+    write the same to the same place, in whatever order.
+    """
+    rows = torch.arange(buffers.most.rows, device=buffers.inputs.device)
+    positions = rows % buffers.block_size
+    buffers.inputs[1] = positions
+    buffers.inputs[0] = (positions * 7 + salt * 31) % buffers.vocab_size
+
+
+def _compare(expected: Tensor, found: Tensor, shape: Shape) -> None:
+    tolerance = 1e-3 if expected.dtype == torch.float32 else 3e-2
+    difference = (expected.float() - found.float()).abs().max().item()
+    scale = expected.float().abs().max().item()
+    # Written so that what is no number differs.
+    if not difference <= tolerance * scale:
+        raise RecordingDiffers(
+            f"{shape.rows} rows over {shape.width} blocks: logits differ by {difference:g} of {scale:g}"
+        )

@@ -1,0 +1,147 @@
+"""Grammars followed token by token, and told as masks: which tokens may come next. Engine thread.
+
+`Follower`: where one job's output stands in its grammar. `Followers`: the masks of all rows of a step, a bit
+a token. A mask is a function of the job's tokens alone: it can be had again after a preemption or a cut, and
+before the logits are there. Ignorant of models, of logits and of torch.
+"""
+
+import ctypes
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from engine.grammar.compiler import (
+    CompiledGrammar,
+    GrammarCompiler,
+    one_line,
+)
+from engine.request import Job
+from engine.scheduling.sequence import TokenSequence
+
+
+class Follower:
+    """One job's place in its grammar. Engine thread."""
+
+    def __init__(self, compiled: CompiledGrammar, job: Job) -> None:
+        self.compiled = compiled
+        self.matcher: Any = compiled.begin()
+        self._read = len(job.prompt) - job.output_offset
+        """So many of the job's tokens are behind it, those of the prompt included."""
+
+    def advance(self, tokens: Sequence[int]) -> None:
+        """Follows the job's tokens, of which there are more than before."""
+        if self._read < len(tokens):
+            self.matcher.consume_tokens(list(tokens[self._read :]))
+            self._read = len(tokens)
+
+
+@dataclass(slots=True)
+class Masks:
+    """Of some rows of a step: bit `n % 8` of byte `n // 8` is set if token n is allowed."""
+
+    rows: list[int]
+    """The places of these rows in the step."""
+    bits: bytearray
+    """All masks, end to end."""
+    stride: int
+    """Bytes of one mask; a multiple of 4."""
+    failed: dict[int, str] = field(default_factory=dict)
+    """By place in the step: why nothing can be drawn. Such a row's mask says nothing."""
+
+    def of(self, row: int) -> memoryview:
+        """The mask of one row."""
+        start = self.rows.index(row) * self.stride
+        return memoryview(self.bits)[start : start + self.stride]
+
+
+class Followers:
+    """The followers of all jobs that have a grammar, which go with their sequences. Engine thread."""
+
+    def __init__(self, compiler: GrammarCompiler | None) -> None:
+        self._compiler = compiler
+        self._followers: WeakKeyDictionary[TokenSequence, Follower] = WeakKeyDictionary()
+
+    def masks(self, sequences: Sequence[TokenSequence]) -> Masks | None:
+        """The masks for the next token of these sequences; None if none of them has a grammar."""
+        rows = [row for row, sequence in enumerate(sequences) if sequence.job.grammar is not None]
+        if not rows or self._compiler is None:
+            return None
+        vocab_size = len(self._compiler.vocabulary.tokens)
+        stride = mask_stride(vocab_size)
+        masks = Masks(rows, bytearray(stride * len(rows)), stride)
+        address = ctypes.addressof(ctypes.c_char.from_buffer(masks.bits))
+        for place, row in enumerate(rows):
+            try:
+                matcher = self._compute(sequences[row], address + place * stride, stride)
+                masks.failed |= _finish(masks, place, matcher, sequences[row].job, vocab_size)
+            except BaseException as error:  # the library's panics are no Exceptions
+                if isinstance(error, KeyboardInterrupt | SystemExit):
+                    raise
+                masks.failed[row] = f"{type(error).__name__}: {one_line(str(error))}"
+        return masks
+
+    def _compute(self, sequence: TokenSequence, address: int, stride: int) -> Any:
+        """Writes one mask; gives the matcher that made it.
+
+        What a grammar has worked out is shared by its jobs, and there is a limit to it. A job that meets
+        the limit, maybe by the work of others, goes on with the same grammar that remembers nothing, which
+        was compiled on another thread as soon as this one remembered much.
+        """
+        assert self._compiler is not None
+        for last in (False, True):
+            begun = time.perf_counter()
+            follower = self._follow(sequence)
+            follower.matcher.unsafe_compute_mask_ptr(address, stride)
+            follower.compiled.spend(time.perf_counter() - begun)
+            if follower.compiled.is_large:
+                self._compiler.renew(follower.compiled)
+            if last or not follower.matcher.is_error():
+                break
+            fresh = self._compiler.renewed(follower.compiled)
+            if fresh is None:
+                break
+            del self._followers[sequence]
+            sequence.compiled = fresh
+        return follower.matcher
+
+    def _follow(self, sequence: TokenSequence) -> Follower:
+        follower = self._followers.get(sequence)
+        if follower is None:
+            assert self._compiler is not None
+            assert sequence.job.grammar is not None
+            compiled = sequence.compiled or self._compiler.known(sequence.job.grammar, sequence.job.share)
+            follower = self._followers[sequence] = Follower(compiled, sequence.job)
+        follower.advance(sequence.tokens)
+        return follower
+
+
+def _finish(masks: Masks, place: int, matcher: Any, job: Job, vocab_size: int) -> dict[int, str]:
+    """Allows the job's stop ids exactly where the grammar may end; tells what stands in the way."""
+    row = masks.rows[place]
+    if matcher.is_error():
+        return {row: f"The grammar failed: {one_line(matcher.get_error())}"}
+    start = place * masks.stride
+    may_end = _take_end(masks.bits, start, vocab_size)
+    for token_id in job.stop_ids:
+        if not 0 <= token_id < vocab_size:
+            continue
+        byte, bit = start + token_id // 8, 1 << token_id % 8
+        masks.bits[byte] = masks.bits[byte] | bit if may_end else masks.bits[byte] & ~bit
+    if masks.bits.count(0, start, start + masks.stride) == masks.stride:
+        return {row: "The grammar allows no token here."}
+    return {}
+
+
+def mask_stride(vocab_size: int) -> int:
+    """Bytes of a mask: a bit for each token and one for the end, in whole words."""
+    return (vocab_size + 32) // 32 * 4
+
+
+def _take_end(bits: bytearray, start: int, vocab_size: int) -> bool:
+    """Whether the grammar may end here, said by the bit after the last token, which is cleared."""
+    place, bit = start + vocab_size // 8, 1 << vocab_size % 8
+    may_end = bool(bits[place] & bit)
+    bits[place] &= ~bit
+    return may_end

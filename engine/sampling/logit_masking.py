@@ -1,0 +1,33 @@
+"""Masks of bits become logits of minus infinity, for all their rows at once, on any device.
+
+Engine thread. What crosses to the device is the bits. Ignorant of grammars.
+"""
+
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from engine.device_copies import send
+from engine.sampling.grammar_masks import Masks
+
+NEVER = float("-inf")
+
+
+def apply_masks(logits: Tensor, masks: Masks) -> None:
+    """Bars the logits of forbidden tokens, in place; `logits` has all rows of the step."""
+    packed = send(torch.frombuffer(masks.bits, dtype=torch.uint8), torch.uint8, logits.device)
+    # Added, not filled in: with a condition for each number it takes ten times as long on a CPU.
+    barred = _bars(logits.device).index_select(0, packed.int()).view(len(masks.rows), -1)
+    barred = barred[:, : logits.shape[-1]]
+    if len(masks.rows) == len(logits):
+        logits.add_(barred)
+    else:
+        logits.index_add_(0, send(masks.rows, torch.long, logits.device), barred)
+
+
+@cache
+def _bars(device: torch.device) -> Tensor:
+    """`[256, 8]`: for each byte of a mask what is added to the logits of its eight tokens."""
+    bars = [[0.0 if byte >> bit & 1 else NEVER for bit in range(8)] for byte in range(256)]
+    return torch.tensor(bars, dtype=torch.float32, device=device)

@@ -1,0 +1,105 @@
+"""How likely tokens were to the model itself, for the jobs that ask.
+
+Engine thread. Reads the logits as the model gave them, before anything changes them. Ignorant of how
+tokens are drawn.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from engine.request import TokenLogprobs
+from engine.sampling.vocab_chunks import (
+    find_top,
+    stretch_maxima,
+)
+
+ROWS_AT_ONCE = 64
+"""Of a prompt: what is computed beside the logits themselves stays small."""
+
+NEVER = float("-inf")
+SPARE = 3
+WIDENING = 16
+
+
+class Reading:
+    """Of rows of logits what their logprobs need, read off before the logits are changed."""
+
+    def __init__(self, logits: Tensor, most: int, named: Tensor | None = None) -> None:
+        """`logits` `[rows, vocabulary]` in float32; of each row the `most` likeliest are to be told.
+
+        And those with the ids in its row of `named`, `[rows, any number]`.
+        """
+        maxima = stretch_maxima(logits)
+        highest = maxima.amax(dim=1, keepdim=True)
+        self.total = (logits - highest).exp_().sum(dim=1, keepdim=True).log_() + highest
+        """`[rows, 1]`: what a logit is more than its logprob."""
+        self.ids, self.values = None, None
+        if most:
+            values, self.ids = top_in_order(logits, most, maxima)
+            self.values = values - self.total
+        self.named = None if named is None else logits.gather(1, named) - self.total
+
+    def numbers(self, chosen: Tensor) -> Tensor:
+        """All of it as one tensor of doubles, for one transfer; `chosen` are the tokens' logits.
+
+        Of each row: its token's logprob; the ids of the likeliest; their logprobs; those of the named ones.
+        """
+        parts = [(chosen[:, None] - self.total).double()]
+        if self.ids is not None and self.values is not None:
+            parts += [self.ids.double(), self.values.double()]
+        if self.named is not None:
+            parts.append(self.named.double())
+        return torch.cat(parts, dim=1)
+
+
+def tell(
+    numbers: Sequence[Sequence[float]], wanted: Sequence[int], named: Sequence[Sequence[int]] = ()
+) -> list[TokenLogprobs]:
+    """What `Reading.numbers` gave, as it is told: of each row the `wanted` likeliest.
+
+    Or the ids that are `named` for it, in their order; `named` is empty, or has a list for each row.
+    """
+    width = max(map(len, named), default=0)
+    most = (len(numbers[0]) - 1 - width) // 2 if numbers else 0
+    told = []
+    for place, (row, count) in enumerate(zip(numbers, wanted, strict=True)):
+        ids: Sequence[int] = list(map(int, row[1 : count + 1]))
+        values = row[most + 1 :]
+        if named and named[place]:
+            ids, values = named[place], row[2 * most + 1 :]
+        told.append(TokenLogprobs(row[0], tuple(zip(ids, values, strict=False))))
+    return told
+
+
+def top_in_order(logits: Tensor, count: int, maxima: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """The `count` highest values of each row, falling, and their ids, rising among equals.
+
+    Without sorting the vocabulary. Among equals at the border `find_top` chooses as it likes: where the
+    last of the list has more equals than a few, more are looked at. Tokens that are forbidden have no order.
+    `maxima` are those of the rows' stretches, if they are known.
+    """
+    size = count + SPARE
+    while size < logits.shape[-1]:
+        values, token_ids = find_top(logits, size, maxima)
+        border, last = values[:, count - 1], values[:, -1]
+        if not ((border == last) & (last > NEVER)).any():
+            token_ids, by_id = token_ids.sort(dim=-1)
+            values, by_value = values.gather(1, by_id).sort(dim=-1, descending=True, stable=True)
+            return values[:, :count], token_ids.gather(1, by_value)[:, :count]
+        size *= WIDENING
+    values, token_ids = logits.sort(dim=-1, descending=True, stable=True)
+    return values[:, :count], token_ids[:, :count]
+
+
+def measure_many(logits: Tensor, token_ids: Sequence[int], wanted: int) -> list[TokenLogprobs]:
+    """The logprobs of a stretch of a prompt, some rows at a time. `logits` `[rows, vocabulary]`."""
+    found: list[TokenLogprobs] = []
+    ids = torch.tensor(token_ids, dtype=torch.long, device=logits.device)
+    for begin in range(0, len(ids), ROWS_AT_ONCE):
+        rows = logits[begin : begin + ROWS_AT_ONCE].float()
+        chosen = rows.gather(1, ids[begin : begin + ROWS_AT_ONCE, None])[:, 0]
+        numbers = Reading(rows, wanted).numbers(chosen)
+        found += tell(numbers.tolist(), [wanted] * len(rows))
+    return found

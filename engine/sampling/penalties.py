@@ -1,0 +1,169 @@
+"""Biases and penalties: the few logits that a job's own tokens and wishes change.
+
+Engine thread. Kept from step to step and touched only at the tokens that a job has, never over the
+vocabulary. Ignorant of how tokens are drawn, and of the model.
+
+What is kept is a function of the job and of its tokens, so it survives a preemption, and can be made
+anew from a prompt that ends in earlier output.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.device_copies import send
+from engine.request import (
+    Job,
+    Sampling,
+)
+
+SPARE = 64
+"""Tokens that may come before a table must be written anew, with so many more columns."""
+
+UNSEEN = -1.0
+"""The count of a token that is only biased: neither prompt nor output has it."""
+
+
+def changes_logits(sampling: Sampling) -> bool:
+    return (
+        sampling.presence_penalty != 0
+        or sampling.frequency_penalty != 0
+        or sampling.repetition_penalty != 1
+        or bool(sampling.logit_bias)
+    )
+
+
+class TokenCounts:
+    """The ids whose logits one job changes: how often the output has each, and its bias.
+
+    A count of 0 is a token of the prompt alone, which matters to the repetition penalty.
+    """
+
+    def __init__(self, job: Job) -> None:
+        sampling = job.sampling
+        prompt = len(job.prompt) - job.output_offset
+        counts = {token_id: UNSEEN for token_id, _ in sampling.logit_bias}
+        if sampling.repetition_penalty != 1:
+            counts.update(dict.fromkeys(job.prompt[:prompt], 0.0))
+        for token_id, count in Counter(job.prompt[prompt:]).items():
+            counts[token_id] = float(count)
+        self.sampling = sampling
+        self.ids = list(counts)
+        self.counts = list(counts.values())
+        self.biases = [bias for _, bias in sampling.logit_bias]  # they come first in `ids`, too
+        self.biases += [0.0] * (len(counts) - len(self.biases))
+        self.changed: list[int] = []
+        """Which place in the lists above each token changed that was counted since."""
+        self._read = len(job.prompt)
+        self._places = {token_id: place for place, token_id in enumerate(self.ids)}
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def catch_up(self, tokens: Sequence[int]) -> None:
+        """Counts what was drawn since; `tokens` is the whole of prompt and output."""
+        for token_id in tokens[self._read :]:
+            place = self._places.setdefault(token_id, len(self.ids))
+            if place == len(self.ids):
+                self.ids.append(token_id)
+                self.counts.append(0.0)
+                self.biases.append(0.0)
+            self.counts[place] = max(self.counts[place], 0.0) + 1
+            self.changed.append(place)
+        self._read = len(tokens)
+
+
+class Changes:
+    """What biases and penalties change in the rows of a batch, step after step.
+
+    A table has a line for each row and a column for each token; what is left of a line repeats its first
+    token, which changes nothing.
+    """
+
+    def __init__(self, rows: Sequence[int], counts: Sequence[TokenCounts], device: torch.device) -> None:
+        """Of these rows; `counts` go on counting."""
+        self._rows = rows
+        self._owners = counts
+        self._device = device
+        knobs = [
+            (s.repetition_penalty, s.frequency_penalty, s.presence_penalty)
+            for s in (own.sampling for own in counts)
+        ]
+        self._repeats = any(repetition != 1 for repetition, _, _ in knobs)
+        self._knobs = send(torch.tensor(knobs), torch.float32, device).T[:, :, None]
+        self._noted = [0] * len(counts)
+        """How much of each row's `changed` the table has."""
+        self._cells = np.empty((0, 0), np.int64)
+        self._numbers = np.empty((2, 0, 0), np.float32)
+        """Counts and biases."""
+
+    def apply(self, logits: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Applies each row's bias, then its penalties, in place; `logits` must be contiguous.
+
+        Gives what `undo` needs, or None if nothing was changed.
+        """
+        width = max(map(len, self._owners))
+        if width == 0:
+            return None
+        if width > self._cells.shape[1]:
+            self._write(width + SPARE, logits.shape[1])
+        else:
+            self._update(logits.shape[1])
+        where = send(torch.from_numpy(self._cells), torch.long, self._device)
+        count, bias = send(torch.from_numpy(self._numbers), torch.float32, self._device)
+        repetition, frequency, presence = self._knobs
+        flat = logits.view(-1)
+        before = flat[where]
+        value = before + bias
+        if self._repeats:
+            repetition = repetition.where(count >= 0, 1.0)
+            value = (value / repetition).where(value > 0, value * repetition)
+        count = count.clamp(min=0)
+        value -= frequency * count + presence * count.clamp(max=1)
+        flat[where] = value
+        return where, before
+
+    def _write(self, width: int, vocab_size: int) -> None:
+        self._cells = np.empty((len(self._owners), width), np.int64)
+        self._numbers = np.zeros((2, len(self._owners), width), np.float32)
+        self._numbers[0] = UNSEEN
+        for line, (row, own) in enumerate(zip(self._rows, self._owners, strict=True)):
+            size = len(own)
+            self._noted[line] = len(own.changed)
+            self._cells[line] = row * vocab_size  # a row that has no token yet leaves this one as it is
+            if size:
+                self._cells[line] += own.ids[0]
+                self._cells[line, :size] = np.array(own.ids) + row * vocab_size
+                self._numbers[:, line] = np.array([[own.counts[0]], [own.biases[0]]])
+                self._numbers[:, line, :size] = own.counts, own.biases
+
+    def _update(self, vocab_size: int) -> None:
+        """Writes what was counted since."""
+        for line, own in enumerate(self._owners):
+            noted, self._noted[line] = self._noted[line], len(own.changed)
+            for place in own.changed[noted:]:
+                self._cells[line, place] = self._rows[line] * vocab_size + own.ids[place]
+                self._numbers[0, line, place] = own.counts[place]
+                self._numbers[1, line, place] = own.biases[place]
+                if place == 0:
+                    self._repeat_first(line, own)
+
+    def _repeat_first(self, line: int, own: TokenCounts) -> None:
+        self._cells[line, len(own) :] = self._cells[line, 0]
+        self._numbers[:, line, len(own) :] = self._numbers[:, line, :1]
+
+
+def undo(logits: Tensor, change: tuple[Tensor, Tensor]) -> None:
+    """Makes the changed logits what they were before."""
+    where, before = change
+    logits.view(-1)[where] = before
+
+
+def forbid(logits: Tensor, rows: Sequence[int], token_ids: Sequence[frozenset[int]]) -> None:
+    """These tokens will not be drawn, in place."""
+    cells = [(row, token_id) for row, ids in zip(rows, token_ids, strict=True) for token_id in ids]
+    where = send(torch.tensor(cells).reshape(-1, 2), torch.long, logits.device)
+    logits[where[:, 0], where[:, 1]] = float("-inf")

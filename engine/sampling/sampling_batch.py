@@ -1,0 +1,60 @@
+"""How the jobs of a step draw: what is kept of each job, and of all that draw together.
+
+Engine thread. What is kept of a job hangs on its sequence and goes with it; what is kept of a batch stays
+as long as its jobs do. Ignorant of logits and of how tokens are drawn.
+"""
+
+from weakref import WeakKeyDictionary
+
+import torch
+
+from engine.sampling.penalties import (
+    TokenCounts,
+    changes_logits,
+)
+from engine.sampling.sampler import (
+    Batch,
+    Draw,
+)
+from engine.scheduling.sequence import TokenSequence
+
+NOTHING: frozenset[int] = frozenset()
+
+
+class Batches:
+    """The batches of successive steps, most of which are the batch of the step before."""
+
+    def __init__(self, vocab_size: int, device: torch.device) -> None:
+        self._vocab_size = vocab_size
+        self._device = device
+        self._draws: WeakKeyDictionary[TokenSequence, Draw] = WeakKeyDictionary()
+        self._sequences: list[TokenSequence] = []
+        self._batch = Batch((), vocab_size, device)
+
+    def of(self, sequences: list[TokenSequence]) -> Batch:
+        """The batch of these sequences as they are now."""
+        if sequences != self._sequences:
+            self._batch = Batch([self._draw(s) for s in sequences], self._vocab_size, self._device)
+            self._sequences = sequences
+        for sequence, draw in zip(sequences, self._batch.draws, strict=True):
+            draw.position = len(sequence.tokens)
+            if draw.counts is not None:
+                draw.counts.catch_up(sequence.tokens)
+            if sequence.job.min_tokens and sequence.job.grammar is None:
+                draw.forbidden = sequence.ends if sequence.must_go_on else NOTHING
+        return self._batch
+
+    def _draw(self, sequence: TokenSequence) -> Draw:
+        draw = self._draws.get(sequence)
+        if draw is None:
+            job = sequence.job
+            counts = TokenCounts(job) if changes_logits(job.sampling) else None
+            draw = Draw(
+                job.sampling,
+                len(sequence.tokens),
+                counts,
+                logprobs=job.logprobs,
+                logprob_token_ids=job.logprob_token_ids,
+            )
+            self._draws[sequence] = draw
+        return draw

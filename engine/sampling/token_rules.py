@@ -1,0 +1,181 @@
+"""What a job's own rules say of its next token: allowed ids, bad words and the end of its reasoning.
+
+Engine thread. A rule is a function of the job and of its tokens, so it holds after a preemption, a cut and in
+a step ahead. It is told as a mask of bits, which is put together with that of the job's grammar. Ignorant of
+logits and of torch.
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from weakref import WeakKeyDictionary
+
+from engine.request import (
+    Job,
+    ThinkingBudget,
+)
+from engine.sampling.grammar_masks import (
+    Masks,
+    mask_stride,
+)
+from engine.scheduling.sequence import TokenSequence
+
+
+def has_rules(job: Job) -> bool:
+    return bool(job.sampling.allowed_token_ids or job.sampling.bad_words or job.thinking_budget)
+
+
+class ThinkingState:
+    """Where one job's output stands in its reasoning."""
+
+    def __init__(self, budget: ThinkingBudget, output: int) -> None:
+        """The first `output` tokens are the prompt."""
+        self._budget = budget
+        self._begin = self._read = output
+        self._inside = budget.open
+        self._count = budget.spent if budget.open else 0
+        self._ending = 0
+        """So many tokens of the end were forced."""
+
+    @property
+    def forced(self) -> int | None:
+        """The token that must come next."""
+        if not self._inside or self._count < self._budget.tokens:
+            return None
+        return self._budget.end[self._ending]
+
+    def advance(self, tokens: Sequence[int]) -> None:
+        """Follows the job's tokens, of which there may be more than before."""
+        while self._read < len(tokens):
+            forced = self.forced
+            self._read += 1
+            if forced is not None and tokens[self._read - 1] == forced:
+                self._ending += 1
+                if self._ending == len(self._budget.end):
+                    self._inside, self._ending = False, 0
+            elif self._inside:
+                self._ending = 0
+                self._count += 1
+                if self._ends_with(tokens, self._budget.end):
+                    self._inside = False
+                    self._count = max(0, self._count - len(self._budget.end))
+            else:
+                self._inside = self._ends_with(tokens, self._budget.start)
+
+    def _ends_with(self, tokens: Sequence[int], mark: tuple[int, ...]) -> bool:
+        """Whether a mark ends with the last token that was read; all of it is output."""
+        start = self._read - len(mark)
+        return start >= self._begin and tuple(tokens[start : self._read]) == mark
+
+
+class Rules:
+    """The rules of one job."""
+
+    def __init__(self, job: Job, vocab_size: int) -> None:
+        self._begin = len(job.prompt) - job.output_offset
+        self._thinking = None
+        if job.thinking_budget is not None:
+            self._thinking = ThinkingState(job.thinking_budget, self._begin)
+        self._size = mask_stride(vocab_size)
+        self._stops = job.stop_ids
+        allowed = job.sampling.allowed_token_ids
+        self._allowed = self._bits(allowed) if allowed else None
+        self._words: dict[int, list[tuple[int, ...]]] = defaultdict(list)
+        """Those of several tokens, by the last but one."""
+        self._always = {word[0] for word in job.sampling.bad_words if len(word) == 1}
+        for word in job.sampling.bad_words:
+            if len(word) > 1:
+                self._words[word[-2]].append(word)
+
+    def mask(self, tokens: Sequence[int], grammar: bytes | None) -> bytes | None:
+        """The tokens that may come next, among those of the grammar if there is one; None is any.
+
+        A mask of zeros is none at all.
+        """
+        forced = None
+        if self._thinking is not None:
+            self._thinking.advance(tokens)
+            forced = self._thinking.forced
+        if forced is not None:
+            alone = self._bits([forced])
+            if grammar is None or _both(alone, grammar).count(0) < len(grammar):
+                return alone
+        allowed = self._allowed
+        if grammar is not None:
+            # Where the grammar may end, the job must be able to.
+            allowed = (
+                grammar if allowed is None else _both(_either(allowed, self._bits(self._stops)), grammar)
+            )
+        banned = self._banned(tokens)
+        if not banned:
+            return allowed
+        rest = bytearray(allowed) if allowed is not None else bytearray(b"\xff" * self._size)
+        for token_id in banned:
+            if token_id // 8 >= self._size:
+                continue
+            rest[token_id // 8] &= ~(1 << token_id % 8) & 0xFF
+        if grammar is not None and rest.count(0) == len(rest):
+            return allowed
+        return bytes(rest)
+
+    def _banned(self, tokens: Sequence[int]) -> set[int]:
+        """The tokens that would complete a bad word."""
+        if len(tokens) <= self._begin or tokens[-1] not in self._words:
+            return self._always
+        banned = set(self._always)
+        for word in self._words[tokens[-1]]:
+            start = len(tokens) - len(word) + 1
+            if start >= self._begin and tuple(tokens[start:]) == word[:-1]:
+                banned.add(word[-1])
+        return banned
+
+    def _bits(self, token_ids: Sequence[int] | frozenset[int]) -> bytes:
+        bits = bytearray(self._size)
+        for token_id in token_ids:
+            if token_id // 8 < self._size:
+                bits[token_id // 8] |= 1 << token_id % 8
+        return bytes(bits)
+
+
+class TokenRules:
+    """The rules of all jobs that have some, which go with their sequences."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+        self._rules: WeakKeyDictionary[TokenSequence, Rules] = WeakKeyDictionary()
+
+    def restrict(self, sequences: Sequence[TokenSequence], masks: Masks | None) -> Masks | None:
+        """Puts the rules of these sequences into the masks of their grammars; None if all tokens may come."""
+        ruled = [row for row, sequence in enumerate(sequences) if has_rules(sequence.job)]
+        if not ruled:
+            return masks
+        failed = dict(masks.failed) if masks is not None else {}
+        bits = {row: bytes(masks.of(row)) for row in masks.rows} if masks is not None else {}
+        for row in ruled:
+            if row in failed:
+                continue
+            found = self._of(sequences[row]).mask(sequences[row].tokens, bits.get(row))
+            if found is None:
+                continue
+            bits[row] = found
+            if found.count(0) == len(found):
+                failed[row] = "Of the tokens that the request allows none may come here."
+        if not bits:
+            return None
+        rows = sorted(bits)
+        return Masks(
+            rows, bytearray(b"".join(bits[row] for row in rows)), mask_stride(self._vocab_size), failed
+        )
+
+    def _of(self, sequence: TokenSequence) -> Rules:
+        rules = self._rules.get(sequence)
+        if rules is None:
+            rules = self._rules[sequence] = Rules(sequence.job, self._vocab_size)
+        return rules
+
+
+def _both(one: bytes, other: bytes) -> bytes:
+    return (int.from_bytes(one, "little") & int.from_bytes(other, "little")).to_bytes(len(one), "little")
+
+
+def _either(one: bytes, other: bytes) -> bytes:
+    return (int.from_bytes(one, "little") | int.from_bytes(other, "little")).to_bytes(len(one), "little")

@@ -1,0 +1,403 @@
+"""Who runs next: admission by memory, chunked prefill beside decode, preemption, priorities.
+
+Engine thread. Pure bookkeeping: no torch, no clock, no messages. A job that is preempted loses its blocks,
+keeps its tokens, and recomputes (its published blocks are usually still there to be found again).
+
+    waiting --admit--> running --remove--> (ended)
+       ^                  |
+       +-----preempt------+
+
+The order of all jobs is that of (priority, first turn); those that had no turn yet come after, as
+`waiting` orders them. What is promised about it:
+
+- The first job in this order is in every plan, as it may take the memory and the place of all others. A
+  token in flight can put it off for one step: if it is its last, or if it was preempted meanwhile. One that
+  made room for another share is not, until there is room again: then it comes first.
+- A job is preempted only for one before it, or, while its share runs others, for one of a share that runs
+  nothing; it comes back before any that had its turn later.
+- So a job ends after finitely many steps, unless jobs of better priority or new shares never cease to come.
+
+A job whose next block another one is about to compute waits for it: many jobs with one prompt cost one
+prefill. It waits for running jobs of its own or a better priority only. Those come first in the order, so
+they always move on, and in all their steps but the last they leave nothing of the budget anyway.
+"""
+
+from bisect import insort
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+
+from engine.config import Limits
+from engine.scheduling.block_pool import BlockPool
+from engine.scheduling.sequence import TokenSequence
+from engine.scheduling.waiting_queue import (
+    WaitingRoom,
+    turn_of,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """The tokens `start` .. `start + count` of one sequence, to be computed in this step."""
+
+    sequence: TokenSequence
+    start: int
+    count: int
+
+    @property
+    def draws(self) -> bool:
+        """The chunk reaches the end of the sequence, so that the step yields its next token."""
+        sequence = self.sequence
+        return self.start + self.count == len(sequence.tokens) + sequence.in_flight
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What one step computed of one sequence: its first `end` tokens are in `blocks` now."""
+
+    sequence: TokenSequence
+    blocks: list[int]
+    """The very list that the sequence had: with another one it has given these blocks back."""
+    end: int
+
+
+Plan = tuple[Chunk, ...]
+"""The chunks of one step, at most one a sequence: those of one token first, then longer ones."""
+
+CALM_STEPS = 100
+"""So many steps without memory trouble, and what was made smaller is doubled again."""
+
+
+@dataclass(slots=True)
+class Tally:
+    """Counts that only rise; see `messages.Stats`."""
+
+    computed_tokens: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    preemptions: int = 0
+
+
+class Scheduler:
+    """Holds every accepted sequence that has not ended, and the blocks of those that run."""
+
+    def __init__(self, limits: Limits, tally: Tally | None = None) -> None:
+        self.limits = limits
+        self.tally = tally or Tally()
+        self.pool = BlockPool(limits.kv_blocks)
+        self.dirty: list[int] = []
+        """Blocks that were given back with content which nobody knows to be finite. It must be gone before
+        the next step: a number that is none is one, too, where it is masked."""
+        self._waiting = WaitingRoom()
+        self._running: list[TokenSequence] = []  # in the order of the head of this file
+        self._coming: dict[bytes, TokenSequence] = {}
+        """Blocks that running jobs are to compute and have not yet, by their digests."""
+        self._budget = limits.token_budget
+        self._places = limits.max_running
+        """So many jobs may run now: fewer than set after a step that ran out of memory."""
+        self._calm = 0
+
+    @property
+    def running(self) -> int:
+        return len(self._running)
+
+    @property
+    def idle(self) -> bool:
+        return not self._running and not self._waiting
+
+    def sequences(self) -> Iterator[TokenSequence]:
+        """All that have not ended."""
+        yield from self._running
+        yield from self._waiting
+
+    def add(self, sequence: TokenSequence) -> None:
+        """Queues a sequence that, alone, fits into the pool with its whole output."""
+        self._waiting.enter(sequence)
+
+    def prepare(self, sequence: TokenSequence) -> list[bytes]:
+        """The digests of the blocks that might be found in the cache; the slow part of admission."""
+        size = self.limits.block_size
+        return sequence.block_digests(sequence.reusable // size, size)
+
+    def remove(self, sequence: TokenSequence) -> None:
+        """Ends a sequence, wherever it is, and gives its blocks back."""
+        runs = bool(sequence.blocks)
+        if runs:
+            self._running.remove(sequence)
+            self._release(sequence)
+        self._waiting.leave(sequence, waiting=not runs)
+
+    def plan(self) -> Plan:
+        """Chooses the next step. Not empty while there are sequences of which no token is in flight.
+
+        After jobs that are more urgent than running ones were let in, the order is: one token for every
+        job that is generating, then prompts that were begun, then new jobs. So a long prompt never holds
+        up a job that is generating, and `token_budget >= max_running` leaves at least one token for
+        whoever comes first in the order.
+        """
+        self._admit_urgent()
+        self._admit_unserved()
+        size = self.limits.block_size
+        singles: list[Chunk] = []
+        for sequence in tuple(self._running):
+            length = len(sequence.tokens) + sequence.in_flight
+            if sequence.in_flight and sequence.ends_in_flight:
+                continue
+            if length - sequence.computed == 1 and (
+                length <= len(sequence.blocks) * size or self._grow(sequence)
+            ):
+                singles.append(Chunk(sequence, length - 1, 1))
+        left = self._budget - len(singles)
+        prompts: list[Chunk] = []
+        for sequence in self._running:
+            if left > 0 and sequence.remaining > 1:
+                left -= self._add_prefill(prompts, sequence, left)
+        while left > 0 and self._waiting and len(self._running) < self._places:
+            sequence = self._waiting.head()
+            if not self._admit(sequence):
+                break
+            left -= self._add_prefill(prompts, sequence, left)
+        singles += [chunk for chunk in prompts if chunk.count == 1]
+        plan = (*singles, *(chunk for chunk in prompts if chunk.count > 1))
+        for chunk in plan:
+            chunk.sequence.written = max(chunk.sequence.written, chunk.start + chunk.count)
+        return plan
+
+    def advance(self, plan: Plan) -> list[Progress]:
+        """Takes note that the step was computed. Gives what `confirm` wants once its results were read, for
+        each chunk.
+        """
+        progress = []
+        for chunk in plan:
+            sequence = chunk.sequence
+            sequence.computed = chunk.start + chunk.count
+            progress.append(Progress(sequence, sequence.blocks, sequence.computed))
+            if chunk.draws:
+                self._waiting.charge(sequence)
+        self.tally.computed_tokens += sum(chunk.count for chunk in plan)
+        self._calm += 1
+        if self._calm >= CALM_STEPS:
+            self._budget = min(self._budget * 2, self.limits.token_budget)
+            self._places = min(self._places * 2, self.limits.max_running)
+            self._calm = 0
+        return progress
+
+    def confirm(self, progress: Progress) -> None:
+        """What was computed there is finite: its full blocks may be reused from now on.
+
+        One token's logits prove it for all tokens before: a number that is none makes none of all that
+        attend to it. Blocks that were given back meanwhile stay unknown.
+        """
+        sequence = progress.sequence
+        if sequence.blocks is not progress.blocks:
+            return
+        sequence.proven = progress.end
+        full = progress.end // self.limits.block_size
+        if full > sequence.published:
+            self._publish(sequence, full)
+
+    def shrink(self) -> bool:
+        """Halves the budget after a step that ran out of memory; False if it cannot be smaller."""
+        self._calm = 0
+        smaller = max(self._budget // 2, self.limits.max_running)
+        shrunk = smaller < self._budget
+        self._budget = smaller
+        return shrunk
+
+    def thin_out(self, plan: Plan) -> bool:
+        """Preempts the last job of a step that ran out of memory, and lets no other in its place until steps
+        have been calm for a while; False if it ran alone.
+        """
+        if len(self._running) < 2:
+            return False
+        self._calm = 0
+        self._preempt(self.last_of(plan))
+        self._places = len(self._running)
+        return True
+
+    def last_of(self, plan: Plan) -> TokenSequence:
+        """Of the jobs of a plan the one that comes last in the order."""
+        return max((chunk.sequence for chunk in plan), key=_rank)
+
+    def check_integrity(self) -> None:
+        """Asserts that no block is lost and none is held twice by mistake."""
+        self.pool.check_integrity(sequence.blocks for sequence in self.sequences())
+        assert len(self._waiting) == sum(1 for _ in self._waiting), "the waiting jobs are miscounted"
+        assert all(not sequence.blocks for sequence in self._waiting), "a waiting job holds blocks"
+        assert all(sequence.blocks for sequence in self._running), "a running job holds no blocks"
+        assert self._running == sorted(self._running, key=_rank), "the running jobs are out of order"
+        assert set(self._coming.values()) <= set(self._running), "a job awaits what nobody computes"
+
+    # Growth
+
+    def _add_prefill(self, chunks: list[Chunk], sequence: TokenSequence, left: int) -> int:
+        count = min(sequence.remaining, left)
+        chunks.append(Chunk(sequence, sequence.computed, count))
+        return count
+
+    def _grow(self, sequence: TokenSequence) -> bool:
+        """Makes room for the next token, at the cost of the last in the order; False if that is itself."""
+        size = self.limits.block_size
+        while len(sequence.blocks) * size < sequence.length:
+            if not sequence.blocks:
+                return False  # preempted by an earlier one in this plan
+            fresh = self.pool.allocate(1)
+            if fresh is None:
+                self._preempt(self._running[-1])
+            else:
+                sequence.blocks += fresh
+        return True
+
+    def _publish(self, sequence: TokenSequence, full: int) -> None:
+        digests = sequence.block_digests(full, self.limits.block_size)
+        for index in range(sequence.published, full):
+            self.pool.publish(sequence.blocks[index], digests[index])
+        self._retract(sequence, digests[sequence.published : full])
+        sequence.published = full
+
+    # Admission
+
+    def _admit_urgent(self) -> None:
+        """Lets in waiting jobs of better priority than some that run, at the cost of those."""
+        while self._waiting and self._running:
+            if self._waiting.best_priority() >= self._running[-1].job.priority:
+                return
+            head = self._waiting.head()
+            if not self._admit(head, self._worse_than(head.job.priority)):
+                return
+
+    def _worse_than(self, priority: int) -> list[TokenSequence]:
+        """The running jobs of worse priority, the last in the order first."""
+        return list(takewhile(lambda other: other.job.priority > priority, reversed(self._running)))
+
+    def _admit_unserved(self) -> None:
+        """Lets in the next job of a share that runs nothing, where shares that run several leave no room.
+
+        Only at the cost of shares that were given more, and one in a step. So long answers of one share do
+        not keep another one waiting until they end.
+        """
+        if not self._waiting or not self._running:
+            return
+        running = Counter(sequence.job.share for sequence in self._running)
+        sequence = self._waiting.next_of_others(running)
+        if sequence is None or self._has_place(sequence):
+            return
+        spare: list[TokenSequence] = []
+        for other in reversed(self._running):
+            if running[other.job.share] > 1 and self._waiting.was_given_less(sequence, other):
+                running[other.job.share] -= 1
+                spare.append(other)
+        if spare:
+            self._admit(sequence, spare)
+
+    def _has_place(self, sequence: TokenSequence) -> bool:
+        """Whether a job can be let in without cost, whatever of its prompt is cached."""
+        places = len(self._running)
+        needed = self.limits.blocks_for(len(sequence.tokens))
+        return places < self._places and self.pool.free >= needed + places
+
+    def _admit(self, sequence: TokenSequence, spare: Sequence[TokenSequence] = ()) -> bool:
+        """Moves a sequence from waiting to running if all its tokens so far find room.
+
+        Room is made at the cost of as few of the `spare` jobs as it takes, in their order, none of which may
+        be planned yet.
+        """
+        if sequence.in_flight or self._is_coming(sequence.awaits, sequence):
+            return False
+        digests = self.prepare(sequence)
+        reused = self.pool.find(digests)
+        fresh_digests = digests[len(reused) :]
+        sequence.awaits = self._last_coming(fresh_digests, sequence)
+        if sequence.awaits is not None:
+            return False
+        self.pool.hold(reused)
+        needed = self.limits.blocks_for(len(sequence.tokens)) - len(reused)
+        victims = self._find_victims(needed, spare)
+        if victims is None:
+            self.pool.release(reused)
+            return False
+        for victim in victims:
+            self._preempt(victim)
+        fresh = self.pool.allocate(needed)
+        assert fresh is not None, "the victims' blocks were miscounted"
+        for digest in fresh_digests:
+            self._coming.setdefault(digest, sequence)
+        self._start(sequence, reused, fresh)
+        return True
+
+    def _start(self, sequence: TokenSequence, reused: list[int], fresh: list[int]) -> None:
+        sequence.blocks = reused + fresh
+        sequence.computed = len(reused) * self.limits.block_size
+        sequence.proven = sequence.written = sequence.computed
+        sequence.published = len(reused)
+        prompt = len(sequence.job.prompt)
+        self._waiting.take_turn(sequence, cost=prompt - sequence.computed)
+        if sequence.cached is None:
+            sequence.cached = sequence.computed
+            self.tally.prompt_tokens += prompt
+            self.tally.cached_tokens += sequence.cached
+        insort(self._running, sequence, key=_rank)
+
+    def _find_victims(self, needed: int, spare: Sequence[TokenSequence]) -> list[TokenSequence] | None:
+        """Which of the spare jobs to preempt so that one more job, which needs so many blocks, can run.
+
+        None if it cannot. A block for each running job is left over: without it the new one would soon be
+        preempted.
+        """
+        victims: list[TokenSequence] = []
+        given: Counter[int] = Counter()
+        free, places = self.pool.free, len(self._running)
+        while places >= self._places or free < needed + places:
+            if len(victims) == len(spare):
+                return None
+            places -= 1
+            victims.append(spare[len(victims)])
+            given.update(victims[-1].blocks)
+            free += sum(given[block] == self.pool.holders(block) for block in victims[-1].blocks)
+        return victims
+
+    def _last_coming(self, digests: Iterable[bytes], sequence: TokenSequence) -> bytes | None:
+        """The last of the next blocks that others are about to compute; None if none of them is."""
+        last = None
+        for digest in digests:
+            if not self._is_coming(digest, sequence):
+                break
+            last = digest
+        return last
+
+    def _is_coming(self, digest: bytes | None, sequence: TokenSequence) -> bool:
+        """Whether a job that comes first in the order is about to compute this block."""
+        if digest is None:
+            return False
+        owner = self._coming.get(digest)
+        return owner is not None and owner.job.priority <= sequence.job.priority
+
+    # Giving back
+
+    def _preempt(self, sequence: TokenSequence) -> None:
+        self.tally.preemptions += 1
+        self._running.remove(sequence)
+        self._release(sequence)
+        self._waiting.come_back(sequence)
+
+    def _release(self, sequence: TokenSequence) -> None:
+        self._retract(sequence, sequence.digests[sequence.published :])
+        if sequence.written > sequence.proven:
+            size = self.limits.block_size
+            # Nobody else has these: only what is proven is shared.
+            self.dirty += sequence.blocks[sequence.proven // size : -(-sequence.written // size)]
+        self.pool.release(sequence.blocks)
+        sequence.blocks = []
+        sequence.computed = sequence.proven = sequence.written = 0
+        sequence.published = 0
+
+    def _retract(self, sequence: TokenSequence, digests: Iterable[bytes]) -> None:
+        """Nobody has to wait for these blocks of this sequence any longer."""
+        for digest in digests:
+            if self._coming.get(digest) is sequence:
+                del self._coming[digest]
+
+
+def _rank(sequence: TokenSequence) -> tuple[int, int]:
+    return sequence.job.priority, turn_of(sequence)

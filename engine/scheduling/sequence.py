@@ -1,0 +1,159 @@
+"""One job's progress: its tokens so far, how many of them the KV cache holds, and where.
+
+Engine thread. Ignorant of other jobs, of memory's limits and of torch.
+"""
+
+from collections.abc import Sequence
+
+from engine.grammar.compiler import CompiledGrammar
+from engine.request import (
+    FinishReason,
+    Job,
+    StopHit,
+    Usage,
+)
+from engine.scheduling.block_pool import extend_chain
+from engine.scheduling.stop_strings import StopStrings
+from engine.vocabulary import Vocabulary
+
+
+class TokenSequence:
+    """Prompt and output of one job as one growing list of token ids."""
+
+    __slots__ = (
+        "__weakref__",  # what a step needs to keep of a job hangs on its sequence and goes with it
+        "arrival",
+        "awaits",
+        "blocks",
+        "cached",
+        "compiled",
+        "computed",
+        "digests",
+        "ends",
+        "in_flight",
+        "job",
+        "prompt_told",
+        "proven",
+        "published",
+        "stop_hit",
+        "stops",
+        "tokens",
+        "turn",
+        "written",
+    )
+
+    def __init__(
+        self,
+        job: Job,
+        arrival: int,
+        vocabulary: Vocabulary | None = None,
+        digests: Sequence[bytes] = (),
+        compiled: CompiledGrammar | None = None,
+    ) -> None:
+        self.job = job
+        self.compiled = compiled
+        """Its grammar, if it has one."""
+        self.ends = job.stop_token_ids | (frozenset() if job.ignore_eos else job.stop_ids)
+        """The tokens that end it, where it has no grammar."""
+        self.arrival = arrival
+        """Its place in the order of acceptance."""
+        self.turn: int | None = None
+        """Its place in the order in which jobs first ran; None until then."""
+        self.tokens: list[int] = list(job.prompt)
+        self.in_flight = False
+        """One token more is drawn, which the host has not read yet: see `ahead`."""
+        self.computed = 0
+        """The first so many tokens have their keys and values in `blocks`."""
+        self.proven = 0
+        """The first so many have keys and values that are known to be finite."""
+        self.written = 0
+        """The first so many may have keys and values in `blocks`, also those of steps that were not read."""
+        self.blocks: list[int] = []
+        self.digests: list[bytes] = list(digests)
+        """Of the full blocks of `tokens`, as far as they were asked for; a function of the tokens,
+        the salt and the adapter alone, so they outlive a preemption."""
+        self.published = 0
+        """The first so many blocks are known to the pool by their content."""
+        self.awaits: bytes | None = None
+        """The digest of a block that another job is about to compute for both."""
+        self.cached: int | None = None
+        """Prompt tokens found in the cache when the job first ran; None until then."""
+        self.prompt_told = 0
+        """The logprobs of the first so many prompt tokens are told, if the job wants them."""
+        self.stops: StopStrings | None = None
+        if job.stop_strings:
+            assert vocabulary is not None, "a job with stop strings was accepted without a vocabulary"
+            earlier = job.prompt[len(job.prompt) - job.output_offset :]
+            self.stops = StopStrings(job.stop_strings, vocabulary, earlier)
+        self.stop_hit: StopHit | None = None
+        """The stop string that ended the output."""
+
+    @property
+    def length(self) -> int:
+        """Tokens, the one in flight included."""
+        return len(self.tokens) + self.in_flight
+
+    @property
+    def remaining(self) -> int:
+        """Tokens to compute before the next one can be drawn."""
+        return len(self.tokens) + self.in_flight - self.computed
+
+    @property
+    def ends_in_flight(self) -> bool:
+        """The token in flight is the last one, whatever it is."""
+        return self.in_flight and self.output_count + 1 >= self.job.max_tokens
+
+    @property
+    def output_count(self) -> int:
+        return len(self.tokens) - len(self.job.prompt)
+
+    @property
+    def output_position(self) -> int:
+        """Output tokens so far, those included that came before the job was cut."""
+        return self.output_count + self.job.output_offset
+
+    @property
+    def must_go_on(self) -> bool:
+        """The next token may not be one of `ends`."""
+        return self.output_position < self.job.min_tokens and bool(self.ends)
+
+    @property
+    def untold(self) -> range:
+        """The prompt tokens whose logprobs are wanted and not told. The first token has none."""
+        if self.job.prompt_logprobs is None:
+            return range(0)
+        return range(max(self.prompt_told, 1), len(self.job.prompt) - self.job.output_offset)
+
+    @property
+    def reusable(self) -> int:
+        """The first so many tokens need not be computed if their keys and values are in the cache.
+
+        The last one always is: its logits are what the next is drawn from. So is the one before each
+        prompt token whose logprob is still to be told.
+        """
+        untold = self.untold
+        return untold[0] - 1 if untold else len(self.tokens) - 1
+
+    @property
+    def usage(self) -> Usage:
+        return Usage(prompt=len(self.job.prompt), cached=self.cached or 0, output=self.output_count)
+
+    def block_digests(self, count: int, block_size: int) -> list[bytes]:
+        """The digests of the first `count` blocks, all of which must be full."""
+        job = self.job
+        extend_chain(self.digests, job.cache_salt, self.tokens, count, block_size, job.adapter)
+        return self.digests[:count]
+
+    def append(self, token_id: int) -> FinishReason | None:
+        """Takes the token that was drawn; says why the job ends with it, if it does."""
+        self.tokens.append(token_id)
+        self.in_flight = False
+        if self.stops is not None:
+            self.stop_hit = self.stops.push(token_id, ends=self.output_position > self.job.min_tokens)
+        if token_id in self.ends or (token_id in self.job.stop_ids and self.job.grammar is not None):
+            return "stop"
+        if self.stop_hit is not None:
+            return "stop"
+        if self.output_count >= self.job.max_tokens:
+            return "length"
+        return None

@@ -1,0 +1,365 @@
+"""A second engine with the same handle: no model and no torch, for tests of everything around it.
+
+The executor below runs on the engine thread; `order`, `resume` and the rest of the handle on any. It is
+the true loop, scheduler and cache with another source of tokens, so jobs queue, share prefixes, are
+preempted and cancelled as on a model.
+
+An answer is a pure function of the prompt and, unless the job is greedy, of its seed. As with a model it
+does not matter where prompt ends and output begins: a job whose prompt is another's prompt plus its
+first outputs gives the rest of the other's outputs, and ends where that ended. No memory is involved,
+so this holds across processes too.
+"""
+
+import hashlib
+import math
+import threading
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Literal, get_args
+from weakref import WeakKeyDictionary
+
+from engine.config import Limits
+from engine.engine import ThreadedEngine
+from engine.executor import Drawn, EngineFault, OutOfMemory, RowFailure, StepResult
+from engine.grammar.compiler import GrammarCompiler
+from engine.request import (
+    Capabilities,
+    Deliver,
+    FailureCode,
+    Job,
+    OnDead,
+    PromptLogprobs,
+    TokenLogprobs,
+)
+from engine.sampling.grammar_masks import (
+    Followers,
+    Masks,
+)
+from engine.sampling.token_rules import TokenRules
+from engine.scheduling.scheduler import (
+    Chunk,
+    Plan,
+)
+from engine.scheduling.sequence import TokenSequence
+from engine.vocabulary import Vocabulary
+
+FaultKind = Literal["fail", "raise", "oom", "hang", "die", "crash"]
+KINDS: tuple[FaultKind, ...] = get_args(FaultKind)
+
+
+class Crash(BaseException):
+    """What the engine dies of when the device is not to blame."""
+
+
+class Mishap(Exception):
+    """What a step fails of."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """What goes wrong, instead of a job's output token number `at_token` (from 0)."""
+
+    kind: FaultKind
+    """`fail`: the job ends in `Failed(code)`; `raise`: the step fails, and all its jobs with it; `oom`: the
+    step does not fit into memory, once; `hang`: the engine thread stops, for all jobs, until `resume` or
+    `close`; `die`: the engine dies for good; `crash`: it dies, and lives on if it is the first time in a
+    minute."""
+    at_token: int = 0
+    code: FailureCode = "engine_error"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Script:
+    """How one job is answered."""
+
+    tokens: tuple[int, ...] | None = None
+    """The whole answer, its stop token included; None draws `length` tokens from the vocabulary."""
+    length: int = 32
+    """Tokens of a drawn answer, of which the last is the stop token."""
+    fault: Fault | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScriptedConfig:
+    """The model that is played."""
+
+    vocabulary: tuple[int, ...]
+    """The ids that drawn answers are made of; give those that decode to plain text."""
+    stop_id: int
+    vocab_size: int
+    context_length: int = 8192
+    temperature: float = 0.0
+    top_p: float = 1.0
+    script: Script = Script()
+    """For every job that `scripts` of the engine says nothing about."""
+    step_seconds: float = 0.0
+    """The pace: the length of a step, and so the time between two tokens of a job."""
+    kv_blocks: int = 16384
+    token_budget: int = 8192
+    max_running: int = 64
+    max_waiting: int = 256
+    max_of_share: int | None = None
+    hang_seconds: float = 300.0
+    adapters: tuple[str, ...] = ()
+    """Names that jobs may ask for; drawn answers differ by them."""
+    spelling: Vocabulary | None = None
+    """What the ids spell, for jobs with stop strings; without it they are refused."""
+
+    def __post_init__(self) -> None:
+        if not self.vocabulary or self.stop_id in self.vocabulary:
+            raise ValueError("vocabulary must have ids, and not the stop id")
+        if not all(0 <= token < self.vocab_size for token in (*self.vocabulary, self.stop_id)):
+            raise ValueError("vocabulary and stop_id must be below vocab_size")
+        if self.script.length < 1:
+            raise ValueError("a script's length must be at least 1")
+
+
+class ScriptedEngine(ThreadedEngine):
+    """`scripts` may choose a script by the job; None is the one in the config."""
+
+    def __init__(
+        self,
+        config: ScriptedConfig,
+        deliver: Deliver,
+        scripts: Callable[[Job], Script | None] = lambda _job: None,
+        on_dead: OnDead = lambda _why: None,
+    ) -> None:
+        self._scripted = _ScriptedExecutor(config, scripts)
+        limits = Limits(
+            kv_blocks=config.kv_blocks,
+            token_budget=config.token_budget,
+            max_running=config.max_running,
+            max_waiting=config.max_waiting,
+            max_of_share=config.max_of_share,
+            hang_seconds=config.hang_seconds,
+        )
+        super().__init__(self._scripted, limits, deliver, on_dead)
+
+    def order(self, fault: Fault) -> None:
+        """The next job that starts without a fault of its script gets this one. Any thread."""
+        self._scripted.ordered.append(fault)
+
+    def resume(self) -> None:
+        """Ends a hang. Any thread."""
+        self._scripted.resume()
+
+    @property
+    def hanging(self) -> threading.Event:
+        """Set while a `hang` lasts; to be waited for."""
+        return self._scripted.hanging
+
+
+class _ScriptedExecutor:
+    def __init__(self, config: ScriptedConfig, scripts: Callable[[Job], Script | None]) -> None:
+        self._config = config
+        self._scripts = scripts
+        self._answers: WeakKeyDictionary[TokenSequence, _Answer] = WeakKeyDictionary()
+        self._closing = threading.Event()
+        self._resumed = threading.Event()
+        self.hanging = threading.Event()
+        self.ordered: deque[Fault] = deque()
+        self.vocabulary = config.spelling
+        self.grammars = None if config.spelling is None else GrammarCompiler(config.spelling)
+        self._followers = Followers(self.grammars)
+        spelled = config.spelling
+        self._rules = TokenRules(config.vocab_size if spelled is None else len(spelled.tokens))
+        self.ahead = None
+        self.capabilities = Capabilities(
+            vocab_size=config.vocab_size,
+            context_length=config.context_length,
+            stop_ids=frozenset({config.stop_id}),
+            temperature=config.temperature,
+            top_p=config.top_p,
+            adapters=config.adapters,
+        )
+
+    def thread_context(self) -> AbstractContextManager[object]:
+        return nullcontext()
+
+    def execute(self, plan: Plan) -> StepResult:
+        if self._config.step_seconds:
+            self._closing.wait(self._config.step_seconds)
+        told = [said for chunk in plan if (said := _tell(chunk)) is not None]
+        sequences = [chunk.sequence for chunk in plan if chunk.draws]
+        masks = self._rules.restrict(sequences, self._followers.masks(sequences))
+        drawn = [self._next(sequence) for sequence in sequences]
+        finite = [True] * (len(plan) - len(sequences))
+        return StepResult(drawn if masks is None else self._obey(drawn, sequences, masks), finite, told)
+
+    def scrub(self, blocks: list[int]) -> None:
+        """There is nothing in the blocks."""
+
+    def close(self) -> None:
+        if self.grammars is not None:
+            self.grammars.close()
+
+    def interrupt(self) -> None:
+        self._closing.set()
+        self.resume()
+
+    def resume(self) -> None:
+        self._resumed.set()
+
+    def _next(self, sequence: TokenSequence) -> Drawn | RowFailure:
+        answer = self._answers.get(sequence)
+        if answer is None:
+            answer = self._answers[sequence] = self._begin(sequence.job)
+        fault = answer.fault
+        if fault is not None and sequence.output_count == fault.at_token:
+            if fault.kind == "fail":
+                return RowFailure(fault.code, "A fault of the script.")
+            answer.fault = None
+            self._strike(fault)
+        token_id = answer.token(sequence)
+        if sequence.must_go_on and token_id in sequence.ends:
+            token_id = next((i for i in self._config.vocabulary if i not in sequence.ends), token_id)
+        return Drawn(token_id, _logprobs_of(sequence.job, token_id))
+
+    def _strike(self, fault: Fault) -> None:
+        match fault.kind:
+            case "raise":
+                raise Mishap("A fault of the script.")
+            case "oom":
+                raise OutOfMemory("A fault of the script.")
+            case "die":
+                raise EngineFault("A fault of the script.")
+            case "crash":
+                raise Crash("A fault of the script.")
+            case "hang":
+                self._hang()
+
+    def _obey(
+        self, drawn: list[Drawn | RowFailure], sequences: list[TokenSequence], masks: Masks
+    ) -> list[Drawn | RowFailure]:
+        """Puts tokens that the grammars allow in the place of others."""
+        for row in masks.rows:
+            said = drawn[row]
+            if row in masks.failed:
+                drawn[row] = RowFailure("engine_error", masks.failed[row])
+            elif isinstance(said, Drawn):
+                sequence = sequences[row]
+                token_id = self._allowed(said.token_id, sequence, masks.of(row))
+                drawn[row] = Drawn(token_id, _logprobs_of(sequence.job, token_id))
+        return drawn
+
+    def _allowed(self, token_id: int, sequence: TokenSequence, mask: memoryview) -> int:
+        """The token if it is allowed; else a stop id, if the answer is long enough; else any that is."""
+        stops = [stop for stop in sorted(sequence.job.stop_ids) if _has(mask, stop)]
+        script = self._answers[sequence].script
+        if _has(mask, token_id):
+            return token_id
+        if stops and sequence.output_position + 1 >= script.length:
+            return stops[0]
+        usual = [usual for usual in self._config.vocabulary if _has(mask, usual)]
+        usual = usual or stops or [other for other in range(self._config.vocab_size) if _has(mask, other)]
+        key = f"{sequence.job.sampling.seed}:{sequence.tokens[-8:]}".encode()
+        return usual[int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little") % len(usual)]
+
+    def _begin(self, job: Job) -> "_Answer":
+        script = self._scripts(job) or self._config.script
+        fault = script.fault
+        if fault is None and self.ordered:
+            fault = self.ordered.popleft()
+        kind = _Drawn if script.tokens is None else _Given
+        return kind(job, script, self._config, fault)
+
+    def _hang(self) -> None:
+        self._resumed.clear()
+        if self._closing.is_set():  # checked after `clear`: `interrupt` sets them in this order
+            return
+        self.hanging.set()
+        self._resumed.wait()
+        self.hanging.clear()
+
+
+def _has(mask: memoryview, token_id: int) -> bool:
+    return bool(mask[token_id // 8] >> token_id % 8 & 1)
+
+
+def _logprobs_of(job: Job, token_id: int) -> TokenLogprobs | None:
+    """What a job is told of its token."""
+    if job.logprobs is None:
+        return None
+    if job.logprob_token_ids:
+        named = enumerate(job.logprob_token_ids, start=1)
+        return TokenLogprobs(-math.log(2), tuple((other, -math.log(2) * place) for place, other in named))
+    return _logprobs(token_id, job.logprobs)
+
+
+def _logprobs(token_id: int, wanted: int) -> TokenLogprobs:
+    """Plausible ones: each id half as likely as the one before, the token itself first."""
+    others = [other for other in range(wanted + 1) if other != token_id][: max(0, wanted - 1)]
+    top = tuple((other, -math.log(2) * place) for place, other in enumerate([token_id, *others], start=1))
+    return TokenLogprobs(-math.log(2), top[:wanted])
+
+
+def _tell(chunk: Chunk) -> PromptLogprobs | None:
+    """What the chunk's job wants to be told of its prompt."""
+    job, untold = chunk.sequence.job, chunk.sequence.untold
+    stop = min(chunk.start + chunk.count + 1, untold.stop)
+    if not untold or untold[0] >= stop:
+        return None
+    found = [_logprobs(token_id, job.prompt_logprobs or 0) for token_id in job.prompt[untold[0] : stop]]
+    return PromptLogprobs(job.job_id, untold[0], tuple(found))
+
+
+class _Answer(ABC):
+    """One job's answer, and how much of it the job's prompt already ends with."""
+
+    def __init__(self, job: Job, script: Script, config: ScriptedConfig, fault: Fault | None) -> None:
+        self.job = job
+        self.script = script
+        self.config = config
+        self.fault = fault
+
+    @abstractmethod
+    def token(self, sequence: TokenSequence) -> int:
+        """The next token of the answer."""
+
+
+class _Given(_Answer):
+    """An answer that the script spells out."""
+
+    def token(self, sequence: TokenSequence) -> int:
+        tokens = self.script.tokens or ()
+        index = self._already_given(tokens) + sequence.output_count
+        return tokens[index] if index < len(tokens) else self.config.stop_id
+
+    def _already_given(self, tokens: tuple[int, ...]) -> int:
+        prompt = self.job.prompt
+        longest = min(len(tokens), len(prompt))
+        return next((n for n in range(longest, 0, -1) if prompt[-n:] == tokens[:n]), 0)
+
+
+class _Drawn(_Answer):
+    """An answer in which each token is named by a digest of the seed and of all tokens before it.
+
+    A prompt that ends in tokens which this rule would have drawn is taken to continue an answer. A
+    prompt that does so by chance, one in as many as the vocabulary has ids, gets a shorter answer.
+    """
+
+    def __init__(self, job: Job, script: Script, config: ScriptedConfig, fault: Fault | None) -> None:
+        super().__init__(job, script, config, fault)
+        seed = job.sampling.seed if job.sampling.temperature > 0 else 0
+        start = f"{seed}{job.adapter}".encode(errors="surrogatepass")
+        self._digest = hashlib.blake2b(start, digest_size=8).digest()
+        self._read = 0
+        self._streak = 0
+
+    def token(self, sequence: TokenSequence) -> int:
+        for token_id in sequence.tokens[self._read :]:
+            self._streak = self._streak + 1 if token_id == self._expected() else 0
+            self._digest = hashlib.blake2b(
+                self._digest + token_id.to_bytes(8, "little"), digest_size=8
+            ).digest()
+        self._read = len(sequence.tokens)
+        if self._streak >= self.script.length - 1:
+            return self.config.stop_id
+        return self._expected()
+
+    def _expected(self) -> int:
+        vocabulary = self.config.vocabulary
+        return vocabulary[int.from_bytes(self._digest, "little") % len(vocabulary)]
