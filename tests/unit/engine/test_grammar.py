@@ -339,7 +339,7 @@ def test_no_grammar_is_compiled_and_no_thread_left_when_it_is_closed(compiler: G
 
 
 def test_neither_torch_nor_the_library_is_imported_before_a_grammar_comes() -> None:
-    code = "import sys, engine.scripted; print({'torch', 'llguidance', 'numpy'} & set(sys.modules))"
+    code = "import sys, engine.scripted_engine; print({'torch', 'llguidance', 'numpy'} & set(sys.modules))"
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert said.stdout.strip() == "set()"
 
