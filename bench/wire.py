@@ -24,6 +24,7 @@ from server.auth import Caller
 from server.config import Config
 from server.dialects.base import CallDelta, CallEnd, CallStart, Conversation, Dialect, Prompt, TextDelta
 from server.dialects.pick import pick
+from server.embedded_postgres.embedded_server import EmbeddedPostgres
 from server.locations import demo_model_folder
 from server.runs.admit import Admission
 from server.runs.context import read_given
@@ -34,8 +35,7 @@ from server.runs.tool_loop import ToolLoop
 from server.runs.unread import Unread
 from server.scripted_model import scripted_engine
 from server.store.database import upgrade
-from server.store.disk import Disk
-from server.store.embedded import EmbeddedPostgres
+from server.store.disk_space import Disk
 from server.stream.frames import frame
 from server.tools.mcp import McpServers
 from server.tools.registered import Registered

@@ -13,9 +13,9 @@ import msgspec
 from server.errors import ConfigError
 from server.runs import audit as invariants
 from server.runs.audit import INVARIANTS, Limits, Violation
-from server.store import audit as store
-from server.store import strays
-from server.store.audit import Scope
+from server.store.audit import orphans
+from server.store.audit import stored_responses as store
+from server.store.audit.stored_responses import Scope
 from server.store.database import Connection, Database, DatabaseError, clock, schema_state
 from server.wire.ids import response_id
 
@@ -98,10 +98,10 @@ def _violations(connection: Connection, scope: Scope, limits: Limits, tally: Tal
             tally.unfinished += invariants.is_unfinished(response)
             tally.served = moment.served_since is not None
             yield from invariants.check(response, moment, limits)
-    yield from invariants.check_strays(strays.strays(connection, scope.tenant))
+    yield from invariants.check_strays(orphans.strays(connection, scope.tenant))
     yield from invariants.check_keys(
-        strays.shared_keys(connection, scope.tenant),
-        strays.lost_keys(connection, scope.tenant, limits.key_seconds),
+        orphans.shared_keys(connection, scope.tenant),
+        orphans.lost_keys(connection, scope.tenant, limits.key_seconds),
     )
 
 

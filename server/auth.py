@@ -22,7 +22,7 @@ from server.origins import (
     read_cors_origins,
     refusal,
 )
-from server.store import keys
+from server.store import api_keys
 from server.store.database import Connection, Database
 
 DEFAULT_TENANT = "default"
@@ -118,18 +118,18 @@ class Gate:
 
     def _look_up(self, connection: Connection, given: str) -> Caller:
         if not self._closed.is_set():
-            if not keys.any_exist(connection):
+            if not api_keys.any_exist(connection):
                 return Caller(DEFAULT_TENANT, None)
             self._closed.set()
         key_id = _key_id(given)
-        stored = keys.find(connection, key_id)
+        stored = api_keys.find(connection, key_id)
         digest = stored.digest if stored else bytes(32)
         if not hmac.compare_digest(digest, _digest(given)) or stored is None:
             self._known.pop(_digest(given), None)
             raise NotAuthenticated("The API key is not valid.")
         self._remember(digest, stored.tenant)
         if monotonic() - self._touched.get(stored.id, -_TOUCH_S) >= _TOUCH_S:
-            keys.touch(connection, stored.tenant, stored.id)
+            api_keys.touch(connection, stored.tenant, stored.id)
             self._touched[stored.id] = monotonic()
         return Caller(stored.tenant, stored.id, stored.priority_floor)
 

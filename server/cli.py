@@ -14,14 +14,16 @@ from server import interrupts, prompts_command, purge_command
 from server.audit_command import add_arguments, audit
 from server.auth import DEFAULT_TENANT, make_key
 from server.config import Config
+from server.embedded_postgres.account import EmbeddedError
+from server.embedded_postgres.binaries import psql_command
 from server.errors import ConfigError
 from server.interrupts import INTERRUPTED
 from server.open_database import OpenDatabase
-from server.store import keys, ownership, storage_usage
+from server.store import api_keys
+from server.store.cluster import claims
+from server.store.content import storage_usage
 from server.store.database import Database
-from server.store.disk import Disk
-from server.store.postgres_account import EmbeddedError
-from server.store.postgres_binaries import psql_command
+from server.store.disk_space import Disk
 from server.version import VERSION
 
 TENANT = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
@@ -180,11 +182,11 @@ def _keys_create(config: Config, options: argparse.Namespace) -> int:
 
     def create(database: Database, _disk: Disk) -> int:
         with database.begin() as connection:
-            if options.if_none and keys.any_exist(connection):
+            if options.if_none and api_keys.any_exist(connection):
                 say("A key exists already.")
                 return 0
             key = make_key()
-            keys.add(connection, options.tenant, key.id, options.name, key.digest, options.priority_floor)
+            api_keys.add(connection, options.tenant, key.id, options.name, key.digest, options.priority_floor)
         say(f"Key {key.id} of tenant {options.tenant}; it is shown this once:")
         print(key.text)  # noqa: T201 - the result
         return 0
@@ -195,7 +197,7 @@ def _keys_create(config: Config, options: argparse.Namespace) -> int:
 def _keys_list(config: Config, options: argparse.Namespace) -> int:
     def show(database: Database, _disk: Disk) -> int:
         with database.begin() as connection:
-            found = keys.list_all(connection, options.tenant)
+            found = api_keys.list_all(connection, options.tenant)
         for key in found:
             state = f"revoked {key.revoked_at:%Y-%m-%d}" if key.revoked_at else "valid"
             used = f"used {key.last_used_at:%Y-%m-%d %H:%M}" if key.last_used_at else "never used"
@@ -210,13 +212,13 @@ def _keys_revoke(config: Config, options: argparse.Namespace) -> int:
     def revoke(database: Database, _disk: Disk) -> int:
         key_id = options.key_id
         with database.begin() as connection:
-            if not keys.revoke(connection, key_id) and not (
-                options.end and keys.is_revoked(connection, key_id)
+            if not api_keys.revoke(connection, key_id) and not (
+                options.end and api_keys.is_revoked(connection, key_id)
             ):
                 raise ConfigError(f"There is no valid key {key_id!r}; `holdfast keys list` shows them.")
         say(f"Key {key_id} is revoked.")
         if options.end:
-            ended = database.retry(lambda connection: ownership.request_cancel_of_key(connection, key_id))
+            ended = database.retry(lambda connection: claims.request_cancel_of_key(connection, key_id))
             say(f"{ended} of its responses had not ended and are cancelled within about a second.")
         return 0
 

@@ -2,7 +2,7 @@
 
 from server.config import Config
 from server.errors import ConfigError
-from server.store import keys
+from server.store import api_keys
 from server.store.database import Database
 from server.tools.registered import COMMAND, read_servers
 
@@ -15,7 +15,7 @@ def require_key(config: Config, database: Database) -> None:
     if config.loopback and not processes:
         return
     with database.begin() as connection:
-        if keys.any_exist(connection):
+        if api_keys.any_exist(connection):
             return
     if not config.loopback:
         raise ConfigError(

@@ -5,11 +5,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 from server.config import Config, xdg_data_home
+from server.embedded_postgres.account import default_data_dir
+from server.embedded_postgres.embedded_server import (
+    EmbeddedError,
+    EmbeddedPostgres,
+)
 from server.errors import ConfigError
 from server.store.database import DatabaseError, schema_state, upgrade
-from server.store.disk import Disk
-from server.store.embedded import EmbeddedError, EmbeddedPostgres
-from server.store.postgres_account import default_data_dir
+from server.store.disk_space import Disk
 
 log = logging.getLogger("holdfast.open_database")
 

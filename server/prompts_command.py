@@ -9,7 +9,7 @@ import msgspec
 from server.auth import DEFAULT_TENANT
 from server.errors import ConfigError
 from server.runs.prompts import MOST_DIGITS
-from server.store import prompts
+from server.store.content import prompt_templates
 from server.store.database import Database
 from server.wire.errors import DecodeFailure
 from server.wire.prompts import read_template
@@ -60,7 +60,7 @@ def put(database: Database, options: argparse.Namespace) -> str:
     stored = None
     while stored is None:
         with database.begin() as connection:
-            stored = prompts.put(
+            stored = prompt_templates.put(
                 connection, options.tenant, options.prompt, content.decode(), options.version
             )
     needs = f" It needs {', '.join(sorted(names))}." if names else ""
@@ -83,7 +83,7 @@ def _read(file: Path) -> bytes:
 def listed(database: Database, options: argparse.Namespace) -> list[str]:
     """A line for each version: id, tenant, version, when it was put, what it needs."""
     with database.begin() as connection:
-        found = prompts.list_all(connection, options.tenant)
+        found = prompt_templates.list_all(connection, options.tenant)
     return [
         "\t".join(
             (
@@ -101,7 +101,7 @@ def listed(database: Database, options: argparse.Namespace) -> list[str]:
 def delete(database: Database, options: argparse.Namespace) -> str:
     """A sentence about what went. Raises ConfigError if there was nothing."""
     with database.begin() as connection:
-        gone = prompts.delete(connection, options.tenant, options.prompt, options.version)
+        gone = prompt_templates.delete(connection, options.tenant, options.prompt, options.version)
     if not gone:
         raise ConfigError(f"There is no such prompt {options.prompt!r}; `holdfast prompts list` shows them.")
     return f"Deleted {gone} versions of prompt {options.prompt}."

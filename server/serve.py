@@ -44,10 +44,10 @@ from server.runs.tool_loop import ToolLoop
 from server.runs.unread import Unread
 from server.services import Services
 from server.stall_watch import StallWatch
-from server.store import leases
+from server.store.cluster import leases
+from server.store.cluster.notifications import Notifier
+from server.store.cluster.standby_heartbeat import standby_for
 from server.store.database import Database, DatabaseError
-from server.store.notify import Notifier
-from server.store.standby_heartbeat import standby_for
 from server.stream import connection
 from server.stream.follower import Follower
 from server.stream.hub import Hub

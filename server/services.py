@@ -12,9 +12,9 @@ from server.runs.recorder import Recorder
 from server.runs.taker import Taker
 from server.runs.tool_loop import ToolLoop
 from server.stall_watch import StallWatch
+from server.store.cluster.notifications import Notifier
 from server.store.database import Database
-from server.store.disk import Disk
-from server.store.notify import Notifier
+from server.store.disk_space import Disk
 from server.stream.hub import Hub
 from server.supervised_thread import SupervisedThread
 

@@ -15,9 +15,12 @@ import psycopg
 import pytest
 from psycopg import sql
 
+from server.embedded_postgres.data_directory import (
+    ClusterDirectory,
+    running_postmaster,
+)
+from server.embedded_postgres.embedded_server import EmbeddedPostgres
 from server.store.database import upgrade
-from server.store.embedded import EmbeddedPostgres
-from server.store.postgres_cluster import ClusterDirectory, running_postmaster
 from tests.support.eventually import eventually
 
 PATIENCE_S = 60.0

@@ -11,8 +11,8 @@ import psycopg
 import pytest
 from psycopg import sql
 
+from server.embedded_postgres.embedded_server import EmbeddedPostgres
 from server.store.database import upgrade
-from server.store.embedded import EmbeddedPostgres
 from tests.support.embedded_process import is_running
 from tests.support.eventually import eventually
 

@@ -12,7 +12,7 @@ from typing import Protocol
 import pytest
 from openai import OpenAI
 
-from server.store.embedded import EmbeddedPostgres
+from server.embedded_postgres.embedded_server import EmbeddedPostgres
 from tests.fix_postgres import temporary_database
 from tests.support.invariants import check, watch_statuses
 from tests.support.server_process import ServerProcess, living

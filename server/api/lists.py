@@ -12,7 +12,7 @@ from server.auth import Caller
 from server.errors import InvalidRequest
 from server.runs.lists import list_input_items, list_responses
 from server.services import Services
-from server.store.listing import Filters
+from server.store.content.list_pages import Filters
 from server.wire.response import Status
 
 

@@ -22,7 +22,8 @@ from server.runs.states import ENDED
 from server.runs.structured import with_modern_names
 from server.runs.unsupported import refuse_empty
 from server.services import Services
-from server.store import deletion, ownership
+from server.store.cluster import claims
+from server.store.content import deletion
 from server.stream.frames import OpenResponsesNames
 from server.stream.hub import Channel, Hub
 from server.stream.sse import Answer, Cursor, Deferred, EventStream, Stored, Timing
@@ -112,7 +113,7 @@ def cancel(services: Services, caller: Caller, request: Request, _body: bytes) -
             raise InvalidRequest("Cannot cancel a synchronous response.")
         return as_json(request, found)
     channel = services.hub.watch(caller.tenant, response)
-    services.database.retry(lambda connection: ownership.request_cancel(connection, caller.tenant, response))
+    services.database.retry(lambda connection: claims.request_cancel(connection, caller.tenant, response))
     crashpoint("cancel.marked")
     services.end_early(response)
 

@@ -11,7 +11,7 @@ from server.auth import Caller
 from server.errors import NotFound
 from server.runs import stored_chat
 from server.services import Services
-from server.store.listing import Filters
+from server.store.content.list_pages import Filters
 from server.wire import ids
 from server.wire.chat import DeletedCompletion, UpdateCompletion
 from server.wire.decode import decode

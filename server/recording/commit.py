@@ -10,10 +10,10 @@ from server.recording.isolation import LOCK_MS, STATEMENT_MS
 from server.runs.active import ActiveRuns, Inbound, Step
 from server.runs.unflushed import Unflushed
 from server.runs.writing import is_written, log_rows, write
-from server.store import leases
-from server.store.appending import append_alone
+from server.store.cluster import leases
 from server.store.database import Connection, limit_time
-from server.store.events import Chunk
+from server.store.log.events import Chunk
+from server.store.log.fast_append import append_alone
 
 log = getLogger("holdfast.recorder")
 

@@ -10,10 +10,13 @@ from server.recording.commit import GroupCommit, JointCommit
 from server.recording.isolation import BUDGET_SECONDS, Isolation
 from server.runs.active import ActiveRuns, Inbound, Step
 from server.runs.unflushed import Unflushed
-from server.store import leases
-from server.store.connect import RECORDER_LIMITS
+from server.store.cluster import leases
+from server.store.commit_failures import (
+    Trouble,
+    classify,
+)
+from server.store.connection import RECORDER_LIMITS
 from server.store.database import Connection, Database, is_there
-from server.store.failures import Trouble, classify
 
 log = logging.getLogger("holdfast.recorder")
 

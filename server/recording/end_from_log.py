@@ -5,8 +5,8 @@ from datetime import datetime
 from server.runs.active import SERVER_ERROR, Step
 from server.runs.reading import nothing_to_read
 from server.runs.run import Log, Run, RunFacts
-from server.store import events
 from server.store.database import Connection, clock
+from server.store.log import events
 
 NOT_STORED = "The server could not store the rest of this response."
 

@@ -10,7 +10,7 @@ from typing import Literal
 from uuid import UUID
 
 from server.runs.active import Step
-from server.store.failures import Trouble
+from server.store.commit_failures import Trouble
 
 MOST_TRIES = 8
 """Blocked tries, after which a step is given up; with the pauses and the waits for locks that is about 20 s,

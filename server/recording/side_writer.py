@@ -20,10 +20,18 @@ from server.recording.retries import Retries, Retry
 from server.runs.active import Step
 from server.runs.run import Run
 from server.runs.writing import is_owner, is_written, write
-from server.store import events, leases, ownership, responses
+from server.store.cluster import (
+    claims,
+    leases,
+)
+from server.store.cluster.claims import Place
+from server.store.commit_failures import (
+    Trouble,
+    classify,
+)
+from server.store.content import responses
 from server.store.database import Connection, Database, durable, limit_time
-from server.store.failures import Trouble, classify
-from server.store.ownership import Place
+from server.store.log import events
 from server.supervised_thread import Retry as TurnRetry
 from server.supervised_thread import SupervisedThread
 
@@ -126,7 +134,7 @@ class SideWriter:
             return
         try:
             with self._database.begin() as connection:
-                owned = set(ownership.owned(connection, self._replica))
+                owned = set(claims.owned(connection, self._replica))
                 lost = [run for run in runs if Place(run.facts.tenant, run.facts.id) not in owned]
         except Exception as error:
             if classify(error) == "refused":
@@ -184,7 +192,7 @@ class SideWriter:
                     return Settled(last, "ended")
                 case "hand back":
                     place = Place(facts.tenant, facts.id)
-                    ownership.hand_back(connection, self._replica, [place], died=True)
+                    claims.hand_back(connection, self._replica, [place], died=True)
                     return Settled(step, "left")
 
     def _commit_unstored(self, connection: Connection, retry: Retry) -> Settled:

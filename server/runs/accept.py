@@ -21,9 +21,13 @@ from server.runs.repeats import Repeatable
 from server.runs.run import Run, RunFacts
 from server.runs.turns import Turns
 from server.runs.writing import stored_item
-from server.store import events, idempotency, responses
+from server.store.content import (
+    idempotency_keys,
+    responses,
+)
+from server.store.content.responses import NewResponse
 from server.store.database import Connection, clock
-from server.store.responses import NewResponse
+from server.store.log import events
 from server.wire.asked import ChoiceRequest
 from server.wire.events import Event
 from server.wire.request import CreateResponse
@@ -105,7 +109,7 @@ class Acceptance:
 
     def _claim_key(self, connection: Connection, new: NewRun) -> None:
         given = new.repeatable
-        if given and not idempotency.claim(
+        if given and not idempotency_keys.claim(
             connection, new.caller.tenant, given.key, given.digest, new.response
         ):
             raise KeyTaken

@@ -38,7 +38,7 @@ from server.runs.turns import Turns
 from server.runs.unread import Unread
 from server.runs.unsupported import refuse_unserved
 from server.store.database import Connection, Database
-from server.store.disk import Disk
+from server.store.disk_space import Disk
 from server.stream.frames import frames
 from server.stream.hub import Channel, Hub, Published
 from server.stream.sse import Stored

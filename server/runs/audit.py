@@ -13,9 +13,19 @@ import msgspec
 
 from server.runs.audit_events import SLACK, Finding, check_log
 from server.runs.states import ENDED
-from server.store.audit import AuditedItem, AuditedResponse, Moment
-from server.store.responses import INPUT, OUTPUT
-from server.store.strays import KeyTrouble, Stray
+from server.store.audit.orphans import (
+    KeyTrouble,
+    Stray,
+)
+from server.store.audit.stored_responses import (
+    AuditedItem,
+    AuditedResponse,
+    Moment,
+)
+from server.store.content.responses import (
+    INPUT,
+    OUTPUT,
+)
 from server.wire import ids
 from server.wire.items import Message, decode_item
 from server.wire.response import Echo

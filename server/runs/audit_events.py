@@ -14,9 +14,14 @@ import msgspec
 from server.runs.raw_messages import ONLY_TOLD
 from server.runs.read import as_response
 from server.runs.states import ENDED
-from server.store.audit import AuditedResponse
-from server.store.events import CODEC_ROWS, LogRow, unfold, unpack
-from server.store.responses import OUTPUT
+from server.store.audit.stored_responses import AuditedResponse
+from server.store.content.responses import OUTPUT
+from server.store.log.events import (
+    CODEC_ROWS,
+    LogRow,
+    unfold,
+    unpack,
+)
 from server.wire.events import TERMINAL, Event, render
 from server.wire.ids import response_id
 from server.wire.older import with_logprobs

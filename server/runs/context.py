@@ -14,9 +14,15 @@ from server.runs.opened import opened
 from server.runs.previous_messages import read_previous
 from server.runs.sealing import Seal
 from server.runs.states import ENDED
-from server.store import conversations, history, responses
+from server.store.content import (
+    conversations,
+    responses,
+)
+from server.store.content import (
+    history_items as history,
+)
+from server.store.content.history_items import HistorySize
 from server.store.database import Connection
-from server.store.history import HistorySize
 from server.wire import ids
 from server.wire.errors import DecodeFailure
 from server.wire.hosted_items import McpApprovalRequest, McpApprovalResponse, McpCall

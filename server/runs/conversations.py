@@ -11,12 +11,12 @@ from server.runs import context
 from server.runs.history import MAX_ITEMS, refuse_long
 from server.runs.sealing import Seal
 from server.runs.writing import stored_item
-from server.store import conversations as store
-from server.store.conversations import StoredConversation
+from server.store.content import conversations as store
+from server.store.content.conversations import StoredConversation
+from server.store.content.history_items import measure_conversation
+from server.store.content.list_pages import Slice
+from server.store.content.responses import NewItem
 from server.store.database import Connection, Database
-from server.store.history import measure_conversation
-from server.store.listing import Slice
-from server.store.responses import NewItem
 from server.wire import ids
 from server.wire.conversations import Conversation, CreateConversation
 from server.wire.errors import DecodeFailure

@@ -12,7 +12,7 @@ import msgspec
 from server.errors import InvalidRequest
 from server.limits import SharedLimit
 from server.runs.bounds import OVER_THE_LIMIT
-from server.store.history import HistorySize
+from server.store.content.history_items import HistorySize
 from server.wire.items import (
     CustomToolCallOutput,
     FunctionCallOutput,

@@ -12,7 +12,10 @@ from uuid import UUID
 from server.crashpoints import crashpoint
 from server.runs.heartbeat_watch import HeartbeatWatch
 from server.runs.unread import Unread
-from server.store import leases, ownership
+from server.store.cluster import (
+    claims,
+    leases,
+)
 from server.store.database import Connection, Database, DatabaseError
 from server.supervised_thread import Retry, SupervisedThread
 
@@ -100,7 +103,7 @@ class Keeper:
             crashpoint("bury.committed")
         with self._database.begin() as connection:
             lost = self._hand_back_lost(connection)
-            unwanted = ownership.unwanted(connection, self._replica)
+            unwanted = claims.unwanted(connection, self._replica)
         for response in unwanted:
             self._cancel(response)
         if unowned or lost:
@@ -126,8 +129,8 @@ class Keeper:
         Nothing waits for one that is locked: the next heartbeat would come late by that. The next round tries
         it again.
         """
-        lost = [place for place in ownership.owned(connection, self._replica) if not self._holds(place.id)]
-        handed_back = ownership.hand_back(connection, self._replica, lost, skip_locked=True)
+        lost = [place for place in claims.owned(connection, self._replica) if not self._holds(place.id)]
+        handed_back = claims.hand_back(connection, self._replica, lost, skip_locked=True)
         if handed_back:
             log.warning("%d responses of this replica are not produced by it; handed back", handed_back)
         return handed_back

@@ -9,10 +9,17 @@ import msgspec
 from server.errors import InvalidRequest
 from server.runs.read import as_response, with_turns
 from server.runs.states import ENDED
-from server.store import listing, responses
+from server.store.content import (
+    list_pages,
+    responses,
+)
+from server.store.content.list_pages import (
+    Cursor,
+    Filters,
+    Slice,
+)
+from server.store.content.responses import StoredResponse
 from server.store.database import Connection, Database
-from server.store.listing import Cursor, Filters, Slice
-from server.store.responses import StoredResponse
 from server.wire import ids
 from server.wire.pages import MAX_BYTES, Page, page
 
@@ -30,11 +37,11 @@ def list_responses(
     def work(connection: Connection) -> tuple[list[bytes], bool]:
         place = _cursor(connection, tenant, after) if after is not None else None
         while True:
-            found, more = listing.bounded_page(
+            found, more = list_pages.bounded_page(
                 connection, tenant, filters, place, limit, MAX_BYTES, newest_first=newest_first
             )
             ended = [stored.id for stored in found if stored.status in ENDED]
-            outputs = listing.outputs(connection, tenant, ended)
+            outputs = list_pages.outputs(connection, tenant, ended)
             listed = [
                 whole
                 for stored in found
@@ -59,7 +66,7 @@ def _encoded(connection: Connection, stored: StoredResponse, output: Sequence[st
 
 def _cursor(connection: Connection, tenant: str, after: str) -> Cursor:
     response = ids.parse_response_id(after)
-    cursor = listing.cursor(connection, tenant, response) if response is not None else None
+    cursor = list_pages.cursor(connection, tenant, response) if response is not None else None
     if cursor is None:
         raise _bad_cursor(after, "a response")
     return cursor
@@ -78,10 +85,10 @@ def list_input_items(
             return None
         place = None
         if after is not None:
-            place = listing.input_place(connection, tenant, response, after)
+            place = list_pages.input_place(connection, tenant, response, after)
             if place is None:
                 raise _bad_cursor(after, "an input item of this response")
-        return listing.input_page(
+        return list_pages.input_page(
             connection, tenant, response, place, limit, newest_first=newest_first, most_bytes=MAX_BYTES
         )
 

@@ -4,7 +4,7 @@ import msgspec
 
 from server.errors import NotFound
 from server.runs.context import read_given
-from server.store import prompts
+from server.store.content import prompt_templates
 from server.store.database import Connection, Database
 from server.wire.input import Given
 from server.wire.items import Item
@@ -46,7 +46,7 @@ def expand(
 
 def _find(connection: Connection, tenant: str, named: PromptReference) -> tuple[int, Template]:
     version = _number(named)
-    stored = prompts.get(connection, tenant, named.id, version)
+    stored = prompt_templates.get(connection, tenant, named.id, version)
     if stored is None:
         raise _unknown(named)
     return stored.version, read_template(stored.content.encode())

@@ -13,10 +13,11 @@ from server.runs.assemble import assemble
 from server.runs.call_names import with_names
 from server.runs.raw_messages import asks_for_raw_messages, told_again
 from server.runs.states import ENDED, Ending, read_turns
-from server.store import events, responses
+from server.store.content import responses
+from server.store.content.responses import StoredResponse
 from server.store.database import Connection, Database
-from server.store.held import HeldStream
-from server.store.responses import StoredResponse
+from server.store.log import events
+from server.store.log.stream_cache import HeldStream
 from server.stream.frames import frame, frames
 from server.stream.hub import TAIL_FRAMES, Published
 from server.stream.sse import Stored

@@ -21,10 +21,11 @@ from server.runs.replay import replay, said
 from server.runs.retold import has_summaries
 from server.runs.run import Log, Run, RunFacts
 from server.runs.turns import Turns
-from server.store import events, responses
+from server.store.content import responses
+from server.store.content.responses import StoredResponse
 from server.store.database import Connection, DatabaseError
-from server.store.events import Progress
-from server.store.responses import StoredResponse
+from server.store.log import events
+from server.store.log.events import Progress
 from server.wire.errors import DecodeFailure
 from server.wire.events import Event
 from server.wire.items import Item, decode_item

@@ -24,7 +24,7 @@ from server.recording.suspended import Suspended
 from server.runs.active import SERVER_ERROR, ActiveRuns, Begin, Break, HandBack, Inbound, Step, Stop
 from server.runs.capacity import Capacity
 from server.runs.run import Run
-from server.store import leases
+from server.store.cluster import leases
 from server.store.database import Database
 from server.stream.frames import frames
 from server.stream.hub import Hub, Published

@@ -7,9 +7,12 @@ from uuid import UUID
 
 from server.auth import Caller
 from server.errors import Conflict, InvalidRequest
-from server.store import idempotency, responses
+from server.store.content import (
+    idempotency_keys,
+    responses,
+)
+from server.store.content.responses import StoredResponse
 from server.store.database import Connection, Database
-from server.store.responses import StoredResponse
 from server.stream.hub import Channel, Hub
 from server.stream.sse import Stored
 from server.wire.ids import choice_id
@@ -49,8 +52,8 @@ def sent_before(
     if repeatable is None:
         return None
 
-    def look(connection: Connection) -> tuple[idempotency.FirstUse | None, StoredResponse | None]:
-        first = idempotency.find(connection, caller.tenant, repeatable.key)
+    def look(connection: Connection) -> tuple[idempotency_keys.FirstUse | None, StoredResponse | None]:
+        first = idempotency_keys.find(connection, caller.tenant, repeatable.key)
         kept = responses.get(connection, caller.tenant, first.response_id) if first else None
         return first, kept
 
@@ -71,7 +74,7 @@ def sent_before(
     found = [Admitted(response, channel) for response, channel in running if channel is not None]
     if len(found) < count:
         lost = partial(
-            idempotency.release_lost,
+            idempotency_keys.release_lost,
             tenant=caller.tenant,
             key=repeatable.key,
             response=first.response_id,

@@ -15,7 +15,7 @@ from server.runs.hosted import Outcome, outcome_of
 from server.runs.prepare import Prepared, job_after
 from server.runs.run import Log, Run
 from server.runs.turns import Turns
-from server.store.events import Progress
+from server.store.log.events import Progress
 from server.wire.events import Event, Kind, OutputItemDone, delta_of, event_type
 from server.wire.hosted_items import ServedCall
 from server.wire.items import Compaction

@@ -12,7 +12,7 @@ from typing import Final
 from server.auth import Caller
 from server.config import Config
 from server.errors import StorageQuotaExceeded
-from server.store import storage_usage
+from server.store.content import storage_usage
 from server.store.database import Database
 
 DEFAULT_BYTES: Final = 100 * 1024**3

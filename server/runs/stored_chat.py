@@ -18,10 +18,19 @@ from server.runs.chat_messages import as_messages
 from server.runs.chat_request import chat_choice, chat_format, chat_tool
 from server.runs.raw_messages import asks_for_raw_messages, asks_for_stops
 from server.runs.read import as_response, with_last_event
-from server.store import choices, deletion, listing, responses
+from server.store.content import (
+    chat_choices,
+    deletion,
+    list_pages,
+    responses,
+)
+from server.store.content.list_pages import (
+    ANSWERED,
+    Cursor,
+    Filters,
+)
+from server.store.content.responses import StoredResponse
 from server.store.database import Connection, Database
-from server.store.listing import ANSWERED, Cursor, Filters
-from server.store.responses import StoredResponse
 from server.wire import ids
 from server.wire.asked import MAX_CHOICES, ChoiceRequest
 from server.wire.chat import StoredCompletion
@@ -38,7 +47,9 @@ def find(database: Database, tenant: str, first: UUID) -> StoredCompletion:
     """Raises NotFound."""
 
     def work(connection: Connection) -> StoredCompletion:
-        return _told(_there(choices.get(connection, tenant, _candidates(first)), first), connection, tenant)
+        return _told(
+            _there(chat_choices.get(connection, tenant, _candidates(first)), first), connection, tenant
+        )
 
     return database.read(work)
 
@@ -47,19 +58,19 @@ def update(database: Database, tenant: str, first: UUID, metadata: Metadata | No
     """Replaces the metadata. Raises NotFound."""
 
     def work(connection: Connection) -> StoredCompletion:
-        for stored in _there(choices.hold(connection, tenant, _candidates(first)), first):
+        for stored in _there(chat_choices.hold(connection, tenant, _candidates(first)), first):
             echo = decode_as(stored.request, Echo)
             changed = msgspec.structs.replace(echo, metadata=metadata or {})
             told = [msgspec.json.encode(value).decode() for value in (changed, changed.metadata)]
-            choices.change_metadata(connection, stored, *told)
-        return _told(choices.get(connection, tenant, _candidates(first)), connection, tenant)
+            chat_choices.change_metadata(connection, stored, *told)
+        return _told(chat_choices.get(connection, tenant, _candidates(first)), connection, tenant)
 
     return database.retry(work)
 
 
 def delete(connection: Connection, tenant: str, first: UUID) -> list[UUID]:
     """Makes its choices absent, however far they are; those that still run, to be ended. Raises NotFound."""
-    found = choices.get(connection, tenant, _candidates(first))
+    found = chat_choices.get(connection, tenant, _candidates(first))
     if not found or found[0].id != first:
         raise unknown(first)
     return [stored.id for stored in found if deletion.delete(connection, tenant, stored.id)]
@@ -78,7 +89,7 @@ def list_completions(
         found: list[bytes] = []
         size = 0
         while True:
-            first, more = listing.bounded_page(
+            first, more = list_pages.bounded_page(
                 connection, tenant, filters, cursor, limit + 1, MAX_BYTES, newest_first=newest_first
             )
             for one in _those_there(connection, tenant, first):
@@ -100,7 +111,7 @@ def list_messages(
     """A page of what a completion was given. Raises NotFound, or InvalidRequest for a bad cursor."""
 
     def work(connection: Connection) -> list[str]:
-        _there(choices.get(connection, tenant, _candidates(first)), first)
+        _there(chat_choices.get(connection, tenant, _candidates(first)), first)
         return responses.input_items(connection, tenant, first)
 
     messages = as_messages(map(decode_item, database.read(work)), ids.completion_id(first))
@@ -134,7 +145,7 @@ def _there(found: Sequence[StoredResponse], first: UUID) -> Sequence[StoredRespo
 def _those_there(connection: Connection, tenant: str, first: Sequence[StoredResponse]) -> Iterator[bytes]:
     """The JSON of those completions with these first choices that are there and can be decoded, in order."""
     for stored in first:
-        group = choices.get(connection, tenant, _candidates(stored.id))
+        group = chat_choices.get(connection, tenant, _candidates(stored.id))
         if not group or any(one.status not in ANSWERED for one in group):
             continue
         try:
@@ -145,7 +156,7 @@ def _those_there(connection: Connection, tenant: str, first: Sequence[StoredResp
 
 def _cursor(connection: Connection, tenant: str, after: str) -> Cursor:
     first = ids.parse_completion_id(after)
-    cursor = listing.cursor(connection, tenant, first) if first is not None else None
+    cursor = list_pages.cursor(connection, tenant, first) if first is not None else None
     if cursor is None:
         raise _bad_cursor(after, "a chat completion")
     return cursor
@@ -156,7 +167,7 @@ def _bad_cursor(after: str, kind: str) -> InvalidRequest:
 
 
 def _told(found: Sequence[StoredResponse], connection: Connection, tenant: str) -> StoredCompletion:
-    outputs = listing.outputs(connection, tenant, [stored.id for stored in found])
+    outputs = list_pages.outputs(connection, tenant, [stored.id for stored in found])
     finals = [_final(connection, stored, outputs[stored.id]) for stored in found]
     first, final = found[0], finals[0]
     places = [stored.choice or 0 for stored in found]

@@ -19,11 +19,14 @@ from server.runs.prepare import Served
 from server.runs.rebuild import Rebuilt, rebuild
 from server.runs.recorder import Recorder
 from server.runs.tool_loop import ToolLoop
-from server.store import leases, ownership
+from server.store.cluster import (
+    claims,
+    leases,
+)
+from server.store.cluster.claims import Place
+from server.store.cluster.quarantine import end_unreadable
+from server.store.content.responses import StoredResponse
 from server.store.database import Connection, Database, DatabaseError, Unreachable, is_gone
-from server.store.ownership import Place
-from server.store.quarantine import end_unreadable
-from server.store.responses import StoredResponse
 from server.supervised_thread import SupervisedThread
 
 log = logging.getLogger("holdfast.taker")
@@ -125,7 +128,7 @@ class Taker:
             self._recorder.forget(stored.id)
 
     def _claim_hopeless(self, connection: Connection) -> list[StoredResponse]:
-        return ownership.claim_hopeless(
+        return claims.claim_hopeless(
             connection, self._replica, most_deaths=self._most_deaths, limit=MOST_AT_ONCE
         )
 
@@ -133,7 +136,7 @@ class Taker:
         room = min(self._most_running - self._recorder.load, MOST_AT_ONCE)
         if room <= 0 or not self._served.engine.stats().alive:
             return []
-        return ownership.claim_waiting(
+        return claims.claim_waiting(
             connection, self._replica, models=self._served.names, full=full, limit=room
         )
 

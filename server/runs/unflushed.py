@@ -12,8 +12,8 @@ from time import monotonic
 from uuid import UUID
 
 from server.runs.active import Step
-from server.store import events
 from server.store.database import Connection
+from server.store.log import events
 
 KEPT_S = 15.0
 """For how long they are kept. Postgres is on disk after three times `wal_writer_delay`, 0.6 s by default."""

@@ -13,11 +13,20 @@ from server.runs.lifetime import lifetime_after_end
 from server.runs.run import Run
 from server.runs.states import Ending
 from server.runs.unflushed import chunks_of
-from server.store import conversations, deletion, events, ownership, responses
+from server.store.cluster import claims
+from server.store.cluster.claims import Place
+from server.store.content import (
+    conversations,
+    deletion,
+    responses,
+)
+from server.store.content.responses import (
+    NewItem,
+    Owner,
+)
 from server.store.database import Connection, durable
-from server.store.events import Chunk
-from server.store.ownership import Place
-from server.store.responses import NewItem, Owner
+from server.store.log import events
+from server.store.log.events import Chunk
 from server.wire.items import Item, encode_item, item_type
 
 
@@ -42,7 +51,7 @@ def write(connection: Connection, replica: UUID, steps: Sequence[Step]) -> None:
     if handed_back := [step for step in steps if step.handed_back and step.run.ending is None]:
         for died in (False, True):
             places = [_place(step.run) for step in handed_back if step.died is died]
-            ownership.hand_back(connection, replica, places, died=died)
+            claims.hand_back(connection, replica, places, died=died)
         crashpoint("handback.written")
     if any(step.run.ending is not None for step in steps):
         crashpoint("end.written")

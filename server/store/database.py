@@ -27,8 +27,13 @@ from sqlalchemy.exc import (
 from sqlalchemy.pool import ConnectionPoolEntry
 
 from server.locations import migrations_folder
-from server.store.connect import LIMITS, PatientConnection, connect, url_in_time
-from server.store.outage import Outage
+from server.store.connection import (
+    LIMITS,
+    PatientConnection,
+    connect,
+    url_in_time,
+)
+from server.store.shared_outage import Outage
 
 __all__ = [
     "Connection",

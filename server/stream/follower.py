@@ -14,10 +14,11 @@ from uuid import UUID
 
 from server.runs.call_names import with_names
 from server.runs.read import read_end
-from server.store import events, notify
+from server.store.cluster import notifications
+from server.store.cluster.notifications import Hints
 from server.store.database import Connection, Database, DatabaseError, Unreachable
-from server.store.events import News
-from server.store.notify import Hints
+from server.store.log import events
+from server.store.log.events import News
 from server.stream.frames import frames
 from server.stream.hub import TAIL_FRAMES, Hub, Place, Published
 from server.supervised_thread import Retry, SupervisedThread
@@ -108,7 +109,7 @@ class Follower:
         try:
             if self._listen:
                 self._listen_if_possible(connection)
-            descriptor = notify.socket_of(connection)
+            descriptor = notifications.socket_of(connection)
             self._selector.register(descriptor, selectors.EVENT_READ)
             yield connection
         finally:
@@ -119,7 +120,7 @@ class Follower:
 
     def _listen_if_possible(self, connection: Connection) -> None:
         try:
-            notify.listen(connection)
+            notifications.listen(connection)
         except Unreachable:
             raise
         except DatabaseError as error:
@@ -141,9 +142,13 @@ class Follower:
             unseen |= self._hub.joined()
             if everything:
                 watched = self._hub.watched()
-                named = {notify.hint(one.response_id): (one.tenant, one.response_id) for one in watched}
+                named = {
+                    notifications.hint(one.response_id): (one.tenant, one.response_id) for one in watched
+                }
             else:
-                named.update((notify.hint(response), (tenant, response)) for tenant, response in unseen)
+                named.update(
+                    (notifications.hint(response), (tenant, response)) for tenant, response in unseen
+                )
                 watched = self._hub.watched(unseen.union(named[name] for name in hinted & named.keys()))
             here = {one.response_id for one in watched if self._is_here(one.response_id)}
             chosen = [one for one in watched if one.response_id not in here]
@@ -169,7 +174,7 @@ class Follower:
     def _await_reason(self, connection: Connection, named: Mapping[str, Place], due: float) -> set[str]:
         """Until a watched response is hinted at, a reader comes, or time is up; hands on other hints."""
         while True:
-            hints = notify.heard(connection)  # first, for some may have come with the query's answer
+            hints = notifications.heard(connection)  # first, for some may have come with the query's answer
             self._hand_on(hints)
             left = due - monotonic()
             if left <= 0 or self._is_awaited(hints.events, named) or self._wait(left):

@@ -16,7 +16,7 @@ from itertools import islice
 from uuid import UUID
 from weakref import WeakValueDictionary
 
-from server.store.events import Watched
+from server.store.log.events import Watched
 
 Place = tuple[str, UUID]
 """A response's key: its tenant's name and its own id."""

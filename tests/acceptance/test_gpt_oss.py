@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from server.store.embedded import EmbeddedPostgres
+from server.embedded_postgres.embedded_server import EmbeddedPostgres
 from tests.fix_postgres import temporary_database
 from tests.fix_server import Connect
 from tests.support.server_process import ServerProcess

@@ -16,7 +16,7 @@ from openai import OpenAI
 
 from engine.grammar.compiler import GrammarCompiler
 from engine.request import Grammar
-from server.store.embedded import EmbeddedPostgres
+from server.embedded_postgres.embedded_server import EmbeddedPostgres
 from tests.fix_postgres import temporary_database
 from tests.fix_tally import Tally
 from tests.support.families import ids_of

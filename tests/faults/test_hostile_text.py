@@ -23,7 +23,7 @@ from server.dialects.base import PromptError
 from server.dialects.escaping import escaped_grammar
 from server.dialects.harmony_schema import tame
 from server.dialects.unquoted import strings_of
-from server.store.embedded import EmbeddedPostgres
+from server.embedded_postgres.embedded_server import EmbeddedPostgres
 from tests.fix_postgres import temporary_database
 from tests.fix_tally import Tally
 from tests.support.hostile_text import ATTACKS, Attack

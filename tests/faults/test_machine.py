@@ -21,7 +21,7 @@ from hypothesis.stateful import (
 )
 
 from server.runs.states import EDGES, ENDED
-from server.store import retention
+from server.store.content import retention
 from server.store.database import Database
 from server.wire.ids import parse_response_id
 from tests.fix_server import StartServer

@@ -36,9 +36,9 @@ from server.runs.read import read_response
 from server.runs.taker import Taker
 from server.runs.tool_loop import ToolLoop
 from server.runs.unread import Unread
-from server.store.connect import PatientConnection
+from server.store.connection import PatientConnection
 from server.store.database import DatabaseError
-from server.store.disk import Disk
+from server.store.disk_space import Disk
 from server.tools.mcp import McpServers
 from server.tools.registered import Registered
 from server.wire.events import is_terminal

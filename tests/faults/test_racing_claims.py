@@ -10,7 +10,10 @@ from uuid import UUID
 
 import pytest
 
-from server.store import leases, ownership
+from server.store.cluster import (
+    claims,
+    leases,
+)
 from server.store.database import Connection, Database
 from server.wire.ids import new_uuid
 from tests.fix_tally import Tally
@@ -94,4 +97,4 @@ def in_transaction(database: Database, work: Callable[[Connection], T]) -> T:
 
 def claim(connection: Connection, me: UUID) -> list[UUID]:
     leases.fence(connection, me)
-    return [one.id for one in ownership.claim_waiting(connection, me, models=["model"], full=(), limit=LEFT)]
+    return [one.id for one in claims.claim_waiting(connection, me, models=["model"], full=(), limit=LEFT)]

@@ -11,8 +11,7 @@ from engine.request import FinishReason
 from server.runs.audit import Limits, check
 from server.runs.states import columns_of
 from server.runs.writing import stored_item
-from server.store import events
-from server.store.audit import (
+from server.store.audit.stored_responses import (
     AuditedItem,
     AuditedResponse,
     Folded,
@@ -23,8 +22,13 @@ from server.store.audit import (
     Replay,
     Standing,
 )
-from server.store.events import LogRow
-from server.store.responses import INPUT, OUTPUT, StoredResponse
+from server.store.content.responses import (
+    INPUT,
+    OUTPUT,
+    StoredResponse,
+)
+from server.store.log import events
+from server.store.log.events import LogRow
 from server.wire.events import Event
 from server.wire.items import Item
 from tests.support.builders import CREATED, LATER, RESPONSE, TENANT, USAGE, make_message, make_run, say, think

@@ -27,9 +27,11 @@ from server.runs.reading import Reading
 from server.runs.run import Run, RunFacts
 from server.runs.states import Ending
 from server.runs.writing import stored_item
-from server.store import events, leases, responses
+from server.store.cluster import leases
+from server.store.content import responses
+from server.store.content.responses import NewResponse
 from server.store.database import Connection, Database
-from server.store.responses import NewResponse
+from server.store.log import events
 from server.stream.hub import Hub, Published
 from server.wire import ids
 from server.wire.events import Event, render

@@ -19,9 +19,15 @@ from typing import Self
 
 import psycopg
 
-from server.store.embedded import EmbeddedError, EmbeddedPostgres
-from server.store.postgres_account import account_for
-from server.store.postgres_cluster import ClusterDirectory, try_lock
+from server.embedded_postgres.account import account_for
+from server.embedded_postgres.data_directory import (
+    ClusterDirectory,
+    try_lock,
+)
+from server.embedded_postgres.embedded_server import (
+    EmbeddedError,
+    EmbeddedPostgres,
+)
 
 REPOSITORY = Path(__file__).parents[2]
 PATIENCE_S = 60.0

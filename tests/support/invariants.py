@@ -12,7 +12,7 @@ import psycopg
 from server.audit_command import Tally, violations
 from server.runs import states
 from server.runs.audit import Limits, Violation
-from server.store.audit import Scope
+from server.store.audit.stored_responses import Scope
 from server.store.database import Database
 
 AT_REST = Limits(grace_seconds=30, waiting_seconds=60, key_seconds=0)

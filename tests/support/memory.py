@@ -18,9 +18,9 @@ from sqlalchemy.exc import OperationalError
 
 from server.runs import states
 from server.runs.states import Ending
-from server.store.events import Chunk
-from server.store.idempotency import FirstUse
-from server.store.responses import StoredResponse
+from server.store.content.idempotency_keys import FirstUse
+from server.store.content.responses import StoredResponse
+from server.store.log.events import Chunk
 
 T = TypeVar("T")
 Trouble = Literal["", "undone", "unanswered"]

@@ -18,11 +18,32 @@ import msgspec
 from server.recording import commit, committer, side_writer
 from server.runs import accept, writing
 from server.runs.states import ENDED, Ending, columns_of
-from server.store import deletion, events, idempotency, leases, ownership, responses, storage_usage
-from server.store.events import Chunk, News, Progress, Watched
-from server.store.idempotency import FirstUse
-from server.store.ownership import Place
-from server.store.responses import Finished, NewItem, NewResponse, Owner, StoredResponse
+from server.store.cluster import (
+    claims,
+    leases,
+)
+from server.store.cluster.claims import Place
+from server.store.content import (
+    deletion,
+    idempotency_keys,
+    responses,
+    storage_usage,
+)
+from server.store.content.idempotency_keys import FirstUse
+from server.store.content.responses import (
+    Finished,
+    NewItem,
+    NewResponse,
+    Owner,
+    StoredResponse,
+)
+from server.store.log import events
+from server.store.log.events import (
+    Chunk,
+    News,
+    Progress,
+    Watched,
+)
 from server.wire.events import Event
 from tests.support.memory import Memory, MemoryConnection, Row
 
@@ -328,7 +349,7 @@ PLACES: dict[ModuleType, dict[str, Any]] = {
         "heartbeats": heartbeats,
         "read_elsewhere": read_elsewhere,
     },
-    ownership: {
+    claims: {
         "claim_hopeless": claim_hopeless,
         "claim_waiting": claim_waiting,
         "hand_back": hand_back,
@@ -363,7 +384,7 @@ PLACES: dict[ModuleType, dict[str, Any]] = {
     },
     deletion: {"delete": delete, "purge": purge},
     storage_usage: {"total": stored_bytes},
-    idempotency: {"find": find, "claim": claim, "release_lost": release_lost},
+    idempotency_keys: {"find": find, "claim": claim, "release_lost": release_lost},
     committer: {"is_there": lambda _at: True},
     commit: {"append_alone": append_alone, "limit_time": _limit_time},
     side_writer: {"limit_time": _limit_time, "durable": lambda _at: None},

@@ -7,7 +7,7 @@ import msgspec
 
 from server.runs.read import StreamReader, read_response
 from server.runs.states import ENDED
-from server.store import events
+from server.store.log import events
 from server.stream.frames import frame
 from server.wire.events import Event, is_terminal
 from tests.support.builders import BREAK_PARSER, TENANT, SpelledParser

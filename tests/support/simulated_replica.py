@@ -13,10 +13,10 @@ from server.runs.recorder import Recorder
 from server.runs.taker import Taker
 from server.runs.tool_loop import ToolLoop
 from server.runs.unread import Unread
-from server.store import events
+from server.store.cluster.leases import Fenced
 from server.store.database import Database
-from server.store.disk import Disk
-from server.store.leases import Fenced
+from server.store.disk_space import Disk
+from server.store.log import events
 from server.stream import follower
 from server.stream.hub import Hub
 from server.tools.mcp import McpServers

@@ -23,7 +23,8 @@ from server.runs import admit, keeper, recorder, taker, unread, writing
 from server.runs.read import StreamReader
 from server.runs.repeats import Repeatable
 from server.runs.states import ENDED
-from server.store import deletion, ownership
+from server.store.cluster import claims
+from server.store.content import deletion
 from server.stream import hub
 from server.stream.hub import Channel
 from server.stream.sse import Stored
@@ -184,7 +185,7 @@ class World:
         response = self.dice.choice(list(self.memory.rows))
 
         def ask() -> None:
-            replica.database.retry(lambda at: ownership.request_cancel(at, TENANT, response))
+            replica.database.retry(lambda at: claims.request_cancel(at, TENANT, response))
             self.end_early(replica, response)
 
         replica.act(ask)

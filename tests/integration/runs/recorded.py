@@ -17,8 +17,8 @@ from engine.request import (
 from server.runs.active import Inbound
 from server.runs.recorder import Recorder
 from server.runs.run import Run
-from server.store import events
 from server.store.database import Database
+from server.store.log import events
 from server.stream.frames import frame
 from server.wire.events import Event
 from tests.support.builders import TENANT, SpyHub, accept, register

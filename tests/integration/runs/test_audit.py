@@ -9,8 +9,12 @@ from sqlalchemy.exc import InternalError
 
 from server.runs.audit import INVARIANTS, Limits
 from server.runs.audit import check as check_response
-from server.store import audit, deletion, retention
-from server.store.audit import Scope
+from server.store.audit import stored_responses
+from server.store.audit.stored_responses import Scope
+from server.store.content import (
+    deletion,
+    retention,
+)
 from server.store.database import Database, clock
 from server.wire.ids import new_uuid
 from tests.integration.runs.recorded import Bench, finished, tokens
@@ -194,11 +198,11 @@ def test_nothing_is_wrong_at_any_step_of_a_purge(bench: Bench, database_url: str
 
 def audited(database: Database, scope: Scope) -> list[UUID]:
     with database.dedicate("audit") as connection:
-        names = [scope.tenant] if scope.tenant else audit.tenants(connection)
+        names = [scope.tenant] if scope.tenant else stored_responses.tenants(connection)
         return [
             response.stored.id
             for tenant in names
-            for response, _ in audit.responses(connection, tenant, scope, 30)
+            for response, _ in stored_responses.responses(connection, tenant, scope, 30)
         ]
 
 
@@ -206,7 +210,7 @@ def audited(database: Database, scope: Scope) -> list[UUID]:
 def test_every_response_in_scope_is_audited_once_newest_first(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, page: int
 ) -> None:
-    monkeypatch.setattr(audit, "PAGE", page)
+    monkeypatch.setattr(stored_responses, "PAGE", page)
     made = [answer(bench, tenant=tenant) for tenant in ("a", "a", "a", "a", "a", "b", "c")]
     ours = made[4::-1]
     assert audited(bench.database, Scope()) == [*ours, made[5], made[6]]
@@ -227,7 +231,7 @@ def test_only_responses_made_since_then_are_audited(bench: Bench, database_url: 
 
 def test_an_audit_cannot_change_anything(bench: Bench) -> None:
     def write() -> None:
-        with bench.database.dedicate("audit") as connection, audit.snapshot(connection):
+        with bench.database.dedicate("audit") as connection, stored_responses.snapshot(connection):
             connection.exec_driver_sql("delete from responses")
 
     with pytest.raises(InternalError, match="read-only transaction"):
@@ -238,7 +242,7 @@ def test_responses_that_end_during_their_audit_are_seen_as_they_were(bench: Benc
     older, newer = bench.begin(), bench.begin()
     bench.feed(tokens(older, say("Hel")), tokens(newer, say("Hel")))
     with bench.database.dedicate("audit") as connection:
-        audited = audit.responses(connection, TENANT, Scope(), 30)
+        audited = stored_responses.responses(connection, TENANT, Scope(), 30)
         first, _ = next(audited)
         bench.feed(finished(older), finished(newer))
         second, moment = next(audited)

@@ -9,9 +9,10 @@ import pytest
 from server.config import Config
 from server.runs.janitor import DiskShort, Janitor, Purged, purge
 from server.runs.states import Ending
-from server.store import events, responses
+from server.store.content import responses
 from server.store.database import Database, DatabaseError
-from server.store.disk import Disk
+from server.store.disk_space import Disk
+from server.store.log import events
 from server.wire.ids import new_uuid
 from tests.support.builders import CREATED, TENANT, insert_response, register
 from tests.support.eventually import eventually

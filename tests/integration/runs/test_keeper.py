@@ -10,9 +10,15 @@ import pytest
 
 from server.runs.keeper import Keeper
 from server.runs.unread import Unread
-from server.store import leases, ownership
+from server.store.cluster import (
+    claims,
+    leases,
+)
+from server.store.cluster.leases import (
+    BEAT_SECONDS,
+    beat_seconds,
+)
 from server.store.database import Database, DatabaseError
-from server.store.leases import BEAT_SECONDS, beat_seconds
 from tests.support.builders import accept, register
 from tests.support.eventually import eventually
 
@@ -119,7 +125,7 @@ def test_a_locked_response_that_is_to_be_handed_back_keeps_no_round_waiting(data
 
 def owned_by(database: Database, replica: UUID) -> list[UUID]:
     with database.begin() as connection:
-        return [place.id for place in ownership.owned(connection, replica)]
+        return [place.id for place in claims.owned(connection, replica)]
 
 
 def fail(*_arguments: object) -> None:

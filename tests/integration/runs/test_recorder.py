@@ -15,7 +15,7 @@ from server.runs.active import Begin, Break, Inbound
 from server.runs.read import read_response
 from server.runs.recorder import Recorder
 from server.runs.run import Run
-from server.store import deletion
+from server.store.content import deletion
 from server.stream.hub import Published
 from server.wire.events import event_type, is_terminal
 from tests.integration.runs.recorded import Bench, finished, tokens

@@ -11,9 +11,14 @@ from sqlalchemy.exc import OperationalError
 
 from server.runs.active import ActiveRuns
 from server.runs.run import Run
-from server.store import deletion, events, leases, responses
-from server.store.connect import PatientConnection
+from server.store.cluster import leases
+from server.store.connection import PatientConnection
+from server.store.content import (
+    deletion,
+    responses,
+)
 from server.store.database import Connection, Database
+from server.store.log import events
 from server.wire.events import is_terminal
 from tests.integration.runs.recorded import Bench, finished, terminate_recorder, tokens
 from tests.support.builders import TENANT, say, think

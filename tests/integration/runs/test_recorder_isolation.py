@@ -13,9 +13,10 @@ from server.recording import committer, retries
 from server.runs import writing
 from server.runs.active import HandBack
 from server.runs.run import Run
-from server.store import events, responses
+from server.store.content import responses
+from server.store.content.responses import NewItem
 from server.store.database import Database
-from server.store.responses import NewItem
+from server.store.log import events
 from server.wire.events import Event, Kind, is_terminal
 from tests.integration.runs.recorded import Bench, finished, tokens
 from tests.integration.runs.test_recorder_faults import check

@@ -8,7 +8,7 @@ import pytest
 from server.auth import Caller
 from server.errors import Conflict
 from server.runs.repeats import Admitted, Repeatable, sent_before
-from server.store import idempotency
+from server.store.content import idempotency_keys
 from server.store.database import Database
 from server.stream.hub import Hub
 from server.wire.ids import new_uuid
@@ -35,7 +35,7 @@ def hub() -> Iterator[Hub]:
 def claim(database: Database) -> None:
     """As of a response that is not stored."""
     with database.begin() as connection:
-        assert idempotency.claim(connection, CALLER.tenant, SENT.key, SENT.digest, new_uuid())
+        assert idempotency_keys.claim(connection, CALLER.tenant, SENT.key, SENT.digest, new_uuid())
 
 
 def again(database: Database, hub: Hub) -> list[Admitted] | None:

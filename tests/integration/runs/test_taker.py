@@ -31,7 +31,9 @@ from server.runs.replay import said
 from server.runs.run import Run
 from server.runs.taker import CHANGED, GIVEN_UP, STOPPED, Taker
 from server.runs.tool_loop import ToolLoop
-from server.store import deletion, events, ownership
+from server.store.cluster import claims
+from server.store.content import deletion
+from server.store.log import events
 from server.tools.mcp import McpServers
 from server.tools.registered import Registered
 from server.wire.events import event_type, is_terminal, render
@@ -235,7 +237,7 @@ def test_a_waiting_response_is_begun_and_one_cancelled_meanwhile_is_not(
     with taking(database_url) as at:
         wanted, unwanted = (accept(at.bench.database, at.bench.replica, background=True) for _ in range(2))
         with at.bench.database.begin() as connection:
-            ownership.request_cancel(connection, TENANT, unwanted.facts.id)
+            claims.request_cancel(connection, TENANT, unwanted.facts.id)
         at.taker.take()
         assert [job.job_id for job in at.engine.jobs] == [wanted.job_id]
         at.bench.recorder.deliver([Finished(wanted.job_id, "stop", Usage(3, 0, 0))])

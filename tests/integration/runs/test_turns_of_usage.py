@@ -13,7 +13,7 @@ from server.runs.hosted import Hosted, Outcome
 from server.runs.lists import list_responses
 from server.runs.read import find_response
 from server.runs.run import Run
-from server.store.listing import Filters
+from server.store.content.list_pages import Filters
 from tests.integration.runs.recorded import Bench
 from tests.support.builders import TENANT
 from tests.unit.server.runs.test_hosted import CITY, call, reading

@@ -6,8 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.runs.states import Ending
-from server.store import deletion, events, history, responses
+from server.store.content import (
+    deletion,
+    history_items,
+    responses,
+)
 from server.store.database import Connection, Database
+from server.store.log import events
 from server.wire.events import Event, Kind
 from server.wire.ids import new_uuid
 from tests.support.builders import LATER, TENANT, examples, insert_response, register
@@ -135,10 +140,10 @@ def test_the_history_of_a_live_response_runs_through_deleted_ones(database: Data
     forest = Forest([None, 0, 1])
     with database.begin() as connection:
         plant(connection, replica, forest)
-        before = history.chain(connection, TENANT, forest.ids[2])
+        before = history_items.chain(connection, TENANT, forest.ids[2])
         deletion.delete(connection, TENANT, forest.ids[0])
         deletion.delete(connection, TENANT, forest.ids[1])
-        assert history.chain(connection, TENANT, forest.ids[2]) == before
+        assert history_items.chain(connection, TENANT, forest.ids[2]) == before
         assert len(before) == 3
 
 

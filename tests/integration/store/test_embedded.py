@@ -14,12 +14,30 @@ from urllib.parse import unquote
 import psycopg
 import pytest
 
-from server.store import embedded, postgres_binaries, postgres_cluster
-from server.store.embedded import EmbeddedError, EmbeddedPostgres, default_data_dir, psql_command
-from server.store.postgres_account import Account, account_for
-from server.store.postgres_binaries import Binaries, bin_directory_of_major, binaries_for
-from server.store.postgres_cluster import ClusterDirectory
-from server.store.postgres_socket import Reach
+from server.embedded_postgres import (
+    binaries as postgres_binaries,
+)
+from server.embedded_postgres import (
+    data_directory,
+    embedded_server,
+)
+from server.embedded_postgres.account import (
+    Account,
+    account_for,
+)
+from server.embedded_postgres.binaries import (
+    Binaries,
+    bin_directory_of_major,
+    binaries_for,
+)
+from server.embedded_postgres.data_directory import ClusterDirectory
+from server.embedded_postgres.embedded_server import (
+    EmbeddedError,
+    EmbeddedPostgres,
+    default_data_dir,
+    psql_command,
+)
+from server.embedded_postgres.socket_queries import Reach
 from tests.fix_postgres import IN_A_HURRY
 from tests.support.embedded_process import EmbeddedProcess, is_running
 from tests.support.eventually import eventually
@@ -99,7 +117,7 @@ def test_a_start_says_once_that_postgres_is_recovering(
 ) -> None:
     with EmbeddedPostgres(embedded_dir, options=IN_A_HURRY) as postgres:
         reaches = iter([Reach("down"), Reach("recovering"), Reach("recovering"), Reach("up")])
-        monkeypatch.setattr(embedded, "reach_of", lambda _url: next(reaches))
+        monkeypatch.setattr(embedded_server, "reach_of", lambda _url: next(reaches))
         said: list[str] = []
         postgres.ensure(said.append)
         assert said == ["recovering after a crash"]
@@ -165,7 +183,7 @@ def test_a_user_without_a_passwd_entry_is_told_so(embedded_dir: Path) -> None:
     stranger = Account(uid=54321, gid=54321, is_other=False)
     binaries = Binaries(Path("/nowhere"), 18)
     with pytest.raises(EmbeddedError, match="uid 54321, which has no entry in /etc/passwd"):
-        postgres_cluster.create_cluster(
+        data_directory.create_cluster(
             ClusterDirectory(embedded_dir), binaries, stranger, lock=-1, durable=False
         )
 
@@ -214,7 +232,7 @@ def test_a_socket_directory_that_others_may_enter_is_refused(embedded_dir: Path)
 def test_a_log_that_has_grown_too_large_starts_anew(
     embedded_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(postgres_cluster, "MAX_LOG_BYTES", 10)
+    monkeypatch.setattr(data_directory, "MAX_LOG_BYTES", 10)
     for _ in range(2):
         with EmbeddedPostgres(embedded_dir, options=IN_A_HURRY):
             pass

@@ -11,9 +11,12 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from server.store import postgres_watcher
-from server.store.embedded import EmbeddedPostgres
-from server.store.postgres_cluster import ClusterDirectory, running_postmaster
+from server.embedded_postgres import watcher
+from server.embedded_postgres.data_directory import (
+    ClusterDirectory,
+    running_postmaster,
+)
+from server.embedded_postgres.embedded_server import EmbeddedPostgres
 from tests.support.embedded_process import EmbeddedProcess, Report, is_running
 from tests.support.eventually import eventually
 
@@ -137,7 +140,7 @@ def test_a_start_stops_an_orphan_whose_watcher_was_killed_too(embedded_dir: Path
 def test_a_start_stops_an_orphan_that_does_not_shut_down_when_asked(
     embedded_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(postgres_watcher, "FAST_SHUTDOWN_S", 0.2)
+    monkeypatch.setattr(watcher, "FAST_SHUTDOWN_S", 0.2)
     with owner_with_a_row(embedded_dir) as (owner, report):
         send(signal.SIGSTOP, *other_processes_at(report.url))
         kill_9(report.watcher, owner.pid)

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.store import events
 from server.store.database import Connection, Database
+from server.store.log import events
 from server.wire import events as wire
 from server.wire.events import Event, Kind, event_type, render
 from server.wire.ids import new_uuid

@@ -7,9 +7,9 @@ import msgspec
 import pytest
 
 from server.runs.recorder import Recorder
-from server.store import leases
-from server.store.appending import append_alone
+from server.store.cluster import leases
 from server.store.database import Connection, Database, driver
+from server.store.log.fast_append import append_alone
 from server.wire.ids import new_uuid
 from tests.support.builders import SpyHub, accept, kill, register
 from tests.support.eventually import eventually

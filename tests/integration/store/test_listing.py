@@ -6,9 +6,12 @@ from uuid import UUID
 import pytest
 from sqlalchemy import text
 
-from server.store import listing
+from server.store.content import list_pages
+from server.store.content.list_pages import (
+    Cursor,
+    Filters,
+)
 from server.store.database import Connection, Database
-from server.store.listing import Cursor, Filters
 from server.wire.ids import new_uuid
 from tests.support.builders import TENANT, insert_response, register
 
@@ -29,7 +32,7 @@ def plant(database: Database, count: int, *, tenant: str = TENANT) -> list[UUID]
 def walk(connection: Connection, *, newest_first: bool) -> list[UUID]:
     found: list[UUID] = []
     after: Cursor | None = None
-    while page := listing.page(connection, TENANT, Filters(), after, 2, newest_first=newest_first):
+    while page := list_pages.page(connection, TENANT, Filters(), after, 2, newest_first=newest_first):
         found += [stored.id for stored in page]
         after = Cursor(page[-1].created_at, page[-1].id)
     return found
@@ -46,8 +49,8 @@ def test_another_tenants_responses_are_neither_listed_nor_cursors(database: Data
     foreign = plant(database, 2, tenant="globex")
     with database.begin() as connection:
         assert walk(connection, newest_first=True) == []
-        assert listing.cursor(connection, TENANT, foreign[0]) is None
-        assert listing.cursor(connection, "globex", foreign[0]) == Cursor(THEN, foreign[0])
+        assert list_pages.cursor(connection, TENANT, foreign[0]) is None
+        assert list_pages.cursor(connection, "globex", foreign[0]) == Cursor(THEN, foreign[0])
 
 
 def test_every_list_of_a_hundred_thousand_is_found_by_an_index(database: Database) -> None:
@@ -79,5 +82,5 @@ def rows_read(connection: Connection, filters: Filters, after: Cursor | None) ->
         " + coalesce(pg_stat_get_xact_tuples_fetched(c.oid), 0) from pg_class c where relname = 'responses'"
     )
     before = connection.execute(counted).scalar_one()
-    listing.page(connection, TENANT, filters, after, 21, newest_first=True)
+    list_pages.page(connection, TENANT, filters, after, 21, newest_first=True)
     return int(connection.execute(counted).scalar_one() - before)

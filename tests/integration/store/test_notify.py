@@ -5,9 +5,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.store import leases, notify
+from server.store.cluster import (
+    leases,
+    notifications,
+)
+from server.store.cluster.notifications import (
+    Hints,
+    Notifier,
+    hint,
+)
 from server.store.database import Connection, Database
-from server.store.notify import Hints, Notifier, hint
 from server.wire.ids import new_uuid
 from tests.integration.stream.following import sessions
 from tests.support.builders import examples, kill, register
@@ -25,7 +32,7 @@ def notifier(database: Database) -> Iterator[Notifier]:
 @pytest.fixture
 def ear(database: Database) -> Iterator[Connection]:
     connection = database.dedicate("ear", autocommit=True)
-    notify.listen(connection)
+    notifications.listen(connection)
     yield connection
     connection.close()
 
@@ -34,7 +41,7 @@ def listen_until(ear: Connection, expected: Hints) -> None:
     heard = Hints()
 
     def all_heard() -> bool:
-        heard.add(notify.heard(ear))
+        heard.add(notifications.heard(ear))
         return heard == expected
 
     eventually(all_heard)
@@ -93,19 +100,19 @@ def test_what_could_not_be_said_is_said_later_and_logged_once(
     caplog: pytest.LogCaptureFixture,
     database_url: str,
 ) -> None:
-    monkeypatch.setattr(notify, "_RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(notifications, "_RETRY_SECONDS", 0.0)
     first, second = new_uuid(), new_uuid()
     notifier.events([first])
     listen_until(ear, Hints({hint(first)}))
     fails = iter([True, True, True])
-    say = notify.say
+    say = notifications.say
 
     def sometimes(connection: Connection, hints: Hints) -> None:
         if next(fails, False):
             sessions(database_url, "notifier", ended=True)
         say(connection, hints)
 
-    monkeypatch.setattr(notify, "say", sometimes)
+    monkeypatch.setattr(notifications, "say", sometimes)
     notifier.events([second])
     listen_until(ear, Hints({hint(second)}))
     assert [record.levelname for record in caplog.records if record.name == "holdfast.notify"] == ["WARNING"]

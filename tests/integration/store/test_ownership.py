@@ -1,10 +1,11 @@
 from collections.abc import Collection, Sequence
 from uuid import UUID
 
-from server.store import ownership, responses
+from server.store.cluster import claims
+from server.store.cluster.claims import Place
+from server.store.content import responses
+from server.store.content.responses import StoredResponse
 from server.store.database import Database
-from server.store.ownership import Place
-from server.store.responses import StoredResponse
 from server.wire.ids import new_uuid
 from tests.support.builders import TENANT, accept, insert_response, kill, make_echo, make_ending, register
 
@@ -13,7 +14,7 @@ CAP = 3
 
 def hopeless(database: Database, me: UUID, limit: int = 10) -> set[UUID]:
     with database.begin() as connection:
-        claimed = ownership.claim_hopeless(connection, me, most_deaths=CAP, limit=limit)
+        claimed = claims.claim_hopeless(connection, me, most_deaths=CAP, limit=limit)
     return {stored.id for stored in claimed}
 
 
@@ -25,7 +26,7 @@ def waiting(
     full: Collection[str] = (),
 ) -> list[UUID]:
     with database.begin() as connection:
-        claimed = ownership.claim_waiting(connection, me, models=models, full=full, limit=limit)
+        claimed = claims.claim_waiting(connection, me, models=models, full=full, limit=limit)
     return [stored.id for stored in claimed]
 
 
@@ -46,7 +47,7 @@ def test_what_a_replica_leaves_is_nobodys_and_foreground_responses_are_claimed_t
     assert hopeless(database, me) == {id_ for replica, id_ in left.items() if replica != alive}
     assert hopeless(database, me) == set()
     with database.begin() as connection:
-        assert {place.id for place in ownership.owned(connection, alive)} == {left[alive]}
+        assert {place.id for place in claims.owned(connection, alive)} == {left[alive]}
 
 
 def test_no_more_are_claimed_than_asked_for_and_none_by_two(database: Database) -> None:
@@ -55,7 +56,7 @@ def test_no_more_are_claimed_than_asked_for_and_none_by_two(database: Database) 
     first, second = register(database), register(database)
     with database.begin() as one, database.begin() as two:
         ours, theirs = (
-            ownership.claim_waiting(connection, replica, models=["model"], full=(), limit=3)
+            claims.claim_waiting(connection, replica, models=["model"], full=(), limit=3)
             for connection, replica in ((one, first), (two, second))
         )
     assert (len(ours), len(theirs)) == (3, 2)
@@ -106,7 +107,7 @@ def test_the_waiting_responses_of_one_tenant_are_counted_up_to_a_number(database
     for tenant in ("mine", "mine", "other"):
         accept(database, new_uuid(), tenant=tenant, background=True)
     with database.begin() as connection:
-        assert [ownership.waiting_of(connection, "mine", most) for most in (1, 9)] == [1, 2]
+        assert [claims.waiting_of(connection, "mine", most) for most in (1, 9)] == [1, 2]
 
 
 def test_a_full_tenant_is_passed_over(database: Database) -> None:
@@ -122,7 +123,7 @@ def test_a_background_response_outlives_its_replicas_up_to_the_limit(database: D
         replica = register(database)
         assert hopeless(database, replica) == set()
         with database.begin() as connection:
-            (stored,) = ownership.claim_waiting(connection, replica, models=["model"], full=(), limit=1)
+            (stored,) = claims.claim_waiting(connection, replica, models=["model"], full=(), limit=1)
         assert isinstance(stored, StoredResponse)
         assert (stored.id, stored.attempt, stored.deaths) == (run.facts.id, deaths + 1, deaths)
         kill(database, replica)
@@ -135,12 +136,12 @@ def test_what_is_handed_back_is_claimed_by_another_and_counts_as_no_death(databa
     assert waiting(database, first) == [run.facts.id]
     place = Place(TENANT, run.facts.id)
     with database.begin() as connection:
-        ownership.hand_back(connection, second, [place])
-        assert ownership.owned(connection, first) == [place]
-        ownership.hand_back(connection, first, [place])
-        assert ownership.owned(connection, first) == []
+        claims.hand_back(connection, second, [place])
+        assert claims.owned(connection, first) == [place]
+        claims.hand_back(connection, first, [place])
+        assert claims.owned(connection, first) == []
     with database.begin() as connection:
-        (stored,) = ownership.claim_waiting(connection, second, models=["model"], full=(), limit=1)
+        (stored,) = claims.claim_waiting(connection, second, models=["model"], full=(), limit=1)
     assert isinstance(stored, StoredResponse)
     assert (stored.attempt, stored.deaths) == (2, 0)
 
@@ -150,8 +151,8 @@ def test_what_is_handed_back_by_a_dead_engine_counts_as_a_death(database: Databa
     me = register(database)
     assert waiting(database, me) == [run.facts.id]
     with database.begin() as connection:
-        ownership.hand_back(connection, me, [Place(TENANT, run.facts.id)], died=True)
-        (stored,) = ownership.claim_waiting(connection, me, models=["model"], full=(), limit=1)
+        claims.hand_back(connection, me, [Place(TENANT, run.facts.id)], died=True)
+        (stored,) = claims.claim_waiting(connection, me, models=["model"], full=(), limit=1)
     assert isinstance(stored, StoredResponse)
     assert (stored.attempt, stored.deaths) == (2, 1)
 
@@ -163,11 +164,11 @@ def test_a_wish_to_cancel_is_seen_by_the_owner_or_makes_the_waiting_one_claimed_
     running, queued = accept(database, me), accept(database, me, background=True)
     with database.begin() as connection:
         for run in (running, queued):
-            ownership.request_cancel(connection, "other", run.facts.id)
-        assert ownership.unwanted(connection, me) == []
+            claims.request_cancel(connection, "other", run.facts.id)
+        assert claims.unwanted(connection, me) == []
         for run in (running, queued):
-            ownership.request_cancel(connection, TENANT, run.facts.id)
-        assert ownership.unwanted(connection, me) == [running.facts.id]
+            claims.request_cancel(connection, TENANT, run.facts.id)
+        assert claims.unwanted(connection, me) == [running.facts.id]
     assert hopeless(database, me) == {queued.facts.id}
 
 
@@ -175,4 +176,4 @@ def test_waiting_responses_are_counted_up_to_a_number(database: Database) -> Non
     for _ in range(3):
         accept(database, new_uuid(), background=True)
     with database.begin() as connection:
-        assert [ownership.waiting(connection, most) for most in (2, 10)] == [2, 3]
+        assert [claims.waiting(connection, most) for most in (2, 10)] == [2, 3]

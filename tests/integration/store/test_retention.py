@@ -12,9 +12,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.runs.states import Ending
-from server.store import deletion, events, history, responses, retention
+from server.store.content import (
+    deletion,
+    history_items,
+    responses,
+    retention,
+)
+from server.store.content.retention import (
+    MOST_ROWS,
+    Batch,
+)
 from server.store.database import Connection, Database
-from server.store.retention import MOST_ROWS, Batch
+from server.store.log import events
 from server.wire.events import Event, Kind
 from server.wire.ids import new_uuid
 from tests.support.builders import TENANT, USAGE, examples, insert_response, register
@@ -260,11 +269,11 @@ def test_the_history_of_a_live_response_stays_and_goes_with_it(database: Databas
         first = plant(connection, replica)
         second = plant(connection, replica, previous=first)
         third = plant(connection, replica, previous=second, expired=False)
-        before = history.chain(connection, TENANT, third)
+        before = history_items.chain(connection, TENANT, third)
     drain(database)
     assert [is_readable(database, node) for node in (first, second, third)] == [False, False, True]
     with database.begin() as connection:
-        assert history.chain(connection, TENANT, third) == before
+        assert history_items.chain(connection, TENANT, third) == before
         assert len(before) == 3
         deletion.delete(connection, TENANT, third)
     assert left(database) == {table: set() for table in TABLES}

@@ -5,9 +5,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from uuid import UUID
 
-from server.store import leases
+from server.store.cluster import leases
+from server.store.cluster.standby_heartbeat import (
+    StandbyHeartbeat,
+    standby_for,
+)
 from server.store.database import Database
-from server.store.standby_heartbeat import StandbyHeartbeat, standby_for
 from tests.support.builders import kill, register
 from tests.support.eventually import eventually
 

@@ -6,9 +6,17 @@ from uuid import UUID
 import pytest
 
 from server.runs.writing import stored_item
-from server.store import choices, conversations, deletion, events, responses, retention, storage_usage
+from server.store.content import (
+    chat_choices,
+    conversations,
+    deletion,
+    responses,
+    retention,
+    storage_usage,
+)
+from server.store.content.storage_usage import FOLD_ROWS
 from server.store.database import Connection, Database
-from server.store.storage_usage import FOLD_ROWS
+from server.store.log import events
 from server.wire.events import Event, Kind
 from server.wire.ids import new_uuid
 from tests.support.builders import CREATED, TENANT, insert_response, make_ending, make_message, register
@@ -182,7 +190,7 @@ def test_other_metadata_of_a_stored_chat_completion_is_counted(database: Databas
         assert stored
         longer = stored.request.replace('"metadata":{}', '"metadata":{"k":"vvvvvvvv"}')
         assert longer != stored.request
-        choices.change_metadata(connection, stored, longer, '{"k":"vvvvvvvv"}')
+        chat_choices.change_metadata(connection, stored, longer, '{"k":"vvvvvvvv"}')
     assert counted(database) == before + 2 * len('"k":"vvvvvvvv"')
 
 

@@ -12,8 +12,8 @@ import psycopg
 from starlette.responses import Response
 
 from server.runs.read import StreamReader
+from server.store.cluster.notifications import CHANNELS
 from server.store.database import Database
-from server.store.notify import CHANNELS
 from server.stream.follower import Follower
 from server.stream.hub import Channel, Hub
 from server.stream.sse import Cursor, Deferred, EventStream, Timing

@@ -6,10 +6,14 @@ import pytest
 
 from server.runs.active import Begin
 from server.runs.run import Run
-from server.store import deletion, events
+from server.store.cluster.notifications import Notifier
+from server.store.content import deletion
 from server.store.database import Connection
-from server.store.events import News, Watched
-from server.store.notify import Notifier
+from server.store.log import events
+from server.store.log.events import (
+    News,
+    Watched,
+)
 from server.stream import follower
 from server.stream.sse import DONE
 from server.wire.ids import new_uuid

@@ -12,8 +12,8 @@ from starlette.requests import Request
 from server import auth
 from server.auth import DEFAULT_TENANT, Caller, Gate, make_key
 from server.errors import NotAuthenticated
+from server.store.api_keys import StoredKey
 from server.store.database import Database
-from server.store.keys import StoredKey
 from tests.support.builders import examples
 
 

@@ -7,7 +7,7 @@ from server.auth import Caller
 from server.config import Config
 from server.errors import StorageQuotaExceeded
 from server.runs.storage_quota import DEFAULT_BYTES, FRESH_SECONDS, StorageQuota
-from server.store import storage_usage
+from server.store.content import storage_usage
 
 KEYED = Caller("alice", "k1")
 

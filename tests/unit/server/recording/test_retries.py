@@ -6,7 +6,7 @@ import pytest
 
 from server.recording.retries import LONGEST_PAUSE_SECONDS, MOST_TRIES, Retries, Retry, Way
 from server.runs.active import Step
-from server.store.failures import Trouble
+from server.store.commit_failures import Trouble
 from tests.support.builders import make_echo, make_run
 
 

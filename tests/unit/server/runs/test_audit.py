@@ -11,8 +11,16 @@ from hypothesis import strategies as st
 from engine.request import FinishReason
 from server.runs.audit import INVARIANTS, Limits, check, check_keys, check_strays
 from server.runs.audit_events import SLACK
-from server.store.audit import AuditedResponse, Moment, Previous, Replay
-from server.store.strays import KeyTrouble, Stray
+from server.store.audit.orphans import (
+    KeyTrouble,
+    Stray,
+)
+from server.store.audit.stored_responses import (
+    AuditedResponse,
+    Moment,
+    Previous,
+    Replay,
+)
 from server.wire import ids
 from server.wire.events import Event
 from tests.support.audited import (

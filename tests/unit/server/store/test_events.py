@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.store import events
+from server.store.log import events
 from server.wire.events import Event, Kind
 from tests.support.builders import RESPONSE, TENANT, examples
 

@@ -7,8 +7,12 @@ import sys
 
 import pytest
 
-from server.store.standby_heartbeat import standby_for
-from server.store.standby_heartbeat_process import Settings, Standby, is_stopped
+from server.store.cluster.standby_heartbeat import standby_for
+from server.store.cluster.standby_heartbeat_process import (
+    Settings,
+    Standby,
+    is_stopped,
+)
 from server.wire.ids import new_uuid
 from tests.support.eventually import eventually
 
@@ -73,7 +77,7 @@ def test_the_process_ends_with_the_pipe_and_ignores_signals_to_the_group() -> No
 
 
 def test_a_process_that_was_killed_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("server.store.standby_heartbeat._RESTART_SECONDS", 0.0)
+    monkeypatch.setattr("server.store.cluster.standby_heartbeat._RESTART_SECONDS", 0.0)
     standby = standby_for("postgresql://nobody@127.0.0.1:1/none", new_uuid(), 10)
     standby.start()
     try:

@@ -3,7 +3,7 @@ from uuid import uuid4
 
 import pytest
 
-from server.store.events import Watched
+from server.store.log.events import Watched
 from server.stream import hub as hub_module
 from server.stream.hub import FIRST_READER_SECONDS, Channel, Hub, Published
 from tests.unit.server.stream.asgi import now, run

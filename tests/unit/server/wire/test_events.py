@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.runs.assemble import assemble
-from server.store import events as log
+from server.store.log import events as log
 from server.stream.frames import frame
 from server.wire import events as wire
 from server.wire.events import Event, Kind, event_type, is_terminal, render

@@ -5,8 +5,12 @@ from uuid import UUID
 
 from sqlalchemy import Connection, select, text
 
-from server.store.responses import STORED_COLUMNS, StoredResponse, stored_response
-from server.store.storage_usage import adding
+from server.store.content.responses import (
+    STORED_COLUMNS,
+    StoredResponse,
+    stored_response,
+)
+from server.store.content.storage_usage import adding
 from server.store.tables import responses
 
 _CHANGE_METADATA = text(

@@ -17,10 +17,13 @@ from uuid import UUID
 
 from sqlalchemy import Connection
 
-from server.store.connect import PatientConnection
+from server.store.cluster.leases import Fenced
+from server.store.connection import PatientConnection
 from server.store.database import driver
-from server.store.events import COPY, Chunk
-from server.store.leases import Fenced
+from server.store.log.events import (
+    COPY,
+    Chunk,
+)
 
 _FENCE = (
     "select (extract(epoch from clock_timestamp()) * 1000000)::bigint from replicas"

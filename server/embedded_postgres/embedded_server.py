@@ -24,10 +24,19 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from server.store import postgres_watcher
-from server.store.postgres_account import Account, EmbeddedError, account_for, default_data_dir
-from server.store.postgres_binaries import Binaries, binaries_for, psql_command
-from server.store.postgres_cluster import (
+from server.embedded_postgres import watcher as postgres_watcher
+from server.embedded_postgres.account import (
+    Account,
+    EmbeddedError,
+    account_for,
+    default_data_dir,
+)
+from server.embedded_postgres.binaries import (
+    Binaries,
+    binaries_for,
+    psql_command,
+)
+from server.embedded_postgres.data_directory import (
     ClusterDirectory,
     check_major,
     check_socket_directory,
@@ -40,7 +49,13 @@ from server.store.postgres_cluster import (
     running_postmaster,
     try_lock,
 )
-from server.store.postgres_socket import PORT, Reach, create_database, reach_of, url_over
+from server.embedded_postgres.socket_queries import (
+    PORT,
+    Reach,
+    create_database,
+    reach_of,
+    url_over,
+)
 
 __all__ = ["EmbeddedError", "EmbeddedPostgres", "Progress", "default_data_dir", "psql_command"]
 

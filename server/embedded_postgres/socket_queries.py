@@ -10,7 +10,7 @@ from urllib.parse import quote
 import psycopg
 from psycopg import sql
 
-from server.store.postgres_account import EmbeddedError
+from server.embedded_postgres.account import EmbeddedError
 
 PORT = 5432  # only a part of the socket's name
 SOCKET_NAME = f".s.PGSQL.{PORT}"

@@ -5,7 +5,7 @@ from uuid import UUID
 
 from sqlalchemy import Connection, text
 
-from server.store.audit import snapshot
+from server.store.audit.stored_responses import snapshot
 
 MOST_STRAYS = 1000
 """Of each kind no more are told."""

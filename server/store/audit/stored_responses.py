@@ -16,9 +16,9 @@ from uuid import UUID
 import msgspec
 from sqlalchemy import Connection, Row, TextClause, text
 
-from server.store import events
-from server.store.events import LogRow
-from server.store.responses import StoredResponse
+from server.store.content.responses import StoredResponse
+from server.store.log import events
+from server.store.log.events import LogRow
 from server.wire.events import Event
 from server.wire.ids import lowest_uuid
 

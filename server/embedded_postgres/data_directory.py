@@ -8,7 +8,7 @@
     DATA_DIR/binaries/        a copy of Postgres's programs, only where it needs one
 
 Whoever calls the functions that change something holds `cluster.lock`, except for the directory
-itself. Starting, stopping and connecting are in `server.store.embedded`.
+itself. Starting, stopping and connecting are in `server.embedded_postgres.embedded_server`.
 """
 
 import errno
@@ -23,10 +23,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from server.store.postgres_account import Account, EmbeddedError
-from server.store.postgres_binaries import Binaries, bin_directory_of_major
-from server.store.postgres_socket import SOCKET_NAME
-from server.store.postgres_watcher import POSTGRES_ENVIRONMENT
+from server.embedded_postgres.account import (
+    Account,
+    EmbeddedError,
+)
+from server.embedded_postgres.binaries import (
+    Binaries,
+    bin_directory_of_major,
+)
+from server.embedded_postgres.socket_queries import SOCKET_NAME
+from server.embedded_postgres.watcher import POSTGRES_ENVIRONMENT
 
 if sys.platform != "win32":
     import fcntl

@@ -1,6 +1,6 @@
 """Runs one Postgres on behalf of the process that owns it, and stops it when that process is gone.
 
-A program of its own, started by `server.store.embedded` with `python -I -S`: it may import nothing
+A program of its own, started by `server.embedded_postgres.embedded_server` with `python -I -S`: it may import nothing
 but the standard library. Its standard input is a pipe whose other end only the owner holds, so it
 reads end-of-file when the owner exits, crashes or is killed, and asks Postgres to shut down.
 

@@ -11,7 +11,10 @@ from uuid import UUID
 
 from sqlalchemy import Connection, text
 
-from server.store.responses import StoredResponse, read_rows
+from server.store.content.responses import (
+    StoredResponse,
+    read_rows,
+)
 
 
 class Place(NamedTuple):

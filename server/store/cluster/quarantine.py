@@ -8,10 +8,11 @@ from uuid import UUID
 
 from sqlalchemy import Connection, text
 
-from server.store import deletion, events
+from server.store.cluster.claims import Place
+from server.store.cluster.leases import fence
+from server.store.content import deletion
 from server.store.database import Database, DatabaseError, Unreachable, durable
-from server.store.leases import fence
-from server.store.ownership import Place
+from server.store.log import events
 
 CODE = "server_error"
 UNREADABLE = "What is stored of this response cannot be read, so it cannot be finished."

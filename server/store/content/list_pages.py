@@ -10,7 +10,13 @@ import msgspec
 from sqlalchemy import ColumnElement, Connection, Row, Select, Text, cast, func, literal, select, text, tuple_
 from sqlalchemy.dialects.postgresql import JSONB
 
-from server.store.responses import INPUT, OUTPUT, STORED_COLUMNS, StoredResponse, stored_response
+from server.store.content.responses import (
+    INPUT,
+    OUTPUT,
+    STORED_COLUMNS,
+    StoredResponse,
+    stored_response,
+)
 from server.store.tables import items, responses
 from server.wire.response import Status
 

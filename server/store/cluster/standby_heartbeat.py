@@ -12,10 +12,10 @@ from uuid import UUID
 
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from server.store import standby_heartbeat_process
-from server.store.connect import url_in_time
-from server.store.leases import beat_seconds
-from server.store.standby_heartbeat_process import Settings
+from server.store.cluster import standby_heartbeat_process
+from server.store.cluster.leases import beat_seconds
+from server.store.cluster.standby_heartbeat_process import Settings
+from server.store.connection import url_in_time
 
 log = logging.getLogger("holdfast.heartbeat")
 

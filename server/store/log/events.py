@@ -18,8 +18,8 @@ from uuid import UUID
 import msgspec
 from sqlalchemy import ARRAY, Connection, Integer, Text, Uuid, bindparam, text
 
+from server.store.content.storage_usage import adding
 from server.store.database import driver
-from server.store.storage_usage import adding
 from server.wire.events import Event, Kind
 from server.wire.typed import decode_as
 

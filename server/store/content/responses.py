@@ -9,8 +9,12 @@ from uuid import UUID
 from sqlalchemy import Connection, Row, TextClause, bindparam, insert, select, text, update
 
 from server.runs.states import ENDED, Ending, columns_of
-from server.store.failures import OwnershipLost
-from server.store.storage_usage import ITEM_BYTES, ROW_BYTES, adding
+from server.store.commit_failures import OwnershipLost
+from server.store.content.storage_usage import (
+    ITEM_BYTES,
+    ROW_BYTES,
+    adding,
+)
 from server.store.tables import items, responses, usage_ledger
 from server.wire.response import Status
 

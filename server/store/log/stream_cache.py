@@ -5,7 +5,11 @@ from collections.abc import Iterator
 
 import msgspec
 
-from server.store.events import LogRow, unfold, unpack_rows
+from server.store.log.events import (
+    LogRow,
+    unfold,
+    unpack_rows,
+)
 from server.wire.events import Event
 from server.wire.typed import decode_as
 

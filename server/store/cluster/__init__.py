@@ -1,0 +1,1 @@
+"""Replicas: leases, heartbeats, claims, LISTEN and NOTIFY."""

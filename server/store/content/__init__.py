@@ -1,0 +1,1 @@
+"""Responses, items, conversations, lists, deletion and retention."""
