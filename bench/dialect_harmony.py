@@ -8,7 +8,11 @@ from bench.rounds import divide, take_times, tell
 from server.dialects.base import Conversation, Delta, Prompt
 from server.dialects.harmony_parser import HarmonyParser
 from server.dialects.harmony_vocabulary import STOPS
-from server.wire.items import InputText, Item, Message
+from server.protocol.responses.items import (
+    InputText,
+    Item,
+    Message,
+)
 from tests.support.harmony import dialect, encoding, ids_of, oracle
 
 WORDS = [

@@ -12,7 +12,7 @@ from uuid import UUID
 import psycopg
 from psycopg import sql
 
-from server.wire.ids import new_uuid
+from server.protocol.ids import new_uuid
 
 TABLES = {
     "responses": "id",

@@ -26,6 +26,8 @@ from server.dialects.base import CallDelta, CallEnd, CallStart, Conversation, Di
 from server.dialects.pick import pick
 from server.embedded_postgres.embedded_server import EmbeddedPostgres
 from server.locations import demo_model_folder
+from server.protocol.decode import decode
+from server.protocol.responses.request import CreateResponse
 from server.runs.admit import Admission
 from server.runs.context import read_given
 from server.runs.echo import make_echo
@@ -39,8 +41,6 @@ from server.store.disk_space import Disk
 from server.stream.frames import frame
 from server.tools.mcp import McpServers
 from server.tools.registered import Registered
-from server.wire.decode import decode
-from server.wire.request import CreateResponse
 from tests.integration.runs.recorded import recording
 from tests.support.builders import CREATED, RESPONSE, TENANT
 from tests.support.builders import make_echo as plain_echo

@@ -11,13 +11,13 @@ from datetime import UTC, datetime, timedelta
 import msgspec
 
 from server.errors import ConfigError
+from server.protocol.ids import response_id
 from server.runs import audit as invariants
 from server.runs.audit import INVARIANTS, Limits, Violation
 from server.store.audit import orphans
 from server.store.audit import stored_responses as store
 from server.store.audit.stored_responses import Scope
 from server.store.database import Connection, Database, DatabaseError, clock, schema_state
-from server.wire.ids import response_id
 
 CLEAN, VIOLATED, COULD_NOT_RUN = 0, 1, 2
 _AGE = re.compile(r"(\d{1,6})([mhd])")

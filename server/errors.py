@@ -40,9 +40,14 @@ from starlette.requests import HTTPConnection
 from starlette.responses import Response
 from starlette.routing import Match
 
+from server.protocol.errors import (
+    DecodeFailure,
+    ErrorBody,
+    ErrorDetail,
+    ReaderBusy,
+)
+from server.protocol.ids import new_request_id
 from server.store.database import DatabaseError, is_disk_full, is_too_slow
-from server.wire.errors import DecodeFailure, ErrorBody, ErrorDetail, ReaderBusy
-from server.wire.ids import new_request_id
 
 log = logging.getLogger("holdfast.errors")
 

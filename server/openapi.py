@@ -27,13 +27,16 @@ from server.errors import (
     WrongHost,
     WrongOrigin,
 )
+from server.protocol.errors import ErrorBody
+from server.protocol.responses import input as given
+from server.protocol.responses import tools
+from server.protocol.responses.events import StreamEvent
+from server.protocol.responses.items import (
+    Item,
+    OtherItem,
+)
+from server.protocol.responses.parts import PARTS
 from server.version import VERSION
-from server.wire import input as given
-from server.wire import tools
-from server.wire.errors import ErrorBody
-from server.wire.events import StreamEvent
-from server.wire.items import Item, OtherItem
-from server.wire.parts import PARTS
 
 Json = dict[str, Any]
 _SCHEMAS = "#/components/schemas/"

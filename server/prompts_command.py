@@ -8,11 +8,11 @@ import msgspec
 
 from server.auth import DEFAULT_TENANT
 from server.errors import ConfigError
+from server.protocol.errors import DecodeFailure
+from server.protocol.responses.prompt_templates import read_template
 from server.runs.prompts import MOST_DIGITS
 from server.store.content import prompt_templates
 from server.store.database import Database
-from server.wire.errors import DecodeFailure
-from server.wire.prompts import read_template
 
 ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 

@@ -37,9 +37,7 @@ from server.errors import (
     WrongOrigin,
 )
 from server.openapi import Contract, Described, Parameter
-from server.services import Services
-from server.stream.sse import Answer
-from server.wire.chat import (
+from server.protocol.completions.chat import (
     ChatCompletion,
     ChatRequest,
     Chunk,
@@ -47,21 +45,47 @@ from server.wire.chat import (
     StoredCompletion,
     UpdateCompletion,
 )
-from server.wire.conversations import (
+from server.protocol.completions.legacy import (
+    TextCompletion,
+    TextRequest,
+)
+from server.protocol.completions.tokenize import (
+    Detokenized,
+    DetokenizeRequest,
+    Tokenized,
+    TokenizeRequest,
+)
+from server.protocol.conversations import (
     Conversation,
     CreateConversation,
     CreateItems,
     DeletedConversation,
     UpdateConversation,
 )
-from server.wire.errors import ErrorBody
-from server.wire.events import StreamEvent
-from server.wire.items import Item
-from server.wire.pages import CompletionPage, ItemPage, MessagePage, ResponsePage
-from server.wire.request import CountInput, CreateResponse
-from server.wire.response import CompactedResponse, Deleted, InputTokens, Model, ModelList, Response, Status
-from server.wire.text import TextCompletion, TextRequest
-from server.wire.tokenize import Detokenized, DetokenizeRequest, Tokenized, TokenizeRequest
+from server.protocol.errors import ErrorBody
+from server.protocol.list_pages import (
+    CompletionPage,
+    ItemPage,
+    MessagePage,
+    ResponsePage,
+)
+from server.protocol.responses.events import StreamEvent
+from server.protocol.responses.items import Item
+from server.protocol.responses.request import (
+    CountInput,
+    CreateResponse,
+)
+from server.protocol.responses.response import (
+    CompactedResponse,
+    Deleted,
+    InputTokens,
+    Model,
+    ModelList,
+    Response,
+    Status,
+)
+from server.services import Services
+from server.stream.sse import Answer
 
 Handler = Callable[[Services, Caller, Request, bytes], Answer]
 OpenHandler = Callable[[Services, Request, bytes], HttpResponse]

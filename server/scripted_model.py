@@ -25,7 +25,7 @@ from engine.scripted_engine import (
 from engine.vocabulary import read_vocabulary
 from server.config import Config
 from server.errors import ConfigError
-from server.wire.typed import decode_as
+from server.protocol.typed import decode_as
 
 CONTEXT_LENGTH = 32768
 """Enough for what agents send."""

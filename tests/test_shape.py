@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from server.runs import states
+from server.protocol.responses import states
 from tests.support import readme
 
 ROOT = readme.ROOT

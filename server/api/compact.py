@@ -7,11 +7,11 @@ from server.api.json import as_json
 from server.api.responses import timing_of
 from server.auth import Caller
 from server.errors import Conflict
+from server.protocol.decode import decode
+from server.protocol.responses.request import CreateResponse
 from server.runs.compaction import begin, read_written
 from server.services import Services
 from server.stream.sse import Answer, Deferred
-from server.wire.decode import decode
-from server.wire.request import CreateResponse
 
 
 def create(services: Services, caller: Caller, request: Request, body: bytes) -> Answer:

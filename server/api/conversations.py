@@ -9,18 +9,18 @@ from starlette.responses import Response as HttpResponse
 from server.api import query
 from server.api.json import as_json
 from server.auth import Caller
-from server.runs import conversations
-from server.runs.context import unknown_conversation
-from server.services import Services
-from server.wire import ids
-from server.wire.conversations import (
+from server.protocol import ids
+from server.protocol.conversations import (
     CreateConversation,
     CreateItems,
     DeletedConversation,
     UpdateConversation,
 )
-from server.wire.decode import decode
-from server.wire.pages import page
+from server.protocol.decode import decode
+from server.protocol.list_pages import page
+from server.runs import conversations
+from server.runs.context import unknown_conversation
+from server.services import Services
 
 
 def create(services: Services, caller: Caller, request: Request, body: bytes) -> HttpResponse:

@@ -6,12 +6,12 @@ from starlette.responses import Response
 
 from server.api.json import as_json
 from server.auth import Caller
+from server.protocol.decode import decode
+from server.protocol.responses.request import CountInput
+from server.protocol.responses.response import InputTokens
 from server.runs.count import count_input
 from server.runs.structured import with_modern_names
 from server.services import Services
-from server.wire.decode import decode
-from server.wire.request import CountInput
-from server.wire.response import InputTokens
 
 
 def count(services: Services, caller: Caller, request: Request, body: bytes) -> Response:

@@ -6,8 +6,12 @@ from starlette.responses import Response
 from server.api.json import as_json
 from server.auth import Caller
 from server.errors import UnknownModel
+from server.protocol.responses.response import (
+    Model,
+    ModelList,
+    Permission,
+)
 from server.services import Services
-from server.wire.response import Model, ModelList, Permission
 
 
 def list_models(services: Services, _caller: Caller, request: Request, _body: bytes) -> Response:

@@ -3,7 +3,7 @@
 from starlette.requests import Request
 
 from server.errors import InvalidRequest
-from server.wire.ids import is_request_id
+from server.protocol.ids import is_request_id
 
 
 def take_request_id(request: Request, given: str | None) -> None:

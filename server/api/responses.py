@@ -14,11 +14,18 @@ from server.api.request_id import take_request_id
 from server.auth import Caller
 from server.crashpoints import crashpoint
 from server.errors import InvalidRequest, NotFound
+from server.protocol import ids
+from server.protocol.decode import decode
+from server.protocol.responses.request import CreateResponse
+from server.protocol.responses.response import (
+    Deleted,
+    Response,
+)
+from server.protocol.responses.states import ENDED
 from server.runs.opened import with_sealed
 from server.runs.prepare import SEALED_REASONING
 from server.runs.read import StreamReader, final_responses, find_response
 from server.runs.repeats import Admitted, Repeatable
-from server.runs.states import ENDED
 from server.runs.structured import with_modern_names
 from server.runs.unsupported import refuse_empty
 from server.services import Services
@@ -27,10 +34,6 @@ from server.store.content import deletion
 from server.stream.frames import OpenResponsesNames
 from server.stream.hub import Channel, Hub
 from server.stream.sse import Answer, Cursor, Deferred, EventStream, Stored, Timing
-from server.wire import ids
-from server.wire.decode import decode
-from server.wire.request import CreateResponse
-from server.wire.response import Deleted, Response
 
 CANCEL_SECONDS = 10.0
 """How long a cancel waits for the end that it asked for; then it answers with what there is."""

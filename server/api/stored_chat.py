@@ -9,12 +9,15 @@ from server.api import query
 from server.api.json import as_json
 from server.auth import Caller
 from server.errors import NotFound
+from server.protocol import ids
+from server.protocol.completions.chat import (
+    DeletedCompletion,
+    UpdateCompletion,
+)
+from server.protocol.decode import decode
 from server.runs import stored_chat
 from server.services import Services
 from server.store.content.list_pages import Filters
-from server.wire import ids
-from server.wire.chat import DeletedCompletion, UpdateCompletion
-from server.wire.decode import decode
 
 
 def completions(services: Services, caller: Caller, request: Request, _body: bytes) -> HttpResponse:

@@ -9,12 +9,17 @@ from server.api.json import as_json
 from server.auth import Caller
 from server.dialects.template import read_json
 from server.load_model import model_folder
+from server.protocol.completions.tokenize import (
+    Detokenized,
+    DetokenizeRequest,
+    Tokenized,
+    TokenizeRequest,
+)
+from server.protocol.decode import decode
+from server.protocol.json_bounds import MOST_TOKENS
 from server.runs import tokenize as runs
 from server.runs.text_request import check_tokens, spelled
 from server.services import Services
-from server.wire.bounds import MOST_TOKENS
-from server.wire.decode import decode
-from server.wire.tokenize import Detokenized, DetokenizeRequest, Tokenized, TokenizeRequest
 
 
 def tokenize(services: Services, caller: Caller, request: Request, body: bytes) -> Response:

@@ -22,17 +22,27 @@ from server.errors import (
     translate,
 )
 from server.limits import SharedLimit
+from server.protocol.decode import decode
+from server.protocol.errors import ErrorDetail
+from server.protocol.responses.items import (
+    Item,
+    decode_item,
+)
+from server.protocol.responses.websocket_messages import (
+    ClientMessage,
+    CreateMessage,
+    SocketError,
+    Steer,
+    SteerDetail,
+    SteerFailed,
+)
+from server.protocol.typed import decode_as
 from server.runs.read import StreamReader
 from server.runs.structured import with_modern_names
 from server.runs.unsupported import refuse_empty
 from server.services import Services
 from server.stream.sse import Answer
 from server.stream.websocket import Wanted
-from server.wire.decode import decode
-from server.wire.errors import ErrorDetail
-from server.wire.items import Item, decode_item
-from server.wire.socket import ClientMessage, CreateMessage, SocketError, Steer, SteerDetail, SteerFailed
-from server.wire.typed import decode_as
 
 MOST_WAITING = 16
 """Messages that may wait for their turn on one connection."""

@@ -9,9 +9,9 @@ import msgspec
 from server.browser import view
 from server.browser.page import Page, decoded, from_results, from_text
 from server.browser.reading import Unreadable, read
+from server.protocol.typed import decode_as
 from server.tools.address import Allowed, Refused, only, read_url
 from server.tools.fetch import Bounds, Fetched, Unreachable, fetch
-from server.wire.typed import decode_as
 
 MOST_PAGES = 100
 MOST_BYTES = 16 * 1024 * 1024

@@ -10,7 +10,7 @@ import sys
 import msgspec
 
 from server.browser.page import Page, from_html
-from server.wire.typed import decode_as
+from server.protocol.typed import decode_as
 
 SECONDS = 5.0
 _MEMORY = 1 << 30

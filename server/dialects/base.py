@@ -9,8 +9,8 @@ from datetime import datetime
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 from engine.request import Grammar
-from server.wire.items import Item
-from server.wire.request import Effort
+from server.protocol.responses.items import Item
+from server.protocol.responses.request import Effort
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

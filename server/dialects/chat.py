@@ -17,7 +17,7 @@ from server.dialects.reasoning import find_form
 from server.dialects.shapes import find_shape
 from server.dialects.template import ChatTemplate
 from server.dialects.toolbox import Toolbox, as_function
-from server.wire.request import Effort
+from server.protocol.responses.request import Effort
 
 VARIABLES = frozenset(
     {

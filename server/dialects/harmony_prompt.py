@@ -12,9 +12,9 @@ from datetime import date
 
 from server.dialects.base import Conversation, OutputFormat, PromptError
 from server.dialects.harmony_tools import FUNCTIONS, PYTHON, is_builtin, recipient
-from server.wire.bounds import check_size
-from server.wire.errors import DecodeFailure
-from server.wire.items import (
+from server.protocol.errors import DecodeFailure
+from server.protocol.json_bounds import check_size
+from server.protocol.responses.items import (
     ContentPart,
     CustomToolCall,
     CustomToolCallOutput,

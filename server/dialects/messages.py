@@ -17,9 +17,9 @@ from server.dialects.base import Conversation, PromptError, Tool, spoken_name
 from server.dialects.calls import CallFormat
 from server.dialects.shapes import Shape
 from server.dialects.template import ChatTemplate, Message, Written
-from server.wire.bounds import check_size
-from server.wire.errors import DecodeFailure
-from server.wire.items import (
+from server.protocol.errors import DecodeFailure
+from server.protocol.json_bounds import check_size
+from server.protocol.responses.items import (
     ContentPart,
     CustomToolCall,
     CustomToolCallOutput,
@@ -30,7 +30,7 @@ from server.wire.items import (
     Reasoning,
     plain_text,
 )
-from server.wire.items import Message as MessageItem
+from server.protocol.responses.items import Message as MessageItem
 
 _LETTERS = string.ascii_letters + string.digits
 _MOST_ARGUMENTS = 2**20

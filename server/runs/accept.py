@@ -10,6 +10,9 @@ import msgspec
 from server.auth import Caller
 from server.config import Config
 from server.crashpoints import crashpoint
+from server.protocol.completions.shared_parameters import ChoiceRequest
+from server.protocol.responses.events import Event
+from server.protocol.responses.request import CreateResponse
 from server.runs import context
 from server.runs.condense import first_reading
 from server.runs.context import Context
@@ -28,9 +31,6 @@ from server.store.content import (
 from server.store.content.responses import NewResponse
 from server.store.database import Connection, clock
 from server.store.log import events
-from server.wire.asked import ChoiceRequest
-from server.wire.events import Event
-from server.wire.request import CreateResponse
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,10 +17,10 @@ from engine.request import (
     PromptLogprobs,
     Tokens,
 )
+from server.protocol.responses.events import Event
 from server.runs.hosted import Outcome
 from server.runs.reading import Reading
 from server.runs.run import Run
-from server.wire.events import Event
 
 log = logging.getLogger("holdfast.runs")
 

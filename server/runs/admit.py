@@ -17,6 +17,14 @@ from server.auth import Caller
 from server.config import Config
 from server.crashpoints import crashpoint
 from server.errors import ApiError, Conflict, ConversationLocked, Overloaded, StorageFull
+from server.protocol.ids import (
+    choice_id,
+    new_uuid,
+)
+from server.protocol.responses.events import Event
+from server.protocol.responses.input import Given
+from server.protocol.responses.items import Item
+from server.protocol.responses.request import CreateResponse
 from server.runs import context
 from server.runs.accept import Acceptance, Begun, ConversationChanged, KeyTaken, NewRun
 from server.runs.choices import another_choice, context_of, has_prompt_of, seed_of
@@ -42,11 +50,6 @@ from server.store.disk_space import Disk
 from server.stream.frames import frames
 from server.stream.hub import Channel, Hub, Published
 from server.stream.sse import Stored
-from server.wire.events import Event
-from server.wire.ids import choice_id, new_uuid
-from server.wire.input import Given
-from server.wire.items import Item
-from server.wire.request import CreateResponse
 
 MOST_CHANGES = 5
 """How often a conversation may change between reading it and going on with it."""

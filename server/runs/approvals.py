@@ -10,11 +10,14 @@ from collections.abc import Sequence
 import msgspec
 
 from server.errors import InvalidRequest
+from server.protocol.ids import (
+    is_output_id,
+    split_tag,
+)
+from server.protocol.responses.hosted_items import McpApprovalRequest
+from server.protocol.responses.items import Item
 from server.runs.hosted import approved
 from server.runs.sealing import Seal
-from server.wire.hosted_items import McpApprovalRequest
-from server.wire.ids import is_output_id, split_tag
-from server.wire.items import Item
 
 
 def tagged(seal: Seal, tenant: str, request: McpApprovalRequest) -> McpApprovalRequest:

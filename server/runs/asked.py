@@ -4,7 +4,7 @@ from typing import Any
 
 from engine.request import MAX_BEAMS
 from server.errors import InvalidRequest
-from server.wire.asked import Asked
+from server.protocol.completions.shared_parameters import Asked
 
 _FORMAT_NAME = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-")
 MAX_FORMAT_NAME = 64

@@ -9,10 +9,18 @@ from uuid import UUID
 
 import msgspec
 
-from server.runs.states import Ending
-from server.wire import ids
-from server.wire.items import Item
-from server.wire.response import Echo, IncompleteDetails, Response, ResponseError, Status, Usage, usage
+from server.protocol import ids
+from server.protocol.responses.items import Item
+from server.protocol.responses.response import (
+    Echo,
+    IncompleteDetails,
+    Response,
+    ResponseError,
+    Status,
+    Usage,
+    usage,
+)
+from server.protocol.responses.states import Ending
 
 
 def assemble(

@@ -11,8 +11,15 @@ from uuid import UUID
 
 import msgspec
 
+from server.protocol import ids
+from server.protocol.responses.items import (
+    Message,
+    decode_item,
+)
+from server.protocol.responses.response import Echo
+from server.protocol.responses.states import ENDED
+from server.protocol.typed import decode_as
 from server.runs.audit_events import SLACK, Finding, check_log
-from server.runs.states import ENDED
 from server.store.audit.orphans import (
     KeyTrouble,
     Stray,
@@ -26,10 +33,6 @@ from server.store.content.responses import (
     INPUT,
     OUTPUT,
 )
-from server.wire import ids
-from server.wire.items import Message, decode_item
-from server.wire.response import Echo
-from server.wire.typed import decode_as
 
 INVARIANTS = {
     "I1": "every response ends, unless a server runs it or it waits for one",

@@ -11,9 +11,16 @@ from typing import Any
 
 import msgspec
 
+from server.protocol.earlier_releases import with_logprobs
+from server.protocol.ids import response_id
+from server.protocol.responses.events import (
+    TERMINAL,
+    Event,
+    render,
+)
+from server.protocol.responses.states import ENDED
 from server.runs.raw_messages import ONLY_TOLD
 from server.runs.read import as_response
-from server.runs.states import ENDED
 from server.store.audit.stored_responses import AuditedResponse
 from server.store.content.responses import OUTPUT
 from server.store.log.events import (
@@ -22,9 +29,6 @@ from server.store.log.events import (
     unfold,
     unpack,
 )
-from server.wire.events import TERMINAL, Event, render
-from server.wire.ids import response_id
-from server.wire.older import with_logprobs
 
 Finding = tuple[str, str]
 """An invariant's name, and what breaks it."""

@@ -19,7 +19,13 @@ from engine.request import Grammar
 from server.dialects.base import Conversation, Tool
 from server.dialects.toolbox import choice_names
 from server.errors import InvalidRequest
-from server.wire.items import CustomToolCallOutput, FunctionCallOutput, Item, Message, plain_text
+from server.protocol.responses.items import (
+    CustomToolCallOutput,
+    FunctionCallOutput,
+    Item,
+    Message,
+    plain_text,
+)
 
 COUNTED = 4
 """Times as many tokens as the model can read are counted; what has more is refused."""

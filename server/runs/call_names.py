@@ -2,10 +2,14 @@
 
 from collections.abc import Callable, Iterable, Iterator
 
+from server.protocol.earlier_releases import with_name
+from server.protocol.responses.events import (
+    Event,
+    Kind,
+    event_type,
+)
+from server.protocol.responses.items import FunctionCall
 from server.runs.retold import decode_added
-from server.wire.events import Event, Kind, event_type
-from server.wire.items import FunctionCall
-from server.wire.older import with_name
 
 
 def with_names(events: Iterable[Event], from_start: Callable[[], Iterable[Event]]) -> Iterator[Event]:

@@ -8,11 +8,8 @@ from uuid import UUID
 import msgspec
 from msgspec import UNSET
 
-from server.runs.chat_messages import echo_of, role_of_answer
-from server.runs.chunks import TokensSoFar, data_frame, error_frame, event_of, tokens_told, total_usage
-from server.wire import ids
-from server.wire.asked import ChoiceRequest, Usage
-from server.wire.chat import (
+from server.protocol import ids
+from server.protocol.completions.chat import (
     CalledFunction,
     CalledTool,
     ChatCompletion,
@@ -26,7 +23,16 @@ from server.wire.chat import (
     TokenLogprob,
     ToolCall,
 )
-from server.wire.input import Given
+from server.protocol.completions.chat_messages import (
+    echo_of,
+    role_of_answer,
+)
+from server.protocol.completions.shared_parameters import (
+    ChoiceRequest,
+    Usage,
+)
+from server.protocol.responses.input import Given
+from server.runs.chunks import TokensSoFar, data_frame, error_frame, event_of, tokens_told, total_usage
 
 
 @dataclass(frozen=True, slots=True)

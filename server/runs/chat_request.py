@@ -7,13 +7,17 @@ from collections.abc import Sequence
 from typing import Any
 
 from server.errors import InvalidRequest
+from server.protocol.completions.chat import ChatRequest
+from server.protocol.completions.shared_parameters import ChoiceRequest
+from server.protocol.errors import DecodeFailure
+from server.protocol.responses.request import (
+    ReasoningOptions,
+    TextFormat,
+    TextOptions,
+)
 from server.runs.asked import refuse_unsupported, shared, unsupported
 from server.runs.prepare import LOGPROBS
 from server.runs.structured import grammar_of_format, with_modern_names
-from server.wire.asked import ChoiceRequest
-from server.wire.chat import ChatRequest
-from server.wire.errors import DecodeFailure
-from server.wire.request import ReasoningOptions, TextFormat, TextOptions
 
 
 def refuse_wrong(request: ChatRequest) -> None:

@@ -6,11 +6,11 @@ from uuid import UUID
 
 import msgspec
 
+from server.protocol.completions.shared_parameters import ChoiceRequest
+from server.protocol.responses.request import CreateResponse
 from server.runs.accept import NewRun
 from server.runs.context import Context, own
 from server.runs.prepare import beams, prompt_logprobs
-from server.wire.asked import ChoiceRequest
-from server.wire.request import CreateResponse
 
 
 def has_prompt_of(request: CreateResponse, other: CreateResponse) -> bool:

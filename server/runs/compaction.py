@@ -13,6 +13,20 @@ from uuid import UUID
 import msgspec
 
 from server.errors import InvalidRequest
+from server.protocol import ids
+from server.protocol.responses.items import (
+    Compaction,
+    Item,
+    Message,
+    plain_text,
+)
+from server.protocol.responses.request import CreateResponse
+from server.protocol.responses.response import (
+    CompactedResponse,
+    Usage,
+    usage,
+)
+from server.protocol.typed import decode_as
 from server.runs import context
 from server.runs.approvals import taken_over
 from server.runs.history import HistoryReads, TenantReads
@@ -23,11 +37,6 @@ from server.runs.summary import KEPT_SHARE, Summary
 from server.runs.transcript import transcript
 from server.runs.unsupported import refuse_unserved
 from server.store.database import Connection, Database
-from server.wire import ids
-from server.wire.items import Compaction, Item, Message, plain_text
-from server.wire.request import CreateResponse
-from server.wire.response import CompactedResponse, Usage, usage
-from server.wire.typed import decode_as
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

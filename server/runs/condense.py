@@ -14,6 +14,13 @@ from uuid import UUID
 import msgspec
 
 from server.errors import InvalidRequest
+from server.protocol.responses.items import (
+    InputText,
+    Item,
+    Message,
+    plain_text,
+)
+from server.protocol.responses.request import CreateResponse
 from server.runs.bounds import COUNTED
 from server.runs.context import TRIGGER
 from server.runs.hosted import approved
@@ -24,8 +31,6 @@ from server.runs.reading import Condensing, Reading
 from server.runs.summary import KEPT_SHARE, Summary
 from server.runs.transcript import transcript
 from server.runs.window import Window, seal_window
-from server.wire.items import InputText, Item, Message, plain_text
-from server.wire.request import CreateResponse
 
 DEFAULT_SHARE = 0.75
 """Of the model's context, where a request gives no threshold."""

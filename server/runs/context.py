@@ -8,12 +8,40 @@ from uuid import UUID
 import msgspec
 
 from server.errors import InvalidRequest, NotFound
+from server.protocol import ids
+from server.protocol.errors import DecodeFailure
+from server.protocol.responses.hosted_items import (
+    McpApprovalRequest,
+    McpApprovalResponse,
+    McpCall,
+)
+from server.protocol.responses.input import (
+    AdditionalTools,
+    CompactionTrigger,
+    Given,
+    ItemReference,
+    read_input,
+)
+from server.protocol.responses.items import (
+    PREFIXES,
+    CustomToolCall,
+    CustomToolCallOutput,
+    FunctionCall,
+    FunctionCallOutput,
+    Item,
+    decode_item,
+)
+from server.protocol.responses.request import (
+    ContextManagement,
+    CreateResponse,
+)
+from server.protocol.responses.states import ENDED
+from server.protocol.responses.tools import as_given
 from server.runs.approvals import refuse_forged, taken_over
 from server.runs.history import MAX_ITEMS, Reserve, refuse_long, unbounded
 from server.runs.opened import opened
 from server.runs.previous_messages import read_previous
 from server.runs.sealing import Seal
-from server.runs.states import ENDED
 from server.store.content import (
     conversations,
     responses,
@@ -23,21 +51,6 @@ from server.store.content import (
 )
 from server.store.content.history_items import HistorySize
 from server.store.database import Connection
-from server.wire import ids
-from server.wire.errors import DecodeFailure
-from server.wire.hosted_items import McpApprovalRequest, McpApprovalResponse, McpCall
-from server.wire.input import AdditionalTools, CompactionTrigger, Given, ItemReference, read_input
-from server.wire.items import (
-    PREFIXES,
-    CustomToolCall,
-    CustomToolCallOutput,
-    FunctionCall,
-    FunctionCallOutput,
-    Item,
-    decode_item,
-)
-from server.wire.request import ContextManagement, CreateResponse
-from server.wire.tools import as_given
 
 _NO_ITEMS = AdditionalTools | CompactionTrigger
 TRIGGER = "compaction_trigger"

@@ -7,6 +7,25 @@ from uuid import UUID
 import msgspec
 
 from server.errors import ConversationLocked, InvalidRequest, NotFound
+from server.protocol import ids
+from server.protocol.conversations import (
+    Conversation,
+    CreateConversation,
+)
+from server.protocol.earlier_releases import with_logprobs
+from server.protocol.errors import DecodeFailure
+from server.protocol.list_pages import (
+    MAX_BYTES,
+    Page,
+    page,
+)
+from server.protocol.responses.input import (
+    AdditionalTools,
+    CompactionTrigger,
+    Given,
+    read_input,
+)
+from server.protocol.responses.request import Metadata
 from server.runs import context
 from server.runs.history import MAX_ITEMS, refuse_long
 from server.runs.sealing import Seal
@@ -17,13 +36,6 @@ from server.store.content.history_items import measure_conversation
 from server.store.content.list_pages import Slice
 from server.store.content.responses import NewItem
 from server.store.database import Connection, Database
-from server.wire import ids
-from server.wire.conversations import Conversation, CreateConversation
-from server.wire.errors import DecodeFailure
-from server.wire.input import AdditionalTools, CompactionTrigger, Given, read_input
-from server.wire.older import with_logprobs
-from server.wire.pages import MAX_BYTES, Page, page
-from server.wire.request import Metadata
 
 
 def create(database: Database, tenant: str, wanted: CreateConversation, seal: Seal) -> Conversation:

@@ -3,6 +3,8 @@
 from functools import partial
 
 from server.auth import Caller
+from server.protocol.ids import new_uuid
+from server.protocol.responses.request import CreateResponse
 from server.runs import context
 from server.runs.bounds import COUNTED
 from server.runs.echo import make_echo
@@ -13,8 +15,6 @@ from server.runs.prompts import read_request
 from server.runs.unsupported import refuse_unserved
 from server.store.database import Connection, Database
 from server.tools.mcp import McpServers
-from server.wire.ids import new_uuid
-from server.wire.request import CreateResponse
 
 
 def count_input(

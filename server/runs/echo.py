@@ -5,9 +5,19 @@ from typing import Any
 import msgspec
 
 from engine.request import Capabilities
-from server.wire import tools
-from server.wire.request import ConversationReference, CreateResponse, ReasoningOptions, TextOptions
-from server.wire.response import ConversationEcho, Echo, ReasoningEcho, TextEcho
+from server.protocol.responses import tools
+from server.protocol.responses.request import (
+    ConversationReference,
+    CreateResponse,
+    ReasoningOptions,
+    TextOptions,
+)
+from server.protocol.responses.response import (
+    ConversationEcho,
+    Echo,
+    ReasoningEcho,
+    TextEcho,
+)
 
 
 def make_echo(request: CreateResponse, model: Capabilities) -> Echo:

@@ -22,19 +22,18 @@ from server.dialects.base import (
     ReasoningDelta,
     TextDelta,
 )
-from server.runs.assemble import assemble
-from server.runs.end_facts import EndFacts
-from server.runs.hosted import DueCall, Hosted, Outcome
-from server.runs.hosted_events import HostedEvents
-from server.runs.raw_messages import RawMessages
-from server.runs.retold import begun_by, decode_added, decode_done
-from server.runs.states import Ending, EndStatus
-from server.runs.summary_parts import Summary
-from server.wire import events as wire
-from server.wire import ids
-from server.wire.events import Event, Kind, event_type
-from server.wire.hosted_items import McpListTools, ServedCall
-from server.wire.items import (
+from server.protocol import ids
+from server.protocol.responses import events as wire
+from server.protocol.responses.events import (
+    Event,
+    Kind,
+    event_type,
+)
+from server.protocol.responses.hosted_items import (
+    McpListTools,
+    ServedCall,
+)
+from server.protocol.responses.items import (
     Compaction,
     CustomToolCall,
     FunctionCall,
@@ -47,7 +46,21 @@ from server.wire.items import (
     ReasoningText,
     SummaryText,
 )
-from server.wire.response import Echo, Response
+from server.protocol.responses.response import (
+    Echo,
+    Response,
+)
+from server.protocol.responses.states import (
+    Ending,
+    EndStatus,
+)
+from server.runs.assemble import assemble
+from server.runs.end_facts import EndFacts
+from server.runs.hosted import DueCall, Hosted, Outcome
+from server.runs.hosted_events import HostedEvents
+from server.runs.raw_messages import RawMessages
+from server.runs.retold import begun_by, decode_added, decode_done
+from server.runs.summary_parts import Summary
 
 _TERMINAL: dict[EndStatus, type[wire.ResponseCompleted | wire.ResponseFailed | wire.ResponseIncomplete]] = {
     "completed": wire.ResponseCompleted,

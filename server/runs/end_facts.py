@@ -9,9 +9,9 @@ from engine.request import (
     StopHit,
     TokenLogprobs,
 )
+from server.protocol.responses.response import Response
 from server.runs.logprobs import LEAST
 from server.runs.reading import Reading
-from server.wire.response import Response
 
 
 class EndFacts:

@@ -2,7 +2,7 @@
 
 from engine.request import JobRefused
 from server.errors import ApiError, InvalidRequest, Overloaded, TooManyRequests
-from server.wire.request import CreateResponse
+from server.protocol.responses.request import CreateResponse
 
 
 def refusal(refused: JobRefused, request: CreateResponse) -> ApiError:

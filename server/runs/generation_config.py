@@ -7,10 +7,13 @@ import msgspec
 from msgspec import Meta
 
 from server.errors import InvalidRequest
-from server.wire.asked import Asked
-from server.wire.decode import convert
-from server.wire.request import CreateResponse, TokenId
-from server.wire.typed import decode_as
+from server.protocol.completions.shared_parameters import Asked
+from server.protocol.decode import convert
+from server.protocol.responses.request import (
+    CreateResponse,
+    TokenId,
+)
+from server.protocol.typed import decode_as
 
 PARAM = "generation_config"
 

@@ -11,9 +11,7 @@ import msgspec
 
 from server.errors import InvalidRequest
 from server.limits import SharedLimit
-from server.runs.bounds import OVER_THE_LIMIT
-from server.store.content.history_items import HistorySize
-from server.wire.items import (
+from server.protocol.responses.items import (
     CustomToolCallOutput,
     FunctionCallOutput,
     InputImage,
@@ -22,6 +20,8 @@ from server.wire.items import (
     OtherItem,
     encode_item,
 )
+from server.runs.bounds import OVER_THE_LIMIT
+from server.store.content.history_items import HistorySize
 
 MAX_BYTES = 16 * 1024 * 1024
 """Of the items that one request goes on from, as the model reads them, and of those it refers to."""

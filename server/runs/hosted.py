@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from server.wire.hosted_items import (
+from server.protocol.responses.hosted_items import (
     CodeInterpreterCall,
     ListedTool,
     McpApprovalRequest,
@@ -20,7 +20,7 @@ from server.wire.hosted_items import (
     ServedCall,
     WebSearchCall,
 )
-from server.wire.items import (
+from server.protocol.responses.items import (
     CustomToolCall,
     FunctionCall,
     FunctionCallOutput,
@@ -29,8 +29,11 @@ from server.wire.items import (
     OtherItem,
     Reasoning,
 )
-from server.wire.request import CreateResponse
-from server.wire.tools import McpTool, read_tools
+from server.protocol.responses.request import CreateResponse
+from server.protocol.responses.tools import (
+    McpTool,
+    read_tools,
+)
 
 UNFINISHED = "The call was not finished."
 UNANSWERED = "The user has not allowed this call."

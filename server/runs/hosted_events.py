@@ -11,12 +11,10 @@ from uuid import UUID
 
 import msgspec
 
-from server.runs.hosted import DueCall, Form, Hosted, Listed, Outcome
-from server.runs.told_calls import BEGUN, KINDS, Ended, begun, done, ended, given
-from server.wire import events as wire
-from server.wire import ids
-from server.wire.events import Event
-from server.wire.hosted_items import (
+from server.protocol import ids
+from server.protocol.responses import events as wire
+from server.protocol.responses.events import Event
+from server.protocol.responses.hosted_items import (
     HOSTED,
     CodeInterpreterCall,
     HostedItem,
@@ -26,7 +24,12 @@ from server.wire.hosted_items import (
     ServedCall,
     WebSearchCall,
 )
-from server.wire.items import Item, ItemStatus
+from server.protocol.responses.items import (
+    Item,
+    ItemStatus,
+)
+from server.runs.hosted import DueCall, Form, Hosted, Listed, Outcome
+from server.runs.told_calls import BEGUN, KINDS, Ended, begun, done, ended, given
 
 
 @dataclass(slots=True)

@@ -3,9 +3,11 @@
 from collections.abc import Iterator, Sequence
 
 from server.dialects.base import Conversation, PromptError, PromptTooLong
-from server.runs.prepare import Served
-from server.wire.hosted_items import McpApprovalRequest, McpApprovalResponse
-from server.wire.items import (
+from server.protocol.responses.hosted_items import (
+    McpApprovalRequest,
+    McpApprovalResponse,
+)
+from server.protocol.responses.items import (
     PREFIXES,
     Compaction,
     CustomToolCall,
@@ -17,6 +19,7 @@ from server.wire.items import (
     Message,
     plain_text,
 )
+from server.runs.prepare import Served
 
 
 def kept_messages(served: Served, items: Sequence[Item], most_tokens: int) -> list[Message]:

@@ -2,8 +2,8 @@
 
 from datetime import timedelta
 
-from server.wire.request import CreateResponse
-from server.wire.response import Echo
+from server.protocol.responses.request import CreateResponse
+from server.protocol.responses.response import Echo
 
 UNSTORED = timedelta(minutes=10)
 """How long a background response that is not to be stored can be read after its end; OpenAI's value."""

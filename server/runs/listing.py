@@ -13,16 +13,24 @@ import msgspec
 
 from server.auth import Caller
 from server.errors import InvalidRequest, NotReady, Overloaded, ToolServerDown, TooManyRequests
+from server.protocol.ids import is_output_id
+from server.protocol.responses.hosted_items import McpListTools
+from server.protocol.responses.items import Item
+from server.protocol.responses.request import CreateResponse
+from server.protocol.responses.tools import (
+    EVERY_TOOL,
+    INTERNAL,
+    McpTool,
+    Tool,
+    names_of,
+    note_left_out,
+    read_tools,
+)
 from server.runs.hosted import Access, Hosted, hosted_of
 from server.tools.address import Refused
 from server.tools.listings import Listing
 from server.tools.mcp import McpServers, usable
 from server.tools.registered import TOKEN_HEADER
-from server.wire.hosted_items import McpListTools
-from server.wire.ids import is_output_id
-from server.wire.items import Item
-from server.wire.request import CreateResponse
-from server.wire.tools import EVERY_TOOL, INTERNAL, McpTool, Tool, names_of, note_left_out, read_tools
 
 _HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,128}")
 _VALUE = re.compile(r"[\t\x20-\x7e]{0,8192}")

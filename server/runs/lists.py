@@ -7,8 +7,14 @@ from uuid import UUID
 import msgspec
 
 from server.errors import InvalidRequest
+from server.protocol import ids
+from server.protocol.list_pages import (
+    MAX_BYTES,
+    Page,
+    page,
+)
+from server.protocol.responses.states import ENDED
 from server.runs.read import as_response, with_turns
-from server.runs.states import ENDED
 from server.store.content import (
     list_pages,
     responses,
@@ -20,8 +26,6 @@ from server.store.content.list_pages import (
 )
 from server.store.content.responses import StoredResponse
 from server.store.database import Connection, Database
-from server.wire import ids
-from server.wire.pages import MAX_BYTES, Page, page
 
 log = logging.getLogger("holdfast.lists")
 

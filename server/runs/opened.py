@@ -4,9 +4,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from server.runs.sealing import Seal
-from server.runs.window import open_window, summary_message
-from server.wire.items import (
+from server.protocol.responses.items import (
     Compaction,
     InputText,
     Item,
@@ -15,7 +13,9 @@ from server.wire.items import (
     ReasoningText,
     decode_item,
 )
-from server.wire.response import Response
+from server.protocol.responses.response import Response
+from server.runs.sealing import Seal
+from server.runs.window import open_window, summary_message
 
 UNREADABLE = "[Earlier parts of this conversation were compacted by another server and cannot be read here.]"
 

@@ -33,6 +33,13 @@ from server.dialects.base import (
 from server.dialects.plain import PlainParser
 from server.dialects.toolbox import without_labels
 from server.errors import InvalidRequest
+from server.protocol.completions.legacy import PlainRequest
+from server.protocol.completions.shared_parameters import ChoiceRequest
+from server.protocol.ids import seconds_of
+from server.protocol.responses import tools as wire
+from server.protocol.responses.items import Item
+from server.protocol.responses.request import CreateResponse
+from server.protocol.responses.response import Echo
 from server.runs.approvals import tagged
 from server.runs.bounds import COUNTED, characters_of, refuse_unbounded, too_long, too_long_to_count
 from server.runs.echo import asks_for_summary, make_echo
@@ -47,13 +54,6 @@ from server.runs.sampling import make_sampling, thinking_budget, token_ids
 from server.runs.sealing import Seal
 from server.runs.structured import given_grammar
 from server.runs.truncation import cut_tokens, write_within
-from server.wire import tools as wire
-from server.wire.asked import ChoiceRequest
-from server.wire.ids import seconds_of
-from server.wire.items import Item
-from server.wire.request import CreateResponse
-from server.wire.response import Echo
-from server.wire.text import PlainRequest
 
 LOGPROBS = "message.output_text.logprobs"
 """The value of `include` that asks for them."""

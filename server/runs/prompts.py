@@ -3,13 +3,20 @@
 import msgspec
 
 from server.errors import NotFound
+from server.protocol.responses.input import Given
+from server.protocol.responses.items import Item
+from server.protocol.responses.prompt_templates import (
+    Template,
+    fill,
+    read_template,
+)
+from server.protocol.responses.request import (
+    CreateResponse,
+    PromptReference,
+)
 from server.runs.context import read_given
 from server.store.content import prompt_templates
 from server.store.database import Connection, Database
-from server.wire.input import Given
-from server.wire.items import Item
-from server.wire.prompts import Template, fill, read_template
-from server.wire.request import CreateResponse, PromptReference
 
 MOST_DIGITS = 9
 """Of a version's number."""

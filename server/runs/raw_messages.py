@@ -15,8 +15,7 @@ import msgspec
 from engine.request import TokenLogprobs
 from engine.vocabulary import Vocabulary
 from server.dialects.base import Messages
-from server.runs.logprobs import LEAST
-from server.wire.response import (
+from server.protocol.responses.response import (
     PromptLogprob,
     PromptLogprobs,
     RawMessage,
@@ -25,7 +24,8 @@ from server.wire.response import (
     Usage,
     by_turn,
 )
-from server.wire.typed import decode_as
+from server.protocol.typed import decode_as
+from server.runs.logprobs import LEAST
 
 ReadMessages = Callable[[Sequence[int]], Messages]
 

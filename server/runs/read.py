@@ -9,10 +9,23 @@ from weakref import WeakValueDictionary
 
 import msgspec
 
+from server.protocol.earlier_releases import with_logprobs
+from server.protocol.responses.events import Event
+from server.protocol.responses.hosted_items import ServedCall
+from server.protocol.responses.items import Compaction
+from server.protocol.responses.response import (
+    Echo,
+    Response,
+)
+from server.protocol.responses.states import (
+    ENDED,
+    Ending,
+    read_turns,
+)
+from server.protocol.typed import decode_as
 from server.runs.assemble import assemble
 from server.runs.call_names import with_names
 from server.runs.raw_messages import asks_for_raw_messages, told_again
-from server.runs.states import ENDED, Ending, read_turns
 from server.store.content import responses
 from server.store.content.responses import StoredResponse
 from server.store.database import Connection, Database
@@ -21,12 +34,6 @@ from server.store.log.stream_cache import HeldStream
 from server.stream.frames import frame, frames
 from server.stream.hub import TAIL_FRAMES, Published
 from server.stream.sse import Stored
-from server.wire.events import Event
-from server.wire.hosted_items import ServedCall
-from server.wire.items import Compaction
-from server.wire.older import with_logprobs
-from server.wire.response import Echo, Response
-from server.wire.typed import decode_as
 
 log = logging.getLogger("holdfast.read")
 

@@ -13,6 +13,15 @@ import msgspec
 
 from engine.request import Job
 from server.errors import ApiError
+from server.protocol.errors import DecodeFailure
+from server.protocol.responses.events import Event
+from server.protocol.responses.items import (
+    Item,
+    decode_item,
+)
+from server.protocol.responses.request import CreateResponse
+from server.protocol.responses.response import Echo
+from server.protocol.typed import decode_as
 from server.runs import context
 from server.runs.condense import first_reading, prepare_first
 from server.runs.prepare import Prepared, Served
@@ -26,12 +35,6 @@ from server.store.content.responses import StoredResponse
 from server.store.database import Connection, DatabaseError
 from server.store.log import events
 from server.store.log.events import Progress
-from server.wire.errors import DecodeFailure
-from server.wire.events import Event
-from server.wire.items import Item, decode_item
-from server.wire.request import CreateResponse
-from server.wire.response import Echo
-from server.wire.typed import decode_as
 
 log = logging.getLogger("holdfast.rebuild")
 

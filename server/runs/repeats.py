@@ -7,6 +7,8 @@ from uuid import UUID
 
 from server.auth import Caller
 from server.errors import Conflict, InvalidRequest
+from server.protocol.ids import choice_id
+from server.protocol.responses.items import Item
 from server.store.content import (
     idempotency_keys,
     responses,
@@ -15,8 +17,6 @@ from server.store.content.responses import StoredResponse
 from server.store.database import Connection, Database
 from server.stream.hub import Channel, Hub
 from server.stream.sse import Stored
-from server.wire.ids import choice_id
-from server.wire.items import Item
 
 
 @dataclass(frozen=True, slots=True)

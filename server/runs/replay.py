@@ -11,14 +11,20 @@ from engine.request import (
     Job,
     Usage,
 )
+from server.protocol.responses.events import (
+    Event,
+    Kind,
+    OutputItemDone,
+    delta_of,
+    event_type,
+)
+from server.protocol.responses.hosted_items import ServedCall
+from server.protocol.responses.items import Compaction
 from server.runs.hosted import Outcome, outcome_of
 from server.runs.prepare import Prepared, job_after
 from server.runs.run import Log, Run
 from server.runs.turns import Turns
 from server.store.log.events import Progress
-from server.wire.events import Event, Kind, OutputItemDone, delta_of, event_type
-from server.wire.hosted_items import ServedCall
-from server.wire.items import Compaction
 
 _CALLED = frozenset(
     f"response.{end}"

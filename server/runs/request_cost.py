@@ -6,7 +6,7 @@ from dataclasses import replace
 from engine.request import Job
 from server.auth import Caller
 from server.errors import InvalidRequest
-from server.wire.request import CreateResponse
+from server.protocol.responses.request import CreateResponse
 
 MAX_LOGPROBS = 2**18
 """Log probabilities told in one answer, over all its choices. One takes some 60 bytes of JSON."""

@@ -5,9 +5,18 @@ from collections.abc import Iterable
 import msgspec
 
 from server.dialects.base import CallStart, MessageStart, ReasoningDelta
-from server.wire import events as wire
-from server.wire.events import Event, Kind, event_type
-from server.wire.items import CustomToolCall, FunctionCall, Item, Reasoning
+from server.protocol.responses import events as wire
+from server.protocol.responses.events import (
+    Event,
+    Kind,
+    event_type,
+)
+from server.protocol.responses.items import (
+    CustomToolCall,
+    FunctionCall,
+    Item,
+    Reasoning,
+)
 
 decode_added = msgspec.json.Decoder(wire.OutputItemAdded).decode
 decode_done = msgspec.json.Decoder(wire.OutputItemDone).decode

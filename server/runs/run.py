@@ -16,6 +16,21 @@ from engine.request import (
 from engine.request import TokenLogprobs as EngineLogprobs
 from engine.request import Usage as EngineUsage
 from server.dialects.base import CallDelta, Delta, ReasoningDelta, TextDelta
+from server.protocol.responses.events import Event
+from server.protocol.responses.hosted_items import McpApprovalRequest
+from server.protocol.responses.items import (
+    CustomToolCall,
+    FunctionCall,
+    Item,
+)
+from server.protocol.responses.response import (
+    Echo,
+    Response,
+)
+from server.protocol.responses.states import (
+    Ending,
+    EndStatus,
+)
 from server.runs.emitter import Emitter
 from server.runs.end_facts import EndFacts
 from server.runs.hosted import Errand, Outcome
@@ -23,12 +38,7 @@ from server.runs.logprobs import TokenLogprobs
 from server.runs.raw_messages import RawMessages
 from server.runs.reading import Reading
 from server.runs.spent import Spent
-from server.runs.states import Ending, EndStatus
 from server.runs.stops import StopFilter
-from server.wire.events import Event
-from server.wire.hosted_items import McpApprovalRequest
-from server.wire.items import CustomToolCall, FunctionCall, Item
-from server.wire.response import Echo, Response
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

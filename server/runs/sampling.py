@@ -14,8 +14,8 @@ from engine.request import (
 )
 from server.dialects.base import Dialect, ReasoningMarks
 from server.errors import InvalidRequest
-from server.wire.request import CreateResponse
-from server.wire.response import Echo
+from server.protocol.responses.request import CreateResponse
+from server.protocol.responses.response import Echo
 
 SMALLEST_TOP_P = 1e-6
 """What top_p 0 means: the likeliest token alone."""

@@ -1,7 +1,7 @@
 """The tokens that the turns of a response have taken: of each, and of all."""
 
 from engine.request import Usage as EngineUsage
-from server.wire.response import TurnUsage
+from server.protocol.responses.response import TurnUsage
 
 
 class Spent:

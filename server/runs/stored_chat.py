@@ -13,8 +13,24 @@ from uuid import UUID
 import msgspec
 
 from server.errors import InvalidRequest, NotFound
+from server.protocol import ids
+from server.protocol.completions.chat import StoredCompletion
+from server.protocol.completions.chat_messages import as_messages
+from server.protocol.completions.shared_parameters import (
+    MAX_CHOICES,
+    ChoiceRequest,
+)
+from server.protocol.list_pages import (
+    MAX_BYTES,
+    Page,
+    fitting,
+    page,
+)
+from server.protocol.responses.items import decode_item
+from server.protocol.responses.request import Metadata
+from server.protocol.responses.response import Echo
+from server.protocol.typed import decode_as
 from server.runs.chat_answer import completion, telling_of
-from server.runs.chat_messages import as_messages
 from server.runs.chat_request import chat_choice, chat_format, chat_tool
 from server.runs.raw_messages import asks_for_raw_messages, asks_for_stops
 from server.runs.read import as_response, with_last_event
@@ -31,14 +47,6 @@ from server.store.content.list_pages import (
 )
 from server.store.content.responses import StoredResponse
 from server.store.database import Connection, Database
-from server.wire import ids
-from server.wire.asked import MAX_CHOICES, ChoiceRequest
-from server.wire.chat import StoredCompletion
-from server.wire.items import decode_item
-from server.wire.pages import MAX_BYTES, Page, fitting, page
-from server.wire.request import Metadata
-from server.wire.response import Echo
-from server.wire.typed import decode_as
 
 log = logging.getLogger("holdfast.chat")
 

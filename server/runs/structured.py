@@ -7,10 +7,13 @@ import msgspec
 
 from engine.request import Grammar
 from server.errors import InvalidRequest
+from server.protocol.completions.shared_parameters import ResponseFormat
+from server.protocol.responses.request import (
+    CreateResponse,
+    StructuredOutputs,
+)
 from server.runs.ebnf import BadEbnf, ebnf_to_lark, is_ebnf
 from server.runs.structural_tag import BadTag, read_tag
-from server.wire.asked import ResponseFormat
-from server.wire.request import CreateResponse, StructuredOutputs
 
 R = TypeVar("R", bound=StructuredOutputs)
 PARAM = "structured_outputs"

@@ -8,11 +8,17 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from server.dialects.base import Prompt
+from server.protocol.responses.items import (
+    InputText,
+    Message,
+)
+from server.protocol.responses.request import (
+    CreateResponse,
+    ReasoningOptions,
+)
 from server.runs.bounds import COUNTED
 from server.runs.prepare import Served, write_prompt
 from server.runs.transcript import cut
-from server.wire.items import InputText, Message
-from server.wire.request import CreateResponse, ReasoningOptions
 
 KEPT_SHARE = 2
 """Kept messages have at most the context, divided by this, in tokens."""

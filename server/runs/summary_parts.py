@@ -8,9 +8,9 @@ that a run which is resumed goes on where its log ends.
 import re
 from collections.abc import Callable
 
-from server.wire import events as wire
-from server.wire.events import Event
-from server.wire.items import SummaryText
+from server.protocol.responses import events as wire
+from server.protocol.responses.events import Event
+from server.protocol.responses.items import SummaryText
 
 _WORDS = re.compile(r"(?:\S{0,31}\s|\S{32})*+")
 """Whole words, and pieces of long ones, of languages without spaces."""

@@ -9,13 +9,22 @@ from uuid import UUID
 import msgspec
 from msgspec import UNSET
 
+from server.protocol import ids
+from server.protocol.completions.legacy import (
+    LegacyLogprobs,
+    TextChoice,
+    TextCompletion,
+    TextFinish,
+    TextRequest,
+)
+from server.protocol.completions.shared_parameters import (
+    Usage,
+    whole_usage,
+)
 from server.runs.asked import tells_usage, tells_usage_so_far
 from server.runs.chunks import TokensSoFar, data_frame, error_frame, event_of, tokens_told, total_usage
 from server.runs.logprobs import name_of
 from server.runs.text_request import Given, drawn
-from server.wire import ids
-from server.wire.asked import Usage, whole_usage
-from server.wire.text import LegacyLogprobs, TextChoice, TextCompletion, TextFinish, TextRequest
 
 
 @dataclass(frozen=True, slots=True)

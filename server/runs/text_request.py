@@ -8,13 +8,18 @@ from typing import Any
 from engine.vocabulary import Vocabulary
 from server.dialects.unenforced import without_unenforced
 from server.errors import InvalidRequest
+from server.protocol.completions.legacy import (
+    DEFAULT_TOKENS,
+    MAX_TEXTS,
+    PlainRequest,
+    TextRequest,
+)
 from server.runs.asked import refuse_unsupported, shared, unsupported
 from server.runs.bounds import COUNTED, too_long
 from server.runs.prepare import LOGPROBS, Served
 from server.runs.structured import grammar_of_format, with_modern_names
 from server.runs.tokenize import encode_text
 from server.runs.truncation import cut_tokens
-from server.wire.text import DEFAULT_TOKENS, MAX_TEXTS, PlainRequest, TextRequest
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,13 +6,13 @@ from datetime import UTC, datetime
 from engine.vocabulary import Vocabulary
 from server.dialects.base import PromptError, PromptTooLong
 from server.errors import InvalidRequest, UnknownModel
+from server.protocol.completions.chat import ChatRequest
+from server.protocol.completions.chat_messages import read_messages
+from server.protocol.completions.tokenize import TokenizeRequest
+from server.protocol.responses.items import Item
 from server.runs.bounds import COUNTED, too_long, too_long_to_count
-from server.runs.chat_messages import read_messages
 from server.runs.chat_request import as_response_request, refuse_wrong
 from server.runs.prepare import Served, write_prompt
-from server.wire.chat import ChatRequest
-from server.wire.items import Item
-from server.wire.tokenize import TokenizeRequest
 
 
 def vocabulary_of(served: Served, model: str | None) -> Vocabulary:

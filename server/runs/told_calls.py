@@ -7,9 +7,14 @@ from uuid import UUID
 
 import msgspec
 
+from server.protocol.responses import events as wire
+from server.protocol.responses.hosted_items import (
+    CodeInterpreterCall,
+    McpCall,
+    ServedCall,
+    WebSearchCall,
+)
 from server.runs.hosted import Form, Outcome, told
-from server.wire import events as wire
-from server.wire.hosted_items import CodeInterpreterCall, McpCall, ServedCall, WebSearchCall
 
 Ended = Literal["completed", "failed", "incomplete"]
 KINDS: dict[Form, type[ServedCall]] = {"mcp": McpCall, "code": CodeInterpreterCall, "search": WebSearchCall}

@@ -3,8 +3,7 @@
 import json
 from collections.abc import Collection, Sequence
 
-from server.runs.hosted import as_read
-from server.wire.items import (
+from server.protocol.responses.items import (
     ContentPart,
     CustomToolCall,
     CustomToolCallOutput,
@@ -16,6 +15,7 @@ from server.wire.items import (
     item_type,
     plain_text,
 )
+from server.runs.hosted import as_read
 
 SHOWN = 200
 """Characters of a message that is told elsewhere, to show what was answered."""

@@ -9,10 +9,13 @@ from dataclasses import replace
 
 from server.dialects.base import Conversation, Dialect, Prompt, PromptTooLong
 from server.errors import InvalidRequest
+from server.protocol.responses.items import (
+    Item,
+    Message,
+)
+from server.protocol.responses.request import Side
 from server.runs.bounds import characters_of, text_size
 from server.runs.hosted import as_read
-from server.wire.items import Item, Message
-from server.wire.request import Side
 
 
 def write_within(dialect: Dialect, conversation: Conversation, limit: int, *, truncates: bool) -> Prompt:

@@ -7,13 +7,20 @@ from uuid import UUID
 import msgspec
 
 from engine.request import Job
+from server.protocol.responses.hosted_items import ServedCall
+from server.protocol.responses.items import (
+    Item,
+    encode_item,
+)
+from server.protocol.responses.request import CreateResponse
+from server.protocol.responses.tools import (
+    McpTool,
+    read_choice,
+    read_tools,
+)
 from server.runs.hosted import Access, call_limit
 from server.runs.prepare import Served, prepare
 from server.runs.reading import Reading
-from server.wire.hosted_items import ServedCall
-from server.wire.items import Item, encode_item
-from server.wire.request import CreateResponse
-from server.wire.tools import McpTool, read_choice, read_tools
 
 MAX_OUTPUT_BYTES = 8 * 1024 * 1024
 """Of a response's output, results of tools included; beyond it there is no further turn."""

@@ -1,4 +1,4 @@
-"""What a request for a response must not ask for, beside parameters that `server.wire.parameters` refuses.
+"""What a request for a response must not ask for, beside parameters that `server.protocol.parameters` refuses.
 
 These are values, and parameters that do not go together. Checked when a request comes in, and not of one that
 is stored. Pure.
@@ -7,9 +7,9 @@ is stored. Pure.
 from collections.abc import Callable
 
 from server.errors import InvalidRequest, UnknownModel
+from server.protocol.responses.request import CreateResponse
 from server.runs.asked import check_format_name
 from server.runs.prepare import Served, wants_logprobs
-from server.wire.request import CreateResponse
 
 COMPACTION = "compaction"
 _MOST_CHARACTERS = {"user": 512, "include": 128, "service_tier": 64, "safety_identifier": 64}

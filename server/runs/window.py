@@ -9,9 +9,16 @@ from dataclasses import dataclass
 
 import msgspec
 
+from server.protocol.responses.items import (
+    Compaction,
+    InputText,
+    Item,
+    Message,
+    decode_item,
+    encode_item,
+)
+from server.protocol.typed import decode_as
 from server.runs.sealing import Seal
-from server.wire.items import Compaction, InputText, Item, Message, decode_item, encode_item
-from server.wire.typed import decode_as
 
 SUMMARY = "Earlier parts of this conversation were left out. This is what they said:\n\n"
 

@@ -7,11 +7,16 @@ from collections.abc import Sequence
 from uuid import UUID
 
 from server.crashpoints import crashpoint
+from server.protocol.responses.items import (
+    Item,
+    encode_item,
+    item_type,
+)
+from server.protocol.responses.states import Ending
 from server.runs.active import Step
 from server.runs.history import for_model
 from server.runs.lifetime import lifetime_after_end
 from server.runs.run import Run
-from server.runs.states import Ending
 from server.runs.unflushed import chunks_of
 from server.store.cluster import claims
 from server.store.cluster.claims import Place
@@ -27,7 +32,6 @@ from server.store.content.responses import (
 from server.store.database import Connection, durable
 from server.store.log import events
 from server.store.log.events import Chunk
-from server.wire.items import Item, encode_item, item_type
 
 
 class Unwritable(Exception):

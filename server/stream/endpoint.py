@@ -17,12 +17,12 @@ from starlette.types import Message, Receive, Scope, Send
 
 from server.errors import ClientGone, Overloaded, on_error
 from server.limits import SharedLimit
+from server.protocol.ids import request_id_of
 from server.stream.body import Body, Lingering
 from server.stream.content_encoding import coding_of
 from server.stream.pending import when_ready
 from server.stream.sse import Answer
 from server.stream.threads import ALONE, Lane, ThreadClass, ThreadClasses, set_store_reads
-from server.wire.ids import request_id_of
 
 C = TypeVar("C")
 

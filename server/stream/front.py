@@ -5,8 +5,8 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.origins import AllowedOrigins
+from server.protocol.ids import new_request_id
 from server.stream.body import Lingering
-from server.wire.ids import new_request_id
 
 _EXPOSED = "x-request-id, retry-after, x-should-retry"
 """Headers of answers that pages may read, beside those that every page may."""

@@ -15,13 +15,13 @@ from starlette.websockets import WebSocket
 
 from server.errors import on_error
 from server.limits import SharedLimit
+from server.protocol.ids import request_id_of
+from server.protocol.responses.websocket_messages import CreateMessage
 from server.stream.connection import BUFFER, Inbox
 from server.stream.endpoint import Door
 from server.stream.pending import when_ready
 from server.stream.sse import Answer
 from server.stream.threads import Lane, ThreadClasses, set_store_reads
-from server.wire.ids import request_id_of
-from server.wire.socket import CreateMessage
 
 T = TypeVar("T")
 C = TypeVar("C")

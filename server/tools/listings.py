@@ -14,8 +14,8 @@ import msgspec
 
 from server.errors import Overloaded, TooManyRequests
 from server.limits import SharedLimit
-from server.wire.hosted_items import ListedTool
-from server.wire.typed import decode_as
+from server.protocol.responses.hosted_items import ListedTool
+from server.protocol.typed import decode_as
 
 FRESH_SECONDS = 60.0
 FAILED_SECONDS = 10.0

@@ -23,6 +23,11 @@ import msgspec
 
 from server.errors import ApiError
 from server.limits import SharedLimit
+from server.protocol.responses.hosted_items import (
+    ListedTool,
+    McpError,
+)
+from server.protocol.responses.parts import is_deeper
 from server.runs.hosted import Access, Outcome
 from server.tools import session
 from server.tools.address import Allowed, Refused, check_url, host_and_port, only, read_url
@@ -30,8 +35,6 @@ from server.tools.call_slots import CallSlots, NoSlot
 from server.tools.listings import Listing, ListingKey, Listings
 from server.tools.registered import COMMAND, SESSION_HEADER, Registered
 from server.tools.urls import urls_of
-from server.wire.hosted_items import ListedTool, McpError
-from server.wire.parts import is_deeper
 
 if TYPE_CHECKING:
     from mcp.types import CallToolResult

@@ -20,10 +20,13 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from server.runs.states import EDGES, ENDED
+from server.protocol.ids import parse_response_id
+from server.protocol.responses.states import (
+    EDGES,
+    ENDED,
+)
 from server.store.content import retention
 from server.store.database import Database
-from server.wire.ids import parse_response_id
 from tests.fix_server import StartServer
 from tests.fix_tally import Tally
 from tests.support import sse

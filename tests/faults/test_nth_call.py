@@ -29,6 +29,8 @@ from engine.scripted_engine import (
 )
 from server.auth import Caller
 from server.config import Config
+from server.protocol.responses.events import is_terminal
+from server.protocol.responses.request import CreateResponse
 from server.runs.admit import Admission
 from server.runs.keeper import Keeper
 from server.runs.prepare import Served
@@ -41,8 +43,6 @@ from server.store.database import DatabaseError
 from server.store.disk_space import Disk
 from server.tools.mcp import McpServers
 from server.tools.registered import Registered
-from server.wire.events import is_terminal
-from server.wire.request import CreateResponse
 from tests.fix_tally import Tally
 from tests.integration.runs.recorded import Bench, recording
 from tests.support.builders import TENANT, SpelledDialect

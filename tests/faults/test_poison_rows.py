@@ -11,7 +11,7 @@ import httpx
 import psycopg
 import pytest
 
-from server.wire import ids
+from server.protocol import ids
 from tests.fix_server import SCRIPTED, StartServer
 from tests.fix_tally import Tally
 from tests.support.attached import HTTP, P2_SECONDS, retrieve

@@ -10,12 +10,12 @@ from uuid import UUID
 
 import pytest
 
+from server.protocol.ids import new_uuid
 from server.store.cluster import (
     claims,
     leases,
 )
 from server.store.database import Connection, Database
-from server.wire.ids import new_uuid
 from tests.fix_tally import Tally
 from tests.support.builders import TENANT, accept, register
 from tests.support.rounds import faults_only

@@ -8,8 +8,10 @@ from typing import Any
 import msgspec
 
 from engine.request import FinishReason
+from server.protocol.responses.events import Event
+from server.protocol.responses.items import Item
+from server.protocol.responses.states import columns_of
 from server.runs.audit import Limits, check
-from server.runs.states import columns_of
 from server.runs.writing import stored_item
 from server.store.audit.stored_responses import (
     AuditedItem,
@@ -29,8 +31,6 @@ from server.store.content.responses import (
 )
 from server.store.log import events
 from server.store.log.events import LogRow
-from server.wire.events import Event
-from server.wire.items import Item
 from tests.support.builders import CREATED, LATER, RESPONSE, TENANT, USAGE, make_message, make_run, say, think
 
 NOW = LATER + timedelta(seconds=5)

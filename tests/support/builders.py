@@ -22,10 +22,31 @@ from pydantic import TypeAdapter
 
 from engine.request import Usage
 from server.dialects.base import Conversation, Delta, Prompt, ReasoningDelta, ReasoningMarks, TextDelta
+from server.protocol import ids
+from server.protocol.responses.events import (
+    Event,
+    render,
+)
+from server.protocol.responses.input import (
+    AdditionalTools,
+    CompactionTrigger,
+    ItemReference,
+)
+from server.protocol.responses.items import (
+    InputText,
+    Item,
+    Message,
+)
+from server.protocol.responses.request import CreateResponse
+from server.protocol.responses.response import (
+    Echo,
+    ReasoningEcho,
+    TextEcho,
+)
+from server.protocol.responses.states import Ending
 from server.runs.context import own, read_given
 from server.runs.reading import Reading
 from server.runs.run import Run, RunFacts
-from server.runs.states import Ending
 from server.runs.writing import stored_item
 from server.store.cluster import leases
 from server.store.content import responses
@@ -33,12 +54,6 @@ from server.store.content.responses import NewResponse
 from server.store.database import Connection, Database
 from server.store.log import events
 from server.stream.hub import Hub, Published
-from server.wire import ids
-from server.wire.events import Event, render
-from server.wire.input import AdditionalTools, CompactionTrigger, ItemReference
-from server.wire.items import InputText, Item, Message
-from server.wire.request import CreateResponse
-from server.wire.response import Echo, ReasoningEcho, TextEcho
 from tests.support.eventually import eventually
 
 TENANT = "acme"

@@ -16,7 +16,7 @@ from server.dialects import harmony_vocabulary as vocabulary
 from server.dialects.base import Delta, TextDelta
 from server.dialects.harmony import HarmonyDialect
 from server.dialects.harmony_encoding import HarmonyEncoding
-from server.wire.items import (
+from server.protocol.responses.items import (
     FunctionCall,
     FunctionCallOutput,
     InputText,

@@ -10,7 +10,7 @@ from contextlib import closing
 import psycopg
 
 from server.audit_command import Tally, violations
-from server.runs import states
+from server.protocol.responses import states
 from server.runs.audit import Limits, Violation
 from server.store.audit.stored_responses import Scope
 from server.store.database import Database

@@ -15,9 +15,14 @@ from uuid import UUID
 
 import msgspec
 
+from server.protocol.responses.events import Event
+from server.protocol.responses.states import (
+    ENDED,
+    Ending,
+    columns_of,
+)
 from server.recording import commit, committer, side_writer
 from server.runs import accept, writing
-from server.runs.states import ENDED, Ending, columns_of
 from server.store.cluster import (
     claims,
     leases,
@@ -44,7 +49,6 @@ from server.store.log.events import (
     Progress,
     Watched,
 )
-from server.wire.events import Event
 from tests.support.memory import Memory, MemoryConnection, Row
 
 # --- what the SQL means; `at` is the memory, or a connection to it ---

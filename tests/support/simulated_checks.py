@@ -5,11 +5,14 @@ from uuid import UUID
 
 import msgspec
 
+from server.protocol.responses.events import (
+    Event,
+    is_terminal,
+)
+from server.protocol.responses.states import ENDED
 from server.runs.read import StreamReader, read_response
-from server.runs.states import ENDED
 from server.store.log import events
 from server.stream.frames import frame
-from server.wire.events import Event, is_terminal
 from tests.support.builders import BREAK_PARSER, TENANT, SpelledParser
 from tests.support.memory import MemoryDatabase, Row
 from tests.support.simulated_parts import answer_of

@@ -18,17 +18,17 @@ from uuid import UUID
 from server.api.responses import watch
 from server.auth import Caller
 from server.errors import ApiError
+from server.protocol.responses.request import CreateResponse
+from server.protocol.responses.states import ENDED
 from server.recording import commit, committer
 from server.runs import admit, keeper, recorder, taker, unread, writing
 from server.runs.read import StreamReader
 from server.runs.repeats import Repeatable
-from server.runs.states import ENDED
 from server.store.cluster import claims
 from server.store.content import deletion
 from server.stream import hub
 from server.stream.hub import Channel
 from server.stream.sse import Stored
-from server.wire.request import CreateResponse
 from tests.support import memory_store
 from tests.support.builders import TENANT
 from tests.support.memory import Memory, Trouble

@@ -112,7 +112,7 @@ REACH = {
     "server/scripted_model.py": OPERATOR,
     "server/embedded_postgres/binaries.py": OPERATOR,
     "server/embedded_postgres/data_directory.py": OPERATOR,
-    "server/wire/bounds.py:_BACKSLASHES": TEXT,
+    "server/protocol/json_bounds.py:_BACKSLASHES": TEXT,
     "server/tools/address.py:_HOST_NAME": SHORT,
     "server/tools/address.py:_ENTRY": OPERATOR,
     "server/tools/address.py:read_url": SHORT,
@@ -120,12 +120,12 @@ REACH = {
     "server/tools/mcp.py:_NAME": TEXT,
     "server/tools/urls.py:_URL": SHORT,
     "server/tools/registered.py": OPERATOR,
-    "server/wire/decode.py:_BOUND": HEADER,
-    "server/wire/decode.py:_PATH": HEADER,
-    "server/wire/decode.py:_located": HEADER,
-    "server/wire/ids.py:_OUTPUT_ID": TEXT,
-    "server/wire/ids.py:_TAGGED": TEXT,
-    "server/wire/prompts.py:_PLACE": TEXT,
+    "server/protocol/decode.py:_BOUND": HEADER,
+    "server/protocol/decode.py:_PATH": HEADER,
+    "server/protocol/decode.py:_located": HEADER,
+    "server/protocol/ids.py:_OUTPUT_ID": TEXT,
+    "server/protocol/ids.py:_TAGGED": TEXT,
+    "server/protocol/responses/prompt_templates.py:_PLACE": TEXT,
 }
 """How many characters of whose text reach each expression, or all of a file."""
 AT_ONE_PLACE = {
@@ -136,7 +136,7 @@ AT_ONE_PLACE = {
     *(f"server/runs/listing.py:_{name}" for name in ("HEADER", "VALUE")),
     "server/tools/address.py:_HOST_NAME",
     "server/api/query.py:_METADATA",
-    "server/wire/bounds.py:_BACKSLASHES",
+    "server/protocol/json_bounds.py:_BACKSLASHES",
     "server/runs/ebnf.py:_EBNF",
     "server/runs/ebnf.py:_TOKEN",
 }

@@ -16,11 +16,11 @@ from uuid import UUID
 import msgspec
 from sqlalchemy import Connection, Row, TextClause, text
 
+from server.protocol.ids import lowest_uuid
+from server.protocol.responses.events import Event
 from server.store.content.responses import StoredResponse
 from server.store.log import events
 from server.store.log.events import LogRow
-from server.wire.events import Event
-from server.wire.ids import lowest_uuid
 
 PAGE = 100
 _STREAMED = {"yield_per": 16}

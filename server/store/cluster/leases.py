@@ -11,7 +11,7 @@ from uuid import UUID
 
 from sqlalchemy import ARRAY, Connection, Uuid, bindparam, text
 
-from server.wire.ids import new_uuid
+from server.protocol.ids import new_uuid
 
 BEAT_SECONDS = 1.0
 BEATS_PER_LEASE = 4

@@ -10,6 +10,7 @@ import msgspec
 from sqlalchemy import ColumnElement, Connection, Row, Select, Text, cast, func, literal, select, text, tuple_
 from sqlalchemy.dialects.postgresql import JSONB
 
+from server.protocol.responses.response import Status
 from server.store.content.responses import (
     INPUT,
     OUTPUT,
@@ -18,7 +19,6 @@ from server.store.content.responses import (
     stored_response,
 )
 from server.store.tables import items, responses
-from server.wire.response import Status
 
 ANSWERED: Final = ("completed", "incomplete")
 """How a response ends that can be a choice."""

@@ -8,7 +8,12 @@ from uuid import UUID
 
 from sqlalchemy import Connection, Row, TextClause, bindparam, insert, select, text, update
 
-from server.runs.states import ENDED, Ending, columns_of
+from server.protocol.responses.response import Status
+from server.protocol.responses.states import (
+    ENDED,
+    Ending,
+    columns_of,
+)
 from server.store.commit_failures import OwnershipLost
 from server.store.content.storage_usage import (
     ITEM_BYTES,
@@ -16,7 +21,6 @@ from server.store.content.storage_usage import (
     adding,
 )
 from server.store.tables import items, responses, usage_ledger
-from server.wire.response import Status
 
 INPUT: Final = 0
 OUTPUT: Final = 1

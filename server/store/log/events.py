@@ -18,10 +18,13 @@ from uuid import UUID
 import msgspec
 from sqlalchemy import ARRAY, Connection, Integer, Text, Uuid, bindparam, text
 
+from server.protocol.responses.events import (
+    Event,
+    Kind,
+)
+from server.protocol.typed import decode_as
 from server.store.content.storage_usage import adding
 from server.store.database import driver
-from server.wire.events import Event, Kind
-from server.wire.typed import decode_as
 
 log = logging.getLogger("holdfast.events")
 

@@ -5,13 +5,13 @@ from collections.abc import Iterator
 
 import msgspec
 
+from server.protocol.responses.events import Event
+from server.protocol.typed import decode_as
 from server.store.log.events import (
     LogRow,
     unfold,
     unpack_rows,
 )
-from server.wire.events import Event
-from server.wire.typed import decode_as
 
 PIECE_ROWS = 256
 """Rows that are decoded together. Decoded, they take several times the room."""

@@ -14,13 +14,13 @@ from engine.request import (
     Tokens,
     Usage,
 )
+from server.protocol.responses.events import Event
 from server.runs.active import Inbound
 from server.runs.recorder import Recorder
 from server.runs.run import Run
 from server.store.database import Database
 from server.store.log import events
 from server.stream.frames import frame
-from server.wire.events import Event
 from tests.support.builders import TENANT, SpyHub, accept, register
 from tests.support.eventually import eventually
 

@@ -7,6 +7,7 @@ import psycopg
 import pytest
 from sqlalchemy.exc import InternalError
 
+from server.protocol.ids import new_uuid
 from server.runs.audit import INVARIANTS, Limits
 from server.runs.audit import check as check_response
 from server.store.audit import stored_responses
@@ -16,7 +17,6 @@ from server.store.content import (
     retention,
 )
 from server.store.database import Database, clock
-from server.wire.ids import new_uuid
 from tests.integration.runs.recorded import Bench, finished, tokens
 from tests.support.builders import TENANT, kill, register, say, think
 from tests.support.invariants import check, find, strange_changes, watch_statuses

@@ -7,13 +7,13 @@ from uuid import UUID
 import pytest
 
 from server.config import Config
+from server.protocol.ids import new_uuid
+from server.protocol.responses.states import Ending
 from server.runs.janitor import DiskShort, Janitor, Purged, purge
-from server.runs.states import Ending
 from server.store.content import responses
 from server.store.database import Database, DatabaseError
 from server.store.disk_space import Disk
 from server.store.log import events
-from server.wire.ids import new_uuid
 from tests.support.builders import CREATED, TENANT, insert_response, register
 from tests.support.eventually import eventually
 

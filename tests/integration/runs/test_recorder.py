@@ -10,6 +10,10 @@ from engine.request import (
     FinishReason,
     Usage,
 )
+from server.protocol.responses.events import (
+    event_type,
+    is_terminal,
+)
 from server.runs import recorder
 from server.runs.active import Begin, Break, Inbound
 from server.runs.read import read_response
@@ -17,7 +21,6 @@ from server.runs.recorder import Recorder
 from server.runs.run import Run
 from server.store.content import deletion
 from server.stream.hub import Published
-from server.wire.events import event_type, is_terminal
 from tests.integration.runs.recorded import Bench, finished, tokens
 from tests.support.builders import BREAK_PARSER, HALF, TENANT, accept, kill, say, think
 from tests.support.eventually import eventually

@@ -9,6 +9,7 @@ import psycopg
 import pytest
 from sqlalchemy.exc import OperationalError
 
+from server.protocol.responses.events import is_terminal
 from server.runs.active import ActiveRuns
 from server.runs.run import Run
 from server.store.cluster import leases
@@ -19,7 +20,6 @@ from server.store.content import (
 )
 from server.store.database import Connection, Database
 from server.store.log import events
-from server.wire.events import is_terminal
 from tests.integration.runs.recorded import Bench, finished, terminate_recorder, tokens
 from tests.support.builders import TENANT, say, think
 from tests.support.eventually import eventually

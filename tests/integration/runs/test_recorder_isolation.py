@@ -9,6 +9,11 @@ import msgspec
 import psycopg
 import pytest
 
+from server.protocol.responses.events import (
+    Event,
+    Kind,
+    is_terminal,
+)
 from server.recording import committer, retries
 from server.runs import writing
 from server.runs.active import HandBack
@@ -17,7 +22,6 @@ from server.store.content import responses
 from server.store.content.responses import NewItem
 from server.store.database import Database
 from server.store.log import events
-from server.wire.events import Event, Kind, is_terminal
 from tests.integration.runs.recorded import Bench, finished, tokens
 from tests.integration.runs.test_recorder_faults import check
 from tests.support.builders import BREAK_PARSER, TENANT, accept, register, say

@@ -2,6 +2,8 @@
 
 import pytest
 
+from server.protocol.ids import new_uuid
+from server.protocol.responses.request import CreateResponse
 from server.runs.active import Called
 from server.runs.hosted import Hosted, Outcome
 from server.runs.run import Run
@@ -9,8 +11,6 @@ from server.runs.tool_loop import ToolLoop
 from server.runs.turns import Turns
 from server.store.database import Database
 from server.tools.mcp import McpServers
-from server.wire.ids import new_uuid
-from server.wire.request import CreateResponse
 from tests.integration.runs.recorded import finished, recording, tokens
 from tests.support.builders import TENANT, insert_response, make_facts, say
 from tests.unit.server.runs.test_hosted import CITY, call, reading

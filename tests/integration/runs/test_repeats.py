@@ -7,11 +7,11 @@ import pytest
 
 from server.auth import Caller
 from server.errors import Conflict
+from server.protocol.ids import new_uuid
 from server.runs.repeats import Admitted, Repeatable, sent_before
 from server.store.content import idempotency_keys
 from server.store.database import Database
 from server.stream.hub import Hub
-from server.wire.ids import new_uuid
 from tests.support.builders import kill, register
 
 CALLER = Caller("default", None)

@@ -9,12 +9,12 @@ from sqlalchemy import Connection, text
 
 from server.auth import Caller
 from server.errors import NotFound
+from server.protocol.ids import new_uuid
+from server.protocol.responses.request import CreateResponse
 from server.runs import compaction, context, count
 from server.runs.admit import Admission
 from server.runs.history import HistoryReads
 from server.store.database import Database
-from server.wire.ids import new_uuid
-from server.wire.request import CreateResponse
 from tests.support.server_process import MODEL
 
 REQUEST = CreateResponse(model=MODEL, input="Hello")

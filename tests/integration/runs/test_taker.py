@@ -22,6 +22,11 @@ from engine.request import (
 from server.dialects.base import Conversation, Dialect, Parser, Prompt, ReasoningMarks
 from server.dialects.pick import pick
 from server.locations import demo_model_folder
+from server.protocol.responses.events import (
+    event_type,
+    is_terminal,
+    render,
+)
 from server.runs import taker
 from server.runs.active import SERVER_ERROR
 from server.runs.prepare import Served
@@ -36,7 +41,6 @@ from server.store.content import deletion
 from server.store.log import events
 from server.tools.mcp import McpServers
 from server.tools.registered import Registered
-from server.wire.events import event_type, is_terminal, render
 from tests.integration.runs.recorded import Bench, finished, recording, tokens
 from tests.support.builders import (
     BREAK_PARSER,

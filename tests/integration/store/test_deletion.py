@@ -5,7 +5,12 @@ from uuid import UUID
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.runs.states import Ending
+from server.protocol.ids import new_uuid
+from server.protocol.responses.events import (
+    Event,
+    Kind,
+)
+from server.protocol.responses.states import Ending
 from server.store.content import (
     deletion,
     history_items,
@@ -13,8 +18,6 @@ from server.store.content import (
 )
 from server.store.database import Connection, Database
 from server.store.log import events
-from server.wire.events import Event, Kind
-from server.wire.ids import new_uuid
 from tests.support.builders import LATER, TENANT, examples, insert_response, register
 from tests.support.eventually import eventually
 

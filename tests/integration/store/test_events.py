@@ -7,12 +7,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from server.protocol.ids import new_uuid
+from server.protocol.responses import events as wire
+from server.protocol.responses.events import (
+    Event,
+    Kind,
+    event_type,
+    render,
+)
+from server.protocol.responses.items import (
+    Message,
+    OutputText,
+)
 from server.store.database import Connection, Database
 from server.store.log import events
-from server.wire import events as wire
-from server.wire.events import Event, Kind, event_type, render
-from server.wire.ids import new_uuid
-from server.wire.items import Message, OutputText
 from tests.support.builders import TENANT, examples
 
 AWKWARD = ["", "\0", "a\0b", "\\u0000", "\\\\u0000\0", "u0000", "\u2028", '"', "😀", "\x7f", "\ufdd0", "[]"]

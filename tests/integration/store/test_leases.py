@@ -6,11 +6,11 @@ from uuid import UUID
 import msgspec
 import pytest
 
+from server.protocol.ids import new_uuid
 from server.runs.recorder import Recorder
 from server.store.cluster import leases
 from server.store.database import Connection, Database, driver
 from server.store.log.fast_append import append_alone
-from server.wire.ids import new_uuid
 from tests.support.builders import SpyHub, accept, kill, register
 from tests.support.eventually import eventually
 

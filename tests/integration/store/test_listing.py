@@ -6,13 +6,13 @@ from uuid import UUID
 import pytest
 from sqlalchemy import text
 
+from server.protocol.ids import new_uuid
 from server.store.content import list_pages
 from server.store.content.list_pages import (
     Cursor,
     Filters,
 )
 from server.store.database import Connection, Database
-from server.wire.ids import new_uuid
 from tests.support.builders import TENANT, insert_response, register
 
 THEN = datetime(2026, 1, 1, tzinfo=UTC)

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from server.protocol.ids import new_uuid
 from server.store.cluster import (
     leases,
     notifications,
@@ -15,7 +16,6 @@ from server.store.cluster.notifications import (
     hint,
 )
 from server.store.database import Connection, Database
-from server.wire.ids import new_uuid
 from tests.integration.stream.following import sessions
 from tests.support.builders import examples, kill, register
 from tests.support.eventually import eventually

@@ -1,12 +1,12 @@
 from collections.abc import Collection, Sequence
 from uuid import UUID
 
+from server.protocol.ids import new_uuid
 from server.store.cluster import claims
 from server.store.cluster.claims import Place
 from server.store.content import responses
 from server.store.content.responses import StoredResponse
 from server.store.database import Database
-from server.wire.ids import new_uuid
 from tests.support.builders import TENANT, accept, insert_response, kill, make_echo, make_ending, register
 
 CAP = 3

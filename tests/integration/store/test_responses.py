@@ -4,6 +4,15 @@ import msgspec
 import pytest
 from sqlalchemy.exc import IntegrityError
 
+from server.protocol.ids import (
+    item_id,
+    new_uuid,
+)
+from server.protocol.responses.items import (
+    InputText,
+    Message,
+    OutputText,
+)
 from server.runs.writing import stored_item
 from server.store.commit_failures import OwnershipLost
 from server.store.content import (
@@ -12,8 +21,6 @@ from server.store.content import (
     responses,
 )
 from server.store.database import Connection, Database
-from server.wire.ids import item_id, new_uuid
-from server.wire.items import InputText, Message, OutputText
 from tests.support.builders import (
     LATER,
     TENANT,

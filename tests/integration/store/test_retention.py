@@ -11,7 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.runs.states import Ending
+from server.protocol.ids import new_uuid
+from server.protocol.responses.events import (
+    Event,
+    Kind,
+)
+from server.protocol.responses.states import Ending
 from server.store.content import (
     deletion,
     history_items,
@@ -24,8 +29,6 @@ from server.store.content.retention import (
 )
 from server.store.database import Connection, Database
 from server.store.log import events
-from server.wire.events import Event, Kind
-from server.wire.ids import new_uuid
 from tests.support.builders import TENANT, USAGE, examples, insert_response, register
 
 LONG_AGO = datetime(2020, 1, 1, tzinfo=UTC)

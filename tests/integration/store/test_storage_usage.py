@@ -5,6 +5,11 @@ from uuid import UUID
 
 import pytest
 
+from server.protocol.ids import new_uuid
+from server.protocol.responses.events import (
+    Event,
+    Kind,
+)
 from server.runs.writing import stored_item
 from server.store.content import (
     chat_choices,
@@ -17,8 +22,6 @@ from server.store.content import (
 from server.store.content.storage_usage import FOLD_ROWS
 from server.store.database import Connection, Database
 from server.store.log import events
-from server.wire.events import Event, Kind
-from server.wire.ids import new_uuid
 from tests.support.builders import CREATED, TENANT, insert_response, make_ending, make_message, register
 
 OTHER = "other"

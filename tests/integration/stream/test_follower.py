@@ -4,6 +4,7 @@ from uuid import UUID
 import msgspec
 import pytest
 
+from server.protocol.ids import new_uuid
 from server.runs.active import Begin
 from server.runs.run import Run
 from server.store.cluster.notifications import Notifier
@@ -16,7 +17,6 @@ from server.store.log.events import (
 )
 from server.stream import follower
 from server.stream.sse import DONE
-from server.wire.ids import new_uuid
 from tests.integration.runs.recorded import Bench, finished, recording, tokens
 from tests.integration.stream.following import Elsewhere, elsewhere, listens, sessions
 from tests.support.builders import TENANT, say

@@ -10,6 +10,8 @@ import httpx
 import mcp.client.streamable_http  # noqa: F401 - loading it takes a second, which is no exchange's
 import pytest
 
+from server.protocol.ids import new_uuid
+from server.protocol.responses.hosted_items import ListedTool
 from server.runs.hosted import Access, Outcome
 from server.tools.address import Allowed, Refused, only, read_allowed
 from server.tools.fetch_async import (
@@ -24,8 +26,6 @@ from server.tools.fetch_async import (
 from server.tools.listings import Listing
 from server.tools.mcp import McpServers, usable
 from server.tools.registered import Registered
-from server.wire.hosted_items import ListedTool
-from server.wire.ids import new_uuid
 from tests.integration.tools.test_fetch import Answer, Sentinel
 from tests.support.eventually import eventually
 from tests.support.fake_mcp import NOTIFICATIONS, Behaviour, running_fakes

@@ -12,7 +12,7 @@ from starlette.routing import Route
 
 from server import errors
 from server.errors import ApiError, on_error, translate
-from server.wire.errors import DecodeFailure
+from server.protocol.errors import DecodeFailure
 
 
 def leaves(kind: type[ApiError]) -> Iterator[type[ApiError]]:

@@ -6,11 +6,15 @@ from pathlib import Path
 import pytest
 
 from server.config import settings
+from server.protocol import list_pages
+from server.protocol.files import (
+    input_files,
+    pdf_text,
+)
+from server.protocol.responses.request import MAX_TEMPLATE
 from server.runs import history, request_cost, turns
 from server.stream import body
 from server.tools import fetch_async, mcp, session
-from server.wire import files, pages, pdf
-from server.wire.request import MAX_TEMPLATE
 
 TABLE = (Path(__file__).parents[3] / "docs" / "limits.md").read_text()
 NAMED = sorted(set(re.findall(r"`(max_[a-z_]+)`", TABLE)))
@@ -33,15 +37,18 @@ def test_the_table_names_the_bounds_that_are_no_settings() -> None:
     assert f"{history.MAX_BYTES >> 20} MiB and {history.MAX_ITEMS:,} items a request" in TABLE
     assert f"| {history.BYTES_OF_TENANT >> 20} MiB | {history.BYTES_AT_ONCE >> 20} MiB |" in TABLE
     assert f"| {turns.MAX_OUTPUT_BYTES >> 20} MiB a response |" in TABLE
-    assert f"| {pages.MAX_BYTES >> 20} MiB, and" in TABLE
+    assert f"| {list_pages.MAX_BYTES >> 20} MiB, and" in TABLE
 
 
 def test_the_table_names_the_bounds_of_files_and_bodies() -> None:
     assert f"lets requests bring one | {MAX_TEMPLATE:,} characters" in TABLE
-    assert f"| {files.MAX_FILE_TEXT:,} bytes |" in TABLE
-    assert f"| {pdf.MAX_PDF >> 20} MiB, {pdf.MAX_PAGES} pages, {pdf.CPU_SECONDS} s of a core" in TABLE
-    assert f"| {pdf.AT_ONCE}, each in a process of its own with {pdf.CPU_SECONDS} s" in TABLE
-    assert f"{pdf.MEMORY >> 20} MiB of memory while it is read" in TABLE
+    assert f"| {input_files.MAX_FILE_TEXT:,} bytes |" in TABLE
+    assert (
+        f"| {pdf_text.MAX_PDF >> 20} MiB, {pdf_text.MAX_PAGES} pages, {pdf_text.CPU_SECONDS} s of a core"
+        in TABLE
+    )
+    assert f"| {pdf_text.AT_ONCE}, each in a process of its own with {pdf_text.CPU_SECONDS} s" in TABLE
+    assert f"{pdf_text.MEMORY >> 20} MiB of memory while it is read" in TABLE
     assert f"{body._DROPPED_BYTES >> 20} MiB of each within {body._LINGER_S:g} s" in TABLE
 
 

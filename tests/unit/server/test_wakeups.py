@@ -11,13 +11,13 @@ from starlette.requests import Request
 
 from server.api import responses
 from server.auth import Caller
+from server.protocol.ids import response_id
 from server.runs import admit
 from server.runs.admit import Admission
 from server.store.database import DatabaseError
 from server.stream import sse
 from server.stream.hub import Hub, Published
 from server.stream.sse import KEEP_ALIVE_LINE, Stored
-from server.wire.ids import response_id
 from tests.unit.server.stream.asgi import PATIENCE_S, Client, inline, now, run
 from tests.unit.server.stream.test_sse import Stream, deferred
 

@@ -14,7 +14,14 @@ from server.dialects.base import Conversation, Delta, Parser, PromptError, Reaso
 from server.dialects.chat import ChatDialect
 from server.dialects.pick import pick
 from server.locations import demo_model_folder
-from server.wire.items import InputText, Message, OutputText, Reasoning, ReasoningText, Refusal
+from server.protocol.responses.items import (
+    InputText,
+    Message,
+    OutputText,
+    Reasoning,
+    ReasoningText,
+    Refusal,
+)
 from tests.support.builders import examples, prompted
 
 DEMO = demo_model_folder()

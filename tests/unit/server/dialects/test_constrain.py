@@ -28,8 +28,11 @@ from server.dialects.families import CALL_FORMATS
 from server.dialects.markup import Markup
 from server.dialects.pick import pick
 from server.locations import demo_model_folder
-from server.wire.items import InputText, Message
-from server.wire.request import Effort
+from server.protocol.responses.items import (
+    InputText,
+    Message,
+)
+from server.protocol.responses.request import Effort
 from tests.support.families import CALLERS, CLOCK, PATCH, THINKERS, WEATHER, dialect_of, ids_of
 from tests.support.family_formats import FAMILIES
 from tests.support.walks import compiler_of, hints_of, walk

@@ -9,7 +9,10 @@ import pytest
 
 from server.dialects.base import CallDelta, CallEnd, Conversation, PromptError, Tool, ToolChoice
 from server.dialects.toolbox import types_of
-from server.wire.items import InputText, Message
+from server.protocol.responses.items import (
+    InputText,
+    Message,
+)
 from tests.support.families import CALLERS, dialect_of
 from tests.support.schemas import check_value, random_parameters
 from tests.support.walks import compiler_of, hints_of, walk

@@ -13,7 +13,10 @@ from engine.request import Grammar
 from server.dialects.base import CallDelta, CallEnd, Conversation, Tool, ToolChoice
 from server.dialects.enforceable import MAX_REFERENCES, enforceable, shape
 from server.dialects.forced import alternatives, forced_levels
-from server.wire.items import InputText, Message
+from server.protocol.responses.items import (
+    InputText,
+    Message,
+)
 from tests.support.engines import make_job
 from tests.support.families import CALLERS, dialect_of
 from tests.support.schemas import random_parameters

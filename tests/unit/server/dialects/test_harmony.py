@@ -9,7 +9,7 @@ import pytest
 
 from server.dialects.base import Conversation, OutputFormat, PromptError, Tool
 from server.dialects.harmony_vocabulary import STOPS
-from server.wire.items import (
+from server.protocol.responses.items import (
     CustomToolCall,
     CustomToolCallOutput,
     InputText,
@@ -17,7 +17,7 @@ from server.wire.items import (
     Reasoning,
     SummaryText,
 )
-from server.wire.request import Effort
+from server.protocol.responses.request import Effort
 from tests.support.harmony import (
     CONTROL,
     TODAY,

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from server.dialects.base import Conversation, Tool
+from server.protocol.responses.hosted_items import CodeInterpreterCall
+from server.protocol.responses.items import Item
 from server.runs.hosted import as_read
-from server.wire.hosted_items import CodeInterpreterCall
-from server.wire.items import Item
 from tests.support.harmony import dialect, text_of, user
 
 TOOLS = [

@@ -10,7 +10,11 @@ from engine.request import Grammar
 from engine.vocabulary import Vocabulary
 from server.dialects.base import Conversation, OutputFormat, PromptError, Tool, ToolChoice
 from server.dialects.harmony_vocabulary import TEXT_TOKENS, VOCABULARY
-from server.wire.items import InputText, Message, OutputText
+from server.protocol.responses.items import (
+    InputText,
+    Message,
+    OutputText,
+)
 from tests.support.harmony import CONTROL, dialect, encoding, ids_of
 
 WEATHER: dict[str, Any] = {

@@ -24,7 +24,7 @@ from server.dialects.base import (
 from server.dialects.harmony import HarmonyDialect
 from server.dialects.joining import joined
 from server.dialects.pick import pick
-from server.wire.items import (
+from server.protocol.responses.items import (
     FunctionCall,
     FunctionCallOutput,
     Item,

@@ -12,7 +12,7 @@ from server.dialects.chat import VARIABLES, ChatDialect
 from server.dialects.families import CALL_FORMATS
 from server.dialects.markup import Markup
 from server.dialects.toolbox import as_function
-from server.wire.items import (
+from server.protocol.responses.items import (
     CustomToolCall,
     CustomToolCallOutput,
     FunctionCall,

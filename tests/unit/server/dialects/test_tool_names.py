@@ -5,7 +5,7 @@ import pytest
 from server.dialects.base import Conversation, Tool, ToolChoice
 from server.dialects.harmony_tools import by_recipient, tool_of
 from server.dialects.toolbox import Toolbox, find_tool, without_labels
-from server.wire.items import FunctionCall
+from server.protocol.responses.items import FunctionCall
 from tests.support.families import dialect_of, tokenizer_at
 
 

@@ -9,6 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.request import FinishReason
+from server.protocol import ids
+from server.protocol.responses.events import Event
 from server.runs.audit import INVARIANTS, Limits, check, check_keys, check_strays
 from server.runs.audit_events import SLACK
 from server.store.audit.orphans import (
@@ -21,8 +23,6 @@ from server.store.audit.stored_responses import (
     Previous,
     Replay,
 )
-from server.wire import ids
-from server.wire.events import Event
 from tests.support.audited import (
     NOW,
     SERVED,

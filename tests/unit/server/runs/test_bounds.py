@@ -7,6 +7,11 @@ import pytest
 from engine.request import Grammar
 from server.dialects.base import Conversation, OutputFormat, Prompt, PromptTooLong, Tool, ToolChoice
 from server.errors import InvalidRequest
+from server.protocol.responses.items import (
+    InputText,
+    Item,
+    Message,
+)
 from server.runs.bounds import (
     MAX_FUNCTIONS,
     MAX_REGEX,
@@ -16,7 +21,6 @@ from server.runs.bounds import (
     refuse_unbounded,
 )
 from server.runs.truncation import write_within
-from server.wire.items import InputText, Item, Message
 
 
 def function(schema: dict[str, Any], name: str = "f") -> Tool:

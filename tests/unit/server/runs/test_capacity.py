@@ -6,9 +6,9 @@ from uuid import UUID
 import pytest
 
 from server.errors import InvalidRequest, Overloaded, TooManyRequests
+from server.protocol.ids import new_uuid
 from server.runs.capacity import Capacity
 from server.runs.request_cost import MAX_LOGPROBS, logprobs_limit
-from server.wire.ids import new_uuid
 
 
 def ids(count: int) -> Sequence[UUID]:

@@ -13,18 +13,18 @@ from engine.scripted_engine import (
 )
 from server.auth import Caller
 from server.dialects.base import Conversation, Prompt
+from server.protocol.completions.chat import ChatRequest
+from server.protocol.completions.chat_messages import read_messages
+from server.protocol.completions.legacy import TextRequest
+from server.protocol.decode import decode
 from server.runs.accept import NewRun
 from server.runs.admit import Admission
-from server.runs.chat_messages import read_messages
 from server.runs.chat_request import as_response_request
 from server.runs.history import HistoryReads
 from server.runs.prepare import Served
 from server.runs.text_request import Given, as_response_requests
 from server.tools.mcp import McpServers
 from server.tools.registered import Registered
-from server.wire.chat import ChatRequest
-from server.wire.decode import decode
-from server.wire.text import TextRequest
 from tests.support.builders import SpelledDialect
 
 ENGINE = ScriptedEngine(

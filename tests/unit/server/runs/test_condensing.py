@@ -5,10 +5,10 @@ from collections.abc import Callable
 import pytest
 
 from engine.request import Usage
+from server.protocol.responses.events import Event
+from server.protocol.responses.items import Compaction
 from server.runs.reading import Condensing, Reading
 from server.runs.run import Run
-from server.wire.events import Event
-from server.wire.items import Compaction
 from tests.support.builders import LATER, RESPONSE, SpelledParser, make_facts, rendered, say, think
 from tests.support.event_order import EventOrder
 

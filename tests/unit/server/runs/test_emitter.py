@@ -10,10 +10,21 @@ from openai.lib.streaming.responses._responses import ResponseStreamState
 from openai.types.responses import ResponseStreamEvent
 
 from server.dialects.base import CallDelta, CallStart, Delta, ReasoningDelta, TextDelta
+from server.protocol.responses.events import (
+    Event,
+    event_type,
+    is_terminal,
+    render,
+)
+from server.protocol.responses.items import (
+    Message,
+    Reasoning,
+)
+from server.protocol.responses.states import (
+    Ending,
+    EndStatus,
+)
 from server.runs.emitter import Emitter
-from server.runs.states import Ending, EndStatus
-from server.wire.events import Event, event_type, is_terminal, render
-from server.wire.items import Message, Reasoning
 from tests.support.builders import (
     CREATED,
     LATER,

@@ -9,13 +9,12 @@ import pytest
 from engine.request import Usage
 from server.dialects.base import CallDelta, CallEnd, CallStart, Delta, TextDelta
 from server.errors import InvalidRequest
-from server.runs.hosted import DENIED, Hosted, Listed, Outcome, approved, as_read, outcome_of
-from server.runs.kept import pending_calls
-from server.runs.listing import refuse_unmade
-from server.runs.reading import Reading
-from server.runs.run import Run
-from server.wire.events import Event, event_type, render
-from server.wire.hosted_items import (
+from server.protocol.responses.events import (
+    Event,
+    event_type,
+    render,
+)
+from server.protocol.responses.hosted_items import (
     CodeInterpreterCall,
     ListedTool,
     McpApprovalRequest,
@@ -26,8 +25,23 @@ from server.wire.hosted_items import (
     ServedCall,
     WebSearchCall,
 )
-from server.wire.items import FunctionCall, FunctionCallOutput, InputText, Item, Message
-from server.wire.tools import ApprovalFilter, McpTool, ToolFilter
+from server.protocol.responses.items import (
+    FunctionCall,
+    FunctionCallOutput,
+    InputText,
+    Item,
+    Message,
+)
+from server.protocol.responses.tools import (
+    ApprovalFilter,
+    McpTool,
+    ToolFilter,
+)
+from server.runs.hosted import DENIED, Hosted, Listed, Outcome, approved, as_read, outcome_of
+from server.runs.kept import pending_calls
+from server.runs.listing import refuse_unmade
+from server.runs.reading import Reading
+from server.runs.run import Run
 from tests.support.builders import LATER, RESPONSE, SDK_EVENT, make_facts
 
 TOOLS = [ListedTool("find"), ListedTool("read", annotations={"readOnlyHint": True})]

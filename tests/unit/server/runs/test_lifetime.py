@@ -4,11 +4,11 @@ import msgspec
 import pytest
 
 from server.errors import InvalidRequest
+from server.protocol.decode import decode
+from server.protocol.errors import DecodeFailure
+from server.protocol.responses.request import CreateResponse
 from server.runs.lifetime import lifetime
 from server.runs.unsupported import refuse_unsupported
-from server.wire.decode import decode
-from server.wire.errors import DecodeFailure
-from server.wire.request import CreateResponse
 
 TEN_YEARS = 10 * 365 * 24 * 3600
 

@@ -6,11 +6,11 @@ import msgspec
 import pytest
 
 from server.auth import Caller
+from server.protocol.errors import DecodeFailure
+from server.protocol.responses.request import CreateResponse
 from server.runs.listing import list_tools
 from server.tools.mcp import McpServers
 from server.tools.registered import Registered
-from server.wire.errors import DecodeFailure
-from server.wire.request import CreateResponse
 
 CALLER = Caller("alice", "k1")
 

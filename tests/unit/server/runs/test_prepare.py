@@ -8,11 +8,11 @@ from engine.request import (
     JobRefused,
 )
 from server.errors import InvalidRequest, Overloaded, TooManyRequests
+from server.protocol.responses.request import CreateResponse
 from server.runs.bounds import too_long
 from server.runs.echo import make_echo
 from server.runs.engine_refusals import refusal
 from server.runs.unsupported import refuse_unsupported
-from server.wire.request import CreateResponse
 
 MODEL = Capabilities(vocab_size=100, context_length=50, stop_ids=frozenset({0}), temperature=0.7, top_p=0.9)
 

@@ -4,9 +4,15 @@ from typing import Any
 
 import pytest
 
+from server.protocol.errors import DecodeFailure
+from server.protocol.responses.items import (
+    FunctionCall,
+    FunctionCallOutput,
+    Message,
+    Reasoning,
+    plain_text,
+)
 from server.runs.previous_messages import read_previous
-from server.wire.errors import DecodeFailure
-from server.wire.items import FunctionCall, FunctionCallOutput, Message, Reasoning, plain_text
 
 CHAT: list[dict[str, Any]] = [
     {"role": "system", "content": "Left out."},

@@ -9,9 +9,17 @@ from engine.request import (
     FinishReason,
     Usage,
 )
+from server.protocol.responses.events import (
+    Event,
+    event_type,
+    render,
+)
+from server.protocol.responses.items import (
+    Item,
+    Message,
+    Reasoning,
+)
 from server.runs.run import Log, Run
-from server.wire.events import Event, event_type, render
-from server.wire.items import Item, Message, Reasoning
 from tests.support.builders import (
     CREATED,
     HALF,

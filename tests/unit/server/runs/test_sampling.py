@@ -16,10 +16,13 @@ from server.dialects.base import Dialect
 from server.dialects.pick import pick
 from server.errors import InvalidRequest
 from server.locations import demo_model_folder
+from server.protocol.responses.items import (
+    InputText,
+    Message,
+)
+from server.protocol.responses.request import CreateResponse
 from server.runs.generation_config import with_generation_config
 from server.runs.prepare import Served, prepare
-from server.wire.items import InputText, Message
-from server.wire.request import CreateResponse
 from tests.support.builders import SpelledDialect
 
 RESPONSE = UUID(int=1)

@@ -4,10 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.runs.opened import UNREADABLE, opened
-from server.runs.sealing import KEY_BYTES, Seal, make_key
-from server.runs.window import SUMMARY
-from server.wire.items import (
+from server.protocol.responses.items import (
     Compaction,
     InputText,
     Item,
@@ -17,6 +14,9 @@ from server.wire.items import (
     SummaryText,
     plain_text,
 )
+from server.runs.opened import UNREADABLE, opened
+from server.runs.sealing import KEY_BYTES, Seal, make_key
+from server.runs.window import SUMMARY
 from tests.support.builders import TENANT, examples
 
 OLD, NEW = b"o" * KEY_BYTES, b"n" * KEY_BYTES

@@ -3,8 +3,13 @@ from typing import get_args
 
 import pytest
 
-from server.runs.states import EDGES, ENDED, EndStatus, is_edge
-from server.wire.response import Status
+from server.protocol.responses.response import Status
+from server.protocol.responses.states import (
+    EDGES,
+    ENDED,
+    EndStatus,
+    is_edge,
+)
 
 ALL: tuple[Status, ...] = get_args(Status)
 

@@ -14,9 +14,9 @@ from engine.request import (
 )
 from engine.vocabulary import Vocabulary
 from server.errors import InvalidRequest
+from server.protocol.responses.request import CreateResponse
 from server.runs.ebnf import MAX_EBNF, BadEbnf, ebnf_to_lark, is_ebnf
 from server.runs.structured import given_grammar, with_modern_names
-from server.wire.request import CreateResponse
 
 BYTES = Vocabulary(tuple(bytes([byte]) for byte in range(256)), frozenset())
 SQL = """

@@ -8,10 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from server.protocol.responses.events import (
+    Event,
+    event_type,
+    render,
+)
 from server.runs.reading import Reading
 from server.runs.retold import has_summaries
 from server.runs.run import Log, Run
-from server.wire.events import Event, event_type, render
 from tests.support.builders import (
     LATER,
     RESPONSE,

@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from server.protocol.responses.items import Item
 from server.runs.transcript import CUT, SHOWN, cut, transcript
-from server.wire.items import Item
 from tests.support.builders import examples, read_items
 
 TALK: list[Item] = read_items(

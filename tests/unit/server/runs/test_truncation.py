@@ -5,8 +5,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.dialects.base import Prompt
+from server.protocol.responses.items import (
+    FunctionCall,
+    FunctionCallOutput,
+    InputText,
+    Item,
+    Message,
+)
 from server.runs.truncation import shortened, without
-from server.wire.items import FunctionCall, FunctionCallOutput, InputText, Item, Message
 from tests.support.builders import examples
 
 Role = Literal["user", "assistant", "system", "developer"]

@@ -5,8 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from server.protocol.responses.events import (
+    Event,
+    Kind,
+)
 from server.store.log import events
-from server.wire.events import Event, Kind
 from tests.support.builders import RESPONSE, TENANT, examples
 
 commits = st.lists(st.lists(st.sampled_from(["a", "b", None]), min_size=1, max_size=6), max_size=8)

@@ -10,12 +10,12 @@ from starlette.responses import Response
 
 from server.errors import InvalidRequest, NotAuthenticated
 from server.limits import SharedLimit
+from server.protocol.errors import DecodeFailure
 from server.stream import threads
 from server.stream.body import Lingering
 from server.stream.endpoint import Door, Endpoint, OpenEndpoint
 from server.stream.sse import Answer
 from server.stream.threads import Lane, ThreadClass, thread_classes
-from server.wire.errors import DecodeFailure
 from tests.support.server_process import PATIENCE_S
 from tests.unit.server.stream.asgi import Client, inline, now, run
 

@@ -1,9 +1,12 @@
 from hypothesis import given
 
 from server.dialects.base import Delta, ReasoningDelta, TextDelta
+from server.protocol.responses.events import (
+    Event,
+    event_type,
+)
 from server.runs.emitter import Emitter
 from server.stream.frames import OpenResponsesNames, frame, renamed
-from server.wire.events import Event, event_type
 from tests.support.builders import CREATED, RESPONSE, examples, make_echo, make_ending
 from tests.support.event_order import deltas
 from tests.support.sse import parse

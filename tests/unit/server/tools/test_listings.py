@@ -5,9 +5,9 @@ from concurrent.futures import Future
 import pytest
 
 from server.errors import Overloaded, TooManyRequests
+from server.protocol.responses.hosted_items import ListedTool
 from server.tools import listings
 from server.tools.listings import FAILED_SECONDS, FRESH_SECONDS, Listing, ListingKey, Listings
-from server.wire.hosted_items import ListedTool
 
 FOUND = Listing([ListedTool("find")])
 

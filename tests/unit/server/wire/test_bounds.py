@@ -3,7 +3,9 @@ from typing import Any
 
 import pytest
 
-from server.wire.bounds import (
+from server.protocol.decode import decode
+from server.protocol.errors import DecodeFailure
+from server.protocol.json_bounds import (
     MOST_DECIMALS,
     MOST_DIGITS,
     MOST_NUMBERS,
@@ -12,8 +14,6 @@ from server.wire.bounds import (
     PIECE,
     check_size,
 )
-from server.wire.decode import decode
-from server.wire.errors import DecodeFailure
 
 PADDING = b" " * (MOST_VALUES + 1)
 

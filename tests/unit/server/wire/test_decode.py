@@ -6,10 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.wire.decode import convert, decode
-from server.wire.errors import DecodeFailure
-from server.wire.input import read_input
-from server.wire.request import CreateResponse
+from server.protocol.decode import (
+    convert,
+    decode,
+)
+from server.protocol.errors import DecodeFailure
+from server.protocol.responses.input import read_input
+from server.protocol.responses.request import CreateResponse
 from tests.support.builders import examples, read_items
 
 LEAST = {"model": "m", "input": "x"}

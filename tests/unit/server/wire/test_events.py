@@ -5,12 +5,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.runs.assemble import assemble
-from server.store.log import events as log
-from server.stream.frames import frame
-from server.wire import events as wire
-from server.wire.events import Event, Kind, event_type, is_terminal, render
-from server.wire.items import (
+from server.protocol.responses import events as wire
+from server.protocol.responses.events import (
+    Event,
+    Kind,
+    event_type,
+    is_terminal,
+    render,
+)
+from server.protocol.responses.items import (
     Logprob,
     Message,
     OutputText,
@@ -19,6 +22,9 @@ from server.wire.items import (
     SummaryText,
     TopLogprob,
 )
+from server.runs.assemble import assemble
+from server.store.log import events as log
+from server.stream.frames import frame
 from tests.support.builders import CREATED, RESPONSE, SDK_EVENT, TENANT, examples, make_echo
 
 AWKWARD = ["", "\0", "\u2028\u2029", '"\\/', "\\u0000", "😀", "\x01\x1f\x7f", "</think>", "\r\n\n", "é"]

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.wire import ids
+from server.protocol import ids
 from tests.support.builders import RESPONSE
 
 

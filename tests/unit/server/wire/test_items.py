@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.wire.errors import DecodeFailure
-from server.wire.files import MAX_FILE_TEXT
-from server.wire.items import (
+from server.protocol.errors import DecodeFailure
+from server.protocol.files.input_files import MAX_FILE_TEXT
+from server.protocol.responses.items import (
     IMAGE_UNSEEN,
     MAX_TEXT,
     CustomToolCall,

@@ -10,12 +10,16 @@ from openai.types import completion_create_params
 from openai.types.chat import completion_create_params as chat_create_params
 from openai.types.responses import response_create_params
 
-from server.wire.chat import ChatRequest
-from server.wire.errors import DecodeFailure
-from server.wire.parameter_rows import SLIPS, TABLES, Endpoint
-from server.wire.parameters import check_names
-from server.wire.request import CreateResponse
-from server.wire.text import TextRequest
+from server.protocol.completions.chat import ChatRequest
+from server.protocol.completions.legacy import TextRequest
+from server.protocol.errors import DecodeFailure
+from server.protocol.parameter_rows import (
+    SLIPS,
+    TABLES,
+    Endpoint,
+)
+from server.protocol.parameters import check_names
+from server.protocol.responses.request import CreateResponse
 from tests.support.anchor_parameters import OPENAI, VLLM
 from tests.support.api_page import PAGE, page
 

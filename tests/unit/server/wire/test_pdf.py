@@ -9,10 +9,22 @@ import pypdf
 import pytest
 
 from server.errors import translate
-from server.wire import pdf
-from server.wire.errors import ReaderBusy
-from server.wire.files import MAX_FILE_TEXT, FileError, file_text, readable
-from server.wire.pdf import MAX_PAGES, MAX_PDF, PdfError, pdf_text
+from server.protocol.errors import ReaderBusy
+from server.protocol.files import pdf_text as pdf
+from server.protocol.files.input_files import (
+    MAX_FILE_TEXT,
+    FileError,
+    file_text,
+    readable,
+)
+from server.protocol.files.pdf_text import (
+    MAX_PAGES,
+    MAX_PDF,
+    PdfError,
+)
+from server.protocol.files.pdf_text import (
+    pdf_text as pdf,
+)
 from tests.support import pdfs
 
 

@@ -5,9 +5,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.wire.errors import DecodeFailure
-from server.wire.items import MAX_TEXT, Message
-from server.wire.prompts import Template, fill, read_template
+from server.protocol.errors import DecodeFailure
+from server.protocol.responses.items import (
+    MAX_TEXT,
+    Message,
+)
+from server.protocol.responses.prompt_templates import (
+    Template,
+    fill,
+    read_template,
+)
 from tests.support.builders import examples
 
 

@@ -8,8 +8,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from server.wire import typed
-from server.wire.typed import convert_to, decode_as
+from server.protocol import typed
+from server.protocol.typed import (
+    convert_to,
+    decode_as,
+)
 
 PREPARING, GO_ON = threading.Event(), threading.Event()
 
@@ -66,7 +69,7 @@ def passes_type(call: ast.Call) -> bool:
 def test_no_other_module_gives_msgspec_a_type_while_threads_run(folder: str) -> None:
     sources = {path: path.read_text(encoding="utf-8") for path in Path(folder).rglob("*.py")}
     found = {str(path): lines for path, text in sources.items() if (lines := types_passed(text))}
-    assert set(found) <= {"server/wire/typed.py"}
+    assert set(found) <= {"server/protocol/typed.py"}
 
 
 def test_a_type_that_is_passed_in_a_function_is_found() -> None:

@@ -5,8 +5,8 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from server.wire.request import MAX_TOOLS
-from server.wire.schema import GivenMessage
+from server.protocol.openapi_types import GivenMessage
+from server.protocol.responses.request import MAX_TOOLS
 
 
 class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):

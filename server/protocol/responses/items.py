@@ -7,9 +7,12 @@ from typing import Annotated, Any, Literal, get_args
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from server.wire.files import file_text
-from server.wire.hosted_items import HOSTED, HostedItem
-from server.wire.typed import decode_as
+from server.protocol.files.input_files import file_text
+from server.protocol.responses.hosted_items import (
+    HOSTED,
+    HostedItem,
+)
+from server.protocol.typed import decode_as
 
 Role = Literal["user", "assistant", "system", "developer"]
 ItemStatus = Literal["in_progress", "completed", "incomplete"]

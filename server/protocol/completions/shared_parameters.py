@@ -5,8 +5,11 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from server.protocol.responses.request import (
+    CreateResponse,
+    SharedParameters,
+)
 from server.version import VERSION
-from server.wire.request import CreateResponse, SharedParameters
 
 MAX_CHOICES = 16
 

@@ -5,9 +5,18 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from server.wire.asked import FINGERPRINT, Asked, Usage
-from server.wire.request import MAX_TEMPLATE, MAX_TOOLS, Effort, Metadata
-from server.wire.schema import GivenMessage
+from server.protocol.completions.shared_parameters import (
+    FINGERPRINT,
+    Asked,
+    Usage,
+)
+from server.protocol.openapi_types import GivenMessage
+from server.protocol.responses.request import (
+    MAX_TEMPLATE,
+    MAX_TOOLS,
+    Effort,
+    Metadata,
+)
 
 
 class ChatRequest(Asked, frozen=True, kw_only=True):

@@ -6,10 +6,22 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec import UNSET
 
-from server.wire.decode import convert
-from server.wire.errors import DecodeFailure
-from server.wire.files import FileError, readable
-from server.wire.items import ContentPart, Detail, InputFile, InputImage, InputText, OutputText, Refusal, Text
+from server.protocol.decode import convert
+from server.protocol.errors import DecodeFailure
+from server.protocol.files.input_files import (
+    FileError,
+    readable,
+)
+from server.protocol.responses.items import (
+    ContentPart,
+    Detail,
+    InputFile,
+    InputImage,
+    InputText,
+    OutputText,
+    Refusal,
+    Text,
+)
 
 MAX_NESTING = 32
 """Levels of a part of an item whose shape is free: what is decoded must be encoded again, at whatever depth

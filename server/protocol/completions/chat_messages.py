@@ -5,10 +5,18 @@ from typing import Any
 
 from msgspec import UNSET
 
-from server.wire.chat import CalledFunction, CalledTool, StoredMessage, ToolCall
-from server.wire.errors import DecodeFailure
-from server.wire.input import Given, read_input
-from server.wire.items import (
+from server.protocol.completions.chat import (
+    CalledFunction,
+    CalledTool,
+    StoredMessage,
+    ToolCall,
+)
+from server.protocol.errors import DecodeFailure
+from server.protocol.responses.input import (
+    Given,
+    read_input,
+)
+from server.protocol.responses.items import (
     ContentPart,
     CustomToolCall,
     CustomToolCallOutput,
@@ -24,7 +32,7 @@ from server.wire.items import (
     Refusal,
     plain_text,
 )
-from server.wire.request import CreateResponse
+from server.protocol.responses.request import CreateResponse
 
 
 def read_messages(messages: list[dict[str, Any]]) -> list[Given]:

@@ -5,8 +5,13 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from server.wire.ids import MAX_REQUEST_ID
-from server.wire.schema import ChoiceWord, GivenChoice, GivenItem, GivenTool
+from server.protocol.ids import MAX_REQUEST_ID
+from server.protocol.openapi_types import (
+    ChoiceWord,
+    GivenChoice,
+    GivenItem,
+    GivenTool,
+)
 
 MAX_TOOLS = 128
 MAX_TEMPLATE = 65_536

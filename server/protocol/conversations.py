@@ -5,8 +5,11 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from server.wire.request import Metadata
-from server.wire.schema import GivenItem, RawMetadata
+from server.protocol.openapi_types import (
+    GivenItem,
+    RawMetadata,
+)
+from server.protocol.responses.request import Metadata
 
 MOST_AT_ONCE = 20
 """Items that one request may bring."""

@@ -11,10 +11,16 @@ from uuid import UUID
 
 import msgspec
 
-from server.wire import ids
-from server.wire.items import Item, Logprob, OutputText, ReasoningText, SummaryText
-from server.wire.older import with_logprobs
-from server.wire.response import Response
+from server.protocol import ids
+from server.protocol.earlier_releases import with_logprobs
+from server.protocol.responses.items import (
+    Item,
+    Logprob,
+    OutputText,
+    ReasoningText,
+    SummaryText,
+)
+from server.protocol.responses.response import Response
 
 
 class Kind(IntEnum):

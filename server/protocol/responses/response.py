@@ -6,9 +6,12 @@ from typing import Annotated, Any, Literal, NamedTuple
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from server.wire.items import Item
-from server.wire.request import PromptReference
-from server.wire.schema import ToldItem, ToldTool
+from server.protocol.openapi_types import (
+    ToldItem,
+    ToldTool,
+)
+from server.protocol.responses.items import Item
+from server.protocol.responses.request import PromptReference
 
 Status = Literal["queued", "in_progress", "completed", "failed", "incomplete", "cancelled"]
 

@@ -4,7 +4,11 @@ import base64
 import binascii
 from urllib.parse import unquote_to_bytes
 
-from server.wire.pdf import PdfError, is_pdf, pdf_text
+from server.protocol.files.pdf_text import (
+    PdfError,
+    is_pdf,
+    pdf_text,
+)
 
 MAX_FILE_TEXT = 1_048_576
 """Bytes of one file; it goes into the prompt whole."""

@@ -11,9 +11,13 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import UNSET
 
-from server.wire.decode import convert
-from server.wire.errors import DecodeFailure
-from server.wire.hosted_items import (
+from server.protocol.decode import convert
+from server.protocol.errors import DecodeFailure
+from server.protocol.openapi_types import (
+    GivenPart,
+    GivenTool,
+)
+from server.protocol.responses.hosted_items import (
     CallStatus,
     ListedTool,
     McpApprovalRequest,
@@ -22,7 +26,7 @@ from server.wire.hosted_items import (
     McpError,
     McpListTools,
 )
-from server.wire.items import (
+from server.protocol.responses.items import (
     Compaction,
     ContentPart,
     CustomToolCall,
@@ -43,9 +47,18 @@ from server.wire.items import (
     decode_item,
     encode_item,
 )
-from server.wire.parts import MAX_NESTING, Reader, is_deeper, read_part, shown
-from server.wire.schema import GivenPart, GivenTool
-from server.wire.tools import Tool, note_left_out, read_tools
+from server.protocol.responses.parts import (
+    MAX_NESTING,
+    Reader,
+    is_deeper,
+    read_part,
+    shown,
+)
+from server.protocol.responses.tools import (
+    Tool,
+    note_left_out,
+    read_tools,
+)
 
 T = TypeVar("T")
 

@@ -5,8 +5,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from server.wire.errors import ErrorDetail
-from server.wire.request import CreateResponse
+from server.protocol.errors import ErrorDetail
+from server.protocol.responses.request import CreateResponse
 
 
 class CreateMessage(CreateResponse, frozen=True, kw_only=True, tag_field="type", tag="response.create"):

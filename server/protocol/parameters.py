@@ -12,8 +12,13 @@ from typing import Any
 
 import msgspec
 
-from server.wire.errors import DecodeFailure
-from server.wire.parameter_rows import SLIPS, TABLES, Endpoint, Row
+from server.protocol.errors import DecodeFailure
+from server.protocol.parameter_rows import (
+    SLIPS,
+    TABLES,
+    Endpoint,
+    Row,
+)
 
 MOST_UNKNOWN = 16
 """Unknown names of one request that are compared with the known ones."""

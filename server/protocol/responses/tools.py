@@ -11,10 +11,10 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from server.wire.decode import convert
-from server.wire.errors import DecodeFailure
-from server.wire.hosted_items import ListedTool
-from server.wire.request import MAX_TOOLS
+from server.protocol.decode import convert
+from server.protocol.errors import DecodeFailure
+from server.protocol.responses.hosted_items import ListedTool
+from server.protocol.responses.request import MAX_TOOLS
 
 log = logging.getLogger("holdfast.wire")
 

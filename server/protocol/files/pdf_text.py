@@ -12,7 +12,7 @@ from contextvars import ContextVar
 from pathlib import Path
 from weakref import WeakValueDictionary
 
-from server.wire.errors import ReaderBusy
+from server.protocol.errors import ReaderBusy
 
 MAX_PDF = 8 * 1024 * 1024
 """Bytes of one PDF."""

@@ -9,11 +9,17 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from server.wire.bounds import MOST_NUMBERS, check_size
-from server.wire.errors import DecodeFailure
-from server.wire.parameter_rows import Endpoint
-from server.wire.parameters import check_names
-from server.wire.typed import convert_to, decode_as
+from server.protocol.errors import DecodeFailure
+from server.protocol.json_bounds import (
+    MOST_NUMBERS,
+    check_size,
+)
+from server.protocol.parameter_rows import Endpoint
+from server.protocol.parameters import check_names
+from server.protocol.typed import (
+    convert_to,
+    decode_as,
+)
 
 T = TypeVar("T")
 

@@ -15,7 +15,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal
 
-from server.wire.response import Status, TurnUsage
+from server.protocol.responses.response import (
+    Status,
+    TurnUsage,
+)
 
 EndStatus = Literal["completed", "failed", "incomplete", "cancelled"]
 

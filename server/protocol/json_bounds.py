@@ -8,7 +8,7 @@ Counting what delimits them takes milliseconds, and lets other threads run betwe
 import re
 from collections.abc import Iterator
 
-from server.wire.errors import DecodeFailure
+from server.protocol.errors import DecodeFailure
 
 MOST_VALUES = 65_536
 """Strings, keys among them; and as many lists and objects together."""

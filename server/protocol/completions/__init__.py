@@ -1,0 +1,1 @@
+"""Chat Completions, legacy completions and /tokenize: requests, answers, chunks."""

@@ -1,0 +1,1 @@
+"""The Responses API: request, response, items, tools, stream events, WebSocket messages."""
