@@ -5,9 +5,13 @@ import random
 import openai_harmony
 
 from bench.rounds import divide, take_times, tell
-from server.dialects.base import Conversation, Delta, Prompt
-from server.dialects.harmony_parser import HarmonyParser
-from server.dialects.harmony_vocabulary import STOPS
+from server.model_formats.harmony.output_parser import HarmonyParser
+from server.model_formats.harmony.vocabulary import STOPS
+from server.model_formats.interface import (
+    Conversation,
+    Delta,
+    Prompt,
+)
 from server.protocol.responses.items import (
     InputText,
     Item,

@@ -22,10 +22,18 @@ from engine.request import (
 )
 from server.auth import Caller
 from server.config import Config
-from server.dialects.base import CallDelta, CallEnd, CallStart, Conversation, Dialect, Prompt, TextDelta
-from server.dialects.pick import pick
 from server.embedded_postgres.embedded_server import EmbeddedPostgres
 from server.locations import demo_model_folder
+from server.model_formats.interface import (
+    CallDelta,
+    CallEnd,
+    CallStart,
+    Conversation,
+    Dialect,
+    Prompt,
+    TextDelta,
+)
+from server.model_formats.select_format import pick
 from server.protocol.decode import decode
 from server.protocol.responses.request import CreateResponse
 from server.runs.admit import Admission

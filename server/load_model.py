@@ -10,10 +10,10 @@ from engine.request import (
 )
 from engine.vocabulary import Vocabulary, read_vocabulary
 from server.config import Config, tiktoken_folders
-from server.dialects.harmony_vocabulary import VocabularyPlaces
-from server.dialects.pick import pick
 from server.errors import ConfigError
 from server.locations import demo_model_folder
+from server.model_formats.harmony.vocabulary import VocabularyPlaces
+from server.model_formats.select_format import pick
 from server.open_database import data_dir
 from server.runs.prepare import Served
 

@@ -7,8 +7,8 @@ from starlette.responses import Response
 from server.api.chat import input_called
 from server.api.json import as_json
 from server.auth import Caller
-from server.dialects.template import read_json
 from server.load_model import model_folder
+from server.model_formats.chat_template.template import read_json
 from server.protocol.completions.tokenize import (
     Detokenized,
     DetokenizeRequest,

@@ -16,9 +16,12 @@ from engine.grammar.limits import (
     check_schema,
 )
 from engine.request import Grammar
-from server.dialects.base import Conversation, Tool
-from server.dialects.toolbox import choice_names
 from server.errors import InvalidRequest
+from server.model_formats.interface import (
+    Conversation,
+    Tool,
+)
+from server.model_formats.tool_names import choice_names
 from server.protocol.responses.items import (
     CustomToolCallOutput,
     FunctionCallOutput,

@@ -13,7 +13,7 @@ from uuid import UUID
 
 from msgspec import UNSET
 
-from server.dialects.base import (
+from server.model_formats.interface import (
     CallDelta,
     CallEnd,
     CallStart,

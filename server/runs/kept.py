@@ -2,7 +2,11 @@
 
 from collections.abc import Iterator, Sequence
 
-from server.dialects.base import Conversation, PromptError, PromptTooLong
+from server.model_formats.interface import (
+    Conversation,
+    PromptError,
+    PromptTooLong,
+)
 from server.protocol.responses.hosted_items import (
     McpApprovalRequest,
     McpApprovalResponse,

@@ -18,7 +18,8 @@ from engine.request import (
     JobRefused,
 )
 from engine.vocabulary import Vocabulary
-from server.dialects.base import (
+from server.errors import InvalidRequest
+from server.model_formats.interface import (
     Conversation,
     Dialect,
     KeepsMessagesApart,
@@ -30,9 +31,8 @@ from server.dialects.base import (
     Tool,
     ToolChoice,
 )
-from server.dialects.plain import PlainParser
-from server.dialects.toolbox import without_labels
-from server.errors import InvalidRequest
+from server.model_formats.plain_text import PlainParser
+from server.model_formats.tool_names import without_labels
 from server.protocol.completions.legacy import PlainRequest
 from server.protocol.completions.shared_parameters import ChoiceRequest
 from server.protocol.ids import seconds_of

@@ -4,7 +4,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from engine.vocabulary import Vocabulary
-from server.dialects.base import Delta, Parser, ReasoningDelta
+from server.model_formats.interface import (
+    Delta,
+    Parser,
+    ReasoningDelta,
+)
 from server.runs.hosted import Hosted
 from server.runs.raw_messages import RawMessages
 

@@ -4,7 +4,11 @@ from collections.abc import Iterable
 
 import msgspec
 
-from server.dialects.base import CallStart, MessageStart, ReasoningDelta
+from server.model_formats.interface import (
+    CallStart,
+    MessageStart,
+    ReasoningDelta,
+)
 from server.protocol.responses import events as wire
 from server.protocol.responses.events import (
     Event,

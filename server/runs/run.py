@@ -15,7 +15,12 @@ from engine.request import (
 )
 from engine.request import TokenLogprobs as EngineLogprobs
 from engine.request import Usage as EngineUsage
-from server.dialects.base import CallDelta, Delta, ReasoningDelta, TextDelta
+from server.model_formats.interface import (
+    CallDelta,
+    Delta,
+    ReasoningDelta,
+    TextDelta,
+)
 from server.protocol.responses.events import Event
 from server.protocol.responses.hosted_items import McpApprovalRequest
 from server.protocol.responses.items import (

@@ -12,8 +12,11 @@ from engine.request import (
     Sampling,
     ThinkingBudget,
 )
-from server.dialects.base import Dialect, ReasoningMarks
 from server.errors import InvalidRequest
+from server.model_formats.interface import (
+    Dialect,
+    ReasoningMarks,
+)
 from server.protocol.responses.request import CreateResponse
 from server.protocol.responses.response import Echo
 

@@ -7,7 +7,7 @@ nothing, it is cut in its middle. Thoughts are left out: they led to what was sa
 from dataclasses import dataclass
 from datetime import datetime
 
-from server.dialects.base import Prompt
+from server.model_formats.interface import Prompt
 from server.protocol.responses.items import (
     InputText,
     Message,

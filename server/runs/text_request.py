@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.vocabulary import Vocabulary
-from server.dialects.unenforced import without_unenforced
 from server.errors import InvalidRequest
+from server.model_formats.grammar.unenforced_keywords import without_unenforced
 from server.protocol.completions.legacy import (
     DEFAULT_TOKENS,
     MAX_TEXTS,

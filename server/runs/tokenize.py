@@ -4,8 +4,11 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from engine.vocabulary import Vocabulary
-from server.dialects.base import PromptError, PromptTooLong
 from server.errors import InvalidRequest, UnknownModel
+from server.model_formats.interface import (
+    PromptError,
+    PromptTooLong,
+)
 from server.protocol.completions.chat import ChatRequest
 from server.protocol.completions.chat_messages import read_messages
 from server.protocol.completions.tokenize import TokenizeRequest

@@ -7,8 +7,13 @@ or the developer said stays, and so does the last turn.
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from server.dialects.base import Conversation, Dialect, Prompt, PromptTooLong
 from server.errors import InvalidRequest
+from server.model_formats.interface import (
+    Conversation,
+    Dialect,
+    Prompt,
+    PromptTooLong,
+)
 from server.protocol.responses.items import (
     Item,
     Message,

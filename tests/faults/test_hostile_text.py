@@ -19,11 +19,11 @@ from engine.grammar.limits import (
     check_pattern,
 )
 from engine.request import Grammar
-from server.dialects.base import PromptError
-from server.dialects.escaping import escaped_grammar
-from server.dialects.harmony_schema import tame
-from server.dialects.unquoted import strings_of
 from server.embedded_postgres.embedded_server import EmbeddedPostgres
+from server.model_formats.grammar.lark_in_json_string import escaped_grammar
+from server.model_formats.grammar.unquoted_strings import strings_of
+from server.model_formats.harmony.typescript_schema import tame
+from server.model_formats.interface import PromptError
 from tests.fix_postgres import temporary_database
 from tests.fix_tally import Tally
 from tests.support.hostile_text import ATTACKS, Attack

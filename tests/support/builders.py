@@ -21,7 +21,14 @@ from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from engine.request import Usage
-from server.dialects.base import Conversation, Delta, Prompt, ReasoningDelta, ReasoningMarks, TextDelta
+from server.model_formats.interface import (
+    Conversation,
+    Delta,
+    Prompt,
+    ReasoningDelta,
+    ReasoningMarks,
+    TextDelta,
+)
 from server.protocol import ids
 from server.protocol.responses.events import (
     Event,

@@ -5,7 +5,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from server.dialects.base import (
+from server.model_formats.interface import (
     CallDelta,
     CallEnd,
     CallStart,

@@ -14,10 +14,18 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from server.dialects.base import CallDelta, CallEnd, CallStart, Delta, ReasoningDelta, TextDelta, Tool
-from server.dialects.chat import ChatDialect
-from server.dialects.joining import joined
-from server.dialects.pick import pick
+from server.model_formats.chat_template.chat_template_format import ChatDialect
+from server.model_formats.interface import (
+    CallDelta,
+    CallEnd,
+    CallStart,
+    Delta,
+    ReasoningDelta,
+    TextDelta,
+    Tool,
+)
+from server.model_formats.select_format import pick
+from server.model_formats.text_stream.merge_deltas import joined
 from tests.support.family_formats import FAMILIES, Family
 
 TEMPLATES = Path(__file__).parent / "templates"

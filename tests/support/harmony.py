@@ -12,10 +12,13 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from server.dialects import harmony_vocabulary as vocabulary
-from server.dialects.base import Delta, TextDelta
-from server.dialects.harmony import HarmonyDialect
-from server.dialects.harmony_encoding import HarmonyEncoding
+from server.model_formats.harmony import vocabulary
+from server.model_formats.harmony.encoding import HarmonyEncoding
+from server.model_formats.harmony.harmony_format import HarmonyDialect
+from server.model_formats.interface import (
+    Delta,
+    TextDelta,
+)
 from server.protocol.responses.items import (
     FunctionCall,
     FunctionCallOutput,

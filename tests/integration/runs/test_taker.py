@@ -19,9 +19,15 @@ from engine.request import (
     Tokens,
     Usage,
 )
-from server.dialects.base import Conversation, Dialect, Parser, Prompt, ReasoningMarks
-from server.dialects.pick import pick
 from server.locations import demo_model_folder
+from server.model_formats.interface import (
+    Conversation,
+    Dialect,
+    Parser,
+    Prompt,
+    ReasoningMarks,
+)
+from server.model_formats.select_format import pick
 from server.protocol.responses.events import (
     event_type,
     is_terminal,

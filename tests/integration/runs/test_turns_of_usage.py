@@ -7,7 +7,7 @@ from engine.request import (
     Tokens,
     Usage,
 )
-from server.dialects.base import TextDelta
+from server.model_formats.interface import TextDelta
 from server.runs.active import Called, NextTurn
 from server.runs.hosted import Hosted, Outcome
 from server.runs.lists import list_responses

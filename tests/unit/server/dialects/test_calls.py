@@ -6,9 +6,18 @@ from dataclasses import replace
 import pytest
 
 from engine.request import Grammar
-from server.dialects.base import CallStart, Delta, Prompt, TextDelta, Tool
-from server.dialects.families import CALL_FORMATS, find_format
-from server.dialects.pick import pick
+from server.model_formats.interface import (
+    CallStart,
+    Delta,
+    Prompt,
+    TextDelta,
+    Tool,
+)
+from server.model_formats.select_format import pick
+from server.model_formats.tool_calls.formats import (
+    CALL_FORMATS,
+    find_format,
+)
 from tests.support.families import (
     CALLERS,
     CLOCK,

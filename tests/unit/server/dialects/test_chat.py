@@ -10,10 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from server.dialects.base import Conversation, Delta, Parser, PromptError, ReasoningDelta, TextDelta
-from server.dialects.chat import ChatDialect
-from server.dialects.pick import pick
 from server.locations import demo_model_folder
+from server.model_formats.chat_template.chat_template_format import ChatDialect
+from server.model_formats.interface import (
+    Conversation,
+    Delta,
+    Parser,
+    PromptError,
+    ReasoningDelta,
+    TextDelta,
+)
+from server.model_formats.select_format import pick
 from server.protocol.responses.items import (
     InputText,
     Message,

@@ -11,7 +11,8 @@ import pytest
 
 from engine.grammar.compiler import GrammarCompiler
 from engine.request import Grammar
-from server.dialects.base import (
+from server.locations import demo_model_folder
+from server.model_formats.interface import (
     CallDelta,
     CallEnd,
     CallStart,
@@ -24,10 +25,9 @@ from server.dialects.base import (
     Tool,
     ToolChoice,
 )
-from server.dialects.families import CALL_FORMATS
-from server.dialects.markup import Markup
-from server.dialects.pick import pick
-from server.locations import demo_model_folder
+from server.model_formats.select_format import pick
+from server.model_formats.text_stream.special_tokens import Markup
+from server.model_formats.tool_calls.formats import CALL_FORMATS
 from server.protocol.responses.items import (
     InputText,
     Message,

@@ -7,8 +7,15 @@ from typing import Any
 
 import pytest
 
-from server.dialects.base import CallDelta, CallEnd, Conversation, PromptError, Tool, ToolChoice
-from server.dialects.toolbox import types_of
+from server.model_formats.interface import (
+    CallDelta,
+    CallEnd,
+    Conversation,
+    PromptError,
+    Tool,
+    ToolChoice,
+)
+from server.model_formats.tool_names import types_of
 from server.protocol.responses.items import (
     InputText,
     Message,

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from engine.grammar.compiler import GrammarCompiler
 from engine.request import Grammar
 from engine.vocabulary import Vocabulary
-from server.dialects.base import PromptError
-from server.dialects.escaping import escaped_grammar
-from server.dialects.values import escaped
+from server.model_formats.grammar.lark_in_json_string import escaped_grammar
+from server.model_formats.interface import PromptError
+from server.model_formats.tool_calls.streamed_json import escaped
 from tests.support.builders import examples
 
 COMPILER = GrammarCompiler(Vocabulary(tuple(bytes([byte]) for byte in range(256))))

@@ -10,9 +10,22 @@ import pytest
 
 from engine.grammar.compiler import check_grammar
 from engine.request import Grammar
-from server.dialects.base import CallDelta, CallEnd, Conversation, Tool, ToolChoice
-from server.dialects.enforceable import MAX_REFERENCES, enforceable, shape
-from server.dialects.forced import alternatives, forced_levels
+from server.model_formats.grammar.enforceable_schema import (
+    MAX_REFERENCES,
+    enforceable,
+    shape,
+)
+from server.model_formats.grammar.forced_calls import (
+    alternatives,
+    forced_levels,
+)
+from server.model_formats.interface import (
+    CallDelta,
+    CallEnd,
+    Conversation,
+    Tool,
+    ToolChoice,
+)
 from server.protocol.responses.items import (
     InputText,
     Message,

@@ -7,8 +7,13 @@ from typing import Any
 import openai_harmony as harmony
 import pytest
 
-from server.dialects.base import Conversation, OutputFormat, PromptError, Tool
-from server.dialects.harmony_vocabulary import STOPS
+from server.model_formats.harmony.vocabulary import STOPS
+from server.model_formats.interface import (
+    Conversation,
+    OutputFormat,
+    PromptError,
+    Tool,
+)
 from server.protocol.responses.items import (
     CustomToolCall,
     CustomToolCallOutput,

@@ -3,7 +3,10 @@
 from collections.abc import Sequence
 from typing import Any
 
-from server.dialects.base import Conversation, Tool
+from server.model_formats.interface import (
+    Conversation,
+    Tool,
+)
 from server.protocol.responses.hosted_items import CodeInterpreterCall
 from server.protocol.responses.items import Item
 from server.runs.hosted import as_read

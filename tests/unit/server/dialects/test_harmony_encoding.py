@@ -4,8 +4,12 @@ import random
 
 import pytest
 
-from server.dialects.base import PromptError
-from server.dialects.harmony_encoding import MAX_PIECE, clean, pieces
+from server.model_formats.harmony.encoding import (
+    MAX_PIECE,
+    clean,
+    pieces,
+)
+from server.model_formats.interface import PromptError
 from tests.support.harmony import encoding, oracle
 
 

@@ -8,8 +8,17 @@ import pytest
 from engine.grammar.compiler import GrammarCompiler
 from engine.request import Grammar
 from engine.vocabulary import Vocabulary
-from server.dialects.base import Conversation, OutputFormat, PromptError, Tool, ToolChoice
-from server.dialects.harmony_vocabulary import TEXT_TOKENS, VOCABULARY
+from server.model_formats.harmony.vocabulary import (
+    TEXT_TOKENS,
+    VOCABULARY,
+)
+from server.model_formats.interface import (
+    Conversation,
+    OutputFormat,
+    PromptError,
+    Tool,
+    ToolChoice,
+)
 from server.protocol.responses.items import (
     InputText,
     Message,

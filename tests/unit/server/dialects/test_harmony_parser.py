@@ -10,7 +10,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from server.dialects.base import (
+from server.model_formats.harmony.output_parser import (
+    MAX_HEADER,
+    HarmonyParser,
+)
+from server.model_formats.harmony.vocabulary import (
+    CALL,
+    CHANNEL,
+    END,
+    MESSAGE,
+    RETURN,
+    START,
+    STOPS,
+)
+from server.model_formats.interface import (
     CallDelta,
     CallEnd,
     CallStart,
@@ -21,9 +34,7 @@ from server.dialects.base import (
     TextDelta,
     Tool,
 )
-from server.dialects.harmony_parser import MAX_HEADER, HarmonyParser
-from server.dialects.harmony_vocabulary import CALL, CHANNEL, END, MESSAGE, RETURN, START, STOPS
-from server.dialects.joining import joined
+from server.model_formats.text_stream.merge_deltas import joined
 from tests.support.harmony import CONTROL, encoding, ids_of, oracle, places_of
 
 TOOLS = (

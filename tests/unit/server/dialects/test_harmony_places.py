@@ -4,10 +4,14 @@ from collections.abc import Sequence
 
 import pytest
 
-from server.dialects.base import Delta, Prompt, TextDelta
-from server.dialects.harmony_parser import HarmonyParser
-from server.dialects.harmony_vocabulary import STOPS
-from server.dialects.joining import joined
+from server.model_formats.harmony.output_parser import HarmonyParser
+from server.model_formats.harmony.vocabulary import STOPS
+from server.model_formats.interface import (
+    Delta,
+    Prompt,
+    TextDelta,
+)
+from server.model_formats.text_stream.merge_deltas import joined
 from tests.support.harmony import encoding, ids_of, places_of
 
 

@@ -7,7 +7,8 @@ from uuid import uuid4
 import pytest
 
 from engine.request import Finished
-from server.dialects.base import (
+from server.model_formats.harmony.harmony_format import HarmonyDialect
+from server.model_formats.interface import (
     CallDelta,
     CallEnd,
     CallStart,
@@ -21,9 +22,8 @@ from server.dialects.base import (
     Tool,
     ToolChoice,
 )
-from server.dialects.harmony import HarmonyDialect
-from server.dialects.joining import joined
-from server.dialects.pick import pick
+from server.model_formats.select_format import pick
+from server.model_formats.text_stream.merge_deltas import joined
 from server.protocol.responses.items import (
     FunctionCall,
     FunctionCallOutput,

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from server.dialects import harmony_vocabulary
-from server.dialects.harmony_encoding import HarmonyEncoding
-from server.dialects.harmony_vocabulary import (
+from server.model_formats.harmony import vocabulary
+from server.model_formats.harmony.encoding import HarmonyEncoding
+from server.model_formats.harmony.vocabulary import (
     FILE,
     TEXT_TOKENS,
     VocabularyPlaces,
@@ -93,7 +93,7 @@ def test_a_tokenizer_with_other_tokens_is_told(tmp_path: Path) -> None:
 
 def test_tokens_have_the_bytes_that_the_library_gives_them() -> None:
     tokens = read_tokens(vocabulary_file())
-    assert len(tokens) == harmony_vocabulary.VOCABULARY
+    assert len(tokens) == vocabulary.VOCABULARY
     for token in [*range(0, TEXT_TOKENS, 997), TEXT_TOKENS - 1]:
         assert encoding()._encoding.decode(
             [token], errors="strict" if tokens[token].isascii() else "replace"

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from server.dialects.base import Prompt
+from server.model_formats.interface import Prompt
 from tests.support.families import CALLERS, TOOLS, dialect_of, ids_of
 from tests.support.family_formats import FAMILIES
 

@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.vocabulary import Vocabulary
-from server.dialects.base import TextDelta
-from server.dialects.joining import joined
-from server.dialects.plain import PlainParser
+from server.model_formats.interface import TextDelta
+from server.model_formats.plain_text import PlainParser
+from server.model_formats.text_stream.merge_deltas import joined
 
 VOCABULARY = Vocabulary((b"a", b" b", b"\xf0\x9f", b"\x98\x80", b"<|end|>", b""), frozenset({4}))
 

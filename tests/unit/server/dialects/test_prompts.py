@@ -7,11 +7,20 @@ from typing import Any
 
 import pytest
 
-from server.dialects.base import Conversation, Prompt, PromptError, Tool, ToolChoice
-from server.dialects.chat import VARIABLES, ChatDialect
-from server.dialects.families import CALL_FORMATS
-from server.dialects.markup import Markup
-from server.dialects.toolbox import as_function
+from server.model_formats.chat_template.chat_template_format import (
+    VARIABLES,
+    ChatDialect,
+)
+from server.model_formats.interface import (
+    Conversation,
+    Prompt,
+    PromptError,
+    Tool,
+    ToolChoice,
+)
+from server.model_formats.text_stream.special_tokens import Markup
+from server.model_formats.tool_calls.formats import CALL_FORMATS
+from server.model_formats.tool_names import as_function
 from server.protocol.responses.items import (
     CustomToolCall,
     CustomToolCallOutput,

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, processors
 from tokenizers.decoders import Fuse
 
-from server.dialects.base import PromptError
-from server.dialects.pick import pick
-from server.dialects.template import ChatTemplate
 from server.locations import demo_model_folder
+from server.model_formats.chat_template.template import ChatTemplate
+from server.model_formats.interface import PromptError
+from server.model_formats.select_format import pick
 from tests.support.builders import examples
 
 DEMO = demo_model_folder()

@@ -7,9 +7,12 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-from server.dialects.base import PromptTooLong
-from server.dialects.tokenizing import PIECE, BoundedTokenizer
 from server.locations import demo_model_folder
+from server.model_formats.chat_template.tokenizing import (
+    PIECE,
+    BoundedTokenizer,
+)
+from server.model_formats.interface import PromptTooLong
 
 
 @pytest.fixture(scope="module")

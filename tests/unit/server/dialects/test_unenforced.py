@@ -1,6 +1,6 @@
 """Of a schema that is not strict, what can be enforced is."""
 
-from server.dialects.unenforced import without_unenforced
+from server.model_formats.grammar.unenforced_keywords import without_unenforced
 
 
 def test_keywords_that_cannot_be_enforced_are_left_out_at_every_level() -> None:

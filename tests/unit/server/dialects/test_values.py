@@ -6,10 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.dialects.base import Prompt
-from server.dialects.calls_xml import as_json
-from server.dialects.toolbox import types_of
-from server.dialects.values import CustomInput, StringDecoder
+from server.model_formats.interface import Prompt
+from server.model_formats.tool_calls.streamed_json import (
+    CustomInput,
+    StringDecoder,
+)
+from server.model_formats.tool_calls.xml_elements import as_json
+from server.model_formats.tool_names import types_of
 from tests.support.builders import examples
 from tests.support.families import CALLERS, TOOLS, dialect_of, ids_of
 from tests.support.family_formats import FAMILIES

@@ -5,8 +5,15 @@ from typing import Any
 import pytest
 
 from engine.request import Grammar
-from server.dialects.base import Conversation, OutputFormat, Prompt, PromptTooLong, Tool, ToolChoice
 from server.errors import InvalidRequest
+from server.model_formats.interface import (
+    Conversation,
+    OutputFormat,
+    Prompt,
+    PromptTooLong,
+    Tool,
+    ToolChoice,
+)
 from server.protocol.responses.items import (
     InputText,
     Item,

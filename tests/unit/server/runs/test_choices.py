@@ -12,7 +12,10 @@ from engine.scripted_engine import (
     ScriptedEngine,
 )
 from server.auth import Caller
-from server.dialects.base import Conversation, Prompt
+from server.model_formats.interface import (
+    Conversation,
+    Prompt,
+)
 from server.protocol.completions.chat import ChatRequest
 from server.protocol.completions.chat_messages import read_messages
 from server.protocol.completions.legacy import TextRequest

@@ -9,7 +9,13 @@ from openai import omit
 from openai.lib.streaming.responses._responses import ResponseStreamState
 from openai.types.responses import ResponseStreamEvent
 
-from server.dialects.base import CallDelta, CallStart, Delta, ReasoningDelta, TextDelta
+from server.model_formats.interface import (
+    CallDelta,
+    CallStart,
+    Delta,
+    ReasoningDelta,
+    TextDelta,
+)
 from server.protocol.responses.events import (
     Event,
     event_type,

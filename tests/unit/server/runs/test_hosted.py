@@ -7,8 +7,14 @@ import msgspec
 import pytest
 
 from engine.request import Usage
-from server.dialects.base import CallDelta, CallEnd, CallStart, Delta, TextDelta
 from server.errors import InvalidRequest
+from server.model_formats.interface import (
+    CallDelta,
+    CallEnd,
+    CallStart,
+    Delta,
+    TextDelta,
+)
 from server.protocol.responses.events import (
     Event,
     event_type,

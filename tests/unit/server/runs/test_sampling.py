@@ -12,10 +12,10 @@ from engine.scripted_engine import (
     ScriptedConfig,
     ScriptedEngine,
 )
-from server.dialects.base import Dialect
-from server.dialects.pick import pick
 from server.errors import InvalidRequest
 from server.locations import demo_model_folder
+from server.model_formats.interface import Dialect
+from server.model_formats.select_format import pick
 from server.protocol.responses.items import (
     InputText,
     Message,

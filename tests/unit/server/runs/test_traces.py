@@ -9,7 +9,11 @@ from typing import Any
 
 import pytest
 
-from server.dialects.base import Conversation, Dialect, Tool
+from server.model_formats.interface import (
+    Conversation,
+    Dialect,
+    Tool,
+)
 from server.runs.reading import Reading
 from server.runs.run import Run
 from tests.support import families, harmony

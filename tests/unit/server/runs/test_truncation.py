@@ -4,7 +4,7 @@ from typing import Literal
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.dialects.base import Prompt
+from server.model_formats.interface import Prompt
 from server.protocol.responses.items import (
     FunctionCall,
     FunctionCallOutput,

@@ -1,6 +1,10 @@
 from hypothesis import given
 
-from server.dialects.base import Delta, ReasoningDelta, TextDelta
+from server.model_formats.interface import (
+    Delta,
+    ReasoningDelta,
+    TextDelta,
+)
 from server.protocol.responses.events import (
     Event,
     event_type,

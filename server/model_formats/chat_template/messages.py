@@ -1,0 +1,315 @@
+"""A conversation's items as the messages that one chat template can write. Pure functions.
+
+What a template cannot write as it is told, it is told otherwise where that says the same: several system
+messages as one, calls one after the other, a system message before the user's first words. What cannot be
+said at all is a PromptError.
+"""
+
+import hashlib
+import json
+import re
+import string
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from server.model_formats.chat_template.template import (
+    ChatTemplate,
+    Message,
+    Written,
+)
+from server.model_formats.chat_template.template_probe import Shape
+from server.model_formats.interface import (
+    Conversation,
+    PromptError,
+    Tool,
+    spoken_name,
+)
+from server.model_formats.tool_calls.interface import CallFormat
+from server.protocol.errors import DecodeFailure
+from server.protocol.json_bounds import check_size
+from server.protocol.responses.items import (
+    ContentPart,
+    CustomToolCall,
+    CustomToolCallOutput,
+    FunctionCall,
+    FunctionCallOutput,
+    Item,
+    OtherItem,
+    Reasoning,
+    plain_text,
+)
+from server.protocol.responses.items import Message as MessageItem
+
+_LETTERS = string.ascii_letters + string.digits
+_MOST_ARGUMENTS = 2**20
+"""Characters of a call's arguments that are parsed for a template, which keeps other threads waiting."""
+_NINE = re.compile(r"[A-Za-z0-9]{9}")
+
+
+@dataclass(slots=True)
+class Call:
+    """One call in the history."""
+
+    name: str
+    arguments: str
+    """JSON text."""
+    call_id: str
+    """As the template wants it."""
+
+
+@dataclass(slots=True)
+class Turn:
+    """What one side said in one go."""
+
+    role: str
+    text: str = ""
+    thought: str = ""
+    calls: list[Call] = field(default_factory=list)
+    call: Call | None = None
+    """Of an output: what it answers."""
+    said: bool = False
+    """There was a message, if an empty one."""
+
+
+def write_messages(
+    conversation: Conversation, template: ChatTemplate, shape: Shape, calls: CallFormat | None
+) -> list[Message]:
+    """Messages in the shape that transformers takes. Raises PromptError."""
+    turns = list(_turns(conversation, calls.ids if calls else "any"))
+    if not shape.systems:
+        turns = _one_system(turns)
+    if not shape.system:
+        turns = _system_as_user(turns)
+    if not shape.users_in_row:
+        turns = list(_joined_users(turns))
+    if not shape.parallel:
+        turns = list(_one_by_one(turns))
+    writer = _Writer(template, shape, calls)
+    return [message for turn in turns for message in writer.write(turn)]
+
+
+def _turns(conversation: Conversation, ids: str) -> Iterator[Turn]:
+    """Who said what, in order; all that a model said without being answered between is one turn."""
+    if conversation.instructions:
+        yield Turn("system", conversation.instructions)
+    names = _Ids(ids, conversation.tools)
+    spoken: Turn | None = None
+    for item in conversation.items:
+        if isinstance(item, OtherItem):
+            continue
+        if _is_assistants(item):
+            if spoken is not None and _begins_anew(spoken, item):
+                yield spoken
+                spoken = None
+            spoken = spoken or Turn("assistant")
+            _add(spoken, item, names)
+            continue
+        if spoken is not None:
+            yield spoken
+            spoken = None
+        yield _turn_of(item, names)
+    if spoken is not None:
+        yield spoken
+
+
+def _is_assistants(item: Item) -> bool:
+    if isinstance(item, MessageItem):
+        return item.role == "assistant"
+    return isinstance(item, Reasoning | FunctionCall | CustomToolCall)
+
+
+def _begins_anew(turn: Turn, item: Item) -> bool:
+    """A model's second message, or what it thought after the first, is a message of its own."""
+    if isinstance(item, MessageItem):
+        return turn.said or bool(turn.calls)
+    return isinstance(item, Reasoning) and (turn.said or bool(turn.calls))
+
+
+def _add(turn: Turn, item: Item, ids: "_Ids") -> None:
+    match item:
+        case MessageItem():
+            turn.text, turn.said = plain_text(item.content), True
+        case Reasoning():
+            parts = [part.text for part in (item.content or [])] or [part.text for part in item.summary]
+            turn.thought += "\n\n" * bool(turn.thought and parts) + "\n\n".join(parts)
+        case FunctionCall():
+            turn.calls.append(ids.call(item.call_id, ids.name(item), item.arguments or "{}"))
+        case CustomToolCall():
+            arguments = json.dumps({"input": item.input}, ensure_ascii=False)
+            turn.calls.append(ids.call(item.call_id, ids.name(item), arguments))
+
+
+def _turn_of(item: Item, ids: "_Ids") -> Turn:
+    if isinstance(item, FunctionCallOutput | CustomToolCallOutput):
+        return Turn("tool", _output_text(item.output), call=ids.answered(item.call_id))
+    assert isinstance(item, MessageItem)
+    role = "system" if item.role == "developer" else item.role
+    return Turn(role, plain_text(item.content))
+
+
+def _output_text(output: str | list[ContentPart]) -> str:
+    return output if isinstance(output, str) else plain_text(output)
+
+
+class _Ids:
+    """Call ids as a family wants them, and names. A call and its output keep their bond: the id they had."""
+
+    def __init__(self, wanted: str, tools: Sequence[Tool] = ()) -> None:
+        self._wanted = wanted
+        self._spoken = {(tool.namespace, tool.name): tool.spoken for tool in tools}
+        self._calls: dict[str, Call] = {}
+        self._count = 0
+
+    def name(self, item: FunctionCall | CustomToolCall) -> str:
+        """What the model knows the called tool by, or did where it is not offered any more."""
+        namespace = item.namespace or None
+        return self._spoken.get((namespace, item.name)) or spoken_name(item.name, namespace)
+
+    def call(self, call_id: str, name: str, arguments: str) -> Call:
+        match self._wanted:
+            case "mistral":
+                own = call_id if _NINE.fullmatch(call_id) else _nine_letters(call_id)
+            case "kimi":
+                own = f"functions.{name}:{self._count}"
+            case _:
+                own = call_id
+        self._count += 1
+        call = self._calls[call_id] = Call(name, arguments, own)
+        return call
+
+    def answered(self, call_id: str) -> Call:
+        """The latest call with that id before."""
+        if call_id not in self._calls:
+            raise PromptError(f"There is no call with the call_id {call_id[:100]!r} before its output.")
+        return self._calls[call_id]
+
+
+def _nine_letters(call_id: str) -> str:
+    number = int.from_bytes(hashlib.sha256(call_id.encode(errors="replace")).digest()[:8], "big")
+    letters = ""
+    for _ in range(9):
+        number, place = divmod(number, len(_LETTERS))
+        letters += _LETTERS[place]
+    return letters
+
+
+def _one_system(turns: Sequence[Turn]) -> list[Turn]:
+    """All system messages as one, which comes first."""
+    texts = [turn.text for turn in turns if turn.role == "system"]
+    rest = [turn for turn in turns if turn.role != "system"]
+    return [Turn("system", "\n\n".join(texts)), *rest] if texts else rest
+
+
+def _system_as_user(turns: Sequence[Turn]) -> list[Turn]:
+    """System messages as the beginning of what the user says next."""
+    written: list[Turn] = []
+    waiting: list[str] = []
+    for turn in turns:
+        if turn.role == "system":
+            waiting.append(turn.text)
+        elif turn.role == "user" and waiting:
+            written.append(replace(turn, text="\n\n".join([*waiting, turn.text])))
+            waiting = []
+        else:
+            written.append(turn)
+    return [*written, Turn("user", "\n\n".join(waiting))] if waiting else written
+
+
+def _joined_users(turns: Sequence[Turn]) -> Iterator[Turn]:
+    before: Turn | None = None
+    for turn in turns:
+        if before is not None and before.role == turn.role == "user":
+            before = replace(before, text=f"{before.text}\n\n{turn.text}")
+            continue
+        if before is not None:
+            yield before
+        before = turn
+    if before is not None:
+        yield before
+
+
+def _one_by_one(turns: Sequence[Turn]) -> Iterator[Turn]:
+    """Each call in a message of its own, with its output after it."""
+    outputs = {id(turn.call): turn for turn in turns if turn.call is not None}
+    told: set[int] = set()
+    for turn in turns:
+        if id(turn) in told:
+            continue
+        if len(turn.calls) < 2:
+            yield turn
+            continue
+        for place, call in enumerate(turn.calls):
+            yield replace(turn, calls=[call]) if place == 0 else Turn("assistant", calls=[call])
+            output = outputs.get(id(call))
+            if output is not None:
+                told.add(id(output))
+                yield output
+
+
+class _Writer:
+    """Turns as messages."""
+
+    def __init__(self, template: ChatTemplate, shape: Shape, calls: CallFormat | None) -> None:
+        self._template = template
+        self._shape = shape
+        self._calls = calls
+
+    def write(self, turn: Turn) -> Iterator[Message]:
+        if turn.role == "tool":
+            assert turn.call is not None
+            if not self._shape.outputs:
+                raise PromptError("The model's chat template cannot write the outputs of tools.")
+            yield {
+                "role": "tool",
+                "content": turn.text,
+                "name": turn.call.name,
+                "tool_call_id": turn.call.call_id,
+            }
+        elif turn.role != "assistant":
+            yield {"role": turn.role, "content": turn.text}
+        elif turn.calls and turn.text and self._shape.calls and not self._shape.text_with_calls:
+            yield from self._assistant(replace(turn, calls=[]))
+            yield from self._assistant(replace(turn, text="", thought=""))
+        else:
+            yield from self._assistant(turn)
+
+    def _assistant(self, turn: Turn) -> Iterator[Message]:
+        message: Message = {"role": "assistant", "content": turn.text}
+        if turn.thought and self._shape.thought_parts:
+            thinking = {"type": "thinking", "thinking": turn.thought}
+            text = [{"type": "text", "text": turn.text}] if turn.text else []
+            message["content"] = [thinking, *text]
+        elif turn.thought:
+            message |= {"thinking": turn.thought, "reasoning_content": turn.thought}
+        if turn.calls and self._shape.calls:
+            if not turn.text and not isinstance(message["content"], list):
+                message["content"] = self._shape.empty
+            message["tool_calls"] = [self._call(call) for call in turn.calls]
+        elif turn.calls:
+            message["content"] = self._calls_as_text(turn)
+        yield message
+
+    def _call(self, call: Call) -> dict[str, Any]:
+        arguments: Any = call.arguments
+        if self._shape.parsed:
+            if len(call.arguments) > _MOST_ARGUMENTS:
+                raise PromptError(f"The arguments of a call may have {_MOST_ARGUMENTS} characters.")
+            try:
+                check_size(call.arguments.encode(errors="replace"))
+                arguments = json.loads(call.arguments)
+            except DecodeFailure as error:
+                raise PromptError("The arguments of a call have too many values or digits.") from error
+            except (ValueError, RecursionError):
+                arguments = call.arguments  # as the model wrote it, if the template takes text too
+        function = {"name": call.name, "arguments": arguments}
+        return {"type": "function", "id": call.call_id, "function": function}
+
+    def _calls_as_text(self, turn: Turn) -> Written:
+        """For a template that writes no calls: as the model itself writes them."""
+        guard = self._template.guard
+        pairs = [(guard(call.name), guard(call.arguments)) for call in turn.calls]
+        written = self._calls.written(pairs) if self._calls else None
+        if written is None:
+            raise PromptError("The model's chat template cannot write calls of tools.")
+        return Written(guard(turn.text) + written)

@@ -1,0 +1,250 @@
+"""A model folder's own chat template and tokenizer: messages in, token ids out.
+
+Reads `tokenizer.json` with the tokenizers library and renders the template in Jinja's immutable sandbox, as
+transformers does, but without importing torch. Templates come from the operator's model folder, or
+from requests that the operator trusts: what a template does is not bounded in time.
+
+Text that is not the template's own must not act as markup. Every control token in it is split by a marker
+before rendering, and the rendered text is encoded piece by piece between markers, so the tokenizer never
+sees a whole control token where the template did not write one.
+"""
+
+import copy
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jinja2 import TemplateError
+from tokenizers import Tokenizer
+
+from server.model_formats.chat_template.jinja_environment import (
+    compile_template,
+    literals_of,
+    variables_of,
+)
+from server.model_formats.chat_template.tokenizing import BoundedTokenizer
+from server.model_formats.interface import PromptError
+
+_MARKER = "\ufdd0"
+"""A Unicode noncharacter: never valid in interchanged text, so removing it from input loses nothing."""
+_END = "\ufdd1"
+"""Another: where the message ends that is to be continued."""
+_DROPPED = re.compile(f"[{_MARKER}{_END}\ud800-\udfff]")
+_LOOKS_LIKE_CONTROL = re.compile(r"<[|｜].*[|｜]>|\[/?[A-Z_]+\]", re.DOTALL)
+
+_TEMPLATE_MISTAKES = (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError)
+"""What a template raises, beside its own errors, that was not written for this conversation."""
+
+Message = dict[str, Any]
+
+
+class Written(str):
+    """Text with markup that is meant: what others wrote in it has been through `ChatTemplate.guard`."""
+
+    __slots__ = ()
+
+
+class ChatTemplate:
+    """The prompt writer of one model folder. Thread-safe."""
+
+    def __init__(self, folder: Path) -> None:
+        """Raises FileNotFoundError or ValueError, naming the file, when the folder is not usable."""
+        tokenizer_file = folder / "tokenizer.json"
+        if not tokenizer_file.is_file():
+            raise FileNotFoundError(f"{tokenizer_file} does not exist; a model folder needs it.")
+        self.tokenizer = _read_tokenizer(tokenizer_file)
+        self.tokens = BoundedTokenizer(self.tokenizer)
+        config = read_json(folder / "tokenizer_config.json")
+        self._param = "input"
+        """The parameter of a request that is to blame where a template cannot write it."""
+        try:
+            self._read(_template_sources(folder, config))
+        except TemplateError as error:
+            raise ValueError(f"The chat template of {folder} is not valid: {error}.") from error
+        self._special = _special_tokens(config)
+        self._lead = _lead_of(self.tokenizer)
+        self._lead_size = len(self.tokenizer.encode(self._lead, add_special_tokens=False).ids)
+
+    def _read(self, sources: Mapping[str, str]) -> None:
+        self._templates = {name: compile_template(source, _MARKER) for name, source in sources.items()}
+        self.variables = frozenset().union(*map(variables_of, sources.values()))
+        """What the templates can be told, beside messages and tools."""
+        self.source = "\0".join(sources.values())
+        literals = "\0".join(map(literals_of, sources.values()))
+        self._control_start = _start_of_any(_control_tokens(self.tokenizer, literals))
+
+    def replaced(self, source: str) -> "ChatTemplate":
+        """The same tokenizer with another template. Raises PromptError if that is not valid."""
+        other = copy.copy(self)
+        other._param = "chat_template"
+        try:
+            other._read({"default": source})
+        except (TemplateError, *_TEMPLATE_MISTAKES) as error:
+            raise PromptError(f"chat_template is not valid: {error}.", other._param) from error
+        return other
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        generates: bool = True,
+        continues: bool = False,
+        **variables: object,
+    ) -> str:
+        """The prompt's text, markers still in it.
+
+        It ends with the generation prompt if it `generates`, within the last message if it `continues`.
+        """
+        guarded = [self.guard(message) for message in messages]
+        if continues:
+            guarded[-1]["content"] += f"{_END} "
+        template = self._templates.get("tool_use" if tools else "default", self._templates["default"])
+        try:
+            rendered = template.render(
+                messages=guarded,
+                tools=self.guard(list(tools)) if tools else None,
+                documents=self.guard(list(documents)) if documents else None,
+                add_generation_prompt=generates and not continues,
+                **self._special,
+                **self.guard(variables),
+            )
+        except (TemplateError, *_TEMPLATE_MISTAKES) as error:
+            sentence = f"The model's chat template refused the conversation: {error}."
+            raise PromptError(sentence, self._param) from error
+        return _cut(rendered) if continues else rendered
+
+    def encode(self, rendered: str, limit: int | None = None) -> tuple[int, ...]:
+        """Token ids of what `render` gave. Raises PromptTooLong, see `BoundedTokenizer.encode`."""
+        first, *rest = rendered.split(_MARKER)
+        begun = [first, *(self._lead + piece for piece in rest)]
+        if limit is not None and self._lead:
+            limit += self._lead_size * len(rest)
+        pieces = self.tokens.encode(begun, limit)
+        ids = pieces[0]
+        for piece in pieces[1:]:
+            ids += piece[self._lead_size :]
+        return tuple(ids)
+
+    def surround(self, token_ids: tuple[int, ...]) -> tuple[int, ...]:
+        """The ids with those before and after them that the tokenizer puts around a text."""
+        bare, whole = (
+            self.tokenizer.encode("a", add_special_tokens=special).ids for special in (False, True)
+        )
+        begin = next((at for at in range(len(whole)) if whole[at : at + len(bare)] == bare), None)
+        if begin is None:
+            return token_ids  # a text is written otherwise within them: there is nothing to put around others
+        return (*whole[:begin], *token_ids, *whole[begin + len(bare) :])
+
+    def plain(self, rendered: str) -> str:
+        """What `render` gave, as a reader would see it."""
+        return rendered.replace(_MARKER, "")
+
+    def guard(self, value: Any) -> Any:
+        """The same with all control tokens in texts split, names in mappings included."""
+        match value:
+            case Written():
+                return value
+            case str():
+                return self._control_start.sub(lambda found: found[0] + _MARKER, _DROPPED.sub("", value))
+            case Mapping():
+                return {self.guard(name): self.guard(inner) for name, inner in value.items()}
+            case list() | tuple():
+                return [self.guard(inner) for inner in value]
+        return value
+
+
+def _cut(rendered: str) -> str:
+    """The text up to where the continued message ends; a template may have trimmed what follows."""
+    place = rendered.rfind(_END)
+    if place < 0:
+        raise PromptError("The model's chat template leaves out the message that is to be continued.")
+    before = rendered[:place]
+    return before if rendered.startswith(f"{_END} ", place) else before.rstrip()
+
+
+def _control_tokens(tokenizer: Tokenizer, literals: str) -> list[str]:
+    """What users must not be able to write: special tokens, and others that are markup by all signs.
+
+    Not every added token is: some tokenizers add runs of blanks, or the tags of HTML.
+    """
+    return [
+        token.content
+        for token in tokenizer.get_added_tokens_decoder().values()
+        if token.special
+        or (len(token.content.strip()) > 1 and any(text in literals for text in _both_ends(token.content)))
+        or _LOOKS_LIKE_CONTROL.fullmatch(token.content)
+    ]
+
+
+def _both_ends(tag: str) -> tuple[str, str]:
+    """A tag and the other one of its pair: a template that writes only one of them means both."""
+    return tag, tag.replace("</", "<", 1) if tag.startswith("</") else tag.replace("<", "</", 1)
+
+
+def _start_of_any(controls: Iterable[str]) -> re.Pattern[str]:
+    """Matches the first character of every control token, also of those that overlap."""
+    rests: dict[str, list[str]] = {}
+    for text in controls:
+        if len(text) > 1:
+            rests.setdefault(text[0], []).append(re.escape(text[1:]))
+    starts = [f"{re.escape(first)}(?={'|'.join(following)})" for first, following in rests.items()]
+    return re.compile("|".join(starts) or r"(?!)")
+
+
+def _lead_of(tokenizer: Tokenizer) -> str:
+    """What to begin a later piece with, so that a tokenizer which puts a space before all text puts none.
+
+    As in transformers: a line break, whose own tokens are taken off again.
+    """
+    alone = tokenizer.encode("a", add_special_tokens=False).ids
+    lead = tokenizer.encode("\n", add_special_tokens=False).ids
+    after = tokenizer.encode("\na", add_special_tokens=False).ids
+    return "\n" if lead and after[: len(lead)] == lead and after[len(lead) :] != alone else ""
+
+
+def _read_tokenizer(path: Path) -> Tokenizer:
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises nothing more exact
+        raise ValueError(f"{path} cannot be read as a tokenizer: {error}.") from error
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A file's JSON object, an empty one if there is no such file. Raises ValueError."""
+    if not path.is_file():
+        return {}
+    try:
+        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is not valid JSON: {error}.") from error
+    return content
+
+
+def _template_sources(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
+    """The template `default`, and `tool_use` where conversations with tools have their own."""
+    template = config.get("chat_template")
+    sources = {"default": template}
+    if isinstance(template, list):
+        sources = {entry["name"]: entry["template"] for entry in template}
+    for name, file in (
+        ("default", folder / "chat_template.jinja"),
+        ("tool_use", folder / "additional_chat_templates" / "tool_use.jinja"),
+    ):
+        if file.is_file():
+            sources[name] = file.read_text(encoding="utf-8")
+    if not isinstance(sources.get("default"), str):
+        raise ValueError(f"{folder} has no chat template (chat_template.jinja or tokenizer_config.json).")
+    return {name: sources[name] for name in ("default", "tool_use") if isinstance(sources.get(name), str)}
+
+
+def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+    """`bos_token` and the like, which templates use as variables."""
+    found = {}
+    for key, value in config.items():
+        if key.endswith("_token") and value:
+            found[key] = value["content"] if isinstance(value, dict) else str(value)
+    return found

@@ -1,0 +1,131 @@
+"""What a chat template can write, and how it wants things told: found out by rendering small conversations.
+
+Templates differ in whether they know a system role, several system messages, tools, calls with text beside
+them or more than one at a time, and in what arguments and call ids must look like. None of them says so.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from server.model_formats.chat_template.template import (
+    ChatTemplate,
+    Message,
+)
+from server.model_formats.interface import PromptError
+
+_SYSTEM, _LATER, _ASKED, _AGAIN, _TEXT = "xsystemx", "xlaterx", "xaskedx", "xagainx", "xtextx"
+_FUNCTION, _OTHER, _VALUE, _OUTPUT, _THOUGHT = "xfunctionx", "xotherx", "xvaluex", "xoutputx", "xthoughtx"
+_ID = "xcallxid1"
+_USER: Message = {"role": "user", "content": _ASKED}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """One template's wishes."""
+
+    system: bool
+    """It writes a system message that comes first."""
+    systems: bool
+    """And others, wherever they come."""
+    users_in_row: bool
+    """It writes two messages of the user one after the other."""
+    tools: bool
+    calls: bool
+    outputs: bool
+    """It writes tools, calls in the history, and their outputs."""
+    parsed: bool
+    """A call's arguments are an object; otherwise JSON text."""
+    empty: str | None
+    """The content of a message that has only calls."""
+    text_with_calls: bool
+    parallel: bool
+    """One message may have text and calls, and more than one call."""
+    thought_parts: bool
+    """Reasoning is a part of the content; otherwise a field of the message, which may be ignored."""
+
+
+def find_shape(template: ChatTemplate) -> Shape:
+    """Renders with each wish in turn; what raises or does not show is not wished."""
+    probe = _Probe(template)
+    system = {"role": "system", "content": _SYSTEM}
+    later = {"role": "system", "content": _LATER}
+    answer = {"role": "assistant", "content": _TEXT}
+    again = {"role": "user", "content": _AGAIN}
+    call = next((shape for shape in _CALL_SHAPES if probe.shows_call(*shape)), None)
+    parsed, empty = call or (True, "")
+    one = {"role": "assistant", "content": empty, "tool_calls": [_call(_FUNCTION, parsed)]}
+    output = {"role": "tool", "content": _OUTPUT, "name": _FUNCTION, "tool_call_id": _ID}
+    beside = {**one, "content": _TEXT}
+    two = {**one, "tool_calls": [_call(_FUNCTION, parsed), _call(_OTHER, parsed)]}
+    thought = [{"type": "thinking", "thinking": _THOUGHT}, {"type": "text", "text": _TEXT}]
+    thinking = {"role": "assistant", "content": thought}
+    return Shape(
+        system=probe.shows([system, _USER], _SYSTEM, _ASKED),
+        systems=probe.shows([system, later, _USER, answer, later, again], _SYSTEM, twice=_LATER),
+        users_in_row=probe.shows([_USER, again], _ASKED, _AGAIN),
+        tools=probe.shows([_USER], _FUNCTION, tools=True),
+        calls=call is not None,
+        outputs=any(probe.shows([_USER, made, output], _OUTPUT, tools=True) for made in (one, answer)),
+        parsed=parsed,
+        empty=empty,
+        text_with_calls=probe.shows([_USER, beside, output], _TEXT, _VALUE, tools=True),
+        parallel=probe.shows([_USER, two, output, output], _FUNCTION + '"', _OTHER, tools=True)
+        or probe.shows([_USER, two, output, output], _OTHER, tools=True),
+        thought_parts=probe.shows([_USER, thinking, again], _THOUGHT, _TEXT)
+        and "thinking'" in template.source,
+    )
+
+
+_CALL_SHAPES: tuple[tuple[bool, str | None], ...] = ((True, ""), (True, None), (False, ""), (False, None))
+
+
+def _call(name: str, parsed: bool) -> dict[str, Any]:
+    arguments: Any = {"xkeyx": _VALUE} if parsed else f'{{"xkeyx": "{_VALUE}"}}'
+    return {"type": "function", "id": _ID, "function": {"name": name, "arguments": arguments}}
+
+
+class _Probe:
+    def __init__(self, template: ChatTemplate) -> None:
+        self._template = template
+
+    def shows(
+        self, messages: Sequence[Message], *texts: str, tools: bool = False, twice: str | None = None
+    ) -> bool:
+        rendered = self._render(messages, tools)
+        if rendered is None or (twice and rendered.count(twice) != 2):
+            return False
+        return all(text in rendered for text in texts)
+
+    def shows_call(self, parsed: bool, empty: str | None) -> bool:
+        """A call's name and argument come out, and neither Python's own form of them nor its None."""
+        message = {"role": "assistant", "content": empty, "tool_calls": [_call(_FUNCTION, parsed)]}
+        output = {"role": "tool", "content": _OUTPUT, "name": _FUNCTION, "tool_call_id": _ID}
+        for messages in ([_USER, message, output], [_USER, message]):
+            rendered = self._render(messages, tools=True)
+            if rendered is not None:
+                odd = ("{'xkeyx'", '\\"xkeyx', "None")
+                return _VALUE in rendered and not any(text in rendered for text in odd)
+        return False
+
+    def _render(self, messages: Sequence[Message], tools: bool) -> str | None:
+        try:
+            return self._template.plain(self._template.render(messages, tools=_TOOLS if tools else None))
+        except PromptError:
+            return None
+
+
+_TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": _FUNCTION,
+            "description": "It does.",
+            "parameters": {
+                "type": "object",
+                "properties": {"a": {"type": "string", "description": "It is."}},
+                "required": ["a"],
+            },
+        },
+    }
+]

@@ -1,0 +1,1 @@
+"""Lark grammars that hold a model to tools, schemas and formats."""

@@ -1,0 +1,250 @@
+"""The part of a JSON schema that masks can enforce, for forced calls of functions that are not strict.
+
+Every value that the schema allows is allowed by its part. Left out is what the compiler of masks does not
+know (`not`, `if`, `uniqueItems`, `contains`, unknown formats, patterns that look around ...), what is no
+JSON schema, and annotations; `oneOf` becomes `anyOf`. References are followed once and stand in `$defs`
+under names of their own. Pure.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from math import isfinite
+from typing import Any
+
+from engine.grammar.limits import (
+    MAX_COUNT,
+    MAX_DIVISOR,
+    BadGrammar,
+    check_pattern,
+    check_schema,
+)
+from server.model_formats.tool_names import (
+    ALL_TYPES,
+    ANY_OBJECT,
+    types_of,
+)
+
+FORMATS = frozenset(
+    {"date", "date-time", "time", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid"}
+)
+"""Those that every family's calls can be held to, or that are left out where one cannot."""
+MAX_REFERENCES = 200
+_MAX_DEPTH = 64
+_SHAPE_DEPTH = 6
+_SHAPE_VALUES = 100
+_DIGITS = 5
+"""Of multipleOf, its point included: a grammar needs a state for every remainder."""
+_EXACT = 2**53
+"""Numbers below it are whole in every reader's arithmetic."""
+_PROPERTY_COUNTS = ("minProperties", "maxProperties")
+_COUNTS = ("minLength", "maxLength", "minItems", "maxItems", *_PROPERTY_COUNTS)
+_BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+_SPECIAL = re.compile(r"\\(?P<escape>.|\Z)|(?P<group>\(\?(?!:))", re.DOTALL)
+"""Escapes in a pattern, and groups that are more than groups."""
+_ESCAPES = frozenset("dDwWsSnrtfvxu")
+"""Letters behind a backslash that mean the same to all."""
+
+
+def enforceable(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A part of a function's parameters that can be compiled; a smaller one where that is too large."""
+    for part in (_Part(schema).of_object(), shape(schema)):
+        try:
+            check_schema(part)
+        except BadGrammar:
+            continue
+        return part
+    return ANY_OBJECT
+
+
+def shape(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Types, properties and enumerations alone, down to a few levels: what always compiles, and fast."""
+    part = _shape(schema, 0)
+    return {**part, "type": "object"} if "object" in types_of(part) or "type" not in part else ANY_OBJECT
+
+
+def _shape(schema: Any, depth: int) -> dict[str, Any]:
+    if not isinstance(schema, Mapping) or depth > _SHAPE_DEPTH:
+        return {}
+    part = dict(_types(schema))
+    values = schema.get("enum")
+    if isinstance(values, list) and 0 < len(values) <= _SHAPE_VALUES:
+        texts = [value for value in values if isinstance(value, str) and _is_text(value)]
+        if len(texts) == len(values) and part.get("type", "string") == "string":
+            part["enum"] = texts
+    properties = schema.get("properties")
+    if isinstance(properties, Mapping):
+        part["properties"] = {
+            name: _shape(inner, depth + 1) for name, inner in properties.items() if _is_text(name)
+        }
+        part["required"] = [name for name in _required(schema) if name in part["properties"]]
+        if schema.get("additionalProperties") is False and not schema.get("patternProperties"):
+            part["additionalProperties"] = False
+    if isinstance(schema.get("items"), Mapping):
+        part["items"] = _shape(schema["items"], depth + 1)
+    return part
+
+
+class _Part:
+    """The part of one schema, whose references it collects."""
+
+    def __init__(self, root: Mapping[str, Any]) -> None:
+        self._root = root
+        self._names: dict[str, str] = {}
+        """By reference, as far as these lead anywhere: what each is called in `$defs`."""
+        self._waiting: list[tuple[str, Any]] = []
+
+    def of_object(self) -> dict[str, Any]:
+        """That of the whole, which is of an object in any case."""
+        part = self._of(self._root, 0)
+        if isinstance(part, bool) or ((types := types_of(part)) and "object" not in types):
+            return dict(ANY_OBJECT)
+        part["type"] = "object"
+        definitions = {}
+        while self._waiting:
+            name, target = self._waiting.pop()
+            definitions[name] = self._of(target, 0)
+        return {**part, "$defs": definitions} if definitions else part
+
+    def _of(self, schema: Any, depth: int) -> Any:
+        if isinstance(schema, bool):
+            return schema
+        if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
+            return {}
+        part = {
+            **dict(_types(schema)),
+            **dict(_values(schema)),
+            **dict(_numbers(schema)),
+            **dict(_texts(schema)),
+        }
+        part |= self._of_array(schema, depth)
+        part |= self._of_properties(schema, depth)
+        if "properties" in part or "required" in part:
+            part = {key: value for key, value in part.items() if key not in _PROPERTY_COUNTS}
+        reference = schema.get("$ref")
+        if isinstance(reference, str) and (name := self._name(reference)):
+            part["$ref"] = f"#/$defs/{name}"
+        either = [self._branches(schema, key, depth) for key in ("anyOf", "oneOf")]
+        both = self._branches(schema, "allOf", depth)
+        if either[0] and either[1]:
+            both.append({"anyOf": either.pop()})
+        if branches := either[0] or either[-1]:
+            part["anyOf"] = branches
+        return part | ({"allOf": both} if both else {})
+
+    def _branches(self, schema: Mapping[str, Any], key: str, depth: int) -> list[Any]:
+        branches = schema.get(key)
+        return [self._of(one, depth + 1) for one in branches] if isinstance(branches, list) else []
+
+    def _of_array(self, schema: Mapping[str, Any], depth: int) -> Iterator[tuple[str, Any]]:
+        """The schemas of elements, in the words of today's JSON schemas."""
+        first, rest = schema.get("prefixItems"), schema.get("items")
+        if isinstance(rest, list):
+            first, rest = rest, schema.get("additionalItems")
+        if isinstance(first, list) and first:
+            yield "prefixItems", [self._of(inner, depth + 1) for inner in first]
+        if isinstance(rest, Mapping | bool):
+            yield "items", self._of(rest, depth + 1)
+
+    def _of_properties(self, schema: Mapping[str, Any], depth: int) -> Iterator[tuple[str, Any]]:
+        properties, patterns = schema.get("properties"), schema.get("patternProperties")
+        others = schema.get("additionalProperties")
+        if isinstance(properties, Mapping):
+            yield (
+                "properties",
+                {name: self._of(one, depth + 1) for name, one in properties.items() if _is_text(name)},
+            )
+        if isinstance(patterns, Mapping) and patterns:
+            if not all(map(_is_known_pattern, patterns)):
+                others = None  # it is only about properties that no pattern fits
+            else:
+                yield "patternProperties", {key: self._of(one, depth + 1) for key, one in patterns.items()}
+        if isinstance(others, Mapping | bool):
+            yield "additionalProperties", self._of(others, depth + 1)
+        if required := _required(schema):
+            yield "required", required
+
+    def _name(self, reference: str) -> str | None:
+        """What the reference's target is called in `$defs`; None if it has none."""
+        if reference in self._names:
+            return self._names[reference]
+        found: Any = self._root
+        if not reference.startswith("#") or len(self._names) >= MAX_REFERENCES:
+            return None
+        for step in reference.removeprefix("#").split("/")[1:]:
+            key = step.replace("~1", "/").replace("~0", "~")
+            if isinstance(found, list) and key.isdecimal() and len(key) < 6 and int(key) < len(found):
+                found = found[int(key)]
+            else:
+                found = found.get(key) if isinstance(found, Mapping) else None
+        if not isinstance(found, Mapping) or (reference != "#" and "/" not in reference):
+            return None
+        name = self._names[reference] = f"d{len(self._names)}"
+        self._waiting.append((name, found))
+        return name
+
+
+def _types(schema: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    named = schema.get("type")
+    types = named if isinstance(named, list) else [named]
+    if types and all(isinstance(one, str) and one in ALL_TYPES for one in types):
+        yield "type", named
+
+
+def _values(schema: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    allowed = schema.get("enum")
+    if isinstance(allowed, list) and allowed and all(map(_is_text, allowed)):
+        yield "enum", allowed
+    if "const" in schema and _is_text(schema["const"]):
+        yield "const", schema["const"]
+
+
+def _numbers(schema: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for key in (*_COUNTS, *_BOUNDS, "multipleOf"):
+        value = schema.get(key)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
+            continue
+        if key in _COUNTS:
+            if 0 <= value <= MAX_COUNT and value == int(value):
+                yield key, int(value)
+        elif key == "multipleOf":
+            if 0 < value <= MAX_DIVISOR and len(repr(value)) <= _DIGITS:
+                yield key, value
+        elif abs(value) < _EXACT:
+            yield key, value
+
+
+def _texts(schema: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    if _is_known_pattern(schema.get("pattern")):
+        yield "pattern", schema["pattern"]
+    if schema.get("format") in FORMATS:
+        yield "format", schema["format"]
+
+
+def _required(schema: Mapping[str, Any]) -> list[str]:
+    named = schema.get("required")
+    names = named if isinstance(named, list) else []
+    return [name for name in names if isinstance(name, str) and _is_text(name)]
+
+
+def _is_known_pattern(pattern: Any) -> bool:
+    """Whether a regular expression does nothing that masks cannot; its syntax is not looked at."""
+    if not isinstance(pattern, str) or not _is_text(pattern):
+        return False
+    try:
+        check_pattern(pattern)
+    except BadGrammar:
+        return False
+    return not any(
+        found["group"] or (found["escape"].isalnum() and found["escape"] not in _ESCAPES)
+        for found in _SPECIAL.finditer(pattern)
+    )
+
+
+def _is_text(value: Any) -> bool:
+    """Whether a value can be written in UTF-8: it has no half of a character."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except (UnicodeEncodeError, ValueError, RecursionError):
+        return False
+    return True

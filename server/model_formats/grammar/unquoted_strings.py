@@ -1,0 +1,256 @@
+"""What a schema's strings may be where they stand without quotes, as terminals of a Lark grammar. Pure.
+
+A text is what one of several alternatives allows: all that hold for one of them hold together. Length,
+`pattern`, `enum`, `const` and the formats below are held to; `anyOf`, `allOf` and references are followed,
+and `oneOf` as if it were `anyOf`. Other formats are not held to, and a pattern that looks around is refused.
+
+Where a value may be a string or something else, and the family's calls do not say which, it is narrower than
+the schema, never wider: no string looks like a value of the other types, nor begins as lists, objects and
+numbers within bounds do.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from engine.grammar.limits import (
+    MAX_COUNT,
+    BadGrammar,
+    check_pattern,
+)
+from server.model_formats.grammar.lark_rules import in_slashes
+from server.model_formats.interface import PromptError
+from server.model_formats.tool_names import (
+    definition_of,
+    definitions_of,
+)
+
+_ANNOTATIONS = {
+    *("title", "description", "default", "examples", "example", "deprecated", "readOnly", "writeOnly"),
+    *("$defs", "definitions", "$comment", "$schema", "$id", "nullable"),
+}
+"""Keywords that allow and forbid nothing."""
+_MAX_ALTERNATIVES = 64
+_MAX_DEPTH = 16
+_MAX_LENGTH = 5_000
+"""Of one counted repetition; longer ones are put together of several."""
+_ANY = "/(.|\\n)*/"
+_SPACE = r"[\s\x1c-\x1f]*"
+_NUMBERS = {"integer": r"-?(0|[1-9][0-9]*)", "number": r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?"}
+_TIME = r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{1,9})?(Z|[+\-]([01][0-9]|2[0-3]):[0-5][0-9])"
+_DATE = r"[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|1[0-9]|2[0-8])"
+"""Without the last days of months, which not every month has."""
+_BYTE = r"(25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
+_LABEL = r"[a-zA-Z0-9]([a-zA-Z0-9\-]{0,61}[a-zA-Z0-9])?"
+_FORMATS = {
+    "date": _DATE,
+    "time": _TIME,
+    "date-time": f"{_DATE}T{_TIME}",
+    "email": rf"[a-zA-Z0-9_+\-]{{1,64}}@{_LABEL}(\.{_LABEL}){{0,3}}",
+    "hostname": rf"{_LABEL}(\.{_LABEL}){{0,3}}",
+    "ipv4": rf"{_BYTE}(\.{_BYTE}){{3}}",
+    "uuid": "[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}",
+}
+_ATOM = re.compile(
+    r"(?P<class>\[\^?\]?(?:\\.?|[^\]\\])*+\]?)|\\(?P<escape>.)|(?P<look>\(\?(?!:|P?<\w))|(?P<open>\()|(?P<close>\))"
+    r"|(?P<bar>\|)|(?P<start>\^)|(?P<end>\$)|.",
+    re.DOTALL,
+)
+
+
+def allows_anything(schema: Mapping[str, Any]) -> bool:
+    """Whether every value is allowed."""
+    return not schema.keys() - _ANNOTATIONS
+
+
+def strings_of(schema: Any) -> str | None:
+    """The terminal of the strings that the schema allows; None if it allows none. Raises PromptError."""
+    alternatives = _alternatives(schema, 0)
+    if not alternatives:
+        return None
+    return " | ".join(f"({' & '.join(parts) or _ANY})" for parts in alternatives)
+
+
+def told_from(strings: str, others: frozenset[str], schema: Mapping[str, Any]) -> tuple[str, frozenset[str]]:
+    """The strings and values of `others` as one terminal, for a text that does not say which of them it is.
+
+    What would be read as something else is no string. Gives also the types that the terminal leaves out:
+    no string begins as their values do.
+    """
+    out = [rf"/{_SPACE}(?i:{'|'.join(_WORDS[word])}){_SPACE}/" for word in sorted(others & _WORDS.keys())]
+    said = [json.dumps(word) for word, value in _VALUES if _allows(schema, value, 0)]
+    numbers = others & _NUMBERS.keys()
+    kind = "number" if "number" in numbers else "integer"
+    rest = others & {"array", "object"}
+    starts = "".join({"array": r"\[", "object": r"\{"}[name] for name in sorted(rest))
+    if numbers and not _limits_numbers(schema, 0):
+        out.append(f"/{_SPACE}{_NUMBERS[kind]}{_SPACE}/")
+        said.append(f"/{_NUMBERS[kind]}/")
+    elif numbers:
+        rest |= numbers
+        starts += "0-9\\-"
+    if starts:
+        out.append(f"/{_SPACE}[{starts}](.|\\n)*/")
+    apart = "".join(f" & ~{part}" for part in out)
+    return " | ".join([f"(({strings}){apart})", *said]), rest
+
+
+_WORDS = {"boolean": ("true", "false"), "null": ("null", "none")}
+_VALUES: tuple[tuple[str, bool | None], ...] = (("true", True), ("false", False), ("null", None))
+
+
+def _alternatives(schema: Any, depth: int) -> list[list[str]]:
+    """Terminals that must all fit, for each way in which a string can be allowed."""
+    if not isinstance(schema, Mapping):
+        return [] if schema is False else [[]]
+    if depth > _MAX_DEPTH:
+        raise PromptError("The schema of a string is nested too deeply.", "tools")
+    schema = definition_of(schema)
+    if "string" not in _listed(schema.get("type", "string")):
+        return []
+    found = [own] if (own := _own(schema)) is not None else []
+    for key in ("anyOf", "oneOf"):
+        if isinstance(branches := schema.get(key), list):
+            found = _both(
+                found, [a for branch in _inner(schema, branches) for a in _alternatives(branch, depth + 1)]
+            )
+    for branch in _inner(schema, _listed(schema.get("allOf", []))):
+        found = _both(found, _alternatives(branch, depth + 1))
+    return found
+
+
+def _both(some: list[list[str]], others: list[list[str]]) -> list[list[str]]:
+    if len(some) * len(others) > _MAX_ALTERNATIVES:
+        raise PromptError(f"A string may have {_MAX_ALTERNATIVES} alternatives in its schema.", "tools")
+    return [[*one, *other] for one in some for other in others]
+
+
+def _own(schema: Mapping[str, Any]) -> list[str] | None:
+    """What the schema itself asks of a string; None if no string can do that."""
+    parts = []
+    for values in ([schema["const"]] if "const" in schema else None, schema.get("enum")):
+        if isinstance(values, list):
+            texts = [json.dumps(value) for value in values if isinstance(value, str)]
+            if not texts:
+                return None
+            parts.append(f"({' | '.join(texts)})")
+    low, high = (_count(schema, key) for key in ("minLength", "maxLength"))
+    if low is not None or high is not None:
+        parts.append(_of_length(low or 0, high))
+    if isinstance(pattern := schema.get("pattern"), str):
+        _refuse_long(pattern)
+        parts.append(f"/{_searched(pattern)}/")
+    if (known := _FORMATS.get(str(schema.get("format")))) is not None:
+        parts.append(f"/{known}/")
+    return parts
+
+
+def _count(schema: Mapping[str, Any], key: str) -> int | None:
+    """A length's bound. Raises PromptError before work is done in proportion to one that is too large."""
+    value = schema.get(key)
+    if not isinstance(value, int | float):
+        return None
+    if not 0 <= value <= MAX_COUNT:
+        raise PromptError(f"{key} may be at most {MAX_COUNT}.", "tools")
+    return int(value)
+
+
+def _refuse_long(pattern: str) -> None:
+    try:
+        check_pattern(pattern)
+    except BadGrammar as error:
+        raise PromptError(str(error), "tools") from error
+
+
+def _of_length(low: int, high: int | None) -> str:
+    """Any text of so many characters."""
+    pieces = []
+    while low > _MAX_LENGTH or (high or 0) > _MAX_LENGTH:
+        least = min(low, _MAX_LENGTH)
+        most = None if high is None else min(high, _MAX_LENGTH)
+        pieces.append(f"/(?s:.{{{least},{least if most is None else most}}})/")
+        low -= least
+        high = None if high is None or most is None else high - most
+    pieces.append(f"/(?s:.{{{low},{'' if high is None else high}}})/")
+    return f"({' '.join(pieces)})"
+
+
+def _searched(pattern: str) -> str:
+    """A regular expression that fits whole what has this one in it, between slashes. Raises PromptError."""
+    branches: list[str] = [""]
+    depth = 0
+    for atom in _ATOM.finditer(pattern):
+        text, kind = atom[0], atom.lastgroup
+        if kind == "look" or (kind == "escape" and atom["escape"] in "bB"):
+            raise PromptError(
+                f"The pattern {pattern[:100]!r} looks around, which cannot be enforced.", "tools"
+            )
+        depth += (kind == "open") - (kind == "close")
+        if kind == "bar" and depth == 0:
+            branches.append("")
+        else:
+            branches[-1] += text
+    return in_slashes("|".join(map(_anchored, branches)))
+
+
+def _anchored(branch: str) -> str:
+    begins = branch.startswith("^")
+    ends = branch.endswith("$") and (len(branch) - len(branch[:-1].rstrip("\\"))) % 2 == 1
+    inside = branch[begins : len(branch) - ends]
+    return f"{'' if begins else '(?s:.*)'}(?:{inside}){'' if ends else '(?s:.*)'}"
+
+
+def _allows(schema: Any, value: bool | None, depth: int) -> bool:
+    """Whether the schema allows true, false or null."""
+    if not isinstance(schema, Mapping):
+        return schema is not False
+    schema = definition_of(schema)
+    kind = "null" if value is None else "boolean"
+    if depth > _MAX_DEPTH or kind not in _listed(schema.get("type", kind)):
+        return False
+    for values in ([schema["const"]] if "const" in schema else None, schema.get("enum")):
+        if isinstance(values, list) and not any(value is one for one in values):
+            return False
+    for key in ("anyOf", "oneOf"):
+        branches = schema.get(key)
+        if isinstance(branches, list) and not any(
+            _allows(branch, value, depth + 1) for branch in _inner(schema, branches)
+        ):
+            return False
+    return all(
+        _allows(branch, value, depth + 1) for branch in _inner(schema, _listed(schema.get("allOf", [])))
+    )
+
+
+_LIMITS = {
+    "minimum",
+    "maximum",
+    "exclusiveMinimum",
+    "exclusiveMaximum",
+    "multipleOf",
+    "enum",
+    "const",
+    "allOf",
+}
+
+
+def _limits_numbers(schema: Any, depth: int) -> bool:
+    """Whether numbers are held to more than their type, or may be."""
+    if not isinstance(schema, Mapping):
+        return False
+    schema = definition_of(schema)
+    if depth > _MAX_DEPTH or schema.keys() & _LIMITS:
+        return True
+    branches = [branch for key in ("anyOf", "oneOf") for branch in _listed(schema.get(key, []))]
+    return any(_limits_numbers(branch, depth + 1) for branch in _inner(schema, branches))
+
+
+def _inner(schema: Mapping[str, Any], branches: Sequence[Any]) -> list[Any]:
+    """Parts of a schema, each with the definitions that it may refer to."""
+    definitions = definitions_of(schema)
+    return [{**definitions, **branch} if isinstance(branch, Mapping) else branch for branch in branches]
+
+
+def _listed(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, list | tuple) else [value]

@@ -1,0 +1,147 @@
+"""The dialect of gpt-oss: OpenAI's harmony format.
+
+What the model reads is written from items with the format's own tokens; what it writes is read by a parser
+that never fails; what it may write is held to the tools and formats of the request by a grammar.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, date, datetime
+from pathlib import Path
+
+from server.model_formats.harmony.encoding import (
+    HarmonyEncoding,
+    clean,
+)
+from server.model_formats.harmony.message_dump import read_messages
+from server.model_formats.harmony.output_grammar import make_grammar
+from server.model_formats.harmony.output_parser import HarmonyParser
+from server.model_formats.harmony.prompt_messages import (
+    Speech,
+    developer_text,
+    format_section,
+    split_head,
+    system_text,
+    turns,
+)
+from server.model_formats.harmony.tools import (
+    BUILTIN,
+    namespaces,
+    read_builtin,
+)
+from server.model_formats.harmony.vocabulary import (
+    CALL,
+    CHANNEL,
+    CONSTRAIN,
+    END,
+    MESSAGE,
+    START,
+    STOPS,
+    VocabularyPlaces,
+    find_vocabulary,
+)
+from server.model_formats.interface import (
+    Conversation,
+    Messages,
+    Prompt,
+    PromptError,
+    PromptTooLong,
+    ReasoningMarks,
+)
+
+
+def _today() -> date:
+    return datetime.now(UTC).date()
+
+
+@dataclass(frozen=True, slots=True)
+class HarmonyDialect:
+    """gpt-oss's dialect. Thread-safe; every job gets a parser of its own."""
+
+    encoding: HarmonyEncoding
+    today: Callable[[], date] = _today
+    """The day that the model is told."""
+
+    @classmethod
+    def load(cls, folder: Path, places: VocabularyPlaces) -> "HarmonyDialect":
+        """For the model in `folder`. Raises FileNotFoundError or ValueError when it has no vocabulary."""
+        return cls(HarmonyEncoding(find_vocabulary(folder, places), places.user_folder))
+
+    def write(self, conversation: Conversation) -> Prompt:
+        """Heeds the variables `builtin_tools` (browser, python) and `model_identity`. Raises PromptError."""
+        if conversation.template is not None:
+            raise PromptError("This model's prompts are not written by a chat template.", "chat_template")
+        if conversation.documents:
+            raise PromptError("This model has no place for documents; put them into a message.", "documents")
+        asked = read_builtin(conversation.variables.get("builtin_tools", ()))
+        served = {tool.namespace for tool in conversation.tools if tool.builtin}
+        builtin = tuple(name for name in BUILTIN if name in asked or name in served)
+        conversation = replace(conversation, tools=[tool for tool in conversation.tools if not tool.builtin])
+        tokens = self._speak(Speech(author="system", text=self._system(conversation, builtin)))
+        instructions, items = split_head(conversation)
+        told = developer_text(instructions, self._tools(conversation), format_section(conversation.format))
+        if told:
+            tokens += self._speak(Speech(author="developer", text=told), conversation.limit)
+        for speech in turns(items, continues=conversation.continues):
+            tokens += self._speak(speech, conversation.limit)
+            if conversation.limit is not None and len(tokens) > conversation.limit:
+                raise PromptTooLong(conversation.limit)
+        if conversation.generates and not conversation.continues:
+            tokens += (START, *self.encoding.word("assistant"))
+        return Prompt(
+            token_ids=tuple(tokens),
+            stop_ids=STOPS,
+            grammar=make_grammar(conversation, builtin),
+            tools=conversation.tools,
+            must_call=conversation.choice.mode == "required",
+        )
+
+    def encode(
+        self,
+        text: str,
+        *,
+        special: bool,  # noqa: ARG002 - nothing is put around texts
+        limit: int | None = None,
+    ) -> tuple[int, ...]:
+        return tuple(self.encoding.encode_with_control(text, limit))
+
+    @property
+    def longest_token(self) -> int | None:
+        return self.encoding.longest
+
+    @property
+    def reasoning_marks(self) -> ReasoningMarks:
+        return ReasoningMarks((CHANNEL, *self.encoding.word("analysis"), MESSAGE), (END,))
+
+    def messages(self, token_ids: Sequence[int]) -> Messages:
+        return read_messages(token_ids, self.encoding.tokens)
+
+    def parser(self, prompt: Prompt) -> HarmonyParser:
+        return HarmonyParser(self.encoding.tokens, prompt)
+
+    def _system(self, conversation: Conversation, builtin: tuple[str, ...]) -> str:
+        section = self.encoding.builtin_section(builtin) if builtin else ""
+        today = conversation.moment.date() if conversation.moment else self.today()
+        return system_text(conversation, today, section)
+
+    def _tools(self, conversation: Conversation) -> str:
+        groups = namespaces(conversation.tools)
+        return self.encoding.tools_section(groups) if groups else ""
+
+    def _speak(self, speech: Speech, limit: int | None = None) -> list[int]:
+        """A message as tokens, as the format's own renderer writes it."""
+        word = self.encoding.word
+        tokens = [START, *word(clean(speech.author))]
+        if speech.recipient:
+            tokens += word(clean(f" to={speech.recipient}"))
+        if speech.channel:
+            tokens += (CHANNEL, *word(speech.channel))
+        if speech.data == "json":
+            tokens += (*word(" "), CONSTRAIN, *word("json"))
+        elif speech.data:
+            tokens += word(f" {speech.data}")
+        tokens += (MESSAGE, *self.encoding.encode(speech.text, limit))
+        if not speech.open:
+            calls = speech.author == "assistant" and speech.recipient
+            tokens.append(CALL if calls else END)
+        return tokens

@@ -1,0 +1,68 @@
+"""Tokens of gpt-oss's format as messages, in the form of openai-harmony's `Message.to_dict`. Pure.
+
+vLLM tells a response's `input_messages` and `output_messages` so. What the system and the developer say
+is one text here, as the model reads it, where the library keeps the fields that it was made from.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from server.model_formats.harmony.message_header import read_header
+from server.model_formats.harmony.vocabulary import (
+    CALL,
+    CONSTRAIN,
+    END,
+    ENDOFTEXT,
+    MESSAGE,
+    RETURN,
+    START,
+)
+from server.model_formats.interface import Messages
+
+_ROLES = frozenset({"system", "developer", "user", "assistant"})
+_ENDS = frozenset({END, CALL, RETURN, ENDOFTEXT})
+
+
+def read_messages(token_ids: Sequence[int], tokens: Sequence[bytes]) -> Messages:
+    """The messages in these tokens, which begin between two messages. Raises nothing.
+
+    `tokens` are the bytes of every token id. A last message may be open; a header without content is none.
+    """
+    found: list[dict[str, Any]] = []
+    closed = 0
+    header: list[int] = []
+    content: list[int] | None = None
+    for token in token_ids:
+        if token == START or token in _ENDS:
+            if content is not None:
+                found.append(_message(header, content, tokens))
+                closed = len(found)
+            header, content = [], None
+        elif content is not None:
+            content.append(token)
+        elif token == MESSAGE:
+            content = []
+        else:
+            header.append(token)
+    if content is not None:
+        found.append(_message(header, content, tokens))
+    return Messages(found, closed)
+
+
+def _message(header_ids: Sequence[int], content: Sequence[int], tokens: Sequence[bytes]) -> dict[str, Any]:
+    header = read_header(header_ids, tokens, names_author=True)
+    is_role = header.author in _ROLES
+    text = b"".join(tokens[token] for token in content if 0 <= token < len(tokens)).decode(errors="replace")
+    message: dict[str, Any] = {
+        "role": header.author if is_role else "tool",
+        "name": None if is_role else header.author,
+        "content": [{"type": "text", "text": text}],
+    }
+    if header.channel is not None:
+        message["channel"] = header.channel
+    if header.recipient is not None:
+        message["recipient"] = header.recipient
+    if header.data is not None:
+        constrained = "<|constrain|>" if CONSTRAIN in header_ids else ""
+        message["content_type"] = constrained + header.data
+    return message

@@ -1,0 +1,196 @@
+"""A conversation as gpt-oss's messages. Pure.
+
+What a message is, and which go into the prompt, is OpenAI's guide to the format (docs/format.md of
+openai/harmony): one system message of facts, a developer message with instructions and tools, then the turns.
+Thoughts are replayed only after the last final answer: what led to an answer that was given is over.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import date
+
+from server.model_formats.harmony.tools import (
+    FUNCTIONS,
+    PYTHON,
+    is_builtin,
+    recipient,
+)
+from server.model_formats.interface import (
+    Conversation,
+    OutputFormat,
+    PromptError,
+)
+from server.protocol.errors import DecodeFailure
+from server.protocol.json_bounds import check_size
+from server.protocol.responses.items import (
+    ContentPart,
+    CustomToolCall,
+    CustomToolCallOutput,
+    FunctionCall,
+    FunctionCallOutput,
+    Item,
+    Message,
+    Reasoning,
+    plain_text,
+)
+
+IDENTITY = "You are ChatGPT, a large language model trained by OpenAI."
+KNOWLEDGE_CUTOFF = "2024-06"
+CHANNELS = "# Valid channels: analysis, commentary, final. Channel must be included for every message."
+FUNCTIONS_NOTE = "Calls to these tools must go to the commentary channel: 'functions'."
+_EFFORTS = {"none": "low", "minimal": "low", "xhigh": "high", "max": "high"}
+"""The nearest to those that the model does not know."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speech:
+    """One message of the prompt."""
+
+    author: str
+    """A role, or the recipient of the call that this is the output of."""
+    text: str
+    channel: str | None = None
+    recipient: str | None = None
+    data: str | None = None
+    """The type of the content, if it is said: `json`, which is constrained, or `code`."""
+    open: bool = False
+    """It goes on: the model writes its end."""
+
+
+def system_text(conversation: Conversation, today: date, builtin_section: str) -> str:
+    """The system message: what the model is, when it is, how much it shall think."""
+    identity = conversation.variables.get("model_identity", IDENTITY)
+    if not isinstance(identity, str):
+        raise PromptError("model_identity must be a string.", "chat_template_kwargs")
+    effort = conversation.effort or "medium"
+    facts = f"{identity}\nKnowledge cutoff: {KNOWLEDGE_CUTOFF}\nCurrent date: {today.isoformat()}"
+    channels = CHANNELS
+    if any((tool.namespace or FUNCTIONS) == FUNCTIONS for tool in conversation.tools):
+        channels += "\n" + FUNCTIONS_NOTE
+    return "\n\n".join(
+        part
+        for part in (facts, f"Reasoning: {_EFFORTS.get(effort, effort)}", builtin_section, channels)
+        if part
+    )
+
+
+def developer_text(instructions: str | None, tools_section: str, format_section: str) -> str:
+    """The first developer message; empty if there is nothing to say."""
+    told = f"# Instructions\n\n{instructions}" if instructions else ""
+    return "\n\n".join(part for part in (told, tools_section, format_section) if part)
+
+
+def format_section(wanted: OutputFormat) -> str:
+    """What the model is told of the format that its answer must have."""
+    match wanted.kind:
+        case "json_schema":
+            schema = json.dumps(wanted.schema if wanted.schema is not None else {}, ensure_ascii=False)
+        case "json_object":
+            schema = '{"type": "object"}'
+        case _:
+            return ""
+    about = [f"// {line}" for line in (wanted.description or "").splitlines()]
+    return "\n".join(["# Response Formats", "", f"## {wanted.name or wanted.kind}", "", *about, schema])
+
+
+def split_head(conversation: Conversation) -> tuple[str | None, Sequence[Item]]:
+    """The instructions, and the items after them. Without any, a developer's first message gives them."""
+    items = conversation.items
+    first = items[0] if items else None
+    if conversation.instructions is None and isinstance(first, Message) and _instructs(first):
+        return plain_text(first.content), items[1:]
+    return conversation.instructions, items
+
+
+def turns(items: Sequence[Item], *, continues: bool) -> Iterator[Speech]:
+    """The items as messages. Raises PromptError for an output without its call, and a bad last item."""
+    answered = _last_answer(items[:-1] if continues else items)
+    callees: dict[str, str] = {}
+    for index, item in enumerate(items):
+        match item:
+            case Message():
+                yield _message(item, items, index, open=continues and index == len(items) - 1)
+            case Reasoning(content=list() as content) if index > answered and content:
+                yield Speech(
+                    author="assistant", channel="analysis", text="\n".join(part.text for part in content)
+                )
+            case FunctionCall() | CustomToolCall():
+                callees[item.call_id] = recipient(item.name, item.namespace or None)
+                yield _call(item, callees[item.call_id])
+            case FunctionCallOutput() | CustomToolCallOutput():
+                yield _output(item.output, item.call_id, callees)
+    if continues and not (items and isinstance(items[-1], Message) and items[-1].role == "assistant"):
+        raise PromptError("Only a last message of the assistant's can be continued.")
+
+
+def _message(item: Message, items: Sequence[Item], index: int, *, open: bool) -> Speech:  # noqa: A002
+    text = plain_text(item.content)
+    if _instructs(item):
+        return Speech(author="developer", text=f"# Instructions\n\n{text}")
+    if item.role == "user":
+        return Speech(author="user", text=text)
+    channel = "commentary" if not open and _is_preamble(item, items, index) else "final"
+    return Speech(author="assistant", channel=channel, text=text, open=open)
+
+
+def _instructs(item: Message) -> bool:
+    """What OpenAI's API calls `system` is a developer here: the format's system message is the server's."""
+    return item.role in ("system", "developer")
+
+
+def _is_preamble(item: Message, items: Sequence[Item], index: int) -> bool:
+    """Whether the message only told of calls to come. Clients that lose `phase` show it by what follows."""
+    if item.phase in ("commentary", "final_answer"):
+        return item.phase == "commentary"
+    after = index + 1
+    while after < len(items) and isinstance(items[after], Reasoning):
+        after += 1
+    return after < len(items) and isinstance(items[after], FunctionCall | CustomToolCall)
+
+
+def _last_answer(items: Sequence[Item]) -> int:
+    """The index of the last final answer; -1 without one."""
+    for index in range(len(items) - 1, -1, -1):
+        item = items[index]
+        if isinstance(item, Message) and item.role == "assistant" and not _is_preamble(item, items, index):
+            return index
+    return -1
+
+
+def _call(item: FunctionCall | CustomToolCall, callee: str) -> Speech:
+    text = item.arguments if isinstance(item, FunctionCall) else item.input
+    if callee == PYTHON and isinstance(item, FunctionCall):
+        text = _code(text)
+    builtin = is_builtin(callee)
+    data = "code" if builtin else "json" if isinstance(item, FunctionCall) else None
+    return Speech(
+        author="assistant",
+        recipient=callee,
+        channel="analysis" if builtin else "commentary",
+        data=data,
+        text=text,
+    )
+
+
+def _code(arguments: str) -> str:
+    """What the model wrote of a call that is kept as JSON."""
+    try:
+        check_size(arguments.encode(errors="replace"))
+        found = json.loads(arguments)
+    except (DecodeFailure, ValueError, RecursionError):
+        return arguments
+    code = found.get("code") if isinstance(found, dict) else None
+    return code if isinstance(code, str) else arguments
+
+
+def _output(output: str | list[ContentPart], call_id: str, callees: dict[str, str]) -> Speech:
+    if call_id not in callees:
+        raise PromptError(f"There is no call {call_id[:100]!r} before its output.")
+    callee = callees[call_id]
+    return Speech(
+        author=callee,
+        recipient="assistant",
+        channel="analysis" if is_builtin(callee) else "commentary",
+        text=output if isinstance(output, str) else plain_text(output),
+    )

@@ -1,0 +1,92 @@
+"""Tools in gpt-oss's format: to whom a call of each is addressed, how they are told to the model. Pure."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from server.model_formats.harmony.typescript_schema import (
+    tame,
+    typed,
+)
+from server.model_formats.interface import (
+    PromptError,
+    Tool,
+)
+from server.model_formats.tool_names import find_tool
+
+FUNCTIONS = "functions"
+"""The namespace of tools that were given none."""
+PYTHON = "python"
+"""The one builtin tool that is not in a namespace: it is called by this name and takes code."""
+BROWSER = "browser"
+BUILTIN = (BROWSER, PYTHON)
+BROWSER_TOOLS = ("search", "open", "find")
+
+
+def recipient(name: str, namespace: str | None) -> str:
+    """Whom a call of the tool is addressed to."""
+    if namespace == PYTHON and name == PYTHON:
+        return PYTHON
+    return f"{namespace or FUNCTIONS}.{name}"
+
+
+def tool_of(called: str, tools: Mapping[str, Tool]) -> Tool:
+    """The tool that a call's recipient names, out of `by_recipient`'s; an unknown one is made up."""
+    if found := tools.get(called) or tools.get(f"{FUNCTIONS}.{called}"):
+        return found
+    if found := find_tool(called.removeprefix(f"{FUNCTIONS}."), tools.values()):
+        return found
+    if called == PYTHON:
+        return Tool(name=PYTHON, kind="custom", namespace=PYTHON)
+    namespace, dot, name = called.partition(".")
+    if not dot or not name:
+        return Tool(name=called)
+    return Tool(name=name, namespace=None if namespace == FUNCTIONS else namespace)
+
+
+def by_recipient(tools: Sequence[Tool]) -> dict[str, Tool]:
+    return {recipient(tool.name, tool.namespace): tool for tool in tools}
+
+
+def is_builtin(called: str) -> bool:
+    """Whether calls to this recipient are made while thinking, as those of the builtin tools are."""
+    return called.partition(".")[0] in BUILTIN
+
+
+def namespaces(tools: Sequence[Tool]) -> dict[str, list[dict[str, Any]]]:
+    """The tools as `HarmonyEncoding.tools_section` takes them. Raises PromptError."""
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for tool in tools:
+        described = {
+            "name": tame(tool.name),
+            "description": tame(_description(tool)),
+            "parameters": _parameters(tool),
+        }
+        groups.setdefault(tame(tool.namespace or FUNCTIONS), []).append(described)
+    return groups
+
+
+def read_builtin(value: object) -> tuple[str, ...]:
+    """The builtin tools that a caller asks for. Raises PromptError."""
+    names = value if isinstance(value, list | tuple) else [value]
+    if not all(name in BUILTIN for name in names):
+        raise PromptError("builtin_tools may name browser and python.", "chat_template_kwargs")
+    return tuple(name for name in BUILTIN if name in names)
+
+
+def _description(tool: Tool) -> str:
+    """With the grammar of a custom tool, which would otherwise be enforced but unknown."""
+    description = tool.description or ""
+    if tool.kind == "custom" and tool.syntax != "text":
+        kind = {"lark": "Lark grammar", "regex": "regular expression"}[tool.syntax]
+        description += f"\n\nThe input follows this {kind}:\n{tool.definition}"
+    return description.strip("\n")
+
+
+def _parameters(tool: Tool) -> dict[str, Any] | None:
+    if tool.kind == "custom":
+        return {"type": "string"}
+    if tool.parameters is None:
+        return None
+    written = typed(tool.parameters)
+    # The model was trained on `()`, not on `(_: {})`, for what takes no arguments.
+    return None if written.get("type") == "object" and not written.get("properties") else written

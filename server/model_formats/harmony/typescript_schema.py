@@ -1,0 +1,154 @@
+"""JSON schemas in the form of which openai-harmony writes good TypeScript.
+
+What it does not know it writes as `any`: references, `anyOf`, constants, enumerations that are not of
+strings. All of these can be said in words that it knows. Pure; the result is for the prompt only, never for
+enforcing.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from server.model_formats.harmony.encoding import clean
+from server.model_formats.interface import PromptError
+
+MAX_DEPTH = 32
+MAX_SCHEMAS = 10_000
+"""Written out, with every reference in its place: references to references would make any number of them."""
+MAX_RUN = 1000
+"""Characters without a space in a description or name: encoding takes the square of their number."""
+
+_LONG_WORD = re.compile(rf"(?<!\S)\S{{{MAX_RUN + 1},}}+")
+_LONG_SPACE = re.compile(rf"(?<!\s)(\s{{{MAX_RUN}}})\s++")
+
+
+def typed(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """The schema of a tool's arguments, without references. Raises PromptError if it is too large."""
+    return _Writer(schema).write(schema, 0, ())
+
+
+def tame(text: str) -> str:
+    """The text without half characters and without runs that are too long to encode."""
+    return _LONG_SPACE.sub(r"\1", _LONG_WORD.sub(_cut, clean(text)))
+
+
+def _cut(word: re.Match[str]) -> str:
+    """The word with a space after every `MAX_RUN` characters."""
+    return " ".join(word[0][start : start + MAX_RUN] for start in range(0, len(word[0]), MAX_RUN))
+
+
+class _Writer:
+    def __init__(self, root: Mapping[str, Any]) -> None:
+        self._root = root
+        self._left = MAX_SCHEMAS
+
+    def write(self, schema: Any, depth: int, inside: tuple[str, ...]) -> dict[str, Any]:
+        """`inside` are the references that led here: one of them again is a recursion, which is cut off."""
+        self._left -= 1
+        if depth > MAX_DEPTH or self._left < 0:
+            raise PromptError("The parameters of a tool are nested too deeply or too large.", "tools")
+        if not isinstance(schema, Mapping):
+            return {}
+        schema, inside = self._merged(schema, inside)
+        written = {
+            key: _tamed(schema[key])
+            for key in ("type", "title", "description", "default", "examples", "required", "nullable")
+            if key in schema
+        }
+        for key in ("title", "description"):
+            if isinstance(text := written.get(key), str):
+                written[key] = " ".join(text.split("\n"))  # a second line would not be a comment any more
+        if choices := _literals(schema):
+            written |= choices
+        if properties := _mapping(schema, "properties"):
+            written["type"] = "object"
+            written["properties"] = {
+                tame(str(name)): self.write(inner, depth + 1, inside) for name, inner in properties.items()
+            }
+        if isinstance(items := schema.get("items"), Mapping):
+            written["items"] = self.write(items, depth + 1, inside)
+        variants = schema.get("oneOf", schema.get("anyOf"))
+        if isinstance(variants, list) and variants and not properties:
+            branches = [self.write(variant, depth + 1, inside) for variant in variants]
+            plain = [branch["type"] for branch in branches if branch.keys() == {"type"}]
+            if len(plain) == len(branches):
+                written["type"] = [
+                    name for one in plain for name in (one if isinstance(one, list) else [one])
+                ]
+            else:
+                written["oneOf"] = branches
+        if written.get("type") == "null":
+            written["type"] = ["null"]  # alone the library does not know it
+        return written
+
+    def _merged(
+        self, schema: Mapping[str, Any], inside: tuple[str, ...]
+    ) -> tuple[Mapping[str, Any], tuple[str, ...]]:
+        """The schema together with what it refers to, and with the parts of `allOf`."""
+        merged: dict[str, Any] = {}
+        waiting: list[Any] = [schema]
+        while waiting:
+            part = waiting.pop(0)
+            self._left -= 1
+            if not isinstance(part, Mapping) or self._left < 0:
+                continue
+            properties = dict(_mapping(merged, "properties"))
+            for name, inner in _mapping(part, "properties").items():
+                properties.setdefault(name, inner)
+            required = [*_list(merged, "required"), *_list(part, "required")]
+            merged = {**part, **merged}
+            merged |= {"properties": properties} if properties else {}
+            merged |= {"required": required} if required else {}
+            waiting += _list(part, "allOf")
+            reference = part.get("$ref")
+            if isinstance(reference, str) and reference not in inside:
+                inside = (*inside, reference)
+                waiting.append(self._find(reference))
+        return merged, inside
+
+    def _find(self, reference: str) -> Any:
+        """What a local reference points to; nothing if it is none."""
+        found: Any = self._root
+        for step in reference.removeprefix("#").split("/")[1:]:
+            name = step.replace("~1", "/").replace("~0", "~")
+            if isinstance(found, list) and name.isdecimal() and int(name) < len(found):
+                found = found[int(name)]
+            else:
+                found = found.get(name) if isinstance(found, Mapping) else None
+        return found if reference.startswith("#") else None
+
+
+def _literals(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """A constant or an enumeration, for which the library needs the type of strings, or else type names."""
+    values = [schema["const"]] if "const" in schema else schema.get("enum")
+    if not isinstance(values, list) or not values:
+        return {}
+    if all(isinstance(value, str) for value in values):
+        return {"type": "string", "enum": [tame(value) for value in values]}
+    # The library writes the names of types as they are, with bars between: so it does values.
+    return {"type": [tame(json.dumps(value, ensure_ascii=False)) for value in values]}
+
+
+def _mapping(schema: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    value = schema.get(key)
+    return value if isinstance(value, Mapping) else {}
+
+
+def _list(schema: Mapping[str, Any], key: str) -> list[Any]:
+    value = schema.get(key)
+    return value if isinstance(value, list) else []
+
+
+def _tamed(value: Any, depth: int = 0) -> Any:
+    """Every text in a value tamed."""
+    if depth > MAX_DEPTH:
+        raise PromptError("A value in the parameters of a tool is nested too deeply.", "tools")
+    match value:
+        case str():
+            return tame(value)
+        case list():
+            return [_tamed(element, depth + 1) for element in value]
+        case Mapping():
+            return {tame(str(key)): _tamed(element, depth + 1) for key, element in value.items()}
+    return value

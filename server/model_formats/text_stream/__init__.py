@@ -1,0 +1,1 @@
+"""A model's text while it arrives: scanned, split, merged."""

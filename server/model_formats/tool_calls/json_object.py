@@ -1,0 +1,273 @@
+"""Calls written as JSON objects with a name and arguments: Hermes and Qwen, Llama, Mistral's list, and kin.
+
+The members may come in any order. The arguments are given as they come when the name is known before them;
+otherwise they wait for it.
+"""
+
+from collections.abc import Sequence
+
+from server.model_formats.grammar.lark_rules import Lark
+from server.model_formats.interface import Tool
+from server.model_formats.text_stream.scanner import (
+    Give,
+    Reader,
+    Scanner,
+)
+from server.model_formats.text_stream.special_tokens import Markup
+from server.model_formats.tool_calls.interface import (
+    MAX_NAME,
+    CallFormat,
+    Calling,
+)
+from server.model_formats.tool_calls.streamed_json import (
+    copy_json,
+    copy_string,
+)
+
+_NAMES = {"name", "tool_name", "function_name"}
+_ARGUMENTS = {"arguments", "parameters"}
+_OTHERS = {"type", "function", "description", "id", "tool_call_id"}
+"""Keys that do not speak against a call. Cohere's `tool_call_id` only counts from 0 in each turn."""
+_MAX_MEMBERS = 16
+
+
+class JsonCalls(CallFormat):
+    """Objects, alone or in a list; what differs between families are the texts around them."""
+
+    bare = False
+    """Calls may come without an opener, so that an object must show at once that it is a call."""
+    middle = '", "arguments": '
+
+    def read(self, calling: Calling, opener: str) -> Reader[None]:
+        scanner = calling.scanner
+        yield from scanner.skip_space()
+        listed = yield from scanner.accept("[")
+        while True:
+            yield from scanner.skip_space()
+            if not (yield from _Object(calling, picky=self.bare and not opener).read()):
+                return
+            scanner.mark()
+            yield from scanner.skip_space()
+            if listed and not (yield from scanner.accept(",")):
+                yield from scanner.accept("]")
+                break
+            if not listed and not (self.bare and (yield from self._another(scanner))):
+                break
+        scanner.unmark()
+
+    def _another(self, scanner: Scanner) -> Reader[bool]:
+        found = yield from scanner.accept(";", ",")
+        return bool(found) or (yield from scanner.peek()) == "{"
+
+    def own(self, lark: Lark, name: str, tool: Tool) -> str:
+        return f"{lark.literal(name + self.middle)} {lark.arguments(tool)}"
+
+    def written(self, calls: Sequence[tuple[str, str]]) -> str:
+        own = [f"{name}{self.middle}{arguments}" for name, arguments in calls]
+        return (
+            self.markup.restore(self.lead)
+            + self.markup.restore(self.again).join(own)
+            + self.markup.restore(self.tail)
+        )
+
+
+class _Object:
+    """One object, which is a call if it names a tool."""
+
+    def __init__(self, calling: Calling, *, picky: bool) -> None:
+        self._calling = calling
+        self._scanner = calling.scanner
+        self._picky = picky
+        self._tool: Tool | None = None
+        self._id: str | None = None
+        self._is_guess = False
+        """The name is no offered tool's, so only `{"name": ..., "parameters": {...}}` is a call of it."""
+        self._early: list[str] | None = None
+        """Arguments that came before the name."""
+        self._told = False
+
+    def read(self) -> Reader[bool]:
+        """True if this was a whole call, False if not, or not whole."""
+        scanner = self._scanner
+        if not (yield from scanner.accept("{")):
+            return False
+        depth = 1
+        for _ in range(_MAX_MEMBERS):
+            yield from scanner.skip_space()
+            while depth and (yield from scanner.accept("}")):
+                depth -= 1
+                yield from scanner.skip_space() if depth else ()
+            if depth == 0:
+                return self._finish()
+            if (yield from scanner.accept(",")):
+                yield from scanner.skip_space()
+            key = yield from read_string(scanner)
+            yield from scanner.skip_space()
+            if key is None or not (yield from scanner.accept(":")):
+                return False
+            yield from scanner.skip_space()
+            if key == "function" and (yield from scanner.accept("{")):
+                depth += 1
+            elif not (yield from self._member(key)):
+                return False
+        return False
+
+    def _member(self, key: str) -> Reader[bool]:
+        """Reads the value of one key; False if there can be no call any more."""
+        scanner = self._scanner
+        if key in _NAMES or (key == "function" and self._tool is None):
+            return self._name((yield from read_string(scanner)) or "")
+        if key in _ARGUMENTS and not self._told:
+            if self._is_guess and (key != "parameters" or (yield from scanner.peek()) != "{"):
+                return False
+            return (yield from self._arguments())
+        if key == "id" and not self._told:
+            self._id = yield from read_string(scanner)
+            return self._id is not None
+        if self._picky and not self._told and key not in _OTHERS:
+            return False
+        return (yield from copy_json(scanner, _ignore))
+
+    def _name(self, name: str) -> bool:
+        """Takes the called tool's name; False if it can be none's."""
+        tools = self._calling.tools
+        known = tools.find(name)
+        self._tool = known or tools.resolve(name)
+        self._is_guess = self._picky and known is None
+        if self._tool is None or (self._is_guess and self._early is not None):
+            return False
+        if self._early is not None:
+            self._tell_early()
+        return True
+
+    def _arguments(self) -> Reader[bool]:
+        give: Give = self._calling.give
+        if self._tool is None:
+            self._early = []
+            give = self._early.append
+        else:
+            self._start()
+        whole = yield from read_arguments(self._scanner, give)
+        if whole and self._told:
+            self._calling.end()
+        return whole
+
+    def _start(self) -> None:
+        assert self._tool is not None
+        self._calling.start(self._tool, self._id)
+        self._told = True
+
+    def _tell_early(self) -> None:
+        self._start()
+        self._calling.give("".join(self._early or ()))
+        self._calling.end()
+
+    def _finish(self) -> bool:
+        if self._tool is None or (self._is_guess and not self._told):
+            return False
+        if not self._told:
+            self._early = ["{}"]
+            self._tell_early()
+        return True
+
+
+def read_arguments(scanner: Scanner, give: Give) -> Reader[bool]:
+    """An object, or the text of one in a string."""
+    if (yield from scanner.accept('"')):
+        return (yield from copy_string(scanner, give))
+    return (yield from copy_json(scanner, give))
+
+
+def read_string(scanner: Scanner) -> Reader[str | None]:
+    """A short JSON string; None if there is none."""
+    if not (yield from scanner.accept('"')):
+        return None
+    pieces: list[str] = []
+    whole = yield from copy_string(scanner, pieces.append)
+    text = "".join(pieces)
+    return text if whole and len(text) <= MAX_NAME else None
+
+
+def _ignore(_: str) -> None:
+    pass
+
+
+class Hermes(JsonCalls):
+    """`<tool_call>{"name": ..., "arguments": ...}</tool_call>`: Hermes, Qwen 2.5 and 3, Granite 4."""
+
+    name = "hermes"
+
+    def __init__(self, markup: Markup) -> None:
+        super().__init__(markup)
+        self.openers, self.closers = self.sign("<tool_call>"), self.sign("</tool_call>")
+        self.lead = markup.sign('<tool_call>\n{"name": "')
+        self.again = markup.sign('}\n</tool_call>\n<tool_call>\n{"name": "')
+        self.tail = markup.sign("}\n</tool_call>")
+
+
+class Llama(JsonCalls):
+    """`{"name": ..., "parameters": ...}` alone, with `;` between two: Llama 3.1 to 3.3."""
+
+    name = "llama3_json"
+    bare = True
+    heads = "{"
+    inline = True
+    middle = '", "parameters": '
+
+    def __init__(self, markup: Markup) -> None:
+        super().__init__(markup)
+        self.openers = self.sign("<|python_tag|>")
+        self.lead, self.again, self.tail = '{"name": "', '}; {"name": "', "}"
+
+
+class MistralList(JsonCalls):
+    """`[TOOL_CALLS] [{"name": ..., "arguments": ...}]`: Mistral until its tokenizer v7."""
+
+    name = "mistral"
+    ids = "mistral"
+
+    def __init__(self, markup: Markup) -> None:
+        super().__init__(markup)
+        self.openers = self.sign("[TOOL_CALLS]")
+        self.lead = markup.sign('[TOOL_CALLS] [{"name": "')
+        self.again, self.tail = '}, {"name": "', "}]"
+
+
+class Granite(JsonCalls):
+    """`<|tool_call|>[{"name": ..., "arguments": ...}]`: Granite 3."""
+
+    name = "granite"
+
+    def __init__(self, markup: Markup) -> None:
+        super().__init__(markup)
+        self.openers = self.sign("<|tool_call|>", "<tool_call>")
+        self.closers = self.sign("</tool_call>")
+        self.lead = markup.sign('<|tool_call|>[{"name": "')
+        self.again, self.tail = '}, {"name": "', "}]"
+
+
+class Phi(JsonCalls):
+    """`<|tool_call|>[{"name": ..., "arguments": ...}]<|/tool_call|>`, or `functools[...]`: Phi-4-mini."""
+
+    name = "phi4"
+
+    def __init__(self, markup: Markup) -> None:
+        super().__init__(markup)
+        self.openers = self.sign("<|tool_call|>", "functools")
+        self.closers = self.sign("<|/tool_call|>")
+        self.lead = markup.sign('<|tool_call|>[{"name": "')
+        self.again, self.tail = '}, {"name": "', markup.sign("}]<|/tool_call|>")
+
+
+class Cohere(JsonCalls):
+    """`<|START_ACTION|>[{"tool_name": ..., "parameters": ...}]<|END_ACTION|>`: Command R7B and A."""
+
+    name = "cohere"
+    middle = '", "parameters": '
+
+    def __init__(self, markup: Markup) -> None:
+        super().__init__(markup)
+        self.openers = self.sign("<|START_ACTION|>")
+        self.closers = self.sign("<|END_ACTION|>")
+        self.lead = markup.sign('<|START_ACTION|>[\n    {"tool_name": "')
+        self.again, self.tail = '},\n    {"tool_name": "', markup.sign("}\n]<|END_ACTION|>")

@@ -1,0 +1,365 @@
+"""Calls whose arguments stand in elements of their own: Qwen3-Coder, GLM 4.5, MiniMax M2, DeepSeek V3.2.
+
+Values are plain text there; the tool's schema says which of them are strings. The values of strings are
+given as they come, others when they are whole, as JSON if they can be what the schema wants.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any
+
+from server.model_formats.grammar.forced_calls import arguments_of
+from server.model_formats.grammar.lark_rules import Lark
+from server.model_formats.grammar.unquoted_strings import (
+    allows_anything,
+    strings_of,
+    told_from,
+)
+from server.model_formats.interface import Tool
+from server.model_formats.text_stream.scanner import (
+    MAX_HELD,
+    SPACE,
+    Reader,
+    Scanner,
+    Stops,
+)
+from server.model_formats.text_stream.special_tokens import Markup
+from server.model_formats.tool_calls.interface import (
+    MAX_NAME,
+    CallFormat,
+    Calling,
+)
+from server.model_formats.tool_calls.streamed_json import (
+    copy_json,
+    escaped,
+)
+from server.model_formats.tool_names import (
+    ALL_TYPES,
+    additional_of,
+    properties_of,
+    repeated,
+    required_of,
+    schema_of,
+    takes_others,
+    types_of,
+)
+
+_WORDS = {"true": "true", "false": "false", "null": "null", "none": "null"}
+_IN_QUOTES = re.compile(r'[^"<>\ud800-\udfff]')
+_IN_TAG = re.compile(r"[^<>\n\ud800-\udfff]")
+
+
+class ElementCalls(CallFormat):
+    """One element for the call, one for each argument; the texts between differ."""
+
+    before_name: str
+    """Between the opener and the name; `after_name` ends the name."""
+    after_name: str
+    key: str
+    """Before an argument's name; `after_key` ends it and begins the value, which `after_value` ends."""
+    after_key: str
+    after_string_key = ""
+    """The same where the value is a string, if that is said there."""
+    after_value: str
+    last: str
+    """What ends the call."""
+    in_name = _IN_TAG
+    spreads = True
+    lines = False
+    """A value has a line break before and after it that is not its own."""
+
+    @cached_property
+    def value_stops(self) -> Stops:
+        return Stops([self.after_value])
+
+    @cached_property
+    def within(self) -> tuple[str, ...]:  # type: ignore[override]
+        return (self.key, self.after_key, self.after_string_key, self.last)
+
+    def read(self, calling: Calling, opener: str) -> Reader[None]:
+        scanner = calling.scanner
+        if not opener.endswith(self.before_name):
+            yield from scanner.skip_space()
+            if self.before_name and not (yield from scanner.accept(self.before_name)):
+                return
+        name = (yield from scanner.take_while(self.in_name, MAX_NAME)).strip()
+        ended = yield from self._end_name(scanner)
+        tool = calling.tools.resolve(name)
+        if tool is None or not ended:
+            return
+        calling.start(tool)
+        properties, others = arguments_of(tool)
+        before = "{"
+        while True:
+            yield from scanner.skip_space()
+            if not (yield from scanner.accept(self.key)):
+                break
+            argument = (yield from scanner.take_while(self.in_name, MAX_NAME)).strip()
+            types = yield from self._end_key(scanner, types_of(properties.get(argument, others)))
+            if types is None:
+                return
+            calling.give(f"{before}{json.dumps(argument, ensure_ascii=False)}: ")
+            before = ", "
+            value = _Value(calling, types, trims=self.lines)
+            if types and "string" not in types:
+                yield from scanner.copy_run(SPACE, value.add)
+                yield from copy_json(scanner, value.add)  # within it, what ends a value does not
+            found = yield from scanner.copy_until(self.value_stops, value.add, drops_half=True)
+            value.close(whole=bool(found))
+            if not found:
+                return
+        if (yield from scanner.accept(self.last)):
+            calling.give("{}" if before == "{" else "}")
+            calling.end()
+
+    def _end_name(self, scanner: Scanner) -> Reader[bool]:
+        return bool((yield from scanner.accept(self.after_name)))
+
+    def _end_key(self, scanner: Scanner, types: frozenset[str]) -> Reader[frozenset[str] | None]:
+        """Reads on to the value; gives its types, or None where no value comes."""
+        return types if (yield from scanner.accept(self.after_key)) else None
+
+    def own(self, lark: Lark, name: str, tool: Tool) -> str:
+        schema = schema_of(tool)
+        properties = properties_of(schema)
+        required = required_of(schema) if tool.strict or tool.kind == "custom" else frozenset()
+        parts = [lark.literal(name + self.after_name)]
+        for key, inner in properties.items():
+            element = self._element(lark, tool, key, inner)
+            parts.append(element if key in required else f"({element})?")
+        if not properties and (takes_others(schema) or not tool.strict):
+            element = self._element(lark, tool, None, additional_of(schema))
+            parts.append(lark.numbered("others", f"({element}){repeated(schema)}"))
+        return " ".join([*parts, lark.literal(f"\n{self.last}")])
+
+    def _element(self, lark: Lark, tool: Tool, key: str | None, schema: Mapping[str, Any]) -> str:
+        """One argument, from the line break before it; without a key of any name."""
+        if tool.kind == "custom" and (custom := lark.input(tool)):
+            return f"{self._before(lark, key, _STRING)} {custom} {lark.literal(self._value_end())}"
+        if not tool.strict:
+            schema = {"type": sorted(types)} if (types := types_of(schema)) else {}
+        if not self.after_string_key and allows_anything(schema):
+            return f"{self._before(lark, key, _STRING)} {lark.until(self.after_value)}"
+        types = types_of(schema) or ALL_TYPES
+        others = types - _STRING
+        strings = strings_of(schema) if "string" in types else None
+        ways = []
+        if strings is not None:
+            if not self.after_string_key and others:
+                strings, others = told_from(strings, others, schema)
+            text = lark.ended(strings, self._value_end(), self.after_value)
+            ways.append(f"{self._before(lark, key, _STRING)} {text}")
+        if others or not ways:
+            value = lark.json({**schema, "type": sorted(others)} if others < types else schema)
+            ways.append(f"{self._before(lark, key, others)} {value} {lark.literal(self._value_end())}")
+        return f"({' | '.join(ways)})"
+
+    def _before(self, lark: Lark, key: str | None, types: frozenset[str]) -> str:
+        if key is None:
+            start, end = lark.literal(f"\n{self.key}"), lark.literal(self.end_of_key(types))
+            return f"{start} {lark.name()} {end}"
+        return lark.literal(f"\n{self.key}{key}{self.end_of_key(types)}")
+
+    def end_of_key(self, types: frozenset[str]) -> str:
+        """Between an argument's name and its value, the line break of a value in lines included."""
+        strings = self.after_string_key and (not types or "string" in types)
+        return (self.after_string_key if strings else self.after_key) + "\n" * self.lines
+
+    def _value_end(self) -> str:
+        return "\n" * self.lines + self.after_value
+
+
+_STRING = frozenset({"string"})
+
+
+class _Value:
+    """One argument's text on its way to JSON."""
+
+    def __init__(self, calling: Calling, types: frozenset[str], *, trims: bool) -> None:
+        self._give = calling.give
+        self._types = types
+        self._trims = trims
+        self._how = "string" if types == _STRING else "held"
+        """`held` until it is whole; then, or where it gets too long, a string or JSON as it stands."""
+        self._held = ""
+        self._pieces: list[str] = []
+        self._size = 0
+        self._at_head = True
+        self._quoted = False
+
+    def add(self, piece: str) -> None:
+        if self._how == "held":
+            self._pieces.append(piece)
+            self._size += len(piece)
+            if self._size <= MAX_HELD:
+                return
+            piece = "".join(self._pieces)
+            nested = piece.lstrip()[:1] in ("{", "[") and "string" not in self._types
+            self._how = "raw" if nested else "string"
+        text = self._held + piece
+        kept = self._trims and text.endswith("\n")
+        self._held = "\n" if kept else ""
+        self._tell(text[:-1] if kept else text)
+
+    def close(self, *, whole: bool) -> None:
+        if self._how == "held":
+            text = "".join(self._pieces)
+            if self._trims:
+                text = text.removeprefix("\n").removesuffix("\n")
+            self._give(as_json(text, self._types) if whole else self._begun(text))
+            return
+        # A line break that is held back here is not the value's own, or was cut off with what follows it.
+        if whole and self._how == "string":
+            self._give('"' if self._quoted else '""')
+
+    def _begun(self, text: str) -> str:
+        """The beginning of a value that was cut off; nothing if it could be of several kinds."""
+        if self._types and "string" not in self._types:
+            return text
+        start = text.strip().lower()
+        other = start[:1] in tuple("-0123456789{[") or any(word.startswith(start) for word in _WORDS)
+        return "" if other else f'"{escaped(text)}'
+
+    def _tell(self, text: str) -> None:
+        if self._at_head and text:
+            text = text.removeprefix("\n") if self._trims else text
+            self._at_head = False
+        if text and self._how == "raw":
+            self._give(text)
+        elif text:
+            self._give(escaped(text) if self._quoted else f'"{escaped(text)}')
+            self._quoted = True
+
+
+def as_json(text: str, types: frozenset[str]) -> str:
+    """The text as JSON of one of these types, or, if it cannot be that, as a string."""
+    word = _WORDS.get(text.strip().lower())
+    if word and ({"true": "boolean", "false": "boolean", "null": "null"}[word] in types or not types):
+        return word
+    try:
+        value = json.loads(text, parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        return f'"{escaped(text)}"'
+    if isinstance(value, str):
+        return text.strip() if "string" not in types else f'"{escaped(text)}"'
+    fits = {
+        bool: {"boolean"},
+        int: {"integer", "number"},
+        float: {"number"},
+        list: {"array"},
+        dict: {"object"},
+        type(None): {"null"},
+    }[type(value)]
+    return text.strip() if not types or fits & types or "string" not in types else f'"{escaped(text)}"'
+
+
+def _refuse(name: str) -> None:
+    raise ValueError(name)
+
+
+class QwenCoder(ElementCalls):
+    """`<function=NAME>` with a `<parameter=NAME>` for each argument: Qwen3-Coder, Qwen 3.5."""
+
+    name = "qwen3_coder"
+    lines = True
+
+    def __init__(self, markup: Markup) -> None:
+        super().__init__(markup)
+        self.openers = self.sign("<tool_call>", "<function=")
+        self.closers = self.sign("</tool_call>")
+        self.before_name, self.after_name = "<function=", ">"
+        self.key, self.after_key, self.after_value, self.last = (
+            "<parameter=",
+            ">",
+            "</parameter>",
+            "</function>",
+        )
+        self.lead = markup.sign("<tool_call>\n<function=")
+        self.again = markup.sign("\n</tool_call>\n<tool_call>\n<function=")
+        self.tail = markup.sign("\n</tool_call>")
+
+
+class Glm(ElementCalls):
+    """`<arg_key>NAME</arg_key>` and `<arg_value>` behind the function's name: GLM 4.5 to 4.7."""
+
+    name = "glm45"
+
+    def __init__(self, markup: Markup) -> None:
+        super().__init__(markup)
+        self.openers, self.closers = self.sign("<tool_call>"), ()
+        self.before_name = self.after_name = ""
+        (self.key, self._key_end, self._value_begin, self.after_value, self.last) = self.sign(
+            "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "</tool_call>"
+        )
+        self.after_key = f"{self._key_end}\n{self._value_begin}"
+        self.lead = markup.sign("<tool_call>")
+        self.again = markup.sign("\n<tool_call>")
+        self.tail = ""
+
+    def _end_name(self, scanner: Scanner) -> Reader[bool]:
+        """A name ends with its line or with the first argument."""
+        yield from scanner.skip_space()
+        following = yield from scanner.accept(self.key, self.last)
+        scanner.put_back(len(following))
+        return bool(following)
+
+    def _end_key(self, scanner: Scanner, types: frozenset[str]) -> Reader[frozenset[str] | None]:
+        if not (yield from scanner.accept(self._key_end)):
+            return None
+        yield from scanner.skip_space()
+        return types if (yield from scanner.accept(self._value_begin)) else None
+
+
+class MiniMax(ElementCalls):
+    """`<invoke name="NAME">` with `<parameter name="NAME">` in it: MiniMax M2."""
+
+    name = "minimax_m2"
+    in_name = _IN_QUOTES
+
+    def __init__(self, markup: Markup) -> None:
+        super().__init__(markup)
+        self.openers = self.sign("<minimax:tool_call>", '<invoke name="')
+        self.closers = self.sign("</minimax:tool_call>")
+        self.before_name, self.after_name = '<invoke name="', '">'
+        self.key, self.after_key = '<parameter name="', '">'
+        self.after_value, self.last = "</parameter>", "</invoke>"
+        self.lead = markup.sign('<minimax:tool_call>\n<invoke name="')
+        self.again = '\n<invoke name="'
+        self.tail = markup.sign("\n</minimax:tool_call>")
+
+
+class DeepSeekV32(ElementCalls):
+    """`<｜DSML｜invoke name="NAME">`, whose parameters say whether they are strings: DeepSeek V3.2."""
+
+    name = "deepseek_v32"
+    around = "function_calls"
+    in_name = _IN_QUOTES
+
+    def __init__(self, markup: Markup) -> None:
+        super().__init__(markup)
+        self.openers = self.sign(f"<｜DSML｜{self.around}>", '<｜DSML｜invoke name="')
+        self.closers = self.sign(f"</｜DSML｜{self.around}>")
+        self.before_name, self.after_name = self.openers[1], '">'
+        self.key, self.after_value, self.last = self.sign(
+            '<｜DSML｜parameter name="', "</｜DSML｜parameter>", "</｜DSML｜invoke>"
+        )
+        self.after_key, self.after_string_key = '" string="false">', '" string="true">'
+        self.lead = markup.sign(f'<｜DSML｜{self.around}>\n<｜DSML｜invoke name="')
+        self.again = markup.sign('\n<｜DSML｜invoke name="')
+        self.tail = markup.sign(f"\n</｜DSML｜{self.around}>")
+
+    def _end_key(self, scanner: Scanner, types: frozenset[str]) -> Reader[frozenset[str] | None]:
+        if (yield from scanner.accept(self.after_string_key)):
+            return _STRING
+        if (yield from scanner.accept(self.after_key)):
+            return types - _STRING
+        return types if (yield from scanner.accept('">')) else None
+
+
+class DeepSeekV4(DeepSeekV32):
+    """The same within other tags: DeepSeek V4."""
+
+    name = "deepseek_v4"
+    around = "tool_calls"
