@@ -23,6 +23,8 @@ from engine.request import (
 from server.auth import Caller
 from server.config import Config
 from server.embedded_postgres.embedded_server import EmbeddedPostgres
+from server.hosted_tools.mcp.client import McpServers
+from server.hosted_tools.mcp.registered_servers import Registered
 from server.locations import demo_model_folder
 from server.model_formats.interface import (
     CallDelta,
@@ -47,8 +49,6 @@ from server.scripted_model import scripted_engine
 from server.store.database import upgrade
 from server.store.disk_space import Disk
 from server.stream.frames import frame
-from server.tools.mcp import McpServers
-from server.tools.registered import Registered
 from tests.integration.runs.recorded import recording
 from tests.support.builders import CREATED, RESPONSE, TENANT
 from tests.support.builders import make_echo as plain_echo

@@ -2,9 +2,12 @@
 
 from server.config import Config
 from server.errors import ConfigError
+from server.hosted_tools.mcp.registered_servers import (
+    COMMAND,
+    read_servers,
+)
 from server.store import api_keys
 from server.store.database import Database
-from server.tools.registered import COMMAND, read_servers
 
 
 def require_key(config: Config, database: Database) -> None:

@@ -27,10 +27,18 @@ from server.auth import Gate
 from server.config import Config
 from server.crashpoints import arm
 from server.errors import ConfigError
+from server.hosted_tools.mcp.client import McpServers
+from server.hosted_tools.mcp.registered_servers import (
+    Registered,
+    read_access,
+    read_servers,
+    read_tokens,
+)
 from server.key_required import require_key
 from server.load_model import load_model, model_name, read_adapters
 from server.open_database import OpenDatabase
 from server.open_seal import open_seal
+from server.outbound_http.allowed_addresses import read_allowed
 from server.runs.active import Inbound
 from server.runs.admit import Admission
 from server.runs.capacity import Capacity
@@ -53,9 +61,6 @@ from server.stream.follower import Follower
 from server.stream.hub import Hub
 from server.stream.listener import Listener, most_connections, raise_file_limit
 from server.stream.threads import LEAST_CONNECTIONS
-from server.tools.address import read_allowed
-from server.tools.mcp import McpServers
-from server.tools.registered import Registered, read_access, read_servers, read_tokens
 from server.version import VERSION
 
 log = logging.getLogger("holdfast.serve")

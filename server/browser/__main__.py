@@ -11,7 +11,11 @@ from hypercorn.config import Config as Hypercorn
 from server.browser.browsing import Web
 from server.browser.mcp_server import RequireToken, build
 from server.config import LOOPBACK, tool_tokens
-from server.tools.address import Refused, only, read_allowed
+from server.outbound_http.allowed_addresses import (
+    Refused,
+    only,
+    read_allowed,
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

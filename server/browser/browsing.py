@@ -6,12 +6,25 @@ from urllib.parse import urlencode, urlsplit
 
 import msgspec
 
-from server.browser import view
+from server.browser import numbered_lines
 from server.browser.page import Page, decoded, from_results, from_text
-from server.browser.reading import Unreadable, read
+from server.browser.page_process import (
+    Unreadable,
+    read,
+)
+from server.outbound_http.allowed_addresses import (
+    Allowed,
+    Refused,
+    only,
+    read_url,
+)
+from server.outbound_http.fetch import (
+    Bounds,
+    Fetched,
+    Unreachable,
+    fetch,
+)
 from server.protocol.typed import decode_as
-from server.tools.address import Allowed, Refused, only, read_url
-from server.tools.fetch import Bounds, Fetched, Unreachable, fetch
 
 MOST_PAGES = 100
 MOST_BYTES = 16 * 1024 * 1024
@@ -100,7 +113,7 @@ class Browsing:
         if not pattern:
             raise Impossible("The pattern is empty.")
         at, page = self._page(cursor)
-        return _from(page, view.found(page, at, pattern))
+        return _from(page, numbered_lines.found(page, at, pattern))
 
     def _page(self, cursor: int) -> tuple[int, Page]:
         at = len(self._pages) - 1 if cursor < 0 else cursor
@@ -143,7 +156,7 @@ class Browsing:
 
 def _shown(page: Page, cursor: int, first: int, lines: int) -> Shown:
     try:
-        return _from(page, view.show(page, cursor, max(first, 0), lines if lines > 0 else None))
+        return _from(page, numbered_lines.show(page, cursor, max(first, 0), lines if lines > 0 else None))
     except ValueError as error:
         raise Impossible(str(error)) from None
 

@@ -1,7 +1,7 @@
 """Runs one Postgres on behalf of the process that owns it, and stops it when that process is gone.
 
-A program of its own, started by `server.embedded_postgres.embedded_server` with `python -I -S`: it may import nothing
-but the standard library. Its standard input is a pipe whose other end only the owner holds, so it
+A program of its own, started by `embedded_server` with `python -I -S`: it may import nothing but the
+standard library. Its standard input is a pipe whose other end only the owner holds, so it
 reads end-of-file when the owner exits, crashes or is killed, and asks Postgres to shut down.
 
 It runs in a session of its own, so that a Ctrl-C or a kill meant for the owner's process group

@@ -17,8 +17,8 @@ from engine.request import (
     PromptLogprobs,
     Tokens,
 )
+from server.hosted_tools.tool_specs import Outcome
 from server.protocol.responses.events import Event
-from server.runs.hosted import Outcome
 from server.runs.reading import Reading
 from server.runs.run import Run
 

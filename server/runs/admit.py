@@ -17,6 +17,7 @@ from server.auth import Caller
 from server.config import Config
 from server.crashpoints import crashpoint
 from server.errors import ApiError, Conflict, ConversationLocked, Overloaded, StorageFull
+from server.hosted_tools.discovery import list_tools
 from server.protocol.ids import (
     choice_id,
     new_uuid,
@@ -33,7 +34,6 @@ from server.runs.context import Context
 from server.runs.engine_refusals import refusal
 from server.runs.generation_config import with_generation_config
 from server.runs.history import HistoryReads, TenantReads
-from server.runs.listing import list_tools
 from server.runs.prepare import Served, check, prepare
 from server.runs.prompts import read_request
 from server.runs.recorder import Recorder

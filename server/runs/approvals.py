@@ -10,13 +10,13 @@ from collections.abc import Sequence
 import msgspec
 
 from server.errors import InvalidRequest
+from server.hosted_tools.tool_specs import approved
 from server.protocol.ids import (
     is_output_id,
     split_tag,
 )
 from server.protocol.responses.hosted_items import McpApprovalRequest
 from server.protocol.responses.items import Item
-from server.runs.hosted import approved
 from server.runs.sealing import Seal
 
 

@@ -14,6 +14,7 @@ from uuid import UUID
 import msgspec
 
 from server.errors import InvalidRequest
+from server.hosted_tools.tool_specs import approved
 from server.protocol.responses.items import (
     InputText,
     Item,
@@ -23,7 +24,6 @@ from server.protocol.responses.items import (
 from server.protocol.responses.request import CreateResponse
 from server.runs.bounds import COUNTED
 from server.runs.context import TRIGGER
-from server.runs.hosted import approved
 from server.runs.kept import kept_messages, newest_results, pending_calls
 from server.runs.opened import opened
 from server.runs.prepare import Prepared, Served, moment_of, prepare, prepared_with, write_prompt

@@ -3,18 +3,18 @@
 from functools import partial
 
 from server.auth import Caller
+from server.hosted_tools.discovery import list_tools
+from server.hosted_tools.mcp.client import McpServers
 from server.protocol.ids import new_uuid
 from server.protocol.responses.request import CreateResponse
 from server.runs import context
 from server.runs.bounds import COUNTED
 from server.runs.echo import make_echo
 from server.runs.history import HistoryReads, TenantReads
-from server.runs.listing import list_tools
 from server.runs.prepare import Served, write_prompt
 from server.runs.prompts import read_request
 from server.runs.unsupported import refuse_unserved
 from server.store.database import Connection, Database
-from server.tools.mcp import McpServers
 
 
 def count_input(

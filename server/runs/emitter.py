@@ -13,6 +13,12 @@ from uuid import UUID
 
 from msgspec import UNSET
 
+from server.generation.tool_call_events import HostedEvents
+from server.hosted_tools.tool_specs import (
+    DueCall,
+    Hosted,
+    Outcome,
+)
 from server.model_formats.interface import (
     CallDelta,
     CallEnd,
@@ -56,8 +62,6 @@ from server.protocol.responses.states import (
 )
 from server.runs.assemble import assemble
 from server.runs.end_facts import EndFacts
-from server.runs.hosted import DueCall, Hosted, Outcome
-from server.runs.hosted_events import HostedEvents
 from server.runs.raw_messages import RawMessages
 from server.runs.retold import begun_by, decode_added, decode_done
 from server.runs.summary_parts import Summary

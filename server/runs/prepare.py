@@ -19,6 +19,7 @@ from engine.request import (
 )
 from engine.vocabulary import Vocabulary
 from server.errors import InvalidRequest
+from server.hosted_tools.tool_specs import hosted_of
 from server.model_formats.interface import (
     Conversation,
     Dialect,
@@ -44,7 +45,6 @@ from server.runs.approvals import tagged
 from server.runs.bounds import COUNTED, characters_of, refuse_unbounded, too_long, too_long_to_count
 from server.runs.echo import asks_for_summary, make_echo
 from server.runs.engine_refusals import refusal
-from server.runs.hosted import hosted_of
 from server.runs.opened import opened
 from server.runs.raw_messages import RawMessages
 from server.runs.reading import Condensing, Reading, WithoutReasoning

@@ -4,12 +4,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from engine.vocabulary import Vocabulary
+from server.hosted_tools.tool_specs import Hosted
 from server.model_formats.interface import (
     Delta,
     Parser,
     ReasoningDelta,
 )
-from server.runs.hosted import Hosted
 from server.runs.raw_messages import RawMessages
 
 

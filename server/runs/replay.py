@@ -11,6 +11,10 @@ from engine.request import (
     Job,
     Usage,
 )
+from server.hosted_tools.tool_specs import (
+    Outcome,
+    outcome_of,
+)
 from server.protocol.responses.events import (
     Event,
     Kind,
@@ -20,7 +24,6 @@ from server.protocol.responses.events import (
 )
 from server.protocol.responses.hosted_items import ServedCall
 from server.protocol.responses.items import Compaction
-from server.runs.hosted import Outcome, outcome_of
 from server.runs.prepare import Prepared, job_after
 from server.runs.run import Log, Run
 from server.runs.turns import Turns

@@ -15,6 +15,10 @@ from engine.request import (
 )
 from engine.request import TokenLogprobs as EngineLogprobs
 from engine.request import Usage as EngineUsage
+from server.hosted_tools.tool_specs import (
+    Errand,
+    Outcome,
+)
 from server.model_formats.interface import (
     CallDelta,
     Delta,
@@ -38,7 +42,6 @@ from server.protocol.responses.states import (
 )
 from server.runs.emitter import Emitter
 from server.runs.end_facts import EndFacts
-from server.runs.hosted import Errand, Outcome
 from server.runs.logprobs import TokenLogprobs
 from server.runs.raw_messages import RawMessages
 from server.runs.reading import Reading

@@ -17,6 +17,15 @@ from engine.request import (
     JobRefused,
 )
 from server.errors import ApiError
+from server.hosted_tools.mcp.client import (
+    McpServers,
+    failure,
+)
+from server.hosted_tools.tool_specs import (
+    DueCall,
+    Errand,
+    Outcome,
+)
 from server.runs.active import (
     SERVER_ERROR,
     Break,
@@ -27,10 +36,8 @@ from server.runs.active import (
     NextTurn,
     Step,
 )
-from server.runs.hosted import DueCall, Errand, Outcome
 from server.runs.run import Run
 from server.runs.turns import Turns
-from server.tools.mcp import McpServers, failure
 
 log = logging.getLogger("holdfast.tools")
 

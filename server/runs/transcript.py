@@ -3,6 +3,7 @@
 import json
 from collections.abc import Collection, Sequence
 
+from server.hosted_tools.tool_specs import as_read
 from server.protocol.responses.items import (
     ContentPart,
     CustomToolCall,
@@ -15,7 +16,6 @@ from server.protocol.responses.items import (
     item_type,
     plain_text,
 )
-from server.runs.hosted import as_read
 
 SHOWN = 200
 """Characters of a message that is told elsewhere, to show what was answered."""

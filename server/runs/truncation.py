@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from server.errors import InvalidRequest
+from server.hosted_tools.tool_specs import as_read
 from server.model_formats.interface import (
     Conversation,
     Dialect,
@@ -20,7 +21,6 @@ from server.protocol.responses.items import (
 )
 from server.protocol.responses.request import Side
 from server.runs.bounds import characters_of, text_size
-from server.runs.hosted import as_read
 
 
 def write_within(dialect: Dialect, conversation: Conversation, limit: int, *, truncates: bool) -> Prompt:

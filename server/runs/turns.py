@@ -7,6 +7,10 @@ from uuid import UUID
 import msgspec
 
 from engine.request import Job
+from server.hosted_tools.tool_specs import (
+    Access,
+    call_limit,
+)
 from server.protocol.responses.hosted_items import ServedCall
 from server.protocol.responses.items import (
     Item,
@@ -18,7 +22,6 @@ from server.protocol.responses.tools import (
     read_choice,
     read_tools,
 )
-from server.runs.hosted import Access, call_limit
 from server.runs.prepare import Served, prepare
 from server.runs.reading import Reading
 

@@ -1,4 +1,4 @@
-"""What a request for a response must not ask for, beside parameters that `server.protocol.parameters` refuses.
+"""Values that a request for a response must not have, beside what `server.protocol.parameters` refuses.
 
 These are values, and parameters that do not go together. Checked when a request comes in, and not of one that
 is stored. Pure.

@@ -17,7 +17,7 @@ from anyio import CapacityLimiter, to_thread
 from starlette.types import Scope
 
 from server.errors import Overloaded, TooManyRequests
-from server.protocol.files import pdf_text
+from server.protocol.files import pdf_extraction
 
 T = TypeVar("T")
 
@@ -77,7 +77,9 @@ class ThreadClass:
         try:
             if self._limiter is None:
                 self._limiter = CapacityLimiter(self.size)
-            pdf_text.TENANT.set(None if lane.whole else lane.tenant)  # the thread has a copy of this context
+            pdf_extraction.TENANT.set(
+                None if lane.whole else lane.tenant
+            )  # the thread has a copy of this context
             return await run_in_thread(function, *arguments, limiter=self._limiter)
         finally:
             self._release(lane)

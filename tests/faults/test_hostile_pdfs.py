@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from server.protocol.files.input_files import MAX_FILE_TEXT
-from server.protocol.files.pdf_text import MEMORY
+from server.protocol.files.pdf_extraction import MEMORY
 from tests.acceptance.error_object import check_error
 from tests.support import pdfs
 from tests.support.server_process import MODEL, REPOSITORY, ServerProcess

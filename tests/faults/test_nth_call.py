@@ -29,6 +29,8 @@ from engine.scripted_engine import (
 )
 from server.auth import Caller
 from server.config import Config
+from server.hosted_tools.mcp.client import McpServers
+from server.hosted_tools.mcp.registered_servers import Registered
 from server.protocol.responses.events import is_terminal
 from server.protocol.responses.request import CreateResponse
 from server.runs.admit import Admission
@@ -41,8 +43,6 @@ from server.runs.unread import Unread
 from server.store.connection import PatientConnection
 from server.store.database import DatabaseError
 from server.store.disk_space import Disk
-from server.tools.mcp import McpServers
-from server.tools.registered import Registered
 from tests.fix_tally import Tally
 from tests.integration.runs.recorded import Bench, recording
 from tests.support.builders import TENANT, SpelledDialect

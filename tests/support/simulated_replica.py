@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 from sqlalchemy.exc import OperationalError
 
 from server.config import Config
+from server.hosted_tools.mcp.client import McpServers
+from server.hosted_tools.mcp.registered_servers import Registered
 from server.runs.admit import Admission
 from server.runs.keeper import Keeper
 from server.runs.prepare import Served
@@ -19,8 +21,6 @@ from server.store.disk_space import Disk
 from server.store.log import events
 from server.stream import follower
 from server.stream.hub import Hub
-from server.tools.mcp import McpServers
-from server.tools.registered import Registered
 from tests.support.builders import SpelledDialect
 from tests.support.memory import MemoryDatabase
 from tests.support.simulated_parts import PlayedEngine, SimulatedLoop

@@ -4,7 +4,7 @@ import base64
 import binascii
 from urllib.parse import unquote_to_bytes
 
-from server.protocol.files.pdf_text import (
+from server.protocol.files.pdf_extraction import (
     PdfError,
     is_pdf,
     pdf_text,

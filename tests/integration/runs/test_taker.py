@@ -19,6 +19,8 @@ from engine.request import (
     Tokens,
     Usage,
 )
+from server.hosted_tools.mcp.client import McpServers
+from server.hosted_tools.mcp.registered_servers import Registered
 from server.locations import demo_model_folder
 from server.model_formats.interface import (
     Conversation,
@@ -45,8 +47,6 @@ from server.runs.tool_loop import ToolLoop
 from server.store.cluster import claims
 from server.store.content import deletion
 from server.store.log import events
-from server.tools.mcp import McpServers
-from server.tools.registered import Registered
 from tests.integration.runs.recorded import Bench, finished, recording, tokens
 from tests.support.builders import (
     BREAK_PARSER,

@@ -7,9 +7,12 @@ from engine.request import (
     Tokens,
     Usage,
 )
+from server.hosted_tools.tool_specs import (
+    Hosted,
+    Outcome,
+)
 from server.model_formats.interface import TextDelta
 from server.runs.active import Called, NextTurn
-from server.runs.hosted import Hosted, Outcome
 from server.runs.lists import list_responses
 from server.runs.read import find_response
 from server.runs.run import Run

@@ -10,11 +10,23 @@ import httpx
 import mcp.client.streamable_http  # noqa: F401 - loading it takes a second, which is no exchange's
 import pytest
 
-from server.protocol.ids import new_uuid
-from server.protocol.responses.hosted_items import ListedTool
-from server.runs.hosted import Access, Outcome
-from server.tools.address import Allowed, Refused, only, read_allowed
-from server.tools.fetch_async import (
+from server.hosted_tools.mcp.client import (
+    McpServers,
+    usable,
+)
+from server.hosted_tools.mcp.registered_servers import Registered
+from server.hosted_tools.mcp.tool_list_cache import Listing
+from server.hosted_tools.tool_specs import (
+    Access,
+    Outcome,
+)
+from server.outbound_http.allowed_addresses import (
+    Allowed,
+    Refused,
+    only,
+    read_allowed,
+)
+from server.outbound_http.async_client import (
     LINES_AT_ONCE,
     LINES_PER_SECOND,
     Budget,
@@ -23,9 +35,8 @@ from server.tools.fetch_async import (
     guarded_client,
     split_lines,
 )
-from server.tools.listings import Listing
-from server.tools.mcp import McpServers, usable
-from server.tools.registered import Registered
+from server.protocol.ids import new_uuid
+from server.protocol.responses.hosted_items import ListedTool
 from tests.integration.tools.test_fetch import Answer, Sentinel
 from tests.support.eventually import eventually
 from tests.support.fake_mcp import NOTIFICATIONS, Behaviour, running_fakes

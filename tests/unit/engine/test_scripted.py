@@ -32,7 +32,8 @@ def code_of(outcome: Outcome) -> FailureCode | None:
 
 
 def test_torch_is_not_imported_with_the_scripted_engine() -> None:
-    code = "import sys, engine.request, engine.scripted_engine; print({'torch', 'transformers'} & set(sys.modules))"
+    imports = "import sys, engine.request, engine.scripted_engine"
+    code = f"{imports}; print({{'torch', 'transformers'}} & set(sys.modules))"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "set()"
 

@@ -6,15 +6,19 @@ from pathlib import Path
 import pytest
 
 from server.config import settings
+from server.hosted_tools.mcp import (
+    client,
+    session,
+)
+from server.outbound_http import async_client
 from server.protocol import list_pages
 from server.protocol.files import (
     input_files,
-    pdf_text,
+    pdf_extraction,
 )
 from server.protocol.responses.request import MAX_TEMPLATE
 from server.runs import history, request_cost, turns
 from server.stream import body
-from server.tools import fetch_async, mcp, session
 
 TABLE = (Path(__file__).parents[3] / "docs" / "limits.md").read_text()
 NAMED = sorted(set(re.findall(r"`(max_[a-z_]+)`", TABLE)))
@@ -44,18 +48,21 @@ def test_the_table_names_the_bounds_of_files_and_bodies() -> None:
     assert f"lets requests bring one | {MAX_TEMPLATE:,} characters" in TABLE
     assert f"| {input_files.MAX_FILE_TEXT:,} bytes |" in TABLE
     assert (
-        f"| {pdf_text.MAX_PDF >> 20} MiB, {pdf_text.MAX_PAGES} pages, {pdf_text.CPU_SECONDS} s of a core"
+        f"| {pdf_extraction.MAX_PDF >> 20} MiB, {pdf_extraction.MAX_PAGES} pages, {pdf_extraction.CPU_SECONDS} s of a core"
         in TABLE
     )
-    assert f"| {pdf_text.AT_ONCE}, each in a process of its own with {pdf_text.CPU_SECONDS} s" in TABLE
-    assert f"{pdf_text.MEMORY >> 20} MiB of memory while it is read" in TABLE
+    assert (
+        f"| {pdf_extraction.AT_ONCE}, each in a process of its own with {pdf_extraction.CPU_SECONDS} s"
+        in TABLE
+    )
+    assert f"{pdf_extraction.MEMORY >> 20} MiB of memory while it is read" in TABLE
     assert f"{body._DROPPED_BYTES >> 20} MiB of each within {body._LINGER_S:g} s" in TABLE
 
 
 def test_the_table_names_the_bounds_of_what_mcp_servers_send() -> None:
-    listed = f"{session.MOST_LIST_BYTES >> 20} MiB, {mcp.MOST_TOOLS} tools"
-    assert f"| {listed}, {session.MOST_LIST_LINES} lines of events, {mcp.LIST_SECONDS:g} s |" in TABLE
-    answer = f"{fetch_async.MOST_BYTES >> 20} MiB, {fetch_async.MOST_VALUES:,} JSON values"
-    assert f"| {answer}, {fetch_async.MOST_LINES:,} lines of events |" in TABLE
-    pace = f"{fetch_async.LINES_AT_ONCE} lines at once, then {fetch_async.LINES_PER_SECOND} a second"
+    listed = f"{session.MOST_LIST_BYTES >> 20} MiB, {client.MOST_TOOLS} tools"
+    assert f"| {listed}, {session.MOST_LIST_LINES} lines of events, {client.LIST_SECONDS:g} s |" in TABLE
+    answer = f"{async_client.MOST_BYTES >> 20} MiB, {async_client.MOST_VALUES:,} JSON values"
+    assert f"| {answer}, {async_client.MOST_LINES:,} lines of events |" in TABLE
+    pace = f"{async_client.LINES_AT_ONCE} lines at once, then {async_client.LINES_PER_SECOND} a second"
     assert f"| {pace} |" in TABLE

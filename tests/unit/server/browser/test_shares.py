@@ -9,8 +9,8 @@ from server.browser import browsing, mcp_server
 from server.browser.browsing import Browsing, Web
 from server.browser.mcp_server import Sessions
 from server.browser.page import Page
-from server.tools.address import Allowed
-from server.tools.fetch import Fetched
+from server.outbound_http.allowed_addresses import Allowed
+from server.outbound_http.fetch import Fetched
 from tests.support.eventually import eventually
 
 PAGE = Page("https://example.com/", "A page", ("x" * 1000,) * 10)

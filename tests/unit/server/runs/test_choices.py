@@ -12,6 +12,8 @@ from engine.scripted_engine import (
     ScriptedEngine,
 )
 from server.auth import Caller
+from server.hosted_tools.mcp.client import McpServers
+from server.hosted_tools.mcp.registered_servers import Registered
 from server.model_formats.interface import (
     Conversation,
     Prompt,
@@ -26,8 +28,6 @@ from server.runs.chat_request import as_response_request
 from server.runs.history import HistoryReads
 from server.runs.prepare import Served
 from server.runs.text_request import Given, as_response_requests
-from server.tools.mcp import McpServers
-from server.tools.registered import Registered
 from tests.support.builders import SpelledDialect
 
 ENGINE = ScriptedEngine(

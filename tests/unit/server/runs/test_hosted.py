@@ -8,6 +8,16 @@ import pytest
 
 from engine.request import Usage
 from server.errors import InvalidRequest
+from server.hosted_tools.discovery import refuse_unmade
+from server.hosted_tools.tool_specs import (
+    DENIED,
+    Hosted,
+    Listed,
+    Outcome,
+    approved,
+    as_read,
+    outcome_of,
+)
 from server.model_formats.interface import (
     CallDelta,
     CallEnd,
@@ -43,9 +53,7 @@ from server.protocol.responses.tools import (
     McpTool,
     ToolFilter,
 )
-from server.runs.hosted import DENIED, Hosted, Listed, Outcome, approved, as_read, outcome_of
 from server.runs.kept import pending_calls
-from server.runs.listing import refuse_unmade
 from server.runs.reading import Reading
 from server.runs.run import Run
 from tests.support.builders import LATER, RESPONSE, SDK_EVENT, make_facts

@@ -6,11 +6,11 @@ import msgspec
 import pytest
 
 from server.auth import Caller
+from server.hosted_tools.discovery import list_tools
+from server.hosted_tools.mcp.client import McpServers
+from server.hosted_tools.mcp.registered_servers import Registered
 from server.protocol.errors import DecodeFailure
 from server.protocol.responses.request import CreateResponse
-from server.runs.listing import list_tools
-from server.tools.mcp import McpServers
-from server.tools.registered import Registered
 
 CALLER = Caller("alice", "k1")
 

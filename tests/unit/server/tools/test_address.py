@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.tools.address import (
+from server.outbound_http.allowed_addresses import (
     Allowed,
     Refused,
     check_addresses,

@@ -6,7 +6,10 @@ from typing import Any
 
 import pytest
 
-from server.tools.call_slots import CallSlots, NoSlot
+from server.hosted_tools.mcp.call_slots import (
+    CallSlots,
+    NoSlot,
+)
 
 
 class Calls:

@@ -5,9 +5,15 @@ from concurrent.futures import Future
 import pytest
 
 from server.errors import Overloaded, TooManyRequests
+from server.hosted_tools.mcp import tool_list_cache
+from server.hosted_tools.mcp.tool_list_cache import (
+    FAILED_SECONDS,
+    FRESH_SECONDS,
+    Listing,
+    ListingKey,
+    Listings,
+)
 from server.protocol.responses.hosted_items import ListedTool
-from server.tools import listings
-from server.tools.listings import FAILED_SECONDS, FRESH_SECONDS, Listing, ListingKey, Listings
 
 FOUND = Listing([ListedTool("find")])
 
@@ -63,12 +69,12 @@ def test_a_list_is_of_one_tenant_and_of_its_credentials() -> None:
 
 def test_a_tenant_and_a_server_have_their_shares_of_what_is_asked_at_a_time() -> None:
     servers = Servers()
-    for number in range(listings.MOST_OF_TENANT):
+    for number in range(tool_list_cache.MOST_OF_TENANT):
         servers.find("mallory", f"silent{number}")
     with pytest.raises(TooManyRequests):
         servers.find("mallory", "another")
     servers.find("alice", "city")
-    for number in range(listings.MOST_AT_SERVER):
+    for number in range(tool_list_cache.MOST_AT_SERVER):
         servers.find(f"tenant{number}", "slow")
     with pytest.raises(Overloaded):
         servers.find("alice", "slow")
@@ -80,7 +86,7 @@ def test_a_tenant_and_a_server_have_their_shares_of_what_is_asked_at_a_time() ->
 def test_lists_of_one_tenant_beyond_its_share_of_bytes_are_forgotten_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(listings, "MOST_BYTES_OF_TENANT", 200_000)
+    monkeypatch.setattr(tool_list_cache, "MOST_BYTES_OF_TENANT", 200_000)
     servers = Servers()
     large = Listing([ListedTool("find", "x" * 60_000)])
     for tenant, number in [("alice", 0), *(("mallory", number) for number in range(5))]:

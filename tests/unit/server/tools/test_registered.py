@@ -3,8 +3,13 @@
 import pytest
 
 from server.errors import ConfigError
+from server.hosted_tools.mcp.registered_servers import (
+    Registered,
+    read_access,
+    read_servers,
+    read_tokens,
+)
 from server.runs.sealing import Seal
-from server.tools.registered import Registered, read_access, read_servers, read_tokens
 
 PLACES = read_servers("city=http://city/mcp,files=stdio:serve")
 

@@ -13,9 +13,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import httpx
 
-from server.tools.address import Allowed
-from server.tools.call_slots import CallSlots
-from server.tools.fetch_async import Budget, guarded_client
+from server.hosted_tools.mcp.call_slots import CallSlots
+from server.outbound_http.allowed_addresses import Allowed
+from server.outbound_http.async_client import (
+    Budget,
+    guarded_client,
+)
 
 if TYPE_CHECKING:
     from mcp import ClientSession

@@ -21,7 +21,14 @@ import certifi
 import httpcore
 import httpx
 
-from server.tools.address import Allowed, Refused, check_addresses, check_url, host_and_port, read_url
+from server.outbound_http.allowed_addresses import (
+    Allowed,
+    Refused,
+    check_addresses,
+    check_url,
+    host_and_port,
+    read_url,
+)
 from server.version import VERSION
 
 Lookup = Callable[[str, int, float], Sequence[str]]

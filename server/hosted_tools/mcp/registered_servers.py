@@ -9,8 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from server.errors import ConfigError
+from server.outbound_http.allowed_addresses import (
+    Refused,
+    only,
+)
 from server.runs.sealing import Seal
-from server.tools.address import Refused, only
 
 COMMAND = "stdio:"
 SESSION_HEADER = "x-session-id"

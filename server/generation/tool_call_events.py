@@ -11,6 +11,22 @@ from uuid import UUID
 
 import msgspec
 
+from server.hosted_tools.call_items import (
+    BEGUN,
+    KINDS,
+    Ended,
+    begun,
+    done,
+    ended,
+    given,
+)
+from server.hosted_tools.tool_specs import (
+    DueCall,
+    Form,
+    Hosted,
+    Listed,
+    Outcome,
+)
 from server.protocol import ids
 from server.protocol.responses import events as wire
 from server.protocol.responses.events import Event
@@ -28,8 +44,6 @@ from server.protocol.responses.items import (
     Item,
     ItemStatus,
 )
-from server.runs.hosted import DueCall, Form, Hosted, Listed, Outcome
-from server.runs.told_calls import BEGUN, KINDS, Ended, begun, done, ended, given
 
 
 @dataclass(slots=True)

@@ -13,6 +13,18 @@ import msgspec
 
 from server.auth import Caller
 from server.errors import InvalidRequest, NotReady, Overloaded, ToolServerDown, TooManyRequests
+from server.hosted_tools.mcp.client import (
+    McpServers,
+    usable,
+)
+from server.hosted_tools.mcp.registered_servers import TOKEN_HEADER
+from server.hosted_tools.mcp.tool_list_cache import Listing
+from server.hosted_tools.tool_specs import (
+    Access,
+    Hosted,
+    hosted_of,
+)
+from server.outbound_http.allowed_addresses import Refused
 from server.protocol.ids import is_output_id
 from server.protocol.responses.hosted_items import McpListTools
 from server.protocol.responses.items import Item
@@ -26,11 +38,6 @@ from server.protocol.responses.tools import (
     note_left_out,
     read_tools,
 )
-from server.runs.hosted import Access, Hosted, hosted_of
-from server.tools.address import Refused
-from server.tools.listings import Listing
-from server.tools.mcp import McpServers, usable
-from server.tools.registered import TOKEN_HEADER
 
 _HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,128}")
 _VALUE = re.compile(r"[\t\x20-\x7e]{0,8192}")

@@ -9,8 +9,13 @@ from typing import Any
 import httpcore
 import httpx
 
-from server.tools.address import Allowed, Refused, check_addresses, check_url
-from server.tools.fetch import trusted_authorities
+from server.outbound_http.allowed_addresses import (
+    Allowed,
+    Refused,
+    check_addresses,
+    check_url,
+)
+from server.outbound_http.fetch import trusted_authorities
 
 AsyncLookup = Callable[[str, int], Awaitable[Sequence[str]]]
 MOST_BYTES = 8 * 1024 * 1024

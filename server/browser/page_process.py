@@ -25,7 +25,7 @@ def read(url: str, html: str, seconds: float = SECONDS) -> Page:
     given = msgspec.json.encode((url, html.encode("utf-8", "replace").decode(), seconds))
     try:
         told = subprocess.run(
-            [sys.executable, "-m", "server.browser.reading"],
+            [sys.executable, "-m", "server.browser.page_process"],
             input=given,
             capture_output=True,
             check=True,

@@ -7,6 +7,11 @@ from uuid import UUID
 
 import msgspec
 
+from server.hosted_tools.tool_specs import (
+    Form,
+    Outcome,
+    told,
+)
 from server.protocol.responses import events as wire
 from server.protocol.responses.hosted_items import (
     CodeInterpreterCall,
@@ -14,7 +19,6 @@ from server.protocol.responses.hosted_items import (
     ServedCall,
     WebSearchCall,
 )
-from server.runs.hosted import Form, Outcome, told
 
 Ended = Literal["completed", "failed", "incomplete"]
 KINDS: dict[Form, type[ServedCall]] = {"mcp": McpCall, "code": CodeInterpreterCall, "search": WebSearchCall}

@@ -1,0 +1,1 @@
+"""MCP: registered servers, sessions, tool lists, calls."""

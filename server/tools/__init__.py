@@ -1,1 +1,0 @@
-"""Tools that the server itself runs while it produces a response."""
