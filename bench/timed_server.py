@@ -11,8 +11,8 @@ from pathlib import Path
 
 from engine.request import Tokens
 from server import cli
-from server.runs.active import Inbound
-from server.runs.recorder import Recorder
+from server.recording.recorder import Recorder
+from server.recording.run_registry import Inbound
 
 
 def main(file: str, arguments: Sequence[str]) -> int:

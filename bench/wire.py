@@ -20,11 +20,15 @@ from engine.request import (
     Deliver,
     Engine,
 )
+from server.admission.admit import Admission
 from server.auth import Caller
 from server.config import Config
+from server.delivery.abandonment import Unread
 from server.embedded_postgres.embedded_server import EmbeddedPostgres
+from server.generation.event_emitter import Emitter
 from server.hosted_tools.mcp.client import McpServers
 from server.hosted_tools.mcp.registered_servers import Registered
+from server.input_resolution.resolve_input import read_given
 from server.locations import demo_model_folder
 from server.model_formats.interface import (
     CallDelta,
@@ -36,19 +40,15 @@ from server.model_formats.interface import (
     TextDelta,
 )
 from server.model_formats.select_format import pick
+from server.prompting.prepare import Served
+from server.prompting.request_echo import make_echo
 from server.protocol.decode import decode
 from server.protocol.responses.request import CreateResponse
-from server.runs.admit import Admission
-from server.runs.context import read_given
-from server.runs.echo import make_echo
-from server.runs.emitter import Emitter
-from server.runs.prepare import Served
-from server.runs.tool_loop import ToolLoop
-from server.runs.unread import Unread
 from server.scripted_model import scripted_engine
 from server.store.database import upgrade
 from server.store.disk_space import Disk
 from server.stream.frames import frame
+from server.tool_loop import ToolLoop
 from tests.integration.runs.recorded import recording
 from tests.support.builders import CREATED, RESPONSE, TENANT
 from tests.support.builders import make_echo as plain_echo

@@ -9,7 +9,7 @@ from server.api import health, tokenize
 from server.api.websocket import SocketLimits, SocketSession
 from server.auth import Caller
 from server.errors import on_error
-from server.limits import SharedLimit
+from server.limits.concurrency import SharedLimit
 from server.origins import read_cors_origins, require_json
 from server.routes import OPEN_ROUTES, ROUTES, Handler, OpenHandler
 from server.services import Services

@@ -11,9 +11,13 @@ from datetime import UTC, datetime, timedelta
 import msgspec
 
 from server.errors import ConfigError
+from server.maintenance import audit_responses as invariants
+from server.maintenance.audit_responses import (
+    INVARIANTS,
+    Limits,
+    Violation,
+)
 from server.protocol.ids import response_id
-from server.runs import audit as invariants
-from server.runs.audit import INVARIANTS, Limits, Violation
 from server.store.audit import orphans
 from server.store.audit import stored_responses as store
 from server.store.audit.stored_responses import Scope

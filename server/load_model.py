@@ -15,7 +15,7 @@ from server.locations import demo_model_folder
 from server.model_formats.harmony.vocabulary import VocabularyPlaces
 from server.model_formats.select_format import pick
 from server.open_database import data_dir
-from server.runs.prepare import Served
+from server.prompting.prepare import Served
 
 
 def model_folder(config: Config) -> Path:

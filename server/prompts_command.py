@@ -8,9 +8,9 @@ import msgspec
 
 from server.auth import DEFAULT_TENANT
 from server.errors import ConfigError
+from server.input_resolution.prompt_templates import MOST_DIGITS
 from server.protocol.errors import DecodeFailure
 from server.protocol.responses.prompt_templates import read_template
-from server.runs.prompts import MOST_DIGITS
 from server.store.content import prompt_templates
 from server.store.database import Database
 

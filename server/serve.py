@@ -22,10 +22,12 @@ from uuid import UUID
 from hypercorn.config import Config as HypercornConfig
 
 from server import interrupts
+from server.admission.admit import Admission
 from server.app import build
 from server.auth import Gate
 from server.config import Config
 from server.crashpoints import arm
+from server.delivery.abandonment import Unread
 from server.errors import ConfigError
 from server.hosted_tools.mcp.client import McpServers
 from server.hosted_tools.mcp.registered_servers import (
@@ -35,21 +37,18 @@ from server.hosted_tools.mcp.registered_servers import (
     read_tokens,
 )
 from server.key_required import require_key
+from server.limits.unfinished_responses import Capacity
 from server.load_model import load_model, model_name, read_adapters
+from server.maintenance.retention import Janitor
 from server.open_database import OpenDatabase
-from server.open_seal import open_seal
 from server.outbound_http.allowed_addresses import read_allowed
-from server.runs.active import Inbound
-from server.runs.admit import Admission
-from server.runs.capacity import Capacity
-from server.runs.janitor import Janitor
-from server.runs.keeper import Keeper
-from server.runs.prepare import Served
-from server.runs.recorder import Recorder
-from server.runs.sealing import Seal
-from server.runs.taker import Taker
-from server.runs.tool_loop import ToolLoop
-from server.runs.unread import Unread
+from server.prompting.prepare import Served
+from server.recording.recorder import Recorder
+from server.recording.run_registry import Inbound
+from server.recovery.claimer import Taker
+from server.recovery.heartbeat import Keeper
+from server.sealing.cipher import Seal
+from server.sealing.load_keys import open_seal
 from server.services import Services
 from server.stall_watch import StallWatch
 from server.store.cluster import leases
@@ -61,6 +60,7 @@ from server.stream.follower import Follower
 from server.stream.hub import Hub
 from server.stream.listener import Listener, most_connections, raise_file_limit
 from server.stream.threads import LEAST_CONNECTIONS
+from server.tool_loop import ToolLoop
 from server.version import VERSION
 
 log = logging.getLogger("holdfast.serve")

@@ -4,19 +4,19 @@ import asyncio
 from dataclasses import dataclass, field
 from uuid import UUID
 
+from server.admission.admit import Admission
 from server.auth import Gate
 from server.config import Config
-from server.runs.admit import Admission
-from server.runs.prepare import Served
-from server.runs.recorder import Recorder
-from server.runs.taker import Taker
-from server.runs.tool_loop import ToolLoop
+from server.prompting.prepare import Served
+from server.recording.recorder import Recorder
+from server.recovery.claimer import Taker
 from server.stall_watch import StallWatch
 from server.store.cluster.notifications import Notifier
 from server.store.database import Database
 from server.store.disk_space import Disk
 from server.stream.hub import Hub
 from server.supervised_thread import SupervisedThread
+from server.tool_loop import ToolLoop
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

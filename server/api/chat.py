@@ -8,24 +8,34 @@ from typing import Any
 import msgspec
 from starlette.requests import Request
 
+from server.admission.generation_config import with_generation_config
+from server.admission.idempotency import Admitted
 from server.api.json import as_json
 from server.api.request_id import take_request_id
 from server.api.responses import look_for_end, repeatable, timing_of
 from server.auth import Caller
+from server.completions.chat_request import (
+    as_response_request,
+    refuse_wrong,
+)
+from server.completions.chat_response import (
+    ChunkStream,
+    completion,
+    telling_of,
+)
+from server.completions.chunk_stream import failure
+from server.delivery.stored_responses import StreamReader
 from server.errors import Conflict, InvalidRequest, ModelFailed
+from server.prompting.completion_params import (
+    tells_usage,
+    tells_usage_so_far,
+)
 from server.protocol.completions.chat import (
     ChatCompletion,
     ChatRequest,
 )
 from server.protocol.completions.chat_messages import read_messages
 from server.protocol.decode import decode
-from server.runs.asked import tells_usage, tells_usage_so_far
-from server.runs.chat_answer import ChunkStream, completion, telling_of
-from server.runs.chat_request import as_response_request, refuse_wrong
-from server.runs.chunks import failure
-from server.runs.generation_config import with_generation_config
-from server.runs.read import StreamReader
-from server.runs.repeats import Admitted
 from server.services import Services
 from server.stream.sse import Answer, Cursor, Deferred, EventStream, Rewriting
 

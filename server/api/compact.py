@@ -6,10 +6,13 @@ from starlette.requests import Request
 from server.api.json import as_json
 from server.api.responses import timing_of
 from server.auth import Caller
+from server.compaction.endpoint import (
+    begin,
+    read_written,
+)
 from server.errors import Conflict
 from server.protocol.decode import decode
 from server.protocol.responses.request import CreateResponse
-from server.runs.compaction import begin, read_written
 from server.services import Services
 from server.stream.sse import Answer, Deferred
 

@@ -9,6 +9,8 @@ from starlette.responses import Response as HttpResponse
 from server.api import query
 from server.api.json import as_json
 from server.auth import Caller
+from server.input_resolution import conversations
+from server.input_resolution.resolve_input import unknown_conversation
 from server.protocol import ids
 from server.protocol.conversations import (
     CreateConversation,
@@ -18,8 +20,6 @@ from server.protocol.conversations import (
 )
 from server.protocol.decode import decode
 from server.protocol.list_pages import page
-from server.runs import conversations
-from server.runs.context import unknown_conversation
 from server.services import Services
 
 

@@ -6,11 +6,11 @@ from starlette.responses import Response
 
 from server.api.json import as_json
 from server.auth import Caller
+from server.prompting.structured_outputs import with_modern_names
+from server.prompting.token_count import count_input
 from server.protocol.decode import decode
 from server.protocol.responses.request import CountInput
 from server.protocol.responses.response import InputTokens
-from server.runs.count import count_input
-from server.runs.structured import with_modern_names
 from server.services import Services
 
 

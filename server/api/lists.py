@@ -9,9 +9,12 @@ from server.api import query
 from server.api.json import as_json
 from server.api.responses import response_id, unknown
 from server.auth import Caller
+from server.delivery.response_lists import (
+    list_input_items,
+    list_responses,
+)
 from server.errors import InvalidRequest
 from server.protocol.responses.response import Status
-from server.runs.lists import list_input_items, list_responses
 from server.services import Services
 from server.store.content.list_pages import Filters
 

@@ -8,12 +8,24 @@ import msgspec
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response as HttpResponse
 
+from server.admission.idempotency import (
+    Admitted,
+    Repeatable,
+)
+from server.admission.unsupported_parameters import refuse_empty
 from server.api import query
 from server.api.json import as_json
 from server.api.request_id import take_request_id
 from server.auth import Caller
 from server.crashpoints import crashpoint
+from server.delivery.stored_responses import (
+    StreamReader,
+    final_responses,
+    find_response,
+)
 from server.errors import InvalidRequest, NotFound
+from server.prompting.prepare import SEALED_REASONING
+from server.prompting.structured_outputs import with_modern_names
 from server.protocol import ids
 from server.protocol.decode import decode
 from server.protocol.responses.request import CreateResponse
@@ -22,12 +34,7 @@ from server.protocol.responses.response import (
     Response,
 )
 from server.protocol.responses.states import ENDED
-from server.runs.opened import with_sealed
-from server.runs.prepare import SEALED_REASONING
-from server.runs.read import StreamReader, final_responses, find_response
-from server.runs.repeats import Admitted, Repeatable
-from server.runs.structured import with_modern_names
-from server.runs.unsupported import refuse_empty
+from server.sealing.unseal_items import with_sealed
 from server.services import Services
 from server.store.cluster import claims
 from server.store.content import deletion

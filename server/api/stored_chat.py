@@ -8,6 +8,7 @@ from starlette.responses import Response as HttpResponse
 from server.api import query
 from server.api.json import as_json
 from server.auth import Caller
+from server.completions import stored_chat
 from server.errors import NotFound
 from server.protocol import ids
 from server.protocol.completions.chat import (
@@ -15,7 +16,6 @@ from server.protocol.completions.chat import (
     UpdateCompletion,
 )
 from server.protocol.decode import decode
-from server.runs import stored_chat
 from server.services import Services
 from server.store.content.list_pages import Filters
 

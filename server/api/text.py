@@ -4,19 +4,27 @@ from typing import Any
 
 from starlette.requests import Request
 
+from server.admission.generation_config import with_generation_config
 from server.api.chat import input_called, told
 from server.api.request_id import take_request_id
 from server.api.responses import repeatable
 from server.auth import Caller
+from server.completions.legacy_request import (
+    as_response_requests,
+    read_prompts,
+    refuse_wrong,
+)
+from server.completions.legacy_response import (
+    TextStream,
+    telling_of,
+    text_completion,
+)
 from server.protocol.completions.legacy import (
     TextCompletion,
     TextRequest,
 )
 from server.protocol.decode import decode
 from server.protocol.json_bounds import MOST_TOKENS
-from server.runs.generation_config import with_generation_config
-from server.runs.text_answer import TextStream, telling_of, text_completion
-from server.runs.text_request import as_response_requests, read_prompts, refuse_wrong
 from server.services import Services
 from server.stream.sse import Answer
 

@@ -7,6 +7,11 @@ from starlette.responses import Response
 from server.api.chat import input_called
 from server.api.json import as_json
 from server.auth import Caller
+from server.completions import tokenize as runs
+from server.completions.legacy_request import (
+    check_tokens,
+    spelled,
+)
 from server.load_model import model_folder
 from server.model_formats.chat_template.template import read_json
 from server.protocol.completions.tokenize import (
@@ -17,8 +22,6 @@ from server.protocol.completions.tokenize import (
 )
 from server.protocol.decode import decode
 from server.protocol.json_bounds import MOST_TOKENS
-from server.runs import tokenize as runs
-from server.runs.text_request import check_tokens, spelled
 from server.services import Services
 
 

@@ -10,8 +10,10 @@ from dataclasses import dataclass
 import msgspec
 from starlette.websockets import WebSocket
 
+from server.admission.unsupported_parameters import refuse_empty
 from server.api import responses
 from server.auth import Caller
+from server.delivery.stored_responses import StreamReader
 from server.errors import (
     BodyTooLarge,
     InvalidRequest,
@@ -21,7 +23,8 @@ from server.errors import (
     log_mistake,
     translate,
 )
-from server.limits import SharedLimit
+from server.limits.concurrency import SharedLimit
+from server.prompting.structured_outputs import with_modern_names
 from server.protocol.decode import decode
 from server.protocol.errors import ErrorDetail
 from server.protocol.responses.items import (
@@ -37,9 +40,6 @@ from server.protocol.responses.websocket_messages import (
     SteerFailed,
 )
 from server.protocol.typed import decode_as
-from server.runs.read import StreamReader
-from server.runs.structured import with_modern_names
-from server.runs.unsupported import refuse_empty
 from server.services import Services
 from server.stream.sse import Answer
 from server.stream.websocket import Wanted

@@ -7,9 +7,17 @@ from uuid import UUID
 
 from server.crashpoints import crashpoint
 from server.recording.isolation import LOCK_MS, STATEMENT_MS
-from server.runs.active import ActiveRuns, Inbound, Step
-from server.runs.unflushed import Unflushed
-from server.runs.writing import is_written, log_rows, write
+from server.recording.persist import (
+    is_written,
+    log_rows,
+    write,
+)
+from server.recording.run_registry import (
+    ActiveRuns,
+    Inbound,
+    Step,
+)
+from server.recording.unsynced_commits import Unflushed
 from server.store.cluster import leases
 from server.store.database import Connection, limit_time
 from server.store.log.events import Chunk

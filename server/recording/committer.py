@@ -8,8 +8,12 @@ from uuid import UUID
 
 from server.recording.commit import GroupCommit, JointCommit
 from server.recording.isolation import BUDGET_SECONDS, Isolation
-from server.runs.active import ActiveRuns, Inbound, Step
-from server.runs.unflushed import Unflushed
+from server.recording.run_registry import (
+    ActiveRuns,
+    Inbound,
+    Step,
+)
+from server.recording.unsynced_commits import Unflushed
 from server.store.cluster import leases
 from server.store.commit_failures import (
     Trouble,

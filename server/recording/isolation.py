@@ -8,7 +8,7 @@ when the time is up, for the others' next steps wait meanwhile.
 from collections import deque
 from collections.abc import Sequence
 
-from server.runs.active import Step
+from server.recording.run_registry import Step
 
 BUDGET_SECONDS = 0.5
 """For all tries of one isolation. With the 0.25 s after which the joint commit gives up waiting for a lock

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 from uuid import UUID
 
-from server.runs.active import Step
+from server.recording.run_registry import Step
 from server.store.commit_failures import Trouble
 
 MOST_TRIES = 8

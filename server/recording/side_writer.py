@@ -15,11 +15,15 @@ from time import monotonic
 from typing import Literal
 from uuid import UUID
 
+from server.generation.run import Run
 from server.recording.end_from_log import fail_from_log, fail_unstored
+from server.recording.persist import (
+    is_owner,
+    is_written,
+    write,
+)
 from server.recording.retries import Retries, Retry
-from server.runs.active import Step
-from server.runs.run import Run
-from server.runs.writing import is_owner, is_written, write
+from server.recording.run_registry import Step
 from server.store.cluster import (
     claims,
     leases,

@@ -7,7 +7,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.errors import BodyTooLarge, BodyTooSlow, ClientGone
-from server.limits import SharedLimit
+from server.limits.concurrency import SharedLimit
 from server.stream.content_encoding import unpacked
 
 _DRAIN_FACTOR = 8

@@ -24,7 +24,7 @@ from hypercorn.protocol.h11 import H11Protocol
 from wsproto.events import Message
 
 from server.errors import Overloaded, TooManyRequests
-from server.limits import SharedLimit
+from server.limits.concurrency import SharedLimit
 
 BUFFER = "message_buffer"
 """The name of a WebSocket's buffer in its scope's state."""

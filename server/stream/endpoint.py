@@ -16,7 +16,7 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from server.errors import ClientGone, Overloaded, on_error
-from server.limits import SharedLimit
+from server.limits.concurrency import SharedLimit
 from server.protocol.ids import request_id_of
 from server.stream.body import Body, Lingering
 from server.stream.content_encoding import coding_of

@@ -12,8 +12,8 @@ from contextlib import contextmanager, suppress
 from time import monotonic
 from uuid import UUID
 
-from server.runs.call_names import with_names
-from server.runs.read import read_end
+from server.delivery.function_names import with_names
+from server.delivery.stored_responses import read_end
 from server.store.cluster import notifications
 from server.store.cluster.notifications import Hints
 from server.store.database import Connection, Database, DatabaseError, Unreachable

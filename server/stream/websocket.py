@@ -14,7 +14,7 @@ from starlette.types import Message, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
 from server.errors import on_error
-from server.limits import SharedLimit
+from server.limits.concurrency import SharedLimit
 from server.protocol.ids import request_id_of
 from server.protocol.responses.websocket_messages import CreateMessage
 from server.stream.connection import BUFFER, Inbox

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import httpx
 import pytest
 
-from server.runs.taker import GIVEN_UP
+from server.recovery.claimer import GIVEN_UP
 from tests.fix_server import StartServer
 from tests.fix_tally import Tally
 from tests.support.attached import (

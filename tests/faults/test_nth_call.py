@@ -27,22 +27,22 @@ from engine.scripted_engine import (
     ScriptedConfig,
     ScriptedEngine,
 )
+from server.admission.admit import Admission
 from server.auth import Caller
 from server.config import Config
+from server.delivery.abandonment import Unread
+from server.delivery.stored_responses import read_response
 from server.hosted_tools.mcp.client import McpServers
 from server.hosted_tools.mcp.registered_servers import Registered
+from server.prompting.prepare import Served
 from server.protocol.responses.events import is_terminal
 from server.protocol.responses.request import CreateResponse
-from server.runs.admit import Admission
-from server.runs.keeper import Keeper
-from server.runs.prepare import Served
-from server.runs.read import read_response
-from server.runs.taker import Taker
-from server.runs.tool_loop import ToolLoop
-from server.runs.unread import Unread
+from server.recovery.claimer import Taker
+from server.recovery.heartbeat import Keeper
 from server.store.connection import PatientConnection
 from server.store.database import DatabaseError
 from server.store.disk_space import Disk
+from server.tool_loop import ToolLoop
 from tests.fix_tally import Tally
 from tests.integration.runs.recorded import Bench, recording
 from tests.support.builders import TENANT, SpelledDialect

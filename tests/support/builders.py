@@ -21,6 +21,15 @@ from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from engine.request import Usage
+from server.generation.output_decoding import Reading
+from server.generation.run import (
+    Run,
+    RunFacts,
+)
+from server.input_resolution.resolve_input import (
+    own,
+    read_given,
+)
 from server.model_formats.interface import (
     Conversation,
     Delta,
@@ -51,10 +60,7 @@ from server.protocol.responses.response import (
     TextEcho,
 )
 from server.protocol.responses.states import Ending
-from server.runs.context import own, read_given
-from server.runs.reading import Reading
-from server.runs.run import Run, RunFacts
-from server.runs.writing import stored_item
+from server.recording.persist import stored_item
 from server.store.cluster import leases
 from server.store.content import responses
 from server.store.content.responses import NewResponse

@@ -10,8 +10,11 @@ from contextlib import closing
 import psycopg
 
 from server.audit_command import Tally, violations
+from server.maintenance.audit_responses import (
+    Limits,
+    Violation,
+)
 from server.protocol.responses import states
-from server.runs.audit import Limits, Violation
 from server.store.audit.stored_responses import Scope
 from server.store.database import Database
 

@@ -15,14 +15,14 @@ from uuid import UUID
 
 import msgspec
 
+from server.admission import accept
 from server.protocol.responses.events import Event
 from server.protocol.responses.states import (
     ENDED,
     Ending,
     columns_of,
 )
-from server.recording import commit, committer, side_writer
-from server.runs import accept, writing
+from server.recording import commit, committer, persist, side_writer
 from server.store.cluster import (
     claims,
     leases,
@@ -393,7 +393,7 @@ PLACES: dict[ModuleType, dict[str, Any]] = {
     commit: {"append_alone": append_alone, "limit_time": _limit_time},
     side_writer: {"limit_time": _limit_time, "durable": lambda _at: None},
     accept: {"clock": lambda at: at.now},
-    writing: {"durable": lambda _at: None},
+    persist: {"durable": lambda _at: None},
 }
 
 

@@ -5,12 +5,15 @@ from uuid import UUID
 
 import msgspec
 
+from server.delivery.stored_responses import (
+    StreamReader,
+    read_response,
+)
 from server.protocol.responses.events import (
     Event,
     is_terminal,
 )
 from server.protocol.responses.states import ENDED
-from server.runs.read import StreamReader, read_response
 from server.store.log import events
 from server.stream.frames import frame
 from tests.support.builders import BREAK_PARSER, TENANT, SpelledParser

@@ -20,7 +20,7 @@ from engine.request import (
     Tokens,
     Usage,
 )
-from server.runs.read import StreamReader
+from server.delivery.stored_responses import StreamReader
 from server.stream.hub import Channel
 from server.stream.sse import Stored
 from tests.support.builders import BREAK_PARSER, HALF, THINK

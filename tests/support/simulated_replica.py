@@ -5,22 +5,22 @@ from typing import TYPE_CHECKING
 
 from sqlalchemy.exc import OperationalError
 
+from server.admission.admit import Admission
 from server.config import Config
+from server.delivery.abandonment import Unread
 from server.hosted_tools.mcp.client import McpServers
 from server.hosted_tools.mcp.registered_servers import Registered
-from server.runs.admit import Admission
-from server.runs.keeper import Keeper
-from server.runs.prepare import Served
-from server.runs.recorder import Recorder
-from server.runs.taker import Taker
-from server.runs.tool_loop import ToolLoop
-from server.runs.unread import Unread
+from server.prompting.prepare import Served
+from server.recording.recorder import Recorder
+from server.recovery.claimer import Taker
+from server.recovery.heartbeat import Keeper
 from server.store.cluster.leases import Fenced
 from server.store.database import Database
 from server.store.disk_space import Disk
 from server.store.log import events
 from server.stream import follower
 from server.stream.hub import Hub
+from server.tool_loop import ToolLoop
 from tests.support.builders import SpelledDialect
 from tests.support.memory import MemoryDatabase
 from tests.support.simulated_parts import PlayedEngine, SimulatedLoop

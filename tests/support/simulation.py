@@ -15,15 +15,25 @@ from typing import Any
 from unittest import mock
 from uuid import UUID
 
+from server.admission import admit
+from server.admission.idempotency import Repeatable
 from server.api.responses import watch
 from server.auth import Caller
+from server.delivery import abandonment
+from server.delivery.stored_responses import StreamReader
 from server.errors import ApiError
 from server.protocol.responses.request import CreateResponse
 from server.protocol.responses.states import ENDED
-from server.recording import commit, committer
-from server.runs import admit, keeper, recorder, taker, unread, writing
-from server.runs.read import StreamReader
-from server.runs.repeats import Repeatable
+from server.recording import (
+    commit,
+    committer,
+    persist,
+    recorder,
+)
+from server.recovery import (
+    claimer,
+    heartbeat,
+)
 from server.store.cluster import claims
 from server.store.content import deletion
 from server.stream import hub
@@ -293,11 +303,11 @@ def simulated() -> Iterator[Callable[[int], World]]:
         mock.patch.object(hub, "asyncio", asyncio_of_hub),
         mock.patch.object(recorder, "sleep", mock.Mock()),
         mock.patch.object(committer, "sleep", mock.Mock()),
-        mock.patch.object(unread, "monotonic", seconds),
+        mock.patch.object(abandonment, "monotonic", seconds),
         mock.patch.object(admit, "new_uuid", new_uuid),
         *(
             mock.patch.object(module, "crashpoint", crashpoint)
-            for module in (admit, commit, keeper, recorder, taker, writing)
+            for module in (admit, commit, heartbeat, recorder, claimer, persist)
         ),
     ]
     with memory_store.installed():

@@ -51,8 +51,8 @@ REACH = {
     "server/cli.py": OPERATOR,
     "server/redaction.py": OPERATOR,
     "server/outbound_http/async_client.py:_LINE_END": HEADER,  # what a socket gives at once
-    "server/runs/ebnf.py:_EBNF": MAX_LARK,
-    "server/runs/ebnf.py:_TOKEN": MAX_LARK,
+    "server/prompting/ebnf_to_lark.py:_EBNF": MAX_LARK,
+    "server/prompting/ebnf_to_lark.py:_TOKEN": MAX_LARK,
     "server/service_links.py": OPERATOR,
     "server/model_formats/tool_calls/gemma.py:_NAME": OUTPUT,
     "server/model_formats/tool_calls/gemma.py:_KEY": OUTPUT,
@@ -69,7 +69,7 @@ REACH = {
     "server/model_formats/tool_calls/xml_elements.py:_IN_QUOTES": OUTPUT,
     "server/model_formats/tool_calls/xml_elements.py:_IN_TAG": OUTPUT,
     "server/model_formats/tool_names.py:_UNKNOWN_NAME": OUTPUT,
-    "server/runs/summary_parts.py:_WORDS": OUTPUT,
+    "server/generation/reasoning_summary.py:_WORDS": OUTPUT,
     "server/model_formats/grammar/enforceable_schema.py:_SPECIAL": MAX_PATTERN,
     "server/model_formats/chat_template/jinja_environment.py:_NOT_ASCII": TEXT,
     "server/model_formats/grammar/lark_in_json_string.py:_TOKEN": MAX_LARK,
@@ -140,8 +140,8 @@ AT_ONE_PLACE = {
     "server/outbound_http/allowed_addresses.py:_HOST_NAME",
     "server/api/query.py:_METADATA",
     "server/protocol/json_bounds.py:_BACKSLASHES",
-    "server/runs/ebnf.py:_EBNF",
-    "server/runs/ebnf.py:_TOKEN",
+    "server/prompting/ebnf_to_lark.py:_EBNF",
+    "server/prompting/ebnf_to_lark.py:_TOKEN",
 }
 """Never searched for: matched where the text begins."""
 

@@ -42,7 +42,7 @@ from server.hosted_tools.tool_specs import (
     Access,
     Outcome,
 )
-from server.limits import SharedLimit
+from server.limits.concurrency import SharedLimit
 from server.outbound_http.allowed_addresses import (
     Allowed,
     Refused,

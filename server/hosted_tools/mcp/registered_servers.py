@@ -13,7 +13,7 @@ from server.outbound_http.allowed_addresses import (
     Refused,
     only,
 )
-from server.runs.sealing import Seal
+from server.sealing.cipher import Seal
 
 COMMAND = "stdio:"
 SESSION_HEADER = "x-session-id"

@@ -14,10 +14,10 @@ from engine.request import (
     Tokens,
     Usage,
 )
+from server.generation.run import Run
 from server.protocol.responses.events import Event
-from server.runs.active import Inbound
-from server.runs.recorder import Recorder
-from server.runs.run import Run
+from server.recording.recorder import Recorder
+from server.recording.run_registry import Inbound
 from server.store.database import Database
 from server.store.log import events
 from server.stream.frames import frame

@@ -7,9 +7,14 @@ from uuid import UUID
 import pytest
 
 from server.config import Config
+from server.maintenance.retention import (
+    DiskShort,
+    Janitor,
+    Purged,
+    purge,
+)
 from server.protocol.ids import new_uuid
 from server.protocol.responses.states import Ending
-from server.runs.janitor import DiskShort, Janitor, Purged, purge
 from server.store.content import responses
 from server.store.database import Database, DatabaseError
 from server.store.disk_space import Disk

@@ -8,8 +8,8 @@ from uuid import UUID
 
 import pytest
 
-from server.runs.keeper import Keeper
-from server.runs.unread import Unread
+from server.delivery.abandonment import Unread
+from server.recovery.heartbeat import Keeper
 from server.store.cluster import (
     claims,
     leases,

@@ -12,7 +12,7 @@ from engine.request import (
     Job,
     Usage,
 )
-from server.runs.taker import CANNOT_GO_ON
+from server.recovery.claimer import CANNOT_GO_ON
 from tests.integration.runs.recorded import Bench
 from tests.integration.runs.test_taker import check_end, taking
 from tests.support.builders import accept

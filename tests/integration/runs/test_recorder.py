@@ -10,15 +10,19 @@ from engine.request import (
     FinishReason,
     Usage,
 )
+from server.delivery.stored_responses import read_response
+from server.generation.run import Run
 from server.protocol.responses.events import (
     event_type,
     is_terminal,
 )
-from server.runs import recorder
-from server.runs.active import Begin, Break, Inbound
-from server.runs.read import read_response
-from server.runs.recorder import Recorder
-from server.runs.run import Run
+from server.recording import recorder
+from server.recording.recorder import Recorder
+from server.recording.run_registry import (
+    Begin,
+    Break,
+    Inbound,
+)
 from server.store.content import deletion
 from server.stream.hub import Published
 from tests.integration.runs.recorded import Bench, finished, tokens

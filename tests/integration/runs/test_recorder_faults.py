@@ -9,9 +9,9 @@ import psycopg
 import pytest
 from sqlalchemy.exc import OperationalError
 
+from server.generation.run import Run
 from server.protocol.responses.events import is_terminal
-from server.runs.active import ActiveRuns
-from server.runs.run import Run
+from server.recording.run_registry import ActiveRuns
 from server.store.cluster import leases
 from server.store.connection import PatientConnection
 from server.store.content import (

@@ -9,15 +9,14 @@ import msgspec
 import psycopg
 import pytest
 
+from server.generation.run import Run
 from server.protocol.responses.events import (
     Event,
     Kind,
     is_terminal,
 )
-from server.recording import committer, retries
-from server.runs import writing
-from server.runs.active import HandBack
-from server.runs.run import Run
+from server.recording import committer, persist, retries
+from server.recording.run_registry import HandBack
 from server.store.content import responses
 from server.store.content.responses import NewItem
 from server.store.database import Database
@@ -236,14 +235,14 @@ def test_an_item_that_postgres_refuses_ends_its_own_response(
 ) -> None:
     hit, other = bench.begin(), bench.begin()
     bench.feed(tokens(hit, say("bad")), tokens(other, say("good")))
-    stored_item = writing.stored_item
+    stored_item = persist.stored_item
 
     def named(item: Any) -> NewItem:
         made = stored_item(item)
         bad = item.content[0].text == "bad" and item.status == "completed"
         return NewItem(**{**{name: getattr(made, name) for name in made.__slots__}, "name": "\0" * bad})
 
-    monkeypatch.setattr(writing, "stored_item", named)
+    monkeypatch.setattr(persist, "stored_item", named)
     bench.recorder.deliver([finished(hit), finished(other)])
     assert final(bench, hit)["status"] == "failed"
     assert final(bench, hit)["output"][0]["content"][0]["text"] == "bad"

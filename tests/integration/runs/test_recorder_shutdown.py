@@ -2,18 +2,18 @@
 
 import pytest
 
+from server.generation.run import Run
 from server.hosted_tools.mcp.client import McpServers
 from server.hosted_tools.tool_specs import (
     Hosted,
     Outcome,
 )
+from server.prompting.next_turn import Turns
 from server.protocol.ids import new_uuid
 from server.protocol.responses.request import CreateResponse
-from server.runs.active import Called
-from server.runs.run import Run
-from server.runs.tool_loop import ToolLoop
-from server.runs.turns import Turns
+from server.recording.run_registry import Called
 from server.store.database import Database
+from server.tool_loop import ToolLoop
 from tests.integration.runs.recorded import finished, recording, tokens
 from tests.support.builders import TENANT, insert_response, make_facts, say
 from tests.unit.server.runs.test_hosted import CITY, call, reading

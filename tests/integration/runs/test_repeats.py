@@ -5,10 +5,14 @@ from collections.abc import Iterator
 
 import pytest
 
+from server.admission.idempotency import (
+    Admitted,
+    Repeatable,
+    sent_before,
+)
 from server.auth import Caller
 from server.errors import Conflict
 from server.protocol.ids import new_uuid
-from server.runs.repeats import Admitted, Repeatable, sent_before
 from server.store.content import idempotency_keys
 from server.store.database import Database
 from server.stream.hub import Hub

@@ -7,13 +7,15 @@ from typing import Any, cast
 import pytest
 from sqlalchemy import Connection, text
 
+from server.admission.admit import Admission
 from server.auth import Caller
+from server.compaction import endpoint
 from server.errors import NotFound
+from server.input_resolution import resolve_input
+from server.input_resolution.history import HistoryReads
+from server.prompting import token_count
 from server.protocol.ids import new_uuid
 from server.protocol.responses.request import CreateResponse
-from server.runs import compaction, context, count
-from server.runs.admit import Admission
-from server.runs.history import HistoryReads
 from server.store.database import Database
 from tests.support.server_process import MODEL
 
@@ -28,11 +30,13 @@ def admitted(database: Database) -> None:
 
 
 def counted(database: Database) -> None:
-    count.count_input(database, SERVED, cast("Any", None), Caller("default", None), REQUEST, HistoryReads())
+    token_count.count_input(
+        database, SERVED, cast("Any", None), Caller("default", None), REQUEST, HistoryReads()
+    )
 
 
 def compacted(database: Database) -> None:
-    compaction.begin(database, SERVED, "default", REQUEST, HistoryReads())
+    endpoint.begin(database, SERVED, "default", REQUEST, HistoryReads())
 
 
 @pytest.mark.parametrize("prepare", [admitted, counted, compacted])
@@ -45,7 +49,7 @@ def test_history_of_a_request_is_of_one_moment(
         found.append(connection.execute(text("show transaction_isolation")).scalar_one())
         raise NotFound("Enough.")
 
-    monkeypatch.setattr(context, "gather", gather)
+    monkeypatch.setattr(resolve_input, "gather", gather)
     database = Database(database_url, pool_size=1)
     try:
         with pytest.raises(NotFound):

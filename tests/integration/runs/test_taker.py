@@ -19,6 +19,9 @@ from engine.request import (
     Tokens,
     Usage,
 )
+from server.delivery.stored_responses import read_response
+from server.generation.output_decoding import Reading
+from server.generation.run import Run
 from server.hosted_tools.mcp.client import McpServers
 from server.hosted_tools.mcp.registered_servers import Registered
 from server.locations import demo_model_folder
@@ -30,23 +33,25 @@ from server.model_formats.interface import (
     ReasoningMarks,
 )
 from server.model_formats.select_format import pick
+from server.prompting.prepare import Served
 from server.protocol.responses.events import (
     event_type,
     is_terminal,
     render,
 )
-from server.runs import taker
-from server.runs.active import SERVER_ERROR
-from server.runs.prepare import Served
-from server.runs.read import read_response
-from server.runs.reading import Reading
-from server.runs.replay import said
-from server.runs.run import Run
-from server.runs.taker import CHANGED, GIVEN_UP, STOPPED, Taker
-from server.runs.tool_loop import ToolLoop
+from server.recording.run_registry import SERVER_ERROR
+from server.recovery import claimer as taker
+from server.recovery.claimer import (
+    CHANGED,
+    GIVEN_UP,
+    STOPPED,
+    Taker,
+)
+from server.recovery.replay import said
 from server.store.cluster import claims
 from server.store.content import deletion
 from server.store.log import events
+from server.tool_loop import ToolLoop
 from tests.integration.runs.recorded import Bench, finished, recording, tokens
 from tests.support.builders import (
     BREAK_PARSER,

@@ -7,15 +7,18 @@ from engine.request import (
     Tokens,
     Usage,
 )
+from server.delivery.response_lists import list_responses
+from server.delivery.stored_responses import find_response
+from server.generation.run import Run
 from server.hosted_tools.tool_specs import (
     Hosted,
     Outcome,
 )
 from server.model_formats.interface import TextDelta
-from server.runs.active import Called, NextTurn
-from server.runs.lists import list_responses
-from server.runs.read import find_response
-from server.runs.run import Run
+from server.recording.run_registry import (
+    Called,
+    NextTurn,
+)
 from server.store.content.list_pages import Filters
 from tests.integration.runs.recorded import Bench
 from tests.support.builders import TENANT

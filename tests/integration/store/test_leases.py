@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from server.protocol.ids import new_uuid
-from server.runs.recorder import Recorder
+from server.recording.recorder import Recorder
 from server.store.cluster import leases
 from server.store.database import Connection, Database, driver
 from server.store.log.fast_append import append_alone

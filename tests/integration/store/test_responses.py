@@ -13,7 +13,7 @@ from server.protocol.responses.items import (
     Message,
     OutputText,
 )
-from server.runs.writing import stored_item
+from server.recording.persist import stored_item
 from server.store.commit_failures import OwnershipLost
 from server.store.content import (
     deletion,

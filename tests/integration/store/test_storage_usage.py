@@ -10,7 +10,7 @@ from server.protocol.responses.events import (
     Event,
     Kind,
 )
-from server.runs.writing import stored_item
+from server.recording.persist import stored_item
 from server.store.content import (
     chat_choices,
     conversations,

@@ -11,7 +11,7 @@ from uuid import UUID
 import psycopg
 from starlette.responses import Response
 
-from server.runs.read import StreamReader
+from server.delivery.stored_responses import StreamReader
 from server.store.cluster.notifications import CHANNELS
 from server.store.database import Database
 from server.stream.follower import Follower

@@ -4,9 +4,9 @@ from uuid import UUID
 import msgspec
 import pytest
 
+from server.generation.run import Run
 from server.protocol.ids import new_uuid
-from server.runs.active import Begin
-from server.runs.run import Run
+from server.recording.run_registry import Begin
 from server.store.cluster.notifications import Notifier
 from server.store.content import deletion
 from server.store.database import Connection
@@ -155,8 +155,8 @@ def test_more_than_a_channel_keeps_reaches_a_reader_whole(
 ) -> None:
     monkeypatch.setattr(follower, "TAIL_FRAMES", 3)
     monkeypatch.setattr("server.stream.hub.TAIL_FRAMES", 3)
-    monkeypatch.setattr("server.runs.read.TAIL_FRAMES", 3)
-    monkeypatch.setattr("server.runs.read.PAGE_EVENTS", 7)
+    monkeypatch.setattr("server.delivery.stored_responses.TAIL_FRAMES", 3)
+    monkeypatch.setattr("server.delivery.stored_responses.PAGE_EVENTS", 7)
     run = bench.begin()
     reading = polling.stream(run.facts.id)
     speak(bench, run, "a" * 40, "b" * 40)

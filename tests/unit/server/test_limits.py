@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from server.errors import Overloaded, TooManyRequests
-from server.limits import SharedLimit
+from server.limits.concurrency import SharedLimit
 
 
 def test_a_tenant_at_its_bound_gets_429_while_others_are_served() -> None:

@@ -10,14 +10,16 @@ from server.hosted_tools.mcp import (
     client,
     session,
 )
+from server.input_resolution import history
+from server.limits import request_cost
 from server.outbound_http import async_client
+from server.prompting import next_turn
 from server.protocol import list_pages
 from server.protocol.files import (
     input_files,
     pdf_extraction,
 )
 from server.protocol.responses.request import MAX_TEMPLATE
-from server.runs import history, request_cost, turns
 from server.stream import body
 
 TABLE = (Path(__file__).parents[3] / "docs" / "limits.md").read_text()
@@ -40,7 +42,7 @@ def test_the_table_names_the_bounds_that_are_no_settings() -> None:
     assert f"{request_cost.MAX_LOGPROBS:,} a request" in TABLE
     assert f"{history.MAX_BYTES >> 20} MiB and {history.MAX_ITEMS:,} items a request" in TABLE
     assert f"| {history.BYTES_OF_TENANT >> 20} MiB | {history.BYTES_AT_ONCE >> 20} MiB |" in TABLE
-    assert f"| {turns.MAX_OUTPUT_BYTES >> 20} MiB a response |" in TABLE
+    assert f"| {next_turn.MAX_OUTPUT_BYTES >> 20} MiB a response |" in TABLE
     assert f"| {list_pages.MAX_BYTES >> 20} MiB, and" in TABLE
 
 

@@ -6,7 +6,11 @@ import pytest
 from server.auth import Caller
 from server.config import Config
 from server.errors import StorageQuotaExceeded
-from server.runs.storage_quota import DEFAULT_BYTES, FRESH_SECONDS, StorageQuota
+from server.limits.storage_quota import (
+    DEFAULT_BYTES,
+    FRESH_SECONDS,
+    StorageQuota,
+)
 from server.store.content import storage_usage
 
 KEYED = Caller("alice", "k1")

@@ -9,11 +9,11 @@ from uuid import UUID, uuid4
 import pytest
 from starlette.requests import Request
 
+from server.admission import admit
+from server.admission.admit import Admission
 from server.api import responses
 from server.auth import Caller
 from server.protocol.ids import response_id
-from server.runs import admit
-from server.runs.admit import Admission
 from server.store.database import DatabaseError
 from server.stream import sse
 from server.stream.hub import Hub, Published

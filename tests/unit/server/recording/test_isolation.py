@@ -3,7 +3,7 @@
 from uuid import uuid4
 
 from server.recording.isolation import Isolation
-from server.runs.active import Step
+from server.recording.run_registry import Step
 from tests.support.builders import make_ending, make_run
 
 

@@ -5,7 +5,7 @@ from uuid import uuid4
 import pytest
 
 from server.recording.retries import LONGEST_PAUSE_SECONDS, MOST_TRIES, Retries, Retry, Way
-from server.runs.active import Step
+from server.recording.run_registry import Step
 from server.store.commit_failures import Trouble
 from tests.support.builders import make_echo, make_run
 

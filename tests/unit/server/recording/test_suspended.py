@@ -3,9 +3,17 @@
 from uuid import UUID, uuid4
 
 from engine.request import Tokens
+from server.generation.run import Run
+from server.recording.run_registry import (
+    ActiveRuns,
+    Begin,
+    Break,
+    HandBack,
+    Inbound,
+    Step,
+    Stop,
+)
 from server.recording.suspended import Suspended
-from server.runs.active import ActiveRuns, Begin, Break, HandBack, Inbound, Step, Stop
-from server.runs.run import Run
 from tests.support.builders import LATER, make_echo, make_run, say
 
 

@@ -9,10 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.request import FinishReason
+from server.maintenance.audit_event_log import SLACK
+from server.maintenance.audit_responses import (
+    INVARIANTS,
+    Limits,
+    check,
+    check_keys,
+    check_strays,
+)
 from server.protocol import ids
 from server.protocol.responses.events import Event
-from server.runs.audit import INVARIANTS, Limits, check, check_keys, check_strays
-from server.runs.audit_events import SLACK
 from server.store.audit.orphans import (
     KeyTrouble,
     Stray,

@@ -6,6 +6,14 @@ import pytest
 
 from engine.request import Grammar
 from server.errors import InvalidRequest
+from server.limits.tools_and_grammars import (
+    MAX_FUNCTIONS,
+    MAX_REGEX,
+    MAX_TOOL_CHARACTERS,
+    MAX_TOOL_VALUES,
+    MAX_TOOLS_CHARACTERS,
+    refuse_unbounded,
+)
 from server.model_formats.interface import (
     Conversation,
     OutputFormat,
@@ -14,20 +22,12 @@ from server.model_formats.interface import (
     Tool,
     ToolChoice,
 )
+from server.prompting.truncation import write_within
 from server.protocol.responses.items import (
     InputText,
     Item,
     Message,
 )
-from server.runs.bounds import (
-    MAX_FUNCTIONS,
-    MAX_REGEX,
-    MAX_TOOL_CHARACTERS,
-    MAX_TOOL_VALUES,
-    MAX_TOOLS_CHARACTERS,
-    refuse_unbounded,
-)
-from server.runs.truncation import write_within
 
 
 def function(schema: dict[str, Any], name: str = "f") -> Tool:

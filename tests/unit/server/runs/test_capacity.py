@@ -6,9 +6,12 @@ from uuid import UUID
 import pytest
 
 from server.errors import InvalidRequest, Overloaded, TooManyRequests
+from server.limits.request_cost import (
+    MAX_LOGPROBS,
+    logprobs_limit,
+)
+from server.limits.unfinished_responses import Capacity
 from server.protocol.ids import new_uuid
-from server.runs.capacity import Capacity
-from server.runs.request_cost import MAX_LOGPROBS, logprobs_limit
 
 
 def ids(count: int) -> Sequence[UUID]:

@@ -11,23 +11,26 @@ from engine.scripted_engine import (
     ScriptedConfig,
     ScriptedEngine,
 )
+from server.admission.accept import NewRun
+from server.admission.admit import Admission
 from server.auth import Caller
+from server.completions.chat_request import as_response_request
+from server.completions.legacy_request import (
+    Given,
+    as_response_requests,
+)
 from server.hosted_tools.mcp.client import McpServers
 from server.hosted_tools.mcp.registered_servers import Registered
+from server.input_resolution.history import HistoryReads
 from server.model_formats.interface import (
     Conversation,
     Prompt,
 )
+from server.prompting.prepare import Served
 from server.protocol.completions.chat import ChatRequest
 from server.protocol.completions.chat_messages import read_messages
 from server.protocol.completions.legacy import TextRequest
 from server.protocol.decode import decode
-from server.runs.accept import NewRun
-from server.runs.admit import Admission
-from server.runs.chat_request import as_response_request
-from server.runs.history import HistoryReads
-from server.runs.prepare import Served
-from server.runs.text_request import Given, as_response_requests
 from tests.support.builders import SpelledDialect
 
 ENGINE = ScriptedEngine(

@@ -5,10 +5,13 @@ from collections.abc import Callable
 import pytest
 
 from engine.request import Usage
+from server.generation.output_decoding import (
+    Condensing,
+    Reading,
+)
+from server.generation.run import Run
 from server.protocol.responses.events import Event
 from server.protocol.responses.items import Compaction
-from server.runs.reading import Condensing, Reading
-from server.runs.run import Run
 from tests.support.builders import LATER, RESPONSE, SpelledParser, make_facts, rendered, say, think
 from tests.support.event_order import EventOrder
 

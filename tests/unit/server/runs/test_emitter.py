@@ -9,6 +9,7 @@ from openai import omit
 from openai.lib.streaming.responses._responses import ResponseStreamState
 from openai.types.responses import ResponseStreamEvent
 
+from server.generation.event_emitter import Emitter
 from server.model_formats.interface import (
     CallDelta,
     CallStart,
@@ -30,7 +31,6 @@ from server.protocol.responses.states import (
     Ending,
     EndStatus,
 )
-from server.runs.emitter import Emitter
 from tests.support.builders import (
     CREATED,
     LATER,

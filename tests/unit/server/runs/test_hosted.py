@@ -7,7 +7,10 @@ import msgspec
 import pytest
 
 from engine.request import Usage
+from server.compaction.retained_items import pending_calls
 from server.errors import InvalidRequest
+from server.generation.output_decoding import Reading
+from server.generation.run import Run
 from server.hosted_tools.discovery import refuse_unmade
 from server.hosted_tools.tool_specs import (
     DENIED,
@@ -53,9 +56,6 @@ from server.protocol.responses.tools import (
     McpTool,
     ToolFilter,
 )
-from server.runs.kept import pending_calls
-from server.runs.reading import Reading
-from server.runs.run import Run
 from tests.support.builders import LATER, RESPONSE, SDK_EVENT, make_facts
 
 TOOLS = [ListedTool("find"), ListedTool("read", annotations={"readOnlyHint": True})]

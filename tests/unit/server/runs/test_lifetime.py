@@ -3,12 +3,12 @@ from datetime import timedelta
 import msgspec
 import pytest
 
+from server.admission.unsupported_parameters import refuse_unsupported
 from server.errors import InvalidRequest
 from server.protocol.decode import decode
 from server.protocol.errors import DecodeFailure
 from server.protocol.responses.request import CreateResponse
-from server.runs.lifetime import lifetime
-from server.runs.unsupported import refuse_unsupported
+from server.recording.expiry import lifetime
 
 TEN_YEARS = 10 * 365 * 24 * 3600
 

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from server.input_resolution.previous_messages import read_previous
 from server.protocol.errors import DecodeFailure
 from server.protocol.responses.items import (
     FunctionCall,
@@ -12,7 +13,6 @@ from server.protocol.responses.items import (
     Reasoning,
     plain_text,
 )
-from server.runs.previous_messages import read_previous
 
 CHAT: list[dict[str, Any]] = [
     {"role": "system", "content": "Left out."},

@@ -9,6 +9,10 @@ from engine.request import (
     FinishReason,
     Usage,
 )
+from server.generation.run import (
+    Log,
+    Run,
+)
 from server.protocol.responses.events import (
     Event,
     event_type,
@@ -19,7 +23,6 @@ from server.protocol.responses.items import (
     Message,
     Reasoning,
 )
-from server.runs.run import Log, Run
 from tests.support.builders import (
     CREATED,
     HALF,

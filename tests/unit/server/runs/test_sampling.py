@@ -12,17 +12,20 @@ from engine.scripted_engine import (
     ScriptedConfig,
     ScriptedEngine,
 )
+from server.admission.generation_config import with_generation_config
 from server.errors import InvalidRequest
 from server.locations import demo_model_folder
 from server.model_formats.interface import Dialect
 from server.model_formats.select_format import pick
+from server.prompting.prepare import (
+    Served,
+    prepare,
+)
 from server.protocol.responses.items import (
     InputText,
     Message,
 )
 from server.protocol.responses.request import CreateResponse
-from server.runs.generation_config import with_generation_config
-from server.runs.prepare import Served, prepare
 from tests.support.builders import SpelledDialect
 
 RESPONSE = UUID(int=1)

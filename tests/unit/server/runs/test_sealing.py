@@ -14,9 +14,16 @@ from server.protocol.responses.items import (
     SummaryText,
     plain_text,
 )
-from server.runs.opened import UNREADABLE, opened
-from server.runs.sealing import KEY_BYTES, Seal, make_key
-from server.runs.window import SUMMARY
+from server.sealing.cipher import (
+    KEY_BYTES,
+    Seal,
+    make_key,
+)
+from server.sealing.sealed_context import SUMMARY
+from server.sealing.unseal_items import (
+    UNREADABLE,
+    opened,
+)
 from tests.support.builders import TENANT, examples
 
 OLD, NEW = b"o" * KEY_BYTES, b"n" * KEY_BYTES

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.request import StopHit
-from server.runs.stops import StopFilter
+from server.generation.stop_strings import StopFilter
 from tests.support.builders import examples
 
 texts = st.text("abc", max_size=24)

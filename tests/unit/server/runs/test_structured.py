@@ -14,9 +14,17 @@ from engine.request import (
 )
 from engine.vocabulary import Vocabulary
 from server.errors import InvalidRequest
+from server.prompting.ebnf_to_lark import (
+    MAX_EBNF,
+    BadEbnf,
+    ebnf_to_lark,
+    is_ebnf,
+)
+from server.prompting.structured_outputs import (
+    given_grammar,
+    with_modern_names,
+)
 from server.protocol.responses.request import CreateResponse
-from server.runs.ebnf import MAX_EBNF, BadEbnf, ebnf_to_lark, is_ebnf
-from server.runs.structured import given_grammar, with_modern_names
 
 BYTES = Vocabulary(tuple(bytes([byte]) for byte in range(256)), frozenset())
 SQL = """

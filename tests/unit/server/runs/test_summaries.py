@@ -8,14 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from server.generation.item_starts import has_summaries
+from server.generation.output_decoding import Reading
+from server.generation.run import (
+    Log,
+    Run,
+)
 from server.protocol.responses.events import (
     Event,
     event_type,
     render,
 )
-from server.runs.reading import Reading
-from server.runs.retold import has_summaries
-from server.runs.run import Log, Run
 from tests.support.builders import (
     LATER,
     RESPONSE,

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
+from server.generation.output_decoding import Reading
+from server.generation.run import Run
 from server.model_formats.interface import (
     Conversation,
     Dialect,
     Tool,
 )
-from server.runs.reading import Reading
-from server.runs.run import Run
 from tests.support import families, harmony
 from tests.support.builders import LATER, RESPONSE, USAGE, make_facts, rendered
 

@@ -2,8 +2,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from server.compaction.transcript import (
+    CUT,
+    SHOWN,
+    cut,
+    transcript,
+)
 from server.protocol.responses.items import Item
-from server.runs.transcript import CUT, SHOWN, cut, transcript
 from tests.support.builders import examples, read_items
 
 TALK: list[Item] = read_items(

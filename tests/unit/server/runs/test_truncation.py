@@ -5,6 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.model_formats.interface import Prompt
+from server.prompting.truncation import (
+    shortened,
+    without,
+)
 from server.protocol.responses.items import (
     FunctionCall,
     FunctionCallOutput,
@@ -12,7 +16,6 @@ from server.protocol.responses.items import (
     Item,
     Message,
 )
-from server.runs.truncation import shortened, without
 from tests.support.builders import examples
 
 Role = Literal["user", "assistant", "system", "developer"]

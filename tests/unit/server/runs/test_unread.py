@@ -2,8 +2,11 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from server.runs import unread
-from server.runs.unread import TOLD_SECONDS, Unread
+from server.delivery import abandonment
+from server.delivery.abandonment import (
+    TOLD_SECONDS,
+    Unread,
+)
 
 LEFT, READ, BACK = uuid4(), uuid4(), uuid4()
 
@@ -21,7 +24,7 @@ class Replica:
 @pytest.fixture
 def replica(monkeypatch: pytest.MonkeyPatch) -> Replica:
     made = Replica()
-    monkeypatch.setattr(unread, "monotonic", lambda: made.now)
+    monkeypatch.setattr(abandonment, "monotonic", lambda: made.now)
     return made
 
 

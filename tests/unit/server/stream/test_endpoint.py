@@ -9,7 +9,7 @@ from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
 
 from server.errors import InvalidRequest, NotAuthenticated
-from server.limits import SharedLimit
+from server.limits.concurrency import SharedLimit
 from server.protocol.errors import DecodeFailure
 from server.stream import threads
 from server.stream.body import Lingering

@@ -1,5 +1,6 @@
 from hypothesis import given
 
+from server.generation.event_emitter import Emitter
 from server.model_formats.interface import (
     Delta,
     ReasoningDelta,
@@ -9,7 +10,6 @@ from server.protocol.responses.events import (
     Event,
     event_type,
 )
-from server.runs.emitter import Emitter
 from server.stream.frames import OpenResponsesNames, frame, renamed
 from tests.support.builders import CREATED, RESPONSE, examples, make_echo, make_ending
 from tests.support.event_order import deltas

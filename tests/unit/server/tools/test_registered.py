@@ -9,7 +9,7 @@ from server.hosted_tools.mcp.registered_servers import (
     read_servers,
     read_tokens,
 )
-from server.runs.sealing import Seal
+from server.sealing.cipher import Seal
 
 PLACES = read_servers("city=http://city/mcp,files=stdio:serve")
 

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from server.generation.response_builder import assemble
 from server.protocol.responses import events as wire
 from server.protocol.responses.events import (
     Event,
@@ -22,7 +23,6 @@ from server.protocol.responses.items import (
     SummaryText,
     TopLogprob,
 )
-from server.runs.assemble import assemble
 from server.store.log import events as log
 from server.stream.frames import frame
 from tests.support.builders import CREATED, RESPONSE, SDK_EVENT, TENANT, examples, make_echo

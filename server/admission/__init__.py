@@ -1,0 +1,1 @@
+"""From a valid request to an accepted response: idempotency, capacity, the commit, the engine."""

@@ -1,0 +1,100 @@
+"""What of a conversation stays as it is when the rest of it is summed up. Pure but for the dialect."""
+
+from collections.abc import Iterator, Sequence
+
+from server.model_formats.interface import (
+    Conversation,
+    PromptError,
+    PromptTooLong,
+)
+from server.prompting.prepare import Served
+from server.protocol.responses.hosted_items import (
+    McpApprovalRequest,
+    McpApprovalResponse,
+)
+from server.protocol.responses.items import (
+    PREFIXES,
+    Compaction,
+    CustomToolCall,
+    CustomToolCallOutput,
+    FunctionCall,
+    FunctionCallOutput,
+    InputText,
+    Item,
+    Message,
+    plain_text,
+)
+
+
+def kept_messages(served: Served, items: Sequence[Item], most_tokens: int) -> list[Message]:
+    """The last of the messages that were not the model's; all that instruct, before any of a user."""
+    given = [item for item in items if isinstance(item, Message) and _is_kept(item)]
+    chosen: set[str] = set()
+    left = most_tokens
+    newest_first = given[::-1]
+    for message in sorted(newest_first, key=lambda message: message.role == "user"):
+        left -= _tokens(served, plain_text(message.content), left)
+        if left < 0:
+            break
+        chosen.add(message.id)
+    return [message for message in given if message.id in chosen]
+
+
+def _is_kept(message: Message) -> bool:
+    """A summary, which has the id of the compaction that it was in, is summed up with the rest."""
+    return message.role != "assistant" and not message.id.startswith(PREFIXES[Compaction] + "_")
+
+
+def pending_calls(items: Sequence[Item]) -> list[Item]:
+    """Those without an output, or without the answer that allows them: they stay answerable."""
+    answered = {item.call_id for item in items if isinstance(item, FunctionCallOutput | CustomToolCallOutput)}
+    answered |= {item.approval_request_id for item in items if isinstance(item, McpApprovalResponse)}
+    return [
+        item
+        for item in items
+        if (isinstance(item, FunctionCall | CustomToolCall) and item.call_id not in answered)
+        or (isinstance(item, McpApprovalRequest) and item.id not in answered)
+    ]
+
+
+def newest_results(served: Served, items: Sequence[Item], most_tokens: int) -> list[Item]:
+    """The last calls of these items with their outputs, which the model is about to go on from."""
+    chosen: list[Item] = []
+    left = most_tokens
+    for call, output in _answered(items[::-1]):
+        left -= _tokens(served, _text(call), left) + _tokens(served, _text(output), left)
+        if left < 0:
+            break
+        chosen += [call, output]
+    return [item for item in items if item in chosen]
+
+
+def _answered(newest_first: Sequence[Item]) -> Iterator[tuple[Item, Item]]:
+    outputs: dict[str, Item] = {}
+    for item in newest_first:
+        if isinstance(item, FunctionCallOutput | CustomToolCallOutput):
+            outputs[item.call_id] = item
+        elif isinstance(item, FunctionCall | CustomToolCall) and item.call_id in outputs:
+            yield item, outputs.pop(item.call_id)
+
+
+def _text(item: Item) -> str:
+    match item:
+        case FunctionCall(arguments=text) | CustomToolCall(input=text):
+            return text
+        case FunctionCallOutput(output=str() as text) | CustomToolCallOutput(output=str() as text):
+            return text
+        case FunctionCallOutput(output=list() as parts) | CustomToolCallOutput(output=list() as parts):
+            return plain_text(parts)
+    return ""
+
+
+def _tokens(served: Served, text: str, most: int) -> int:
+    """How many there are, or some number above `most`."""
+    alone = Message("", "completed", "user", [InputText(text)])
+    try:
+        return len(served.dialect.write(Conversation(items=[alone], limit=most)).token_ids)
+    except PromptError:
+        return len(text)
+    except PromptTooLong:
+        return most + 1

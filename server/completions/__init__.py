@@ -1,0 +1,1 @@
+"""Chat Completions and legacy completions as shapes of responses."""

@@ -1,0 +1,178 @@
+"""A chat request as a response's: its parameters under their other names. Pure.
+
+So a completion walks the same way as a response, and is only told otherwise.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from server.errors import InvalidRequest
+from server.prompting.completion_params import (
+    refuse_unsupported,
+    shared,
+    unsupported,
+)
+from server.prompting.prepare import LOGPROBS
+from server.prompting.structured_outputs import (
+    grammar_of_format,
+    with_modern_names,
+)
+from server.protocol.completions.chat import ChatRequest
+from server.protocol.completions.shared_parameters import ChoiceRequest
+from server.protocol.errors import DecodeFailure
+from server.protocol.responses.request import (
+    ReasoningOptions,
+    TextFormat,
+    TextOptions,
+)
+
+
+def refuse_wrong(request: ChatRequest) -> None:
+    """Raises InvalidRequest with the first parameter that cannot be honoured."""
+    refuse_unsupported(request)
+    if request.modalities and request.modalities != ["text"]:
+        raise unsupported("modalities", "This model writes text only.")
+    if request.continue_final_message and request.add_generation_prompt:
+        raise InvalidRequest(
+            "A message is continued, or a new turn begins: give one of the two.",
+            param="continue_final_message",
+        )
+    if request.top_logprobs and not request.logprobs:
+        raise InvalidRequest("top_logprobs needs logprobs to be true.", param="top_logprobs")
+    # Frameworks send an empty list, and "auto" with it, where an agent has no tools, and OpenAI takes that.
+    without_tools = (None, "none") if request.tools is None else (None, "none", "auto")
+    if not request.tools and request.tool_choice not in without_tools:
+        raise InvalidRequest("tool_choice is allowed where tools are given.", param="tool_choice")
+
+
+def as_response_request(request: ChatRequest, choice: int) -> ChoiceRequest:
+    """The request for one of its choices. Raises ApiError."""
+    return ChoiceRequest(
+        **shared(request, choice, request.prompt_logprobs),
+        choice=choice,
+        include_reasoning=request.include_reasoning is not False,
+        store=bool(request.store),
+        metadata=request.metadata,
+        max_output_tokens=request.max_completion_tokens or request.max_tokens,
+        top_logprobs=request.top_logprobs,
+        include=[LOGPROBS] if request.logprobs else None,
+        tools=[_tool(tool, index) for index, tool in enumerate(_tools_in_prompt(request))],
+        tool_choice=_tool_choice(request.tool_choice),
+        parallel_tool_calls=request.parallel_tool_calls,
+        reasoning=ReasoningOptions(request.reasoning_effort) if request.reasoning_effort else None,
+        text=_text(request),
+        structured_outputs=_structured_outputs(request),
+        chat_template=request.chat_template,
+        chat_template_kwargs=request.chat_template_kwargs,
+        documents=request.documents,
+        add_generation_prompt=request.add_generation_prompt,
+        add_special_tokens=bool(request.add_special_tokens),
+        continue_final_message=request.continue_final_message,
+        safety_identifier=request.safety_identifier,
+        prompt_cache_key=request.prompt_cache_key,
+        truncate_prompt_tokens=request.truncate_prompt_tokens,
+        truncation_side=request.truncation_side,
+    )
+
+
+def _tools_in_prompt(request: ChatRequest) -> Sequence[dict[str, Any]]:
+    left_out = request.exclude_tools_when_tool_choice_none and request.tool_choice == "none"
+    return () if left_out else request.tools or ()
+
+
+def _tool(given: dict[str, Any], index: int) -> dict[str, Any]:
+    """A tool in the flat form of a response's."""
+    kind = given.get("type")
+    inner = given.get(str(kind))
+    if kind not in ("function", "custom") or not isinstance(inner, dict):
+        raise DecodeFailure(
+            "A tool is {type: function, function: {…}} or {type: custom, custom: {…}}.",
+            f"tools[{index}]",
+            "invalid_type",
+        )
+    flat = {**inner, "type": kind}
+    grammar = flat.get("format")
+    if kind == "custom" and isinstance(grammar, dict) and isinstance(grammar.get("grammar"), dict):
+        flat["format"] = {"type": "grammar", **grammar["grammar"]}
+    return flat
+
+
+def _tool_choice(given: str | dict[str, Any] | None) -> str | dict[str, Any] | None:
+    match given:
+        case {"type": "function", "function": {"name": str(name)}}:
+            return {"type": "function", "name": name}
+        case {"type": "custom", "custom": {"name": str(name)}}:
+            return {"type": "custom", "name": name}
+        case {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": list(tools)}}:
+            return {"type": "allowed_tools", "mode": mode, "tools": [_flat_choice(tool) for tool in tools]}
+        case _:
+            return given
+
+
+def _flat_choice(tool: Any) -> Any:
+    match tool:
+        case {"type": "function", "function": {"name": str(name)}}:
+            return {"type": "function", "name": name}
+        case _:
+            return tool
+
+
+def _structured_outputs(request: ChatRequest) -> dict[str, Any] | None:
+    """The grammar for the whole answer. Raises InvalidRequest where there are two."""
+    given = with_modern_names(request).structured_outputs
+    form = request.response_format
+    if given is not None and form is not None and form.type != "text":
+        raise InvalidRequest(
+            "Give response_format or structured_outputs, not both.", param="structured_outputs"
+        )
+    return grammar_of_format(form) if given is None and form is not None else given
+
+
+def _text(request: ChatRequest) -> TextOptions | None:
+    asked = request.response_format
+    if asked is None or asked.type == "structural_tag":
+        return TextOptions(verbosity=request.verbosity) if request.verbosity else None
+    if asked.type != "json_schema":
+        return TextOptions(TextFormat(asked.type), request.verbosity)
+    if asked.json_schema is None or asked.json_schema.schema is None:
+        raise InvalidRequest(
+            "A json_schema format needs a schema.", param="response_format.json_schema.schema"
+        )
+    given = asked.json_schema
+    return TextOptions(
+        TextFormat("json_schema", given.name or "answer", given.description, given.schema, given.strict),
+        request.verbosity,
+    )
+
+
+def chat_tool(flat: dict[str, Any]) -> dict[str, Any]:
+    """A response's tool in the form that it has in a chat: what `_tool` made flat."""
+    kind = flat["type"]
+    inner = {name: value for name, value in flat.items() if name != "type"}
+    match inner.get("format"):
+        case {"type": "grammar", **grammar}:
+            inner["format"] = {"type": "grammar", "grammar": grammar}
+    return {"type": kind, kind: inner}
+
+
+def chat_choice(flat: Any) -> Any:
+    """A response's tool choice in the form that it has in a chat."""
+    match flat:
+        case {"type": "allowed_tools", "mode": mode, "tools": list(tools)}:
+            tools = [chat_choice(tool) for tool in tools]
+            return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+        case {"type": "function" | "custom" as kind, "name": name}:
+            return {"type": kind, kind: {"name": name}}
+        case _:
+            return flat
+
+
+def chat_format(flat: dict[str, Any]) -> dict[str, Any] | None:
+    """A response's text format as a chat's `response_format`, which is null for text."""
+    match flat:
+        case {"type": "text"}:
+            return None
+        case {"type": "json_schema", **schema}:
+            return {"type": "json_schema", "json_schema": schema}
+        case _:
+            return flat

@@ -1,0 +1,270 @@
+"""A response told as a chat completion: its final object as choices, its events as chunks. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import UUID
+
+import msgspec
+from msgspec import UNSET
+
+from server.completions.chunk_stream import (
+    TokensSoFar,
+    data_frame,
+    error_frame,
+    event_of,
+    tokens_told,
+    total_usage,
+)
+from server.protocol import ids
+from server.protocol.completions.chat import (
+    CalledFunction,
+    CalledTool,
+    ChatCompletion,
+    ChatMessage,
+    Choice,
+    ChoiceLogprobs,
+    Chunk,
+    ChunkChoice,
+    Delta,
+    FinishReason,
+    TokenLogprob,
+    ToolCall,
+)
+from server.protocol.completions.chat_messages import (
+    echo_of,
+    role_of_answer,
+)
+from server.protocol.completions.shared_parameters import (
+    ChoiceRequest,
+    Usage,
+)
+from server.protocol.responses.input import Given
+
+
+@dataclass(frozen=True, slots=True)
+class Telling:
+    """What all of one completion's objects have in common, and what was asked of them."""
+
+    id: str
+    created: int
+    model: str
+    reasoning: bool = True
+    """The model's thinking is told."""
+    role: str = "assistant"
+    """Of the answer: that of the last message, where the model goes on without a turn of its own."""
+    echo: str = ""
+    """What comes before the answer in its text."""
+    usage: bool = False
+    """A stream ends with a chunk of usage."""
+    usage_so_far: bool = False
+    """Each chunk before it tells what its choice has used."""
+    token_ids: bool = False
+    """Tokens are told beside what they say."""
+    forced: bool = False
+    """A certain function had to be called, which OpenAI's finish reason takes for an ordinary stop."""
+    metadata: dict[str, str] | None = None
+    """Of a stored completion."""
+
+
+def telling_of(request: ChoiceRequest, first: UUID, given: Sequence[Given]) -> Telling:
+    """How the completion is told whose first choice this request asks for, after these messages."""
+    role = role_of_answer(given, request)
+    choice = request.tool_choice
+    return Telling(
+        id=ids.completion_id(first),
+        created=ids.seconds_of(first),
+        model=request.model,
+        reasoning=request.include_reasoning,
+        role=role,
+        echo=echo_of(given, role) if request.echo else "",
+        token_ids=request.return_token_ids,
+        forced=isinstance(choice, dict) and choice.get("type") == "function",
+        metadata=(request.metadata or {}) if request.store else None,
+    )
+
+
+def completion(
+    telling: Telling, finals: Sequence[dict[str, Any]], places: Sequence[int] | None = None
+) -> ChatCompletion:
+    """The completion whose choices are these final responses, at these places if some are missing."""
+    return ChatCompletion(
+        id=telling.id,
+        created=telling.created,
+        model=telling.model,
+        choices=[
+            _choice(telling, *placed) for placed in zip(places or range(len(finals)), finals, strict=True)
+        ],
+        usage=total_usage(finals),
+        metadata=telling.metadata if telling.metadata is not None else UNSET,
+        prompt_token_ids=tokens_told(finals[0], "input_messages") if telling.token_ids else None,
+        prompt_logprobs=finals[0].get("prompt_logprobs"),
+    )
+
+
+def finish_reason(telling: Telling, final: dict[str, Any]) -> FinishReason:
+    if final["status"] == "incomplete" and final["incomplete_details"]["reason"] == "max_output_tokens":
+        return "length"
+    if any(item["type"] in ("function_call", "custom_tool_call") for item in final["output"]):
+        return "stop" if telling.forced else "tool_calls"
+    return "stop"
+
+
+def _choice(telling: Telling, index: int, final: dict[str, Any]) -> Choice:
+    texts: list[str] = []
+    thoughts: list[str] = []
+    calls: list[ToolCall] = []
+    logprobs: list[dict[str, Any]] = []
+    for item in final["output"]:
+        match item["type"]:
+            case "message":
+                for part in item["content"]:
+                    texts.append(part["text"])
+                    logprobs += part.get("logprobs", [])
+            case "reasoning":
+                thoughts += [part["text"] for part in item.get("content", [])]
+            case "function_call" | "custom_tool_call":
+                calls.append(_whole_call(item))
+    thought = "".join(thoughts) if thoughts and telling.reasoning else None
+    text = telling.echo + "".join(texts)
+    message = ChatMessage(
+        telling.role,
+        text if text or (texts and not calls) else None,
+        reasoning_content=UNSET if thought is None else thought,
+        reasoning=thought,
+        tool_calls=calls or UNSET,
+    )
+    token_ids = tokens_told(final, "output_messages") if telling.token_ids else None
+    return Choice(
+        index,
+        message,
+        finish_reason(telling, final),
+        final.get("stop_reason"),
+        _logprobs(logprobs),
+        token_ids,
+    )
+
+
+def _whole_call(item: dict[str, Any]) -> ToolCall:
+    if item["type"] == "function_call":
+        return ToolCall(
+            id=item["call_id"], type="function", function=CalledFunction(item["name"], item["arguments"])
+        )
+    return ToolCall(id=item["call_id"], type="custom", custom=CalledTool(item["name"], item["input"]))
+
+
+def _logprobs(given: Sequence[dict[str, Any]]) -> ChoiceLogprobs | None:
+    if not given:
+        return None
+    return ChoiceLogprobs(
+        [
+            TokenLogprob(one["token"], one["logprob"], one.get("bytes"), one.get("top_logprobs", []))
+            for one in given
+        ]
+    )
+
+
+class ChunkStream:
+    """Rewrites the events of one completion's responses, each the stream of one choice, as chunks."""
+
+    def __init__(self, telling: Telling) -> None:
+        self._telling = telling
+        self._choices: dict[int, _ChoiceState] = {}
+
+    def rewrite(self, index: int, frames: Sequence[bytes]) -> list[bytes]:
+        """Server-sent-event frames of chunks for those of events."""
+        state = self._choices.setdefault(index, _ChoiceState())
+        chunks: list[bytes] = []
+        for frame in frames:
+            event = event_of(frame)
+            if event["type"] == "response.failed":
+                chunks.append(error_frame(event["response"]["error"]["message"]))
+            elif event["type"] == "holdfast:tokens":
+                state.tokens.take(event)
+            elif (told := self._chunk_of(state, event)) is not None:
+                chunks.append(self._told(state, index, *told))
+                if self._telling.echo and event["type"] == "response.in_progress":
+                    chunks.append(self._told(state, index, Delta(content=self._telling.echo)))
+        return chunks
+
+    def _told(
+        self,
+        state: "_ChoiceState",
+        index: int,
+        delta: Delta,
+        finish: FinishReason | None = None,
+        logprobs: ChoiceLogprobs | None = None,
+    ) -> bytes:
+        """A chunk of one choice, with the tokens that have come since its last one."""
+        prompt, came = state.tokens.told()
+        usage = state.tokens.usage if self._telling.usage_so_far else None
+        stop = state.final.get("stop_reason") if state.final is not None else UNSET
+        if not self._telling.token_ids:
+            return self._frame([ChunkChoice(index, delta, finish, logprobs, UNSET, stop)], usage)
+        return self._frame([ChunkChoice(index, delta, finish, logprobs, came, stop)], usage, prompt)
+
+    def end(self) -> list[bytes]:
+        if not self._telling.usage:
+            return []
+        finals = [state.final for state in self._choices.values() if state.final]
+        return [self._frame([], total_usage(finals))]
+
+    def _frame(
+        self,
+        choices: list[ChunkChoice],
+        usage: Usage | None = None,
+        prompt: list[int] | msgspec.UnsetType = UNSET,
+    ) -> bytes:
+        chunk = Chunk(
+            id=self._telling.id,
+            created=self._telling.created,
+            model=self._telling.model,
+            choices=choices,
+            usage=usage if self._telling.usage else UNSET,
+            prompt_token_ids=prompt,
+        )
+        return data_frame(chunk)
+
+    def _chunk_of(
+        self, state: "_ChoiceState", event: dict[str, Any]
+    ) -> tuple[Delta, FinishReason | None, ChoiceLogprobs | None] | None:
+        match event["type"]:
+            case "response.in_progress":
+                return Delta(role=self._telling.role, content=""), None, None
+            case "response.output_text.delta":
+                return Delta(content=event["delta"]), None, _logprobs(event["logprobs"])
+            case "response.reasoning_text.delta" if self._telling.reasoning:
+                return Delta(reasoning_content=event["delta"], reasoning=event["delta"]), None, None
+            case "response.output_item.added" if (call := state.begin_call(event["item"])) is not None:
+                return Delta(tool_calls=[call]), None, None
+            case "response.function_call_arguments.delta":
+                call = ToolCall(index=state.calls - 1, function=CalledFunction(arguments=event["delta"]))
+                return Delta(tool_calls=[call]), None, None
+            case "response.custom_tool_call_input.delta":
+                call = ToolCall(index=state.calls - 1, custom=CalledTool(input=event["delta"]))
+                return Delta(tool_calls=[call]), None, None
+            case "response.completed" | "response.incomplete":
+                state.final = event["response"]
+                return Delta(), finish_reason(self._telling, event["response"]), None
+        return None
+
+
+@dataclass(slots=True)
+class _ChoiceState:
+    """How far one choice has been told."""
+
+    calls: int = 0
+    final: dict[str, Any] | None = None
+    tokens: TokensSoFar = field(default_factory=TokensSoFar)
+
+    def begin_call(self, item: dict[str, Any]) -> ToolCall | None:
+        match item["type"]:
+            case "function_call":
+                self.calls += 1
+                function = CalledFunction(item["name"], "")
+                return ToolCall(index=self.calls - 1, id=item["call_id"], type="function", function=function)
+            case "custom_tool_call":
+                self.calls += 1
+                custom = CalledTool(item["name"], "")
+                return ToolCall(index=self.calls - 1, id=item["call_id"], type="custom", custom=custom)
+        return None

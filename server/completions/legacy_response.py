@@ -1,0 +1,265 @@
+"""Responses told as a completion of plain text: final objects as choices, events as chunks. Pure."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Any
+from uuid import UUID
+
+import msgspec
+from msgspec import UNSET
+
+from server.completions.chunk_stream import (
+    TokensSoFar,
+    data_frame,
+    error_frame,
+    event_of,
+    tokens_told,
+    total_usage,
+)
+from server.completions.legacy_request import (
+    Given,
+    drawn,
+)
+from server.generation.logprobs import name_of
+from server.prompting.completion_params import (
+    tells_usage,
+    tells_usage_so_far,
+)
+from server.protocol import ids
+from server.protocol.completions.legacy import (
+    LegacyLogprobs,
+    TextChoice,
+    TextCompletion,
+    TextFinish,
+    TextRequest,
+)
+from server.protocol.completions.shared_parameters import (
+    Usage,
+    whole_usage,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TextTelling:
+    """What all of one completion's objects have in common, and what was asked of them."""
+
+    id: str
+    created: int
+    model: str
+    prompts: Sequence[str]
+    heads: Sequence[str]
+    """The first token of each."""
+    answers: int
+    """To each of the prompts that are told."""
+    drawn: int
+    """To each of them that were generated: the likeliest are told, or all."""
+    names_ids: bool = False
+    """Tokens are named by their ids."""
+    echo: bool = False
+    silent: bool = False
+    """No token of an answer was asked for."""
+    logprobs: bool = False
+    prompt_logprobs: bool = False
+    token_ids: bool = False
+    usage: bool = False
+    usage_so_far: bool = False
+
+    def begins_with(self, index: int) -> str:
+        """What the text of the choice at that place has before the answer."""
+        return self.prompts[index // self.answers] if self.echo else ""
+
+
+def telling_of(request: TextRequest, prompts: Sequence[Given], first: UUID) -> TextTelling:
+    """How the completion is told whose first answer has that id."""
+    return TextTelling(
+        id=ids.text_completion_id(first),
+        created=ids.seconds_of(first),
+        model=request.model,
+        prompts=[prompt.text for prompt in prompts],
+        heads=[prompt.head for prompt in prompts],
+        answers=request.n or 1,
+        drawn=drawn(request),
+        names_ids=bool(request.return_tokens_as_token_ids),
+        echo=bool(request.echo),
+        silent=request.max_tokens == 0,
+        logprobs=request.logprobs is not None,
+        prompt_logprobs=request.prompt_logprobs is not None,
+        token_ids=bool(request.return_token_ids),
+        usage=tells_usage(request),
+        usage_so_far=tells_usage_so_far(request),
+    )
+
+
+def text_completion(telling: TextTelling, finals: Sequence[dict[str, Any]]) -> TextCompletion:
+    """The completion whose answers are these final responses."""
+    groups = [finals[at : at + telling.drawn] for at in range(0, len(finals), telling.drawn)]
+    told = [(final, group[0]) for group in groups for final in _best(group, telling.answers)]
+    return TextCompletion(
+        id=telling.id,
+        created=telling.created,
+        model=telling.model,
+        choices=[_choice(telling, index, final, first) for index, (final, first) in enumerate(told)],
+        usage=_sum(total_usage(group) for group in groups),
+    )
+
+
+def _best(group: Sequence[dict[str, Any]], count: int) -> Sequence[dict[str, Any]]:
+    """The likeliest of the answers to one prompt, as they came where all are told."""
+    if len(group) == count:
+        return group
+    return sorted(group, key=lambda final: -final["cumulative_logprob"])[:count]
+
+
+def _choice(telling: TextTelling, index: int, final: dict[str, Any], first: Mapping[str, Any]) -> TextChoice:
+    """`first` is the first answer that was generated to the prompt, which tells of the prompt."""
+    parts = [part for item in final["output"] for part in item["content"]]
+    logprobs = [one for part in parts for one in part.get("logprobs", [])]
+    head = telling.heads[index // telling.answers]
+    told = _of_prompt(first, head, telling) if telling.echo and telling.logprobs else []
+    return TextChoice(
+        index=index,
+        text=telling.begins_with(index) + "".join(part["text"] for part in parts),
+        logprobs=legacy([*told, *map(_of_answer, logprobs)], 0) if telling.logprobs else None,
+        finish_reason=_finish(telling, final),
+        stop_reason=final.get("stop_reason"),
+        token_ids=tokens_told(final, "output_messages") if telling.token_ids else None,
+        prompt_token_ids=tokens_told(final, "input_messages") if telling.token_ids else None,
+        prompt_logprobs=first["prompt_logprobs"] if telling.prompt_logprobs else None,
+    )
+
+
+def _finish(telling: TextTelling, final: Mapping[str, Any]) -> TextFinish:
+    return "length" if telling.silent or final["status"] == "incomplete" else "stop"
+
+
+_Told = tuple[str, float | None, dict[str, float] | None, int]
+"""A token, its logprob, those of the likeliest and of itself, and how many characters it has."""
+
+
+def _of_answer(told: Mapping[str, Any]) -> _Told:
+    likely = {one["token"]: one["logprob"] for one in told["top_logprobs"]}
+    length = len(bytes(told["bytes"]).decode(errors="replace"))
+    return told["token"], told["logprob"], {**likely, told["token"]: told["logprob"]}, length
+
+
+def _of_prompt(final: Mapping[str, Any], head: str, telling: TextTelling) -> Iterable[_Told]:
+    """The prompt's tokens; how likely the first of them was is not known."""
+    message = final["input_messages"][0]
+    for token, likely in zip(message["tokens"], final["prompt_logprobs"], strict=True):
+        if likely is None:
+            yield name_of(token) if telling.names_ids else head, None, None, len(head)
+            continue
+        own = likely[str(token)]
+        names = {
+            other: name_of(int(other)) if telling.names_ids else one["decoded_token"]
+            for other, one in likely.items()
+        }
+        told = {names[other]: one["logprob"] for other, one in likely.items()}
+        yield names[str(token)], own["logprob"], told, len(own["decoded_token"])
+
+
+def legacy(told: Sequence[_Told], offset: int) -> LegacyLogprobs:
+    """In the legacy API's shape, for a text whose first token is at that offset."""
+    lengths = [length for _, _, _, length in told]
+    return LegacyLogprobs(
+        list(accumulate(lengths[:-1], initial=offset)) if told else [],
+        [logprob for _, logprob, _, _ in told],
+        [token for token, _, _, _ in told],
+        [likely for _, _, likely, _ in told],
+    )
+
+
+def _sum(usages: Iterable[Usage]) -> Usage:
+    """Of several prompts."""
+    told = list(usages)
+    return whole_usage(
+        sum(usage.prompt_tokens for usage in told),
+        sum(map(_cached, told)),
+        sum(usage.completion_tokens for usage in told),
+        0,
+    )
+
+
+def _cached(usage: Usage) -> int:
+    return usage.prompt_tokens_details["cached_tokens"] if usage.prompt_tokens_details else 0
+
+
+class TextStream:
+    """Rewrites the events of one completion's responses, each the stream of one choice, as chunks."""
+
+    def __init__(self, telling: TextTelling) -> None:
+        self._telling = telling
+        self._choices: dict[int, _ChoiceState] = {}
+
+    def rewrite(self, index: int, frames: Sequence[bytes]) -> list[bytes]:
+        """Server-sent-event frames of chunks for those of events."""
+        state = self._choices.setdefault(index, _ChoiceState())
+        return [told for one in frames if (told := self._rewrite(state, index, event_of(one))) is not None]
+
+    def end(self) -> list[bytes]:
+        if not self._telling.usage:
+            return []
+        finals = [state.final for _, state in sorted(self._choices.items()) if state.final]
+        return [self._frame([], text_completion(self._telling, finals).usage)]
+
+    def _rewrite(self, state: "_ChoiceState", index: int, event: dict[str, Any]) -> bytes | None:
+        match event["type"]:
+            case "holdfast:tokens":
+                state.tokens.take(event)
+            case "response.failed":
+                return error_frame(event["response"]["error"]["message"])
+            case "response.in_progress" if begun := self._telling.begins_with(index):
+                return self._told(state, index, begun)
+            case "response.output_text.delta":
+                return self._told(state, index, event["delta"], event["logprobs"])
+            case "response.completed" | "response.incomplete":
+                state.final = event["response"]
+                finish = _finish(self._telling, event["response"])
+                return self._told(state, index, "", finish=finish, stop=event["response"].get("stop_reason"))
+        return None
+
+    def _told(
+        self,
+        state: "_ChoiceState",
+        index: int,
+        text: str,
+        logprobs: Sequence[dict[str, Any]] = (),
+        finish: TextFinish | None = None,
+        stop: str | int | msgspec.UnsetType | None = UNSET,
+    ) -> bytes:
+        telling = self._telling
+        prompt, came = state.tokens.told()
+        choice = TextChoice(
+            index=index,
+            text=text,
+            logprobs=legacy(list(map(_of_answer, logprobs)), state.length)
+            if telling.logprobs and logprobs
+            else None,
+            finish_reason=finish,
+            stop_reason=stop,
+            token_ids=came if telling.token_ids else UNSET,
+            prompt_token_ids=prompt if telling.token_ids else UNSET,
+        )
+        state.length += len(text)
+        return self._frame([choice], state.tokens.usage if telling.usage_so_far else None)
+
+    def _frame(self, choices: list[TextChoice], usage: Usage | msgspec.UnsetType | None) -> bytes:
+        chunk = TextCompletion(
+            id=self._telling.id,
+            created=self._telling.created,
+            model=self._telling.model,
+            choices=choices,
+            usage=usage if self._telling.usage else UNSET,
+        )
+        return data_frame(chunk)
+
+
+@dataclass(slots=True)
+class _ChoiceState:
+    """How far one choice has been told."""
+
+    tokens: TokensSoFar = field(default_factory=TokensSoFar)
+    length: int = 0
+    """Of its text."""
+    final: dict[str, Any] | None = None

@@ -1,0 +1,95 @@
+"""What a model would be given of a text or a chat, token by token. Pure but for the dialect."""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+from engine.vocabulary import Vocabulary
+from server.completions.chat_request import (
+    as_response_request,
+    refuse_wrong,
+)
+from server.errors import InvalidRequest, UnknownModel
+from server.limits.tools_and_grammars import (
+    COUNTED,
+    too_long,
+    too_long_to_count,
+)
+from server.model_formats.interface import (
+    PromptError,
+    PromptTooLong,
+)
+from server.prompting.prepare import (
+    Served,
+    write_prompt,
+)
+from server.protocol.completions.chat import ChatRequest
+from server.protocol.completions.chat_messages import read_messages
+from server.protocol.completions.tokenize import TokenizeRequest
+from server.protocol.responses.items import Item
+
+
+def vocabulary_of(served: Served, model: str | None) -> Vocabulary:
+    """What tokens spell. Raises UnknownModel, or InvalidRequest where nobody knows."""
+    if model is not None and model not in served.names:
+        raise UnknownModel(model, served.names)
+    if served.vocabulary is None:
+        raise InvalidRequest("What this model's tokens spell is not known here.", param="model")
+    return served.vocabulary
+
+
+def tokenize(served: Served, tenant: str, request: TokenizeRequest) -> tuple[int, ...]:
+    """The tokens of a text, or of the prompt that a chat completion would have. Raises ApiError."""
+    if request.prompt is not None and request.messages is None:
+        special, room = request.add_special_tokens is not False, _room(served)
+        return encode_text(served, tenant, request.prompt, "prompt", special=special, room=room)
+    if request.messages is None or request.prompt is not None:
+        raise InvalidRequest("Give a prompt or messages, one of the two.", param="prompt")
+    return _tokens_of_chat(served, tenant, request, request.messages)
+
+
+def _tokens_of_chat(
+    served: Served, tenant: str, request: TokenizeRequest, messages: list[dict[str, object]]
+) -> tuple[int, ...]:
+    chat = ChatRequest(
+        model=request.model or served.name,
+        messages=messages,
+        tools=request.tools,
+        add_generation_prompt=request.add_generation_prompt,
+        add_special_tokens=request.add_special_tokens,
+        continue_final_message=request.continue_final_message,
+        chat_template_kwargs=request.chat_template_kwargs,
+    )
+    refuse_wrong(chat)
+    given = read_messages(messages)
+    items = [item for item in given if isinstance(item, Item)]
+    asked = as_response_request(chat, 0)
+    return write_prompt(served, tenant, asked, items, datetime.now(UTC), room=_room(served)).token_ids
+
+
+def _room(served: Served) -> int:
+    return COUNTED * served.engine.capabilities.context_length
+
+
+def encode_text(
+    served: Served, tenant: str, text: str, param: str, *, special: bool, room: int
+) -> tuple[int, ...]:
+    """The tokens of a text, in its tenant's turn. Raises InvalidRequest for more than `room`."""
+    try:
+        with served.reading_turns.hold(tenant, len(text)):
+            return served.dialect.encode(text, special=special, limit=room)
+    except PromptError as error:
+        raise InvalidRequest(str(error), param=param) from error
+    except PromptTooLong:
+        context = served.engine.capabilities.context_length
+        raise (too_long if room == context else too_long_to_count)(room, param) from None
+
+
+def refuse_many(token_ids: Sequence[int], served: Served) -> None:
+    """Raises InvalidRequest for more tokens than any prompt here has: each spells up to hundreds of bytes."""
+    if len(token_ids) > (room := _room(served)):
+        raise InvalidRequest(f"Up to {room} tokens are spelled; these are {len(token_ids)}.", param="tokens")
+
+
+def pieces_of(token_ids: Sequence[int], vocabulary: Vocabulary) -> list[str]:
+    """The tokens as the tokenizer itself writes them, such as `Ġa` or `▁a` for a word behind a space."""
+    return [vocabulary.piece(token) for token in token_ids]

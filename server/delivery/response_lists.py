@@ -1,0 +1,109 @@
+"""Pages of what is stored: a tenant's responses, and what one of them was given."""
+
+import logging
+from collections.abc import Sequence
+from uuid import UUID
+
+import msgspec
+
+from server.delivery.stored_responses import (
+    as_response,
+    with_turns,
+)
+from server.errors import InvalidRequest
+from server.protocol import ids
+from server.protocol.list_pages import (
+    MAX_BYTES,
+    Page,
+    page,
+)
+from server.protocol.responses.states import ENDED
+from server.store.content import (
+    list_pages,
+    responses,
+)
+from server.store.content.list_pages import (
+    Cursor,
+    Filters,
+    Slice,
+)
+from server.store.content.responses import StoredResponse
+from server.store.database import Connection, Database
+
+log = logging.getLogger("holdfast.lists")
+
+
+def list_responses(
+    database: Database, tenant: str, filters: Filters, after: str | None, limit: int, *, newest_first: bool
+) -> Page[msgspec.Raw]:
+    """A page of the responses that exist for readers, whole. Raises InvalidRequest for a bad cursor.
+
+    One that cannot be decoded is left out, and logged: it does not keep the others from being listed.
+    """
+
+    def work(connection: Connection) -> tuple[list[bytes], bool]:
+        place = _cursor(connection, tenant, after) if after is not None else None
+        while True:
+            found, more = list_pages.bounded_page(
+                connection, tenant, filters, place, limit, MAX_BYTES, newest_first=newest_first
+            )
+            ended = [stored.id for stored in found if stored.status in ENDED]
+            outputs = list_pages.outputs(connection, tenant, ended)
+            listed = [
+                whole
+                for stored in found
+                if (whole := _encoded(connection, stored, outputs.get(stored.id, ())))
+            ]
+            if listed or not more:
+                return listed, more
+            place = Cursor(found[-1].created_at, found[-1].id)
+
+    found, more = database.read(work)
+    return page(found, limit, more=more)
+
+
+def _encoded(connection: Connection, stored: StoredResponse, output: Sequence[str]) -> bytes | None:
+    try:
+        found = as_response(stored, output)
+        return msgspec.json.encode(with_turns(connection, stored, found, output))
+    except ValueError:  # msgspec's errors among them
+        log.exception("response %s cannot be decoded and is not listed", stored.id)
+        return None
+
+
+def _cursor(connection: Connection, tenant: str, after: str) -> Cursor:
+    response = ids.parse_response_id(after)
+    cursor = list_pages.cursor(connection, tenant, response) if response is not None else None
+    if cursor is None:
+        raise _bad_cursor(after, "a response")
+    return cursor
+
+
+def list_input_items(
+    database: Database, tenant: str, response: UUID, after: str | None, limit: int, *, newest_first: bool
+) -> Page[msgspec.Raw] | None:
+    """A page of a response's own input; None without such a response. Raises InvalidRequest for a bad cursor.
+
+    What came through `previous_response_id` is the input or output of other responses and listed there.
+    """
+
+    def work(connection: Connection) -> Slice | None:
+        if responses.get(connection, tenant, response) is None:
+            return None
+        place = None
+        if after is not None:
+            place = list_pages.input_place(connection, tenant, response, after)
+            if place is None:
+                raise _bad_cursor(after, "an input item of this response")
+        return list_pages.input_page(
+            connection, tenant, response, place, limit, newest_first=newest_first, most_bytes=MAX_BYTES
+        )
+
+    found = database.read(work)
+    if found is None:
+        return None
+    return page([payload.encode() for payload in found.payloads], limit, more=found.more)
+
+
+def _bad_cursor(after: str, kind: str) -> InvalidRequest:
+    return InvalidRequest(f"after must be the id of {kind}, not '{after[:100]}'.", param="after")

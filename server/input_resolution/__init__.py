@@ -1,0 +1,1 @@
+"""Which items a response is given: its input, previous responses, conversations, prompt templates."""

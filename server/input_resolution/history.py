@@ -1,0 +1,130 @@
+"""Bounds of what is read of stored history: of one request, and of all requests at the same time.
+
+Sizes are asked of the database before contents are read. What no model reads (the data of pictures) is stored
+beside the rest and not read for a prompt at all.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import msgspec
+
+from server.errors import InvalidRequest
+from server.limits.concurrency import SharedLimit
+from server.limits.tools_and_grammars import OVER_THE_LIMIT
+from server.protocol.responses.items import (
+    CustomToolCallOutput,
+    FunctionCallOutput,
+    InputImage,
+    Item,
+    Message,
+    OtherItem,
+    encode_item,
+)
+from server.store.content.history_items import HistorySize
+
+MAX_BYTES = 16 * 1024 * 1024
+"""Of the items that one request goes on from, as the model reads them, and of those it refers to."""
+MAX_ITEMS = 50_000
+BYTES_AT_ONCE = 128 * 1024 * 1024
+"""Read by all requests that this process is preparing; in memory they take about four times as much."""
+BYTES_OF_TENANT = 48 * 1024 * 1024
+WHOLE_BYTES = 4096
+"""Items that are no larger are read as they are."""
+LONGEST_FIELD = 64 * 1024
+UNREAD = "data:,"
+
+Reserve = Callable[[HistorySize], None]
+"""Called with the size of what is about to be read. Raises ApiError if it must not be."""
+
+
+class HistoryReads:
+    """The bytes of history that are being read for prompts. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._bytes = SharedLimit(
+            "bytes of history in requests", total=BYTES_AT_ONCE, per_tenant=BYTES_OF_TENANT
+        )
+
+    @contextmanager
+    def of(self, tenant: str) -> Iterator["TenantReads"]:
+        """What one request reads, counted until the block ends."""
+        reads = TenantReads(self._bytes, tenant)
+        try:
+            yield reads
+        finally:
+            reads.start_over()
+
+
+class TenantReads:
+    """What one request has read of its tenant's history."""
+
+    def __init__(self, limit: SharedLimit, tenant: str) -> None:
+        self._limit = limit
+        self._tenant = tenant
+        self._count = 0
+
+    def start_over(self) -> None:
+        """Nothing that was read before is used any more."""
+        self._limit.release(self._tenant, self._count)
+        self._count = 0
+
+    def reserve(self, size: HistorySize) -> None:
+        """Raises InvalidRequest for more than a request may read, TooManyRequests or Overloaded for more
+        than may be read at a time.
+        """
+        refuse_long(self._count + size.bytes, size.items)
+        self._limit.acquire(self._tenant, size.bytes)
+        self._count += size.bytes
+
+
+def refuse_long(size: int, items: int = 0) -> None:
+    """Raises InvalidRequest for more than one request may go on from."""
+    if size > MAX_BYTES or items > MAX_ITEMS:
+        raise InvalidRequest(
+            f"{OVER_THE_LIMIT}: what this request goes on from or refers to is more than the "
+            f"{MAX_BYTES} bytes or {MAX_ITEMS} items that are read for one response: begin anew, or compact "
+            "the conversation.",
+            param="input",
+            code="context_length_exceeded",
+        )
+
+
+def unbounded(_size: HistorySize) -> None:
+    """For what was accepted once."""
+
+
+def for_model(item: Item, payload: bytes) -> str | None:
+    """The item's JSON as it is read for prompts; None where that is all of it."""
+    if len(payload) <= WHOLE_BYTES:
+        return None
+    shorter = _without_unread(item)
+    return None if shorter is item else encode_item(shorter).decode()
+
+
+def _without_unread(item: Item) -> Item:
+    match item:
+        case Message(content=list(parts)) if any(map(_is_unread, parts)):
+            return msgspec.structs.replace(item, content=[_short(part) for part in parts])
+        case FunctionCallOutput(output=list(parts)) | CustomToolCallOutput(output=list(parts)) if any(
+            map(_is_unread, parts)
+        ):
+            return msgspec.structs.replace(item, output=[_short(part) for part in parts])
+        case OtherItem(given=fields) if any(map(_is_long, fields.values())):
+            kept = {name: UNREAD if _is_long(value) else value for name, value in fields.items()}
+            return msgspec.structs.replace(item, given=kept)
+    return item
+
+
+def _is_long(value: object) -> bool:
+    return isinstance(value, str) and len(value) > LONGEST_FIELD
+
+
+def _is_unread(part: object) -> bool:
+    return isinstance(part, InputImage) and part.image_url is not None and len(part.image_url) > len(UNREAD)
+
+
+def _short(part: object) -> object:
+    if isinstance(part, InputImage) and _is_unread(part):
+        return msgspec.structs.replace(part, image_url=UNREAD)
+    return part

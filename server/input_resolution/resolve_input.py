@@ -1,0 +1,345 @@
+"""What the model is given of a conversation: stored history, then the new input."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+import msgspec
+
+from server.errors import InvalidRequest, NotFound
+from server.input_resolution.history import (
+    MAX_ITEMS,
+    Reserve,
+    refuse_long,
+    unbounded,
+)
+from server.input_resolution.mcp_approvals import (
+    refuse_forged,
+    taken_over,
+)
+from server.input_resolution.previous_messages import read_previous
+from server.protocol import ids
+from server.protocol.errors import DecodeFailure
+from server.protocol.responses.hosted_items import (
+    McpApprovalRequest,
+    McpApprovalResponse,
+    McpCall,
+)
+from server.protocol.responses.input import (
+    AdditionalTools,
+    CompactionTrigger,
+    Given,
+    ItemReference,
+    read_input,
+)
+from server.protocol.responses.items import (
+    PREFIXES,
+    CustomToolCall,
+    CustomToolCallOutput,
+    FunctionCall,
+    FunctionCallOutput,
+    Item,
+    decode_item,
+)
+from server.protocol.responses.request import (
+    ContextManagement,
+    CreateResponse,
+)
+from server.protocol.responses.states import ENDED
+from server.protocol.responses.tools import as_given
+from server.sealing.cipher import Seal
+from server.sealing.unseal_items import opened
+from server.store.content import (
+    conversations,
+    responses,
+)
+from server.store.content import (
+    history_items as history,
+)
+from server.store.content.history_items import HistorySize
+from server.store.database import Connection
+
+_NO_ITEMS = AdditionalTools | CompactionTrigger
+TRIGGER = "compaction_trigger"
+"""What stands among `context_management` for a trigger in the input."""
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """A conversation as it was when it was read."""
+
+    id: UUID
+    next_position: int
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """Where a request stands: what it goes on from, and what it adds."""
+
+    previous: UUID | None
+    history: Sequence[Item]
+    new: Sequence[Item]
+    """With ids of their own."""
+    conversation: Standing | None = None
+
+    @property
+    def items(self) -> list[Item]:
+        """Everything that the model reads, in order."""
+        return [*self.history, *self.new]
+
+
+def gather(
+    connection: Connection,
+    tenant: str,
+    request: CreateResponse,
+    given: Sequence[Given],
+    response: UUID,
+    seal: Seal,
+    held: Sequence[Item] | None = None,
+    *,
+    reserve: Reserve = unbounded,
+) -> Context:
+    """Looks up what the request refers to. Raises ApiError for what is not there or does not fit.
+
+    `held` is everything up to the end of the previous response, where that is not in the store. `reserve` is
+    called with the size of what is about to be read, and raises what forbids that.
+    """
+    conversation = conversation_named(request)
+    previous, before = (None, held) if held is not None else _previous(connection, tenant, request, reserve)
+    standing = None
+    if conversation is not None:
+        standing, before = _conversation(connection, tenant, conversation, reserve)
+    wanted = [item for item in given if not isinstance(item, _NO_ITEMS)]
+    resolved = resolve_all(connection, tenant, wanted, reserve)
+    new = own_items(given, resolved, response, "i", seal, tenant)
+    refuse_forged(seal, tenant, [*before, *new], _answer_path(given))
+    refuse_unmatched(before, new, lambda items: opened(items, seal, tenant))
+    return Context(previous, before, new, standing)
+
+
+def read_given(request: CreateResponse) -> tuple[CreateResponse, list[Given]]:
+    """The request's input, and the request with the tools and wishes that came in it. Raises DecodeFailure.
+
+    Pure.
+    """
+    if request.previous_input_messages:
+        before = read_previous(request.previous_input_messages)
+        request = msgspec.structs.replace(request, previous_input_messages=None)
+        given = [*before, *(read_input(request.input) if request.input else [])]
+    else:
+        given = read_input(_input(request))
+    if CompactionTrigger() in given:
+        request = _triggered(request, given)
+    more = [tool for item in given if isinstance(item, AdditionalTools) for tool in item.tools]
+    if more:
+        tools = [*(request.tools or []), *map(as_given, more)]
+        request = msgspec.structs.replace(request, tools=tools)
+    return request, given
+
+
+def _triggered(request: CreateResponse, given: Sequence[Given]) -> CreateResponse:
+    """The wish is noted where it is stored with the request: a trigger is no item."""
+    if given.count(CompactionTrigger()) > 1:
+        raise DecodeFailure("Only one compaction_trigger may be given.", "input", "invalid_value")
+    if given[-1] != CompactionTrigger():
+        raise DecodeFailure("The compaction_trigger must be the last input item.", "input", "invalid_value")
+    asked = [*(request.context_management or ()), ContextManagement(TRIGGER)]
+    return msgspec.structs.replace(request, context_management=asked)
+
+
+def _input(request: CreateResponse) -> str | list[dict[str, Any]]:
+    """It may be left out only where something else is there to answer to."""
+    if request.input is not None:
+        return request.input
+    if request.prompt is None and request.conversation is None and request.previous_response_id is None:
+        raise DecodeFailure(
+            "Object missing required field `input` (at input).", "input", "missing_required_parameter"
+        )
+    return []
+
+
+def own(item: Item, response: UUID, side: ids.Side, index: int) -> Item:
+    """The item as one of this response, or of what else it came with, with the id that its place gives it."""
+    return msgspec.structs.replace(item, id=ids.item_id(PREFIXES[type(item)], response, side, index))
+
+
+def own_items(
+    given: Sequence[Given], resolved: Sequence[Item], source: UUID, side: ids.Side, seal: Seal, tenant: str
+) -> list[Item]:
+    """The items with ids of their own, by which those that refer to others of them do so.
+
+    `given` is what they were resolved from, others perhaps among it.
+    """
+    stored = [isinstance(item, ItemReference) for item in given if not isinstance(item, _NO_ITEMS)]
+    new = [
+        taken_over(seal, tenant, item, own(item, source, side, index), stored=stored[index])
+        for index, item in enumerate(resolved)
+    ]
+    return _renamed(resolved, new)
+
+
+def _answer_path(given: Sequence[Given]) -> str:
+    """The place of the input's last answer to a request for approval."""
+    places = [index for index, item in enumerate(given) if isinstance(item, McpApprovalResponse)]
+    return f"input[{places[-1]}]" if places else "input"
+
+
+def read_history(
+    connection: Connection, tenant: str, response: UUID, reserve: Reserve = unbounded
+) -> list[Item]:
+    """Every item up to a response's end, oldest first, as a model reads it."""
+    if reserve is not unbounded:
+        reserve(history.measure_chain(connection, tenant, response, MAX_ITEMS))
+    return [decode_item(payload) for payload in history.chain(connection, tenant, response)]
+
+
+def read_conversation(
+    connection: Connection, tenant: str, conversation: UUID, reserve: Reserve = unbounded
+) -> list[Item]:
+    """Every item of a conversation, oldest first, as a model reads it."""
+    if reserve is not unbounded:
+        reserve(history.measure_conversation(connection, tenant, conversation, MAX_ITEMS))
+    return [decode_item(payload) for payload in history.conversation(connection, tenant, conversation)]
+
+
+def conversation_named(request: CreateResponse) -> UUID | None:
+    """The conversation that a request goes on with. Raises ApiError for what cannot be one. Pure."""
+    if request.conversation is None:
+        return None
+    if request.previous_response_id is not None:
+        raise InvalidRequest(
+            "previous_response_id and conversation are two ways to go on: give one of them.",
+            param="conversation",
+            code="mutually_exclusive_parameters",
+        )
+    given = request.conversation if isinstance(request.conversation, str) else request.conversation.id
+    _refuse_prefix(given, "conv", "conversation")
+    found = ids.parse_conversation_id(given)
+    if found is None:
+        raise unknown_conversation(given)
+    return found
+
+
+def _refuse_prefix(given: str, prefix: str, param: str) -> None:
+    """Raises InvalidRequest, in OpenAI's words, for an id of something else."""
+    if not given.startswith(f"{prefix}_"):
+        raise InvalidRequest(
+            f"Invalid '{param}': '{given[:100]}'. Expected an ID that begins with '{prefix}_'.",
+            param=param,
+            code="invalid_value",
+        )
+
+
+def unknown_conversation(given: str) -> NotFound:
+    """What another tenant's id, a deleted one and one never made are all answered with."""
+    return NotFound(f"Conversation with id '{given[:100]}' not found.", param="conversation")
+
+
+def _conversation(
+    connection: Connection, tenant: str, conversation: UUID, reserve: Reserve
+) -> tuple[Standing, list[Item]]:
+    """The items are read last: if they are newer than the standing, that is noticed when it is held."""
+    found = conversations.get(connection, tenant, conversation)
+    if found is None:
+        raise unknown_conversation(ids.conversation_id(conversation))
+    return Standing(conversation, found.next_position), read_conversation(
+        connection, tenant, conversation, reserve
+    )
+
+
+def resolve_all(
+    connection: Connection, tenant: str, given: Sequence[Given], reserve: Reserve = unbounded
+) -> list[Item]:
+    """The items that are meant. Raises NotFound, or InvalidRequest if references name too many bytes."""
+    resolved: list[Item] = []
+    referred = 0
+    for item in given:
+        if not isinstance(item, ItemReference):
+            assert not isinstance(item, AdditionalTools | CompactionTrigger)
+            resolved.append(item)
+            continue
+        payload = _referred(connection, tenant, item)
+        referred += len(payload)
+        refuse_long(referred)
+        reserve(HistorySize(len(payload), 1))
+        resolved.append(decode_item(payload))
+    return resolved
+
+
+def _referred(connection: Connection, tenant: str, item: ItemReference) -> str:
+    """The JSON of the item that is meant. Raises NotFound."""
+    payload = responses.item(connection, tenant, item.id) or conversations.item(connection, tenant, item.id)
+    if payload is None:
+        raise NotFound(
+            f"Item with id '{item.id[:100]}' not found.", param=f"{item.path}.id", code="item_not_found"
+        )
+    return payload
+
+
+def _renamed(given: Sequence[Item], new: Sequence[Item]) -> list[Item]:
+    """The new items, those that refer to others of them by the ids that these have now. Pure."""
+    names = {before.id: after.id for before, after in zip(given, new, strict=True) if before.id}
+
+    def rename(item: Item) -> Item:
+        if isinstance(item, McpCall | McpApprovalResponse) and item.approval_request_id in names:
+            return msgspec.structs.replace(item, approval_request_id=names[item.approval_request_id])
+        return item
+
+    return [rename(item) for item in new]
+
+
+def refuse_unmatched(
+    history: Sequence[Item], new: Sequence[Item], opened: Callable[[Sequence[Item]], Sequence[Item]] = list
+) -> None:
+    """Raises InvalidRequest for an output of a call that the model never made. Pure.
+
+    `opened` shows the calls that are sealed in a compaction.
+    """
+    asked = {item.id for item in [*history, *new] if isinstance(item, McpApprovalRequest)}
+    for item in new:
+        if isinstance(item, McpApprovalResponse) and item.approval_request_id not in asked:
+            raise InvalidRequest(
+                f"No approval request found with id '{item.approval_request_id[:100]}'.", param="input"
+            )
+    calls = _calls([*history, *new])
+    for item in new:
+        if not isinstance(item, FunctionCallOutput | CustomToolCallOutput) or item.call_id in calls:
+            continue
+        if item.call_id not in _calls(opened([*history, *new])):
+            raise InvalidRequest(
+                f"No tool call found for function call output with call_id {item.call_id[:100]}.",
+                param="input",
+            )
+
+
+def _calls(items: Sequence[Item]) -> set[str]:
+    return {item.call_id for item in items if isinstance(item, FunctionCall | CustomToolCall)}
+
+
+def _previous(
+    connection: Connection, tenant: str, request: CreateResponse, reserve: Reserve
+) -> tuple[UUID | None, list[Item]]:
+    """The response that this request goes on from, and every item up to its end, oldest first."""
+    if request.previous_response_id is None:
+        return None, []
+    given = request.previous_response_id
+    _refuse_prefix(given, "resp", "previous_response_id")
+    found = ids.parse_response_id(given)
+    stored = responses.get(connection, tenant, found) if found else None
+    if found is None or stored is None:
+        raise unknown_previous(given)
+    if stored.status not in ENDED:
+        raise InvalidRequest(
+            f"The response '{given}' is still {stored.status}; wait for its end before going on from it.",
+            param="previous_response_id",
+        )
+    return found, read_history(connection, tenant, found, reserve)
+
+
+def unknown_previous(given: str) -> NotFound:
+    return NotFound(
+        f"Previous response with id '{given[:100]}' not found.",
+        param="previous_response_id",
+        code="previous_response_not_found",
+    )

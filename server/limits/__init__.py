@@ -1,0 +1,1 @@
+"""Bounds that are checked before work is done: concurrency, queues, quotas, sizes, costs."""

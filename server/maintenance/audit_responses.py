@@ -1,0 +1,285 @@
+"""What must hold of every stored response, whatever happened to the servers that made it. Pure.
+
+A check takes one response as it is stored and gives what is wrong with it: the invariant's name and a
+sentence. What only a client, an engine or a process could tell is not here.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from uuid import UUID
+
+import msgspec
+
+from server.maintenance.audit_event_log import (
+    SLACK,
+    Finding,
+    check_log,
+)
+from server.protocol import ids
+from server.protocol.responses.items import (
+    Message,
+    decode_item,
+)
+from server.protocol.responses.response import Echo
+from server.protocol.responses.states import ENDED
+from server.protocol.typed import decode_as
+from server.store.audit.orphans import (
+    KeyTrouble,
+    Stray,
+)
+from server.store.audit.stored_responses import (
+    AuditedItem,
+    AuditedResponse,
+    Moment,
+)
+from server.store.content.responses import (
+    INPUT,
+    OUTPUT,
+)
+
+INVARIANTS = {
+    "I1": "every response ends, unless a server runs it or it waits for one",
+    "I2": "its events are numbered without gap or double, and lie in one place",
+    "I3": "it has one terminal event, the last, which carries what a reader of the response gets",
+    "I4": "reading from any event on gives the rest of the stream",
+    "I6": "deltas, done events and items tell the same, and usage is told alike",
+    "I7": "every end is metered, and every idempotency key leads to a response that was there",
+    "I8": "no two idempotency keys lead to one response",
+    "I9": "its history and its items are its own tenant's and its own",
+    "I11": "its status and its columns agree",
+    "I12": "attempts at it never go back",
+    "I14": "its times are in order",
+    "I16": "nothing is kept of a deleted response but what a later one needs",
+}
+"""The numbers not here are of invariants that the database alone cannot show."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """How long what is unfinished may be left alone before it counts as forgotten."""
+
+    grace_seconds: float = 30.0
+    """After the death of its replica, or, if that is later, after the first living replica came."""
+    waiting_seconds: float = 3600.0
+    """For one that began and now waits to be taken up again, which a busy server may put off."""
+    key_seconds: float = 3600.0
+    """For an idempotency key of which nothing else is known: its response may run without being stored."""
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """An invariant that does not hold; without a response, `response_id` is that of one that is missing."""
+
+    invariant: str
+    tenant: str
+    response_id: UUID
+    sentence: str
+
+
+def check(response: AuditedResponse, moment: Moment, limits: Limits) -> list[Violation]:
+    """Everything that is wrong with a response."""
+    found: list[Finding] = [
+        *_check_end(response, moment, limits),
+        *check_log(response, moment.now),
+        *_check_metering(response),
+        *_check_previous(response),
+        *_check_items(response),
+        *_check_columns(response),
+        *_check_times(response, moment),
+        *_check_deleted(response, moment),
+    ]
+    stored = response.stored
+    return [Violation(name, stored.tenant, stored.id, sentence) for name, sentence in found]
+
+
+def check_strays(strays: Iterable[Stray]) -> list[Violation]:
+    return [
+        Violation(
+            "I16",
+            stray.tenant,
+            stray.response_id,
+            f"{stray.table} has {stray.rows} of its rows, but there is no such response.",
+        )
+        for stray in strays
+    ]
+
+
+def check_keys(shared: Iterable[KeyTrouble], lost: Iterable[KeyTrouble]) -> list[Violation]:
+    return [
+        Violation("I8", key.tenant, key.response_id, f"{key.keys} idempotency keys lead to this response.")
+        for key in shared
+    ] + [
+        Violation(
+            "I7",
+            key.tenant,
+            key.response_id,
+            "an idempotency key leads to it, but it was neither stored nor metered.",
+        )
+        for key in lost
+    ]
+
+
+def is_unfinished(response: AuditedResponse) -> bool:
+    return response.stored.status not in ENDED
+
+
+def _check_end(response: AuditedResponse, moment: Moment, limits: Limits) -> Iterator[Finding]:
+    """While no server lives, nothing is forgotten: the next one to start takes up what is there."""
+    stored, standing = response.stored, response.standing
+    if not is_unfinished(response):
+        return
+    if stored.background and not standing.can_begin_again:
+        yield "I1", "it runs in the background, but what it was asked is not stored to begin it again."
+    if moment.served_since is None:
+        return
+    grace = timedelta(seconds=limits.grace_seconds)
+    if standing.replica_id is not None:
+        heard = standing.heartbeat_at or stored.created_at
+        state = standing.replica_state or "unknown"
+        if state == "alive" and heard >= moment.now - grace:
+            return
+        if moment.now - max(heard, moment.served_since) > grace:
+            yield "I1", f"it is {stored.status}, but its replica is {state} and was last heard of at {heard}."
+    elif stored.status == "in_progress":
+        moved = max(_last_move(response), moment.served_since)
+        if moment.now - moved > timedelta(seconds=limits.waiting_seconds):
+            yield "I1", f"it is in_progress, but no replica has it and nothing happened since {moved}."
+
+
+def _last_move(response: AuditedResponse) -> datetime:
+    stored, standing = response.stored, response.standing
+    times = [stored.created_at, standing.queued_at, standing.started_at]
+    if response.hot:
+        times.append(datetime.fromtimestamp(response.hot[-1].row.at, stored.created_at.tzinfo))
+    return max(time for time in times if time is not None)
+
+
+def _check_metering(response: AuditedResponse) -> Iterator[Finding]:
+    stored, line = response.stored, response.metered
+    if is_unfinished(response):
+        if line is not None:
+            yield "I7", f"it is {stored.status}, but its end is in the ledger."
+        return
+    if line is None:
+        yield "I7", f"it is {stored.status}, but there is no line of it in the ledger."
+        return
+    if not line.stored:
+        yield "I7", "the ledger says that it is not stored."
+    if line.key_id != response.standing.key_id and response.standing.key_id is not None:
+        yield "I7", "the ledger has another API key than its row."
+    told = {
+        "status": (line.status, stored.status),
+        "input_tokens": (line.input_tokens, stored.input_tokens),
+        "cached_tokens": (line.cached_tokens, stored.cached_tokens),
+        "output_tokens": (line.output_tokens, stored.output_tokens),
+        "reasoning_tokens": (line.reasoning_tokens, stored.reasoning_tokens),
+        "finished_at": (line.finished_at, stored.finished_at),
+        "created_at": (line.started_at, stored.created_at),
+    }
+    for name, (in_ledger, in_row) in told.items():
+        if in_ledger != in_row:
+            yield "I6", f"the ledger has {name} {in_ledger}, its row {in_row}."
+
+
+def _check_previous(response: AuditedResponse) -> Iterator[Finding]:
+    stored, previous = response.stored, response.previous
+    said = _said_previous(stored.request)
+    if said is not None and said != stored.previous_id:
+        yield "I9", "its request names another previous response than its row."
+    if stored.previous_id is None:
+        return
+    name = ids.response_id(stored.previous_id)
+    if not previous.exists:
+        yield "I9", f"it goes on from {name}, which its tenant does not have."
+    elif previous.finished_at is None or previous.finished_at > stored.created_at + SLACK:
+        yield "I9", f"it goes on from {name}, which had not ended then."
+
+
+def _said_previous(request: str) -> UUID | None:
+    try:
+        said = decode_as(request, Echo).previous_response_id
+    except msgspec.MsgspecError:
+        return None  # told by the check of its last event, where the same echo is needed
+    return ids.parse_response_id(said) if said is not None else None
+
+
+def _check_items(response: AuditedResponse) -> Iterator[Finding]:
+    for side, name in ((INPUT, "input"), (OUTPUT, "output")):
+        own = [item for item in response.items if item.side == side]
+        if [item.idx for item in own] != list(range(len(own))):
+            yield "I9", f"its {name} items are not numbered from 0 without a gap."
+        for item in own:
+            yield from _check_item(response.stored.id, item, f"{name} item {item.idx}")
+    if is_unfinished(response) and any(item.side == OUTPUT for item in response.items):
+        yield "I11", f"it is {response.stored.status}, but has output items."
+
+
+def _check_item(response: UUID, item: AuditedItem, name: str) -> Iterator[Finding]:
+    prefix = item.id.partition("_")[0]
+    if ids.split_tag(item.id)[0] != ids.item_id(
+        prefix, response, "i" if item.side == INPUT else "o", item.idx
+    ):
+        yield "I9", f"its {name} has the id of another place, {item.id}."
+    try:
+        payload = decode_item(item.payload)
+    except msgspec.MsgspecError as error:
+        yield "I6", f"its {name} cannot be read: {error}"
+        return
+    role = payload.role if isinstance(payload, Message) else None
+    if (payload.id, payload.status, role) != (item.id, item.status, item.role):
+        yield "I6", f"its {name} has columns that say otherwise than its JSON."
+
+
+def _check_columns(response: AuditedResponse) -> Iterator[Finding]:
+    stored, standing, status = response.stored, response.standing, response.stored.status
+    counts = (stored.input_tokens, stored.cached_tokens, stored.output_tokens, stored.reasoning_tokens)
+    if is_unfinished(response):
+        if stored.finished_at is not None:
+            yield "I11", f"it is {status}, but has finished_at."
+        if any(value is not None for value in (*counts, stored.error_code, stored.incomplete_reason)):
+            yield "I11", f"it is {status}, but has what only an ended response has."
+        if (status == "in_progress") != (standing.started_at is not None):
+            yield "I11", f"it is {status}, but has {'a' if standing.started_at else 'no'} started_at."
+    else:
+        if stored.finished_at is None:
+            yield "I11", f"it is {status}, but has no finished_at."
+        if any(count is None for count in counts):
+            yield "I11", f"it is {status}, but its tokens are not counted."
+        if (status == "failed") != (stored.error_code is not None):
+            yield "I11", f"it is {status}, and its error is {stored.error_code}."
+        if (status == "incomplete") != (stored.incomplete_reason is not None):
+            yield "I11", f"it is {status}, and its incomplete_reason is {stored.incomplete_reason}."
+        if status in ("completed", "incomplete") and standing.started_at is None:
+            yield "I11", f"it is {status}, but never began."
+    if standing.deaths > stored.attempt:
+        yield "I12", f"it had {stored.attempt} attempts, but {standing.deaths} of them died."
+
+
+def _check_times(response: AuditedResponse, moment: Moment) -> Iterator[Finding]:
+    stored, standing = response.stored, response.standing
+    latest = stored.finished_at or moment.now
+    named = {
+        "queued_at": standing.queued_at,
+        "started_at": standing.started_at,
+        "first_token_at": standing.first_token_at,
+        "finished_at": stored.finished_at,
+    }
+    for name, time in named.items():
+        if time is not None and time < stored.created_at - SLACK:
+            yield "I14", f"its {name} is before its created_at."
+        if time is not None and time > latest + SLACK:
+            yield "I14", f"its {name} is after its finished_at."
+    if max(stored.created_at, latest) > moment.now + SLACK:
+        yield "I14", "its times are in the future."
+
+
+def _check_deleted(response: AuditedResponse, moment: Moment) -> Iterator[Finding]:
+    """One that has expired may wait for the next purge, without its stream."""
+    if response.standing.deleted_at is None or is_unfinished(response):
+        return
+    expires = response.standing.expires_at
+    if response.folded is not None or response.hot:
+        yield "I16", "it is deleted, but its events are kept."
+    if not response.standing.has_next and (expires is None or expires > moment.now):
+        yield "I16", "it is deleted and no response goes on from it, but it is kept."

@@ -1,0 +1,1 @@
+"""From a resolved request to a prompt and an engine request."""

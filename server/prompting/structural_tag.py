@@ -1,0 +1,128 @@
+"""vLLM's `structural_tag`: free text in which tags have a form, in the form that the engine reads. Pure.
+
+Of xgrammar's JSON there are the older form (`structures` and `triggers`), and the newer one whose `format`
+is `triggered_tags`, or is the whole output: `json_schema`, `regex`, `grammar`, `const_string`, `any_text`,
+and composed of these a `tag`, a `sequence`, an `or` and `tags_with_separator`.
+"""
+
+import json
+from typing import Any
+
+from engine.grammar.limits import (
+    BadGrammar,
+    parse_json,
+)
+from engine.request import Grammar
+from server.prompting.ebnf_to_lark import (
+    BadEbnf,
+    ebnf_to_lark,
+    is_ebnf,
+)
+
+_WHOLE = "json_schema, regex, grammar, const_string, any_text, tag, sequence, or, tags_with_separator"
+_COMPOSED = ("tag", "sequence", "or", "tags_with_separator")
+_MAX_DEPTH = 16
+
+
+class BadTag(ValueError):
+    """The value is no structural tag that is served; `str()` is a sentence for the caller."""
+
+
+def read_tag(value: str | dict[str, Any]) -> Grammar | None:
+    """The grammar that it stands for; None for any text. Raises BadTag."""
+    if isinstance(value, str):
+        try:
+            value = parse_json(value)
+        except BadGrammar as error:
+            raise BadTag(str(error)) from error
+    match value:
+        case {"structures": list(structures), "triggers": list(triggers)}:
+            return _triggered(structures, triggers, {})
+        case {"format": dict(form)}:
+            return _read_format(form)
+    raise BadTag("A structural tag has structures and triggers, or a format.")
+
+
+def _read_format(form: dict[str, Any]) -> Grammar | None:
+    match form:
+        case {"type": "triggered_tags", "tags": list(tags), "triggers": list(triggers)}:
+            return _triggered([_as_structure(tag) for tag in tags], triggers, form)
+        case {"type": "json_schema", "json_schema": dict() | bool() as schema}:
+            return Grammar(kind="json_schema", text=json.dumps(schema))
+        case {"type": "regex", "pattern": str(pattern)}:
+            return Grammar(kind="regex", text=pattern)
+        case {"type": "const_string", "value": str(text)}:
+            return Grammar(kind="lark", text=f"start: {json.dumps(text)}")
+        case {"type": "any_text"}:
+            return None
+        case {"type": "grammar", "grammar": str(text)}:
+            try:
+                return Grammar(kind="lark", text=ebnf_to_lark(text) if is_ebnf(text) else text)
+            except BadEbnf as error:
+                raise BadTag(str(error)) from error
+        case {"type": kind} if kind in _COMPOSED:
+            return Grammar(kind="structural_form", text=json.dumps(_form(form)))
+    raise BadTag(f"A format here is triggered_tags with tags and triggers, or one of {_WHOLE}.")
+
+
+def _form(given: Any, depth: int = 0) -> dict[str, Any]:
+    """The engine's form of a format that is a part of another. Raises BadTag."""
+    if depth > _MAX_DEPTH:
+        raise BadTag(f"A format may be {_MAX_DEPTH} levels deep.")
+    match given:
+        case {"type": "const_string", "value": str(text)}:
+            return {"text": text}
+        case {"type": "json_schema", "json_schema": dict() | bool() as schema}:
+            return {"schema": schema}
+        case {"type": "regex", "pattern": str(pattern)}:
+            return {"regex": pattern}
+        case {"type": "any_text"}:
+            return {"any": True}
+        case {"type": "grammar"}:
+            grammar = _read_format(given)
+            assert grammar is not None
+            return {"lark": grammar.text}
+        case {"type": "sequence", "elements": list(parts)} if parts:
+            return {"sequence": [_form(part, depth + 1) for part in parts]}
+        case {"type": "or", "elements": list(parts)} if parts:
+            return {"choice": [_form(part, depth + 1) for part in parts]}
+        case {"begin": str(begin), "content": dict(content), "end": str(end)}:  # a tag, which need not say so
+            return {"sequence": [{"text": begin}, _form(content, depth + 1), {"text": end}]}
+        case {"type": "tags_with_separator", "tags": list(tags), "separator": str(separator)} if tags:
+            return {
+                "repeat": {"choice": [_form(tag, depth + 1) for tag in tags]},
+                "separator": separator,
+                "least": int(given.get("at_least_one") is True),
+                "once": given.get("stop_after_first") is True,
+            }
+    raise BadTag(f"A part of a format is one of {_WHOLE}.")
+
+
+def _triggered(structures: list[Any], triggers: list[Any], flags: dict[str, Any]) -> Grammar:
+    """Free text until a trigger; from there on a tag."""
+    tags = []
+    for structure in structures:
+        if not isinstance(structure, dict):
+            raise BadTag("A tag is an object with a begin and an end.")
+        tags.append({key: structure[key] for key in ("begin", "schema", "regex", "end") if key in structure})
+    described = {
+        "triggers": triggers,
+        "tags": tags,
+        "at_least_one": flags.get("at_least_one", False),
+        "stop_after_first": flags.get("stop_after_first", False),
+    }
+    return Grammar(kind="structural_tags", text=json.dumps(described))
+
+
+def _as_structure(tag: Any) -> dict[str, Any]:
+    """A tag of the newer form in the older one's fields."""
+    match tag:
+        case {"begin": str(begin), "content": {"type": str(kind), **content}, "end": str(end)}:
+            match kind, content:
+                case "json_schema", {"json_schema": schema}:
+                    return {"begin": begin, "schema": schema, "end": end}
+                case "regex", {"pattern": str(pattern)}:
+                    return {"begin": begin, "regex": pattern, "end": end}
+                case "any_text", _:
+                    return {"begin": begin, "end": end}
+    raise BadTag("A tag has a begin, an end, and a content of type json_schema, regex or any_text.")

@@ -1,0 +1,97 @@
+"""vLLM's `structured_outputs`: a grammar that the caller gives for the whole output. Pure."""
+
+import json
+from typing import Any, TypeVar
+
+import msgspec
+
+from engine.request import Grammar
+from server.errors import InvalidRequest
+from server.prompting.ebnf_to_lark import (
+    BadEbnf,
+    ebnf_to_lark,
+    is_ebnf,
+)
+from server.prompting.structural_tag import (
+    BadTag,
+    read_tag,
+)
+from server.protocol.completions.shared_parameters import ResponseFormat
+from server.protocol.responses.request import (
+    CreateResponse,
+    StructuredOutputs,
+)
+
+R = TypeVar("R", bound=StructuredOutputs)
+PARAM = "structured_outputs"
+MAX_CHOICES = 1000
+_GUIDED = ("json", "regex", "choice", "grammar", "json_object")
+_KINDS = (*_GUIDED, "structural_tag")
+_OLDER = {f"guided_{kind}": kind for kind in _GUIDED}
+
+
+def with_modern_names(request: R) -> R:
+    """The request with `guided_json` and the like within `structured_outputs`. Raises InvalidRequest."""
+    guided = {name: getattr(request, name) for name in _OLDER if getattr(request, name) is not None}
+    if not guided:
+        return request
+    if request.structured_outputs is not None:
+        name = next(iter(guided))
+        raise InvalidRequest(
+            f"{name} is the older name of a field of structured_outputs: give one of them.", param=name
+        )
+    modern = {_OLDER[name]: value for name, value in guided.items()}
+    return msgspec.structs.replace(request, structured_outputs=modern, **dict.fromkeys(guided))
+
+
+def grammar_of_format(form: ResponseFormat) -> dict[str, Any] | None:
+    """A structural tag as a field of `structured_outputs`; None of other formats."""
+    if form.type != "structural_tag":
+        return None
+    parts = {"structures": form.structures, "triggers": form.triggers, "format": form.format}
+    return {"structural_tag": {name: part for name, part in parts.items() if part is not None}}
+
+
+def given_grammar(request: CreateResponse) -> Grammar | None:
+    """Raises InvalidRequest unless exactly one kind is given, in the form that it must have."""
+    given = request.structured_outputs
+    if given is None:
+        return None
+    kinds = [kind for kind in _KINDS if given.get(kind) is not None]
+    if len(kinds) != 1:
+        raise InvalidRequest(f"Give exactly one of {', '.join(_KINDS)}.", param=PARAM)
+    return _grammar(kinds[0], given[kinds[0]])
+
+
+def _grammar(kind: str, value: Any) -> Grammar | None:
+    match kind, value:
+        case "json", dict():
+            return Grammar(kind="json_schema", text=json.dumps(value))
+        case "json", str():
+            return Grammar(kind="json_schema", text=value)
+        case "regex", str():
+            return Grammar(kind="regex", text=value)
+        case "grammar", str():
+            return _from_text(value)
+        case "structural_tag", str() | dict():
+            return _from_tag(value)
+        case "json_object", bool():
+            return Grammar(kind="json_object") if value else None
+        case "choice", list() if 0 < len(value) <= MAX_CHOICES and all(isinstance(one, str) for one in value):
+            return Grammar(kind="lark", text="start: " + " | ".join(map(json.dumps, value)))
+    raise InvalidRequest(f"{kind} does not have the form that it must have.", param=f"{PARAM}.{kind}")
+
+
+def _from_text(text: str) -> Grammar:
+    """A grammar in Lark, or in EBNF."""
+    try:
+        return Grammar(kind="lark", text=ebnf_to_lark(text) if is_ebnf(text) else text)
+    except BadEbnf as error:
+        raise InvalidRequest(str(error), param=f"{PARAM}.grammar", code="invalid_value") from error
+
+
+def _from_tag(value: str | dict[str, Any]) -> Grammar | None:
+    try:
+        return read_tag(value)
+    except BadTag as error:
+        raise InvalidRequest(str(error), param=f"{PARAM}.structural_tag", code="invalid_value") from error

@@ -1,0 +1,121 @@
+"""Prompts that are too long for the model: not written, or of the conversation's last turns alone. Pure.
+
+A turn begins with a user's message and goes whole, so that no call is parted from its output. What the system
+or the developer said stays, and so does the last turn.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from server.errors import InvalidRequest
+from server.hosted_tools.tool_specs import as_read
+from server.limits.tools_and_grammars import (
+    characters_of,
+    text_size,
+)
+from server.model_formats.interface import (
+    Conversation,
+    Dialect,
+    Prompt,
+    PromptTooLong,
+)
+from server.protocol.responses.items import (
+    Item,
+    Message,
+)
+from server.protocol.responses.request import Side
+
+
+def write_within(dialect: Dialect, conversation: Conversation, limit: int, *, truncates: bool) -> Prompt:
+    """The prompt of a conversation, or, if that is too long and it `truncates`, of its last turns.
+
+    What must be too long by its characters is not written. Raises PromptTooLong for what was not written
+    to its end, and PromptError; a prompt that was may have more than `limit` tokens.
+    """
+    longest = dialect.longest_token
+    most = None if longest is None else longest * limit
+
+    def write(kept: Sequence[Item]) -> Prompt:
+        if most is not None and characters_of(replace(conversation, items=kept)) > most:
+            raise PromptTooLong(limit)
+        return dialect.write(replace(conversation, items=as_read(kept), limit=limit))
+
+    prompt = None
+    try:
+        prompt = write(conversation.items)
+    except PromptTooLong:
+        if not truncates:
+            raise
+    if prompt is None or (truncates and len(prompt.token_ids) > limit):
+        prompt = shortened(conversation.items, write, limit, most) or prompt
+    if prompt is None:
+        raise PromptTooLong(limit)
+    return prompt
+
+
+def cut_tokens(
+    token_ids: tuple[int, ...], most: int | None, side: Side | None, *, context: int, asked: int | None
+) -> tuple[int, ...]:
+    """The `most` last tokens of a prompt, or the first ones where what is on the `right` is cut off.
+
+    All of them for None; for -1 as many as leave room for the tokens that are `asked` for, in a model that
+    reads `context` tokens. Raises InvalidRequest if none is left.
+    """
+    if most is None:
+        return token_ids
+    if most < 0:
+        most = max(1, context - max(1, asked or 1))
+    if most == 0:
+        raise InvalidRequest("No token of the prompt would be left.", param="truncate_prompt_tokens")
+    return token_ids[:most] if side == "right" else token_ids[-most:]
+
+
+def shortened(
+    items: Sequence[Item], write: Callable[[Sequence[Item]], Prompt], limit: int, most: int | None = None
+) -> Prompt | None:
+    """The prompt of as many of the last turns as have at most `limit` tokens; None if even one has more.
+
+    Turns are found by halving: a longer conversation has no fewer tokens. Those of more than `most`
+    characters are not tried.
+    """
+    starts = [index for index, item in enumerate(items) if _begins_turn(item)]
+    low, high, best = _first_within(items, starts, most), len(starts) - 1, None
+    while low <= high:
+        middle = (low + high) // 2
+        try:
+            prompt = write(without(items, starts[middle]))
+        except PromptTooLong:
+            low = middle + 1
+            continue
+        if len(prompt.token_ids) <= limit:
+            best, high = prompt, middle - 1
+        else:
+            low = middle + 1
+    return best
+
+
+def _first_within(items: Sequence[Item], starts: Sequence[int], most: int | None) -> int:
+    """The first of the turns, but for the very first, from which on there are at most so many characters."""
+    if most is None:
+        return 1
+    size, place = 0, len(items)
+    for number in range(len(starts) - 1, 0, -1):
+        size += sum(map(text_size, items[starts[number] : place]))
+        place = starts[number]
+        if size > most:
+            return number + 1
+    return 1
+
+
+def without(items: Sequence[Item], start: int) -> list[Item]:
+    """The conversation from an item on, and the instructions before it."""
+    kept = [item for item in items[:start] if isinstance(item, Message) and _instructs(item)]
+    return [*kept, *items[start:]]
+
+
+def _instructs(item: Message) -> bool:
+    return item.role in ("system", "developer")
+
+
+def _begins_turn(item: Item) -> bool:
+    return isinstance(item, Message) and item.role == "user"

@@ -1,0 +1,335 @@
+"""The runs in progress here: messages of the engine and of handlers become steps, one for each run.
+
+Pure: no thread, no clock, no database. Whatever goes wrong with one run stays with that run.
+"""
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import lru_cache, partial
+from uuid import UUID
+
+from engine.request import (
+    Failed,
+    Finished,
+    Outbound,
+    PromptLogprobs,
+    Tokens,
+)
+from server.generation.output_decoding import Reading
+from server.generation.run import Run
+from server.hosted_tools.tool_specs import Outcome
+from server.protocol.responses.events import Event
+
+log = logging.getLogger("holdfast.runs")
+
+SERVER_ERROR = "server_error"
+ENGINE_FAILED = "The model could not finish this response."
+UNREADABLE = "The model's output could not be read."
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """A run whose response has been accepted or claimed; its engine messages follow."""
+
+    run: Run
+    starts: bool = True
+    """It is going to be generated; else only its end follows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Break:
+    """End this run as failed; sent by whoever knows that no engine will."""
+
+    response_id: UUID
+    code: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """End this run as cancelled; sent by whoever knows that no engine has it."""
+
+    response_id: UUID
+
+
+@dataclass(frozen=True, slots=True)
+class HandBack:
+    """Give these runs up, unended: another replica goes on with them. None means all in the background."""
+
+    response_ids: frozenset[UUID] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """The recorder's thread ends after what it was given before this."""
+
+
+@dataclass(frozen=True, slots=True)
+class Called:
+    """A call that the server made has given this."""
+
+    response_id: UUID
+    index: int
+    """Of its item in the output."""
+    outcome: Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class NextTurn:
+    """The model's next turn begins, whose tokens are read so; with no reading there is no token left."""
+
+    response_id: UUID
+    reading: Reading | None
+    prompt_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Interrupt:
+    """A response's end is asked for, and the engine may have no job of it: it is at its calls."""
+
+    response_id: UUID
+
+
+Inbound = Begin | Break | Drop | HandBack | Stop | Called | NextTurn | Interrupt | Outbound
+
+
+@dataclass(slots=True)
+class Step:
+    """What one commit does for one run."""
+
+    run: Run
+    events: list[Event] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    handed_back: bool = False
+    died: bool = False
+    """It is handed back because the engine died of it, or beside it."""
+    first_seq: int = field(init=False)
+    """The number of the first event, if there is one."""
+    broken: bool = False
+    """What the run has made cannot even be turned into events, so there is no writing it."""
+    unreadable: bool = False
+    """The run ends because its tokens could not be read; the engine goes on until its job is cancelled."""
+
+    def __post_init__(self) -> None:
+        self.first_seq = self.run.next_seq
+
+    @property
+    def over(self) -> bool:
+        """This replica has nothing more to do with the run."""
+        return self.handed_back or self.run.ending is not None
+
+
+class ActiveRuns:
+    """What the recorder's thread brings forward."""
+
+    def __init__(self) -> None:
+        self._runs: dict[UUID, Run] = {}
+        self._untold: dict[UUID, list[int]] = {}
+        """Tokens that have given no event yet; stored with the first event that they lead to."""
+        self.paused: set[UUID] = set()
+        """Runs whose last step is not committed yet; whoever paused them retains the messages to them."""
+
+    def __bool__(self) -> bool:
+        return bool(self._runs)
+
+    @property
+    def runs(self) -> list[Run]:
+        """A snapshot. Any thread."""
+        return list(self._runs.values())
+
+    def get(self, response: UUID) -> Run | None:
+        """The run in progress of that response."""
+        return self._runs.get(response)
+
+    def needs_commit(self, message: Inbound) -> bool:
+        """Tokens of a response that is not stored need no commit; its end does, for the metering.
+
+        A run that is not known yet may begin in the same batch.
+        """
+        match message:
+            case Tokens(job_id):
+                run = self._runs.get(response_of(job_id))
+                return run is None or run.stored
+            case Begin(run, starts):
+                return starts and not run.started
+            case NextTurn(_, reading):
+                return reading is None
+            case Interrupt(response):
+                interrupted = self._runs.get(response)
+                return interrupted is not None and interrupted.calling
+            case Stop() | PromptLogprobs():
+                return False
+            case _:
+                return True
+
+    def only_adds(self, messages: Sequence[Inbound]) -> bool:
+        """Whether no run begins or ends by these messages, unless by a mistake of ours."""
+        return all(isinstance(message, Tokens) or not self.needs_commit(message) for message in messages)
+
+    def apply(self, messages: Sequence[Inbound], now: datetime) -> list[Step]:
+        """Lets the runs take the messages. Runs that are over are forgotten."""
+        steps: dict[UUID, Step] = {}
+        for message in _joined(messages):
+            self._take(message, steps, now)
+        for response, step in steps.items():
+            if step.over:
+                self._runs.pop(response, None)
+                self._untold.pop(response, None)
+        return list(steps.values())
+
+    def forget(self, response: UUID) -> None:
+        """Drops a run that this replica does not bring forward any more."""
+        self._runs.pop(response, None)
+        self._untold.pop(response, None)
+        self.paused.discard(response)
+
+    def _take(self, message: Inbound, steps: dict[UUID, Step], now: datetime) -> None:
+        match message:
+            case Begin(run, starts):
+                self._runs[run.facts.id] = run
+                if starts:
+                    self._advance(steps, run.facts.id, now, Run.start)
+            case Break(response, code, told):
+                self._advance(steps, response, now, partial(Run.fail, code=code, message=told, at=now))
+            case Drop(response):
+                self._advance(steps, response, now, partial(Run.cancel, at=now))
+            case HandBack(responses):
+                self._hand_back(steps, responses)
+            case Called() | NextTurn() | Interrupt():
+                self._take_from_tools(message, steps, now)
+            case Tokens() | PromptLogprobs():
+                self._take_tokens(steps, message, now)
+            case Finished(job_id, reason, usage, stop_hit):
+                act = partial(Run.finish, reason=reason, usage=usage, at=now, stop_hit=stop_hit)
+                self._finish(steps, response_of(job_id), now, act)
+            case Failed(job_id, "engine_dead") if self._goes_on(response_of(job_id)):
+                self._hand_back(steps, frozenset({response_of(job_id)}), died=True)
+            case Failed(job_id, code, cause, usage):
+                log.error("job %s failed: %s: %s", job_id, code, cause)
+                act = partial(Run.fail, code=SERVER_ERROR, message=ENGINE_FAILED, at=now, usage=usage)
+                self._advance(steps, response_of(job_id), now, act)
+            case Stop():
+                pass
+
+    def _goes_on(self, response: UUID) -> bool:
+        """Whether an engine's death is not its end."""
+        run = self._runs.get(response)
+        return run is not None and run.facts.echo.background
+
+    def _take_from_tools(
+        self, message: Called | NextTurn | Interrupt, steps: dict[UUID, Step], now: datetime
+    ) -> None:
+        match message:
+            case Called(response, index, outcome):
+                act = partial(Run.called, index=index, outcome=outcome, at=now)
+            case NextTurn(response, reading, prompt_tokens):
+                act = partial(Run.next_turn, reading=reading, prompt_tokens=prompt_tokens, at=now)
+            case Interrupt(response):
+                act = partial(Run.interrupt, at=now)
+        self._advance(steps, response, now, act)
+
+    def _hand_back(
+        self, steps: dict[UUID, Step], responses: frozenset[UUID] | None, *, died: bool = False
+    ) -> None:
+        for response, run in self._runs.items():
+            if responses is None:
+                wanted = run.facts.echo.background and response not in self.paused
+            else:
+                wanted = response in responses
+            if wanted and run.ending is None:
+                step = steps.setdefault(response, Step(run))
+                step.handed_back, step.died = True, died
+
+    def _take_tokens(self, steps: dict[UUID, Step], given: Tokens | PromptLogprobs, now: datetime) -> None:
+        response = response_of(given.job_id)
+        if isinstance(given, PromptLogprobs):
+            self._advance(steps, response, now, partial(Run.prompt_logprobs, logprobs=given.logprobs))
+            return
+        self._untold.setdefault(response, []).extend(given.token_ids)
+        act = partial(Run.tokens, token_ids=given.token_ids, at=now, logprobs=given.logprobs)
+        step = self._advance(steps, response, now, act)
+        if step is not None and step.events:
+            step.token_ids += self._untold.pop(response)
+
+    def _finish(
+        self, steps: dict[UUID, Step], response: UUID, now: datetime, act: Callable[[Run], list[Event]]
+    ) -> None:
+        """A job is over, and with it the run or a turn of it, whose last tokens are no other turn's."""
+        step = self._advance(steps, response, now, act)
+        untold = self._untold.pop(response, [])
+        if step is not None and step.events and step.run.ending is None:
+            step.token_ids += untold
+
+    def _advance(
+        self, steps: dict[UUID, Step], response: UUID, now: datetime, act: Callable[[Run], list[Event]]
+    ) -> Step | None:
+        """Lets a run take one message; a mistake of ours in it fails that run and no other."""
+        run = self._runs.get(response)
+        if run is None or run.ending is not None or (response in steps and steps[response].handed_back):
+            self._untold.pop(response, None)
+            return None
+        step = steps.setdefault(response, Step(run))
+        try:
+            step.events += act(run)
+        except Exception:
+            log.exception("run %s failed while reading its tokens", response)
+            self._fail_unreadable(step, now)
+        return step
+
+    def _fail_unreadable(self, step: Step, now: datetime) -> None:
+        """The end of a run that raised; its output so far may be what it cannot tell of."""
+        step.unreadable = True
+        try:
+            step.events += step.run.fail(SERVER_ERROR, UNREADABLE, now, readable=False)
+        except Exception:
+            log.exception("run %s cannot be ended with what it has", step.run.facts.id)
+            step.broken = True
+
+
+def _joined(messages: Sequence[Inbound]) -> Iterator[Inbound]:
+    """The same messages, a job's tokens in one piece where no other message to it lies between them.
+
+    So deltas get longer, and fewer, when more than one step of the engine is written at a time.
+    """
+    waiting: dict[str, list[Tokens]] = {}
+    for message in messages:
+        if isinstance(message, Tokens):
+            waiting.setdefault(key_of(message), []).append(message)
+            continue
+        if isinstance(message, HandBack):
+            yield from (_one(waiting.pop(job)) for job in list(waiting))
+        elif (job := key_of(message)) in waiting:
+            yield _one(waiting.pop(job))
+        yield message
+    yield from map(_one, waiting.values())
+
+
+@lru_cache(maxsize=4096)
+def response_of(job_id: str) -> UUID:
+    """The response that a job is a turn of: asked for of every token, and so remembered."""
+    return UUID(hex=job_id.partition(".")[0])
+
+
+def key_of(message: Inbound) -> str:
+    """What messages to one response have in common, its id in hexadecimal; empty if there is no such one."""
+    match message:
+        case Begin(run):
+            return run.facts.id.hex
+        case Break(response) | Drop(response) | Called(response) | NextTurn(response) | Interrupt(response):
+            return response.hex
+        case Tokens(job_id) | PromptLogprobs(job_id) | Finished(job_id) | Failed(job_id):
+            return job_id.partition(".")[0]
+        case HandBack() | Stop():
+            return ""
+
+
+def _one(pieces: Sequence[Tokens]) -> Tokens:
+    if len(pieces) == 1:
+        return pieces[0]
+    token_ids = tuple(token for piece in pieces for token in piece.token_ids)
+    logprobs = None
+    if pieces[0].logprobs is not None:
+        logprobs = tuple(told for piece in pieces for told in piece.logprobs or ())
+    return Tokens(pieces[0].job_id, token_ids, logprobs)

@@ -1,0 +1,1 @@
+"""Responses of dead replicas: heartbeats, claims, and runs rebuilt from the event log."""

@@ -1,0 +1,163 @@
+"""A run that another replica began, from what is stored of it: the state it had, and the job that goes on.
+
+The request is prepared again as it was when it was accepted, and the run is fed the stored tokens. Both must
+come out as they did then; if not, because a template or a parser has changed since, the run can still be
+ended in good order, but not go on.
+"""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from engine.request import Job
+from server.compaction.inline import (
+    first_reading,
+    prepare_first,
+)
+from server.errors import ApiError
+from server.generation.item_starts import has_summaries
+from server.generation.output_decoding import nothing_to_read
+from server.generation.run import (
+    Log,
+    Run,
+    RunFacts,
+)
+from server.input_resolution import resolve_input
+from server.prompting.next_turn import Turns
+from server.prompting.prepare import (
+    Prepared,
+    Served,
+)
+from server.protocol.errors import DecodeFailure
+from server.protocol.responses.events import Event
+from server.protocol.responses.items import (
+    Item,
+    decode_item,
+)
+from server.protocol.responses.request import CreateResponse
+from server.protocol.responses.response import Echo
+from server.protocol.typed import decode_as
+from server.recovery.replay import (
+    replay,
+    said,
+)
+from server.store.content import responses
+from server.store.content.responses import StoredResponse
+from server.store.database import Connection, DatabaseError
+from server.store.log import events
+from server.store.log.events import Progress
+
+log = logging.getLogger("holdfast.rebuild")
+
+
+@dataclass(frozen=True, slots=True)
+class Rebuilt:
+    """A run where its log ends; without a job it can only be ended."""
+
+    stored: StoredResponse
+    run: Run
+    job: Job | None
+    turns: Turns | None = None
+    """There if the run can go on."""
+
+
+def rebuild(connection: Connection, stored: StoredResponse, served: Served) -> Rebuilt:
+    """Reads a claimed response's log and history.
+
+    Raises DatabaseError, and any exception when what is stored cannot be decoded even so far that the run
+    could be ended.
+    """
+    progress = events.progress(connection, stored.tenant, stored.id)
+    told = events.read(connection, stored.tenant, stored.id, 0)
+    prepared = None
+    try:
+        prepared = _prepare_again(connection, stored, served)
+        if prepared is not None and (found := _resumed(connection, stored, served, prepared, progress, told)):
+            return found
+    except DatabaseError:
+        raise
+    except Exception:
+        log.exception("response %s cannot go on from what is stored of it", stored.id)
+    run = Run(_facts(stored, prepared), replace(nothing_to_read(), summarizes=bool(has_summaries(told))))
+    run.resume_told(Log(progress.token_ids, progress.next_seq, told, progress.first_token_at))
+    return Rebuilt(stored, run, None)
+
+
+def _resumed(
+    connection: Connection,
+    stored: StoredResponse,
+    served: Served,
+    prepared: Prepared,
+    progress: Progress,
+    told: Sequence[Event],
+) -> Rebuilt | None:
+    """The run with the job that goes on; None if its tokens read otherwise now."""
+    facts, request = _facts(stored, prepared), _request(stored, stored.asked or "")
+    items = _items(connection, stored)
+    reading = first_reading(served, stored.tenant, request, prepared, items)
+    if (summarized := has_summaries(told)) is not None:  # an earlier release or setting told it so
+        reading = replace(reading, summarizes=summarized)
+    run = Run(facts, reading)
+    turns = Turns(
+        served=served,
+        tenant=stored.tenant,
+        request=request,
+        items=items,
+        response=stored.id,
+        seed=stored.seed,
+        sums_up=run.sums_up,
+    )
+    said_now, job = replay(run, turns, prepared, progress, told)
+    if said(said_now) == said(told):
+        return Rebuilt(stored, run, job, turns)
+    log.error("response %s reads otherwise than when it was written", stored.id)
+    return None
+
+
+def _facts(stored: StoredResponse, prepared: Prepared | None) -> RunFacts:
+    return RunFacts(
+        tenant=stored.tenant,
+        id=stored.id,
+        key_id=stored.key_id,
+        echo=decode_as(stored.request, Echo),
+        created_at=stored.created_at,
+        attempt=stored.attempt,
+        prompt_tokens=len(prepared.prompt.token_ids) if prepared else 0,
+        generates=prepared is None or prepared.generates,
+    )
+
+
+def _prepare_again(connection: Connection, stored: StoredResponse, served: Served) -> Prepared | None:
+    """None if it does not come out as it did when the response was accepted."""
+    if stored.asked is None or stored.model not in served.names:
+        return None
+    request = _request(stored, stored.asked)
+    try:
+        items = _items(connection, stored)
+        prepared = prepare_first(served, stored.tenant, request, items, stored.id, stored.seed)
+    except (ApiError, DecodeFailure) as error:
+        log.error("response %s cannot be prepared again: %s", stored.id, error)
+        return None
+    if prepared.prompt_hash != stored.prompt_hash:
+        log.error("response %s has another prompt now than when it was accepted", stored.id)
+        return None
+    return prepared
+
+
+def _request(stored: StoredResponse, asked: str) -> CreateResponse:
+    """The request as it was, but for its input, which is stored as items."""
+    echo = decode_as(stored.request, Echo)
+    request = decode_as(asked, CreateResponse)
+    return msgspec.structs.replace(request, instructions=echo.instructions)
+
+
+def _items(connection: Connection, stored: StoredResponse) -> Sequence[Item]:
+    history: list[Item] = []
+    if stored.previous_id is not None:
+        history = resolve_input.read_history(connection, stored.tenant, stored.previous_id)
+    if stored.conversation_id is not None:
+        history = resolve_input.read_conversation(connection, stored.tenant, stored.conversation_id)
+    payloads = responses.input_items(connection, stored.tenant, stored.id)
+    return [*history, *map(decode_item, payloads)]

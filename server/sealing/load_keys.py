@@ -1,0 +1,21 @@
+"""The keys of what clients carry for the server: the setting's, else one that all replicas share."""
+
+from server.config import Config
+from server.sealing.cipher import (
+    Seal,
+    make_key,
+)
+from server.store import seal_keys
+from server.store.database import Connection, Database
+
+
+def open_seal(config: Config, database: Database) -> Seal:
+    """The setting's keys seal, if there are any; the database's goes on opening what it once sealed."""
+
+    def shared(connection: Connection) -> bytes | None:
+        if not config.seal_keys:
+            seal_keys.keep(connection, make_key())
+        return seal_keys.find(connection)
+
+    kept = database.retry(shared)
+    return Seal([*config.seal_keys, *([kept] if kept is not None else [])])
