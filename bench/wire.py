@@ -21,13 +21,14 @@ from engine.request import (
     Engine,
 )
 from server.admission.admit import Admission
-from server.auth import Caller
 from server.config import Config
 from server.delivery.abandonment import Unread
+from server.delivery.event_frames import frame
 from server.embedded_postgres.embedded_server import EmbeddedPostgres
 from server.generation.event_emitter import Emitter
 from server.hosted_tools.mcp.client import McpServers
 from server.hosted_tools.mcp.registered_servers import Registered
+from server.http.authentication import Caller
 from server.input_resolution.resolve_input import read_given
 from server.locations import demo_model_folder
 from server.model_formats.interface import (
@@ -47,7 +48,6 @@ from server.protocol.responses.request import CreateResponse
 from server.scripted_model import scripted_engine
 from server.store.database import upgrade
 from server.store.disk_space import Disk
-from server.stream.frames import frame
 from server.tool_loop import ToolLoop
 from tests.integration.runs.recorded import recording
 from tests.support.builders import CREATED, RESPONSE, TENANT

@@ -12,11 +12,14 @@ from collections.abc import Callable, Sequence
 from server import config as configuration
 from server import interrupts, prompts_command, purge_command
 from server.audit_command import add_arguments, audit
-from server.auth import DEFAULT_TENANT, make_key
 from server.config import Config
 from server.embedded_postgres.account import EmbeddedError
 from server.embedded_postgres.binaries import psql_command
 from server.errors import ConfigError
+from server.http.authentication import (
+    DEFAULT_TENANT,
+    make_key,
+)
 from server.interrupts import INTERRUPTED
 from server.open_database import OpenDatabase
 from server.store import api_keys

@@ -23,11 +23,11 @@ from hypercorn.config import Config as HypercornConfig
 
 from server import interrupts
 from server.admission.admit import Admission
-from server.app import build
-from server.auth import Gate
 from server.config import Config
 from server.crashpoints import arm
 from server.delivery.abandonment import Unread
+from server.delivery.follower import Follower
+from server.delivery.hub import Hub
 from server.errors import ConfigError
 from server.hosted_tools.mcp.client import McpServers
 from server.hosted_tools.mcp.registered_servers import (
@@ -36,6 +36,16 @@ from server.hosted_tools.mcp.registered_servers import (
     read_servers,
     read_tokens,
 )
+from server.http.app import build
+from server.http.asgi import hypercorn_patches as connection
+from server.http.asgi.connection_limit import (
+    Listener,
+    most_connections,
+    raise_file_limit,
+)
+from server.http.asgi.thread_pools import LEAST_CONNECTIONS
+from server.http.authentication import Gate
+from server.http.services import Services
 from server.key_required import require_key
 from server.limits.unfinished_responses import Capacity
 from server.load_model import load_model, model_name, read_adapters
@@ -49,17 +59,11 @@ from server.recovery.claimer import Taker
 from server.recovery.heartbeat import Keeper
 from server.sealing.cipher import Seal
 from server.sealing.load_keys import open_seal
-from server.services import Services
 from server.stall_watch import StallWatch
 from server.store.cluster import leases
 from server.store.cluster.notifications import Notifier
 from server.store.cluster.standby_heartbeat import standby_for
 from server.store.database import Database, DatabaseError
-from server.stream import connection
-from server.stream.follower import Follower
-from server.stream.hub import Hub
-from server.stream.listener import Listener, most_connections, raise_file_limit
-from server.stream.threads import LEAST_CONNECTIONS
 from server.tool_loop import ToolLoop
 from server.version import VERSION
 

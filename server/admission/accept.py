@@ -8,7 +8,6 @@ from uuid import UUID
 import msgspec
 
 from server.admission.idempotency import Repeatable
-from server.auth import Caller
 from server.compaction.inline import first_reading
 from server.config import Config
 from server.crashpoints import crashpoint
@@ -16,6 +15,7 @@ from server.generation.run import (
     Run,
     RunFacts,
 )
+from server.http.authentication import Caller
 from server.input_resolution import resolve_input
 from server.input_resolution.conversations import hold
 from server.input_resolution.resolve_input import Context

@@ -33,14 +33,21 @@ from server.admission.idempotency import (
     sent_before,
 )
 from server.admission.unsupported_parameters import refuse_unserved
-from server.auth import Caller
 from server.compaction.inline import prepare_first
 from server.config import Config
 from server.crashpoints import crashpoint
 from server.delivery.abandonment import Unread
+from server.delivery.event_frames import frames
+from server.delivery.hub import (
+    Channel,
+    Hub,
+    Published,
+)
 from server.errors import ApiError, Conflict, ConversationLocked, Overloaded, StorageFull
 from server.generation.run import Run
 from server.hosted_tools.discovery import list_tools
+from server.http.asgi.event_stream import Stored
+from server.http.authentication import Caller
 from server.input_resolution import resolve_input
 from server.input_resolution.history import (
     HistoryReads,
@@ -72,9 +79,6 @@ from server.protocol.responses.request import CreateResponse
 from server.recording.recorder import Recorder
 from server.store.database import Connection, Database
 from server.store.disk_space import Disk
-from server.stream.frames import frames
-from server.stream.hub import Channel, Hub, Published
-from server.stream.sse import Stored
 from server.tool_loop import ToolLoop
 
 MOST_CHANGES = 5

@@ -5,8 +5,13 @@ from dataclasses import dataclass
 from functools import partial
 from uuid import UUID
 
-from server.auth import Caller
+from server.delivery.hub import (
+    Channel,
+    Hub,
+)
 from server.errors import Conflict, InvalidRequest
+from server.http.asgi.event_stream import Stored
+from server.http.authentication import Caller
 from server.protocol.ids import choice_id
 from server.protocol.responses.items import Item
 from server.store.content import (
@@ -15,8 +20,6 @@ from server.store.content import (
 )
 from server.store.content.responses import StoredResponse
 from server.store.database import Connection, Database
-from server.stream.hub import Channel, Hub
-from server.stream.sse import Stored
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,12 +9,21 @@ from weakref import WeakValueDictionary
 
 import msgspec
 
+from server.delivery.event_frames import (
+    frame,
+    frames,
+)
 from server.delivery.function_names import with_names
+from server.delivery.hub import (
+    TAIL_FRAMES,
+    Published,
+)
 from server.generation.response_builder import assemble
 from server.generation.token_dump import (
     asks_for_raw_messages,
     told_again,
 )
+from server.http.asgi.event_stream import Stored
 from server.protocol.earlier_releases import with_logprobs
 from server.protocol.responses.events import Event
 from server.protocol.responses.hosted_items import ServedCall
@@ -34,9 +43,6 @@ from server.store.content.responses import StoredResponse
 from server.store.database import Connection, Database
 from server.store.log import events
 from server.store.log.stream_cache import HeldStream
-from server.stream.frames import frame, frames
-from server.stream.hub import TAIL_FRAMES, Published
-from server.stream.sse import Stored
 
 log = logging.getLogger("holdfast.read")
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import msgspec
 
-from server.auth import Caller
 from server.errors import InvalidRequest, NotReady, Overloaded, ToolServerDown, TooManyRequests
 from server.hosted_tools.mcp.client import (
     McpServers,
@@ -24,6 +23,7 @@ from server.hosted_tools.tool_specs import (
     Hosted,
     hosted_of,
 )
+from server.http.authentication import Caller
 from server.outbound_http.allowed_addresses import Refused
 from server.protocol.ids import is_output_id
 from server.protocol.responses.hosted_items import McpListTools

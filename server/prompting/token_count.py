@@ -3,9 +3,9 @@
 from functools import partial
 
 from server.admission.unsupported_parameters import refuse_unserved
-from server.auth import Caller
 from server.hosted_tools.discovery import list_tools
 from server.hosted_tools.mcp.client import McpServers
+from server.http.authentication import Caller
 from server.input_resolution import resolve_input
 from server.input_resolution.history import (
     HistoryReads,

@@ -18,6 +18,11 @@ from uuid import UUID
 import msgspec
 
 from server.crashpoints import crashpoint
+from server.delivery.event_frames import frames
+from server.delivery.hub import (
+    Hub,
+    Published,
+)
 from server.generation.run import Run
 from server.limits.unfinished_responses import Capacity
 from server.recording.committer import Committer
@@ -35,8 +40,6 @@ from server.recording.side_writer import Settled, SideWriter
 from server.recording.suspended import Suspended
 from server.store.cluster import leases
 from server.store.database import Database
-from server.stream.frames import frames
-from server.stream.hub import Hub, Published
 from server.supervised_thread import Retry, SupervisedThread
 
 log = logging.getLogger("holdfast.recorder")

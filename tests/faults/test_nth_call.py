@@ -28,12 +28,12 @@ from engine.scripted_engine import (
     ScriptedEngine,
 )
 from server.admission.admit import Admission
-from server.auth import Caller
 from server.config import Config
 from server.delivery.abandonment import Unread
 from server.delivery.stored_responses import read_response
 from server.hosted_tools.mcp.client import McpServers
 from server.hosted_tools.mcp.registered_servers import Registered
+from server.http.authentication import Caller
 from server.prompting.prepare import Served
 from server.protocol.responses.events import is_terminal
 from server.protocol.responses.request import CreateResponse

@@ -21,6 +21,10 @@ from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from engine.request import Usage
+from server.delivery.hub import (
+    Hub,
+    Published,
+)
 from server.generation.output_decoding import Reading
 from server.generation.run import (
     Run,
@@ -66,7 +70,6 @@ from server.store.content import responses
 from server.store.content.responses import NewResponse
 from server.store.database import Connection, Database
 from server.store.log import events
-from server.stream.hub import Hub, Published
 from tests.support.eventually import eventually
 
 TENANT = "acme"

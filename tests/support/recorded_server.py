@@ -61,8 +61,8 @@ def main() -> int:
     from server import interrupts
 
     interrupts.exit_at_once()
-    from server import app
     from server.__main__ import main as run
+    from server.http import app
 
     app.build = recorded(app.build, int(os.environ[DESCRIPTOR]))  # which `server.serve` imports from there
     return run()

@@ -5,6 +5,7 @@ from uuid import UUID
 
 import msgspec
 
+from server.delivery.event_frames import frame
 from server.delivery.stored_responses import (
     StreamReader,
     read_response,
@@ -15,7 +16,6 @@ from server.protocol.responses.events import (
 )
 from server.protocol.responses.states import ENDED
 from server.store.log import events
-from server.stream.frames import frame
 from tests.support.builders import BREAK_PARSER, TENANT, SpelledParser
 from tests.support.memory import MemoryDatabase, Row
 from tests.support.simulated_parts import answer_of

@@ -20,9 +20,9 @@ from engine.request import (
     Tokens,
     Usage,
 )
+from server.delivery.hub import Channel
 from server.delivery.stored_responses import StreamReader
-from server.stream.hub import Channel
-from server.stream.sse import Stored
+from server.http.asgi.event_stream import Stored
 from tests.support.builders import BREAK_PARSER, HALF, THINK
 from tests.support.memory import Memory
 

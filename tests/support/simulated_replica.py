@@ -7,7 +7,9 @@ from sqlalchemy.exc import OperationalError
 
 from server.admission.admit import Admission
 from server.config import Config
+from server.delivery import follower
 from server.delivery.abandonment import Unread
+from server.delivery.hub import Hub
 from server.hosted_tools.mcp.client import McpServers
 from server.hosted_tools.mcp.registered_servers import Registered
 from server.prompting.prepare import Served
@@ -18,8 +20,6 @@ from server.store.cluster.leases import Fenced
 from server.store.database import Database
 from server.store.disk_space import Disk
 from server.store.log import events
-from server.stream import follower
-from server.stream.hub import Hub
 from server.tool_loop import ToolLoop
 from tests.support.builders import SpelledDialect
 from tests.support.memory import MemoryDatabase

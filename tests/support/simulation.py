@@ -17,11 +17,13 @@ from uuid import UUID
 
 from server.admission import admit
 from server.admission.idempotency import Repeatable
-from server.api.responses import watch
-from server.auth import Caller
-from server.delivery import abandonment
+from server.delivery import abandonment, hub
+from server.delivery.hub import Channel
 from server.delivery.stored_responses import StreamReader
 from server.errors import ApiError
+from server.http.asgi.event_stream import Stored
+from server.http.authentication import Caller
+from server.http.handlers.responses import watch
 from server.protocol.responses.request import CreateResponse
 from server.protocol.responses.states import ENDED
 from server.recording import (
@@ -36,9 +38,6 @@ from server.recovery import (
 )
 from server.store.cluster import claims
 from server.store.content import deletion
-from server.stream import hub
-from server.stream.hub import Channel
-from server.stream.sse import Stored
 from tests.support import memory_store
 from tests.support.builders import TENANT
 from tests.support.memory import Memory, Trouble

@@ -2,7 +2,7 @@
 
 import psycopg
 
-from server.auth import make_key
+from server.http.authentication import make_key
 
 
 def make_tenant_key(database_url: str, tenant: str, *, priority_floor: int = 0) -> str:

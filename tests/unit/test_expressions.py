@@ -43,7 +43,7 @@ REACH = {
     "engine/grammar/lark_source.py:self._split": MAX_PATTERN,  # literals, of the model's vocabulary
     "engine/config.py:HUB_KERNEL": OPERATOR,
     "engine/vocabulary.py": OPERATOR,
-    "server/api/query.py:_METADATA": HEADER,
+    "server/http/query_parameters.py:_METADATA": HEADER,
     "server/audit_command.py": OPERATOR,
     "server/browser/page.py:_CHARSET": PAGE,
     "server/browser/page.py:from_html": PAGE,  # a literal and digits
@@ -104,7 +104,7 @@ REACH = {
     "server/model_formats/tool_calls/streamed_json.py:_UNIT": OUTPUT,
     "server/model_formats/tool_calls/streamed_json.py:_CUSTOM_HEAD": OUTPUT,
     "server/model_formats/tool_calls/streamed_json.py:_INSIDE": OUTPUT,
-    "server/openapi.py": OPERATOR,
+    "server/http/openapi.py": OPERATOR,
     "server/prompts_command.py": OPERATOR,
     "server/hosted_tools/discovery.py:_HEADER": TEXT,
     "server/hosted_tools/discovery.py:_VALUE": TEXT,
@@ -138,7 +138,7 @@ AT_ONE_PLACE = {
     "server/model_formats/tool_calls/streamed_json.py:_UNIT",
     *(f"server/hosted_tools/discovery.py:_{name}" for name in ("HEADER", "VALUE")),
     "server/outbound_http/allowed_addresses.py:_HOST_NAME",
-    "server/api/query.py:_METADATA",
+    "server/http/query_parameters.py:_METADATA",
     "server/protocol/json_bounds.py:_BACKSLASHES",
     "server/prompting/ebnf_to_lark.py:_EBNF",
     "server/prompting/ebnf_to_lark.py:_TOKEN",

@@ -14,13 +14,13 @@ from engine.request import (
     Tokens,
     Usage,
 )
+from server.delivery.event_frames import frame
 from server.generation.run import Run
 from server.protocol.responses.events import Event
 from server.recording.recorder import Recorder
 from server.recording.run_registry import Inbound
 from server.store.database import Database
 from server.store.log import events
-from server.stream.frames import frame
 from tests.support.builders import TENANT, SpyHub, accept, register
 from tests.support.eventually import eventually
 

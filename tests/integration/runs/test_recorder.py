@@ -10,6 +10,7 @@ from engine.request import (
     FinishReason,
     Usage,
 )
+from server.delivery.hub import Published
 from server.delivery.stored_responses import read_response
 from server.generation.run import Run
 from server.protocol.responses.events import (
@@ -24,7 +25,6 @@ from server.recording.run_registry import (
     Inbound,
 )
 from server.store.content import deletion
-from server.stream.hub import Published
 from tests.integration.runs.recorded import Bench, finished, tokens
 from tests.support.builders import BREAK_PARSER, HALF, TENANT, accept, kill, say, think
 from tests.support.eventually import eventually

@@ -10,12 +10,12 @@ from server.admission.idempotency import (
     Repeatable,
     sent_before,
 )
-from server.auth import Caller
+from server.delivery.hub import Hub
 from server.errors import Conflict
+from server.http.authentication import Caller
 from server.protocol.ids import new_uuid
 from server.store.content import idempotency_keys
 from server.store.database import Database
-from server.stream.hub import Hub
 from tests.support.builders import kill, register
 
 CALLER = Caller("default", None)

@@ -1,6 +1,6 @@
 from datetime import datetime
 
-from server.auth import make_key
+from server.http.authentication import make_key
 from server.store import api_keys
 from server.store.database import Connection, Database
 

@@ -11,12 +11,20 @@ from uuid import UUID
 import psycopg
 from starlette.responses import Response
 
+from server.delivery.follower import Follower
+from server.delivery.hub import (
+    Channel,
+    Hub,
+)
 from server.delivery.stored_responses import StreamReader
+from server.http.asgi.event_stream import (
+    Cursor,
+    Deferred,
+    EventStream,
+    Timing,
+)
 from server.store.cluster.notifications import CHANNELS
 from server.store.database import Database
-from server.stream.follower import Follower
-from server.stream.hub import Channel, Hub
-from server.stream.sse import Cursor, Deferred, EventStream, Timing
 from tests.support.builders import TENANT
 from tests.support.sse import parse, text_of
 from tests.unit.server.stream.asgi import Client

@@ -4,7 +4,9 @@ from uuid import UUID
 import msgspec
 import pytest
 
+from server.delivery import follower
 from server.generation.run import Run
+from server.http.asgi.event_stream import DONE
 from server.protocol.ids import new_uuid
 from server.recording.run_registry import Begin
 from server.store.cluster.notifications import Notifier
@@ -15,8 +17,6 @@ from server.store.log.events import (
     News,
     Watched,
 )
-from server.stream import follower
-from server.stream.sse import DONE
 from tests.integration.runs.recorded import Bench, finished, recording, tokens
 from tests.integration.stream.following import Elsewhere, elsewhere, listens, sessions
 from tests.support.builders import TENANT, say
@@ -154,7 +154,7 @@ def test_more_than_a_channel_keeps_reaches_a_reader_whole(
     bench: Bench, polling: Elsewhere, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(follower, "TAIL_FRAMES", 3)
-    monkeypatch.setattr("server.stream.hub.TAIL_FRAMES", 3)
+    monkeypatch.setattr("server.delivery.hub.TAIL_FRAMES", 3)
     monkeypatch.setattr("server.delivery.stored_responses.TAIL_FRAMES", 3)
     monkeypatch.setattr("server.delivery.stored_responses.PAGE_EVENTS", 7)
     run = bench.begin()

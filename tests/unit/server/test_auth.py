@@ -9,9 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.requests import Request
 
-from server import auth
-from server.auth import DEFAULT_TENANT, Caller, Gate, make_key
 from server.errors import NotAuthenticated
+from server.http import authentication
+from server.http.authentication import (
+    DEFAULT_TENANT,
+    Caller,
+    Gate,
+    make_key,
+)
 from server.store.api_keys import StoredKey
 from server.store.database import Database
 from tests.support.builders import examples
@@ -48,7 +53,7 @@ class Keys:
 @pytest.fixture
 def keys(monkeypatch: pytest.MonkeyPatch) -> Keys:
     made = Keys()
-    monkeypatch.setattr(auth, "keys", made)
+    monkeypatch.setattr(authentication, "keys", made)
     return made
 
 

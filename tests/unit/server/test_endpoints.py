@@ -10,7 +10,7 @@ from openai import OpenAI, OpenAIError
 from openai._resource import SyncAPIResource
 from starlette.routing import Match, Route
 
-from server.routes import ROUTES
+from server.http.routes import ROUTES
 
 NOT_HERE = {("DELETE", "/v1/models/x")}
 """A model is deleted in its folder."""

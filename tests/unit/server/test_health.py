@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from server.api import health
+from server.http.handlers import health
 from server.supervised_thread import SupervisedThread
 from tests.support.eventually import eventually
 

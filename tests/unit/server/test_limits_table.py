@@ -10,6 +10,7 @@ from server.hosted_tools.mcp import (
     client,
     session,
 )
+from server.http.asgi import request_body
 from server.input_resolution import history
 from server.limits import request_cost
 from server.outbound_http import async_client
@@ -20,7 +21,6 @@ from server.protocol.files import (
     pdf_extraction,
 )
 from server.protocol.responses.request import MAX_TEMPLATE
-from server.stream import body
 
 TABLE = (Path(__file__).parents[3] / "docs" / "limits.md").read_text()
 NAMED = sorted(set(re.findall(r"`(max_[a-z_]+)`", TABLE)))
@@ -58,7 +58,7 @@ def test_the_table_names_the_bounds_of_files_and_bodies() -> None:
         in TABLE
     )
     assert f"{pdf_extraction.MEMORY >> 20} MiB of memory while it is read" in TABLE
-    assert f"{body._DROPPED_BYTES >> 20} MiB of each within {body._LINGER_S:g} s" in TABLE
+    assert f"{request_body._DROPPED_BYTES >> 20} MiB of each within {request_body._LINGER_S:g} s" in TABLE
 
 
 def test_the_table_names_the_bounds_of_what_mcp_servers_send() -> None:

@@ -3,9 +3,9 @@ from typing import Any
 
 import pytest
 
-from server.auth import Caller
 from server.config import Config
 from server.errors import StorageQuotaExceeded
+from server.http.authentication import Caller
 from server.limits.storage_quota import (
     DEFAULT_BYTES,
     FRESH_SECONDS,

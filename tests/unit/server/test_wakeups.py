@@ -11,13 +11,19 @@ from starlette.requests import Request
 
 from server.admission import admit
 from server.admission.admit import Admission
-from server.api import responses
-from server.auth import Caller
+from server.delivery.hub import (
+    Hub,
+    Published,
+)
+from server.http.asgi import event_stream
+from server.http.asgi.event_stream import (
+    KEEP_ALIVE_LINE,
+    Stored,
+)
+from server.http.authentication import Caller
+from server.http.handlers import responses
 from server.protocol.ids import response_id
 from server.store.database import DatabaseError
-from server.stream import sse
-from server.stream.hub import Hub, Published
-from server.stream.sse import KEEP_ALIVE_LINE, Stored
 from tests.unit.server.stream.asgi import PATIENCE_S, Client, inline, now, run
 from tests.unit.server.stream.test_sse import Stream, deferred
 
@@ -27,7 +33,7 @@ TENANT = "default"
 
 @pytest.fixture(autouse=True)
 def on_the_virtual_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sse, "store_reads", lambda _scope: inline)
+    monkeypatch.setattr(event_stream, "store_reads", lambda _scope: inline)
 
 
 def publish(hub: Hub, loop: asyncio.AbstractEventLoop, published: Published) -> None:
@@ -60,7 +66,7 @@ class Store:
         return Stored(found, ended=False)
 
 
-def retrieve(store: Store, monkeypatch: pytest.MonkeyPatch) -> sse.Answer:
+def retrieve(store: Store, monkeypatch: pytest.MonkeyPatch) -> event_stream.Answer:
     """A stream of the response from its beginning, as a GET asks for it."""
     reader = SimpleNamespace(find=store.find, read=store.find, ended=False, background=True)
     monkeypatch.setattr(responses, "StreamReader", lambda *_: reader)

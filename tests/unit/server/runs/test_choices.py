@@ -13,7 +13,6 @@ from engine.scripted_engine import (
 )
 from server.admission.accept import NewRun
 from server.admission.admit import Admission
-from server.auth import Caller
 from server.completions.chat_request import as_response_request
 from server.completions.legacy_request import (
     Given,
@@ -21,6 +20,7 @@ from server.completions.legacy_request import (
 )
 from server.hosted_tools.mcp.client import McpServers
 from server.hosted_tools.mcp.registered_servers import Registered
+from server.http.authentication import Caller
 from server.input_resolution.history import HistoryReads
 from server.model_formats.interface import (
     Conversation,

@@ -9,13 +9,21 @@ from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
 
 from server.errors import InvalidRequest, NotAuthenticated
+from server.http.asgi import thread_pools as threads
+from server.http.asgi.endpoint import (
+    Door,
+    Endpoint,
+    OpenEndpoint,
+)
+from server.http.asgi.event_stream import Answer
+from server.http.asgi.request_body import Lingering
+from server.http.asgi.thread_pools import (
+    Lane,
+    ThreadClass,
+    thread_classes,
+)
 from server.limits.concurrency import SharedLimit
 from server.protocol.errors import DecodeFailure
-from server.stream import threads
-from server.stream.body import Lingering
-from server.stream.endpoint import Door, Endpoint, OpenEndpoint
-from server.stream.sse import Answer
-from server.stream.threads import Lane, ThreadClass, thread_classes
 from tests.support.server_process import PATIENCE_S
 from tests.unit.server.stream.asgi import Client, inline, now, run
 

@@ -8,12 +8,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.responses import Response
 
+from server.delivery import hub as hub_module
+from server.delivery.hub import (
+    Channel,
+    Published,
+)
 from server.errors import NotFound
+from server.http.asgi import thread_pools
+from server.http.asgi.event_stream import (
+    DONE,
+    KEEP_ALIVE_LINE,
+    Cursor,
+    Deferred,
+    EventStream,
+    Stored,
+    Timing,
+)
 from server.store.database import DatabaseError
-from server.stream import hub as hub_module
-from server.stream import threads
-from server.stream.hub import Channel, Published
-from server.stream.sse import DONE, KEEP_ALIVE_LINE, Cursor, Deferred, EventStream, Stored, Timing
 from tests.support.builders import examples
 from tests.unit.server.stream.asgi import Client, inline, now, run
 
@@ -24,7 +35,7 @@ GRACE = 5.0
 
 @pytest.fixture(autouse=True)
 def on_the_virtual_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threads, "run_in_thread", inline)
+    monkeypatch.setattr(thread_pools, "run_in_thread", inline)
 
 
 def never(_first: int) -> Stored:

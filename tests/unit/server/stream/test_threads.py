@@ -6,7 +6,11 @@ from typing import Any
 import pytest
 
 from server.errors import ApiError, Overloaded, TooManyRequests
-from server.stream.threads import Lane, ThreadClass, thread_classes
+from server.http.asgi.thread_pools import (
+    Lane,
+    ThreadClass,
+    thread_classes,
+)
 from tests.support.server_process import PATIENCE_S
 from tests.unit.server.stream.asgi import now, run
 
@@ -20,7 +24,7 @@ class Work:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.begun: list[str] = []
         self._ends: dict[str, asyncio.Event] = {}
-        monkeypatch.setattr("server.stream.threads.run_in_thread", self._run)
+        monkeypatch.setattr("server.http.asgi.thread_pools.run_in_thread", self._run)
 
     async def _run(self, function: str, *, limiter: object) -> str:
         assert limiter is not None

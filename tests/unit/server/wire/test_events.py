@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from server.delivery.event_frames import frame
 from server.generation.response_builder import assemble
 from server.protocol.responses import events as wire
 from server.protocol.responses.events import (
@@ -24,7 +25,6 @@ from server.protocol.responses.items import (
     TopLogprob,
 )
 from server.store.log import events as log
-from server.stream.frames import frame
 from tests.support.builders import CREATED, RESPONSE, SDK_EVENT, TENANT, examples, make_echo
 
 AWKWARD = ["", "\0", "\u2028\u2029", '"\\/', "\\u0000", "😀", "\x01\x1f\x7f", "</think>", "\r\n\n", "é"]

@@ -16,13 +16,22 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from server.errors import ClientGone, Overloaded, on_error
+from server.http.asgi.content_encoding import coding_of
+from server.http.asgi.event_stream import Answer
+from server.http.asgi.request_body import (
+    Body,
+    Lingering,
+)
+from server.http.asgi.retried_handler import when_ready
+from server.http.asgi.thread_pools import (
+    ALONE,
+    Lane,
+    ThreadClass,
+    ThreadClasses,
+    set_store_reads,
+)
 from server.limits.concurrency import SharedLimit
 from server.protocol.ids import request_id_of
-from server.stream.body import Body, Lingering
-from server.stream.content_encoding import coding_of
-from server.stream.pending import when_ready
-from server.stream.sse import Answer
-from server.stream.threads import ALONE, Lane, ThreadClass, ThreadClasses, set_store_reads
 
 C = TypeVar("C")
 

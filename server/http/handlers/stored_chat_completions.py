@@ -5,25 +5,29 @@ from uuid import UUID
 from starlette.requests import Request
 from starlette.responses import Response as HttpResponse
 
-from server.api import query
-from server.api.json import as_json
-from server.auth import Caller
 from server.completions import stored_chat
 from server.errors import NotFound
+from server.http import query_parameters
+from server.http.authentication import Caller
+from server.http.json_response import as_json
+from server.http.services import Services
 from server.protocol import ids
 from server.protocol.completions.chat import (
     DeletedCompletion,
     UpdateCompletion,
 )
 from server.protocol.decode import decode
-from server.services import Services
 from server.store.content.list_pages import Filters
 
 
 def completions(services: Services, caller: Caller, request: Request, _body: bytes) -> HttpResponse:
     """GET /v1/chat/completions"""
-    asked = query.page_asked(request, "asc")
-    filters = Filters(model=query.text(request, "model"), metadata=query.metadata(request), completions=True)
+    asked = query_parameters.page_asked(request, "asc")
+    filters = Filters(
+        model=query_parameters.text(request, "model"),
+        metadata=query_parameters.metadata(request),
+        completions=True,
+    )
     listed = stored_chat.list_completions(
         services.database, caller.tenant, filters, asked.after, asked.limit, newest_first=asked.newest_first
     )
@@ -54,7 +58,7 @@ def delete(services: Services, caller: Caller, request: Request, _body: bytes) -
 
 def messages(services: Services, caller: Caller, request: Request, _body: bytes) -> HttpResponse:
     """GET /v1/chat/completions/{completion_id}/messages"""
-    asked = query.page_asked(request, "asc")
+    asked = query_parameters.page_asked(request, "asc")
     listed = stored_chat.list_messages(
         services.database,
         caller.tenant,

@@ -4,8 +4,8 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from server.api.json import as_json
-from server.services import Services
+from server.http.json_response import as_json
+from server.http.services import Services
 from server.store.database import DatabaseError, clock
 from server.version import VERSION
 

@@ -7,8 +7,8 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.errors import BodyTooLarge, BodyTooSlow, ClientGone
+from server.http.asgi.content_encoding import unpacked
 from server.limits.concurrency import SharedLimit
-from server.stream.content_encoding import unpacked
 
 _DRAIN_FACTOR = 8
 """A body over the limit is still read, up to this many times it, so that the client can hear the answer."""

@@ -5,8 +5,9 @@ from dataclasses import dataclass, field
 from uuid import UUID
 
 from server.admission.admit import Admission
-from server.auth import Gate
 from server.config import Config
+from server.delivery.hub import Hub
+from server.http.authentication import Gate
 from server.prompting.prepare import Served
 from server.recording.recorder import Recorder
 from server.recovery.claimer import Taker
@@ -14,7 +15,6 @@ from server.stall_watch import StallWatch
 from server.store.cluster.notifications import Notifier
 from server.store.database import Database
 from server.store.disk_space import Disk
-from server.stream.hub import Hub
 from server.supervised_thread import SupervisedThread
 from server.tool_loop import ToolLoop
 

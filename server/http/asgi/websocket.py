@@ -14,14 +14,21 @@ from starlette.types import Message, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
 from server.errors import on_error
+from server.http.asgi.endpoint import Door
+from server.http.asgi.event_stream import Answer
+from server.http.asgi.hypercorn_patches import (
+    BUFFER,
+    Inbox,
+)
+from server.http.asgi.retried_handler import when_ready
+from server.http.asgi.thread_pools import (
+    Lane,
+    ThreadClasses,
+    set_store_reads,
+)
 from server.limits.concurrency import SharedLimit
 from server.protocol.ids import request_id_of
 from server.protocol.responses.websocket_messages import CreateMessage
-from server.stream.connection import BUFFER, Inbox
-from server.stream.endpoint import Door
-from server.stream.pending import when_ready
-from server.stream.sse import Answer
-from server.stream.threads import Lane, ThreadClasses, set_store_reads
 
 T = TypeVar("T")
 C = TypeVar("C")

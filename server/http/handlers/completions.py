@@ -5,10 +5,6 @@ from typing import Any
 from starlette.requests import Request
 
 from server.admission.generation_config import with_generation_config
-from server.api.chat import input_called, told
-from server.api.request_id import take_request_id
-from server.api.responses import repeatable
-from server.auth import Caller
 from server.completions.legacy_request import (
     as_response_requests,
     read_prompts,
@@ -19,14 +15,21 @@ from server.completions.legacy_response import (
     telling_of,
     text_completion,
 )
+from server.http.asgi.event_stream import Answer
+from server.http.authentication import Caller
+from server.http.handlers.chat_completions import (
+    input_called,
+    told,
+)
+from server.http.handlers.responses import repeatable
+from server.http.request_id import take_request_id
+from server.http.services import Services
 from server.protocol.completions.legacy import (
     TextCompletion,
     TextRequest,
 )
 from server.protocol.decode import decode
 from server.protocol.json_bounds import MOST_TOKENS
-from server.services import Services
-from server.stream.sse import Answer
 
 
 def create(services: Services, caller: Caller, request: Request, body: bytes) -> Answer:

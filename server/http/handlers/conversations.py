@@ -6,9 +6,10 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response as HttpResponse
 
-from server.api import query
-from server.api.json import as_json
-from server.auth import Caller
+from server.http import query_parameters
+from server.http.authentication import Caller
+from server.http.json_response import as_json
+from server.http.services import Services
 from server.input_resolution import conversations
 from server.input_resolution.resolve_input import unknown_conversation
 from server.protocol import ids
@@ -20,7 +21,6 @@ from server.protocol.conversations import (
 )
 from server.protocol.decode import decode
 from server.protocol.list_pages import page
-from server.services import Services
 
 
 def create(services: Services, caller: Caller, request: Request, body: bytes) -> HttpResponse:
@@ -65,7 +65,7 @@ def create_items(services: Services, caller: Caller, request: Request, body: byt
 
 def list_items(services: Services, caller: Caller, request: Request, _body: bytes) -> HttpResponse:
     """GET /v1/conversations/{conversation_id}/items; `include` changes nothing, everything is given"""
-    asked = query.page_asked(request)
+    asked = query_parameters.page_asked(request)
     listed = conversations.list_items(
         services.database,
         caller.tenant,

@@ -4,14 +4,14 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from server.api.json import as_json
-from server.auth import Caller
+from server.http.authentication import Caller
+from server.http.json_response import as_json
+from server.http.services import Services
 from server.prompting.structured_outputs import with_modern_names
 from server.prompting.token_count import count_input
 from server.protocol.decode import decode
 from server.protocol.responses.request import CountInput
 from server.protocol.responses.response import InputTokens
-from server.services import Services
 
 
 def count(services: Services, caller: Caller, request: Request, body: bytes) -> Response:

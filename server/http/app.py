@@ -5,20 +5,42 @@ from starlette.middleware import Middleware
 from starlette.requests import HTTPConnection, Request
 from starlette.routing import Route, WebSocketRoute
 
-from server.api import health, tokenize
-from server.api.websocket import SocketLimits, SocketSession
-from server.auth import Caller
 from server.errors import on_error
+from server.http.asgi.cors_and_slashes import (
+    Front,
+    Refusal,
+)
+from server.http.asgi.endpoint import (
+    Door,
+    Endpoint,
+    OpenEndpoint,
+)
+from server.http.asgi.event_stream import Answer
+from server.http.asgi.request_body import Lingering
+from server.http.asgi.thread_pools import (
+    Lane,
+    ThreadClasses,
+    thread_classes,
+)
+from server.http.asgi.websocket import SocketEndpoint
+from server.http.authentication import Caller
+from server.http.handlers import (
+    health,
+    tokenize,
+)
+from server.http.handlers.websocket_session import (
+    SocketLimits,
+    SocketSession,
+)
+from server.http.routes import (
+    OPEN_ROUTES,
+    ROUTES,
+    Handler,
+    OpenHandler,
+)
+from server.http.services import Services
 from server.limits.concurrency import SharedLimit
 from server.origins import read_cors_origins, require_json
-from server.routes import OPEN_ROUTES, ROUTES, Handler, OpenHandler
-from server.services import Services
-from server.stream.body import Lingering
-from server.stream.endpoint import Door, Endpoint, OpenEndpoint
-from server.stream.front import Front, Refusal
-from server.stream.sse import Answer
-from server.stream.threads import Lane, ThreadClasses, thread_classes
-from server.stream.websocket import SocketEndpoint
 
 NO_BODY_BYTES = 4096
 """What is read of a body where none is needed, and dropped."""

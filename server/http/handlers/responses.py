@@ -13,17 +13,31 @@ from server.admission.idempotency import (
     Repeatable,
 )
 from server.admission.unsupported_parameters import refuse_empty
-from server.api import query
-from server.api.json import as_json
-from server.api.request_id import take_request_id
-from server.auth import Caller
 from server.crashpoints import crashpoint
+from server.delivery.event_frames import OpenResponsesNames
+from server.delivery.hub import (
+    Channel,
+    Hub,
+)
 from server.delivery.stored_responses import (
     StreamReader,
     final_responses,
     find_response,
 )
 from server.errors import InvalidRequest, NotFound
+from server.http import query_parameters
+from server.http.asgi.event_stream import (
+    Answer,
+    Cursor,
+    Deferred,
+    EventStream,
+    Stored,
+    Timing,
+)
+from server.http.authentication import Caller
+from server.http.json_response import as_json
+from server.http.request_id import take_request_id
+from server.http.services import Services
 from server.prompting.prepare import SEALED_REASONING
 from server.prompting.structured_outputs import with_modern_names
 from server.protocol import ids
@@ -35,12 +49,8 @@ from server.protocol.responses.response import (
 )
 from server.protocol.responses.states import ENDED
 from server.sealing.unseal_items import with_sealed
-from server.services import Services
 from server.store.cluster import claims
 from server.store.content import deletion
-from server.stream.frames import OpenResponsesNames
-from server.stream.hub import Channel, Hub
-from server.stream.sse import Answer, Cursor, Deferred, EventStream, Stored, Timing
 
 CANCEL_SECONDS = 10.0
 """How long a cancel waits for the end that it asked for; then it answers with what there is."""
@@ -77,14 +87,14 @@ def repeatable(request: Request, body: bytes) -> Repeatable | None:
 def retrieve(services: Services, caller: Caller, request: Request, _body: bytes) -> Answer:
     """GET /v1/responses/{response_id}"""
     response = response_id(request)
-    query.flag(request, "include_obfuscation")
-    if not query.flag(request, "stream"):
+    query_parameters.flag(request, "include_obfuscation")
+    if not query_parameters.flag(request, "stream"):
         found = _read(services, caller, request, response)
-        if SEALED_REASONING in query.included(request):
+        if SEALED_REASONING in query_parameters.included(request):
             found = with_sealed(found, services.served.seal, caller.tenant)
         return as_json(request, found)
-    last_seen = query.last_event_id(request)
-    position = max(query.whole_number(request, "starting_after", -1), last_seen) + 1
+    last_seen = query_parameters.last_event_id(request)
+    position = max(query_parameters.whole_number(request, "starting_after", -1), last_seen) + 1
     reader = StreamReader(services.database, caller.tenant, response)
     begun = reader.find(position)
     if begun is None:

@@ -4,9 +4,9 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from server.http.asgi.request_body import Lingering
 from server.origins import AllowedOrigins
 from server.protocol.ids import new_request_id
-from server.stream.body import Lingering
 
 _EXPOSED = "x-request-id, retry-after, x-should-retry"
 """Headers of answers that pages may read, beside those that every page may."""

@@ -3,18 +3,21 @@
 import msgspec
 from starlette.requests import Request
 
-from server.api.json import as_json
-from server.api.responses import timing_of
-from server.auth import Caller
 from server.compaction.endpoint import (
     begin,
     read_written,
 )
 from server.errors import Conflict
+from server.http.asgi.event_stream import (
+    Answer,
+    Deferred,
+)
+from server.http.authentication import Caller
+from server.http.handlers.responses import timing_of
+from server.http.json_response import as_json
+from server.http.services import Services
 from server.protocol.decode import decode
 from server.protocol.responses.request import CreateResponse
-from server.services import Services
-from server.stream.sse import Answer, Deferred
 
 
 def create(services: Services, caller: Caller, request: Request, body: bytes) -> Answer:

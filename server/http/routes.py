@@ -9,24 +9,6 @@ from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response as HttpResponse
 
-from server import openapi
-from server.api import (
-    chat,
-    compact,
-    conversations,
-    health,
-    input_tokens,
-    lists,
-    models,
-    query,
-    responses,
-    stored_chat,
-    text,
-    tokenize,
-)
-from server.api.health import Health, Version
-from server.api.json import as_json
-from server.auth import Caller
 from server.errors import (
     Conflict,
     ConversationLocked,
@@ -36,7 +18,33 @@ from server.errors import (
     WrongHost,
     WrongOrigin,
 )
-from server.openapi import Contract, Described, Parameter
+from server.http import openapi, query_parameters
+from server.http.asgi.event_stream import Answer
+from server.http.authentication import Caller
+from server.http.handlers import (
+    chat_completions,
+    compact,
+    completions,
+    conversations,
+    health,
+    input_tokens,
+    models,
+    response_lists,
+    responses,
+    stored_chat_completions,
+    tokenize,
+)
+from server.http.handlers.health import (
+    Health,
+    Version,
+)
+from server.http.json_response import as_json
+from server.http.openapi import (
+    Contract,
+    Described,
+    Parameter,
+)
+from server.http.services import Services
 from server.protocol.completions.chat import (
     ChatCompletion,
     ChatRequest,
@@ -84,8 +92,6 @@ from server.protocol.responses.response import (
     Response,
     Status,
 )
-from server.services import Services
-from server.stream.sse import Answer
 
 Handler = Callable[[Services, Caller, Request, bytes], Answer]
 OpenHandler = Callable[[Services, Request, bytes], HttpResponse]
@@ -121,15 +127,15 @@ ROUTES: list[tuple[str, str, Handler, Contract]] = [
     (
         "GET",
         "/v1/responses",
-        lists.responses,
+        response_lists.responses,
         Contract(
             says="A page of stored responses; an extension.",
             gives=ResponsePage,
             parameters=(
-                *query.PAGE,
+                *query_parameters.PAGE,
                 Parameter(name="model", type=str, says="Only of this model."),
                 Parameter(name="status", type=Status, says="Only of this status."),
-                query.METADATA,
+                query_parameters.METADATA,
             ),
         ),
     ),
@@ -172,7 +178,7 @@ ROUTES: list[tuple[str, str, Handler, Contract]] = [
                     place="header",
                 ),
                 Parameter(name="include_obfuscation", type=bool, says="Changes nothing."),
-                query.INCLUDE,
+                query_parameters.INCLUDE,
                 _NAMES,
             ),
             otherwise={204: None},
@@ -188,15 +194,17 @@ ROUTES: list[tuple[str, str, Handler, Contract]] = [
     (
         "GET",
         "/v1/responses/{response_id}/input_items",
-        lists.input_items,
+        response_lists.input_items,
         Contract(
-            says="A page of what it was given.", gives=ItemPage, parameters=(*query.PAGE, query.INCLUDE)
+            says="A page of what it was given.",
+            gives=ItemPage,
+            parameters=(*query_parameters.PAGE, query_parameters.INCLUDE),
         ),
     ),
     (
         "POST",
         "/v1/chat/completions",
-        chat.create,
+        chat_completions.create,
         Contract(
             says="Complete a chat; with `stream`, tell it in chunks as they come.",
             takes=ChatRequest,
@@ -209,45 +217,49 @@ ROUTES: list[tuple[str, str, Handler, Contract]] = [
     (
         "GET",
         "/v1/chat/completions",
-        stored_chat.completions,
+        stored_chat_completions.completions,
         Contract(
             says="A page of stored completions.",
             gives=CompletionPage,
             parameters=(
-                *query.PAGE,
+                *query_parameters.PAGE,
                 Parameter(name="model", type=str, says="Only of this model."),
-                query.METADATA,
+                query_parameters.METADATA,
             ),
         ),
     ),
     (
         "GET",
         "/v1/chat/completions/{completion_id}",
-        stored_chat.retrieve,
+        stored_chat_completions.retrieve,
         Contract(says="A stored completion.", gives=StoredCompletion),
     ),
     (
         "POST",
         "/v1/chat/completions/{completion_id}",
-        stored_chat.update,
+        stored_chat_completions.update,
         Contract(says="Replace its metadata.", takes=UpdateCompletion, gives=StoredCompletion),
     ),
     (
         "DELETE",
         "/v1/chat/completions/{completion_id}",
-        stored_chat.delete,
+        stored_chat_completions.delete,
         Contract(says="Delete it.", gives=DeletedCompletion),
     ),
     (
         "GET",
         "/v1/chat/completions/{completion_id}/messages",
-        stored_chat.messages,
-        Contract(says="A page of the messages that it was given.", gives=MessagePage, parameters=query.PAGE),
+        stored_chat_completions.messages,
+        Contract(
+            says="A page of the messages that it was given.",
+            gives=MessagePage,
+            parameters=query_parameters.PAGE,
+        ),
     ),
     (
         "POST",
         "/v1/completions",
-        text.create,
+        completions.create,
         Contract(
             says="Go on with texts, or with token ids; with `stream`, in chunks as they come.",
             takes=TextRequest,
@@ -321,7 +333,11 @@ ROUTES: list[tuple[str, str, Handler, Contract]] = [
         "GET",
         "/v1/conversations/{conversation_id}/items",
         conversations.list_items,
-        Contract(says="A page of its items.", gives=ItemPage, parameters=(*query.PAGE, query.INCLUDE)),
+        Contract(
+            says="A page of its items.",
+            gives=ItemPage,
+            parameters=(*query_parameters.PAGE, query_parameters.INCLUDE),
+        ),
     ),
     (
         "GET",

@@ -11,8 +11,6 @@ import msgspec
 from starlette.websockets import WebSocket
 
 from server.admission.unsupported_parameters import refuse_empty
-from server.api import responses
-from server.auth import Caller
 from server.delivery.stored_responses import StreamReader
 from server.errors import (
     BodyTooLarge,
@@ -23,6 +21,11 @@ from server.errors import (
     log_mistake,
     translate,
 )
+from server.http.asgi.event_stream import Answer
+from server.http.asgi.websocket import Wanted
+from server.http.authentication import Caller
+from server.http.handlers import responses
+from server.http.services import Services
 from server.limits.concurrency import SharedLimit
 from server.prompting.structured_outputs import with_modern_names
 from server.protocol.decode import decode
@@ -40,9 +43,6 @@ from server.protocol.responses.websocket_messages import (
     SteerFailed,
 )
 from server.protocol.typed import decode_as
-from server.services import Services
-from server.stream.sse import Answer
-from server.stream.websocket import Wanted
 
 MOST_WAITING = 16
 """Messages that may wait for their turn on one connection."""

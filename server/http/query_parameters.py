@@ -8,7 +8,7 @@ from msgspec import Meta
 from starlette.requests import Request
 
 from server.errors import InvalidRequest
-from server.openapi import Parameter
+from server.http.openapi import Parameter
 
 MOST_LISTED = 100
 DEFAULT_LISTED = 20

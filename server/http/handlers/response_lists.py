@@ -5,30 +5,33 @@ from typing import get_args
 from starlette.requests import Request
 from starlette.responses import Response as HttpResponse
 
-from server.api import query
-from server.api.json import as_json
-from server.api.responses import response_id, unknown
-from server.auth import Caller
 from server.delivery.response_lists import (
     list_input_items,
     list_responses,
 )
 from server.errors import InvalidRequest
+from server.http import query_parameters
+from server.http.authentication import Caller
+from server.http.handlers.responses import (
+    response_id,
+    unknown,
+)
+from server.http.json_response import as_json
+from server.http.services import Services
 from server.protocol.responses.response import Status
-from server.services import Services
 from server.store.content.list_pages import Filters
 
 
 def responses(services: Services, caller: Caller, request: Request, _body: bytes) -> HttpResponse:
     """GET /v1/responses"""
-    asked = query.page_asked(request)
-    status = query.text(request, "status")
+    asked = query_parameters.page_asked(request)
+    status = query_parameters.text(request, "status")
     if status is not None and status not in get_args(Status):
         raise InvalidRequest(f"status must be one of {', '.join(get_args(Status))}.", param="status")
     filters = Filters(
-        model=query.text(request, "model"),
+        model=query_parameters.text(request, "model"),
         status=status,  # type: ignore[arg-type]  # looked up in its own values
-        metadata=query.metadata(request),
+        metadata=query_parameters.metadata(request),
     )
     page = list_responses(
         services.database, caller.tenant, filters, asked.after, asked.limit, newest_first=asked.newest_first
@@ -38,7 +41,7 @@ def responses(services: Services, caller: Caller, request: Request, _body: bytes
 
 def input_items(services: Services, caller: Caller, request: Request, _body: bytes) -> HttpResponse:
     """GET /v1/responses/{response_id}/input_items; `include` changes nothing: items are given as they came"""
-    asked = query.page_asked(request)
+    asked = query_parameters.page_asked(request)
     page = list_input_items(
         services.database,
         caller.tenant,

@@ -4,14 +4,15 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from server.api.chat import input_called
-from server.api.json import as_json
-from server.auth import Caller
 from server.completions import tokenize as runs
 from server.completions.legacy_request import (
     check_tokens,
     spelled,
 )
+from server.http.authentication import Caller
+from server.http.handlers.chat_completions import input_called
+from server.http.json_response import as_json
+from server.http.services import Services
 from server.load_model import model_folder
 from server.model_formats.chat_template.template import read_json
 from server.protocol.completions.tokenize import (
@@ -22,7 +23,6 @@ from server.protocol.completions.tokenize import (
 )
 from server.protocol.decode import decode
 from server.protocol.json_bounds import MOST_TOKENS
-from server.services import Services
 
 
 def tokenize(services: Services, caller: Caller, request: Request, body: bytes) -> Response:

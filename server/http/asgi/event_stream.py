@@ -14,10 +14,13 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from server.crashpoints import die, is_last_pass
+from server.delivery.hub import Channel
 from server.errors import Overloaded, TooManyRequests, on_error
+from server.http.asgi.thread_pools import (
+    RunInThread,
+    store_reads,
+)
 from server.store.database import DatabaseError
-from server.stream.hub import Channel
-from server.stream.threads import RunInThread, store_reads
 
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"

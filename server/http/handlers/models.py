@@ -3,15 +3,15 @@
 from starlette.requests import Request
 from starlette.responses import Response
 
-from server.api.json import as_json
-from server.auth import Caller
 from server.errors import UnknownModel
+from server.http.authentication import Caller
+from server.http.json_response import as_json
+from server.http.services import Services
 from server.protocol.responses.response import (
     Model,
     ModelList,
     Permission,
 )
-from server.services import Services
 
 
 def list_models(services: Services, _caller: Caller, request: Request, _body: bytes) -> Response:

@@ -12,15 +12,20 @@ from contextlib import contextmanager, suppress
 from time import monotonic
 from uuid import UUID
 
+from server.delivery.event_frames import frames
 from server.delivery.function_names import with_names
+from server.delivery.hub import (
+    TAIL_FRAMES,
+    Hub,
+    Place,
+    Published,
+)
 from server.delivery.stored_responses import read_end
 from server.store.cluster import notifications
 from server.store.cluster.notifications import Hints
 from server.store.database import Connection, Database, DatabaseError, Unreachable
 from server.store.log import events
 from server.store.log.events import News
-from server.stream.frames import frames
-from server.stream.hub import TAIL_FRAMES, Hub, Place, Published
 from server.supervised_thread import Retry, SupervisedThread
 
 log = logging.getLogger("holdfast.follower")

@@ -1,1 +1,0 @@
-"""HTTP and nothing else: requests to calls, results to answers. Plain functions."""

@@ -1,0 +1,1 @@
+"""One file a resource: a request becomes a call, its result an answer. Plain functions."""

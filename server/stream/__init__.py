@@ -1,1 +1,0 @@
-"""From committed events to the wire."""
