@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 
-from server.locations import demo_model_folder
+from server.configuration.shipped_files import demo_model_folder
 from tests.support.server_process import MODEL, ServerProcess
 
 CONCURRENT = 32

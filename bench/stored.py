@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 
 from bench.clients import Capture, read_streams
 from bench.rounds import divide, tell
-from server.locations import demo_model_folder
+from server.configuration.shipped_files import demo_model_folder
 from tests.support.server_process import MODEL, ServerProcess
 
 CONCURRENT = 32

@@ -21,7 +21,8 @@ from engine.request import (
     Engine,
 )
 from server.admission.admit import Admission
-from server.config import Config
+from server.configuration.settings import Config
+from server.configuration.shipped_files import demo_model_folder
 from server.delivery.abandonment import Unread
 from server.delivery.event_frames import frame
 from server.embedded_postgres.embedded_server import EmbeddedPostgres
@@ -30,7 +31,6 @@ from server.hosted_tools.mcp.client import McpServers
 from server.hosted_tools.mcp.registered_servers import Registered
 from server.http.authentication import Caller
 from server.input_resolution.resolve_input import read_given
-from server.locations import demo_model_folder
 from server.model_formats.interface import (
     CallDelta,
     CallEnd,
@@ -41,11 +41,11 @@ from server.model_formats.interface import (
     TextDelta,
 )
 from server.model_formats.select_format import pick
+from server.process.scripted_model import scripted_engine
 from server.prompting.prepare import Served
 from server.prompting.request_echo import make_echo
 from server.protocol.decode import decode
 from server.protocol.responses.request import CreateResponse
-from server.scripted_model import scripted_engine
 from server.store.database import upgrade
 from server.store.disk_space import Disk
 from server.tool_loop import ToolLoop

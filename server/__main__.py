@@ -2,13 +2,13 @@
 
 import sys
 
-from server import interrupts
+from server.process import interrupts
 
 
 def main() -> int:
     """The command's exit code. After an interrupt it does not return: the process exits with 130."""
     interrupts.exit_at_once()
-    from server.cli import main as run
+    from server.cli.commands import main as run
 
     code = run()
     if interrupts.was_interrupted():

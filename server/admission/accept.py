@@ -9,7 +9,7 @@ import msgspec
 
 from server.admission.idempotency import Repeatable
 from server.compaction.inline import first_reading
-from server.config import Config
+from server.configuration.settings import Config
 from server.crashpoints import crashpoint
 from server.generation.run import (
     Run,

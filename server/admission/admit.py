@@ -34,7 +34,7 @@ from server.admission.idempotency import (
 )
 from server.admission.unsupported_parameters import refuse_unserved
 from server.compaction.inline import prepare_first
-from server.config import Config
+from server.configuration.settings import Config
 from server.crashpoints import crashpoint
 from server.delivery.abandonment import Unread
 from server.delivery.event_frames import frames

@@ -10,7 +10,10 @@ from hypercorn.config import Config as Hypercorn
 
 from server.browser.browsing import Web
 from server.browser.mcp_server import RequireToken, build
-from server.config import LOOPBACK, tool_tokens
+from server.configuration.settings import (
+    LOOPBACK,
+    tool_tokens,
+)
 from server.outbound_http.allowed_addresses import (
     Refused,
     only,

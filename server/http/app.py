@@ -5,6 +5,10 @@ from starlette.middleware import Middleware
 from starlette.requests import HTTPConnection, Request
 from starlette.routing import Route, WebSocketRoute
 
+from server.configuration.origins import (
+    read_cors_origins,
+    require_json,
+)
 from server.errors import on_error
 from server.http.asgi.cors_and_slashes import (
     Front,
@@ -40,7 +44,6 @@ from server.http.routes import (
 )
 from server.http.services import Services
 from server.limits.concurrency import SharedLimit
-from server.origins import read_cors_origins, require_json
 
 NO_BODY_BYTES = 4096
 """What is read of a body where none is needed, and dropped."""

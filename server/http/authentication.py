@@ -13,15 +13,15 @@ from time import monotonic
 
 from starlette.requests import HTTPConnection
 
-from server.config import Config
-from server.errors import NotAuthenticated
-from server.origins import (
+from server.configuration.origins import (
     AllowedHosts,
     AllowedOrigins,
     read_allowed_hosts,
     read_cors_origins,
     refusal,
 )
+from server.configuration.settings import Config
+from server.errors import NotAuthenticated
 from server.store import api_keys
 from server.store.database import Connection, Database
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from uuid import UUID
 
 from server.admission.admit import Admission
-from server.config import Config
+from server.configuration.settings import Config
 from server.delivery.hub import Hub
 from server.http.authentication import Gate
 from server.prompting.prepare import Served

@@ -6,7 +6,7 @@ each other's rows, so the bounds may be passed by as many as the handlers' threa
 
 from dataclasses import dataclass
 
-from server.config import Config
+from server.configuration.settings import Config
 from server.errors import Overloaded, TooManyRequests
 from server.http.authentication import Caller
 from server.store.cluster import claims

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from server.config import Config
+from server.configuration.settings import Config
 from server.errors import StorageQuotaExceeded
 from server.http.authentication import Caller
 from server.store.content import storage_usage

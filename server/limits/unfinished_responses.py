@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from uuid import UUID
 
-from server.config import Config
+from server.configuration.settings import Config
 from server.errors import InvalidRequest, Overloaded, TooManyRequests
 
 UNBOUNDED = 2**31

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from server.config import Config
+from server.configuration.settings import Config
 from server.crashpoints import crashpoint
 from server.store.content import (
     retention,

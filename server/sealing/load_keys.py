@@ -1,6 +1,6 @@
 """The keys of what clients carry for the server: the setting's, else one that all replicas share."""
 
-from server.config import Config
+from server.configuration.settings import Config
 from server.sealing.cipher import (
     Seal,
     make_key,

@@ -26,7 +26,7 @@ from sqlalchemy.exc import (
 )
 from sqlalchemy.pool import ConnectionPoolEntry
 
-from server.locations import migrations_folder
+from server.configuration.shipped_files import migrations_folder
 from server.store.connection import (
     LIMITS,
     PatientConnection,

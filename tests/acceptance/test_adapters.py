@@ -10,7 +10,7 @@ ANSWER = "1, 2, 3, 4, 5"
 def test_an_adapter_answers_under_its_own_name_and_leaves_the_model_alone(
     start_server: StartServer, connect: Connect
 ) -> None:
-    from server.locations import demo_model_folder
+    from server.configuration.shipped_files import demo_model_folder
     from tests.support.adapters import make_adapter  # torch, which no other acceptance test needs
 
     adapter = make_adapter(demo_model_folder())

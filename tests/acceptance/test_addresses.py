@@ -7,7 +7,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from server.locations import demo_model_folder
+from server.configuration.shipped_files import demo_model_folder
 from server.version import VERSION
 from tests.acceptance.error_object import check_error
 from tests.fix_server import StartServer

@@ -7,7 +7,7 @@ import httpx
 import pytest
 from openai import APIStatusError, BadRequestError, NotFoundError
 
-from server.scripted_model import CONTEXT_LENGTH
+from server.process.scripted_model import CONTEXT_LENGTH
 from tests.acceptance.error_object import check_error
 from tests.fix_server import Connect
 from tests.support.server_process import MODEL, ServerProcess

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from server import interrupts
+from server.process import interrupts
 from tests.support.embedded_process import is_running
 from tests.support.server_process import PATIENCE_S, REPOSITORY, environment
 
@@ -44,7 +44,15 @@ def interrupted_at(
 
 
 @pytest.mark.parametrize(
-    "module", ["server.cli", "sqlalchemy", "server.serve", "starlette.applications", "psycopg", "torch"]
+    "module",
+    [
+        "server.cli.commands",
+        "sqlalchemy",
+        "server.process.serve",
+        "starlette.applications",
+        "psycopg",
+        "torch",
+    ],
 )
 def test_an_interrupt_at_any_moment_before_the_server_is_ready_ends_it_with_130(
     module: str, database_url: str

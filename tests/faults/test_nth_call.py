@@ -28,7 +28,7 @@ from engine.scripted_engine import (
     ScriptedEngine,
 )
 from server.admission.admit import Admission
-from server.config import Config
+from server.configuration.settings import Config
 from server.delivery.abandonment import Unread
 from server.delivery.stored_responses import read_response
 from server.hosted_tools.mcp.client import McpServers
@@ -232,7 +232,7 @@ def test_a_request_is_served_whichever_exchange_with_the_database_is_lost(
         exchanges = Exchanges(number, moment)
         with serving(watched_url) as server:
             with counting(exchanges):
-                response = server.serve(kind)
+                response = server.process.serve(kind)
             check_one(server, response, kind, "incomplete")
         if exchanges.count < number:
             break
@@ -249,5 +249,5 @@ def test_a_request_ends_as_failed_whichever_step_of_the_engine_fails(
     watched_url: str, kind: Kind, fault: Literal["fail", "crash"], at_token: int, tally: Tally
 ) -> None:
     with serving(watched_url, Fault(kind=fault, at_token=at_token)) as server:
-        check_one(server, server.serve(kind), kind, "failed")
+        check_one(server, server.process.serve(kind), kind, "failed")
     tally["F22", "steps of an engine that failed"] += 1

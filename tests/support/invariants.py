@@ -9,7 +9,10 @@ from contextlib import closing
 
 import psycopg
 
-from server.audit_command import Tally, violations
+from server.cli.audit import (
+    Tally,
+    violations,
+)
 from server.maintenance.audit_responses import (
     Limits,
     Violation,

@@ -7,7 +7,7 @@ import ast
 import subprocess
 from pathlib import Path
 
-from server.config import settings
+from server.configuration.settings import settings
 
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"

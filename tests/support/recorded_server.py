@@ -58,13 +58,15 @@ def recorded(build: Callable[..., Any], descriptor: int) -> Callable[..., Any]:
 
 
 def main() -> int:
-    from server import interrupts
+    from server.process import interrupts
 
     interrupts.exit_at_once()
     from server.__main__ import main as run
     from server.http import app
 
-    app.build = recorded(app.build, int(os.environ[DESCRIPTOR]))  # which `server.serve` imports from there
+    app.build = recorded(
+        app.build, int(os.environ[DESCRIPTOR])
+    )  # which `server.process.serve` imports from there
     return run()
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from sqlalchemy.exc import OperationalError
 
 from server.admission.admit import Admission
-from server.config import Config
+from server.configuration.settings import Config
 from server.delivery import follower
 from server.delivery.abandonment import Unread
 from server.delivery.hub import Hub

@@ -10,11 +10,11 @@ import sys
 
 
 def main(seconds: int, arguments: list[str]) -> int:
-    from server import cli
+    from server.cli import commands
 
     native = ctypes.PyDLL(None)
     signal.signal(signal.SIGUSR2, lambda *_: native.sleep(seconds))
-    return cli.main(arguments)
+    return commands.main(arguments)
 
 
 if __name__ == "__main__":

@@ -58,10 +58,10 @@ def _place(frame: FrameType) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    from server import cli
+    from server.cli import commands
 
     threading.Thread(target=watch, daemon=True).start()
-    return cli.main(arguments)
+    return commands.main(arguments)
 
 
 if __name__ == "__main__":

@@ -4,8 +4,8 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from server.configuration.origins import AllowedOrigins
 from server.http.asgi.request_body import Lingering
-from server.origins import AllowedOrigins
 from server.protocol.ids import new_request_id
 
 _EXPOSED = "x-request-id, retry-after, x-should-retry"

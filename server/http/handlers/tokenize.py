@@ -13,8 +13,8 @@ from server.http.authentication import Caller
 from server.http.handlers.chat_completions import input_called
 from server.http.json_response import as_json
 from server.http.services import Services
-from server.load_model import model_folder
 from server.model_formats.chat_template.template import read_json
+from server.process.load_model import model_folder
 from server.protocol.completions.tokenize import (
     Detokenized,
     DetokenizeRequest,

@@ -6,7 +6,7 @@ from uuid import UUID
 
 import pytest
 
-from server.config import Config
+from server.configuration.settings import Config
 from server.maintenance.retention import (
     DiskShort,
     Janitor,

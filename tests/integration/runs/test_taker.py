@@ -19,12 +19,12 @@ from engine.request import (
     Tokens,
     Usage,
 )
+from server.configuration.shipped_files import demo_model_folder
 from server.delivery.stored_responses import read_response
 from server.generation.output_decoding import Reading
 from server.generation.run import Run
 from server.hosted_tools.mcp.client import McpServers
 from server.hosted_tools.mcp.registered_servers import Registered
-from server.locations import demo_model_folder
 from server.model_formats.interface import (
     Conversation,
     Dialect,

@@ -19,7 +19,7 @@ from engine.runner.model_runner import (
     ModelExecutor,
     _known_errors,
 )
-from server.locations import demo_model_folder
+from server.configuration.shipped_files import demo_model_folder
 from tests.support.engines import (
     Bench,
     Outcome,

@@ -9,9 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.config import Config, Setting, for_child, load, settings, tiktoken_folders, xdg_data_home
+from server.configuration.removed_settings import REMOVED
+from server.configuration.settings import (
+    Config,
+    Setting,
+    for_child,
+    load,
+    settings,
+    tiktoken_folders,
+    xdg_data_home,
+)
 from server.errors import ConfigError
-from server.removed_settings import REMOVED
 from tests.support.builders import examples
 
 ALL = {setting.name: setting for setting in settings()}

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from server.config import settings
+from server.configuration.settings import settings
 from server.hosted_tools.mcp import (
     client,
     session,

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from engine.config import EngineConfig
-from server.config import Config
+from server.configuration.settings import Config
 from server.errors import ConfigError
-from server.load_model import load_model
+from server.process.load_model import load_model
 
 
 def engine_config(monkeypatch: pytest.MonkeyPatch, **settings: Any) -> EngineConfig:

@@ -1,10 +1,10 @@
 import pytest
 from sqlalchemy.exc import DBAPIError, OperationalError, ProgrammingError
 
-from server import open_database
-from server.config import Config
+from server.configuration.settings import Config
 from server.errors import ConfigError
-from server.open_database import OpenDatabase
+from server.process import open_database
+from server.process.open_database import OpenDatabase
 
 
 @pytest.mark.parametrize(

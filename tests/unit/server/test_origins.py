@@ -2,8 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.errors import ConfigError, UnsupportedMediaType, WrongHost, WrongOrigin
-from server.origins import (
+from server.configuration.origins import (
     AllowedHosts,
     Host,
     read_allowed_hosts,
@@ -12,6 +11,7 @@ from server.origins import (
     refusal,
     require_json,
 )
+from server.errors import ConfigError, UnsupportedMediaType, WrongHost, WrongOrigin
 from tests.support.builders import examples
 
 PORT = 8000

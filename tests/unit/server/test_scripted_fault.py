@@ -5,7 +5,7 @@ from engine.scripted_engine import (
     Fault,
 )
 from server.errors import ConfigError
-from server.scripted_model import read_fault
+from server.process.scripted_model import read_fault
 
 
 @pytest.mark.parametrize("kind", KINDS)

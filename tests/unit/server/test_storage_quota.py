@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from server.config import Config
+from server.configuration.settings import Config
 from server.errors import StorageQuotaExceeded
 from server.http.authentication import Caller
 from server.limits.storage_quota import (

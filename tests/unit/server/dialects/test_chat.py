@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from server.locations import demo_model_folder
+from server.configuration.shipped_files import demo_model_folder
 from server.model_formats.chat_template.chat_template_format import ChatDialect
 from server.model_formats.interface import (
     Conversation,

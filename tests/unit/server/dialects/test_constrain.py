@@ -11,7 +11,7 @@ import pytest
 
 from engine.grammar.compiler import GrammarCompiler
 from engine.request import Grammar
-from server.locations import demo_model_folder
+from server.configuration.shipped_files import demo_model_folder
 from server.model_formats.interface import (
     CallDelta,
     CallEnd,

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, processors
 from tokenizers.decoders import Fuse
 
-from server.locations import demo_model_folder
+from server.configuration.shipped_files import demo_model_folder
 from server.model_formats.chat_template.template import ChatTemplate
 from server.model_formats.interface import PromptError
 from server.model_formats.select_format import pick

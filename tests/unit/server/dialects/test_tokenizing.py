@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-from server.locations import demo_model_folder
+from server.configuration.shipped_files import demo_model_folder
 from server.model_formats.chat_template.tokenizing import (
     PIECE,
     BoundedTokenizer,

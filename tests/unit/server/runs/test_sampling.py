@@ -13,8 +13,8 @@ from engine.scripted_engine import (
     ScriptedEngine,
 )
 from server.admission.generation_config import with_generation_config
+from server.configuration.shipped_files import demo_model_folder
 from server.errors import InvalidRequest
-from server.locations import demo_model_folder
 from server.model_formats.interface import Dialect
 from server.model_formats.select_format import pick
 from server.prompting.prepare import (

@@ -1,6 +1,6 @@
 """What is refused at the start of a server for which no key was ever made."""
 
-from server.config import Config
+from server.configuration.settings import Config
 from server.errors import ConfigError
 from server.hosted_tools.mcp.registered_servers import (
     COMMAND,

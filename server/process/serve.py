@@ -21,9 +21,8 @@ from uuid import UUID
 
 from hypercorn.config import Config as HypercornConfig
 
-from server import interrupts
 from server.admission.admit import Admission
-from server.config import Config
+from server.configuration.settings import Config
 from server.crashpoints import arm
 from server.delivery.abandonment import Unread
 from server.delivery.follower import Follower
@@ -46,12 +45,17 @@ from server.http.asgi.connection_limit import (
 from server.http.asgi.thread_pools import LEAST_CONNECTIONS
 from server.http.authentication import Gate
 from server.http.services import Services
-from server.key_required import require_key
 from server.limits.unfinished_responses import Capacity
-from server.load_model import load_model, model_name, read_adapters
 from server.maintenance.retention import Janitor
-from server.open_database import OpenDatabase
 from server.outbound_http.allowed_addresses import read_allowed
+from server.process import interrupts
+from server.process.key_required import require_key
+from server.process.load_model import (
+    load_model,
+    model_name,
+    read_adapters,
+)
+from server.process.open_database import OpenDatabase
 from server.prompting.prepare import Served
 from server.recording.recorder import Recorder
 from server.recording.run_registry import Inbound
@@ -303,7 +307,7 @@ class _Process:
         settings.websocket_ping_interval = self._config.keep_alive_seconds
         connection.install()
         server = Listener(build(self._services, connections), settings, connections)
-        runner.run(server.serve(listener, self._ended.wait))
+        runner.run(server.process.serve(listener, self._ended.wait))
 
     def stop(self) -> None:
         """Ends the threads and gives up the lease."""

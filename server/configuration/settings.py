@@ -15,11 +15,17 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 from urllib.parse import urlsplit
 
+from server.configuration.kubernetes_variables import is_service_link
+from server.configuration.origins import (
+    read_allowed_hosts,
+    read_cors_origins,
+)
+from server.configuration.redaction import (
+    without_password,
+    without_secrets,
+)
+from server.configuration.removed_settings import was_removed
 from server.errors import ConfigError
-from server.origins import read_allowed_hosts, read_cors_origins
-from server.redaction import without_password, without_secrets
-from server.removed_settings import was_removed
-from server.service_links import is_service_link
 
 log = logging.getLogger("holdfast.config")
 

@@ -9,12 +9,15 @@ from engine.request import (
     OnDead,
 )
 from engine.vocabulary import Vocabulary, read_vocabulary
-from server.config import Config, tiktoken_folders
+from server.configuration.settings import (
+    Config,
+    tiktoken_folders,
+)
+from server.configuration.shipped_files import demo_model_folder
 from server.errors import ConfigError
-from server.locations import demo_model_folder
 from server.model_formats.harmony.vocabulary import VocabularyPlaces
 from server.model_formats.select_format import pick
-from server.open_database import data_dir
+from server.process.open_database import data_dir
 from server.prompting.prepare import Served
 
 
@@ -117,6 +120,6 @@ def _real(
 
 
 def _scripted(config: Config, folder: Path, deliver: Deliver, on_dead: OnDead) -> Engine:
-    from server.scripted_model import scripted_engine
+    from server.process.scripted_model import scripted_engine
 
     return scripted_engine(config, folder, deliver, on_dead)

@@ -9,10 +9,18 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 
-from server import config as configuration
-from server import interrupts, prompts_command, purge_command
-from server.audit_command import add_arguments, audit
-from server.config import Config
+from server.cli import (
+    prompts,
+)
+from server.cli import (
+    purge as purge_command,
+)
+from server.cli.audit import (
+    add_arguments,
+    audit,
+)
+from server.configuration import settings as configuration
+from server.configuration.settings import Config
 from server.embedded_postgres.account import EmbeddedError
 from server.embedded_postgres.binaries import psql_command
 from server.errors import ConfigError
@@ -20,8 +28,9 @@ from server.http.authentication import (
     DEFAULT_TENANT,
     make_key,
 )
-from server.interrupts import INTERRUPTED
-from server.open_database import OpenDatabase
+from server.process import interrupts
+from server.process.interrupts import INTERRUPTED
+from server.process.open_database import OpenDatabase
 from server.store import api_keys
 from server.store.cluster import claims
 from server.store.content import storage_usage
@@ -105,11 +114,11 @@ def _parser() -> argparse.ArgumentParser:
     prompt_commands = commands.add_parser("prompts", help="prompt templates").add_subparsers(
         required=True, metavar="command"
     )
-    prompts_command.add_put_arguments(
+    prompts.add_put_arguments(
         _command(prompt_commands, "put", "store a file as a version of a prompt", _prompts_put)
     )
-    prompts_command.add_list_arguments(_command(prompt_commands, "list", "list prompts", _prompts_list))
-    prompts_command.add_delete_arguments(
+    prompts.add_list_arguments(_command(prompt_commands, "list", "list prompts", _prompts_list))
+    prompts.add_delete_arguments(
         _command(prompt_commands, "delete", "delete a prompt, or one version of it", _prompts_delete)
     )
     db_commands = commands.add_parser("db", help="the database").add_subparsers(
@@ -148,8 +157,8 @@ def _command(
 
 
 def _serve(config: Config, _options: argparse.Namespace) -> int:
-    from server.log_format import configure_logging
-    from server.serve import serve
+    from server.process.log_format import configure_logging
+    from server.process.serve import serve
 
     interrupts.unwind()
     configure_logging(config.log_level)
@@ -230,7 +239,7 @@ def _keys_revoke(config: Config, options: argparse.Namespace) -> int:
 
 def _prompts_put(config: Config, options: argparse.Namespace) -> int:
     def put(database: Database, _disk: Disk) -> int:
-        say(prompts_command.put(database, options))
+        say(prompts.put(database, options))
         return 0
 
     return _with_database(config, put)
@@ -238,7 +247,7 @@ def _prompts_put(config: Config, options: argparse.Namespace) -> int:
 
 def _prompts_list(config: Config, options: argparse.Namespace) -> int:
     def show(database: Database, _disk: Disk) -> int:
-        for line in prompts_command.listed(database, options):
+        for line in prompts.listed(database, options):
             print(line)  # noqa: T201 - the result
         return 0
 
@@ -247,7 +256,7 @@ def _prompts_list(config: Config, options: argparse.Namespace) -> int:
 
 def _prompts_delete(config: Config, options: argparse.Namespace) -> int:
     def delete(database: Database, _disk: Disk) -> int:
-        say(prompts_command.delete(database, options))
+        say(prompts.delete(database, options))
         return 0
 
     return _with_database(config, delete)

@@ -4,7 +4,10 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
-from server.config import Config, xdg_data_home
+from server.configuration.settings import (
+    Config,
+    xdg_data_home,
+)
 from server.embedded_postgres.account import default_data_dir
 from server.embedded_postgres.embedded_server import (
     EmbeddedError,

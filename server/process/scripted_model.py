@@ -23,7 +23,7 @@ from engine.scripted_engine import (
     ScriptedEngine,
 )
 from engine.vocabulary import read_vocabulary
-from server.config import Config
+from server.configuration.settings import Config
 from server.errors import ConfigError
 from server.protocol.typed import decode_as
 

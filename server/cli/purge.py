@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Iterator
 from datetime import timedelta
 
-from server.config import Config
+from server.configuration.settings import Config
 from server.errors import ConfigError
 from server.maintenance.retention import (
     DiskShort,

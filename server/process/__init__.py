@@ -1,0 +1,1 @@
+"""One server process from start to end: model, database, threads, HTTP, shutdown."""
