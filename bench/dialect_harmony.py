@@ -7,16 +7,8 @@ import openai_harmony
 from bench.rounds import divide, take_times, tell
 from server.model_formats.harmony.output_parser import HarmonyParser
 from server.model_formats.harmony.vocabulary import STOPS
-from server.model_formats.interface import (
-    Conversation,
-    Delta,
-    Prompt,
-)
-from server.protocol.responses.items import (
-    InputText,
-    Item,
-    Message,
-)
+from server.model_formats.interface import Conversation, Delta, Prompt
+from server.protocol.responses.items import InputText, Item, Message
 from tests.support.harmony import dialect, encoding, ids_of, oracle
 
 WORDS = [

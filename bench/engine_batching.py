@@ -1,12 +1,6 @@
 """The engine against transformers' own continuous batching, whose cache and thread are made beforehand."""
 
-from bench.engine_subjects import (
-    ContinuousBatching,
-    EngineSubject,
-    make_model,
-    make_prompts,
-    read_network,
-)
+from bench.engine_subjects import ContinuousBatching, EngineSubject, make_model, make_prompts, read_network
 from bench.rounds import divide, take_times, tell
 
 OUTPUT = 64

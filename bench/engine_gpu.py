@@ -21,10 +21,7 @@ from transformers import AutoModelForCausalLM, StaticCache
 
 from bench.engine_subjects import ContinuousBatching, EngineSubject, Prompts, make_prompts, read_network
 from bench.rounds import tell
-from engine.request import (
-    Outbound,
-    Tokens,
-)
+from engine.request import Outbound, Tokens
 
 ON_GPU = torch.cuda.is_available()
 

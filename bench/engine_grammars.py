@@ -25,9 +25,8 @@ def run() -> None:
     folder = make_model("qwen")
     give_tokenizer(folder, QWEN["vocab_size"])
     subject = EngineSubject(folder)
-    engine.grammar.compiler.COMPILE_SECONDS = (
-        60.0  # eight of these follow each other, beside whatever else runs
-    )
+    # Eight of these follow each other, beside whatever else runs.
+    engine.grammar.compiler.COMPILE_SECONDS = 60.0
     warm_up = [schema("w", kind) for kind in KINDS]
     for grammar in warm_up:
         _compile(subject, grammar)

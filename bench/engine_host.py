@@ -11,10 +11,7 @@ from bench.engine_subjects import (
     read_network,
 )
 from bench.rounds import divide, take_times, tell
-from engine.request import (
-    Outbound,
-    Tokens,
-)
+from engine.request import Outbound, Tokens
 
 COUNT, LENGTH, OUTPUT = 32, 32, 200
 ROUNDS = 5

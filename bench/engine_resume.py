@@ -4,10 +4,7 @@ import random
 
 from bench.engine_subjects import SMALL, EngineSubject, make_model
 from bench.rounds import tell
-from engine.request import (
-    Job,
-    Sampling,
-)
+from engine.request import Job, Sampling
 
 CASES = 1000
 TOGETHER = 50

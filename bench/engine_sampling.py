@@ -15,10 +15,7 @@ from bench.engine_subjects import (
     run_static,
 )
 from bench.rounds import Act, best_of, divide, take_times, tell
-from engine.request import (
-    Grammar,
-    Sampling,
-)
+from engine.request import Grammar, Sampling
 
 LENGTH = 64
 ITEM = {

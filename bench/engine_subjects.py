@@ -25,13 +25,7 @@ from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, Dynamic
 
 from engine.config import EngineConfig
 from engine.engine import load
-from engine.request import (
-    Failed,
-    Job,
-    Outbound,
-    Sampling,
-    Tokens,
-)
+from engine.request import Failed, Job, Outbound, Sampling, Tokens
 
 transformers.utils.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
 transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]

@@ -4,10 +4,7 @@ import time
 
 from bench.engine_subjects import EngineSubject, make_model, make_prompts
 from bench.rounds import take_times, tell
-from engine.request import (
-    Finished,
-    Outbound,
-)
+from engine.request import Finished, Outbound
 
 ROUNDS = 7
 HISTORY, NEW, ANSWER = 900, 60, 8

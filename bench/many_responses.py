@@ -19,10 +19,7 @@ import psycopg
 from bench.rounds import divide, tell
 from bench.rows import fill, read_model
 from server.embedded_postgres.embedded_server import EmbeddedPostgres
-from server.protocol.ids import (
-    parse_response_id,
-    response_id,
-)
+from server.protocol.ids import parse_response_id, response_id
 from server.store.database import upgrade
 from tests.support.server_process import MODEL, ServerProcess
 

@@ -16,10 +16,7 @@ from openai.types.responses.response_create_params import ResponseCreateParamsSt
 from pydantic import TypeAdapter
 
 from bench.rounds import divide, take_times, tell
-from engine.request import (
-    Deliver,
-    Engine,
-)
+from engine.request import Deliver, Engine
 from server.admission.admit import Admission
 from server.configuration.settings import Config
 from server.configuration.shipped_files import demo_model_folder

@@ -13,34 +13,13 @@ from engine.config import EngineConfig, Limits
 from engine.core.beam_requests import BeamJobs
 from engine.core.engine_core import Loop
 from engine.core.metrics import Meter
-from engine.core.request_registry import (
-    Accepted,
-    Close,
-    Ledger,
-    Released,
-)
+from engine.core.request_registry import Accepted, Close, Ledger, Released
 from engine.core.supervisor import Supervisor
 from engine.executor import Executor
-from engine.grammar.compiler import (
-    CompiledGrammar,
-    check_grammar,
-)
-from engine.request import (
-    Cancel,
-    Capabilities,
-    Deliver,
-    Job,
-    JobRefused,
-    OnDead,
-    Stats,
-)
+from engine.grammar.compiler import CompiledGrammar, check_grammar
+from engine.request import Cancel, Capabilities, Deliver, Job, JobRefused, OnDead, Stats
 from engine.scheduling.block_pool import extend_chain
-from engine.validation import (
-    refuse_bad_beams,
-    refuse_bad_output,
-    refuse_bad_sampling,
-    refuse_unknown_adapter,
-)
+from engine.validation import refuse_bad_beams, refuse_bad_output, refuse_bad_sampling, refuse_unknown_adapter
 
 
 class ThreadedEngine:

@@ -9,12 +9,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from engine.grammar.compiler import GrammarCompiler
-from engine.request import (
-    Capabilities,
-    FailureCode,
-    PromptLogprobs,
-    TokenLogprobs,
-)
+from engine.request import Capabilities, FailureCode, PromptLogprobs, TokenLogprobs
 from engine.scheduling.scheduler import Plan
 from engine.scheduling.sequence import TokenSequence
 from engine.vocabulary import Vocabulary

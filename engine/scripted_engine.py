@@ -25,24 +25,10 @@ from engine.config import Limits
 from engine.engine import ThreadedEngine
 from engine.executor import Drawn, EngineFault, OutOfMemory, RowFailure, StepResult
 from engine.grammar.compiler import GrammarCompiler
-from engine.request import (
-    Capabilities,
-    Deliver,
-    FailureCode,
-    Job,
-    OnDead,
-    PromptLogprobs,
-    TokenLogprobs,
-)
-from engine.sampling.grammar_masks import (
-    Followers,
-    Masks,
-)
+from engine.request import Capabilities, Deliver, FailureCode, Job, OnDead, PromptLogprobs, TokenLogprobs
+from engine.sampling.grammar_masks import Followers, Masks
 from engine.sampling.token_rules import TokenRules
-from engine.scheduling.scheduler import (
-    Chunk,
-    Plan,
-)
+from engine.scheduling.scheduler import Chunk, Plan
 from engine.scheduling.sequence import TokenSequence
 from engine.vocabulary import Vocabulary
 

@@ -40,12 +40,7 @@ from starlette.requests import HTTPConnection
 from starlette.responses import Response
 from starlette.routing import Match
 
-from server.protocol.errors import (
-    DecodeFailure,
-    ErrorBody,
-    ErrorDetail,
-    ReaderBusy,
-)
+from server.protocol.errors import DecodeFailure, ErrorBody, ErrorDetail, ReaderBusy
 from server.protocol.ids import new_request_id
 from server.store.database import DatabaseError, is_disk_full, is_too_slow
 

@@ -12,21 +12,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 from uuid import UUID
 
-from engine.request import (
-    Engine,
-    JobRefused,
-)
+from engine.request import Engine, JobRefused
 from server.errors import ApiError
 from server.generation.run import Run
-from server.hosted_tools.mcp.client import (
-    McpServers,
-    failure,
-)
-from server.hosted_tools.tool_specs import (
-    DueCall,
-    Errand,
-    Outcome,
-)
+from server.hosted_tools.mcp.client import McpServers, failure
+from server.hosted_tools.tool_specs import DueCall, Errand, Outcome
 from server.prompting.next_turn import Turns
 from server.recording.run_registry import (
     SERVER_ERROR,

@@ -15,10 +15,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from server.embedded_postgres.data_directory import (
-    ClusterDirectory,
-    running_postmaster,
-)
+from server.embedded_postgres.data_directory import ClusterDirectory, running_postmaster
 from server.embedded_postgres.embedded_server import EmbeddedPostgres
 from server.store.database import upgrade
 from tests.support.eventually import eventually

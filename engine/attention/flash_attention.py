@@ -17,12 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engine.attention.paged import (
-    LayerNeeds,
-    PagedAttention,
-    PagedRows,
-    SdpaGather,
-)
+from engine.attention.paged import LayerNeeds, PagedAttention, PagedRows, SdpaGather
 from engine.attention.sdpa import LayerCall
 
 log = logging.getLogger(__name__)

@@ -11,11 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from engine.attention.sdpa import (
-    NEVER,
-    LayerCall,
-    one_token_each,
-)
+from engine.attention.sdpa import NEVER, LayerCall, one_token_each
 from engine.kv.kv_cache import KvStore
 from engine.scheduling.block_pool import BLANK_BLOCK
 

@@ -21,10 +21,7 @@ from transformers import AttentionInterface
 
 from engine.config import ModelRefused
 from engine.kv.contiguous_cache import Shelf
-from engine.kv.kv_cache import (
-    KvStore,
-    LayerShape,
-)
+from engine.kv.kv_cache import KvStore, LayerShape
 
 IMPLEMENTATION = "holdfast_paged"
 """The name under which transformers knows `paged_attention`. No mask function goes with it, so models

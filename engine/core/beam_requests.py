@@ -25,10 +25,7 @@ from engine.request import (
     Tokens,
     Usage,
 )
-from engine.sampling.beam_search import (
-    Beam,
-    BeamSearch,
-)
+from engine.sampling.beam_search import Beam, BeamSearch
 from engine.scheduling.block_pool import extend_chain
 
 PREFIX = "beam/"

@@ -26,17 +26,8 @@ from time import monotonic
 from engine.config import Limits
 from engine.core.deadlines import Deadlines
 from engine.core.metrics import Meter
-from engine.core.request_registry import (
-    Accepted,
-    Close,
-    Inbound,
-    Ledger,
-    Released,
-)
-from engine.core.watchdog import (
-    StepAbandoned,
-    Watchdog,
-)
+from engine.core.request_registry import Accepted, Close, Inbound, Ledger, Released
+from engine.core.watchdog import StepAbandoned, Watchdog
 from engine.executor import Ahead, Begun, Drawn, Executor, OutOfMemory, Pending, RowFailure
 from engine.request import (
     Cancel,
@@ -50,11 +41,7 @@ from engine.request import (
     Tokens,
     Usage,
 )
-from engine.scheduling.scheduler import (
-    Plan,
-    Progress,
-    Scheduler,
-)
+from engine.scheduling.scheduler import Plan, Progress, Scheduler
 from engine.scheduling.sequence import TokenSequence
 
 log = logging.getLogger(__name__)

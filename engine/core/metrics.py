@@ -7,10 +7,7 @@ as long as the handle, so its counters run through the engine's deaths. It is to
 from collections import deque
 from dataclasses import replace
 
-from engine.request import (
-    Stats,
-    StepSeconds,
-)
+from engine.request import Stats, StepSeconds
 from engine.scheduling.scheduler import Tally
 
 RECENT_SECONDS = 10.0

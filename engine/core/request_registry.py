@@ -10,11 +10,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from engine.grammar.compiler import CompiledGrammar
-from engine.request import (
-    Cancel,
-    Job,
-    JobRefused,
-)
+from engine.request import Cancel, Job, JobRefused
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,10 +23,7 @@ from time import monotonic
 from engine.core.engine_core import Loop
 from engine.core.metrics import Meter
 from engine.core.request_registry import Ledger
-from engine.core.watchdog import (
-    StepAbandoned,
-    Watchdog,
-)
+from engine.core.watchdog import StepAbandoned, Watchdog
 from engine.executor import EngineFault
 from engine.request import OnDead
 

@@ -16,15 +16,8 @@ from typing import Any
 
 from engine.fair_limit import FairLimit
 from engine.grammar.lark_source import to_lark
-from engine.grammar.limits import (
-    MAX_TEXT,
-    BadGrammar,
-)
-from engine.request import (
-    Grammar,
-    Job,
-    JobRefused,
-)
+from engine.grammar.limits import MAX_TEXT, BadGrammar
+from engine.request import Grammar, Job, JobRefused
 from engine.vocabulary import Vocabulary
 
 CACHE_BYTES = 256 * 2**20

@@ -20,11 +20,7 @@ from transformers import PreTrainedModel
 
 from engine.attention.sdpa import ProbeStep
 from engine.config import ModelRefused
-from engine.lora.adapter_weights import (
-    Adapter,
-    LowRank,
-    read_adapter,
-)
+from engine.lora.adapter_weights import Adapter, LowRank, read_adapter
 from engine.scheduling.scheduler import Chunk
 
 NOBODY = -1

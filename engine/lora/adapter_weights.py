@@ -14,11 +14,7 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from engine.config import ModelRefused
-from engine.lora.adapter_settings import (
-    ALL_LINEAR,
-    AdapterSettings,
-    read_settings,
-)
+from engine.lora.adapter_settings import ALL_LINEAR, AdapterSettings, read_settings
 from engine.model.prepacked_linear import ArrangedLinear
 
 FILE = "adapter_model.safetensors"

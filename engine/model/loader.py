@@ -18,20 +18,12 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from engine.attention.paged import LayerNeeds
-from engine.attention.sdpa import (
-    IMPLEMENTATION,
-    LayerCall,
-    ProbeStep,
-)
+from engine.attention.sdpa import IMPLEMENTATION, LayerCall, ProbeStep
 from engine.config import EngineConfig, ModelRefused
 from engine.executor import EngineFault
 from engine.kv.kv_cache import LayerShape
 from engine.model.prepacked_linear import arrange_weights
-from engine.model.quantization import (
-    refuse_left_over_scales,
-    refuse_unknown_format,
-    ways_to_read,
-)
+from engine.model.quantization import refuse_left_over_scales, refuse_unknown_format, ways_to_read
 from engine.request import Capabilities
 from engine.vocabulary import Vocabulary, read_vocabulary
 

@@ -13,11 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from engine.runner.static_decode import (
-    Compute,
-    Shape,
-    StaticBuffers,
-)
+from engine.runner.static_decode import Compute, Shape, StaticBuffers
 
 log = logging.getLogger(__name__)
 

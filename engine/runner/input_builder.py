@@ -11,29 +11,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.attention.sdpa import (
-    DecodeRows,
-    GatheredRows,
-    PagedStep,
-    PromptChunk,
-    ShelfRows,
-    Step,
-)
-from engine.kv.contiguous_cache import (
-    Shelf,
-    Shelves,
-)
+from engine.attention.sdpa import DecodeRows, GatheredRows, PagedStep, PromptChunk, ShelfRows, Step
+from engine.kv.contiguous_cache import Shelf, Shelves
 from engine.kv.kv_cache import KvStore
-from engine.lora.adapter_layers import (
-    AdapterStep,
-    find_owners,
-    lay_out,
-)
+from engine.lora.adapter_layers import AdapterStep, find_owners, lay_out
 from engine.scheduling.block_pool import BLANK_BLOCK
-from engine.scheduling.scheduler import (
-    Chunk,
-    Plan,
-)
+from engine.scheduling.scheduler import Chunk, Plan
 from engine.scheduling.sequence import TokenSequence
 
 IN_FLIGHT = (0,)

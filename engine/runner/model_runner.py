@@ -15,41 +15,18 @@ from torch import Tensor
 
 from engine.attention.paged import PagedAttention
 from engine.config import EngineConfig, Limits
-from engine.device_copies import (
-    Fetch,
-    send,
-)
+from engine.device_copies import Fetch, send
 from engine.executor import EngineFault, OutOfMemory, RowFailure, StepResult
 from engine.grammar.compiler import GrammarCompiler
 from engine.kv.kv_cache import KvStore
-from engine.kv.memory_sizing import (
-    count_blocks,
-    keep_freed_memory,
-)
-from engine.lora.adapter_layers import (
-    Adapters,
-    install_adapters,
-)
-from engine.model.loader import (
-    LoadedModel,
-    load_model,
-    refusing,
-)
-from engine.request import (
-    Capabilities,
-    PromptLogprobs,
-)
-from engine.runner.input_builder import (
-    PackedRow,
-    Packer,
-    Wish,
-)
+from engine.kv.memory_sizing import count_blocks, keep_freed_memory
+from engine.lora.adapter_layers import Adapters, install_adapters
+from engine.model.loader import LoadedModel, load_model, refusing
+from engine.request import Capabilities, PromptLogprobs
+from engine.runner.input_builder import PackedRow, Packer, Wish
 from engine.runner.paged_input_builder import TablePacker
 from engine.runner.select_decoding import choose_decoding
-from engine.runner.static_decode import (
-    StaticDecoder,
-    Unread,
-)
+from engine.runner.static_decode import StaticDecoder, Unread
 from engine.sampling.grammar_masks import Followers
 from engine.sampling.logit_masking import apply_masks
 from engine.sampling.logprobs import measure_many

@@ -6,24 +6,10 @@ nothing waits for. Ignorant of what is drawn from the logits.
 
 from collections.abc import Mapping, Sequence
 
-from engine.attention.paged import (
-    PagedAttention,
-    PagedRows,
-    TableStep,
-)
+from engine.attention.paged import PagedAttention, PagedRows, TableStep
 from engine.kv.kv_cache import KvStore
-from engine.lora.adapter_layers import (
-    AdapterStep,
-    find_owners,
-    lay_out,
-)
-from engine.runner.input_builder import (
-    IN_FLIGHT,
-    Numbers,
-    PackedRow,
-    Wish,
-    by_drawing,
-)
+from engine.lora.adapter_layers import AdapterStep, find_owners, lay_out
+from engine.runner.input_builder import IN_FLIGHT, Numbers, PackedRow, Wish, by_drawing
 from engine.scheduling.block_pool import BLANK_BLOCK
 from engine.scheduling.scheduler import Plan
 

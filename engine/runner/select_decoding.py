@@ -9,27 +9,13 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.attention.flash_attention import (
-    find_kernel,
-    sources,
-)
-from engine.attention.paged import (
-    PagedAttention,
-    SdpaGather,
-)
+from engine.attention.flash_attention import find_kernel, sources
+from engine.attention.paged import PagedAttention, SdpaGather
 from engine.config import EngineConfig
 from engine.kv.kv_cache import KvStore
 from engine.model.loader import LoadedModel
-from engine.runner.cuda_graphs import (
-    CudaRecorder,
-    choose_shapes,
-    record_or_explain,
-)
-from engine.runner.static_decode import (
-    Shape,
-    StaticBuffers,
-    StaticDecoder,
-)
+from engine.runner.cuda_graphs import CudaRecorder, choose_shapes, record_or_explain
+from engine.runner.static_decode import Shape, StaticBuffers, StaticDecoder
 
 log = logging.getLogger(__name__)
 

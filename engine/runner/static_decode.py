@@ -14,11 +14,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from engine.attention.paged import (
-    PagedAttention,
-    PagedRows,
-    TableStep,
-)
+from engine.attention.paged import PagedAttention, PagedRows, TableStep
 from engine.device_copies import send
 from engine.kv.kv_cache import KvStore
 from engine.runner.decode_slots import Seats

@@ -12,11 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from engine.grammar.compiler import (
-    CompiledGrammar,
-    GrammarCompiler,
-    one_line,
-)
+from engine.grammar.compiler import CompiledGrammar, GrammarCompiler, one_line
 from engine.request import Job
 from engine.scheduling.sequence import TokenSequence
 

@@ -10,10 +10,7 @@ import torch
 from torch import Tensor
 
 from engine.request import TokenLogprobs
-from engine.sampling.vocab_chunks import (
-    find_top,
-    stretch_maxima,
-)
+from engine.sampling.vocab_chunks import find_top, stretch_maxima
 
 ROWS_AT_ONCE = 64
 """Of a prompt: what is computed beside the logits themselves stays small."""

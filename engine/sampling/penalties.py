@@ -15,10 +15,7 @@ import torch
 from torch import Tensor
 
 from engine.device_copies import send
-from engine.request import (
-    Job,
-    Sampling,
-)
+from engine.request import Job, Sampling
 
 SPARE = 64
 """Tokens that may come before a table must be written anew, with so many more columns."""

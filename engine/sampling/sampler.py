@@ -15,25 +15,11 @@ from math import isfinite
 import torch
 from torch import Tensor
 
-from engine.device_copies import (
-    Fetch,
-    send,
-)
+from engine.device_copies import Fetch, send
 from engine.executor import Drawn, RowFailure
-from engine.request import (
-    Sampling,
-    TokenLogprobs,
-)
-from engine.sampling.logprobs import (
-    Reading,
-    tell,
-)
-from engine.sampling.penalties import (
-    Changes,
-    TokenCounts,
-    forbid,
-    undo,
-)
+from engine.request import Sampling, TokenLogprobs
+from engine.sampling.logprobs import Reading, tell
+from engine.sampling.penalties import Changes, TokenCounts, forbid, undo
 from engine.sampling.token_sampler import Chooser
 
 NEVER = float("-inf")

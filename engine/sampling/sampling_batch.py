@@ -8,14 +8,8 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from engine.sampling.penalties import (
-    TokenCounts,
-    changes_logits,
-)
-from engine.sampling.sampler import (
-    Batch,
-    Draw,
-)
+from engine.sampling.penalties import TokenCounts, changes_logits
+from engine.sampling.sampler import Batch, Draw
 from engine.scheduling.sequence import TokenSequence
 
 NOTHING: frozenset[int] = frozenset()

@@ -9,14 +9,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 from weakref import WeakKeyDictionary
 
-from engine.request import (
-    Job,
-    ThinkingBudget,
-)
-from engine.sampling.grammar_masks import (
-    Masks,
-    mask_stride,
-)
+from engine.request import Job, ThinkingBudget
+from engine.sampling.grammar_masks import Masks, mask_stride
 from engine.scheduling.sequence import TokenSequence
 
 

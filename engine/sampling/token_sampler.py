@@ -21,13 +21,7 @@ from torch import Tensor
 from engine.device_copies import send
 from engine.request import Sampling
 from engine.sampling.logprobs import top_in_order
-from engine.sampling.vocab_chunks import (
-    find_border,
-    find_highest,
-    find_share,
-    stretch_maxima,
-    stretch_sums,
-)
+from engine.sampling.vocab_chunks import find_border, find_highest, find_share, stretch_maxima, stretch_sums
 
 COLDEST = 1e-10
 """A lower temperature than this draws the maximum in any case, and would divide by zero in float32."""

@@ -31,10 +31,7 @@ from itertools import takewhile
 from engine.config import Limits
 from engine.scheduling.block_pool import BlockPool
 from engine.scheduling.sequence import TokenSequence
-from engine.scheduling.waiting_queue import (
-    WaitingRoom,
-    turn_of,
-)
+from engine.scheduling.waiting_queue import WaitingRoom, turn_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,12 +6,7 @@ Engine thread. Ignorant of other jobs, of memory's limits and of torch.
 from collections.abc import Sequence
 
 from engine.grammar.compiler import CompiledGrammar
-from engine.request import (
-    FinishReason,
-    Job,
-    StopHit,
-    Usage,
-)
+from engine.request import FinishReason, Job, StopHit, Usage
 from engine.scheduling.block_pool import extend_chain
 from engine.scheduling.stop_strings import StopStrings
 from engine.vocabulary import Vocabulary

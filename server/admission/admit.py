@@ -13,65 +13,32 @@ from functools import partial
 from uuid import UUID
 
 from engine.request import JobRefused
-from server.admission.accept import (
-    Acceptance,
-    Begun,
-    ConversationChanged,
-    KeyTaken,
-    NewRun,
-)
-from server.admission.chat_choices import (
-    another_choice,
-    context_of,
-    has_prompt_of,
-    seed_of,
-)
+from server.admission.accept import Acceptance, Begun, ConversationChanged, KeyTaken, NewRun
+from server.admission.chat_choices import another_choice, context_of, has_prompt_of, seed_of
 from server.admission.generation_config import with_generation_config
-from server.admission.idempotency import (
-    Admitted,
-    Repeatable,
-    sent_before,
-)
+from server.admission.idempotency import Admitted, Repeatable, sent_before
 from server.admission.unsupported_parameters import refuse_unserved
 from server.compaction.inline import prepare_first
 from server.configuration.settings import Config
 from server.crashpoints import crashpoint
 from server.delivery.abandonment import Unread
 from server.delivery.event_frames import frames
-from server.delivery.hub import (
-    Channel,
-    Hub,
-    Published,
-)
+from server.delivery.hub import Channel, Hub, Published
 from server.errors import ApiError, Conflict, ConversationLocked, Overloaded, StorageFull
 from server.generation.run import Run
 from server.hosted_tools.discovery import list_tools
 from server.http.asgi.event_stream import Stored
 from server.http.authentication import Caller
 from server.input_resolution import resolve_input
-from server.input_resolution.history import (
-    HistoryReads,
-    TenantReads,
-)
+from server.input_resolution.history import HistoryReads, TenantReads
 from server.input_resolution.prompt_templates import read_request
 from server.input_resolution.resolve_input import Context
-from server.limits.request_cost import (
-    refuse_prompt_logprobs,
-    refuse_urgent,
-    share_logprobs,
-)
+from server.limits.request_cost import refuse_prompt_logprobs, refuse_urgent, share_logprobs
 from server.limits.storage_quota import StorageQuota
 from server.prompting.engine_refusals import refusal
 from server.prompting.next_turn import Turns
-from server.prompting.prepare import (
-    Served,
-    check,
-    prepare,
-)
-from server.protocol.ids import (
-    choice_id,
-    new_uuid,
-)
+from server.prompting.prepare import Served, check, prepare
+from server.protocol.ids import choice_id, new_uuid
 from server.protocol.responses.events import Event
 from server.protocol.responses.input import Given
 from server.protocol.responses.items import Item

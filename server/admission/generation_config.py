@@ -9,10 +9,7 @@ from msgspec import Meta
 from server.errors import InvalidRequest
 from server.protocol.completions.shared_parameters import Asked
 from server.protocol.decode import convert
-from server.protocol.responses.request import (
-    CreateResponse,
-    TokenId,
-)
+from server.protocol.responses.request import CreateResponse, TokenId
 from server.protocol.typed import decode_as
 
 PARAM = "generation_config"

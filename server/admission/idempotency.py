@@ -5,19 +5,13 @@ from dataclasses import dataclass
 from functools import partial
 from uuid import UUID
 
-from server.delivery.hub import (
-    Channel,
-    Hub,
-)
+from server.delivery.hub import Channel, Hub
 from server.errors import Conflict, InvalidRequest
 from server.http.asgi.event_stream import Stored
 from server.http.authentication import Caller
 from server.protocol.ids import choice_id
 from server.protocol.responses.items import Item
-from server.store.content import (
-    idempotency_keys,
-    responses,
-)
+from server.store.content import idempotency_keys, responses
 from server.store.content.responses import StoredResponse
 from server.store.database import Connection, Database
 

@@ -10,15 +10,8 @@ from hypercorn.config import Config as Hypercorn
 
 from server.browser.browsing import Web
 from server.browser.mcp_server import RequireToken, build
-from server.configuration.settings import (
-    LOOPBACK,
-    tool_tokens,
-)
-from server.outbound_http.allowed_addresses import (
-    Refused,
-    only,
-    read_allowed,
-)
+from server.configuration.settings import LOOPBACK, tool_tokens
+from server.outbound_http.allowed_addresses import Refused, only, read_allowed
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

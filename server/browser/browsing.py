@@ -8,22 +8,9 @@ import msgspec
 
 from server.browser import numbered_lines
 from server.browser.page import Page, decoded, from_results, from_text
-from server.browser.page_process import (
-    Unreadable,
-    read,
-)
-from server.outbound_http.allowed_addresses import (
-    Allowed,
-    Refused,
-    only,
-    read_url,
-)
-from server.outbound_http.fetch import (
-    Bounds,
-    Fetched,
-    Unreachable,
-    fetch,
-)
+from server.browser.page_process import Unreadable, read
+from server.outbound_http.allowed_addresses import Allowed, Refused, only, read_url
+from server.outbound_http.fetch import Bounds, Fetched, Unreachable, fetch
 from server.protocol.typed import decode_as
 
 MOST_PAGES = 100

@@ -19,10 +19,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from server.browser.browsing import Browsing, Impossible, Shown, Web
-from server.hosted_tools.mcp.source_urls import (
-    MOST_URLS,
-    URLS_KEY,
-)
+from server.hosted_tools.mcp.source_urls import MOST_URLS, URLS_KEY
 
 S = TypeVar("S", bound=str)
 SESSION_HEADER = "x-session-id"

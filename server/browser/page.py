@@ -13,10 +13,7 @@ from hashlib import sha256
 import httpx
 from selectolax.lexbor import LexborHTMLParser, LexborNode
 
-from server.outbound_http.allowed_addresses import (
-    Refused,
-    read_url,
-)
+from server.outbound_http.allowed_addresses import Refused, read_url
 
 WIDTH = 80
 MOST_CHARACTERS = 500_000

@@ -12,11 +12,7 @@ import msgspec
 
 from server.errors import ConfigError
 from server.maintenance import audit_responses as invariants
-from server.maintenance.audit_responses import (
-    INVARIANTS,
-    Limits,
-    Violation,
-)
+from server.maintenance.audit_responses import INVARIANTS, Limits, Violation
 from server.protocol.ids import response_id
 from server.store.audit import orphans
 from server.store.audit import stored_responses as store

@@ -6,12 +6,7 @@ from datetime import timedelta
 
 from server.configuration.settings import Config
 from server.errors import ConfigError
-from server.maintenance.retention import (
-    DiskShort,
-    Purged,
-    purge,
-    quiet_seconds,
-)
+from server.maintenance.retention import DiskShort, Purged, purge, quiet_seconds
 from server.store.content import retention
 from server.store.database import Database
 from server.store.disk_space import Disk

@@ -13,36 +13,18 @@ from uuid import UUID
 import msgspec
 
 from server.admission.unsupported_parameters import refuse_unserved
-from server.compaction.retained_items import (
-    kept_messages,
-    pending_calls,
-)
-from server.compaction.summary import (
-    KEPT_SHARE,
-    Summary,
-)
+from server.compaction.retained_items import kept_messages, pending_calls
+from server.compaction.summary import KEPT_SHARE, Summary
 from server.compaction.transcript import transcript
 from server.errors import InvalidRequest
 from server.input_resolution import resolve_input
-from server.input_resolution.history import (
-    HistoryReads,
-    TenantReads,
-)
+from server.input_resolution.history import HistoryReads, TenantReads
 from server.input_resolution.mcp_approvals import taken_over
 from server.prompting.prepare import Served
 from server.protocol import ids
-from server.protocol.responses.items import (
-    Compaction,
-    Item,
-    Message,
-    plain_text,
-)
+from server.protocol.responses.items import Compaction, Item, Message, plain_text
 from server.protocol.responses.request import CreateResponse
-from server.protocol.responses.response import (
-    CompactedResponse,
-    Usage,
-    usage,
-)
+from server.protocol.responses.response import CompactedResponse, Usage, usage
 from server.protocol.typed import decode_as
 from server.sealing.unseal_items import opened
 from server.store.database import Connection, Database

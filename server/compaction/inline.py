@@ -13,43 +13,18 @@ from uuid import UUID
 
 import msgspec
 
-from server.compaction.retained_items import (
-    kept_messages,
-    newest_results,
-    pending_calls,
-)
-from server.compaction.summary import (
-    KEPT_SHARE,
-    Summary,
-)
+from server.compaction.retained_items import kept_messages, newest_results, pending_calls
+from server.compaction.summary import KEPT_SHARE, Summary
 from server.compaction.transcript import transcript
 from server.errors import InvalidRequest
-from server.generation.output_decoding import (
-    Condensing,
-    Reading,
-)
+from server.generation.output_decoding import Condensing, Reading
 from server.hosted_tools.tool_specs import approved
 from server.input_resolution.resolve_input import TRIGGER
 from server.limits.tools_and_grammars import COUNTED
-from server.prompting.prepare import (
-    Prepared,
-    Served,
-    moment_of,
-    prepare,
-    prepared_with,
-    write_prompt,
-)
-from server.protocol.responses.items import (
-    InputText,
-    Item,
-    Message,
-    plain_text,
-)
+from server.prompting.prepare import Prepared, Served, moment_of, prepare, prepared_with, write_prompt
+from server.protocol.responses.items import InputText, Item, Message, plain_text
 from server.protocol.responses.request import CreateResponse
-from server.sealing.sealed_context import (
-    Window,
-    seal_window,
-)
+from server.sealing.sealed_context import Window, seal_window
 from server.sealing.unseal_items import opened
 
 DEFAULT_SHARE = 0.75

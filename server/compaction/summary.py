@@ -10,18 +10,9 @@ from datetime import datetime
 from server.compaction.transcript import cut
 from server.limits.tools_and_grammars import COUNTED
 from server.model_formats.interface import Prompt
-from server.prompting.prepare import (
-    Served,
-    write_prompt,
-)
-from server.protocol.responses.items import (
-    InputText,
-    Message,
-)
-from server.protocol.responses.request import (
-    CreateResponse,
-    ReasoningOptions,
-)
+from server.prompting.prepare import Served, write_prompt
+from server.protocol.responses.items import InputText, Message
+from server.protocol.responses.request import CreateResponse, ReasoningOptions
 
 KEPT_SHARE = 2
 """Kept messages have at most the context, divided by this, in tokens."""

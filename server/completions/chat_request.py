@@ -7,24 +7,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from server.errors import InvalidRequest
-from server.prompting.completion_params import (
-    refuse_unsupported,
-    shared,
-    unsupported,
-)
+from server.prompting.completion_params import refuse_unsupported, shared, unsupported
 from server.prompting.prepare import LOGPROBS
-from server.prompting.structured_outputs import (
-    grammar_of_format,
-    with_modern_names,
-)
+from server.prompting.structured_outputs import grammar_of_format, with_modern_names
 from server.protocol.completions.chat import ChatRequest
 from server.protocol.completions.shared_parameters import ChoiceRequest
 from server.protocol.errors import DecodeFailure
-from server.protocol.responses.request import (
-    ReasoningOptions,
-    TextFormat,
-    TextOptions,
-)
+from server.protocol.responses.request import ReasoningOptions, TextFormat, TextOptions
 
 
 def refuse_wrong(request: ChatRequest) -> None:

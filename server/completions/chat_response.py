@@ -31,14 +31,8 @@ from server.protocol.completions.chat import (
     TokenLogprob,
     ToolCall,
 )
-from server.protocol.completions.chat_messages import (
-    echo_of,
-    role_of_answer,
-)
-from server.protocol.completions.shared_parameters import (
-    ChoiceRequest,
-    Usage,
-)
+from server.protocol.completions.chat_messages import echo_of, role_of_answer
+from server.protocol.completions.shared_parameters import ChoiceRequest, Usage
 from server.protocol.responses.input import Given
 
 

@@ -7,10 +7,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from server.protocol.completions.shared_parameters import (
-    Usage,
-    whole_usage,
-)
+from server.protocol.completions.shared_parameters import Usage, whole_usage
 
 _encode = msgspec.json.Encoder().encode
 

@@ -17,15 +17,9 @@ from server.completions.chunk_stream import (
     tokens_told,
     total_usage,
 )
-from server.completions.legacy_request import (
-    Given,
-    drawn,
-)
+from server.completions.legacy_request import Given, drawn
 from server.generation.logprobs import name_of
-from server.prompting.completion_params import (
-    tells_usage,
-    tells_usage_so_far,
-)
+from server.prompting.completion_params import tells_usage, tells_usage_so_far
 from server.protocol import ids
 from server.protocol.completions.legacy import (
     LegacyLogprobs,
@@ -34,10 +28,7 @@ from server.protocol.completions.legacy import (
     TextFinish,
     TextRequest,
 )
-from server.protocol.completions.shared_parameters import (
-    Usage,
-    whole_usage,
-)
+from server.protocol.completions.shared_parameters import Usage, whole_usage
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,52 +12,22 @@ from uuid import UUID
 
 import msgspec
 
-from server.completions.chat_request import (
-    chat_choice,
-    chat_format,
-    chat_tool,
-)
-from server.completions.chat_response import (
-    completion,
-    telling_of,
-)
-from server.delivery.stored_responses import (
-    as_response,
-    with_last_event,
-)
+from server.completions.chat_request import chat_choice, chat_format, chat_tool
+from server.completions.chat_response import completion, telling_of
+from server.delivery.stored_responses import as_response, with_last_event
 from server.errors import InvalidRequest, NotFound
-from server.generation.token_dump import (
-    asks_for_raw_messages,
-    asks_for_stops,
-)
+from server.generation.token_dump import asks_for_raw_messages, asks_for_stops
 from server.protocol import ids
 from server.protocol.completions.chat import StoredCompletion
 from server.protocol.completions.chat_messages import as_messages
-from server.protocol.completions.shared_parameters import (
-    MAX_CHOICES,
-    ChoiceRequest,
-)
-from server.protocol.list_pages import (
-    MAX_BYTES,
-    Page,
-    fitting,
-    page,
-)
+from server.protocol.completions.shared_parameters import MAX_CHOICES, ChoiceRequest
+from server.protocol.list_pages import MAX_BYTES, Page, fitting, page
 from server.protocol.responses.items import decode_item
 from server.protocol.responses.request import Metadata
 from server.protocol.responses.response import Echo
 from server.protocol.typed import decode_as
-from server.store.content import (
-    chat_choices,
-    deletion,
-    list_pages,
-    responses,
-)
-from server.store.content.list_pages import (
-    ANSWERED,
-    Cursor,
-    Filters,
-)
+from server.store.content import chat_choices, deletion, list_pages, responses
+from server.store.content.list_pages import ANSWERED, Cursor, Filters
 from server.store.content.responses import StoredResponse
 from server.store.database import Connection, Database
 

@@ -16,14 +16,8 @@ from typing import Any, Literal, get_args, get_origin
 from urllib.parse import urlsplit
 
 from server.configuration.kubernetes_variables import is_service_link
-from server.configuration.origins import (
-    read_allowed_hosts,
-    read_cors_origins,
-)
-from server.configuration.redaction import (
-    without_password,
-    without_secrets,
-)
+from server.configuration.origins import read_allowed_hosts, read_cors_origins
+from server.configuration.redaction import without_password, without_secrets
 from server.configuration.removed_settings import was_removed
 from server.errors import ConfigError
 

@@ -3,11 +3,7 @@
 from collections.abc import Iterable, Sequence
 from uuid import UUID
 
-from server.protocol.responses.events import (
-    Event,
-    event_type,
-    render,
-)
+from server.protocol.responses.events import Event, event_type, render
 
 
 def frame(response: UUID, event: Event) -> bytes:

@@ -14,12 +14,7 @@ from uuid import UUID
 
 from server.delivery.event_frames import frames
 from server.delivery.function_names import with_names
-from server.delivery.hub import (
-    TAIL_FRAMES,
-    Hub,
-    Place,
-    Published,
-)
+from server.delivery.hub import TAIL_FRAMES, Hub, Place, Published
 from server.delivery.stored_responses import read_end
 from server.store.cluster import notifications
 from server.store.cluster.notifications import Hints

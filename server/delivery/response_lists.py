@@ -6,27 +6,13 @@ from uuid import UUID
 
 import msgspec
 
-from server.delivery.stored_responses import (
-    as_response,
-    with_turns,
-)
+from server.delivery.stored_responses import as_response, with_turns
 from server.errors import InvalidRequest
 from server.protocol import ids
-from server.protocol.list_pages import (
-    MAX_BYTES,
-    Page,
-    page,
-)
+from server.protocol.list_pages import MAX_BYTES, Page, page
 from server.protocol.responses.states import ENDED
-from server.store.content import (
-    list_pages,
-    responses,
-)
-from server.store.content.list_pages import (
-    Cursor,
-    Filters,
-    Slice,
-)
+from server.store.content import list_pages, responses
+from server.store.content.list_pages import Cursor, Filters, Slice
 from server.store.content.responses import StoredResponse
 from server.store.database import Connection, Database
 

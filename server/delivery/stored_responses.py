@@ -9,34 +9,18 @@ from weakref import WeakValueDictionary
 
 import msgspec
 
-from server.delivery.event_frames import (
-    frame,
-    frames,
-)
+from server.delivery.event_frames import frame, frames
 from server.delivery.function_names import with_names
-from server.delivery.hub import (
-    TAIL_FRAMES,
-    Published,
-)
+from server.delivery.hub import TAIL_FRAMES, Published
 from server.generation.response_builder import assemble
-from server.generation.token_dump import (
-    asks_for_raw_messages,
-    told_again,
-)
+from server.generation.token_dump import asks_for_raw_messages, told_again
 from server.http.asgi.event_stream import Stored
 from server.protocol.earlier_releases import with_logprobs
 from server.protocol.responses.events import Event
 from server.protocol.responses.hosted_items import ServedCall
 from server.protocol.responses.items import Compaction
-from server.protocol.responses.response import (
-    Echo,
-    Response,
-)
-from server.protocol.responses.states import (
-    ENDED,
-    Ending,
-    read_turns,
-)
+from server.protocol.responses.response import Echo, Response
+from server.protocol.responses.states import ENDED, Ending, read_turns
 from server.protocol.typed import decode_as
 from server.store.content import responses
 from server.store.content.responses import StoredResponse

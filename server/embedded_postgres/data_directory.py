@@ -23,14 +23,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from server.embedded_postgres.account import (
-    Account,
-    EmbeddedError,
-)
-from server.embedded_postgres.binaries import (
-    Binaries,
-    bin_directory_of_major,
-)
+from server.embedded_postgres.account import Account, EmbeddedError
+from server.embedded_postgres.binaries import Binaries, bin_directory_of_major
 from server.embedded_postgres.socket_queries import SOCKET_NAME
 from server.embedded_postgres.watcher import POSTGRES_ENVIRONMENT
 

@@ -25,17 +25,8 @@ from types import TracebackType
 from typing import Self
 
 from server.embedded_postgres import watcher as postgres_watcher
-from server.embedded_postgres.account import (
-    Account,
-    EmbeddedError,
-    account_for,
-    default_data_dir,
-)
-from server.embedded_postgres.binaries import (
-    Binaries,
-    binaries_for,
-    psql_command,
-)
+from server.embedded_postgres.account import Account, EmbeddedError, account_for, default_data_dir
+from server.embedded_postgres.binaries import Binaries, binaries_for, psql_command
 from server.embedded_postgres.data_directory import (
     ClusterDirectory,
     check_major,
@@ -49,13 +40,7 @@ from server.embedded_postgres.data_directory import (
     running_postmaster,
     try_lock,
 )
-from server.embedded_postgres.socket_queries import (
-    PORT,
-    Reach,
-    create_database,
-    reach_of,
-    url_over,
-)
+from server.embedded_postgres.socket_queries import PORT, Reach, create_database, reach_of, url_over
 
 __all__ = ["EmbeddedError", "EmbeddedPostgres", "Progress", "default_data_dir", "psql_command"]
 

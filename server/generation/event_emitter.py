@@ -14,20 +14,12 @@ from uuid import UUID
 from msgspec import UNSET
 
 from server.generation.finish_details import EndFacts
-from server.generation.item_starts import (
-    begun_by,
-    decode_added,
-    decode_done,
-)
+from server.generation.item_starts import begun_by, decode_added, decode_done
 from server.generation.reasoning_summary import Summary
 from server.generation.response_builder import assemble
 from server.generation.token_dump import RawMessages
 from server.generation.tool_call_events import HostedEvents
-from server.hosted_tools.tool_specs import (
-    DueCall,
-    Hosted,
-    Outcome,
-)
+from server.hosted_tools.tool_specs import DueCall, Hosted, Outcome
 from server.model_formats.interface import (
     CallDelta,
     CallEnd,
@@ -39,15 +31,8 @@ from server.model_formats.interface import (
 )
 from server.protocol import ids
 from server.protocol.responses import events as wire
-from server.protocol.responses.events import (
-    Event,
-    Kind,
-    event_type,
-)
-from server.protocol.responses.hosted_items import (
-    McpListTools,
-    ServedCall,
-)
+from server.protocol.responses.events import Event, Kind, event_type
+from server.protocol.responses.hosted_items import McpListTools, ServedCall
 from server.protocol.responses.items import (
     Compaction,
     CustomToolCall,
@@ -61,14 +46,8 @@ from server.protocol.responses.items import (
     ReasoningText,
     SummaryText,
 )
-from server.protocol.responses.response import (
-    Echo,
-    Response,
-)
-from server.protocol.responses.states import (
-    Ending,
-    EndStatus,
-)
+from server.protocol.responses.response import Echo, Response
+from server.protocol.responses.states import Ending, EndStatus
 
 _TERMINAL: dict[EndStatus, type[wire.ResponseCompleted | wire.ResponseFailed | wire.ResponseIncomplete]] = {
     "completed": wire.ResponseCompleted,

@@ -5,10 +5,7 @@ from collections.abc import Sequence
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from engine.request import (
-    StopHit,
-    TokenLogprobs,
-)
+from engine.request import StopHit, TokenLogprobs
 from server.generation.logprobs import LEAST
 from server.generation.output_decoding import Reading
 from server.protocol.responses.response import Response

@@ -4,23 +4,10 @@ from collections.abc import Iterable
 
 import msgspec
 
-from server.model_formats.interface import (
-    CallStart,
-    MessageStart,
-    ReasoningDelta,
-)
+from server.model_formats.interface import CallStart, MessageStart, ReasoningDelta
 from server.protocol.responses import events as wire
-from server.protocol.responses.events import (
-    Event,
-    Kind,
-    event_type,
-)
-from server.protocol.responses.items import (
-    CustomToolCall,
-    FunctionCall,
-    Item,
-    Reasoning,
-)
+from server.protocol.responses.events import Event, Kind, event_type
+from server.protocol.responses.items import CustomToolCall, FunctionCall, Item, Reasoning
 
 decode_added = msgspec.json.Decoder(wire.OutputItemAdded).decode
 decode_done = msgspec.json.Decoder(wire.OutputItemDone).decode

@@ -5,15 +5,8 @@ from collections.abc import Iterable, Sequence
 
 from engine.request import TokenLogprobs as EngineLogprobs
 from engine.vocabulary import Vocabulary
-from server.protocol.responses.events import (
-    Event,
-    Kind,
-    delta_of,
-)
-from server.protocol.responses.items import (
-    Logprob,
-    TopLogprob,
-)
+from server.protocol.responses.events import Event, Kind, delta_of
+from server.protocol.responses.items import Logprob, TopLogprob
 
 LEAST = -9999.0
 """What is said for a token that cannot come: JSON has no infinity."""

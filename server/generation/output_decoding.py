@@ -6,11 +6,7 @@ from dataclasses import dataclass
 from engine.vocabulary import Vocabulary
 from server.generation.token_dump import RawMessages
 from server.hosted_tools.tool_specs import Hosted
-from server.model_formats.interface import (
-    Delta,
-    Parser,
-    ReasoningDelta,
-)
+from server.model_formats.interface import Delta, Parser, ReasoningDelta
 
 
 @dataclass(frozen=True, slots=True)

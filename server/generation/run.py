@@ -9,10 +9,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from uuid import UUID
 
-from engine.request import (
-    FinishReason,
-    StopHit,
-)
+from engine.request import FinishReason, StopHit
 from engine.request import TokenLogprobs as EngineLogprobs
 from engine.request import Usage as EngineUsage
 from server.generation.event_emitter import Emitter
@@ -22,31 +19,13 @@ from server.generation.output_decoding import Reading
 from server.generation.stop_strings import StopFilter
 from server.generation.token_dump import RawMessages
 from server.generation.turn_usage import Spent
-from server.hosted_tools.tool_specs import (
-    Errand,
-    Outcome,
-)
-from server.model_formats.interface import (
-    CallDelta,
-    Delta,
-    ReasoningDelta,
-    TextDelta,
-)
+from server.hosted_tools.tool_specs import Errand, Outcome
+from server.model_formats.interface import CallDelta, Delta, ReasoningDelta, TextDelta
 from server.protocol.responses.events import Event
 from server.protocol.responses.hosted_items import McpApprovalRequest
-from server.protocol.responses.items import (
-    CustomToolCall,
-    FunctionCall,
-    Item,
-)
-from server.protocol.responses.response import (
-    Echo,
-    Response,
-)
-from server.protocol.responses.states import (
-    Ending,
-    EndStatus,
-)
+from server.protocol.responses.items import CustomToolCall, FunctionCall, Item
+from server.protocol.responses.response import Echo, Response
+from server.protocol.responses.states import Ending, EndStatus
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,22 +11,8 @@ from uuid import UUID
 
 import msgspec
 
-from server.hosted_tools.call_items import (
-    BEGUN,
-    KINDS,
-    Ended,
-    begun,
-    done,
-    ended,
-    given,
-)
-from server.hosted_tools.tool_specs import (
-    DueCall,
-    Form,
-    Hosted,
-    Listed,
-    Outcome,
-)
+from server.hosted_tools.call_items import BEGUN, KINDS, Ended, begun, done, ended, given
+from server.hosted_tools.tool_specs import DueCall, Form, Hosted, Listed, Outcome
 from server.protocol import ids
 from server.protocol.responses import events as wire
 from server.protocol.responses.events import Event
@@ -40,10 +26,7 @@ from server.protocol.responses.hosted_items import (
     ServedCall,
     WebSearchCall,
 )
-from server.protocol.responses.items import (
-    Item,
-    ItemStatus,
-)
+from server.protocol.responses.items import Item, ItemStatus
 
 
 @dataclass(slots=True)

@@ -7,18 +7,9 @@ from uuid import UUID
 
 import msgspec
 
-from server.hosted_tools.tool_specs import (
-    Form,
-    Outcome,
-    told,
-)
+from server.hosted_tools.tool_specs import Form, Outcome, told
 from server.protocol.responses import events as wire
-from server.protocol.responses.hosted_items import (
-    CodeInterpreterCall,
-    McpCall,
-    ServedCall,
-    WebSearchCall,
-)
+from server.protocol.responses.hosted_items import CodeInterpreterCall, McpCall, ServedCall, WebSearchCall
 
 Ended = Literal["completed", "failed", "incomplete"]
 KINDS: dict[Form, type[ServedCall]] = {"mcp": McpCall, "code": CodeInterpreterCall, "search": WebSearchCall}

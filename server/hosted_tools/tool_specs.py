@@ -30,10 +30,7 @@ from server.protocol.responses.items import (
     Reasoning,
 )
 from server.protocol.responses.request import CreateResponse
-from server.protocol.responses.tools import (
-    McpTool,
-    read_tools,
-)
+from server.protocol.responses.tools import McpTool, read_tools
 
 UNFINISHED = "The call was not finished."
 UNANSWERED = "The user has not allowed this call."

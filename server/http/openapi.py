@@ -31,10 +31,7 @@ from server.protocol.errors import ErrorBody
 from server.protocol.responses import input as given
 from server.protocol.responses import tools
 from server.protocol.responses.events import StreamEvent
-from server.protocol.responses.items import (
-    Item,
-    OtherItem,
-)
+from server.protocol.responses.items import Item, OtherItem
 from server.protocol.responses.parts import PARTS
 from server.version import VERSION
 

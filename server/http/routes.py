@@ -34,16 +34,9 @@ from server.http.handlers import (
     stored_chat_completions,
     tokenize,
 )
-from server.http.handlers.health import (
-    Health,
-    Version,
-)
+from server.http.handlers.health import Health, Version
 from server.http.json_response import as_json
-from server.http.openapi import (
-    Contract,
-    Described,
-    Parameter,
-)
+from server.http.openapi import Contract, Described, Parameter
 from server.http.services import Services
 from server.protocol.completions.chat import (
     ChatCompletion,
@@ -53,16 +46,8 @@ from server.protocol.completions.chat import (
     StoredCompletion,
     UpdateCompletion,
 )
-from server.protocol.completions.legacy import (
-    TextCompletion,
-    TextRequest,
-)
-from server.protocol.completions.tokenize import (
-    Detokenized,
-    DetokenizeRequest,
-    Tokenized,
-    TokenizeRequest,
-)
+from server.protocol.completions.legacy import TextCompletion, TextRequest
+from server.protocol.completions.tokenize import Detokenized, DetokenizeRequest, Tokenized, TokenizeRequest
 from server.protocol.conversations import (
     Conversation,
     CreateConversation,
@@ -71,18 +56,10 @@ from server.protocol.conversations import (
     UpdateConversation,
 )
 from server.protocol.errors import ErrorBody
-from server.protocol.list_pages import (
-    CompletionPage,
-    ItemPage,
-    MessagePage,
-    ResponsePage,
-)
+from server.protocol.list_pages import CompletionPage, ItemPage, MessagePage, ResponsePage
 from server.protocol.responses.events import StreamEvent
 from server.protocol.responses.items import Item
-from server.protocol.responses.request import (
-    CountInput,
-    CreateResponse,
-)
+from server.protocol.responses.request import CountInput, CreateResponse
 from server.protocol.responses.response import (
     CompactedResponse,
     Deleted,

@@ -8,28 +8,13 @@ import msgspec
 
 from server.errors import ConversationLocked, InvalidRequest, NotFound
 from server.input_resolution import resolve_input
-from server.input_resolution.history import (
-    MAX_ITEMS,
-    refuse_long,
-)
+from server.input_resolution.history import MAX_ITEMS, refuse_long
 from server.protocol import ids
-from server.protocol.conversations import (
-    Conversation,
-    CreateConversation,
-)
+from server.protocol.conversations import Conversation, CreateConversation
 from server.protocol.earlier_releases import with_logprobs
 from server.protocol.errors import DecodeFailure
-from server.protocol.list_pages import (
-    MAX_BYTES,
-    Page,
-    page,
-)
-from server.protocol.responses.input import (
-    AdditionalTools,
-    CompactionTrigger,
-    Given,
-    read_input,
-)
+from server.protocol.list_pages import MAX_BYTES, Page, page
+from server.protocol.responses.input import AdditionalTools, CompactionTrigger, Given, read_input
 from server.protocol.responses.request import Metadata
 from server.recording.persist import stored_item
 from server.sealing.cipher import Seal

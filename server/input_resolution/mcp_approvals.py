@@ -11,10 +11,7 @@ import msgspec
 
 from server.errors import InvalidRequest
 from server.hosted_tools.tool_specs import approved
-from server.protocol.ids import (
-    is_output_id,
-    split_tag,
-)
+from server.protocol.ids import is_output_id, split_tag
 from server.protocol.responses.hosted_items import McpApprovalRequest
 from server.protocol.responses.items import Item
 from server.sealing.cipher import Seal

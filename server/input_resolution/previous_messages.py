@@ -7,16 +7,10 @@ developers are left out, because instructions are always the newest request's.
 from collections.abc import Sequence
 from typing import Any
 
-from server.protocol.completions.chat_messages import (
-    read_elements,
-    read_message,
-)
+from server.protocol.completions.chat_messages import read_elements, read_message
 from server.protocol.errors import DecodeFailure
 from server.protocol.responses.input import Given
-from server.protocol.responses.items import (
-    CustomToolCall,
-    FunctionCall,
-)
+from server.protocol.responses.items import CustomToolCall, FunctionCall
 
 PARAM = "previous_input_messages"
 _FUNCTIONS = "functions."

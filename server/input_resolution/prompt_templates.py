@@ -6,15 +6,8 @@ from server.errors import NotFound
 from server.input_resolution.resolve_input import read_given
 from server.protocol.responses.input import Given
 from server.protocol.responses.items import Item
-from server.protocol.responses.prompt_templates import (
-    Template,
-    fill,
-    read_template,
-)
-from server.protocol.responses.request import (
-    CreateResponse,
-    PromptReference,
-)
+from server.protocol.responses.prompt_templates import Template, fill, read_template
+from server.protocol.responses.request import CreateResponse, PromptReference
 from server.store.content import prompt_templates
 from server.store.database import Connection, Database
 

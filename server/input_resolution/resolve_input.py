@@ -8,24 +8,12 @@ from uuid import UUID
 import msgspec
 
 from server.errors import InvalidRequest, NotFound
-from server.input_resolution.history import (
-    MAX_ITEMS,
-    Reserve,
-    refuse_long,
-    unbounded,
-)
-from server.input_resolution.mcp_approvals import (
-    refuse_forged,
-    taken_over,
-)
+from server.input_resolution.history import MAX_ITEMS, Reserve, refuse_long, unbounded
+from server.input_resolution.mcp_approvals import refuse_forged, taken_over
 from server.input_resolution.previous_messages import read_previous
 from server.protocol import ids
 from server.protocol.errors import DecodeFailure
-from server.protocol.responses.hosted_items import (
-    McpApprovalRequest,
-    McpApprovalResponse,
-    McpCall,
-)
+from server.protocol.responses.hosted_items import McpApprovalRequest, McpApprovalResponse, McpCall
 from server.protocol.responses.input import (
     AdditionalTools,
     CompactionTrigger,
@@ -42,21 +30,13 @@ from server.protocol.responses.items import (
     Item,
     decode_item,
 )
-from server.protocol.responses.request import (
-    ContextManagement,
-    CreateResponse,
-)
+from server.protocol.responses.request import ContextManagement, CreateResponse
 from server.protocol.responses.states import ENDED
 from server.protocol.responses.tools import as_given
 from server.sealing.cipher import Seal
 from server.sealing.unseal_items import opened
-from server.store.content import (
-    conversations,
-    responses,
-)
-from server.store.content import (
-    history_items as history,
-)
+from server.store.content import conversations, responses
+from server.store.content import history_items as history
 from server.store.content.history_items import HistorySize
 from server.store.database import Connection
 

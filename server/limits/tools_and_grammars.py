@@ -8,19 +8,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from engine.grammar.lark_source import check_source
-from engine.grammar.limits import (
-    MAX_PATTERN,
-    MAX_RAW_DEPTH,
-    BadGrammar,
-    check_pattern,
-    check_schema,
-)
+from engine.grammar.limits import MAX_PATTERN, MAX_RAW_DEPTH, BadGrammar, check_pattern, check_schema
 from engine.request import Grammar
 from server.errors import InvalidRequest
-from server.model_formats.interface import (
-    Conversation,
-    Tool,
-)
+from server.model_formats.interface import Conversation, Tool
 from server.model_formats.tool_names import choice_names
 from server.protocol.responses.items import (
     CustomToolCallOutput,

@@ -15,20 +15,11 @@ from server.delivery.stored_responses import as_response
 from server.generation.token_dump import ONLY_TOLD
 from server.protocol.earlier_releases import with_logprobs
 from server.protocol.ids import response_id
-from server.protocol.responses.events import (
-    TERMINAL,
-    Event,
-    render,
-)
+from server.protocol.responses.events import TERMINAL, Event, render
 from server.protocol.responses.states import ENDED
 from server.store.audit.stored_responses import AuditedResponse
 from server.store.content.responses import OUTPUT
-from server.store.log.events import (
-    CODEC_ROWS,
-    LogRow,
-    unfold,
-    unpack,
-)
+from server.store.log.events import CODEC_ROWS, LogRow, unfold, unpack
 
 Finding = tuple[str, str]
 """An invariant's name, and what breaks it."""

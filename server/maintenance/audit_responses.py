@@ -11,32 +11,15 @@ from uuid import UUID
 
 import msgspec
 
-from server.maintenance.audit_event_log import (
-    SLACK,
-    Finding,
-    check_log,
-)
+from server.maintenance.audit_event_log import SLACK, Finding, check_log
 from server.protocol import ids
-from server.protocol.responses.items import (
-    Message,
-    decode_item,
-)
+from server.protocol.responses.items import Message, decode_item
 from server.protocol.responses.response import Echo
 from server.protocol.responses.states import ENDED
 from server.protocol.typed import decode_as
-from server.store.audit.orphans import (
-    KeyTrouble,
-    Stray,
-)
-from server.store.audit.stored_responses import (
-    AuditedItem,
-    AuditedResponse,
-    Moment,
-)
-from server.store.content.responses import (
-    INPUT,
-    OUTPUT,
-)
+from server.store.audit.orphans import KeyTrouble, Stray
+from server.store.audit.stored_responses import AuditedItem, AuditedResponse, Moment
+from server.store.content.responses import INPUT, OUTPUT
 
 INVARIANTS = {
     "I1": "every response ends, unless a server runs it or it waits for one",

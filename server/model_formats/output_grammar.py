@@ -11,17 +11,10 @@ from functools import partial
 from typing import Literal
 
 from engine.request import Grammar
-from server.model_formats.grammar.forced_calls import (
-    alternatives,
-    forced_levels,
-)
+from server.model_formats.grammar.forced_calls import alternatives, forced_levels
 from server.model_formats.grammar.lark_rules import Lark
 from server.model_formats.grammar.unenforced_keywords import without_unenforced
-from server.model_formats.interface import (
-    OutputFormat,
-    PromptError,
-    ToolChoice,
-)
+from server.model_formats.interface import OutputFormat, PromptError, ToolChoice
 from server.model_formats.reasoning import ReasoningForm
 from server.model_formats.text_stream.special_tokens import Markup
 from server.model_formats.tool_calls.interface import CallFormat

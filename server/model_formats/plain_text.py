@@ -4,10 +4,7 @@ import codecs
 from collections.abc import Sequence
 
 from engine.vocabulary import Vocabulary
-from server.model_formats.interface import (
-    Delta,
-    TextDelta,
-)
+from server.model_formats.interface import Delta, TextDelta
 
 
 class PlainParser:

@@ -7,12 +7,7 @@ opened the reasoning. What opens a call, where it is a special token, also ends 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from server.model_formats.text_stream.scanner import (
-    SPACE,
-    Reader,
-    Scanner,
-    Stops,
-)
+from server.model_formats.text_stream.scanner import SPACE, Reader, Scanner, Stops
 from server.model_formats.text_stream.special_tokens import Markup
 from server.model_formats.text_stream.surrounding_whitespace import Prose
 

@@ -6,11 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from server.model_formats.interface import (
-    PromptError,
-    Tool,
-    spoken_name,
-)
+from server.model_formats.interface import PromptError, Tool, spoken_name
 
 ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 SEPARATORS = ("__", "-", ".")

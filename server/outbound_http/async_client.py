@@ -9,12 +9,7 @@ from typing import Any
 import httpcore
 import httpx
 
-from server.outbound_http.allowed_addresses import (
-    Allowed,
-    Refused,
-    check_addresses,
-    check_url,
-)
+from server.outbound_http.allowed_addresses import Allowed, Refused, check_addresses, check_url
 from server.outbound_http.fetch import trusted_authorities
 
 AsyncLookup = Callable[[str, int], Awaitable[Sequence[str]]]

@@ -3,16 +3,9 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from engine.request import (
-    Deliver,
-    Engine,
-    OnDead,
-)
+from engine.request import Deliver, Engine, OnDead
 from engine.vocabulary import Vocabulary, read_vocabulary
-from server.configuration.settings import (
-    Config,
-    tiktoken_folders,
-)
+from server.configuration.settings import Config, tiktoken_folders
 from server.configuration.shipped_files import demo_model_folder
 from server.errors import ConfigError
 from server.model_formats.harmony.vocabulary import VocabularyPlaces

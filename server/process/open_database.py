@@ -4,15 +4,9 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
-from server.configuration.settings import (
-    Config,
-    xdg_data_home,
-)
+from server.configuration.settings import Config, xdg_data_home
 from server.embedded_postgres.account import default_data_dir
-from server.embedded_postgres.embedded_server import (
-    EmbeddedError,
-    EmbeddedPostgres,
-)
+from server.embedded_postgres.embedded_server import EmbeddedError, EmbeddedPostgres
 from server.errors import ConfigError
 from server.store.database import DatabaseError, schema_state, upgrade
 from server.store.disk_space import Disk

@@ -9,19 +9,8 @@ from pathlib import Path
 import msgspec
 from tokenizers import Tokenizer
 
-from engine.request import (
-    Deliver,
-    Engine,
-    Job,
-    OnDead,
-)
-from engine.scripted_engine import (
-    KINDS,
-    Fault,
-    Script,
-    ScriptedConfig,
-    ScriptedEngine,
-)
+from engine.request import Deliver, Engine, Job, OnDead
+from engine.scripted_engine import KINDS, Fault, Script, ScriptedConfig, ScriptedEngine
 from engine.vocabulary import read_vocabulary
 from server.configuration.settings import Config
 from server.errors import ConfigError

@@ -29,19 +29,10 @@ from server.delivery.follower import Follower
 from server.delivery.hub import Hub
 from server.errors import ConfigError
 from server.hosted_tools.mcp.client import McpServers
-from server.hosted_tools.mcp.registered_servers import (
-    Registered,
-    read_access,
-    read_servers,
-    read_tokens,
-)
+from server.hosted_tools.mcp.registered_servers import Registered, read_access, read_servers, read_tokens
 from server.http.app import build
-from server.http.asgi import hypercorn_patches as connection
-from server.http.asgi.connection_limit import (
-    Listener,
-    most_connections,
-    raise_file_limit,
-)
+from server.http.asgi import hypercorn_patches
+from server.http.asgi.connection_limit import Listener, most_connections, raise_file_limit
 from server.http.asgi.thread_pools import LEAST_CONNECTIONS
 from server.http.authentication import Gate
 from server.http.services import Services
@@ -50,11 +41,7 @@ from server.maintenance.retention import Janitor
 from server.outbound_http.allowed_addresses import read_allowed
 from server.process import interrupts
 from server.process.key_required import require_key
-from server.process.load_model import (
-    load_model,
-    model_name,
-    read_adapters,
-)
+from server.process.load_model import load_model, model_name, read_adapters
 from server.process.open_database import OpenDatabase
 from server.prompting.prepare import Served
 from server.recording.recorder import Recorder
@@ -305,9 +292,9 @@ class _Process:
         settings.include_server_header = False
         settings.websocket_max_message_size = self._config.max_body_bytes
         settings.websocket_ping_interval = self._config.keep_alive_seconds
-        connection.install()
+        hypercorn_patches.install()
         server = Listener(build(self._services, connections), settings, connections)
-        runner.run(server.process.serve(listener, self._ended.wait))
+        runner.run(server.serve(listener, self._ended.wait))
 
     def stop(self) -> None:
         """Ends the threads and gives up the lease."""

@@ -8,25 +8,12 @@ import msgspec
 
 from engine.request import Job
 from server.generation.output_decoding import Reading
-from server.hosted_tools.tool_specs import (
-    Access,
-    call_limit,
-)
-from server.prompting.prepare import (
-    Served,
-    prepare,
-)
+from server.hosted_tools.tool_specs import Access, call_limit
+from server.prompting.prepare import Served, prepare
 from server.protocol.responses.hosted_items import ServedCall
-from server.protocol.responses.items import (
-    Item,
-    encode_item,
-)
+from server.protocol.responses.items import Item, encode_item
 from server.protocol.responses.request import CreateResponse
-from server.protocol.responses.tools import (
-    McpTool,
-    read_choice,
-    read_tools,
-)
+from server.protocol.responses.tools import McpTool, read_choice, read_tools
 
 MAX_OUTPUT_BYTES = 8 * 1024 * 1024
 """Of a response's output, results of tools included; beyond it there is no further turn."""

@@ -11,19 +11,10 @@ from datetime import UTC, datetime
 from functools import partial
 from uuid import UUID
 
-from engine.request import (
-    Beams,
-    Engine,
-    Job,
-    JobRefused,
-)
+from engine.request import Beams, Engine, Job, JobRefused
 from engine.vocabulary import Vocabulary
 from server.errors import InvalidRequest
-from server.generation.output_decoding import (
-    Condensing,
-    Reading,
-    WithoutReasoning,
-)
+from server.generation.output_decoding import Condensing, Reading, WithoutReasoning
 from server.generation.token_dump import RawMessages
 from server.hosted_tools.tool_specs import hosted_of
 from server.input_resolution.mcp_approvals import tagged
@@ -51,20 +42,10 @@ from server.model_formats.interface import (
 from server.model_formats.plain_text import PlainParser
 from server.model_formats.tool_names import without_labels
 from server.prompting.engine_refusals import refusal
-from server.prompting.request_echo import (
-    asks_for_summary,
-    make_echo,
-)
-from server.prompting.sampling_params import (
-    make_sampling,
-    thinking_budget,
-    token_ids,
-)
+from server.prompting.request_echo import asks_for_summary, make_echo
+from server.prompting.sampling_params import make_sampling, thinking_budget, token_ids
 from server.prompting.structured_outputs import given_grammar
-from server.prompting.truncation import (
-    cut_tokens,
-    write_within,
-)
+from server.prompting.truncation import cut_tokens, write_within
 from server.protocol.completions.legacy import PlainRequest
 from server.protocol.completions.shared_parameters import ChoiceRequest
 from server.protocol.ids import seconds_of

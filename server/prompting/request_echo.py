@@ -12,12 +12,7 @@ from server.protocol.responses.request import (
     ReasoningOptions,
     TextOptions,
 )
-from server.protocol.responses.response import (
-    ConversationEcho,
-    Echo,
-    ReasoningEcho,
-    TextEcho,
-)
+from server.protocol.responses.response import ConversationEcho, Echo, ReasoningEcho, TextEcho
 
 
 def make_echo(request: CreateResponse, model: Capabilities) -> Echo:

@@ -5,18 +5,9 @@ Pure but for the dialect, which spells bad words and knows the marks of reasonin
 
 from collections.abc import Sequence
 
-from engine.request import (
-    MAX_BAD_TOKENS,
-    MAX_BAD_WORDS,
-    Capabilities,
-    Sampling,
-    ThinkingBudget,
-)
+from engine.request import MAX_BAD_TOKENS, MAX_BAD_WORDS, Capabilities, Sampling, ThinkingBudget
 from server.errors import InvalidRequest
-from server.model_formats.interface import (
-    Dialect,
-    ReasoningMarks,
-)
+from server.model_formats.interface import Dialect, ReasoningMarks
 from server.protocol.responses.request import CreateResponse
 from server.protocol.responses.response import Echo
 

@@ -8,16 +8,9 @@ and composed of these a `tag`, a `sequence`, an `or` and `tags_with_separator`.
 import json
 from typing import Any
 
-from engine.grammar.limits import (
-    BadGrammar,
-    parse_json,
-)
+from engine.grammar.limits import BadGrammar, parse_json
 from engine.request import Grammar
-from server.prompting.ebnf_to_lark import (
-    BadEbnf,
-    ebnf_to_lark,
-    is_ebnf,
-)
+from server.prompting.ebnf_to_lark import BadEbnf, ebnf_to_lark, is_ebnf
 
 _WHOLE = "json_schema, regex, grammar, const_string, any_text, tag, sequence, or, tags_with_separator"
 _COMPOSED = ("tag", "sequence", "or", "tags_with_separator")

@@ -7,20 +7,10 @@ import msgspec
 
 from engine.request import Grammar
 from server.errors import InvalidRequest
-from server.prompting.ebnf_to_lark import (
-    BadEbnf,
-    ebnf_to_lark,
-    is_ebnf,
-)
-from server.prompting.structural_tag import (
-    BadTag,
-    read_tag,
-)
+from server.prompting.ebnf_to_lark import BadEbnf, ebnf_to_lark, is_ebnf
+from server.prompting.structural_tag import BadTag, read_tag
 from server.protocol.completions.shared_parameters import ResponseFormat
-from server.protocol.responses.request import (
-    CreateResponse,
-    StructuredOutputs,
-)
+from server.protocol.responses.request import CreateResponse, StructuredOutputs
 
 R = TypeVar("R", bound=StructuredOutputs)
 PARAM = "structured_outputs"

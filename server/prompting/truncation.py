@@ -9,20 +9,9 @@ from dataclasses import replace
 
 from server.errors import InvalidRequest
 from server.hosted_tools.tool_specs import as_read
-from server.limits.tools_and_grammars import (
-    characters_of,
-    text_size,
-)
-from server.model_formats.interface import (
-    Conversation,
-    Dialect,
-    Prompt,
-    PromptTooLong,
-)
-from server.protocol.responses.items import (
-    Item,
-    Message,
-)
+from server.limits.tools_and_grammars import characters_of, text_size
+from server.model_formats.interface import Conversation, Dialect, Prompt, PromptTooLong
+from server.protocol.responses.items import Item, Message
 from server.protocol.responses.request import Side
 
 

@@ -5,10 +5,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from server.protocol.openapi_types import (
-    GivenItem,
-    RawMetadata,
-)
+from server.protocol.openapi_types import GivenItem, RawMetadata
 from server.protocol.responses.request import Metadata
 
 MOST_AT_ONCE = 20

@@ -10,16 +10,10 @@ from typing import Any, TypeVar
 import msgspec
 
 from server.protocol.errors import DecodeFailure
-from server.protocol.json_bounds import (
-    MOST_NUMBERS,
-    check_size,
-)
+from server.protocol.json_bounds import MOST_NUMBERS, check_size
 from server.protocol.parameter_rows import Endpoint
 from server.protocol.parameters import check_names
-from server.protocol.typed import (
-    convert_to,
-    decode_as,
-)
+from server.protocol.typed import convert_to, decode_as
 
 T = TypeVar("T")
 

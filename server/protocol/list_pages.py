@@ -5,10 +5,7 @@ from typing import Generic, Literal, TypeVar
 
 import msgspec
 
-from server.protocol.completions.chat import (
-    StoredCompletion,
-    StoredMessage,
-)
+from server.protocol.completions.chat import StoredCompletion, StoredMessage
 from server.protocol.earlier_releases import with_logprobs
 from server.protocol.responses.items import Item
 from server.protocol.responses.response import Response

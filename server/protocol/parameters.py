@@ -13,12 +13,7 @@ from typing import Any
 import msgspec
 
 from server.protocol.errors import DecodeFailure
-from server.protocol.parameter_rows import (
-    SLIPS,
-    TABLES,
-    Endpoint,
-    Row,
-)
+from server.protocol.parameter_rows import SLIPS, TABLES, Endpoint, Row
 
 MOST_UNKNOWN = 16
 """Unknown names of one request that are compared with the known ones."""

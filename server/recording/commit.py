@@ -7,16 +7,8 @@ from uuid import UUID
 
 from server.crashpoints import crashpoint
 from server.recording.isolation import LOCK_MS, STATEMENT_MS
-from server.recording.persist import (
-    is_written,
-    log_rows,
-    write,
-)
-from server.recording.run_registry import (
-    ActiveRuns,
-    Inbound,
-    Step,
-)
+from server.recording.persist import is_written, log_rows, write
+from server.recording.run_registry import ActiveRuns, Inbound, Step
 from server.recording.unsynced_commits import Unflushed
 from server.store.cluster import leases
 from server.store.database import Connection, limit_time

@@ -8,17 +8,10 @@ from uuid import UUID
 
 from server.recording.commit import GroupCommit, JointCommit
 from server.recording.isolation import BUDGET_SECONDS, Isolation
-from server.recording.run_registry import (
-    ActiveRuns,
-    Inbound,
-    Step,
-)
+from server.recording.run_registry import ActiveRuns, Inbound, Step
 from server.recording.unsynced_commits import Unflushed
 from server.store.cluster import leases
-from server.store.commit_failures import (
-    Trouble,
-    classify,
-)
+from server.store.commit_failures import Trouble, classify
 from server.store.connection import RECORDER_LIMITS
 from server.store.database import Connection, Database, is_there
 

@@ -3,15 +3,8 @@
 from datetime import datetime
 
 from server.generation.output_decoding import nothing_to_read
-from server.generation.run import (
-    Log,
-    Run,
-    RunFacts,
-)
-from server.recording.run_registry import (
-    SERVER_ERROR,
-    Step,
-)
+from server.generation.run import Log, Run, RunFacts
+from server.recording.run_registry import SERVER_ERROR, Step
 from server.store.database import Connection, clock
 from server.store.log import events
 

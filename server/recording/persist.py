@@ -9,26 +9,15 @@ from uuid import UUID
 from server.crashpoints import crashpoint
 from server.generation.run import Run
 from server.input_resolution.history import for_model
-from server.protocol.responses.items import (
-    Item,
-    encode_item,
-    item_type,
-)
+from server.protocol.responses.items import Item, encode_item, item_type
 from server.protocol.responses.states import Ending
 from server.recording.expiry import lifetime_after_end
 from server.recording.run_registry import Step
 from server.recording.unsynced_commits import chunks_of
 from server.store.cluster import claims
 from server.store.cluster.claims import Place
-from server.store.content import (
-    conversations,
-    deletion,
-    responses,
-)
-from server.store.content.responses import (
-    NewItem,
-    Owner,
-)
+from server.store.content import conversations, deletion, responses
+from server.store.content.responses import NewItem, Owner
 from server.store.database import Connection, durable
 from server.store.log import events
 from server.store.log.events import Chunk

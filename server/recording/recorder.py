@@ -19,10 +19,7 @@ import msgspec
 
 from server.crashpoints import crashpoint
 from server.delivery.event_frames import frames
-from server.delivery.hub import (
-    Hub,
-    Published,
-)
+from server.delivery.hub import Hub, Published
 from server.generation.run import Run
 from server.limits.unfinished_responses import Capacity
 from server.recording.committer import Committer

@@ -10,13 +10,7 @@ from datetime import datetime
 from functools import lru_cache, partial
 from uuid import UUID
 
-from engine.request import (
-    Failed,
-    Finished,
-    Outbound,
-    PromptLogprobs,
-    Tokens,
-)
+from engine.request import Failed, Finished, Outbound, PromptLogprobs, Tokens
 from server.generation.output_decoding import Reading
 from server.generation.run import Run
 from server.hosted_tools.tool_specs import Outcome

@@ -17,22 +17,12 @@ from uuid import UUID
 
 from server.generation.run import Run
 from server.recording.end_from_log import fail_from_log, fail_unstored
-from server.recording.persist import (
-    is_owner,
-    is_written,
-    write,
-)
+from server.recording.persist import is_owner, is_written, write
 from server.recording.retries import Retries, Retry
 from server.recording.run_registry import Step
-from server.store.cluster import (
-    claims,
-    leases,
-)
+from server.store.cluster import claims, leases
 from server.store.cluster.claims import Place
-from server.store.commit_failures import (
-    Trouble,
-    classify,
-)
+from server.store.commit_failures import Trouble, classify
 from server.store.content import responses
 from server.store.database import Connection, Database, durable, limit_time
 from server.store.log import events

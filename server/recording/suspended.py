@@ -8,13 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from uuid import UUID
 
-from server.recording.run_registry import (
-    Begin,
-    HandBack,
-    Inbound,
-    Step,
-    key_of,
-)
+from server.recording.run_registry import Begin, HandBack, Inbound, Step, key_of
 
 MOST_RETAINED = 8192
 """Messages to one run; they hold a token each, or a few, so this is minutes of the fastest stream. A run

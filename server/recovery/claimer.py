@@ -16,21 +16,9 @@ from engine.request import JobRefused
 from server.crashpoints import crashpoint
 from server.prompting.prepare import Served
 from server.recording.recorder import Recorder
-from server.recording.run_registry import (
-    SERVER_ERROR,
-    Begin,
-    Break,
-    Drop,
-    HandBack,
-)
-from server.recovery.rebuild import (
-    Rebuilt,
-    rebuild,
-)
-from server.store.cluster import (
-    claims,
-    leases,
-)
+from server.recording.run_registry import SERVER_ERROR, Begin, Break, Drop, HandBack
+from server.recovery.rebuild import Rebuilt, rebuild
+from server.store.cluster import claims, leases
 from server.store.cluster.claims import Place
 from server.store.cluster.quarantine import end_unreadable
 from server.store.content.responses import StoredResponse

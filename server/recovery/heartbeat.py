@@ -12,10 +12,7 @@ from uuid import UUID
 from server.crashpoints import crashpoint
 from server.delivery.abandonment import Unread
 from server.recovery.heartbeat_watch import HeartbeatWatch
-from server.store.cluster import (
-    claims,
-    leases,
-)
+from server.store.cluster import claims, leases
 from server.store.database import Connection, Database, DatabaseError
 from server.supervised_thread import Retry, SupervisedThread
 

@@ -12,37 +12,21 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from engine.request import Job
-from server.compaction.inline import (
-    first_reading,
-    prepare_first,
-)
+from server.compaction.inline import first_reading, prepare_first
 from server.errors import ApiError
 from server.generation.item_starts import has_summaries
 from server.generation.output_decoding import nothing_to_read
-from server.generation.run import (
-    Log,
-    Run,
-    RunFacts,
-)
+from server.generation.run import Log, Run, RunFacts
 from server.input_resolution import resolve_input
 from server.prompting.next_turn import Turns
-from server.prompting.prepare import (
-    Prepared,
-    Served,
-)
+from server.prompting.prepare import Prepared, Served
 from server.protocol.errors import DecodeFailure
 from server.protocol.responses.events import Event
-from server.protocol.responses.items import (
-    Item,
-    decode_item,
-)
+from server.protocol.responses.items import Item, decode_item
 from server.protocol.responses.request import CreateResponse
 from server.protocol.responses.response import Echo
 from server.protocol.typed import decode_as
-from server.recovery.replay import (
-    replay,
-    said,
-)
+from server.recovery.replay import replay, said
 from server.store.content import responses
 from server.store.content.responses import StoredResponse
 from server.store.database import Connection, DatabaseError

@@ -7,30 +7,12 @@ from itertools import groupby
 
 import msgspec
 
-from engine.request import (
-    Job,
-    Usage,
-)
-from server.generation.run import (
-    Log,
-    Run,
-)
-from server.hosted_tools.tool_specs import (
-    Outcome,
-    outcome_of,
-)
+from engine.request import Job, Usage
+from server.generation.run import Log, Run
+from server.hosted_tools.tool_specs import Outcome, outcome_of
 from server.prompting.next_turn import Turns
-from server.prompting.prepare import (
-    Prepared,
-    job_after,
-)
-from server.protocol.responses.events import (
-    Event,
-    Kind,
-    OutputItemDone,
-    delta_of,
-    event_type,
-)
+from server.prompting.prepare import Prepared, job_after
+from server.protocol.responses.events import Event, Kind, OutputItemDone, delta_of, event_type
 from server.protocol.responses.hosted_items import ServedCall
 from server.protocol.responses.items import Compaction
 from server.store.log.events import Progress

@@ -1,10 +1,7 @@
 """The keys of what clients carry for the server: the setting's, else one that all replicas share."""
 
 from server.configuration.settings import Config
-from server.sealing.cipher import (
-    Seal,
-    make_key,
-)
+from server.sealing.cipher import Seal, make_key
 from server.store import seal_keys
 from server.store.database import Connection, Database
 

@@ -9,14 +9,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from server.protocol.responses.items import (
-    Compaction,
-    InputText,
-    Item,
-    Message,
-    decode_item,
-    encode_item,
-)
+from server.protocol.responses.items import Compaction, InputText, Item, Message, decode_item, encode_item
 from server.protocol.typed import decode_as
 from server.sealing.cipher import Seal
 

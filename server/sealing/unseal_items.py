@@ -15,10 +15,7 @@ from server.protocol.responses.items import (
 )
 from server.protocol.responses.response import Response
 from server.sealing.cipher import Seal
-from server.sealing.sealed_context import (
-    open_window,
-    summary_message,
-)
+from server.sealing.sealed_context import open_window, summary_message
 
 UNREADABLE = "[Earlier parts of this conversation were compacted by another server and cannot be read here.]"
 

@@ -27,12 +27,7 @@ from sqlalchemy.exc import (
 from sqlalchemy.pool import ConnectionPoolEntry
 
 from server.configuration.shipped_files import migrations_folder
-from server.store.connection import (
-    LIMITS,
-    PatientConnection,
-    connect,
-    url_in_time,
-)
+from server.store.connection import LIMITS, PatientConnection, connect, url_in_time
 from server.store.shared_outage import Outage
 
 __all__ = [

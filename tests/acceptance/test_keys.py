@@ -10,10 +10,7 @@ import psycopg
 import pytest
 from openai import AuthenticationError
 
-from server.http.routes import (
-    OPEN_ROUTES,
-    ROUTES,
-)
+from server.http.routes import OPEN_ROUTES, ROUTES
 from tests.acceptance.error_object import check_error
 from tests.acceptance.traces import tables_with
 from tests.fix_server import PACED, SCRIPTED, Connect, StartServer

@@ -5,11 +5,7 @@ from typing import Any, get_args
 import httpx
 import pytest
 
-from server.protocol.parameter_rows import (
-    SLIPS,
-    TABLES,
-    Endpoint,
-)
+from server.protocol.parameter_rows import SLIPS, TABLES, Endpoint
 from tests.support.server_process import MODEL, ServerProcess
 from tests.support.websocket import WebSocket
 

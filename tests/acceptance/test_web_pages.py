@@ -10,10 +10,7 @@ import httpx
 import psycopg
 import pytest
 
-from server.http.routes import (
-    OPEN_ROUTES,
-    ROUTES,
-)
+from server.http.routes import OPEN_ROUTES, ROUTES
 from tests.acceptance.error_object import check_error
 from tests.acceptance.test_keys import ANY_BODY, BODIES, UNKNOWN, address, make_key
 from tests.fix_server import SCRIPTED, StartServer

@@ -8,21 +8,9 @@ from typing import Any
 import pytest
 
 from engine.executor import EngineFault, OutOfMemory
-from engine.request import (
-    Failed,
-    Finished,
-    Job,
-    JobRefused,
-    Outbound,
-    Tokens,
-    Usage,
-)
+from engine.request import Failed, Finished, Job, JobRefused, Outbound, Tokens, Usage
 from tests.contract.conftest import Start
-from tests.support.engines import (
-    Bench,
-    make_job,
-    make_prompt,
-)
+from tests.support.engines import Bench, make_job, make_prompt
 
 
 def reason_of(last: Finished | Failed) -> str:

@@ -10,14 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from engine.request import (
-    Failed,
-    Finished,
-    Job,
-    JobRefused,
-    Outbound,
-    Tokens,
-)
+from engine.request import Failed, Finished, Job, JobRefused, Outbound, Tokens
 from engine.scripted_engine import Script
 from tests.support.engines import Bench, Outcome, make_job, start_model, start_scripted
 from tests.support.grammars import (

@@ -2,14 +2,7 @@
 
 from typing import Any
 
-from engine.request import (
-    Failed,
-    Finished,
-    Job,
-    Outbound,
-    Tokens,
-    Usage,
-)
+from engine.request import Failed, Finished, Job, Outbound, Tokens, Usage
 from tests.contract.conftest import Start
 from tests.support.engines import Bench, make_job, make_prompt
 

@@ -9,17 +9,7 @@ import pytest
 from server.recovery.claimer import GIVEN_UP
 from tests.fix_server import StartServer
 from tests.fix_tally import Tally
-from tests.support.attached import (
-    HTTP,
-    PATIENCE_S,
-    Attached,
-    Body,
-    Crowd,
-    ask,
-    check,
-    output_text,
-    retrieve,
-)
+from tests.support.attached import HTTP, PATIENCE_S, Attached, Body, Crowd, ask, check, output_text, retrieve
 from tests.support.eventually import eventually
 from tests.support.rounds import faults_only
 from tests.support.server_process import MODEL, ServerProcess

@@ -14,10 +14,7 @@ import httpx
 import pytest
 
 from engine.grammar.lark_source import check_source
-from engine.grammar.limits import (
-    BadGrammar,
-    check_pattern,
-)
+from engine.grammar.limits import BadGrammar, check_pattern
 from engine.request import Grammar
 from server.embedded_postgres.embedded_server import EmbeddedPostgres
 from server.model_formats.grammar.lark_in_json_string import escaped_grammar

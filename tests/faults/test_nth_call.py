@@ -15,18 +15,8 @@ import msgspec
 import psycopg
 import pytest
 
-from engine.request import (
-    Failed,
-    Finished,
-    Job,
-    Outbound,
-)
-from engine.scripted_engine import (
-    Fault,
-    Script,
-    ScriptedConfig,
-    ScriptedEngine,
-)
+from engine.request import Failed, Finished, Job, Outbound
+from engine.scripted_engine import Fault, Script, ScriptedConfig, ScriptedEngine
 from server.admission.admit import Admission
 from server.configuration.settings import Config
 from server.delivery.abandonment import Unread
@@ -232,7 +222,7 @@ def test_a_request_is_served_whichever_exchange_with_the_database_is_lost(
         exchanges = Exchanges(number, moment)
         with serving(watched_url) as server:
             with counting(exchanges):
-                response = server.process.serve(kind)
+                response = server.serve(kind)
             check_one(server, response, kind, "incomplete")
         if exchanges.count < number:
             break
@@ -249,5 +239,5 @@ def test_a_request_ends_as_failed_whichever_step_of_the_engine_fails(
     watched_url: str, kind: Kind, fault: Literal["fail", "crash"], at_token: int, tally: Tally
 ) -> None:
     with serving(watched_url, Fault(kind=fault, at_token=at_token)) as server:
-        check_one(server, server.process.serve(kind), kind, "failed")
+        check_one(server, server.serve(kind), kind, "failed")
     tally["F22", "steps of an engine that failed"] += 1

@@ -6,11 +6,7 @@ from typing import Any
 
 import pytest
 
-from engine.request import (
-    Finished,
-    Job,
-    Outbound,
-)
+from engine.request import Finished, Job, Outbound
 from tests.fix_tally import Tally
 from tests.support.engines import Bench, make_job, make_prompt, start_model, tiny_model
 from tests.support.poison import POISON, Poison, at_random, clean, gather_blocks

@@ -11,10 +11,7 @@ from uuid import UUID
 import pytest
 
 from server.protocol.ids import new_uuid
-from server.store.cluster import (
-    claims,
-    leases,
-)
+from server.store.cluster import claims, leases
 from server.store.database import Connection, Database
 from tests.fix_tally import Tally
 from tests.support.builders import TENANT, accept, register

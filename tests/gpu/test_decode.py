@@ -10,17 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from engine.attention.flash_attention import (
-    find_kernel,
-    sources,
-)
+from engine.attention.flash_attention import find_kernel, sources
 from engine.attention.paged import LayerNeeds
-from engine.request import (
-    Failed,
-    Job,
-    TokenLogprobs,
-    Tokens,
-)
+from engine.request import Failed, Job, TokenLogprobs, Tokens
 from tests.support.engines import Bench, make_job, make_prompt, save_random_model, start_model
 
 pytestmark = [

@@ -6,12 +6,7 @@
 import json
 from pathlib import Path
 
-from server.protocol.parameter_rows import (
-    SLIPS,
-    TABLES,
-    Endpoint,
-    Row,
-)
+from server.protocol.parameter_rows import SLIPS, TABLES, Endpoint, Row
 from tests.support.anchor_parameters import OPENAI, VLLM
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "api.md"

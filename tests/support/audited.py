@@ -8,10 +8,7 @@ from typing import Any
 import msgspec
 
 from engine.request import FinishReason
-from server.maintenance.audit_responses import (
-    Limits,
-    check,
-)
+from server.maintenance.audit_responses import Limits, check
 from server.protocol.responses.events import Event
 from server.protocol.responses.items import Item
 from server.protocol.responses.states import columns_of
@@ -27,11 +24,7 @@ from server.store.audit.stored_responses import (
     Replay,
     Standing,
 )
-from server.store.content.responses import (
-    INPUT,
-    OUTPUT,
-    StoredResponse,
-)
+from server.store.content.responses import INPUT, OUTPUT, StoredResponse
 from server.store.log import events
 from server.store.log.events import LogRow
 from tests.support.builders import CREATED, LATER, RESPONSE, TENANT, USAGE, make_message, make_run, say, think

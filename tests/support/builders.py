@@ -21,19 +21,10 @@ from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from engine.request import Usage
-from server.delivery.hub import (
-    Hub,
-    Published,
-)
+from server.delivery.hub import Hub, Published
 from server.generation.output_decoding import Reading
-from server.generation.run import (
-    Run,
-    RunFacts,
-)
-from server.input_resolution.resolve_input import (
-    own,
-    read_given,
-)
+from server.generation.run import Run, RunFacts
+from server.input_resolution.resolve_input import own, read_given
 from server.model_formats.interface import (
     Conversation,
     Delta,
@@ -43,26 +34,11 @@ from server.model_formats.interface import (
     TextDelta,
 )
 from server.protocol import ids
-from server.protocol.responses.events import (
-    Event,
-    render,
-)
-from server.protocol.responses.input import (
-    AdditionalTools,
-    CompactionTrigger,
-    ItemReference,
-)
-from server.protocol.responses.items import (
-    InputText,
-    Item,
-    Message,
-)
+from server.protocol.responses.events import Event, render
+from server.protocol.responses.input import AdditionalTools, CompactionTrigger, ItemReference
+from server.protocol.responses.items import InputText, Item, Message
 from server.protocol.responses.request import CreateResponse
-from server.protocol.responses.response import (
-    Echo,
-    ReasoningEcho,
-    TextEcho,
-)
+from server.protocol.responses.response import Echo, ReasoningEcho, TextEcho
 from server.protocol.responses.states import Ending
 from server.recording.persist import stored_item
 from server.store.cluster import leases

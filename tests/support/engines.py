@@ -16,21 +16,9 @@ from typing import Any
 
 from engine.config import EngineConfig
 from engine.engine import ThreadedEngine, load
-from engine.request import (
-    Failed,
-    Finished,
-    Job,
-    OnDead,
-    Outbound,
-    Sampling,
-    Tokens,
-)
+from engine.request import Failed, Finished, Job, OnDead, Outbound, Sampling, Tokens
 from engine.scheduling.scheduler import Plan
-from engine.scripted_engine import (
-    Script,
-    ScriptedConfig,
-    ScriptedEngine,
-)
+from engine.scripted_engine import Script, ScriptedConfig, ScriptedEngine
 
 PATIENCE = 60.0
 """Seconds after which a test gives up waiting for what must come; never a time that a test needs."""

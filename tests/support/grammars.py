@@ -9,11 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.grammar.compiler import GrammarCompiler
-from engine.request import (
-    Grammar,
-    GrammarKind,
-    Job,
-)
+from engine.request import Grammar, GrammarKind, Job
 from engine.scheduling.sequence import TokenSequence
 from engine.vocabulary import Vocabulary
 from tests.support.engines import save_random_model

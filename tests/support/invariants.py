@@ -9,14 +9,8 @@ from contextlib import closing
 
 import psycopg
 
-from server.cli.audit import (
-    Tally,
-    violations,
-)
-from server.maintenance.audit_responses import (
-    Limits,
-    Violation,
-)
+from server.cli.audit import Tally, violations
+from server.maintenance.audit_responses import Limits, Violation
 from server.protocol.responses import states
 from server.store.audit.stored_responses import Scope
 from server.store.database import Database

@@ -17,38 +17,15 @@ import msgspec
 
 from server.admission import accept
 from server.protocol.responses.events import Event
-from server.protocol.responses.states import (
-    ENDED,
-    Ending,
-    columns_of,
-)
+from server.protocol.responses.states import ENDED, Ending, columns_of
 from server.recording import commit, committer, persist, side_writer
-from server.store.cluster import (
-    claims,
-    leases,
-)
+from server.store.cluster import claims, leases
 from server.store.cluster.claims import Place
-from server.store.content import (
-    deletion,
-    idempotency_keys,
-    responses,
-    storage_usage,
-)
+from server.store.content import deletion, idempotency_keys, responses, storage_usage
 from server.store.content.idempotency_keys import FirstUse
-from server.store.content.responses import (
-    Finished,
-    NewItem,
-    NewResponse,
-    Owner,
-    StoredResponse,
-)
+from server.store.content.responses import Finished, NewItem, NewResponse, Owner, StoredResponse
 from server.store.log import events
-from server.store.log.events import (
-    Chunk,
-    News,
-    Progress,
-    Watched,
-)
+from server.store.log.events import Chunk, News, Progress, Watched
 from tests.support.memory import Memory, MemoryConnection, Row
 
 # --- what the SQL means; `at` is the memory, or a connection to it ---

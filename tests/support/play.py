@@ -5,10 +5,7 @@ from typing import Any
 
 from engine.config import Limits
 from engine.request import FinishReason
-from engine.scheduling.scheduler import (
-    Plan,
-    Scheduler,
-)
+from engine.scheduling.scheduler import Plan, Scheduler
 from engine.scheduling.sequence import TokenSequence
 from tests.support.engines import make_job, make_prompt
 

@@ -6,14 +6,8 @@ from uuid import UUID
 import msgspec
 
 from server.delivery.event_frames import frame
-from server.delivery.stored_responses import (
-    StreamReader,
-    read_response,
-)
-from server.protocol.responses.events import (
-    Event,
-    is_terminal,
-)
+from server.delivery.stored_responses import StreamReader, read_response
+from server.protocol.responses.events import Event, is_terminal
 from server.protocol.responses.states import ENDED
 from server.store.log import events
 from tests.support.builders import BREAK_PARSER, TENANT, SpelledParser

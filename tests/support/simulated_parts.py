@@ -9,17 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 from uuid import UUID
 
-from engine.request import (
-    Capabilities,
-    Failed,
-    Finished,
-    Job,
-    JobRefused,
-    Outbound,
-    Stats,
-    Tokens,
-    Usage,
-)
+from engine.request import Capabilities, Failed, Finished, Job, JobRefused, Outbound, Stats, Tokens, Usage
 from server.delivery.hub import Channel
 from server.delivery.stored_responses import StreamReader
 from server.http.asgi.event_stream import Stored

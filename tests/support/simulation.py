@@ -26,16 +26,8 @@ from server.http.authentication import Caller
 from server.http.handlers.responses import watch
 from server.protocol.responses.request import CreateResponse
 from server.protocol.responses.states import ENDED
-from server.recording import (
-    commit,
-    committer,
-    persist,
-    recorder,
-)
-from server.recovery import (
-    claimer,
-    heartbeat,
-)
+from server.recording import commit, committer, persist, recorder
+from server.recovery import claimer, heartbeat
 from server.store.cluster import claims
 from server.store.content import deletion
 from tests.support import memory_store

@@ -13,11 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from server.model_formats.harmony.vocabulary import (
-    STOPS,
-    TEXT_TOKENS,
-    VOCABULARY,
-)
+from server.model_formats.harmony.vocabulary import STOPS, TEXT_TOKENS, VOCABULARY
 from tests.support.harmony import CONTROL, encoding, ids_of
 
 HIDDEN, HEAD, SEEN = 64, 16, 10

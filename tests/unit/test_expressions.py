@@ -15,11 +15,7 @@ from typing import Any
 
 import pytest
 
-from engine.grammar.limits import (
-    MAX_LARK,
-    MAX_PATTERN,
-    MAX_TEXT,
-)
+from engine.grammar.limits import MAX_LARK, MAX_PATTERN, MAX_TEXT
 
 ROOT = Path(__file__).parents[2]
 OPERATOR = 0
@@ -40,7 +36,7 @@ REACH = {
     "engine/grammar/lark_source.py:_DIRECTIVE": MAX_LARK,
     "engine/grammar/lark_source.py:_LARK_JSON": MAX_TEXT,
     "engine/grammar/lark_source.py:_TO_ESCAPE": MAX_PATTERN,
-    "engine/grammar/lark_source.py:self._split": MAX_PATTERN,  # literals, of the model's vocabulary
+    "engine/grammar/lark_source.py:self._split": MAX_PATTERN,  # literals of a vocabulary
     "engine/config.py:HUB_KERNEL": OPERATOR,
     "engine/vocabulary.py": OPERATOR,
     "server/http/query_parameters.py:_METADATA": HEADER,
@@ -76,7 +72,7 @@ REACH = {
     "server/model_formats/grammar/lark_in_json_string.py:_ATOM": MAX_PATTERN,
     "server/model_formats/grammar/lark_in_json_string.py:_CODE": MAX_PATTERN,
     "server/model_formats/grammar/lark_in_json_string.py:_PROPERTY": MAX_PATTERN,
-    "server/model_formats/grammar/lark_in_json_string.py:_atom": MAX_PATTERN,  # one atom, tried on single characters
+    "server/model_formats/grammar/lark_in_json_string.py:_atom": MAX_PATTERN,  # one atom, on characters
     "server/model_formats/grammar/lark_in_json_string.py:_for_python": MAX_PATTERN,  # compiled only
     "server/model_formats/harmony/encoding.py:_CONTROL": TEXT,
     "server/model_formats/harmony/message_header.py:_TO": HEADER,
@@ -88,14 +84,14 @@ REACH = {
     "server/model_formats/harmony/typescript_schema.py:_LONG_WORD": TEXT,
     "server/model_formats/harmony/typescript_schema.py:_LONG_SPACE": TEXT,
     "server/model_formats/text_stream/special_tokens.py:_ANY": TEXT,
-    "server/model_formats/text_stream/special_tokens.py:self._find": TEXT,  # literals, of the model's vocabulary
+    "server/model_formats/text_stream/special_tokens.py:self._find": TEXT,  # literals of a vocabulary
     "server/model_formats/chat_template/messages.py:_NINE": TEXT,
     "server/model_formats/text_stream/scanner.py:SPACE": OUTPUT,
     "server/model_formats/text_stream/scanner.py:self.search": OUTPUT,  # literals, of the family's format
     "server/model_formats/text_stream/scanner.py:self.search_beginning": OUTPUT,  # of the last few characters
     "server/model_formats/chat_template/template.py:_DROPPED": TEXT,
     "server/model_formats/chat_template/template.py:_LOOKS_LIKE_CONTROL": OPERATOR,
-    "server/model_formats/chat_template/template.py:_start_of_any": TEXT,  # literals, of the model's vocabulary
+    "server/model_formats/chat_template/template.py:_start_of_any": TEXT,  # literals of a vocabulary
     "server/model_formats/grammar/unquoted_strings.py:_ATOM": MAX_PATTERN,
     "server/model_formats/tool_calls/streamed_json.py:_OUTSIDE": OUTPUT,
     "server/model_formats/tool_calls/streamed_json.py:_IN_STRING": OUTPUT,

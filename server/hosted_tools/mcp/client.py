@@ -23,38 +23,14 @@ import msgspec
 
 from server.errors import ApiError
 from server.hosted_tools.mcp import session
-from server.hosted_tools.mcp.call_slots import (
-    CallSlots,
-    NoSlot,
-)
-from server.hosted_tools.mcp.registered_servers import (
-    COMMAND,
-    SESSION_HEADER,
-    Registered,
-)
+from server.hosted_tools.mcp.call_slots import CallSlots, NoSlot
+from server.hosted_tools.mcp.registered_servers import COMMAND, SESSION_HEADER, Registered
 from server.hosted_tools.mcp.source_urls import urls_of
-from server.hosted_tools.mcp.tool_list_cache import (
-    Listing,
-    ListingKey,
-    Listings,
-)
-from server.hosted_tools.tool_specs import (
-    Access,
-    Outcome,
-)
+from server.hosted_tools.mcp.tool_list_cache import Listing, ListingKey, Listings
+from server.hosted_tools.tool_specs import Access, Outcome
 from server.limits.concurrency import SharedLimit
-from server.outbound_http.allowed_addresses import (
-    Allowed,
-    Refused,
-    check_url,
-    host_and_port,
-    only,
-    read_url,
-)
-from server.protocol.responses.hosted_items import (
-    ListedTool,
-    McpError,
-)
+from server.outbound_http.allowed_addresses import Allowed, Refused, check_url, host_and_port, only, read_url
+from server.protocol.responses.hosted_items import ListedTool, McpError
 from server.protocol.responses.parts import is_deeper
 
 if TYPE_CHECKING:

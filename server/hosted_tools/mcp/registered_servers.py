@@ -9,10 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from server.errors import ConfigError
-from server.outbound_http.allowed_addresses import (
-    Refused,
-    only,
-)
+from server.outbound_http.allowed_addresses import Refused, only
 from server.sealing.cipher import Seal
 
 COMMAND = "stdio:"

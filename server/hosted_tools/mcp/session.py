@@ -15,10 +15,7 @@ import httpx
 
 from server.hosted_tools.mcp.call_slots import CallSlots
 from server.outbound_http.allowed_addresses import Allowed
-from server.outbound_http.async_client import (
-    Budget,
-    guarded_client,
-)
+from server.outbound_http.async_client import Budget, guarded_client
 
 if TYPE_CHECKING:
     from mcp import ClientSession

@@ -18,10 +18,7 @@ from hypercorn.config import Config as HypercornConfig
 from hypercorn.utils import wrap_app
 from starlette.types import ASGIApp
 
-from server.http.asgi.hypercorn_patches import (
-    Connection,
-    Connections,
-)
+from server.http.asgi.hypercorn_patches import Connection, Connections
 
 log = logging.getLogger("holdfast.listener")
 

@@ -16,10 +16,7 @@ from starlette.types import Message, Receive, Scope, Send
 from server.crashpoints import die, is_last_pass
 from server.delivery.hub import Channel
 from server.errors import Overloaded, TooManyRequests, on_error
-from server.http.asgi.thread_pools import (
-    RunInThread,
-    store_reads,
-)
+from server.http.asgi.thread_pools import RunInThread, store_reads
 from server.store.database import DatabaseError
 
 DONE = b"data: [DONE]\n\n"

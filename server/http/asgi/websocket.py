@@ -16,16 +16,9 @@ from starlette.websockets import WebSocket
 from server.errors import on_error
 from server.http.asgi.endpoint import Door
 from server.http.asgi.event_stream import Answer
-from server.http.asgi.hypercorn_patches import (
-    BUFFER,
-    Inbox,
-)
+from server.http.asgi.hypercorn_patches import BUFFER, Inbox
 from server.http.asgi.retried_handler import when_ready
-from server.http.asgi.thread_pools import (
-    Lane,
-    ThreadClasses,
-    set_store_reads,
-)
+from server.http.asgi.thread_pools import Lane, ThreadClasses, set_store_reads
 from server.limits.concurrency import SharedLimit
 from server.protocol.ids import request_id_of
 from server.protocol.responses.websocket_messages import CreateMessage

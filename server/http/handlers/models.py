@@ -7,11 +7,7 @@ from server.errors import UnknownModel
 from server.http.authentication import Caller
 from server.http.json_response import as_json
 from server.http.services import Services
-from server.protocol.responses.response import (
-    Model,
-    ModelList,
-    Permission,
-)
+from server.protocol.responses.response import Model, ModelList, Permission
 
 
 def list_models(services: Services, _caller: Caller, request: Request, _body: bytes) -> Response:

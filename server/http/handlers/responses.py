@@ -8,32 +8,15 @@ import msgspec
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response as HttpResponse
 
-from server.admission.idempotency import (
-    Admitted,
-    Repeatable,
-)
+from server.admission.idempotency import Admitted, Repeatable
 from server.admission.unsupported_parameters import refuse_empty
 from server.crashpoints import crashpoint
 from server.delivery.event_frames import OpenResponsesNames
-from server.delivery.hub import (
-    Channel,
-    Hub,
-)
-from server.delivery.stored_responses import (
-    StreamReader,
-    final_responses,
-    find_response,
-)
+from server.delivery.hub import Channel, Hub
+from server.delivery.stored_responses import StreamReader, final_responses, find_response
 from server.errors import InvalidRequest, NotFound
 from server.http import query_parameters
-from server.http.asgi.event_stream import (
-    Answer,
-    Cursor,
-    Deferred,
-    EventStream,
-    Stored,
-    Timing,
-)
+from server.http.asgi.event_stream import Answer, Cursor, Deferred, EventStream, Stored, Timing
 from server.http.authentication import Caller
 from server.http.json_response import as_json
 from server.http.request_id import take_request_id
@@ -43,10 +26,7 @@ from server.prompting.structured_outputs import with_modern_names
 from server.protocol import ids
 from server.protocol.decode import decode
 from server.protocol.responses.request import CreateResponse
-from server.protocol.responses.response import (
-    Deleted,
-    Response,
-)
+from server.protocol.responses.response import Deleted, Response
 from server.protocol.responses.states import ENDED
 from server.sealing.unseal_items import with_sealed
 from server.store.cluster import claims

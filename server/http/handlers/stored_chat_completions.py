@@ -12,10 +12,7 @@ from server.http.authentication import Caller
 from server.http.json_response import as_json
 from server.http.services import Services
 from server.protocol import ids
-from server.protocol.completions.chat import (
-    DeletedCompletion,
-    UpdateCompletion,
-)
+from server.protocol.completions.chat import DeletedCompletion, UpdateCompletion
 from server.protocol.decode import decode
 from server.store.content.list_pages import Filters
 

@@ -30,10 +30,7 @@ from server.limits.concurrency import SharedLimit
 from server.prompting.structured_outputs import with_modern_names
 from server.protocol.decode import decode
 from server.protocol.errors import ErrorDetail
-from server.protocol.responses.items import (
-    Item,
-    decode_item,
-)
+from server.protocol.responses.items import Item, decode_item
 from server.protocol.responses.websocket_messages import (
     ClientMessage,
     CreateMessage,

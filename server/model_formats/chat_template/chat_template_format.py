@@ -10,25 +10,13 @@ from server.model_formats.chat_template.messages import write_messages
 from server.model_formats.chat_template.output_parser import ChatParser
 from server.model_formats.chat_template.template import ChatTemplate
 from server.model_formats.chat_template.template_probe import find_shape
-from server.model_formats.interface import (
-    Conversation,
-    Prompt,
-    PromptError,
-    ReasoningMarks,
-)
-from server.model_formats.output_grammar import (
-    Asked,
-    Thinking,
-    constrain,
-)
+from server.model_formats.interface import Conversation, Prompt, PromptError, ReasoningMarks
+from server.model_formats.output_grammar import Asked, Thinking, constrain
 from server.model_formats.reasoning import find_form
 from server.model_formats.text_stream.special_tokens import markup_of
 from server.model_formats.tool_calls.formats import find_format
 from server.model_formats.tool_calls.interface import CallFormat
-from server.model_formats.tool_names import (
-    Toolbox,
-    as_function,
-)
+from server.model_formats.tool_names import Toolbox, as_function
 from server.protocol.responses.request import Effort
 
 VARIABLES = frozenset(

@@ -13,18 +13,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from server.model_formats.chat_template.template import (
-    ChatTemplate,
-    Message,
-    Written,
-)
+from server.model_formats.chat_template.template import ChatTemplate, Message, Written
 from server.model_formats.chat_template.template_probe import Shape
-from server.model_formats.interface import (
-    Conversation,
-    PromptError,
-    Tool,
-    spoken_name,
-)
+from server.model_formats.interface import Conversation, PromptError, Tool, spoken_name
 from server.model_formats.tool_calls.interface import CallFormat
 from server.protocol.errors import DecodeFailure
 from server.protocol.json_bounds import check_size

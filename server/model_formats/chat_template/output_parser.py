@@ -6,19 +6,12 @@ from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
 from server.model_formats.interface import Delta
-from server.model_formats.reasoning import (
-    ReasoningForm,
-    read_reasoning,
-)
+from server.model_formats.reasoning import ReasoningForm, read_reasoning
 from server.model_formats.text_stream.merge_deltas import joined
 from server.model_formats.text_stream.scanner import Scanner
 from server.model_formats.text_stream.special_tokens import Markup
 from server.model_formats.text_stream.surrounding_whitespace import Prose
-from server.model_formats.tool_calls.interface import (
-    CallFormat,
-    Calling,
-    read_answer,
-)
+from server.model_formats.tool_calls.interface import CallFormat, Calling, read_answer
 from server.model_formats.tool_names import Toolbox
 
 

@@ -8,10 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from server.model_formats.chat_template.template import (
-    ChatTemplate,
-    Message,
-)
+from server.model_formats.chat_template.template import ChatTemplate, Message
 from server.model_formats.interface import PromptError
 
 _SYSTEM, _LATER, _ASKED, _AGAIN, _TEXT = "xsystemx", "xlaterx", "xaskedx", "xagainx", "xtextx"

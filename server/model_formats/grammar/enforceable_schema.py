@@ -12,18 +12,8 @@ from collections.abc import Iterator, Mapping
 from math import isfinite
 from typing import Any
 
-from engine.grammar.limits import (
-    MAX_COUNT,
-    MAX_DIVISOR,
-    BadGrammar,
-    check_pattern,
-    check_schema,
-)
-from server.model_formats.tool_names import (
-    ALL_TYPES,
-    ANY_OBJECT,
-    types_of,
-)
+from engine.grammar.limits import MAX_COUNT, MAX_DIVISOR, BadGrammar, check_pattern, check_schema
+from server.model_formats.tool_names import ALL_TYPES, ANY_OBJECT, types_of
 
 FORMATS = frozenset(
     {"date", "date-time", "time", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid"}

@@ -8,10 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from server.model_formats.grammar.enforceable_schema import (
-    enforceable,
-    shape,
-)
+from server.model_formats.grammar.enforceable_schema import enforceable, shape
 from server.model_formats.interface import Tool
 from server.model_formats.tool_names import (
     ANY_OBJECT,

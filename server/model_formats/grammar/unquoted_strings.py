@@ -14,17 +14,10 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from engine.grammar.limits import (
-    MAX_COUNT,
-    BadGrammar,
-    check_pattern,
-)
+from engine.grammar.limits import MAX_COUNT, BadGrammar, check_pattern
 from server.model_formats.grammar.lark_rules import in_slashes
 from server.model_formats.interface import PromptError
-from server.model_formats.tool_names import (
-    definition_of,
-    definitions_of,
-)
+from server.model_formats.tool_names import definition_of, definitions_of
 
 _ANNOTATIONS = {
     *("title", "description", "default", "examples", "example", "deprecated", "readOnly", "writeOnly"),

@@ -15,14 +15,8 @@ from typing import Any
 
 import openai_harmony as harmony
 
-from server.model_formats.harmony.vocabulary import (
-    FILE,
-    read_tokens,
-)
-from server.model_formats.interface import (
-    PromptError,
-    PromptTooLong,
-)
+from server.model_formats.harmony.vocabulary import FILE, read_tokens
+from server.model_formats.interface import PromptError, PromptTooLong
 
 MAX_PIECE = 1000
 """Characters that are encoded at once. The worst of them, emoji without a break, take 5 ms."""

@@ -9,10 +9,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime
 from pathlib import Path
 
-from server.model_formats.harmony.encoding import (
-    HarmonyEncoding,
-    clean,
-)
+from server.model_formats.harmony.encoding import HarmonyEncoding, clean
 from server.model_formats.harmony.message_dump import read_messages
 from server.model_formats.harmony.output_grammar import make_grammar
 from server.model_formats.harmony.output_parser import HarmonyParser
@@ -24,11 +21,7 @@ from server.model_formats.harmony.prompt_messages import (
     system_text,
     turns,
 )
-from server.model_formats.harmony.tools import (
-    BUILTIN,
-    namespaces,
-    read_builtin,
-)
+from server.model_formats.harmony.tools import BUILTIN, namespaces, read_builtin
 from server.model_formats.harmony.vocabulary import (
     CALL,
     CHANNEL,

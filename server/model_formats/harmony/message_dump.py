@@ -8,15 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from server.model_formats.harmony.message_header import read_header
-from server.model_formats.harmony.vocabulary import (
-    CALL,
-    CONSTRAIN,
-    END,
-    ENDOFTEXT,
-    MESSAGE,
-    RETURN,
-    START,
-)
+from server.model_formats.harmony.vocabulary import CALL, CONSTRAIN, END, ENDOFTEXT, MESSAGE, RETURN, START
 from server.model_formats.interface import Messages
 
 _ROLES = frozenset({"system", "developer", "user", "assistant"})

@@ -12,10 +12,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from server.model_formats.harmony.vocabulary import (
-    CHANNEL,
-    CONSTRAIN,
-)
+from server.model_formats.harmony.vocabulary import CHANNEL, CONSTRAIN
 
 CHANNELS = ("analysis", "commentary", "final")
 _TO = re.compile(r"to=\s*([^\s<]*)")

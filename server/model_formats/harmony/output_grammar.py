@@ -12,24 +12,9 @@ from engine.request import Grammar
 from server.model_formats.grammar.forced_calls import forced_levels
 from server.model_formats.grammar.lark_rules import in_slashes
 from server.model_formats.grammar.unenforced_keywords import without_unenforced
-from server.model_formats.harmony.tools import (
-    BROWSER,
-    BROWSER_TOOLS,
-    PYTHON,
-    recipient,
-)
-from server.model_formats.harmony.vocabulary import (
-    CHANNEL,
-    CONSTRAIN,
-    END,
-    MESSAGE,
-    START,
-)
-from server.model_formats.interface import (
-    Conversation,
-    PromptError,
-    Tool,
-)
+from server.model_formats.harmony.tools import BROWSER, BROWSER_TOOLS, PYTHON, recipient
+from server.model_formats.harmony.vocabulary import CHANNEL, CONSTRAIN, END, MESSAGE, START
+from server.model_formats.interface import Conversation, PromptError, Tool
 from server.model_formats.output_grammar import chained
 from server.model_formats.tool_names import choice_names
 

@@ -9,16 +9,8 @@ the bytes of a character that is not complete.
 import codecs
 from collections.abc import Sequence
 
-from server.model_formats.harmony.message_header import (
-    Header,
-    last_tokens,
-    read_header,
-    read_headerless,
-)
-from server.model_formats.harmony.tools import (
-    by_recipient,
-    tool_of,
-)
+from server.model_formats.harmony.message_header import Header, last_tokens, read_header, read_headerless
+from server.model_formats.harmony.tools import by_recipient, tool_of
 from server.model_formats.harmony.vocabulary import (
     CALL,
     CHANNEL,

@@ -10,17 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import date
 
-from server.model_formats.harmony.tools import (
-    FUNCTIONS,
-    PYTHON,
-    is_builtin,
-    recipient,
-)
-from server.model_formats.interface import (
-    Conversation,
-    OutputFormat,
-    PromptError,
-)
+from server.model_formats.harmony.tools import FUNCTIONS, PYTHON, is_builtin, recipient
+from server.model_formats.interface import Conversation, OutputFormat, PromptError
 from server.protocol.errors import DecodeFailure
 from server.protocol.json_bounds import check_size
 from server.protocol.responses.items import (

@@ -3,14 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from server.model_formats.harmony.typescript_schema import (
-    tame,
-    typed,
-)
-from server.model_formats.interface import (
-    PromptError,
-    Tool,
-)
+from server.model_formats.harmony.typescript_schema import tame, typed
+from server.model_formats.interface import PromptError, Tool
 from server.model_formats.tool_names import find_tool
 
 FUNCTIONS = "functions"

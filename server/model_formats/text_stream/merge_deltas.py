@@ -2,12 +2,7 @@
 
 from collections.abc import Sequence
 
-from server.model_formats.interface import (
-    CallDelta,
-    Delta,
-    ReasoningDelta,
-    TextDelta,
-)
+from server.model_formats.interface import CallDelta, Delta, ReasoningDelta, TextDelta
 
 
 def joined(deltas: Sequence[Delta]) -> list[Delta]:

@@ -6,10 +6,7 @@ Around markup, white space belongs to neither side. Where there is no markup to 
 from collections.abc import Callable
 from typing import Literal
 
-from server.model_formats.interface import (
-    ReasoningDelta,
-    TextDelta,
-)
+from server.model_formats.interface import ReasoningDelta, TextDelta
 from server.model_formats.text_stream.scanner import Scanner
 
 

@@ -1,32 +1,11 @@
 """The formats of tool calls by name, and which of them a model folder speaks."""
 
-from server.model_formats.tool_calls.gemma import (
-    FunctionGemma,
-    Gemma4,
-)
+from server.model_formats.tool_calls.gemma import FunctionGemma, Gemma4
 from server.model_formats.tool_calls.interface import CallFormat
-from server.model_formats.tool_calls.json_object import (
-    Cohere,
-    Granite,
-    Hermes,
-    Llama,
-    MistralList,
-    Phi,
-)
-from server.model_formats.tool_calls.name_header import (
-    DeepSeekV3,
-    DeepSeekV31,
-    Kimi,
-    MistralArgs,
-)
+from server.model_formats.tool_calls.json_object import Cohere, Granite, Hermes, Llama, MistralList, Phi
+from server.model_formats.tool_calls.name_header import DeepSeekV3, DeepSeekV31, Kimi, MistralArgs
 from server.model_formats.tool_calls.pythonic import Pythonic
-from server.model_formats.tool_calls.xml_elements import (
-    DeepSeekV4,
-    DeepSeekV32,
-    Glm,
-    MiniMax,
-    QwenCoder,
-)
+from server.model_formats.tool_calls.xml_elements import DeepSeekV4, DeepSeekV32, Glm, MiniMax, QwenCoder
 
 CALL_FORMATS: dict[str, type[CallFormat]] = {
     each.name: each

@@ -9,22 +9,10 @@ from server.model_formats.grammar.forced_calls import objects_of
 from server.model_formats.grammar.lark_rules import Lark
 from server.model_formats.grammar.unquoted_strings import strings_of
 from server.model_formats.interface import Tool
-from server.model_formats.text_stream.scanner import (
-    Give,
-    Reader,
-    Scanner,
-    Stops,
-)
+from server.model_formats.text_stream.scanner import Give, Reader, Scanner, Stops
 from server.model_formats.text_stream.special_tokens import Markup
-from server.model_formats.tool_calls.interface import (
-    MAX_NAME,
-    CallFormat,
-    Calling,
-)
-from server.model_formats.tool_calls.streamed_json import (
-    copy_json,
-    escaped,
-)
+from server.model_formats.tool_calls.interface import MAX_NAME, CallFormat, Calling
+from server.model_formats.tool_calls.streamed_json import copy_json, escaped
 from server.model_formats.tool_names import (
     additional_of,
     definition_of,

@@ -10,19 +10,8 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from server.model_formats.grammar.lark_rules import Lark
-from server.model_formats.interface import (
-    CallDelta,
-    CallEnd,
-    CallStart,
-    Tool,
-)
-from server.model_formats.text_stream.scanner import (
-    SPACE,
-    Reader,
-    Scanner,
-    Stops,
-    bounded,
-)
+from server.model_formats.interface import CallDelta, CallEnd, CallStart, Tool
+from server.model_formats.text_stream.scanner import SPACE, Reader, Scanner, Stops, bounded
 from server.model_formats.text_stream.special_tokens import Markup
 from server.model_formats.text_stream.surrounding_whitespace import Prose
 from server.model_formats.tool_calls.streamed_json import CustomInput

@@ -8,21 +8,10 @@ from collections.abc import Sequence
 
 from server.model_formats.grammar.lark_rules import Lark
 from server.model_formats.interface import Tool
-from server.model_formats.text_stream.scanner import (
-    Give,
-    Reader,
-    Scanner,
-)
+from server.model_formats.text_stream.scanner import Give, Reader, Scanner
 from server.model_formats.text_stream.special_tokens import Markup
-from server.model_formats.tool_calls.interface import (
-    MAX_NAME,
-    CallFormat,
-    Calling,
-)
-from server.model_formats.tool_calls.streamed_json import (
-    copy_json,
-    copy_string,
-)
+from server.model_formats.tool_calls.interface import MAX_NAME, CallFormat, Calling
+from server.model_formats.tool_calls.streamed_json import copy_json, copy_string
 
 _NAMES = {"name", "tool_name", "function_name"}
 _ARGUMENTS = {"arguments", "parameters"}

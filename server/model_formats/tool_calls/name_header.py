@@ -4,20 +4,10 @@ import re
 
 from server.model_formats.grammar.lark_rules import Lark
 from server.model_formats.interface import Tool
-from server.model_formats.text_stream.scanner import (
-    Reader,
-    Scanner,
-)
+from server.model_formats.text_stream.scanner import Reader, Scanner
 from server.model_formats.text_stream.special_tokens import Markup
-from server.model_formats.tool_calls.interface import (
-    MAX_NAME,
-    CallFormat,
-    Calling,
-)
-from server.model_formats.tool_calls.json_object import (
-    MistralList,
-    read_arguments,
-)
+from server.model_formats.tool_calls.interface import MAX_NAME, CallFormat, Calling
+from server.model_formats.tool_calls.json_object import MistralList, read_arguments
 
 _NAME = re.compile(r"[^\s\[\](){}<>:\"'`\ud800-\udfff]")
 _NUMBER = re.compile(r"[0-9]")

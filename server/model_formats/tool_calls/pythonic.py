@@ -7,17 +7,9 @@ import re
 
 from server.model_formats.grammar.lark_rules import Lark
 from server.model_formats.interface import Tool
-from server.model_formats.text_stream.scanner import (
-    Give,
-    Reader,
-    Scanner,
-)
+from server.model_formats.text_stream.scanner import Give, Reader, Scanner
 from server.model_formats.text_stream.special_tokens import Markup
-from server.model_formats.tool_calls.interface import (
-    MAX_NAME,
-    CallFormat,
-    Calling,
-)
+from server.model_formats.tool_calls.interface import MAX_NAME, CallFormat, Calling
 from server.model_formats.tool_calls.streamed_json import escaped
 from server.model_formats.tool_names import (
     additional_of,

@@ -8,11 +8,7 @@ import json
 import re
 from collections.abc import Iterator
 
-from server.model_formats.text_stream.scanner import (
-    Give,
-    Reader,
-    Scanner,
-)
+from server.model_formats.text_stream.scanner import Give, Reader, Scanner
 
 _OUTSIDE = re.compile(r"[\s\w:,.+\-]+")
 """Of JSON, between strings and brackets."""

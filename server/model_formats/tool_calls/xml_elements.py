@@ -12,29 +12,12 @@ from typing import Any
 
 from server.model_formats.grammar.forced_calls import arguments_of
 from server.model_formats.grammar.lark_rules import Lark
-from server.model_formats.grammar.unquoted_strings import (
-    allows_anything,
-    strings_of,
-    told_from,
-)
+from server.model_formats.grammar.unquoted_strings import allows_anything, strings_of, told_from
 from server.model_formats.interface import Tool
-from server.model_formats.text_stream.scanner import (
-    MAX_HELD,
-    SPACE,
-    Reader,
-    Scanner,
-    Stops,
-)
+from server.model_formats.text_stream.scanner import MAX_HELD, SPACE, Reader, Scanner, Stops
 from server.model_formats.text_stream.special_tokens import Markup
-from server.model_formats.tool_calls.interface import (
-    MAX_NAME,
-    CallFormat,
-    Calling,
-)
-from server.model_formats.tool_calls.streamed_json import (
-    copy_json,
-    escaped,
-)
+from server.model_formats.tool_calls.interface import MAX_NAME, CallFormat, Calling
+from server.model_formats.tool_calls.streamed_json import copy_json, escaped
 from server.model_formats.tool_names import (
     ALL_TYPES,
     additional_of,

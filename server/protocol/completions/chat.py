@@ -5,18 +5,9 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from server.protocol.completions.shared_parameters import (
-    FINGERPRINT,
-    Asked,
-    Usage,
-)
+from server.protocol.completions.shared_parameters import FINGERPRINT, Asked, Usage
 from server.protocol.openapi_types import GivenMessage
-from server.protocol.responses.request import (
-    MAX_TEMPLATE,
-    MAX_TOOLS,
-    Effort,
-    Metadata,
-)
+from server.protocol.responses.request import MAX_TEMPLATE, MAX_TOOLS, Effort, Metadata
 
 
 class ChatRequest(Asked, frozen=True, kw_only=True):

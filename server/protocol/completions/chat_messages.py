@@ -5,17 +5,9 @@ from typing import Any
 
 from msgspec import UNSET
 
-from server.protocol.completions.chat import (
-    CalledFunction,
-    CalledTool,
-    StoredMessage,
-    ToolCall,
-)
+from server.protocol.completions.chat import CalledFunction, CalledTool, StoredMessage, ToolCall
 from server.protocol.errors import DecodeFailure
-from server.protocol.responses.input import (
-    Given,
-    read_input,
-)
+from server.protocol.responses.input import Given, read_input
 from server.protocol.responses.items import (
     ContentPart,
     CustomToolCall,

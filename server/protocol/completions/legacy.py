@@ -5,12 +5,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from server.protocol.completions.shared_parameters import (
-    FINGERPRINT,
-    Asked,
-    ChoiceRequest,
-    Usage,
-)
+from server.protocol.completions.shared_parameters import FINGERPRINT, Asked, ChoiceRequest, Usage
 
 MAX_TEXTS = 128
 """Answers that one request may have, those to all of its prompts together."""

@@ -5,10 +5,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from server.protocol.responses.request import (
-    CreateResponse,
-    SharedParameters,
-)
+from server.protocol.responses.request import CreateResponse, SharedParameters
 from server.version import VERSION
 
 MAX_CHOICES = 16

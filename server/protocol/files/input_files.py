@@ -4,11 +4,7 @@ import base64
 import binascii
 from urllib.parse import unquote_to_bytes
 
-from server.protocol.files.pdf_extraction import (
-    PdfError,
-    is_pdf,
-    pdf_text,
-)
+from server.protocol.files.pdf_extraction import PdfError, is_pdf, pdf_text
 
 MAX_FILE_TEXT = 1_048_576
 """Bytes of one file; it goes into the prompt whole."""

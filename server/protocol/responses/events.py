@@ -13,13 +13,7 @@ import msgspec
 
 from server.protocol import ids
 from server.protocol.earlier_releases import with_logprobs
-from server.protocol.responses.items import (
-    Item,
-    Logprob,
-    OutputText,
-    ReasoningText,
-    SummaryText,
-)
+from server.protocol.responses.items import Item, Logprob, OutputText, ReasoningText, SummaryText
 from server.protocol.responses.response import Response
 
 

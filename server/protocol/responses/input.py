@@ -13,10 +13,7 @@ from msgspec import UNSET
 
 from server.protocol.decode import convert
 from server.protocol.errors import DecodeFailure
-from server.protocol.openapi_types import (
-    GivenPart,
-    GivenTool,
-)
+from server.protocol.openapi_types import GivenPart, GivenTool
 from server.protocol.responses.hosted_items import (
     CallStatus,
     ListedTool,
@@ -47,18 +44,8 @@ from server.protocol.responses.items import (
     decode_item,
     encode_item,
 )
-from server.protocol.responses.parts import (
-    MAX_NESTING,
-    Reader,
-    is_deeper,
-    read_part,
-    shown,
-)
-from server.protocol.responses.tools import (
-    Tool,
-    note_left_out,
-    read_tools,
-)
+from server.protocol.responses.parts import MAX_NESTING, Reader, is_deeper, read_part, shown
+from server.protocol.responses.tools import Tool, note_left_out, read_tools
 
 T = TypeVar("T")
 

@@ -8,10 +8,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from server.protocol.files.input_files import file_text
-from server.protocol.responses.hosted_items import (
-    HOSTED,
-    HostedItem,
-)
+from server.protocol.responses.hosted_items import HOSTED, HostedItem
 from server.protocol.typed import decode_as
 
 Role = Literal["user", "assistant", "system", "developer"]

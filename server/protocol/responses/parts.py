@@ -8,10 +8,7 @@ from msgspec import UNSET
 
 from server.protocol.decode import convert
 from server.protocol.errors import DecodeFailure
-from server.protocol.files.input_files import (
-    FileError,
-    readable,
-)
+from server.protocol.files.input_files import FileError, readable
 from server.protocol.responses.items import (
     ContentPart,
     Detail,

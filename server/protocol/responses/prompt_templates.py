@@ -12,19 +12,8 @@ import msgspec
 
 from server.protocol.decode import decode
 from server.protocol.errors import DecodeFailure
-from server.protocol.responses.input import (
-    AdditionalTools,
-    ItemReference,
-    read_input,
-)
-from server.protocol.responses.items import (
-    MAX_TEXT,
-    ContentPart,
-    InputText,
-    Item,
-    Message,
-    OutputText,
-)
+from server.protocol.responses.input import AdditionalTools, ItemReference, read_input
+from server.protocol.responses.items import MAX_TEXT, ContentPart, InputText, Item, Message, OutputText
 
 _PLACE = re.compile(r"\{\{\s*([A-Za-z_][A-Za-z0-9_]{0,63})\s*\}\}")
 

@@ -6,12 +6,7 @@ import msgspec
 from msgspec import Meta
 
 from server.protocol.ids import MAX_REQUEST_ID
-from server.protocol.openapi_types import (
-    ChoiceWord,
-    GivenChoice,
-    GivenItem,
-    GivenTool,
-)
+from server.protocol.openapi_types import ChoiceWord, GivenChoice, GivenItem, GivenTool
 
 MAX_TOOLS = 128
 MAX_TEMPLATE = 65_536

@@ -6,10 +6,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from server.protocol.openapi_types import (
-    ToldItem,
-    ToldTool,
-)
+from server.protocol.openapi_types import ToldItem, ToldTool
 from server.protocol.responses.items import Item
 from server.protocol.responses.request import PromptReference
 

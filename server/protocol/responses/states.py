@@ -15,10 +15,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal
 
-from server.protocol.responses.response import (
-    Status,
-    TurnUsage,
-)
+from server.protocol.responses.response import Status, TurnUsage
 
 EndStatus = Literal["completed", "failed", "incomplete", "cancelled"]
 

@@ -11,10 +11,7 @@ from uuid import UUID
 
 from sqlalchemy import Connection, text
 
-from server.store.content.responses import (
-    StoredResponse,
-    read_rows,
-)
+from server.store.content.responses import StoredResponse, read_rows
 
 
 class Place(NamedTuple):

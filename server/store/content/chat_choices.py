@@ -5,11 +5,7 @@ from uuid import UUID
 
 from sqlalchemy import Connection, select, text
 
-from server.store.content.responses import (
-    STORED_COLUMNS,
-    StoredResponse,
-    stored_response,
-)
+from server.store.content.responses import STORED_COLUMNS, StoredResponse, stored_response
 from server.store.content.storage_usage import adding
 from server.store.tables import responses
 

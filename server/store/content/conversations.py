@@ -11,22 +11,9 @@ from uuid import UUID
 
 from sqlalchemy import Connection, text
 
-from server.store.content.list_pages import (
-    NO_BOUND,
-    Slice,
-    slice_of,
-)
-from server.store.content.responses import (
-    NEW_ITEMS,
-    NewItem,
-    item_columns,
-)
-from server.store.content.storage_usage import (
-    ITEM_BYTES,
-    ROW_BYTES,
-    adding,
-    removing,
-)
+from server.store.content.list_pages import NO_BOUND, Slice, slice_of
+from server.store.content.responses import NEW_ITEMS, NewItem, item_columns
+from server.store.content.storage_usage import ITEM_BYTES, ROW_BYTES, adding, removing
 
 
 @dataclass(frozen=True, slots=True)

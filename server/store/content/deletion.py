@@ -4,10 +4,7 @@ from uuid import UUID
 
 from sqlalchemy import Connection, text
 
-from server.store.content.storage_usage import (
-    ITEM_BYTES,
-    removing,
-)
+from server.store.content.storage_usage import ITEM_BYTES, removing
 
 _MARK = text(
     """

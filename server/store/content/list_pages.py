@@ -11,13 +11,7 @@ from sqlalchemy import ColumnElement, Connection, Row, Select, Text, cast, func,
 from sqlalchemy.dialects.postgresql import JSONB
 
 from server.protocol.responses.response import Status
-from server.store.content.responses import (
-    INPUT,
-    OUTPUT,
-    STORED_COLUMNS,
-    StoredResponse,
-    stored_response,
-)
+from server.store.content.responses import INPUT, OUTPUT, STORED_COLUMNS, StoredResponse, stored_response
 from server.store.tables import items, responses
 
 ANSWERED: Final = ("completed", "incomplete")

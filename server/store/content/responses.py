@@ -9,17 +9,9 @@ from uuid import UUID
 from sqlalchemy import Connection, Row, TextClause, bindparam, insert, select, text, update
 
 from server.protocol.responses.response import Status
-from server.protocol.responses.states import (
-    ENDED,
-    Ending,
-    columns_of,
-)
+from server.protocol.responses.states import ENDED, Ending, columns_of
 from server.store.commit_failures import OwnershipLost
-from server.store.content.storage_usage import (
-    ITEM_BYTES,
-    ROW_BYTES,
-    adding,
-)
+from server.store.content.storage_usage import ITEM_BYTES, ROW_BYTES, adding
 from server.store.tables import items, responses, usage_ledger
 
 INPUT: Final = 0

@@ -16,10 +16,7 @@ from uuid import UUID
 
 from sqlalchemy import Connection, TextClause, text
 
-from server.store.content.storage_usage import (
-    ITEM_BYTES,
-    removing,
-)
+from server.store.content.storage_usage import ITEM_BYTES, removing
 
 MOST_ROWS = 1000
 """The most rows that a batch removes, unless its only response has more by itself."""

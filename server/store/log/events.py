@@ -18,10 +18,7 @@ from uuid import UUID
 import msgspec
 from sqlalchemy import ARRAY, Connection, Integer, Text, Uuid, bindparam, text
 
-from server.protocol.responses.events import (
-    Event,
-    Kind,
-)
+from server.protocol.responses.events import Event, Kind
 from server.protocol.typed import decode_as
 from server.store.content.storage_usage import adding
 from server.store.database import driver

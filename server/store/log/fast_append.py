@@ -20,10 +20,7 @@ from sqlalchemy import Connection
 from server.store.cluster.leases import Fenced
 from server.store.connection import PatientConnection
 from server.store.database import driver
-from server.store.log.events import (
-    COPY,
-    Chunk,
-)
+from server.store.log.events import COPY, Chunk
 
 _FENCE = (
     "select (extract(epoch from clock_timestamp()) * 1000000)::bigint from replicas"

@@ -7,11 +7,7 @@ import msgspec
 
 from server.protocol.responses.events import Event
 from server.protocol.typed import decode_as
-from server.store.log.events import (
-    LogRow,
-    unfold,
-    unpack_rows,
-)
+from server.store.log.events import LogRow, unfold, unpack_rows
 
 PIECE_ROWS = 256
 """Rows that are decoded together. Decoded, they take several times the room."""

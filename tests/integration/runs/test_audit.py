@@ -7,18 +7,12 @@ import psycopg
 import pytest
 from sqlalchemy.exc import InternalError
 
-from server.maintenance.audit_responses import (
-    INVARIANTS,
-    Limits,
-)
+from server.maintenance.audit_responses import INVARIANTS, Limits
 from server.maintenance.audit_responses import check as check_response
 from server.protocol.ids import new_uuid
 from server.store.audit import stored_responses
 from server.store.audit.stored_responses import Scope
-from server.store.content import (
-    deletion,
-    retention,
-)
+from server.store.content import deletion, retention
 from server.store.database import Database, clock
 from tests.integration.runs.recorded import Bench, finished, tokens
 from tests.support.builders import TENANT, kill, register, say, think

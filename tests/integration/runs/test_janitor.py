@@ -7,12 +7,7 @@ from uuid import UUID
 import pytest
 
 from server.configuration.settings import Config
-from server.maintenance.retention import (
-    DiskShort,
-    Janitor,
-    Purged,
-    purge,
-)
+from server.maintenance.retention import DiskShort, Janitor, Purged, purge
 from server.protocol.ids import new_uuid
 from server.protocol.responses.states import Ending
 from server.store.content import responses

@@ -10,14 +10,8 @@ import pytest
 
 from server.delivery.abandonment import Unread
 from server.recovery.heartbeat import Keeper
-from server.store.cluster import (
-    claims,
-    leases,
-)
-from server.store.cluster.leases import (
-    BEAT_SECONDS,
-    beat_seconds,
-)
+from server.store.cluster import claims, leases
+from server.store.cluster.leases import BEAT_SECONDS, beat_seconds
 from server.store.database import Database, DatabaseError
 from tests.support.builders import accept, register
 from tests.support.eventually import eventually

@@ -7,11 +7,7 @@ import msgspec
 import psycopg
 import pytest
 
-from engine.request import (
-    Finished,
-    Job,
-    Usage,
-)
+from engine.request import Finished, Job, Usage
 from server.recovery.claimer import CANNOT_GO_ON
 from tests.integration.runs.recorded import Bench
 from tests.integration.runs.test_taker import check_end, taking

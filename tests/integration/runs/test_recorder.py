@@ -5,25 +5,14 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
-from engine.request import (
-    Failed,
-    FinishReason,
-    Usage,
-)
+from engine.request import Failed, FinishReason, Usage
 from server.delivery.hub import Published
 from server.delivery.stored_responses import read_response
 from server.generation.run import Run
-from server.protocol.responses.events import (
-    event_type,
-    is_terminal,
-)
+from server.protocol.responses.events import event_type, is_terminal
 from server.recording import recorder
 from server.recording.recorder import Recorder
-from server.recording.run_registry import (
-    Begin,
-    Break,
-    Inbound,
-)
+from server.recording.run_registry import Begin, Break, Inbound
 from server.store.content import deletion
 from tests.integration.runs.recorded import Bench, finished, tokens
 from tests.support.builders import BREAK_PARSER, HALF, TENANT, accept, kill, say, think

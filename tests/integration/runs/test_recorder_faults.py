@@ -14,10 +14,7 @@ from server.protocol.responses.events import is_terminal
 from server.recording.run_registry import ActiveRuns
 from server.store.cluster import leases
 from server.store.connection import PatientConnection
-from server.store.content import (
-    deletion,
-    responses,
-)
+from server.store.content import deletion, responses
 from server.store.database import Connection, Database
 from server.store.log import events
 from tests.integration.runs.recorded import Bench, finished, terminate_recorder, tokens

@@ -10,11 +10,7 @@ import psycopg
 import pytest
 
 from server.generation.run import Run
-from server.protocol.responses.events import (
-    Event,
-    Kind,
-    is_terminal,
-)
+from server.protocol.responses.events import Event, Kind, is_terminal
 from server.recording import committer, persist, retries
 from server.recording.run_registry import HandBack
 from server.store.content import responses

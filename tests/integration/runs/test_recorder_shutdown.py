@@ -4,10 +4,7 @@ import pytest
 
 from server.generation.run import Run
 from server.hosted_tools.mcp.client import McpServers
-from server.hosted_tools.tool_specs import (
-    Hosted,
-    Outcome,
-)
+from server.hosted_tools.tool_specs import Hosted, Outcome
 from server.prompting.next_turn import Turns
 from server.protocol.ids import new_uuid
 from server.protocol.responses.request import CreateResponse

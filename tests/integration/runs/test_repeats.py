@@ -5,11 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from server.admission.idempotency import (
-    Admitted,
-    Repeatable,
-    sent_before,
-)
+from server.admission.idempotency import Admitted, Repeatable, sent_before
 from server.delivery.hub import Hub
 from server.errors import Conflict
 from server.http.authentication import Caller

@@ -10,43 +10,20 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from engine.request import (
-    Capabilities,
-    Finished,
-    Job,
-    JobRefused,
-    Stats,
-    Tokens,
-    Usage,
-)
+from engine.request import Capabilities, Finished, Job, JobRefused, Stats, Tokens, Usage
 from server.configuration.shipped_files import demo_model_folder
 from server.delivery.stored_responses import read_response
 from server.generation.output_decoding import Reading
 from server.generation.run import Run
 from server.hosted_tools.mcp.client import McpServers
 from server.hosted_tools.mcp.registered_servers import Registered
-from server.model_formats.interface import (
-    Conversation,
-    Dialect,
-    Parser,
-    Prompt,
-    ReasoningMarks,
-)
+from server.model_formats.interface import Conversation, Dialect, Parser, Prompt, ReasoningMarks
 from server.model_formats.select_format import pick
 from server.prompting.prepare import Served
-from server.protocol.responses.events import (
-    event_type,
-    is_terminal,
-    render,
-)
+from server.protocol.responses.events import event_type, is_terminal, render
 from server.recording.run_registry import SERVER_ERROR
 from server.recovery import claimer as taker
-from server.recovery.claimer import (
-    CHANGED,
-    GIVEN_UP,
-    STOPPED,
-    Taker,
-)
+from server.recovery.claimer import CHANGED, GIVEN_UP, STOPPED, Taker
 from server.recovery.replay import said
 from server.store.cluster import claims
 from server.store.content import deletion

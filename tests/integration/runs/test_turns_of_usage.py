@@ -2,23 +2,13 @@
 
 import msgspec
 
-from engine.request import (
-    Finished,
-    Tokens,
-    Usage,
-)
+from engine.request import Finished, Tokens, Usage
 from server.delivery.response_lists import list_responses
 from server.delivery.stored_responses import find_response
 from server.generation.run import Run
-from server.hosted_tools.tool_specs import (
-    Hosted,
-    Outcome,
-)
+from server.hosted_tools.tool_specs import Hosted, Outcome
 from server.model_formats.interface import TextDelta
-from server.recording.run_registry import (
-    Called,
-    NextTurn,
-)
+from server.recording.run_registry import Called, NextTurn
 from server.store.content.list_pages import Filters
 from tests.integration.runs.recorded import Bench
 from tests.support.builders import TENANT

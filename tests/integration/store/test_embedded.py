@@ -14,22 +14,10 @@ from urllib.parse import unquote
 import psycopg
 import pytest
 
-from server.embedded_postgres import (
-    binaries as postgres_binaries,
-)
-from server.embedded_postgres import (
-    data_directory,
-    embedded_server,
-)
-from server.embedded_postgres.account import (
-    Account,
-    account_for,
-)
-from server.embedded_postgres.binaries import (
-    Binaries,
-    bin_directory_of_major,
-    binaries_for,
-)
+from server.embedded_postgres import binaries as postgres_binaries
+from server.embedded_postgres import data_directory, embedded_server
+from server.embedded_postgres.account import Account, account_for
+from server.embedded_postgres.binaries import Binaries, bin_directory_of_major, binaries_for
 from server.embedded_postgres.data_directory import ClusterDirectory
 from server.embedded_postgres.embedded_server import (
     EmbeddedError,

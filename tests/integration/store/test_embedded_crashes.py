@@ -12,10 +12,7 @@ import psycopg
 import pytest
 
 from server.embedded_postgres import watcher
-from server.embedded_postgres.data_directory import (
-    ClusterDirectory,
-    running_postmaster,
-)
+from server.embedded_postgres.data_directory import ClusterDirectory, running_postmaster
 from server.embedded_postgres.embedded_server import EmbeddedPostgres
 from tests.support.embedded_process import EmbeddedProcess, Report, is_running
 from tests.support.eventually import eventually

@@ -9,16 +9,8 @@ from hypothesis import strategies as st
 
 from server.protocol.ids import new_uuid
 from server.protocol.responses import events as wire
-from server.protocol.responses.events import (
-    Event,
-    Kind,
-    event_type,
-    render,
-)
-from server.protocol.responses.items import (
-    Message,
-    OutputText,
-)
+from server.protocol.responses.events import Event, Kind, event_type, render
+from server.protocol.responses.items import Message, OutputText
 from server.store.database import Connection, Database
 from server.store.log import events
 from tests.support.builders import TENANT, examples

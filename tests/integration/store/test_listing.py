@@ -8,10 +8,7 @@ from sqlalchemy import text
 
 from server.protocol.ids import new_uuid
 from server.store.content import list_pages
-from server.store.content.list_pages import (
-    Cursor,
-    Filters,
-)
+from server.store.content.list_pages import Cursor, Filters
 from server.store.database import Connection, Database
 from tests.support.builders import TENANT, insert_response, register
 

@@ -6,15 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.protocol.ids import new_uuid
-from server.store.cluster import (
-    leases,
-    notifications,
-)
-from server.store.cluster.notifications import (
-    Hints,
-    Notifier,
-    hint,
-)
+from server.store.cluster import leases, notifications
+from server.store.cluster.notifications import Hints, Notifier, hint
 from server.store.database import Connection, Database
 from tests.integration.stream.following import sessions
 from tests.support.builders import examples, kill, register

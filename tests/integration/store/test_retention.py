@@ -12,21 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.protocol.ids import new_uuid
-from server.protocol.responses.events import (
-    Event,
-    Kind,
-)
+from server.protocol.responses.events import Event, Kind
 from server.protocol.responses.states import Ending
-from server.store.content import (
-    deletion,
-    history_items,
-    responses,
-    retention,
-)
-from server.store.content.retention import (
-    MOST_ROWS,
-    Batch,
-)
+from server.store.content import deletion, history_items, responses, retention
+from server.store.content.retention import MOST_ROWS, Batch
 from server.store.database import Connection, Database
 from server.store.log import events
 from tests.support.builders import TENANT, USAGE, examples, insert_response, register

@@ -7,12 +7,8 @@ from time import monotonic
 import psycopg
 import pytest
 
-from server.store import (
-    connection as connect,
-)
-from server.store import (
-    database,
-)
+from server.store import connection as connect
+from server.store import database
 from server.store.database import Database, DatabaseError, clock
 from tests.fix_proxy import Proxy
 from tests.support.eventually import eventually

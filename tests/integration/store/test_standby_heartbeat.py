@@ -6,10 +6,7 @@ from contextlib import contextmanager
 from uuid import UUID
 
 from server.store.cluster import leases
-from server.store.cluster.standby_heartbeat import (
-    StandbyHeartbeat,
-    standby_for,
-)
+from server.store.cluster.standby_heartbeat import StandbyHeartbeat, standby_for
 from server.store.database import Database
 from tests.support.builders import kill, register
 from tests.support.eventually import eventually

@@ -12,17 +12,9 @@ import psycopg
 from starlette.responses import Response
 
 from server.delivery.follower import Follower
-from server.delivery.hub import (
-    Channel,
-    Hub,
-)
+from server.delivery.hub import Channel, Hub
 from server.delivery.stored_responses import StreamReader
-from server.http.asgi.event_stream import (
-    Cursor,
-    Deferred,
-    EventStream,
-    Timing,
-)
+from server.http.asgi.event_stream import Cursor, Deferred, EventStream, Timing
 from server.store.cluster.notifications import CHANNELS
 from server.store.database import Database
 from tests.support.builders import TENANT

@@ -13,10 +13,7 @@ from server.store.cluster.notifications import Notifier
 from server.store.content import deletion
 from server.store.database import Connection
 from server.store.log import events
-from server.store.log.events import (
-    News,
-    Watched,
-)
+from server.store.log.events import News, Watched
 from tests.integration.runs.recorded import Bench, finished, recording, tokens
 from tests.integration.stream.following import Elsewhere, elsewhere, listens, sessions
 from tests.support.builders import TENANT, say

@@ -12,25 +12,10 @@ from collections.abc import Callable, Iterator, Sequence
 import httpx
 import pytest
 
-from server.outbound_http.allowed_addresses import (
-    Allowed,
-    Refused,
-    only,
-    read_allowed,
-)
-from server.outbound_http.async_client import (
-    Budget,
-    TooMuch,
-    guarded_client,
-)
+from server.outbound_http.allowed_addresses import Allowed, Refused, only, read_allowed
+from server.outbound_http.async_client import Budget, TooMuch, guarded_client
 from server.outbound_http.async_client import look_up as look_up_async
-from server.outbound_http.fetch import (
-    Bounds,
-    Fetched,
-    Unreachable,
-    fetch,
-    look_up,
-)
+from server.outbound_http.fetch import Bounds, Fetched, Unreachable, fetch, look_up
 
 Answer = Callable[[bytes], Iterator[bytes]]
 

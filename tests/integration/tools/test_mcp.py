@@ -10,22 +10,11 @@ import httpx
 import mcp.client.streamable_http  # noqa: F401 - loading it takes a second, which is no exchange's
 import pytest
 
-from server.hosted_tools.mcp.client import (
-    McpServers,
-    usable,
-)
+from server.hosted_tools.mcp.client import McpServers, usable
 from server.hosted_tools.mcp.registered_servers import Registered
 from server.hosted_tools.mcp.tool_list_cache import Listing
-from server.hosted_tools.tool_specs import (
-    Access,
-    Outcome,
-)
-from server.outbound_http.allowed_addresses import (
-    Allowed,
-    Refused,
-    only,
-    read_allowed,
-)
+from server.hosted_tools.tool_specs import Access, Outcome
+from server.outbound_http.allowed_addresses import Allowed, Refused, only, read_allowed
 from server.outbound_http.async_client import (
     LINES_AT_ONCE,
     LINES_PER_SECOND,

@@ -11,10 +11,7 @@ import torch
 from torch import nn
 
 from engine.config import EngineConfig, ModelRefused
-from engine.lora.adapter_layers import (
-    AdaptedLayer,
-    install_adapters,
-)
+from engine.lora.adapter_layers import AdaptedLayer, install_adapters
 from engine.lora.adapter_settings import read_settings
 from engine.model.loader import load_model
 from tests.support.adapters import ATTENTION, DENSE, MadeAdapter, make_adapter, merge, new_folder, read_base

@@ -19,11 +19,7 @@ from engine.lora.adapter_layers import (
     Layout,
     lay_out,
 )
-from engine.request import (
-    Job,
-    JobRefused,
-    Tokens,
-)
+from engine.request import Job, JobRefused, Tokens
 from tests.support.adapters import ATTENTION, DENSE, MadeAdapter, make_adapter, merge
 from tests.support.engines import (
     Bench,

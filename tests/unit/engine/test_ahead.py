@@ -8,14 +8,7 @@ from typing import Any
 import pytest
 
 from engine.executor import OutOfMemory
-from engine.request import (
-    Failed,
-    Finished,
-    Job,
-    Outbound,
-    ThinkingBudget,
-    Tokens,
-)
+from engine.request import Failed, Finished, Job, Outbound, ThinkingBudget, Tokens
 from tests.support.engines import Bench, make_job, make_prompt, save_random_model, start_model, tiny_model
 from tests.support.grammars import END, SIZE, readable_model, schema
 

@@ -9,13 +9,7 @@ from transformers import AutoModelForCausalLM
 
 import engine.model.prepacked_linear
 from engine.lora.adapter_weights import sizes_of
-from engine.model.prepacked_linear import (
-    FEW,
-    SMALLEST,
-    WIDE,
-    ArrangedLinear,
-    arrange_weights,
-)
+from engine.model.prepacked_linear import FEW, SMALLEST, WIDE, ArrangedLinear, arrange_weights
 from tests.support.engines import make_job, make_prompt, save_random_model, start_model
 from tests.unit.engine.test_architectures import generate
 

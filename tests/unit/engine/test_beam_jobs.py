@@ -9,15 +9,7 @@ import torch
 import transformers
 
 from engine.config import EngineConfig
-from engine.request import (
-    Beams,
-    Failed,
-    Finished,
-    Job,
-    JobRefused,
-    TokenLogprobs,
-    Tokens,
-)
+from engine.request import Beams, Failed, Finished, Job, JobRefused, TokenLogprobs, Tokens
 from engine.sampling.beam_search import BeamSearch
 from tests.support.engines import (
     Bench,

@@ -7,10 +7,7 @@ import random
 import pytest
 
 from engine.request import TokenLogprobs
-from engine.sampling.beam_search import (
-    Beam,
-    BeamSearch,
-)
+from engine.sampling.beam_search import Beam, BeamSearch
 
 VOCABULARY = 6
 STOP = 0

@@ -3,12 +3,7 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.scheduling.block_pool import (
-    BLANK_BLOCK,
-    BlockPool,
-    chained_digest,
-    root_digest,
-)
+from engine.scheduling.block_pool import BLANK_BLOCK, BlockPool, chained_digest, root_digest
 
 
 def digests_of(count: int, salt: str = "") -> list[bytes]:

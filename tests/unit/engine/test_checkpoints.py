@@ -13,10 +13,7 @@ from engine.config import EngineConfig, ModelRefused
 from engine.engine import load
 from engine.model import loader as model_module
 from engine.model.loader import load_model
-from engine.request import (
-    Finished,
-    JobRefused,
-)
+from engine.request import Finished, JobRefused
 from tests.support.engines import make_job, make_prompt, start_model, tiny_model
 
 

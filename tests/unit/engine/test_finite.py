@@ -5,11 +5,7 @@ from typing import Any
 
 import pytest
 
-from engine.request import (
-    Finished,
-    Outbound,
-    Tokens,
-)
+from engine.request import Finished, Outbound, Tokens
 from tests.support.engines import Bench, make_job, make_prompt, start_model, tiny_model
 from tests.support.play import Play, limits
 from tests.support.poison import POISON, Poison, clean, gather_blocks

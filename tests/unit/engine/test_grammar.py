@@ -10,19 +10,9 @@ from typing import Any
 
 import pytest
 
-from engine.grammar.compiler import (
-    COMPILE_SECONDS,
-    STACK_BYTES,
-    GrammarCompiler,
-)
-from engine.grammar.limits import (
-    MAX_CHAIN,
-    MAX_OPTIONAL,
-)
-from engine.request import (
-    Grammar,
-    JobRefused,
-)
+from engine.grammar.compiler import COMPILE_SECONDS, STACK_BYTES, GrammarCompiler
+from engine.grammar.limits import MAX_CHAIN, MAX_OPTIONAL
+from engine.request import Grammar, JobRefused
 from engine.sampling.grammar_masks import Followers
 from tests.support.engines import make_job
 from tests.support.eventually import eventually

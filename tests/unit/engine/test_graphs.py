@@ -14,16 +14,8 @@ from engine.attention.paged import SdpaGather
 from engine.config import EngineConfig
 from engine.kv.kv_cache import KvStore
 from engine.model.loader import load_model
-from engine.runner.cuda_graphs import (
-    Replay,
-    choose_shapes,
-    record_or_explain,
-    record_shapes,
-)
-from engine.runner.static_decode import (
-    Shape,
-    StaticBuffers,
-)
+from engine.runner.cuda_graphs import Replay, choose_shapes, record_or_explain, record_shapes
+from engine.runner.static_decode import Shape, StaticBuffers
 from tests.support.engines import save_random_model
 
 EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}

@@ -11,11 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.attention.flash_attention import (
-    FlashKernel,
-    find_kernel,
-    sources,
-)
+from engine.attention.flash_attention import FlashKernel, find_kernel, sources
 from engine.attention.paged import LayerNeeds
 from engine.request import Failed
 from engine.runner import select_decoding

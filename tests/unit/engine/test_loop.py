@@ -7,17 +7,10 @@ from typing import Any
 
 import pytest
 
-from engine.core import (
-    engine_core,
-    supervisor,
-)
+from engine.core import engine_core, supervisor
 from engine.core.metrics import Meter
 from engine.executor import OutOfMemory
-from engine.request import (
-    Failed,
-    JobRefused,
-    Outbound,
-)
+from engine.request import Failed, JobRefused, Outbound
 from engine.scheduling import block_pool
 from tests.support.engines import Bench, make_job, make_prompt, start_scripted
 from tests.support.eventually import eventually

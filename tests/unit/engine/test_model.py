@@ -7,10 +7,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from engine.config import EngineConfig, ModelRefused
-from engine.model.loader import (
-    LoadedModel,
-    load_model,
-)
+from engine.model.loader import LoadedModel, load_model
 from tests.support.engines import save_random_model, tiny_model
 
 

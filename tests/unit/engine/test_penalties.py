@@ -17,20 +17,9 @@ from transformers import (
 )
 
 from engine.executor import Drawn, RowFailure
-from engine.request import (
-    Job,
-    Sampling,
-)
-from engine.sampling.penalties import (
-    Changes,
-    TokenCounts,
-    undo,
-)
-from engine.sampling.sampler import (
-    Batch,
-    Draw,
-    Mask,
-)
+from engine.request import Job, Sampling
+from engine.sampling.penalties import Changes, TokenCounts, undo
+from engine.sampling.sampler import Batch, Draw, Mask
 
 SIZE = 60
 

@@ -10,10 +10,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from engine.config import EngineConfig, ModelRefused
-from engine.model import (
-    loader,
-    quantization,
-)
+from engine.model import loader, quantization
 from engine.model.loader import load_model
 from engine.model.quantization import ways_to_read
 from tests.support.engines import make_job, make_prompt, save_random_model, start_model, tiny_model

@@ -10,15 +10,8 @@ import torch
 
 from engine.config import EngineConfig
 from engine.executor import OutOfMemory
-from engine.request import (
-    Failed,
-    Grammar,
-    Tokens,
-)
-from engine.runner.model_runner import (
-    ModelExecutor,
-    _known_errors,
-)
+from engine.request import Failed, Grammar, Tokens
+from engine.runner.model_runner import ModelExecutor, _known_errors
 from server.configuration.shipped_files import demo_model_folder
 from tests.support.engines import (
     Bench,

@@ -6,14 +6,8 @@ import torch
 
 from engine.executor import Drawn
 from engine.request import Sampling
-from engine.sampling.sampler import (
-    Batch,
-    Draw,
-)
-from engine.sampling.token_sampler import (
-    LIST_SIZES,
-    uniform,
-)
+from engine.sampling.sampler import Batch, Draw
+from engine.sampling.token_sampler import LIST_SIZES, uniform
 
 MANY = 400
 

@@ -3,16 +3,8 @@ import sys
 
 import pytest
 
-from engine.request import (
-    Failed,
-    FailureCode,
-    Outbound,
-)
-from engine.scripted_engine import (
-    Fault,
-    Script,
-    ScriptedConfig,
-)
+from engine.request import Failed, FailureCode, Outbound
+from engine.scripted_engine import Fault, Script, ScriptedConfig
 from tests.support.engines import Bench, Outcome, make_job, make_prompt, start_scripted
 
 STOP = frozenset({0})

@@ -6,14 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from engine.kv.contiguous_cache import (
-    Shelf,
-    Shelves,
-)
-from engine.kv.kv_cache import (
-    KvStore,
-    LayerShape,
-)
+from engine.kv.contiguous_cache import Shelf, Shelves
+from engine.kv.kv_cache import KvStore, LayerShape
 from engine.scheduling.scheduler import Chunk
 from engine.scheduling.sequence import TokenSequence
 from tests.support.engines import Bench, make_job, make_prompt, save_random_model, start_model

@@ -8,10 +8,7 @@ import pytest
 import torch
 
 from engine.config import EngineConfig
-from engine.request import (
-    Failed,
-    Sampling,
-)
+from engine.request import Failed, Sampling
 from engine.runner.cuda_graphs import choose_shapes
 from engine.runner.model_runner import ModelExecutor
 from engine.runner.static_decode import Shape

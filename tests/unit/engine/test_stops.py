@@ -4,11 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.request import (
-    Job,
-    Sampling,
-    StopHit,
-)
+from engine.request import Job, Sampling, StopHit
 from engine.scheduling.sequence import TokenSequence
 from engine.scheduling.stop_strings import StopStrings
 from engine.vocabulary import Vocabulary

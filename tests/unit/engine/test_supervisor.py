@@ -15,17 +15,9 @@ import pytest
 from engine.core import supervisor
 from engine.engine import ThreadedEngine
 from engine.executor import EngineFault, StepResult
-from engine.request import (
-    Failed,
-    JobRefused,
-    Outbound,
-    Tokens,
-)
+from engine.request import Failed, JobRefused, Outbound, Tokens
 from engine.scheduling.scheduler import Plan
-from engine.scripted_engine import (
-    Fault,
-    Script,
-)
+from engine.scripted_engine import Fault, Script
 from tests.support.engines import (
     PATIENCE,
     Bench,

@@ -6,13 +6,7 @@ from typing import Any
 
 import pytest
 
-from engine.request import (
-    Finished,
-    Job,
-    JobRefused,
-    ThinkingBudget,
-    Tokens,
-)
+from engine.request import Finished, Job, JobRefused, ThinkingBudget, Tokens
 from engine.sampling.token_rules import ThinkingState
 from tests.support.engines import Bench, make_job, make_prompt, start_model
 from tests.support.grammars import CALL, END, SIZE, ids_of, readable_model, schema, text_of

@@ -6,20 +6,14 @@ from pathlib import Path
 import pytest
 
 from server.configuration.settings import settings
-from server.hosted_tools.mcp import (
-    client,
-    session,
-)
+from server.hosted_tools.mcp import client, session
 from server.http.asgi import request_body
 from server.input_resolution import history
 from server.limits import request_cost
 from server.outbound_http import async_client
 from server.prompting import next_turn
 from server.protocol import list_pages
-from server.protocol.files import (
-    input_files,
-    pdf_extraction,
-)
+from server.protocol.files import input_files, pdf_extraction
 from server.protocol.responses.request import MAX_TEMPLATE
 
 TABLE = (Path(__file__).parents[3] / "docs" / "limits.md").read_text()
@@ -49,10 +43,8 @@ def test_the_table_names_the_bounds_that_are_no_settings() -> None:
 def test_the_table_names_the_bounds_of_files_and_bodies() -> None:
     assert f"lets requests bring one | {MAX_TEMPLATE:,} characters" in TABLE
     assert f"| {input_files.MAX_FILE_TEXT:,} bytes |" in TABLE
-    assert (
-        f"| {pdf_extraction.MAX_PDF >> 20} MiB, {pdf_extraction.MAX_PAGES} pages, {pdf_extraction.CPU_SECONDS} s of a core"
-        in TABLE
-    )
+    pdf = pdf_extraction
+    assert f"| {pdf.MAX_PDF >> 20} MiB, {pdf.MAX_PAGES} pages, {pdf.CPU_SECONDS} s of a core" in TABLE
     assert (
         f"| {pdf_extraction.AT_ONCE}, each in a process of its own with {pdf_extraction.CPU_SECONDS} s"
         in TABLE

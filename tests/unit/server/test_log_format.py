@@ -5,10 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from server.process.log_format import (
-    OneLine,
-    printable,
-)
+from server.process.log_format import OneLine, printable
 
 FORGED = "x\n2026-01-01 00:00:00,000 CRITICAL holdfast.keeper: all is lost"
 OURS = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} [A-Z]+ holdfast\.test: ")

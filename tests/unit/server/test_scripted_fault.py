@@ -1,9 +1,6 @@
 import pytest
 
-from engine.scripted_engine import (
-    KINDS,
-    Fault,
-)
+from engine.scripted_engine import KINDS, Fault
 from server.errors import ConfigError
 from server.process.scripted_model import read_fault
 

@@ -6,11 +6,7 @@ import pytest
 from server.configuration.settings import Config
 from server.errors import StorageQuotaExceeded
 from server.http.authentication import Caller
-from server.limits.storage_quota import (
-    DEFAULT_BYTES,
-    FRESH_SECONDS,
-    StorageQuota,
-)
+from server.limits.storage_quota import DEFAULT_BYTES, FRESH_SECONDS, StorageQuota
 from server.store.content import storage_usage
 
 KEYED = Caller("alice", "k1")

@@ -11,15 +11,9 @@ from starlette.requests import Request
 
 from server.admission import admit
 from server.admission.admit import Admission
-from server.delivery.hub import (
-    Hub,
-    Published,
-)
+from server.delivery.hub import Hub, Published
 from server.http.asgi import event_stream
-from server.http.asgi.event_stream import (
-    KEEP_ALIVE_LINE,
-    Stored,
-)
+from server.http.asgi.event_stream import KEEP_ALIVE_LINE, Stored
 from server.http.authentication import Caller
 from server.http.handlers import responses
 from server.protocol.ids import response_id

@@ -6,16 +6,8 @@ import pytest
 from server.browser import browsing
 from server.browser.browsing import Browsing, Impossible, Web
 from server.browser.page import from_html
-from server.outbound_http.allowed_addresses import (
-    Allowed,
-    Refused,
-    read_allowed,
-)
-from server.outbound_http.fetch import (
-    Bounds,
-    Fetched,
-    Unreachable,
-)
+from server.outbound_http.allowed_addresses import Allowed, Refused, read_allowed
+from server.outbound_http.fetch import Bounds, Fetched, Unreachable
 
 SEARCH = "http://search.inside/search"
 

@@ -4,15 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.browser.numbered_lines import (
-    found,
-    show,
-)
+from server.browser.numbered_lines import found, show
 from server.browser.page import MOST_CHARACTERS, WIDTH, Page, decoded, from_html, from_results, from_text
-from server.browser.page_process import (
-    Unreadable,
-    read,
-)
+from server.browser.page_process import Unreadable, read
 
 URL = "https://a.example/docs/page?x=1"
 

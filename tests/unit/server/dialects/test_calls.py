@@ -6,18 +6,9 @@ from dataclasses import replace
 import pytest
 
 from engine.request import Grammar
-from server.model_formats.interface import (
-    CallStart,
-    Delta,
-    Prompt,
-    TextDelta,
-    Tool,
-)
+from server.model_formats.interface import CallStart, Delta, Prompt, TextDelta, Tool
 from server.model_formats.select_format import pick
-from server.model_formats.tool_calls.formats import (
-    CALL_FORMATS,
-    find_format,
-)
+from server.model_formats.tool_calls.formats import CALL_FORMATS, find_format
 from tests.support.families import (
     CALLERS,
     CLOCK,

@@ -12,23 +12,9 @@ from tokenizers import Tokenizer
 
 from server.configuration.shipped_files import demo_model_folder
 from server.model_formats.chat_template.chat_template_format import ChatDialect
-from server.model_formats.interface import (
-    Conversation,
-    Delta,
-    Parser,
-    PromptError,
-    ReasoningDelta,
-    TextDelta,
-)
+from server.model_formats.interface import Conversation, Delta, Parser, PromptError, ReasoningDelta, TextDelta
 from server.model_formats.select_format import pick
-from server.protocol.responses.items import (
-    InputText,
-    Message,
-    OutputText,
-    Reasoning,
-    ReasoningText,
-    Refusal,
-)
+from server.protocol.responses.items import InputText, Message, OutputText, Reasoning, ReasoningText, Refusal
 from tests.support.builders import examples, prompted
 
 DEMO = demo_model_folder()

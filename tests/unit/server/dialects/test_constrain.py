@@ -28,10 +28,7 @@ from server.model_formats.interface import (
 from server.model_formats.select_format import pick
 from server.model_formats.text_stream.special_tokens import Markup
 from server.model_formats.tool_calls.formats import CALL_FORMATS
-from server.protocol.responses.items import (
-    InputText,
-    Message,
-)
+from server.protocol.responses.items import InputText, Message
 from server.protocol.responses.request import Effort
 from tests.support.families import CALLERS, CLOCK, PATCH, THINKERS, WEATHER, dialect_of, ids_of
 from tests.support.family_formats import FAMILIES

@@ -7,19 +7,9 @@ from typing import Any
 
 import pytest
 
-from server.model_formats.interface import (
-    CallDelta,
-    CallEnd,
-    Conversation,
-    PromptError,
-    Tool,
-    ToolChoice,
-)
+from server.model_formats.interface import CallDelta, CallEnd, Conversation, PromptError, Tool, ToolChoice
 from server.model_formats.tool_names import types_of
-from server.protocol.responses.items import (
-    InputText,
-    Message,
-)
+from server.protocol.responses.items import InputText, Message
 from tests.support.families import CALLERS, dialect_of
 from tests.support.schemas import check_value, random_parameters
 from tests.support.walks import compiler_of, hints_of, walk

@@ -10,26 +10,10 @@ import pytest
 
 from engine.grammar.compiler import check_grammar
 from engine.request import Grammar
-from server.model_formats.grammar.enforceable_schema import (
-    MAX_REFERENCES,
-    enforceable,
-    shape,
-)
-from server.model_formats.grammar.forced_calls import (
-    alternatives,
-    forced_levels,
-)
-from server.model_formats.interface import (
-    CallDelta,
-    CallEnd,
-    Conversation,
-    Tool,
-    ToolChoice,
-)
-from server.protocol.responses.items import (
-    InputText,
-    Message,
-)
+from server.model_formats.grammar.enforceable_schema import MAX_REFERENCES, enforceable, shape
+from server.model_formats.grammar.forced_calls import alternatives, forced_levels
+from server.model_formats.interface import CallDelta, CallEnd, Conversation, Tool, ToolChoice
+from server.protocol.responses.items import InputText, Message
 from tests.support.engines import make_job
 from tests.support.families import CALLERS, dialect_of
 from tests.support.schemas import random_parameters

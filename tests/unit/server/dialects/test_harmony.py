@@ -8,12 +8,7 @@ import openai_harmony as harmony
 import pytest
 
 from server.model_formats.harmony.vocabulary import STOPS
-from server.model_formats.interface import (
-    Conversation,
-    OutputFormat,
-    PromptError,
-    Tool,
-)
+from server.model_formats.interface import Conversation, OutputFormat, PromptError, Tool
 from server.protocol.responses.items import (
     CustomToolCall,
     CustomToolCallOutput,

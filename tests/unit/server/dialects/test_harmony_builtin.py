@@ -4,10 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from server.hosted_tools.tool_specs import as_read
-from server.model_formats.interface import (
-    Conversation,
-    Tool,
-)
+from server.model_formats.interface import Conversation, Tool
 from server.protocol.responses.hosted_items import CodeInterpreterCall
 from server.protocol.responses.items import Item
 from tests.support.harmony import dialect, text_of, user

@@ -4,11 +4,7 @@ import random
 
 import pytest
 
-from server.model_formats.harmony.encoding import (
-    MAX_PIECE,
-    clean,
-    pieces,
-)
+from server.model_formats.harmony.encoding import MAX_PIECE, clean, pieces
 from server.model_formats.interface import PromptError
 from tests.support.harmony import encoding, oracle
 

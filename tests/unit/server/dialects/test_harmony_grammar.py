@@ -8,22 +8,9 @@ import pytest
 from engine.grammar.compiler import GrammarCompiler
 from engine.request import Grammar
 from engine.vocabulary import Vocabulary
-from server.model_formats.harmony.vocabulary import (
-    TEXT_TOKENS,
-    VOCABULARY,
-)
-from server.model_formats.interface import (
-    Conversation,
-    OutputFormat,
-    PromptError,
-    Tool,
-    ToolChoice,
-)
-from server.protocol.responses.items import (
-    InputText,
-    Message,
-    OutputText,
-)
+from server.model_formats.harmony.vocabulary import TEXT_TOKENS, VOCABULARY
+from server.model_formats.interface import Conversation, OutputFormat, PromptError, Tool, ToolChoice
+from server.protocol.responses.items import InputText, Message, OutputText
 from tests.support.harmony import CONTROL, dialect, encoding, ids_of
 
 WEATHER: dict[str, Any] = {

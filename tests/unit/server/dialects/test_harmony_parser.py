@@ -10,19 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from server.model_formats.harmony.output_parser import (
-    MAX_HEADER,
-    HarmonyParser,
-)
-from server.model_formats.harmony.vocabulary import (
-    CALL,
-    CHANNEL,
-    END,
-    MESSAGE,
-    RETURN,
-    START,
-    STOPS,
-)
+from server.model_formats.harmony.output_parser import MAX_HEADER, HarmonyParser
+from server.model_formats.harmony.vocabulary import CALL, CHANNEL, END, MESSAGE, RETURN, START, STOPS
 from server.model_formats.interface import (
     CallDelta,
     CallEnd,

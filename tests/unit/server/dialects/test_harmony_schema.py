@@ -4,12 +4,7 @@ from typing import Any
 
 import pytest
 
-from server.model_formats.harmony.typescript_schema import (
-    MAX_DEPTH,
-    MAX_RUN,
-    tame,
-    typed,
-)
+from server.model_formats.harmony.typescript_schema import MAX_DEPTH, MAX_RUN, tame, typed
 from server.model_formats.interface import PromptError
 from tests.support.harmony import encoding
 

@@ -116,5 +116,5 @@ def test_a_file_that_the_library_does_not_take_is_told() -> None:
 
 
 def test_the_library_is_loaded_for_models_that_need_it_only() -> None:
-    code = "import server.dialects.pick, sys; sys.exit('openai_harmony' in sys.modules)"
+    code = "import server.model_formats.select_format, sys; sys.exit('openai_harmony' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -10,14 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.model_formats.interface import (
-    CallDelta,
-    CallEnd,
-    CallStart,
-    Delta,
-    Prompt,
-    TextDelta,
-)
+from server.model_formats.interface import CallDelta, CallEnd, CallStart, Delta, Prompt, TextDelta
 from server.model_formats.text_stream.merge_deltas import joined
 from tests.support.builders import examples
 from tests.support.families import CALLERS, TOOLS, dialect_of, ids_of, tokenizer_at

@@ -7,17 +7,8 @@ from typing import Any
 
 import pytest
 
-from server.model_formats.chat_template.chat_template_format import (
-    VARIABLES,
-    ChatDialect,
-)
-from server.model_formats.interface import (
-    Conversation,
-    Prompt,
-    PromptError,
-    Tool,
-    ToolChoice,
-)
+from server.model_formats.chat_template.chat_template_format import VARIABLES, ChatDialect
+from server.model_formats.interface import Conversation, Prompt, PromptError, Tool, ToolChoice
 from server.model_formats.text_stream.special_tokens import Markup
 from server.model_formats.tool_calls.formats import CALL_FORMATS
 from server.model_formats.tool_names import as_function

@@ -6,27 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.model_formats.interface import (
-    Delta,
-    ReasoningDelta,
-    TextDelta,
-)
-from server.model_formats.reasoning import (
-    FORMS,
-    THINK,
-    ReasoningForm,
-    find_form,
-    read_reasoning,
-)
-from server.model_formats.text_stream.scanner import (
-    Reader,
-    Scanner,
-)
+from server.model_formats.interface import Delta, ReasoningDelta, TextDelta
+from server.model_formats.reasoning import FORMS, THINK, ReasoningForm, find_form, read_reasoning
+from server.model_formats.text_stream.scanner import Reader, Scanner
 from server.model_formats.text_stream.surrounding_whitespace import Prose
-from server.model_formats.tool_calls.interface import (
-    Calling,
-    read_answer,
-)
+from server.model_formats.tool_calls.interface import Calling, read_answer
 from server.model_formats.tool_names import Toolbox
 from tests.support.builders import examples
 

@@ -2,11 +2,7 @@
 
 import pytest
 
-from server.model_formats.harmony.vocabulary import (
-    CHANNEL,
-    END,
-    MESSAGE,
-)
+from server.model_formats.harmony.vocabulary import CHANNEL, END, MESSAGE
 from tests.support.families import THINKERS, dialect_of, ids_of
 from tests.support.family_formats import FAMILIES
 from tests.support.harmony import dialect

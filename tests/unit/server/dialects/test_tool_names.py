@@ -2,20 +2,9 @@
 
 import pytest
 
-from server.model_formats.harmony.tools import (
-    by_recipient,
-    tool_of,
-)
-from server.model_formats.interface import (
-    Conversation,
-    Tool,
-    ToolChoice,
-)
-from server.model_formats.tool_names import (
-    Toolbox,
-    find_tool,
-    without_labels,
-)
+from server.model_formats.harmony.tools import by_recipient, tool_of
+from server.model_formats.interface import Conversation, Tool, ToolChoice
+from server.model_formats.tool_names import Toolbox, find_tool, without_labels
 from server.protocol.responses.items import FunctionCall
 from tests.support.families import dialect_of, tokenizer_at
 

@@ -7,10 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.model_formats.interface import Prompt
-from server.model_formats.tool_calls.streamed_json import (
-    CustomInput,
-    StringDecoder,
-)
+from server.model_formats.tool_calls.streamed_json import CustomInput, StringDecoder
 from server.model_formats.tool_calls.xml_elements import as_json
 from server.model_formats.tool_names import types_of
 from tests.support.builders import examples

@@ -4,15 +4,7 @@ from uuid import UUID, uuid4
 
 from engine.request import Tokens
 from server.generation.run import Run
-from server.recording.run_registry import (
-    ActiveRuns,
-    Begin,
-    Break,
-    HandBack,
-    Inbound,
-    Step,
-    Stop,
-)
+from server.recording.run_registry import ActiveRuns, Begin, Break, HandBack, Inbound, Step, Stop
 from server.recording.suspended import Suspended
 from tests.support.builders import LATER, make_echo, make_run, say
 

@@ -10,36 +10,12 @@ from hypothesis import strategies as st
 
 from engine.request import FinishReason
 from server.maintenance.audit_event_log import SLACK
-from server.maintenance.audit_responses import (
-    INVARIANTS,
-    Limits,
-    check,
-    check_keys,
-    check_strays,
-)
+from server.maintenance.audit_responses import INVARIANTS, Limits, check, check_keys, check_strays
 from server.protocol import ids
 from server.protocol.responses.events import Event
-from server.store.audit.orphans import (
-    KeyTrouble,
-    Stray,
-)
-from server.store.audit.stored_responses import (
-    AuditedResponse,
-    Moment,
-    Previous,
-    Replay,
-)
-from tests.support.audited import (
-    NOW,
-    SERVED,
-    broken,
-    ended,
-    log_of,
-    logged,
-    running,
-    says,
-    stands,
-)
+from server.store.audit.orphans import KeyTrouble, Stray
+from server.store.audit.stored_responses import AuditedResponse, Moment, Previous, Replay
+from tests.support.audited import NOW, SERVED, broken, ended, log_of, logged, running, says, stands
 from tests.support.builders import CREATED, HALF, LATER, RESPONSE, TENANT, examples, say, think
 
 OTHER = UUID("01890000-0000-7000-8000-0000000000cd")

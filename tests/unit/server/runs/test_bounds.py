@@ -14,20 +14,9 @@ from server.limits.tools_and_grammars import (
     MAX_TOOLS_CHARACTERS,
     refuse_unbounded,
 )
-from server.model_formats.interface import (
-    Conversation,
-    OutputFormat,
-    Prompt,
-    PromptTooLong,
-    Tool,
-    ToolChoice,
-)
+from server.model_formats.interface import Conversation, OutputFormat, Prompt, PromptTooLong, Tool, ToolChoice
 from server.prompting.truncation import write_within
-from server.protocol.responses.items import (
-    InputText,
-    Item,
-    Message,
-)
+from server.protocol.responses.items import InputText, Item, Message
 
 
 def function(schema: dict[str, Any], name: str = "f") -> Tool:

@@ -6,10 +6,7 @@ from uuid import UUID
 import pytest
 
 from server.errors import InvalidRequest, Overloaded, TooManyRequests
-from server.limits.request_cost import (
-    MAX_LOGPROBS,
-    logprobs_limit,
-)
+from server.limits.request_cost import MAX_LOGPROBS, logprobs_limit
 from server.limits.unfinished_responses import Capacity
 from server.protocol.ids import new_uuid
 

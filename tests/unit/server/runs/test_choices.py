@@ -6,26 +6,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from engine.scripted_engine import (
-    Script,
-    ScriptedConfig,
-    ScriptedEngine,
-)
+from engine.scripted_engine import Script, ScriptedConfig, ScriptedEngine
 from server.admission.accept import NewRun
 from server.admission.admit import Admission
 from server.completions.chat_request import as_response_request
-from server.completions.legacy_request import (
-    Given,
-    as_response_requests,
-)
+from server.completions.legacy_request import Given, as_response_requests
 from server.hosted_tools.mcp.client import McpServers
 from server.hosted_tools.mcp.registered_servers import Registered
 from server.http.authentication import Caller
 from server.input_resolution.history import HistoryReads
-from server.model_formats.interface import (
-    Conversation,
-    Prompt,
-)
+from server.model_formats.interface import Conversation, Prompt
 from server.prompting.prepare import Served
 from server.protocol.completions.chat import ChatRequest
 from server.protocol.completions.chat_messages import read_messages

@@ -5,10 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from engine.request import Usage
-from server.generation.output_decoding import (
-    Condensing,
-    Reading,
-)
+from server.generation.output_decoding import Condensing, Reading
 from server.generation.run import Run
 from server.protocol.responses.events import Event
 from server.protocol.responses.items import Compaction

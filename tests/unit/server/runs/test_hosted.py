@@ -12,27 +12,9 @@ from server.errors import InvalidRequest
 from server.generation.output_decoding import Reading
 from server.generation.run import Run
 from server.hosted_tools.discovery import refuse_unmade
-from server.hosted_tools.tool_specs import (
-    DENIED,
-    Hosted,
-    Listed,
-    Outcome,
-    approved,
-    as_read,
-    outcome_of,
-)
-from server.model_formats.interface import (
-    CallDelta,
-    CallEnd,
-    CallStart,
-    Delta,
-    TextDelta,
-)
-from server.protocol.responses.events import (
-    Event,
-    event_type,
-    render,
-)
+from server.hosted_tools.tool_specs import DENIED, Hosted, Listed, Outcome, approved, as_read, outcome_of
+from server.model_formats.interface import CallDelta, CallEnd, CallStart, Delta, TextDelta
+from server.protocol.responses.events import Event, event_type, render
 from server.protocol.responses.hosted_items import (
     CodeInterpreterCall,
     ListedTool,
@@ -44,18 +26,8 @@ from server.protocol.responses.hosted_items import (
     ServedCall,
     WebSearchCall,
 )
-from server.protocol.responses.items import (
-    FunctionCall,
-    FunctionCallOutput,
-    InputText,
-    Item,
-    Message,
-)
-from server.protocol.responses.tools import (
-    ApprovalFilter,
-    McpTool,
-    ToolFilter,
-)
+from server.protocol.responses.items import FunctionCall, FunctionCallOutput, InputText, Item, Message
+from server.protocol.responses.tools import ApprovalFilter, McpTool, ToolFilter
 from tests.support.builders import LATER, RESPONSE, SDK_EVENT, make_facts
 
 TOOLS = [ListedTool("find"), ListedTool("read", annotations={"readOnlyHint": True})]

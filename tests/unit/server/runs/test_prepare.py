@@ -3,10 +3,7 @@ from typing import Any, get_args
 import msgspec
 import pytest
 
-from engine.request import (
-    Capabilities,
-    JobRefused,
-)
+from engine.request import Capabilities, JobRefused
 from server.admission.unsupported_parameters import refuse_unsupported
 from server.errors import InvalidRequest, Overloaded, TooManyRequests
 from server.limits.tools_and_grammars import too_long

@@ -6,13 +6,7 @@ import pytest
 
 from server.input_resolution.previous_messages import read_previous
 from server.protocol.errors import DecodeFailure
-from server.protocol.responses.items import (
-    FunctionCall,
-    FunctionCallOutput,
-    Message,
-    Reasoning,
-    plain_text,
-)
+from server.protocol.responses.items import FunctionCall, FunctionCallOutput, Message, Reasoning, plain_text
 
 CHAT: list[dict[str, Any]] = [
     {"role": "system", "content": "Left out."},

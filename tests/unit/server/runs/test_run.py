@@ -5,24 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.request import (
-    FinishReason,
-    Usage,
-)
-from server.generation.run import (
-    Log,
-    Run,
-)
-from server.protocol.responses.events import (
-    Event,
-    event_type,
-    render,
-)
-from server.protocol.responses.items import (
-    Item,
-    Message,
-    Reasoning,
-)
+from engine.request import FinishReason, Usage
+from server.generation.run import Log, Run
+from server.protocol.responses.events import Event, event_type, render
+from server.protocol.responses.items import Item, Message, Reasoning
 from tests.support.builders import (
     CREATED,
     HALF,

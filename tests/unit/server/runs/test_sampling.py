@@ -8,23 +8,14 @@ import msgspec
 import pytest
 
 from engine.request import Job
-from engine.scripted_engine import (
-    ScriptedConfig,
-    ScriptedEngine,
-)
+from engine.scripted_engine import ScriptedConfig, ScriptedEngine
 from server.admission.generation_config import with_generation_config
 from server.configuration.shipped_files import demo_model_folder
 from server.errors import InvalidRequest
 from server.model_formats.interface import Dialect
 from server.model_formats.select_format import pick
-from server.prompting.prepare import (
-    Served,
-    prepare,
-)
-from server.protocol.responses.items import (
-    InputText,
-    Message,
-)
+from server.prompting.prepare import Served, prepare
+from server.protocol.responses.items import InputText, Message
 from server.protocol.responses.request import CreateResponse
 from tests.support.builders import SpelledDialect
 

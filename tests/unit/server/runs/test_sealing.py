@@ -14,16 +14,9 @@ from server.protocol.responses.items import (
     SummaryText,
     plain_text,
 )
-from server.sealing.cipher import (
-    KEY_BYTES,
-    Seal,
-    make_key,
-)
+from server.sealing.cipher import KEY_BYTES, Seal, make_key
 from server.sealing.sealed_context import SUMMARY
-from server.sealing.unseal_items import (
-    UNREADABLE,
-    opened,
-)
+from server.sealing.unseal_items import UNREADABLE, opened
 from tests.support.builders import TENANT, examples
 
 OLD, NEW = b"o" * KEY_BYTES, b"n" * KEY_BYTES

@@ -4,12 +4,7 @@ from typing import get_args
 import pytest
 
 from server.protocol.responses.response import Status
-from server.protocol.responses.states import (
-    EDGES,
-    ENDED,
-    EndStatus,
-    is_edge,
-)
+from server.protocol.responses.states import EDGES, ENDED, EndStatus, is_edge
 
 ALL: tuple[Status, ...] = get_args(Status)
 

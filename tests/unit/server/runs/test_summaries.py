@@ -10,25 +10,9 @@ from hypothesis import strategies as st
 
 from server.generation.item_starts import has_summaries
 from server.generation.output_decoding import Reading
-from server.generation.run import (
-    Log,
-    Run,
-)
-from server.protocol.responses.events import (
-    Event,
-    event_type,
-    render,
-)
-from tests.support.builders import (
-    LATER,
-    RESPONSE,
-    SDK_EVENT,
-    SpelledParser,
-    examples,
-    make_facts,
-    say,
-    think,
-)
+from server.generation.run import Log, Run
+from server.protocol.responses.events import Event, event_type, render
+from tests.support.builders import LATER, RESPONSE, SDK_EVENT, SpelledParser, examples, make_facts, say, think
 
 WORDS = st.text("ab \n日", max_size=90)
 

@@ -11,11 +11,7 @@ import pytest
 
 from server.generation.output_decoding import Reading
 from server.generation.run import Run
-from server.model_formats.interface import (
-    Conversation,
-    Dialect,
-    Tool,
-)
+from server.model_formats.interface import Conversation, Dialect, Tool
 from tests.support import families, harmony
 from tests.support.builders import LATER, RESPONSE, USAGE, make_facts, rendered
 

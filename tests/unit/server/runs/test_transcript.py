@@ -2,12 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.compaction.transcript import (
-    CUT,
-    SHOWN,
-    cut,
-    transcript,
-)
+from server.compaction.transcript import CUT, SHOWN, cut, transcript
 from server.protocol.responses.items import Item
 from tests.support.builders import examples, read_items
 

@@ -5,17 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.model_formats.interface import Prompt
-from server.prompting.truncation import (
-    shortened,
-    without,
-)
-from server.protocol.responses.items import (
-    FunctionCall,
-    FunctionCallOutput,
-    InputText,
-    Item,
-    Message,
-)
+from server.prompting.truncation import shortened, without
+from server.protocol.responses.items import FunctionCall, FunctionCallOutput, InputText, Item, Message
 from tests.support.builders import examples
 
 Role = Literal["user", "assistant", "system", "developer"]

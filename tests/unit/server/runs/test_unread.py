@@ -3,10 +3,7 @@ from uuid import UUID, uuid4
 import pytest
 
 from server.delivery import abandonment
-from server.delivery.abandonment import (
-    TOLD_SECONDS,
-    Unread,
-)
+from server.delivery.abandonment import TOLD_SECONDS, Unread
 
 LEFT, READ, BACK = uuid4(), uuid4(), uuid4()
 

@@ -5,11 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.store.disk_space import (
-    Disk,
-    Shortage,
-    shortage_of,
-)
+from server.store.disk_space import Disk, Shortage, shortage_of
 from tests.support.builders import examples
 
 GIB = 1024**3

@@ -5,10 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.protocol.responses.events import (
-    Event,
-    Kind,
-)
+from server.protocol.responses.events import Event, Kind
 from server.store.log import events
 from tests.support.builders import RESPONSE, TENANT, examples
 

@@ -5,11 +5,7 @@ import pytest
 from psycopg import errors
 from sqlalchemy.exc import DataError, IntegrityError, InternalError, OperationalError, ProgrammingError
 
-from server.store.commit_failures import (
-    OwnershipLost,
-    Trouble,
-    classify,
-)
+from server.store.commit_failures import OwnershipLost, Trouble, classify
 
 
 def of(kind: type[psycopg.Error]) -> OperationalError:

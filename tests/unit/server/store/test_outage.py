@@ -4,10 +4,7 @@ from time import monotonic
 
 import pytest
 
-from server.store.shared_outage import (
-    Outage,
-    StillAway,
-)
+from server.store.shared_outage import Outage, StillAway
 from tests.support.eventually import eventually
 
 LONG = 60.0

@@ -1,12 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.store.content.retention import (
-    MOST_ROWS,
-    Due,
-    Place,
-    fitting,
-)
+from server.store.content.retention import MOST_ROWS, Due, Place, fitting
 from tests.support.builders import RESPONSE, TENANT, examples
 
 weights = st.lists(st.integers(1, MOST_ROWS * 2), max_size=12)

@@ -9,11 +9,7 @@ import pytest
 
 from server.protocol.ids import new_uuid
 from server.store.cluster.standby_heartbeat import standby_for
-from server.store.cluster.standby_heartbeat_process import (
-    Settings,
-    Standby,
-    is_stopped,
-)
+from server.store.cluster.standby_heartbeat_process import Settings, Standby, is_stopped
 from tests.support.eventually import eventually
 
 SETTINGS = Settings(url="", replica="", server_pid=1, every=1, silence=2, longest_stall=60)

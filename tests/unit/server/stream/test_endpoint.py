@@ -10,18 +10,10 @@ from starlette.responses import Response
 
 from server.errors import InvalidRequest, NotAuthenticated
 from server.http.asgi import thread_pools as threads
-from server.http.asgi.endpoint import (
-    Door,
-    Endpoint,
-    OpenEndpoint,
-)
+from server.http.asgi.endpoint import Door, Endpoint, OpenEndpoint
 from server.http.asgi.event_stream import Answer
 from server.http.asgi.request_body import Lingering
-from server.http.asgi.thread_pools import (
-    Lane,
-    ThreadClass,
-    thread_classes,
-)
+from server.http.asgi.thread_pools import Lane, ThreadClass, thread_classes
 from server.limits.concurrency import SharedLimit
 from server.protocol.errors import DecodeFailure
 from tests.support.server_process import PATIENCE_S

@@ -1,20 +1,9 @@
 from hypothesis import given
 
-from server.delivery.event_frames import (
-    OpenResponsesNames,
-    frame,
-    renamed,
-)
+from server.delivery.event_frames import OpenResponsesNames, frame, renamed
 from server.generation.event_emitter import Emitter
-from server.model_formats.interface import (
-    Delta,
-    ReasoningDelta,
-    TextDelta,
-)
-from server.protocol.responses.events import (
-    Event,
-    event_type,
-)
+from server.model_formats.interface import Delta, ReasoningDelta, TextDelta
+from server.protocol.responses.events import Event, event_type
 from tests.support.builders import CREATED, RESPONSE, examples, make_echo, make_ending
 from tests.support.event_order import deltas
 from tests.support.sse import parse

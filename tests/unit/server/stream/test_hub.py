@@ -4,12 +4,7 @@ from uuid import uuid4
 import pytest
 
 from server.delivery import hub as hub_module
-from server.delivery.hub import (
-    FIRST_READER_SECONDS,
-    Channel,
-    Hub,
-    Published,
-)
+from server.delivery.hub import FIRST_READER_SECONDS, Channel, Hub, Published
 from server.store.log.events import Watched
 from tests.unit.server.stream.asgi import now, run
 

@@ -8,11 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from server.delivery import hub as hub_module
-from server.delivery.hub import (
-    Channel,
-    Hub,
-    Published,
-)
+from server.delivery.hub import Channel, Hub, Published
 from tests.support.builders import examples
 
 TENANT = "acme"

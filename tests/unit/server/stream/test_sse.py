@@ -9,21 +9,10 @@ from hypothesis import strategies as st
 from starlette.responses import Response
 
 from server.delivery import hub as hub_module
-from server.delivery.hub import (
-    Channel,
-    Published,
-)
+from server.delivery.hub import Channel, Published
 from server.errors import NotFound
 from server.http.asgi import thread_pools
-from server.http.asgi.event_stream import (
-    DONE,
-    KEEP_ALIVE_LINE,
-    Cursor,
-    Deferred,
-    EventStream,
-    Stored,
-    Timing,
-)
+from server.http.asgi.event_stream import DONE, KEEP_ALIVE_LINE, Cursor, Deferred, EventStream, Stored, Timing
 from server.store.database import DatabaseError
 from tests.support.builders import examples
 from tests.unit.server.stream.asgi import Client, inline, now, run

@@ -6,11 +6,7 @@ from typing import Any
 import pytest
 
 from server.errors import ApiError, Overloaded, TooManyRequests
-from server.http.asgi.thread_pools import (
-    Lane,
-    ThreadClass,
-    thread_classes,
-)
+from server.http.asgi.thread_pools import Lane, ThreadClass, thread_classes
 from tests.support.server_process import PATIENCE_S
 from tests.unit.server.stream.asgi import now, run
 

@@ -6,10 +6,7 @@ from typing import Any
 
 import pytest
 
-from server.hosted_tools.mcp.call_slots import (
-    CallSlots,
-    NoSlot,
-)
+from server.hosted_tools.mcp.call_slots import CallSlots, NoSlot
 
 
 class Calls:

@@ -3,12 +3,7 @@
 import pytest
 
 from server.errors import ConfigError
-from server.hosted_tools.mcp.registered_servers import (
-    Registered,
-    read_access,
-    read_servers,
-    read_tokens,
-)
+from server.hosted_tools.mcp.registered_servers import Registered, read_access, read_servers, read_tokens
 from server.sealing.cipher import Seal
 
 PLACES = read_servers("city=http://city/mcp,files=stdio:serve")

@@ -6,10 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.protocol.decode import (
-    convert,
-    decode,
-)
+from server.protocol.decode import convert, decode
 from server.protocol.errors import DecodeFailure
 from server.protocol.responses.input import read_input
 from server.protocol.responses.request import CreateResponse

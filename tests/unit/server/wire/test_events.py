@@ -8,13 +8,7 @@ from hypothesis import strategies as st
 from server.delivery.event_frames import frame
 from server.generation.response_builder import assemble
 from server.protocol.responses import events as wire
-from server.protocol.responses.events import (
-    Event,
-    Kind,
-    event_type,
-    is_terminal,
-    render,
-)
+from server.protocol.responses.events import Event, Kind, event_type, is_terminal, render
 from server.protocol.responses.items import (
     Logprob,
     Message,

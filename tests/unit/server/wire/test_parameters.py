@@ -13,11 +13,7 @@ from openai.types.responses import response_create_params
 from server.protocol.completions.chat import ChatRequest
 from server.protocol.completions.legacy import TextRequest
 from server.protocol.errors import DecodeFailure
-from server.protocol.parameter_rows import (
-    SLIPS,
-    TABLES,
-    Endpoint,
-)
+from server.protocol.parameter_rows import SLIPS, TABLES, Endpoint
 from server.protocol.parameters import check_names
 from server.protocol.responses.request import CreateResponse
 from tests.support.anchor_parameters import OPENAI, VLLM

@@ -11,18 +11,8 @@ import pytest
 from server.errors import translate
 from server.protocol.errors import ReaderBusy
 from server.protocol.files import pdf_extraction as pdf
-from server.protocol.files.input_files import (
-    MAX_FILE_TEXT,
-    FileError,
-    file_text,
-    readable,
-)
-from server.protocol.files.pdf_extraction import (
-    MAX_PAGES,
-    MAX_PDF,
-    PdfError,
-    pdf_text,
-)
+from server.protocol.files.input_files import MAX_FILE_TEXT, FileError, file_text, readable
+from server.protocol.files.pdf_extraction import MAX_PAGES, MAX_PDF, PdfError, pdf_text
 from tests.support import pdfs
 
 

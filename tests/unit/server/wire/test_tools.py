@@ -3,13 +3,7 @@ from typing import Any
 import pytest
 
 from server.protocol.errors import DecodeFailure
-from server.protocol.responses.tools import (
-    ToolChoice,
-    echo,
-    names_of,
-    read_choice,
-    read_tools,
-)
+from server.protocol.responses.tools import ToolChoice, echo, names_of, read_choice, read_tools
 
 F: dict[str, Any] = {"type": "function", "name": "f", "parameters": {"type": "object"}}
 G: dict[str, Any] = {

@@ -9,10 +9,7 @@ import msgspec
 import pytest
 
 from server.protocol import typed
-from server.protocol.typed import (
-    convert_to,
-    decode_as,
-)
+from server.protocol.typed import convert_to, decode_as
 
 PREPARING, GO_ON = threading.Event(), threading.Event()
 
