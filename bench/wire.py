@@ -46,7 +46,7 @@ from server.protocol.responses.request import CreateResponse
 from server.store.database import upgrade
 from server.store.disk_space import Disk
 from server.tool_loop import ToolLoop
-from tests.integration.runs.recorded import recording
+from tests.integration.recording.recorded import recording
 from tests.support.builders import CREATED, RESPONSE, TENANT
 from tests.support.builders import make_echo as plain_echo
 

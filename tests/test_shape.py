@@ -64,11 +64,9 @@ def test_asynchronous_code_is_where_bytes_are_moved_and_nowhere_else() -> None:
         if isinstance(function, ast.AsyncFunctionDef)
     }
     # MCP's library is asynchronous; the other halves are plain functions.
-    edge = ("body", "connection", "endpoint", "front", "listener", "pending", "sse", "threads", "websocket")
-    stream = {f"server/stream/{name}.py" for name in edge}
-    mcp = {f"server/tools/{name}.py" for name in ("session", "fetch_async", "call_slots")}
-    mcp |= {"runner/server.py", "server/browser/mcp_server.py"}
-    assert found == stream | mcp
+    mcp = {f"server/hosted_tools/mcp/{name}.py" for name in ("session", "call_slots")}
+    mcp |= {"runner/server.py", "server/browser/mcp_server.py", "server/outbound_http/async_client.py"}
+    assert {name for name in found if not name.startswith("server/http/asgi/")} == mcp
 
 
 @pytest.mark.parametrize("name", ["environ", "getenv"])
@@ -87,7 +85,7 @@ def test_the_environment_is_read_by_the_configuration_only(name: str) -> None:
 def test_a_handler_has_at_most_25_lines() -> None:
     long = [
         f"{_name(path)}:{function.name}"
-        for path in (ROOT / "server" / "api").glob("*.py")
+        for path in (ROOT / "server" / "http" / "handlers").glob("*.py")
         for function in _functions(path)
         if (function.end_lineno or 0) - function.lineno + 1 > 25
     ]

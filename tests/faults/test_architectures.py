@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM
 
 from tests.fix_tally import Tally
 from tests.support.engines import make_job, make_prompt, save_random_model, start_model
-from tests.unit.engine.test_architectures import EXPERTS, WINDOW, generate
+from tests.unit.engine.model.test_architectures import EXPERTS, WINDOW, generate
 
 LONG = {"max_position_embeddings": 256}
 MANY = {**EXPERTS, "num_experts": 4, "num_local_experts": 4, "n_routed_experts": 4}

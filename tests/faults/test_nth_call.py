@@ -34,7 +34,7 @@ from server.store.database import DatabaseError
 from server.store.disk_space import Disk
 from server.tool_loop import ToolLoop
 from tests.fix_tally import Tally
-from tests.integration.runs.recorded import Bench, recording
+from tests.integration.recording.recorded import Bench, recording
 from tests.support.builders import TENANT, SpelledDialect
 from tests.support.invariants import check, watch_statuses
 from tests.support.rounds import faults_only

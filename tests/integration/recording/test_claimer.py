@@ -1,0 +1,399 @@
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import UUID
+
+import msgspec
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+
+from engine.request import Capabilities, Finished, Job, JobRefused, Stats, Tokens, Usage
+from server.configuration.shipped_files import demo_model_folder
+from server.delivery.stored_responses import read_response
+from server.generation.output_decoding import Reading
+from server.generation.run import Run
+from server.hosted_tools.mcp.client import McpServers
+from server.hosted_tools.mcp.registered_servers import Registered
+from server.model_formats.interface import Conversation, Dialect, Parser, Prompt, ReasoningMarks
+from server.model_formats.select_format import pick
+from server.prompting.prepare import Served
+from server.protocol.responses.events import event_type, is_terminal, render
+from server.recording.run_registry import SERVER_ERROR
+from server.recovery import claimer as taker
+from server.recovery.claimer import CHANGED, GIVEN_UP, STOPPED, Taker
+from server.recovery.replay import said
+from server.store.cluster import claims
+from server.store.content import deletion
+from server.store.log import events
+from server.tool_loop import ToolLoop
+from tests.integration.recording.recorded import Bench, finished, recording, tokens
+from tests.support.builders import (
+    BREAK_PARSER,
+    HALF,
+    LATER,
+    TENANT,
+    SpelledDialect,
+    accept,
+    examples,
+    kill,
+    make_facts,
+    prompted,
+    register,
+    say,
+    think,
+)
+from tests.support.eventually import eventually
+
+DEMO = demo_model_folder()
+STOP, OPEN, CLOSE = 1273, 1274, 1275
+tokenizer = Tokenizer.from_file(str(DEMO / "tokenizer.json"))
+
+
+def ids(text: str) -> list[int]:
+    found: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
+    return found
+
+
+@dataclass
+class StillEngine:
+    """Takes jobs and does nothing with them."""
+
+    jobs: list[Job] = field(default_factory=list)
+    refusal: str | None = None
+    capabilities: Capabilities = Capabilities(
+        vocab_size=2**31, context_length=4096, stop_ids=frozenset(), temperature=1.0, top_p=1.0
+    )
+
+    def check(self, job: Job) -> None: ...
+
+    def submit(self, job: Job) -> None:
+        if self.refusal is not None:
+            raise JobRefused(self.refusal, "No.")  # type: ignore[arg-type]
+        self.jobs.append(job)
+
+    def cancel(self, job_id: str) -> None: ...
+
+    def hold(self, held: bool) -> None: ...
+
+    def stats(self) -> Stats:
+        return Stats(running=0, waiting=0, kv_blocks_used=0, kv_blocks_total=1, steps=0, tokens=0, alive=True)
+
+    def close(self, *, drain: bool) -> None: ...
+
+
+class RealParsers:
+    """The demo model's parser behind a prompt that does not matter."""
+
+    def __init__(self, *, opens_reasoning: bool) -> None:
+        self._real = pick(DEMO, frozenset({STOP}))
+        self._prompt = prompted(opens_reasoning)
+
+    def write(self, conversation: Conversation) -> Prompt:  # noqa: ARG002 - a dialect's
+        return self._prompt
+
+    def encode(self, text: str, *, special: bool, limit: int | None = None) -> tuple[int, ...]:
+        return self._real.encode(text, special=special, limit=limit)
+
+    @property
+    def longest_token(self) -> int | None:
+        return None
+
+    @property
+    def reasoning_marks(self) -> ReasoningMarks | None:
+        return None
+
+    def parser(self, prompt: Prompt) -> Parser:
+        return self._real.parser(prompt)
+
+
+@dataclass
+class Taking:
+    bench: Bench
+    engine: StillEngine
+    taker: Taker
+    dialect: Dialect
+
+    def leave(self, given: list[list[int]], *, background: bool = False, dies: bool = True) -> Run:
+        """A response of which another replica has written these steps before it died."""
+        database = self.bench.database
+        other = register(database)
+        begun = accept(database, other, background=background)
+        facts = make_facts(id=begun.facts.id, created_at=begun.facts.created_at, echo=begun.facts.echo)
+        parser = self.dialect.parser(self.dialect.write(Conversation(items=[])))
+        run = Run(facts, Reading(parser))
+        run.begin()
+        if background:
+            with database.begin() as connection:
+                connection.exec_driver_sql(
+                    "update responses set status = 'in_progress', replica_id = %s, attempt = 1 where id = %s",
+                    (other, run.facts.id),
+                )
+                events.append(connection, events.pack(TENANT, run.facts.id, 1, run.start(), []))
+        else:
+            run.start()
+        self.write(run, given)
+        if dies:
+            kill(database, other)
+        return run
+
+    def write(self, run: Run, given: list[list[int]]) -> None:
+        untold: list[int] = []
+        for step in given:
+            untold += step
+            if made := run.tokens(step, LATER):
+                with self.bench.database.begin() as connection:
+                    events.append(connection, events.pack(TENANT, run.facts.id, 1, made, untold))
+                untold = []
+
+    def stream(self, run: Run) -> list[bytes]:
+        return [render(run.facts.id, event) for event in self.bench.stored(run.facts.id)]
+
+
+@contextmanager
+def taking(url: str, dialect: Dialect | None = None, **limits: Any) -> Iterator[Taking]:
+    with recording(url) as bench:
+        engine = StillEngine()
+        served = Served(name="model", engine=engine, dialect=dialect or SpelledDialect())
+        taker = Taker(
+            bench.database,
+            bench.replica,
+            served,
+            bench.recorder,
+            ToolLoop(engine, McpServers(Registered(), 1), bench.recorder.deliver),
+            **{"most_running": 64, "most_deaths": 3, **limits},
+        )
+        yield Taking(bench, engine, taker, served.dialect)
+
+
+def check_end(bench: Bench, response: UUID, before: list[bytes], status: str) -> dict[str, Any]:
+    """The response ended so, behind what was told before, and everything agrees; gives it."""
+    final = bench.hub.final(response)
+    assert bench.recorder.wait_idle(10)
+    stored = bench.stored(response)
+    assert [render(response, event) for event in stored][: len(before)] == before
+    assert [event.sequence_number for event in stored] == list(range(len(stored)))
+    assert [is_terminal(event) for event in stored] == [False] * (len(stored) - 1) + [True]
+    told: dict[str, Any] = msgspec.json.decode(final)
+    assert told["status"] == status
+    with bench.database.begin() as connection:
+        read = read_response(connection, TENANT, response)
+    assert read is not None
+    assert msgspec.json.encode(read) == final
+    texts = [item["content"][0]["text"] for item in told["output"]]
+    assert "".join(event.body for event in stored if event.kind) == "".join(texts)
+    return told
+
+
+SPELLED = [*think("wh"), HALF, *think("y"), *say("be"), HALF, *say("cause"), HALF]
+
+
+def test_a_foreground_response_left_at_any_token_ends_as_failed_with_what_it_had(database_url: str) -> None:
+    with taking(database_url) as at:
+        for cut in range(len(SPELLED) + 1):
+            run = at.leave([[token] for token in SPELLED[:cut]])
+            before = at.stream(run)
+            at.taker.take()
+            told = check_end(at.bench, run.facts.id, before, "failed")
+            assert told["error"] == {"code": SERVER_ERROR, "message": STOPPED}
+        assert at.engine.jobs == []
+
+
+def test_a_background_response_left_at_any_token_goes_on_at_the_next(database_url: str) -> None:
+    with taking(database_url) as at:
+        for cut in range(len(SPELLED) + 1):
+            run = at.leave([[token] for token in SPELLED[:cut]], background=True)
+            before = at.stream(run)
+            at.taker.take()
+            job = at.engine.jobs.pop()
+            done = list(job.prompt[3:])
+            assert done == SPELLED[: len(done)], "what was told is not generated again"
+            assert job.output_offset == len(done)
+            at.bench.recorder.deliver(
+                [
+                    Tokens(job.job_id, tuple(SPELLED[len(done) :])),
+                    Finished(job.job_id, "stop", Usage(len(job.prompt), 2, len(SPELLED) - len(done))),
+                ]
+            )
+            told = check_end(at.bench, run.facts.id, before, "completed")
+            assert [item["content"][0]["text"] for item in told["output"]] == ["why", "because\ufffd"]
+            assert told["usage"]["input_tokens"] == 3
+            assert told["usage"]["output_tokens"] == len(SPELLED)
+
+
+def test_a_waiting_response_is_begun_and_one_cancelled_meanwhile_is_not(
+    database_url: str,
+) -> None:
+    with taking(database_url) as at:
+        wanted, unwanted = (accept(at.bench.database, at.bench.replica, background=True) for _ in range(2))
+        with at.bench.database.begin() as connection:
+            claims.request_cancel(connection, TENANT, unwanted.facts.id)
+        at.taker.take()
+        assert [job.job_id for job in at.engine.jobs] == [wanted.job_id]
+        at.bench.recorder.deliver([Finished(wanted.job_id, "stop", Usage(3, 0, 0))])
+        check_end(at.bench, wanted.facts.id, [], "completed")
+        told = check_end(at.bench, unwanted.facts.id, [], "cancelled")
+        assert told["usage"]["output_tokens"] == 0
+        types = [event_type(event) for event in at.bench.stored(unwanted.facts.id)]
+        assert types == ["response.created", "response.queued", "response.incomplete"]
+
+
+def test_what_waited_for_a_replica_to_start_is_claimed_at_once(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(taker, "POLL_SECONDS", 3600.0)
+    with taking(database_url) as at:
+        run = accept(at.bench.database, at.bench.replica, background=True)
+        at.taker.start()
+        try:
+            eventually(lambda: [job.job_id for job in at.engine.jobs] == [run.job_id])
+        finally:
+            at.taker.stop()
+        at.bench.recorder.deliver([Finished(run.job_id, "stop", Usage(3, 0, 0))])
+        check_end(at.bench, run.facts.id, [], "completed")
+
+
+def test_no_more_is_claimed_than_the_engine_may_run(database_url: str) -> None:
+    with taking(database_url, most_running=2) as at:
+        for _ in range(3):
+            accept(at.bench.database, at.bench.replica, background=True)
+        at.taker.take()
+        first = at.engine.jobs[:]
+        assert len(first) == 2
+        at.bench.recorder.deliver([Finished(first[0].job_id, "stop", Usage(3, 0, 0))])
+        at.bench.hub.final(UUID(hex=first[0].job_id))
+        eventually(lambda: at.bench.recorder.load == 1)
+        at.taker.take()
+        assert len(at.engine.jobs) == 3
+
+
+@pytest.mark.parametrize("reason", ["overloaded", "share_full", "closed"])
+def test_what_the_engine_has_no_room_for_is_handed_back(database_url: str, reason: str) -> None:
+    with taking(database_url) as at:
+        run = accept(at.bench.database, at.bench.replica, background=True)
+        at.engine.refusal = reason
+        at.taker.take()
+        assert at.bench.recorder.wait_idle(10)
+        at.engine.refusal = None
+        at.taker.take()
+        assert [job.job_id for job in at.engine.jobs] == [run.job_id]
+        at.bench.recorder.deliver([Finished(run.job_id, "stop", Usage(3, 0, 0))])
+        check_end(at.bench, run.facts.id, [], "completed")
+
+
+def test_a_background_response_of_which_too_many_died_is_given_up(database_url: str) -> None:
+    with taking(database_url, most_deaths=1) as at:
+        run = at.leave([list(say("poison"))], background=True)
+        before = at.stream(run)
+        at.taker.take()
+        told = check_end(at.bench, run.facts.id, before, "failed")
+        assert told["error"]["message"] == GIVEN_UP
+        assert at.engine.jobs == []
+
+
+def test_a_response_whose_prompt_is_written_otherwise_now_ends_and_is_not_spliced(database_url: str) -> None:
+    with taking(database_url) as at:
+        run = at.leave([list(say("half"))], background=True)
+        before = at.stream(run)
+        with at.bench.database.begin() as connection:
+            connection.exec_driver_sql("update responses set prompt_hash = 'other'")
+        at.taker.take()
+        told = check_end(at.bench, run.facts.id, before, "failed")
+        assert told["error"]["message"] == CHANGED
+        assert told["output"][0]["content"][0]["text"] == "half"
+
+
+THOUGHT = [*ids("Let me think… 😀"), CLOSE, *ids("\n\nIt is é😀!")]
+
+
+@pytest.mark.parametrize("opened", [False, True])
+def test_reasoning_is_read_again_whoever_opened_it(database_url: str, opened: bool) -> None:
+    given = THOUGHT if opened else [OPEN, *THOUGHT]
+    with taking(database_url, RealParsers(opens_reasoning=opened)) as at:
+        for cut in range(len(given) + 1):
+            run = at.leave([[token] for token in given[:cut]], background=True)
+            before = at.stream(run)
+            at.taker.take()
+            job = at.engine.jobs.pop()
+            rest = tuple(given[job.output_offset :])
+            at.bench.recorder.deliver(
+                [Tokens(job.job_id, rest), Finished(job.job_id, "stop", Usage(len(job.prompt), 0, len(rest)))]
+            )
+            told = check_end(at.bench, run.facts.id, before, "completed")
+            texts = [item["content"][0]["text"] for item in told["output"]]
+            assert texts == ["Let me think… 😀", "It is é😀!"]
+
+
+@given(
+    st.lists(
+        st.lists(st.integers(0, 1270) | st.sampled_from([OPEN, CLOSE, *ids("😀")]), min_size=1, max_size=4),
+        max_size=8,
+    ),
+    st.booleans(),
+)
+@example(given_tokens=[[CLOSE, *ids("because")]], opened=True)
+@examples(25)
+def test_any_tokens_in_any_steps_are_taken_up(
+    database_url: str, given_tokens: list[list[int]], opened: bool
+) -> None:
+    with taking(database_url, RealParsers(opens_reasoning=opened)) as at:
+        run = at.leave(given_tokens, background=True)
+        before = at.stream(run)
+        already = said(at.bench.stored(run.facts.id))
+        at.taker.take()
+        job = at.engine.jobs.pop()
+        at.bench.recorder.deliver([Finished(job.job_id, "length", Usage(len(job.prompt), 0, 0))])
+        check_end(at.bench, run.facts.id, before, "incomplete")
+        assert said(at.bench.stored(run.facts.id))[: len(already) - 1] == already[:-1]
+
+
+def test_one_whose_tokens_cannot_be_read_again_ends_with_what_it_told(database_url: str) -> None:
+    with taking(database_url) as at:
+        told = [*think("wh"), *say("be")]
+        runs = [at.leave([told], background=background) for background in (False, True, True)]
+        before = [at.stream(run) for run in runs]
+        with at.bench.database.begin() as connection:
+            for run, token in zip(runs, (ord("x"), ord("x"), BREAK_PARSER), strict=True):
+                connection.exec_driver_sql(
+                    "update response_events_hot set token_ids = %s"
+                    " where response_id = %s and token_ids is not null",
+                    (token.to_bytes(4, "little"), run.facts.id),
+                )
+        at.taker.take()
+        for run, seen in zip(runs, before, strict=True):
+            output = check_end(at.bench, run.facts.id, seen, "failed")["output"]
+            assert [item["content"][0]["text"] for item in output] == ["wh", "be"]
+
+
+def test_the_responses_of_living_replicas_are_left_alone(database_url: str) -> None:
+    with taking(database_url) as at:
+        run = at.bench.begin()
+        at.bench.feed(tokens(run, say("mine")))
+        at.leave([list(say("theirs"))], background=True, dies=False)
+        at.taker.take()
+        assert at.engine.jobs == []
+        at.bench.feed(finished(run))
+        assert event_type(at.bench.stored(run.facts.id)[-1]) == "response.completed"
+
+
+def test_a_deleted_one_leaves_nothing(database_url: str) -> None:
+    with taking(database_url) as at:
+        run = at.leave([list(say("secret"))], background=True)
+        with at.bench.database.begin() as connection:
+            assert deletion.delete(connection, TENANT, run.facts.id) is True
+        at.taker.take()
+        at.bench.hub.final(run.facts.id)
+        assert {name for name, count in at.bench.counts().items() if count} == {"usage_ledger"}
+
+
+def test_two_replicas_take_each_response_once(database_url: str) -> None:
+    with taking(database_url) as first, taking(database_url) as second:
+        runs = [first.leave([list(say("a"))], background=True) for _ in range(6)]
+        for at in (first, second, first):
+            at.taker.take()
+        taken = [job.job_id for job in [*first.engine.jobs, *second.engine.jobs]]
+        assert sorted(taken) == sorted(run.job_id for run in runs)
+        for at in (first, second):
+            at.bench.recorder.hand_back()

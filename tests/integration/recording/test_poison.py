@@ -1,0 +1,77 @@
+"""The taker meets rows that cannot be decoded, and mistakes of ours that one response brings out."""
+
+from typing import Any
+from uuid import UUID
+
+import msgspec
+import psycopg
+import pytest
+
+from engine.request import Finished, Job, Usage
+from server.recovery.claimer import CANNOT_GO_ON
+from tests.integration.recording.recorded import Bench
+from tests.integration.recording.test_claimer import check_end, taking
+from tests.support.builders import accept
+from tests.support.eventually import eventually
+
+POISONS = {
+    "request": 'update responses set request = \'{"service_tier": "flex"}\' where id = %s',
+    "asked": "update responses set asked = '{\"model\": 5}' where id = %s",
+    "item": "update items set payload = '[]' where response_id = %s",
+    "kind": "update response_events_hot set kind = 99 where response_id = %s",
+    "body": "update response_events_hot set kind = 1, body = '[' where response_id = %s",
+    "tokens": "update response_events_hot set token_ids = '\\x0102' where response_id = %s",
+    "at": "update response_events_hot set at = 'NaN' where response_id = %s",
+}
+
+
+@pytest.mark.parametrize("poison", POISONS)
+def test_a_row_that_cannot_be_decoded_ends_its_own_response_and_no_other(
+    database_url: str, poison: str
+) -> None:
+    with taking(database_url) as at:
+        bad, good = (accept(at.bench.database, at.bench.replica, background=True) for _ in range(2))
+        with at.bench.database.begin() as connection:
+            assert connection.exec_driver_sql(POISONS[poison], (bad.facts.id,)).rowcount > 0
+        at.taker.take()
+        assert [job.job_id for job in at.engine.jobs] == [good.job_id]
+        with psycopg.connect(database_url, autocommit=True) as connection:
+            eventually(lambda: status_of(connection, bad.facts.id) == "failed")
+            metered = connection.execute("select response_id, status from usage_ledger").fetchall()
+        assert metered == [(bad.facts.id, "failed")]
+        assert not at.bench.recorder.holds(bad.facts.id)
+        at.bench.recorder.deliver([Finished(good.job_id, "stop", Usage(3, 0, 0))])
+        check_end(at.bench, good.facts.id, [], "completed")
+
+
+def status_of(connection: psycopg.Connection, response: UUID) -> str:
+    row = connection.execute("select status from responses where id = %s", (response,)).fetchone()
+    assert row is not None
+    return str(row[0])
+
+
+def test_a_mistake_that_one_response_brings_out_ends_it_and_no_other(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with taking(database_url) as at:
+        bad, good = (accept(at.bench.database, at.bench.replica, background=True) for _ in range(2))
+        submit = at.engine.submit
+
+        def broken(job: Job) -> None:
+            if job.job_id == bad.job_id:
+                raise KeyError(job.job_id)
+            submit(job)
+
+        monkeypatch.setattr(at.engine, "submit", broken)
+        at.taker.take()
+        assert [job.job_id for job in at.engine.jobs] == [good.job_id]
+        told = final(at.bench, bad.facts.id)
+        assert told["error"]["message"] == CANNOT_GO_ON
+        at.bench.recorder.deliver([Finished(good.job_id, "stop", Usage(3, 0, 0))])
+        check_end(at.bench, good.facts.id, [], "completed")
+
+
+def final(bench: Bench, response: UUID) -> dict[str, Any]:
+    told: dict[str, Any] = msgspec.json.decode(bench.hub.final(response))
+    assert told["status"] == "failed"
+    return told

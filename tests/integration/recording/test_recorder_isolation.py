@@ -1,0 +1,350 @@
+"""One response that cannot be stored, or is not this replica's any more: the others do not notice."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from uuid import UUID
+
+import msgspec
+import psycopg
+import pytest
+
+from server.generation.run import Run
+from server.protocol.responses.events import Event, Kind, is_terminal
+from server.recording import committer, persist, retries
+from server.recording.run_registry import HandBack
+from server.store.content import responses
+from server.store.content.responses import NewItem
+from server.store.database import Database
+from server.store.log import events
+from tests.integration.recording.recorded import Bench, finished, tokens
+from tests.integration.recording.test_recorder_faults import check
+from tests.support.builders import BREAK_PARSER, TENANT, accept, register, say
+from tests.support.eventually import eventually
+
+SURROGATE = (0xD800,)
+"""A token that is read as half a character, which no encoding has."""
+
+
+@contextmanager
+def locked(bench: Bench, run: Run) -> Iterator[psycopg.Connection]:
+    """Somebody else has the response's row locked."""
+    with psycopg.connect(bench.database.url) as connection:
+        connection.execute("select 1 from responses where id = %s for update", [run.facts.id])
+        yield connection
+        connection.rollback()
+
+
+def text(bench: Bench, run: Run) -> str:
+    return "".join(event.body for event in bench.stored(run.facts.id) if event.kind == 1)
+
+
+def goes_on(bench: Bench, run: Run) -> None:
+    """It is told of its tokens and its end."""
+    for word in ("a", "b", "c"):
+        bench.feed(tokens(run, say(word)))
+    bench.recorder.deliver([finished(run)])
+    assert b'"completed"' in bench.hub.final(run.facts.id)
+    assert text(bench, run) == "abc"
+
+
+def final(bench: Bench, run: Run) -> dict[str, Any]:
+    found: dict[str, Any] = msgspec.json.decode(bench.hub.final(run.facts.id))
+    return found
+
+
+def status(bench: Bench, run: Run) -> tuple[str, UUID | None, int]:
+    with bench.database.begin() as connection:
+        row = responses.get(connection, TENANT, run.facts.id)
+    assert row is not None
+    return row.status, row.replica_id, row.deaths
+
+
+def whole(stored: list[Event]) -> bool:
+    """Numbered without a gap, with one last event."""
+    numbers = [event.sequence_number for event in stored]
+    ends = [is_terminal(event) for event in stored]
+    return numbers == list(range(len(stored))) and ends == [False] * (len(stored) - 1) + [True]
+
+
+def test_an_end_whose_row_is_locked_waits_alone_and_is_stored_when_it_is_free(bench: Bench) -> None:
+    hit, *others = (bench.begin() for _ in range(3))
+    bench.feed(*(tokens(run, say("Hello ")) for run in (hit, others[0])))
+    with locked(bench, hit):
+        bench.feed(tokens(hit, say("there!")), finished(hit), tokens(others[0], say("there!")))
+        goes_on(bench, others[1])
+        bench.recorder.deliver([finished(others[0])])
+        assert b'"completed"' in bench.hub.final(others[0].facts.id)
+        assert status(bench, hit)[0] == "in_progress"
+        assert bench.recorder.holds(hit.facts.id)
+        assert not bench.recorder.wait_idle(0)
+    check(bench, hit, "Hello there!")
+    assert bench.fenced == []
+
+
+def test_what_comes_for_a_run_whose_tokens_cannot_be_stored_yet_is_stored_behind_them(bench: Bench) -> None:
+    hit, other = bench.begin(), bench.begin()
+    with psycopg.connect(bench.database.url) as connection:
+        connection.execute(
+            "insert into response_events_hot (tenant, response_id, first_seq, n, kind, output_index,"
+            " content_index, attempt, body) values (%s, %s, 2, 1, 0, 0, 0, 1, '')",
+            [TENANT, hit.facts.id],
+        )
+        bench.feed(tokens(hit, say("one ")), tokens(other, say("a")))
+        for word in ("two ", "three "):
+            bench.feed(tokens(hit, say(word)), tokens(other, say("b")))
+        bench.feed(tokens(hit, say("four")), finished(hit), tokens(other, say("b")))
+        bench.feed(finished(other))
+        connection.rollback()
+    check(bench, hit, "one two three four")
+    check(bench, other, "abbb")
+
+
+def test_a_slow_statement_of_one_response_has_its_time_and_takes_nobody_elses(bench: Bench) -> None:
+    hit, other = bench.begin(), bench.begin()
+    bench.feed(tokens(hit, say("long")))
+    with psycopg.connect(bench.database.url, autocommit=True) as connection:
+        connection.execute(
+            "create function slow() returns trigger language plpgsql as"
+            f" $$ begin if new.response_id = '{hit.facts.id}' then perform pg_sleep(2.5); end if;"
+            " return new; end $$;"
+            " create trigger slow before insert on response_streams for each row execute function slow()"
+        )
+    bench.recorder.deliver([finished(hit)])
+    goes_on(bench, other)
+    assert status(bench, hit)[0] == "in_progress"
+    check(bench, hit, "long")
+
+
+def test_a_response_that_stays_locked_is_given_up_and_ends_as_failed_once_it_can(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retries, "MOST_TRIES", 2)
+    monkeypatch.setattr(retries, "FIRST_PAUSE_SECONDS", 0.3)
+    hit, other = bench.begin(), bench.begin()
+    bench.feed(tokens(hit, say("stored")))
+    with locked(bench, hit):
+        bench.recorder.deliver([finished(hit)])
+        eventually(lambda: bench.cancelled)
+        goes_on(bench, other)
+        await_pause_before(bench, "fail")
+    assert final(bench, hit)["error"]["code"] == "server_error"
+    assert status(bench, hit)[0] == "failed"
+    assert text(bench, hit) == "stored"
+    assert whole(bench.stored(hit.facts.id))
+    assert bench.hub.frames(hit.facts.id) == bench.frames(hit.facts.id)[2:]
+    assert bench.cancelled == [hit.facts.id]
+    assert bench.recorder.wait_idle(10)
+
+
+def test_a_background_response_that_stays_locked_is_handed_back(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retries, "MOST_TRIES", 1)
+    monkeypatch.setattr(retries, "FIRST_PAUSE_SECONDS", 0.3)
+    hit = in_background(bench)
+    bench.feed(tokens(hit, say("stored")))
+    with locked(bench, hit):
+        bench.recorder.deliver([finished(hit)])
+        eventually(lambda: bench.cancelled)
+        await_pause_before(bench, "hand back")
+    eventually(lambda: not bench.recorder.holds(hit.facts.id))
+    assert status(bench, hit) == ("in_progress", None, 1)
+    assert text(bench, hit) == "stored"
+    assert bench.recorder.wait_idle(10)
+
+
+def await_pause_before(bench: Bench, way: retries.Way) -> None:
+    """Waits for a pause of a second or more, behind which the step that is given up is tried in that way."""
+
+    def next_is_far() -> bool:
+        found = [(retry.way, retry.tries) for retry in bench.recorder._side._retries._pending]
+        return any(next_way == way and tries >= 3 for next_way, tries in found)
+
+    eventually(next_is_far)
+
+
+def in_background(bench: Bench) -> Run:
+    """A claimed run for the background that the recorder has."""
+    run = accept(bench.database, bench.replica, background=True)
+    with bench.database.begin() as connection:
+        connection.exec_driver_sql(
+            "update responses set status = 'in_progress', replica_id = %s, attempt = 1 where id = %s",
+            (bench.replica, run.facts.id),
+        )
+    bench.recorder.begin(run)
+    return run
+
+
+def test_background_runs_are_handed_back_though_one_of_them_is_locked(bench: Bench) -> None:
+    hit, other = in_background(bench), in_background(bench)
+    bench.feed(tokens(hit, say("a")), tokens(other, say("b")))
+    with locked(bench, hit):
+        bench.recorder.deliver([HandBack()])
+        eventually(lambda: not bench.recorder.holds(other.facts.id))
+        assert status(bench, other) == ("in_progress", None, 0)
+    eventually(lambda: not bench.recorder.holds(hit.facts.id))
+    assert status(bench, hit) == ("in_progress", None, 0)
+
+
+@pytest.mark.parametrize("ending", [False, True])
+def test_text_that_cannot_be_stored_ends_its_own_response(bench: Bench, ending: bool) -> None:
+    hit, other = bench.begin(), bench.begin()
+    bench.feed(tokens(hit, say("stored")), tokens(other, say("a")))
+    last = [finished(hit)] if ending else []
+    bench.recorder.deliver([tokens(hit, SURROGATE), *last, tokens(other, say("b"))])
+    assert final(bench, hit)["status"] == "failed"
+    bench.feed(finished(other))
+    assert text(bench, hit) == "stored"
+    assert whole(bench.stored(hit.facts.id))
+    assert bench.hub.frames(hit.facts.id) == bench.frames(hit.facts.id)[2:]
+    check(bench, other, "ab")
+    assert bench.cancelled == [hit.facts.id]
+    assert bench.fenced == []
+
+
+@pytest.mark.parametrize("ending", [False, True])
+def test_text_that_cannot_be_told_ends_its_own_unstored_response(bench: Bench, ending: bool) -> None:
+    hit, other = bench.begin(store=False), bench.begin()
+    bench.feed(tokens(hit, say("told")))
+    bench.recorder.deliver([tokens(hit, SURROGATE), *([finished(hit)] if ending else [])])
+    assert final(bench, hit)["status"] == "failed"
+    bench.feed(tokens(other, say("b")), finished(other))
+    check(bench, other, "b")
+    assert bench.counts()["usage_ledger"] == 2
+    told = [msgspec.json.decode(frame.partition(b"data: ")[2]) for frame in bench.hub.frames(hit.facts.id)]
+    numbers = [event["sequence_number"] for event in told]
+    assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
+
+
+def test_a_parser_that_raises_ends_its_own_unstored_response_which_is_metered(bench: Bench) -> None:
+    run = bench.begin(store=False)
+    bench.feed(tokens(run, say("told")))
+    bench.recorder.deliver([tokens(run, [BREAK_PARSER])])
+    assert final(bench, run)["status"] == "failed"
+    assert bench.counts()["usage_ledger"] == 1
+    assert bench.recorder.wait_idle(10)
+
+
+def test_an_item_that_postgres_refuses_ends_its_own_response(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hit, other = bench.begin(), bench.begin()
+    bench.feed(tokens(hit, say("bad")), tokens(other, say("good")))
+    stored_item = persist.stored_item
+
+    def named(item: Any) -> NewItem:
+        made = stored_item(item)
+        bad = item.content[0].text == "bad" and item.status == "completed"
+        return NewItem(**{**{name: getattr(made, name) for name in made.__slots__}, "name": "\0" * bad})
+
+    monkeypatch.setattr(persist, "stored_item", named)
+    bench.recorder.deliver([finished(hit), finished(other)])
+    assert final(bench, hit)["status"] == "failed"
+    assert final(bench, hit)["output"][0]["content"][0]["text"] == "bad"
+    check(bench, other, "good")
+
+
+def test_a_response_that_can_in_no_way_be_stored_is_handed_back(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hit, other = bench.begin(), bench.begin()
+    bench.feed(tokens(hit, say("stored")))
+    pack = events.pack
+
+    def refuse(tenant: str, response: UUID, *rest: Any) -> list[events.Chunk]:
+        if response == hit.facts.id:
+            raise ValueError("a mistake of ours")
+        return pack(tenant, response, *rest)
+
+    monkeypatch.setattr(events, "pack", refuse)
+    bench.recorder.deliver([tokens(hit, say(" lost"))])
+    goes_on(bench, other)
+    eventually(lambda: not bench.recorder.holds(hit.facts.id))
+    assert status(bench, hit) == ("in_progress", None, 1)
+    assert text(bench, hit) == "stored"
+    assert all(b"lost" not in frame for frame in bench.hub.frames(hit.facts.id))
+    assert bench.fenced == []
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_a_deleted_row_drops_its_own_run(bench: Bench, ends: bool) -> None:
+    hit, other = bench.begin(), bench.begin()
+    bench.feed(tokens(hit, say("a")), tokens(other, say("a")))
+    with psycopg.connect(bench.database.url, autocommit=True) as connection:
+        connection.execute("delete from responses where id = %s", [hit.facts.id])
+    bench.feed(tokens(hit, say("b")), tokens(other, say("b")))
+    if ends:
+        bench.recorder.deliver([finished(hit), finished(other)])
+    eventually(lambda: not bench.recorder.holds(hit.facts.id))
+    if not ends:
+        bench.recorder.deliver([finished(other)])
+    check(bench, other, "ab")
+    assert bench.stored(hit.facts.id) == []
+    assert bench.cancelled == [hit.facts.id]
+    assert bench.fenced == []
+
+
+@pytest.mark.parametrize("goes", ["on", "to its end"])
+def test_a_run_whose_row_another_replica_took_is_dropped_alone(bench: Bench, goes: str) -> None:
+    """The other has added to the log already, or has not yet."""
+    hit, other = bench.begin(), bench.begin()
+    bench.feed(tokens(hit, say("a")), tokens(other, say("a")))
+    taker = register(bench.database)
+    with bench.database.begin() as connection:
+        connection.exec_driver_sql(
+            "update responses set replica_id = %s, attempt = 2 where id = %s", (taker, hit.facts.id)
+        )
+        after = events.next_seq(connection, TENANT, hit.facts.id)
+        if goes == "on":
+            added = [Event(after, Kind.OUTPUT_TEXT_DELTA, 0, 0, "theirs")]
+            events.append(connection, events.pack(TENANT, hit.facts.id, 2, added, [1]))
+    last = [] if goes == "on" else [finished(hit)]
+    bench.recorder.deliver([tokens(hit, say("ours")), *last, tokens(other, say("b"))])
+    eventually(lambda: not bench.recorder.holds(hit.facts.id))
+    bench.recorder.deliver([finished(other)])
+    assert final(bench, other)["status"] == "completed"
+    assert text(bench, other) == "ab"
+    assert text(bench, hit) == ("atheirs" if goes == "on" else "a")
+    assert status(bench, hit) == ("in_progress", taker, 0)
+    assert all(b"ours" not in frame for frame in bench.hub.frames(hit.facts.id))
+    assert bench.cancelled == [hit.facts.id]
+    assert bench.fenced == []
+
+
+def test_a_recorder_that_stops_leaves_what_is_locked_and_ends_in_good_order(bench: Bench) -> None:
+    hit, other = bench.begin(), bench.begin()
+    bench.feed(tokens(hit, say("a")), tokens(other, say("a")))
+    with locked(bench, hit):
+        bench.recorder.deliver([finished(hit), finished(other)])
+        bench.recorder.stop(1.0)
+    assert whole(bench.stored(other.facts.id))
+    assert status(bench, hit)[0] == "in_progress"
+    assert bench.fenced == []
+
+
+def test_a_recorder_that_stops_stores_what_becomes_free_in_time(bench: Bench) -> None:
+    run = bench.begin()
+    bench.feed(tokens(run, say("a")))
+    with locked(bench, run):
+        bench.recorder.deliver([finished(run)])
+        eventually(lambda: run.facts.id in bench.recorder._suspended)
+    bench.recorder.stop(30.0)
+    check(bench, run, "a")
+
+
+def test_a_database_that_is_away_is_a_trouble_of_the_recorders(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(committer, "_AWAY_SECONDS", 0.2)
+    assert bench.recorder.trouble() is None
+    run = bench.begin()
+    dedicate = Database.dedicate
+    nowhere = Database("postgresql:///?host=/nowhere", pool_size=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(Database, "dedicate", lambda _database, name, **more: dedicate(nowhere, name, **more))
+        bench.recorder.deliver([tokens(run, say("a"))])
+        eventually(lambda: bench.recorder.trouble() == "the database does not take what is recorded")
+    bench.recorder.deliver([finished(run)])
+    check(bench, run, "a")
+    assert bench.recorder.trouble() is None

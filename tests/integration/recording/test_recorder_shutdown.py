@@ -1,0 +1,66 @@
+"""The end of a process: what was delivered is written, and tool calls that are due begin elsewhere."""
+
+import pytest
+
+from server.generation.run import Run
+from server.hosted_tools.mcp.client import McpServers
+from server.hosted_tools.tool_specs import Hosted, Outcome
+from server.prompting.next_turn import Turns
+from server.protocol.ids import new_uuid
+from server.protocol.responses.request import CreateResponse
+from server.recording.run_registry import Called
+from server.store.database import Database
+from server.tool_loop import ToolLoop
+from tests.integration.recording.recorded import finished, recording, tokens
+from tests.support.builders import TENANT, insert_response, make_facts, say
+from tests.unit.server.hosted_tools.test_tool_specs import CITY, call, reading
+
+
+class NoEngine:
+    """No job may reach it."""
+
+    def submit(self, _job: object) -> None:
+        raise AssertionError("a turn begins after the end")
+
+
+def calling(database: Database, replica: object) -> Run:
+    """A run whose first token is a tool call."""
+    response = new_uuid()
+    with database.begin() as connection:
+        insert_response(connection, replica, id=response)  # type: ignore[arg-type]
+    return Run(make_facts(id=response), reading([call()], Hosted([CITY])))
+
+
+@pytest.mark.parametrize("closed_at", ["the call", "the next turn"])
+def test_tools_that_are_closed_before_the_recorder_end_nothing_but_themselves(
+    database_url: str, closed_at: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with recording(database_url) as bench:
+        loop = ToolLoop(NoEngine(), McpServers({}, 1), bench.recorder.deliver)  # type: ignore[arg-type]
+        bench.recorder._on_steps = loop.look
+        run, other = calling(bench.database, bench.replica), bench.begin()
+        loop.expect(
+            Turns(
+                served=None,  # type: ignore[arg-type]  # nothing is prepared
+                tenant=TENANT,
+                request=CreateResponse(model="model", input=""),
+                items=[],
+                response=run.facts.id,
+                seed=1,
+            )
+        )
+        bench.recorder.begin(run)
+        if closed_at == "the call":
+            loop.close()
+        else:
+            monkeypatch.setattr(ToolLoop, "_call", lambda *_arguments: None)  # it never ends by itself
+        bench.feed(tokens(run, [0]), finished(run))
+        loop.close()
+        bench.recorder.deliver([Called(run.facts.id, len(run.output) - 1, Outcome("done"))])
+        bench.recorder.deliver([tokens(other, say("all of it")), finished(other)])
+        bench.recorder.stop()
+        assert bench.fenced == []
+        assert bench.hub.final(other.facts.id)
+        stored = [event.body for event in bench.stored(run.facts.id)]
+        assert any('"mcp_call"' in body and '"done"' in body for body in stored)
+        assert "".join(event.body for event in bench.stored(other.facts.id) if event.kind == 1) == "all of it"

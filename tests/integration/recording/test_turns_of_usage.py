@@ -1,0 +1,71 @@
+"""The usage of each turn of the model, read again from the row of a response."""
+
+import msgspec
+
+from engine.request import Finished, Tokens, Usage
+from server.delivery.response_lists import list_responses
+from server.delivery.stored_responses import find_response
+from server.generation.run import Run
+from server.hosted_tools.tool_specs import Hosted, Outcome
+from server.model_formats.interface import TextDelta
+from server.recording.run_registry import Called, NextTurn
+from server.store.content.list_pages import Filters
+from tests.integration.recording.recorded import Bench
+from tests.support.builders import TENANT
+from tests.unit.server.hosted_tools.test_tool_specs import CITY, call, reading
+
+
+def called_and_answered(bench: Bench) -> Run:
+    """A run that has ended after two turns, a call of a tool between them."""
+    begun = bench.accept()
+    run = Run(begun.facts, reading([call()], Hosted([CITY])))
+    run.begin()  # whose events `accept` has written
+    run.start()
+    bench.recorder.begin(run)
+    response = run.facts.id
+    bench.feed(Tokens(run.job_id, (0,)), Finished(run.job_id, "stop", Usage(5, 2, 7)))
+    bench.feed(Called(response, 1, Outcome("sunny")))
+    job = f"{response.hex}.1"
+    answer = NextTurn(response, reading([[TextDelta("Sunny.")]], Hosted()), 15)
+    bench.recorder.deliver([answer, Tokens(job, (0,)), Finished(job, "stop", Usage(15, 5, 3))])
+    assert b'"completed"' in bench.hub.final(response)
+    return run
+
+
+def listed(bench: Bench) -> list[bytes]:
+    page = list_responses(bench.database, TENANT, Filters(), None, 10, newest_first=True)
+    return [bytes(one) for one in page.data]
+
+
+def execute(bench: Bench, statement: str) -> None:
+    with bench.database.begin() as connection:
+        connection.exec_driver_sql(statement)
+
+
+def test_usage_of_each_turn_is_read_from_the_row_and_not_from_the_stream(bench: Bench) -> None:
+    run = called_and_answered(bench)
+    final = bench.hub.final(run.facts.id)
+    execute(bench, "update response_streams set body = ''")
+    assert listed(bench) == [final]
+    assert msgspec.json.encode(find_response(bench.database, TENANT, run.facts.id)) == final
+    usage = msgspec.json.decode(final)["usage"]
+    assert usage["input_tokens"] == 20
+    assert usage["output_tokens_details"]["tool_output_tokens"] == 3
+
+
+def test_usage_of_each_turn_of_an_older_row_is_read_from_the_last_event(bench: Bench) -> None:
+    run = called_and_answered(bench)
+    execute(bench, "update responses set turns = null")
+    assert listed(bench) == [bench.hub.final(run.facts.id)]
+    execute(bench, "update response_streams set body = ''")
+    (left,) = listed(bench)
+    assert msgspec.json.decode(left)["usage"]["output_tokens_details"]["tool_output_tokens"] == 0
+
+
+def test_row_of_a_response_has_the_tokens_of_its_turns_for_readers_of_sql(bench: Bench) -> None:
+    called_and_answered(bench)
+    with bench.database.begin() as connection:
+        found = connection.exec_driver_sql(
+            "select sum((turn ->> 'input')::int), count(*) from responses, json_array_elements(turns) as turn"
+        ).one()
+    assert tuple(found) == (20, 2)

@@ -1,0 +1,139 @@
+from collections.abc import Iterator
+from uuid import UUID
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from server.protocol.ids import new_uuid
+from server.store.cluster import leases, notifications
+from server.store.cluster.notifications import Hints, Notifier, hint
+from server.store.database import Connection, Database
+from tests.integration.delivery.following import sessions
+from tests.support.builders import examples, kill, register
+from tests.support.eventually import eventually
+
+
+@pytest.fixture
+def notifier(database: Database) -> Iterator[Notifier]:
+    made = Notifier(database)
+    made.start()
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def ear(database: Database) -> Iterator[Connection]:
+    connection = database.dedicate("ear", autocommit=True)
+    notifications.listen(connection)
+    yield connection
+    connection.close()
+
+
+def listen_until(ear: Connection, expected: Hints) -> None:
+    heard = Hints()
+
+    def all_heard() -> bool:
+        heard.add(notifications.heard(ear))
+        return heard == expected
+
+    eventually(all_heard)
+
+
+@given(st.sets(st.uuids(), max_size=3), st.booleans(), st.sets(st.uuids(), max_size=3))
+@examples(50)
+def test_hints_are_read_as_they_were_written(responses: set[UUID], queue: bool, cancels: set[UUID]) -> None:
+    given = Hints({hint(response) for response in responses}, queue, cancels)
+    read = Hints()
+    for channel, payload in given.written():
+        read.read(channel, payload)
+    assert read == given
+    assert bool(given) == bool(given.written())
+
+
+def test_hints_of_thousands_of_responses_fit_into_what_postgres_takes(
+    notifier: Notifier, ear: Connection
+) -> None:
+    responses = [new_uuid() for _ in range(5000)]
+    given = Hints(set(map(hint, responses)), queue=True, cancels=set(responses))
+    assert max(len(payload) for _, payload in given.written()) < 7900
+    notifier.events(responses)
+    notifier.queue()
+    for response in responses:
+        notifier.cancel(response)
+    listen_until(ear, given)
+
+
+def test_nothing_is_said_while_nobody_else_is_alive(
+    database: Database, database_url: str, notifier: Notifier, ear: Connection
+) -> None:
+    response, later = new_uuid(), new_uuid()
+    notifier.others_alive = False
+    notifier.events([response])
+    notifier.queue()
+    notifier.cancel(response)
+    notifier.others_alive = True
+    notifier.events([later])
+    listen_until(ear, Hints({hint(later)}))
+
+
+def test_a_muted_notifier_says_nothing(database: Database, database_url: str) -> None:
+    notifier = Notifier(database, muted=True)
+    notifier.start()
+    notifier.queue()
+    notifier.stop()
+    assert sessions(database_url, "notifier") == 0
+
+
+def test_what_could_not_be_said_is_said_later_and_logged_once(
+    database: Database,
+    notifier: Notifier,
+    ear: Connection,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    database_url: str,
+) -> None:
+    monkeypatch.setattr(notifications, "_RETRY_SECONDS", 0.0)
+    first, second = new_uuid(), new_uuid()
+    notifier.events([first])
+    listen_until(ear, Hints({hint(first)}))
+    fails = iter([True, True, True])
+    say = notifications.say
+
+    def sometimes(connection: Connection, hints: Hints) -> None:
+        if next(fails, False):
+            sessions(database_url, "notifier", ended=True)
+        say(connection, hints)
+
+    monkeypatch.setattr(notifications, "say", sometimes)
+    notifier.events([second])
+    listen_until(ear, Hints({hint(second)}))
+    assert [record.levelname for record in caplog.records if record.name == "holdfast.notify"] == ["WARNING"]
+
+
+def test_its_commits_do_not_wait_for_the_disk_even_when_all_others_do(database_url: str) -> None:
+    database = Database(database_url, pool_size=1, strict=True)
+    notifier = Notifier(database)
+    try:
+        connection = notifier._connect()
+        setting = connection.exec_driver_sql("show synchronous_commit").scalar()
+        assert setting == "off"
+    finally:
+        notifier._disconnect()
+        database.close()
+
+
+def test_others_are_alive_as_long_as_one_of_them_is(database: Database) -> None:
+    def alone() -> bool:
+        with database.begin() as connection:
+            return not leases.heartbeats(connection, me)
+
+    me = register(database)
+    assert alone()
+    one, two = register(database), register(database)
+    assert not alone()
+    kill(database, one)
+    assert not alone()
+    with database.begin() as connection:
+        leases.stop(connection, two)
+    assert alone()

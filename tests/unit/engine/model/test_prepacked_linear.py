@@ -1,0 +1,109 @@
+"""Layers whose weights are arranged for the processor compute what they did, and models do with them."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM
+
+import engine.model.prepacked_linear
+from engine.lora.adapter_weights import sizes_of
+from engine.model.prepacked_linear import FEW, SMALLEST, WIDE, ArrangedLinear, arrange_weights
+from tests.support.engines import make_job, make_prompt, save_random_model, start_model
+from tests.unit.engine.model.test_architectures import generate
+
+INPUTS = 128
+OUTPUTS = WIDE * INPUTS
+HAS_BFLOAT16: bool = torch.ops.mkldnn._is_mkldnn_bf16_supported()
+"""Whether oneDNN computes bfloat16 on this processor; without, it does not prepack such weights either."""
+with_bfloat16 = pytest.mark.skipif(not HAS_BFLOAT16, reason="oneDNN has no bfloat16 on this processor")
+
+
+def plain(inputs: int, outputs: int, dtype: torch.dtype, *, bias: bool = False) -> nn.Linear:
+    torch.manual_seed(3)
+    return nn.Linear(inputs, outputs, bias=bias, dtype=dtype).requires_grad_(False)
+
+
+@pytest.mark.parametrize("rows", [1, FEW, FEW + 1, 70])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize(
+    ("dtype", "near"),
+    [
+        pytest.param(torch.float32, 1e-5, id="float32"),
+        pytest.param(torch.bfloat16, 2e-2, id="bfloat16", marks=with_bfloat16),
+    ],
+)
+def test_a_layer_computes_what_it_was_made_of(dtype: torch.dtype, near: float, bias: bool, rows: int) -> None:
+    layer = plain(INPUTS, OUTPUTS, dtype, bias=bias)
+    hidden = torch.randn(1, rows, INPUTS, dtype=dtype)
+    torch.testing.assert_close(ArrangedLinear(layer)(hidden), layer(hidden), atol=near, rtol=near)
+
+
+@with_bfloat16
+def test_arranged_weights_give_no_wrong_numbers_to_who_reads_them_by_himself() -> None:
+    layer = ArrangedLinear(plain(INPUTS, OUTPUTS, torch.bfloat16))
+    assert (layer.weight.dtype, layer.weight.numel()) == (torch.bfloat16, INPUTS * OUTPUTS)
+    with pytest.raises(NotImplementedError):
+        nn.functional.linear(torch.randn(1, INPUTS, dtype=torch.bfloat16), layer.weight)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=with_bfloat16)], ids=str)
+def test_an_adapter_may_be_for_an_arranged_layer(dtype: torch.dtype) -> None:
+    layer = plain(INPUTS, OUTPUTS, dtype)
+    assert sizes_of(ArrangedLinear(layer)) == sizes_of(layer) == (INPUTS, OUTPUTS)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "dtype", "gains"),
+    [
+        (INPUTS, OUTPUTS, torch.float32, True),
+        (INPUTS, OUTPUTS - 1, torch.float32, False),
+        (INPUTS, SMALLEST // INPUTS, torch.bfloat16, HAS_BFLOAT16),
+        (INPUTS, SMALLEST // INPUTS - 1, torch.bfloat16, False),
+        (INPUTS, OUTPUTS, torch.float64, False),
+    ],
+)
+def test_only_layers_that_gain_are_arranged(
+    inputs: int, outputs: int, dtype: torch.dtype, gains: bool
+) -> None:
+    network: Any = nn.ModuleDict({"a": plain(inputs, outputs, dtype)})
+    network["b"] = network["a"]
+    arrange_weights(network)
+    assert isinstance(network["a"], ArrangedLinear) == gains
+    assert network["b"] is network["a"]
+
+
+def test_bfloat16_layers_stay_plain_and_generate_where_onednn_has_no_bfloat16(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
+    monkeypatch.setattr(engine.model.prepacked_linear, "SMALLEST", 1)
+    bench = start_model(save_random_model("Qwen3Config"), dtype="bfloat16")
+    executor: Any = bench.engine._executor
+    linear = [module for module in executor._network.modules() if isinstance(module, nn.Linear)]
+    assert {(type(layer), layer.weight.dtype) for layer in linear} == {(nn.Linear, torch.bfloat16)}
+    (outcome,) = bench.run(make_job("a", make_prompt(29, 1), 14))
+    assert len(outcome.tokens) == 14
+    bench.engine.close(drain=True)
+
+
+@pytest.mark.parametrize("config", ["Qwen3Config", "Gemma2Config", "GPT2Config", "GptOssConfig"])
+def test_greedy_tokens_equal_those_of_generate_when_all_layers_are_arranged(
+    config: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine.model.prepacked_linear, "SMALLEST", 1)
+    monkeypatch.setattr(engine.model.prepacked_linear, "WIDE", 0)
+    monkeypatch.setattr(engine.model.prepacked_linear, "FEW", 0)
+    model = save_random_model(config)
+    reference: Any = AutoModelForCausalLM.from_pretrained(
+        model, dtype=torch.float32, attn_implementation="eager"
+    )
+    bench = start_model(model)
+    executor: Any = bench.engine._executor
+    assert any(isinstance(module, ArrangedLinear) for module in executor._network.modules())
+    prompts = [make_prompt(length, length) for length in (5, 29, 50)]
+    outcomes = bench.run(*(make_job(str(n), p, 14) for n, p in enumerate(prompts)))
+    for prompt, outcome in zip(prompts, outcomes, strict=True):
+        assert outcome.tokens == generate(reference, prompt, 14)
+    bench.engine.close(drain=True)

@@ -1,0 +1,178 @@
+"""What is committed while a reader comes reaches that reader, although nothing follows it for long."""
+
+import asyncio
+import threading
+from types import SimpleNamespace
+from typing import Any, cast
+from uuid import UUID, uuid4
+
+import pytest
+from starlette.requests import Request
+
+from server.admission import admit
+from server.admission.admit import Admission
+from server.delivery.hub import Hub, Published
+from server.http.asgi import event_stream
+from server.http.asgi.event_stream import KEEP_ALIVE_LINE, Stored
+from server.http.authentication import Caller
+from server.http.handlers import responses
+from server.protocol.ids import response_id
+from server.store.database import DatabaseError
+from tests.unit.server.http.asgi.asgi_messages import PATIENCE_S, Client, inline, now, run
+from tests.unit.server.http.asgi.test_event_stream import Stream, deferred
+
+FRAMES = [b"event: e%d\ndata: {}\n\n" % n for n in range(6)]
+TENANT = "default"
+
+
+@pytest.fixture(autouse=True)
+def on_the_virtual_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(event_stream, "store_reads", lambda _scope: inline)
+
+
+def publish(hub: Hub, loop: asyncio.AbstractEventLoop, published: Published) -> None:
+    """From another thread than the loop's; returns when it has reached the channels that there are."""
+    delivered = threading.Event()
+    hub.publish([published])
+    loop.call_soon_threadsafe(delivered.set)
+    assert delivered.wait(PATIENCE_S)
+
+
+class Store:
+    """A running response's frames, and readers of it."""
+
+    def __init__(self, hub: Hub, response: UUID, frames: list[bytes]) -> None:
+        self.hub, self.response, self.frames = hub, response, list(frames)
+        self.loop = asyncio.get_running_loop()
+        self.reads = 0
+        self.commit_after_read: list[bytes] = []
+
+    def commit(self, *frames: bytes) -> None:
+        published = Published(self.response, len(self.frames), frames, None)
+        self.frames += frames
+        publish(self.hub, self.loop, published)
+
+    def find(self, first: int) -> Stored:
+        found = self.frames[first:]
+        self.reads += 1
+        if self.commit_after_read:
+            self.commit(self.commit_after_read.pop(0))
+        return Stored(found, ended=False)
+
+
+def retrieve(store: Store, monkeypatch: pytest.MonkeyPatch) -> event_stream.Answer:
+    """A stream of the response from its beginning, as a GET asks for it."""
+    reader = SimpleNamespace(find=store.find, read=store.find, ended=False, background=True)
+    monkeypatch.setattr(responses, "StreamReader", lambda *_: reader)
+    config = SimpleNamespace(keep_alive_seconds=1000.0, send_seconds=30.0, event_names="openai")
+    services = SimpleNamespace(hub=store.hub, config=config, database=None)
+    name = response_id(store.response)
+    scope = {
+        "type": "http",
+        "method": "GET",
+        "path": "/",
+        "headers": [],
+        "query_string": b"stream=true",
+        "path_params": {"response_id": name},
+        "state": {"request_id": "req_1"},
+    }
+    request = Request(scope)
+    return responses.retrieve(cast("Any", services), Caller(TENANT, None), request, b"")
+
+
+@pytest.mark.parametrize("commits", [1, 2])
+def test_frame_that_is_committed_between_reading_and_watching_is_sent(
+    monkeypatch: pytest.MonkeyPatch, commits: int
+) -> None:
+    async def main() -> bytes:
+        store = Store(Hub(asyncio.get_running_loop()), uuid4(), FRAMES[:2])
+        store.commit_after_read = FRAMES[2 : 2 + commits]
+        client = Client()
+        task = client.ask(await asyncio.to_thread(retrieve, store, monkeypatch))
+        await asyncio.sleep(100)
+        client.leave()
+        await task
+        return client.body.replace(KEEP_ALIVE_LINE, b"")
+
+    assert run(main) == b"".join(FRAMES[: 2 + commits])
+
+
+def test_reader_of_a_response_at_rest_asks_the_store_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> tuple[bytes, int]:
+        store = Store(Hub(asyncio.get_running_loop()), uuid4(), FRAMES[:2])
+        client = Client()
+        task = client.ask(await asyncio.to_thread(retrieve, store, monkeypatch))
+        await asyncio.sleep(100)
+        await asyncio.to_thread(store.commit, *FRAMES[2:4])
+        await asyncio.sleep(100)
+        client.leave()
+        await task
+        return client.body.replace(KEEP_ALIVE_LINE, b""), store.reads
+
+    assert run(main) == (b"".join(FRAMES[:4]), 2)
+
+
+def test_frames_of_who_claims_a_new_response_at_once_are_not_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> list[bytes] | None:
+        loop = asyncio.get_running_loop()
+        hub, response = Hub(loop), uuid4()
+        facts = SimpleNamespace(id=response, tenant=TENANT)
+        claimed = Published(response, 2, (FRAMES[2],), None)
+
+        def accept(_new: object) -> list[Any]:
+            publish(hub, loop, claimed)  # another thread claims it as soon as it is committed
+            return [(SimpleNamespace(facts=facts), ["created", "queued"])]
+
+        monkeypatch.setattr(admit, "frames", lambda _id, _events: tuple(FRAMES[:2]))
+        admission = object.__new__(Admission)
+        vars(admission).update(_hub=hub, _accept=accept, _on_queued=lambda: None)
+        echo = SimpleNamespace(store=True, background=True)
+        caller, prepared = Caller(TENANT, None), SimpleNamespace(echo=echo)
+        new = SimpleNamespace(caller=caller, response=response, prepared=prepared)
+        (admitted,) = await asyncio.to_thread(admission._begin, [cast("Any", new)])
+        await asyncio.sleep(1)
+        return admitted.channel.after(2)
+
+    assert run(main) == [FRAMES[2]]
+
+
+@pytest.mark.parametrize("found", [[b'{"id":1}'], []])
+def test_a_deferred_answer_comes_though_nobody_tells_of_the_end(found: list[bytes]) -> None:
+    async def main() -> tuple[Client, float, int]:
+        looks = 0
+
+        def look() -> list[bytes] | None:
+            nonlocal looks
+            looks += 1
+            if looks == 1:
+                raise DatabaseError
+            return found if looks == 3 else None
+
+        stream = Stream()
+        client = Client()
+        await client.ask(deferred(stream, look=look))
+        return client, now(), looks
+
+    client, at, looks = run(main)
+    assert (client.body, at, looks) == (found[0] if found else b"as it stands", 6, 3)
+
+
+def test_a_deferred_answer_asks_the_store_in_silence_only() -> None:
+    async def main() -> int:
+        looks = 0
+
+        def look() -> None:
+            nonlocal looks
+            looks += 1
+
+        stream = Stream()
+        client = Client()
+        task = client.ask(deferred(stream, look=look))
+        for frame in FRAMES[:9]:
+            await asyncio.sleep(1)
+            stream.add(frame)
+        stream.add(end=True)
+        await task
+        return looks
+
+    assert run(main) == 0

@@ -1,0 +1,300 @@
+import asyncio
+import json
+from collections.abc import Callable, Iterator
+from threading import Event
+from typing import Any
+
+import pytest
+from starlette.requests import HTTPConnection, Request
+from starlette.responses import Response
+
+from server.errors import InvalidRequest, NotAuthenticated
+from server.http.asgi import thread_pools as threads
+from server.http.asgi.endpoint import Door, Endpoint, OpenEndpoint
+from server.http.asgi.event_stream import Answer
+from server.http.asgi.request_body import Lingering
+from server.http.asgi.thread_pools import Lane, ThreadClass, thread_classes
+from server.limits.concurrency import SharedLimit
+from server.protocol.errors import DecodeFailure
+from tests.support.server_process import PATIENCE_S
+from tests.unit.server.http.asgi.asgi_messages import Client, inline, now, run
+
+LIMIT = 100
+
+
+@pytest.fixture(autouse=True)
+def on_the_virtual_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "run_in_thread", inline)
+
+
+class Handler:
+    def __init__(self, error: Exception | None = None) -> None:
+        self.bodies: list[bytes] = []
+        self._error = error
+
+    def __call__(self, request: Request, body: bytes) -> Response:
+        self.bodies.append(body)
+        if self._error is not None:
+            raise self._error
+        return Response(b"fine", headers={"x-request-id": request.state.request_id})
+
+
+def door(
+    *,
+    identify: Callable[[HTTPConnection], str] = lambda _request: "acme",
+    bodies: SharedLimit | None = None,
+    requests: SharedLimit | None = None,
+) -> Door[str]:
+    return Door(
+        expect=lambda _request: Lane("acme"),
+        identify=identify,
+        lane=Lane,
+        threads=thread_classes(5),
+        requests=requests or SharedLimit("requests", total=10, per_tenant=10),
+        bodies=bodies or SharedLimit("bytes", total=1000, per_tenant=1000),
+        lingering=Lingering(),
+    )
+
+
+def endpoint(
+    handler: Callable[[Request, bytes], Answer],
+    at: Door[str] | None = None,
+    threads: ThreadClass | None = None,
+) -> Endpoint[str]:
+    at = at or door()
+    return Endpoint(
+        lambda request, _caller, body: handler(request, body),
+        at,
+        at.threads.write,
+        max_body=LIMIT,
+        body_seconds=30.0,
+    )
+
+
+def exchange(
+    *body: bytes, headers: dict[str, str] | None = None, error: Exception | None = None
+) -> tuple[Client, Handler]:
+    async def main() -> tuple[Client, Handler]:
+        client, handler = Client(*body, headers=headers), Handler(error)
+        await client.ask(endpoint(handler))
+        return client, handler
+
+    return run(main)
+
+
+def error_of(client: Client) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(client.body)["error"]
+    return found
+
+
+def test_a_handler_gets_the_whole_body() -> None:
+    client, handler = exchange(b"a" * 60, b"", b"b" * 40)
+    assert handler.bodies == [b"a" * 60 + b"b" * 40]
+    assert (client.status, client.body) == (200, b"fine")
+    assert client.headers["x-request-id"].startswith("req_")
+
+
+@pytest.mark.parametrize("headers", [None, {"content-length": "101"}, {"content-length": "nonsense"}])
+def test_a_body_over_the_limit_is_read_and_refused(headers: dict[str, str] | None) -> None:
+    client, handler = exchange(b"a" * 60, b"b" * 41, headers=headers)
+    assert handler.bodies == []
+    assert client.received == 2
+    assert (client.status, error_of(client)["code"]) == (413, "request_too_large")
+
+
+def test_a_body_that_says_it_is_far_over_the_limit_is_not_read() -> None:
+    client, handler = exchange(b"a" * 60, headers={"content-length": "10000"})
+    assert (client.status, client.received_before_answer, handler.bodies) == (413, 0, [])
+
+
+def test_a_body_that_goes_far_over_the_limit_is_not_read_to_its_end() -> None:
+    client, handler = exchange(*[b"a" * 90] * 50)
+    assert (client.status, handler.bodies) == (413, [])
+    assert client.received_before_answer < 12
+
+
+@pytest.mark.parametrize("length", ["²", "9" * 6000, "-1", "1e3", ""])
+def test_a_content_length_of_any_kind_does_no_harm(length: str) -> None:
+    client, _ = exchange(b"a", headers={"content-length": length})
+    assert client.status in (200, 413)
+
+
+def test_a_body_that_does_not_come_is_waited_for_and_refused() -> None:
+    client, _ = exchange(headers={"content-length": "1"})
+    assert (client.status, error_of(client)["code"], client.times[0]) == (408, "request_timeout", 30.0)
+
+
+def test_a_client_that_leaves_before_its_body_is_whole_is_not_answered() -> None:
+    async def main() -> tuple[Client, Handler]:
+        client, handler = Client(), Handler()
+        half = {"type": "http.request", "body": b"half", "more_body": True}
+        messages: Iterator[dict[str, Any]] = iter([half, {"type": "http.disconnect"}])
+
+        async def receive() -> dict[str, Any]:
+            return next(messages)
+
+        await endpoint(handler)(client.scope, receive, client.send)
+        return client, handler
+
+    client, handler = run(main)
+    assert (client.sent, handler.bodies) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "code"),
+    [
+        (InvalidRequest("No.", param="p", code="c"), 400, "c"),
+        (DecodeFailure("No.", "p", "c"), 400, "c"),
+        (RuntimeError("secret at 0x7f"), 500, "internal_error"),
+    ],
+)
+def test_whatever_a_handler_raises_is_an_error_object(error: Exception, status: int, code: str) -> None:
+    client, _ = exchange(b"", error=error)
+    assert (client.status, error_of(client)["code"]) == (status, code)
+    assert set(error_of(client)) == {"message", "type", "param", "code"}
+    assert b"secret" not in client.body
+    assert client.headers["x-request-id"].startswith("req_")
+
+
+def test_handlers_do_not_run_on_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+
+    def handle(_request: Request, _body: bytes) -> Response:
+        with pytest.raises(RuntimeError):
+            asyncio.get_running_loop()
+        return Response(b"fine")
+
+    async def main() -> Client:
+        client = Client(b"")
+        await client.ask(endpoint(handle))
+        return client
+
+    assert asyncio.run(main()).body == b"fine"
+
+
+def stranger(_request: HTTPConnection) -> str:
+    raise NotAuthenticated("Who?")
+
+
+def test_who_has_no_key_is_refused_before_its_body_is_read_and_hears_it() -> None:
+    async def main() -> tuple[Client, Handler, SharedLimit]:
+        bodies = SharedLimit("bytes", total=1000, per_tenant=1000)
+        client, handler = Client(*[b"a" * 50] * 3, headers={"content-length": "150"}), Handler()
+        await client.ask(endpoint(handler, door(identify=stranger, bodies=bodies)))
+        return client, handler, bodies
+
+    client, handler, bodies = run(main)
+    assert (client.status, client.received_before_answer, handler.bodies) == (401, 0, [])
+    assert client.ended
+    assert client.received == 3, "the rest was read and dropped, so that the answer is not destroyed"
+    assert client.headers["connection"] == "close"
+    assert bodies.used() == 0
+
+
+def test_a_refused_client_that_goes_on_sending_is_left_after_a_while() -> None:
+    client, _ = exchange_at(door(identify=stranger), headers={"content-length": "150"})
+    assert (client.status, client.ended, client.times[-1]) == (401, True, 2.0)
+
+
+def exchange_at(at: Door[str], *body: bytes, headers: dict[str, str] | None = None) -> tuple[Client, Handler]:
+    async def main() -> tuple[Client, Handler]:
+        client, handler = Client(*body, headers=headers), Handler()
+        await client.ask(endpoint(handler, at))
+        return client, handler
+
+    return run(main)
+
+
+@pytest.mark.parametrize(
+    ("total", "of_tenant", "of_others", "status"),
+    [(1000, 50, 0, 429), (100, 60, 50, 503), (1000, 60, 0, 200)],
+)
+def test_the_length_that_a_body_declares_counts_before_any_of_it_is_read(
+    total: int, of_tenant: int, of_others: int, status: int
+) -> None:
+    bodies = SharedLimit("bytes", total=total, per_tenant=of_tenant)
+    bodies.acquire("other", of_others)
+    client, _ = exchange_at(door(bodies=bodies), b"a" * 60, headers={"content-length": "60"})
+    assert client.status == status
+    assert client.received_before_answer == (1 if status == 200 else 0)
+    assert bodies.used("acme") == 0
+
+
+def test_a_body_without_a_length_counts_as_it_arrives() -> None:
+    bodies = SharedLimit("bytes", total=1000, per_tenant=50)
+    client, handler = exchange_at(
+        door(bodies=bodies), *[b"a" * 20] * 5, headers={"transfer-encoding": "chunked"}
+    )
+    assert (client.status, client.received_before_answer, handler.bodies) == (429, 3, [])
+    assert bodies.used() == 0
+
+
+def test_a_tenant_with_as_many_requests_as_it_may_have_is_told_to_come_back() -> None:
+    requests = SharedLimit("requests in progress", total=10, per_tenant=1)
+    requests.acquire("acme")
+    client, handler = exchange_at(door(requests=requests), b"")
+    assert (client.status, client.headers["retry-after"], handler.bodies) == (429, "1", [])
+    requests.release("acme")
+    client, _ = exchange_at(door(requests=requests), b"")
+    assert client.status == 200
+    assert requests.used() == 0
+
+
+def test_a_request_that_is_given_up_with_the_process_gets_an_error_object() -> None:
+    class Endless:
+        async def __call__(self, scope: object, receive: object, send: object) -> None:  # noqa: ARG002
+            await asyncio.Event().wait()
+
+    async def main() -> Client:
+        client = Client(b"")
+        asked = client.ask(endpoint(lambda _request, _body: Endless()))
+        await asyncio.sleep(1)
+        asked.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asked
+        return client
+
+    client = run(main)
+    assert (client.status, error_of(client)["code"], client.ended) == (503, "overloaded", True)
+
+
+def test_however_many_ask_one_call_at_a_time_answers_everybody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    calls: list[int] = []
+    over = Event()
+
+    def look(_request: Request) -> Response:
+        calls.append(1)
+        over.wait(PATIENCE_S)
+        return Response(b"ready")
+
+    async def main() -> list[Client]:
+        app = OpenEndpoint(look, ThreadClass(1), Lingering())
+        clients = [Client(b"") for _ in range(100)]
+        asked = [client.ask(app) for client in clients]
+        await asyncio.sleep(0)
+        over.set()
+        await asyncio.gather(*asked)
+        return clients
+
+    clients = asyncio.run(main())
+    assert len(calls) == 1
+    assert {(client.status, client.body) for client in clients} == {(200, b"ready")}
+    assert len({client.headers["x-request-id"] for client in clients}) == 100
+
+
+def test_what_is_answered_to_everybody_is_looked_up_again_after_a_second() -> None:
+    calls: list[float] = []
+
+    def look(_request: Request) -> Response:
+        calls.append(now())
+        return Response(b"ready")
+
+    async def main() -> None:
+        app = OpenEndpoint(look, ThreadClass(1), Lingering())
+        for _ in range(30):
+            await Client(b"").ask(app)
+            await asyncio.sleep(0.1)
+
+    run(main)
+    assert len(calls) == 3
