@@ -18,6 +18,7 @@ from pydantic import TypeAdapter
 from bench.rounds import divide, take_times, tell
 from engine.request import Deliver, Engine
 from server.admission.admit import Admission
+from server.caller import Caller
 from server.configuration.settings import Config
 from server.configuration.shipped_files import demo_model_folder
 from server.delivery.abandonment import Unread
@@ -26,7 +27,6 @@ from server.embedded_postgres.embedded_server import EmbeddedPostgres
 from server.generation.event_emitter import Emitter
 from server.hosted_tools.mcp.client import McpServers
 from server.hosted_tools.mcp.registered_servers import Registered
-from server.http.authentication import Caller
 from server.input_resolution.resolve_input import read_given
 from server.model_formats.interface import (
     CallDelta,

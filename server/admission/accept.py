@@ -8,13 +8,14 @@ from uuid import UUID
 import msgspec
 
 from server.admission.idempotency import Repeatable
+from server.caller import Caller
 from server.compaction.inline import first_reading
 from server.configuration.settings import Config
 from server.crashpoints import crashpoint
 from server.generation.run import Run, RunFacts
-from server.http.authentication import Caller
 from server.input_resolution import resolve_input
 from server.input_resolution.conversations import hold
+from server.input_resolution.history import stored_item
 from server.input_resolution.resolve_input import Context
 from server.limits.background_queue import QueueLimits
 from server.prompting.next_turn import Turns
@@ -23,7 +24,6 @@ from server.protocol.completions.shared_parameters import ChoiceRequest
 from server.protocol.responses.events import Event
 from server.protocol.responses.request import CreateResponse
 from server.recording.expiry import lifetime
-from server.recording.persist import stored_item
 from server.store.content import idempotency_keys, responses
 from server.store.content.responses import NewResponse
 from server.store.database import Connection, clock

@@ -17,18 +17,16 @@ from server.admission.accept import Acceptance, Begun, ConversationChanged, KeyT
 from server.admission.chat_choices import another_choice, context_of, has_prompt_of, seed_of
 from server.admission.generation_config import with_generation_config
 from server.admission.idempotency import Admitted, Repeatable, sent_before
-from server.admission.unsupported_parameters import refuse_unserved
+from server.caller import Caller
 from server.compaction.inline import prepare_first
 from server.configuration.settings import Config
 from server.crashpoints import crashpoint
 from server.delivery.abandonment import Unread
-from server.delivery.event_frames import frames
+from server.delivery.event_frames import FramePage, frames
 from server.delivery.hub import Channel, Hub, Published
 from server.errors import ApiError, Conflict, ConversationLocked, Overloaded, StorageFull
 from server.generation.run import Run
 from server.hosted_tools.discovery import list_tools
-from server.http.asgi.event_stream import Stored
-from server.http.authentication import Caller
 from server.input_resolution import resolve_input
 from server.input_resolution.history import HistoryReads, TenantReads
 from server.input_resolution.prompt_templates import read_request
@@ -38,6 +36,7 @@ from server.limits.storage_quota import StorageQuota
 from server.prompting.engine_refusals import refusal
 from server.prompting.next_turn import Turns
 from server.prompting.prepare import Served, check, prepare
+from server.prompting.unsupported_parameters import refuse_unserved
 from server.protocol.ids import choice_id, new_uuid
 from server.protocol.responses.events import Event
 from server.protocol.responses.input import Given
@@ -286,7 +285,7 @@ class Admission:
 
     def _watch(self, run: Run, begun: Sequence[Event], channel: Channel) -> Admitted:
         self._hub.begin_at(channel, len(begun))
-        return Admitted(run.facts.id, channel, begun=Stored(frames(run.facts.id, begun), ended=False))
+        return Admitted(run.facts.id, channel, begun=FramePage(frames(run.facts.id, begun), ended=False))
 
     def _begin_reserved(self, prepared: Sequence[NewRun]) -> list[Begun]:
         """Begins responses that run here, once there is room for all of them.

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from functools import partial
 from uuid import UUID
 
+from server.caller import Caller
+from server.delivery.event_frames import FramePage
 from server.delivery.hub import Channel, Hub
 from server.errors import Conflict, InvalidRequest
-from server.http.asgi.event_stream import Stored
-from server.http.authentication import Caller
 from server.protocol.ids import choice_id
 from server.protocol.responses.items import Item
 from server.store.content import idempotency_keys, responses
@@ -34,7 +34,7 @@ class Admitted:
     """Where its frames come out."""
     items: Sequence[Item] = ()
     """What the model reads, of a response that begins here."""
-    begun: Stored | None = None
+    begun: FramePage | None = None
     """Its first frames, of one that waits for its turn."""
 
 

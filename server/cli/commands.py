@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 
+from server.caller import DEFAULT_TENANT
 from server.cli import prompts
 from server.cli import purge as purge_command
 from server.cli.audit import add_arguments, audit
@@ -17,7 +18,7 @@ from server.configuration.settings import Config
 from server.embedded_postgres.account import EmbeddedError
 from server.embedded_postgres.binaries import psql_command
 from server.errors import ConfigError
-from server.http.authentication import DEFAULT_TENANT, make_key
+from server.http.authentication import make_key
 from server.process import interrupts
 from server.process.interrupts import INTERRUPTED
 from server.process.open_database import OpenDatabase

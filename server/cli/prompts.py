@@ -6,8 +6,8 @@ from pathlib import Path
 
 import msgspec
 
+from server.caller import DEFAULT_TENANT
 from server.errors import ConfigError
-from server.http.authentication import DEFAULT_TENANT
 from server.input_resolution.prompt_templates import MOST_DIGITS
 from server.protocol.errors import DecodeFailure
 from server.protocol.responses.prompt_templates import read_template

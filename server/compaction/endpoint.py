@@ -12,7 +12,6 @@ from uuid import UUID
 
 import msgspec
 
-from server.admission.unsupported_parameters import refuse_unserved
 from server.compaction.retained_items import kept_messages, pending_calls
 from server.compaction.summary import KEPT_SHARE, Summary
 from server.compaction.transcript import transcript
@@ -21,6 +20,7 @@ from server.input_resolution import resolve_input
 from server.input_resolution.history import HistoryReads, TenantReads
 from server.input_resolution.mcp_approvals import taken_over
 from server.prompting.prepare import Served
+from server.prompting.unsupported_parameters import refuse_unserved
 from server.protocol import ids
 from server.protocol.responses.items import Compaction, Item, Message, plain_text
 from server.protocol.responses.request import CreateResponse

@@ -32,7 +32,7 @@ from server.protocol.completions.chat import (
     ToolCall,
 )
 from server.protocol.completions.chat_messages import echo_of, role_of_answer
-from server.protocol.completions.shared_parameters import ChoiceRequest, Usage
+from server.protocol.completions.shared_parameters import ChoiceRequest, CompletionUsage
 from server.protocol.responses.input import Given
 
 
@@ -206,7 +206,7 @@ class ChunkStream:
     def _frame(
         self,
         choices: list[ChunkChoice],
-        usage: Usage | None = None,
+        usage: CompletionUsage | None = None,
         prompt: list[int] | msgspec.UnsetType = UNSET,
     ) -> bytes:
         chunk = Chunk(

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from server.protocol.completions.shared_parameters import Usage, whole_usage
+from server.protocol.completions.shared_parameters import CompletionUsage, whole_usage
 
 _encode = msgspec.json.Encoder().encode
 
@@ -16,7 +16,7 @@ _encode = msgspec.json.Encoder().encode
 class TokensSoFar:
     """Those of one choice, as its stream has told them."""
 
-    usage: Usage = Usage(0, 0, 0)
+    usage: CompletionUsage = CompletionUsage(0, 0, 0)
     _prompt: list[int] | None = None
     _came: list[int] = field(default_factory=list)
 
@@ -25,11 +25,11 @@ class TokensSoFar:
         ids, before = event["token_ids"], self.usage
         if event["side"] == "prompt":
             self._prompt = ids
-            self.usage = Usage(len(ids), 0, len(ids))
+            self.usage = CompletionUsage(len(ids), 0, len(ids))
         else:
             self._came += ids
             output = before.completion_tokens + len(ids)
-            self.usage = Usage(before.prompt_tokens, output, before.prompt_tokens + output)
+            self.usage = CompletionUsage(before.prompt_tokens, output, before.prompt_tokens + output)
 
     def told(self) -> tuple[list[int] | UnsetType, list[int]]:
         """What was not asked for yet: of the prompt, and of the answer."""
@@ -65,7 +65,7 @@ def tokens_told(final: dict[str, Any], name: str) -> list[int]:
     return [token for message in final[name] for token in message["tokens"]]
 
 
-def total_usage(finals: Sequence[dict[str, Any]]) -> Usage:
+def total_usage(finals: Sequence[dict[str, Any]]) -> CompletionUsage:
     """The prompt is one for all choices; what they say is added up."""
     told = [final["usage"] for final in finals if final["usage"]]
     prompt = max((usage["input_tokens"] for usage in told), default=0)

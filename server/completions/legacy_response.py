@@ -28,7 +28,7 @@ from server.protocol.completions.legacy import (
     TextFinish,
     TextRequest,
 )
-from server.protocol.completions.shared_parameters import Usage, whole_usage
+from server.protocol.completions.shared_parameters import CompletionUsage, whole_usage
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +161,7 @@ def legacy(told: Sequence[_Told], offset: int) -> LegacyLogprobs:
     )
 
 
-def _sum(usages: Iterable[Usage]) -> Usage:
+def _sum(usages: Iterable[CompletionUsage]) -> CompletionUsage:
     """Of several prompts."""
     told = list(usages)
     return whole_usage(
@@ -172,7 +172,7 @@ def _sum(usages: Iterable[Usage]) -> Usage:
     )
 
 
-def _cached(usage: Usage) -> int:
+def _cached(usage: CompletionUsage) -> int:
     return usage.prompt_tokens_details["cached_tokens"] if usage.prompt_tokens_details else 0
 
 
@@ -235,7 +235,7 @@ class TextStream:
         state.length += len(text)
         return self._frame([choice], state.tokens.usage if telling.usage_so_far else None)
 
-    def _frame(self, choices: list[TextChoice], usage: Usage | msgspec.UnsetType | None) -> bytes:
+    def _frame(self, choices: list[TextChoice], usage: CompletionUsage | msgspec.UnsetType | None) -> bytes:
         chunk = TextCompletion(
             id=self._telling.id,
             created=self._telling.created,

@@ -2,6 +2,9 @@
 
 from pathlib import Path
 
+from server.configuration.settings import Config
+from server.errors import ConfigError
+
 _PACKAGE = Path(__file__).resolve().parents[1]
 
 
@@ -16,3 +19,11 @@ def migrations_folder() -> Path:
 
 def demo_model_folder() -> Path:
     return _shipped("demo/holdfast-demo", "holdfast-demo")
+
+
+def model_folder(config: Config) -> Path:
+    """The folder of the model that is served. Raises ConfigError if it is none."""
+    folder = config.model or demo_model_folder()
+    if not (folder / "config.json").is_file():
+        raise ConfigError(f"{folder} is not a model folder: it has no config.json.")
+    return folder.resolve()

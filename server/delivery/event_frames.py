@@ -1,6 +1,7 @@
 """One event as server-sent-event bytes, under either of its names. Pure."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from uuid import UUID
 
 from server.protocol.responses.events import Event, event_type, render
@@ -45,3 +46,11 @@ def renamed(given: bytes) -> bytes:
 _EVENT = b"event: "
 _OPENAIS = b"response.reasoning_text."
 _SPECIFIED = b"response.reasoning."
+
+
+@dataclass(frozen=True, slots=True)
+class FramePage:
+    """Committed frames, and whether the response has ended and these are its last."""
+
+    frames: Sequence[bytes]
+    ended: bool

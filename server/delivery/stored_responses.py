@@ -9,12 +9,11 @@ from weakref import WeakValueDictionary
 
 import msgspec
 
-from server.delivery.event_frames import frame, frames
+from server.delivery.event_frames import FramePage, frame, frames
 from server.delivery.function_names import with_names
 from server.delivery.hub import TAIL_FRAMES, Published
 from server.generation.response_builder import assemble
 from server.generation.token_dump import asks_for_raw_messages, told_again
-from server.http.asgi.event_stream import Stored
 from server.protocol.earlier_releases import with_logprobs
 from server.protocol.responses.events import Event
 from server.protocol.responses.hosted_items import ServedCall
@@ -140,17 +139,17 @@ class StreamReader:
         """It has been found that the response has ended."""
         return self._held is not None
 
-    def find(self, first: int) -> Stored | None:
+    def find(self, first: int) -> FramePage | None:
         """The same as `read`, of a response of which it is not known whether the tenant has it."""
         return self._database.read(lambda connection: self._find(connection, first))
 
-    def read(self, first: int) -> Stored:
+    def read(self, first: int) -> FramePage:
         """The committed frames from that sequence number on, a page of them."""
         if self._held is None:
-            return self.find(first) or Stored([], ended=True)
+            return self.find(first) or FramePage([], ended=True)
         return self._page_of(self._held, first)
 
-    def _find(self, connection: Connection, first: int) -> Stored | None:
+    def _find(self, connection: Connection, first: int) -> FramePage | None:
         stored = responses.get(connection, self._tenant, self._response)
         if stored is None:
             return None
@@ -160,7 +159,7 @@ class StreamReader:
             return self._page_of(self._held, first)
         found = events.read(connection, self._tenant, self._response, first, PAGE_EVENTS)
         page = self._page(found, lambda: events.read(connection, self._tenant, self._response, 0))
-        return Stored(page, ended=False)
+        return FramePage(page, ended=False)
 
     def _hold(self, connection: Connection) -> HeldStream:
         held = _held.get((self._tenant, self._response))
@@ -169,9 +168,9 @@ class StreamReader:
             _held[self._tenant, self._response] = held
         return held
 
-    def _page_of(self, held: HeldStream, first: int) -> Stored:
+    def _page_of(self, held: HeldStream, first: int) -> FramePage:
         page = self._page(held.read(first), lambda: held.read(0))
-        return Stored(page, ended=first + len(page) >= held.end)
+        return FramePage(page, ended=first + len(page) >= held.end)
 
     def _page(self, found: Iterable[Event], from_start: Callable[[], Iterable[Event]]) -> list[bytes]:
         page: list[bytes] = []

@@ -11,12 +11,12 @@ from typing import Any
 
 import msgspec
 
+from server.caller import Caller
 from server.errors import InvalidRequest, NotReady, Overloaded, ToolServerDown, TooManyRequests
 from server.hosted_tools.mcp.client import McpServers, usable
 from server.hosted_tools.mcp.registered_servers import TOKEN_HEADER
 from server.hosted_tools.mcp.tool_list_cache import Listing
 from server.hosted_tools.tool_specs import Access, Hosted, hosted_of
-from server.http.authentication import Caller
 from server.outbound_http.allowed_addresses import Refused
 from server.protocol.ids import is_output_id
 from server.protocol.responses.hosted_items import McpListTools

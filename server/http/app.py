@@ -5,15 +5,15 @@ from starlette.middleware import Middleware
 from starlette.requests import HTTPConnection, Request
 from starlette.routing import Route, WebSocketRoute
 
+from server.caller import Caller
 from server.configuration.origins import read_cors_origins, require_json
-from server.errors import on_error
 from server.http.asgi.cors_and_slashes import Front, Refusal
 from server.http.asgi.endpoint import Door, Endpoint, OpenEndpoint
 from server.http.asgi.event_stream import Answer
 from server.http.asgi.request_body import Lingering
 from server.http.asgi.thread_pools import Lane, ThreadClasses, thread_classes
 from server.http.asgi.websocket import SocketEndpoint
-from server.http.authentication import Caller
+from server.http.error_responses import on_error
 from server.http.handlers import health, tokenize
 from server.http.handlers.websocket_session import SocketLimits, SocketSession
 from server.http.routes import OPEN_ROUTES, ROUTES, Handler, OpenHandler

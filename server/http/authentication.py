@@ -13,6 +13,7 @@ from time import monotonic
 
 from starlette.requests import HTTPConnection
 
+from server.caller import DEFAULT_TENANT, Caller
 from server.configuration.origins import (
     AllowedHosts,
     AllowedOrigins,
@@ -25,18 +26,7 @@ from server.errors import NotAuthenticated
 from server.store import api_keys
 from server.store.database import Connection, Database
 
-DEFAULT_TENANT = "default"
 _PREFIX = "hk"
-
-
-@dataclass(frozen=True, slots=True)
-class Caller:
-    """Whose request it is; `key_id` is None while the server has no key."""
-
-    tenant: str
-    key_id: str | None
-    priority_floor: int = 0
-    """The most urgent priority that its requests may have; a lower number is more urgent."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The OpenAPI document: every address with what it takes and gives, made from the routes and the wire types.
+"""The OpenAPI document: every address with what it takes and gives, made from routes and protocol types.
 
 A route cannot be without a `Contract`, and the schemas are msgspec's of the very types that requests are
 decoded as and answers are made of. Where items and their parts are read by hand, the tables of their readers
@@ -107,7 +107,7 @@ def document(routes: Sequence[Described]) -> bytes:
     for route in routes:
         path = _PATH_PARAMETER.sub(r"{\1}", route.path)
         paths.setdefault(path, {})[route.method.lower()] = _operation(route, schemas)
-    told = msgspec.json.encode(
+    return msgspec.json.encode(
         {
             "openapi": "3.1.0",
             "info": {"title": "Holdfast", "version": VERSION, "description": _ABOUT},
@@ -118,8 +118,6 @@ def document(routes: Sequence[Described]) -> bytes:
             },
         }
     )
-    # Types of one name in two modules: msgspec tells them apart by their modules' full names.
-    return re.sub(rb"server\.wire\.(\w+)\.(\w+)", lambda found: found[1].title() + found[2], told)
 
 
 def _types(contract: Contract) -> list[Any]:

@@ -9,6 +9,7 @@ from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response as HttpResponse
 
+from server.caller import Caller
 from server.errors import (
     Conflict,
     ConversationLocked,
@@ -20,7 +21,6 @@ from server.errors import (
 )
 from server.http import openapi, query_parameters
 from server.http.asgi.event_stream import Answer
-from server.http.authentication import Caller
 from server.http.handlers import (
     chat_completions,
     compact,

@@ -8,7 +8,7 @@ import msgspec
 
 from server.errors import ConversationLocked, InvalidRequest, NotFound
 from server.input_resolution import resolve_input
-from server.input_resolution.history import MAX_ITEMS, refuse_long
+from server.input_resolution.history import MAX_ITEMS, refuse_long, stored_item
 from server.protocol import ids
 from server.protocol.conversations import Conversation, CreateConversation
 from server.protocol.earlier_releases import with_logprobs
@@ -16,7 +16,6 @@ from server.protocol.errors import DecodeFailure
 from server.protocol.list_pages import MAX_BYTES, Page, page
 from server.protocol.responses.input import AdditionalTools, CompactionTrigger, Given, read_input
 from server.protocol.responses.request import Metadata
-from server.recording.persist import stored_item
 from server.sealing.cipher import Seal
 from server.store.content import conversations as store
 from server.store.content.conversations import StoredConversation

@@ -20,8 +20,10 @@ from server.protocol.responses.items import (
     Message,
     OtherItem,
     encode_item,
+    item_type,
 )
 from server.store.content.history_items import HistorySize
+from server.store.content.responses import NewItem
 
 MAX_BYTES = 16 * 1024 * 1024
 """Of the items that one request goes on from, as the model reads them, and of those it refers to."""
@@ -128,3 +130,18 @@ def _short(part: object) -> object:
     if isinstance(part, InputImage) and _is_unread(part):
         return msgspec.structs.replace(part, image_url=UNREAD)
     return part
+
+
+def stored_item(item: Item) -> NewItem:
+    """An item with the columns that its row shows."""
+    payload = encode_item(item)
+    return NewItem(
+        id=item.id,
+        type=item_type(item),
+        role=getattr(item, "role", None),
+        status=item.status,
+        name=getattr(item, "name", None),
+        call_id=getattr(item, "call_id", None),
+        payload=payload.decode(),
+        for_model=for_model(item, payload),
+    )

@@ -6,9 +6,9 @@ each other's rows, so the bounds may be passed by as many as the handlers' threa
 
 from dataclasses import dataclass
 
+from server.caller import Caller
 from server.configuration.settings import Config
 from server.errors import Overloaded, TooManyRequests
-from server.http.authentication import Caller
 from server.store.cluster import claims
 from server.store.database import Connection
 

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from engine.request import Job
+from server.caller import Caller
 from server.errors import InvalidRequest
-from server.http.authentication import Caller
 from server.protocol.responses.request import CreateResponse
 
 MAX_LOGPROBS = 2**18

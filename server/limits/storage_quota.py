@@ -9,9 +9,9 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from server.caller import Caller
 from server.configuration.settings import Config
 from server.errors import StorageQuotaExceeded
-from server.http.authentication import Caller
 from server.store.content import storage_usage
 from server.store.database import Database
 

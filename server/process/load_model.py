@@ -6,19 +6,12 @@ from pathlib import Path
 from engine.request import Deliver, Engine, OnDead
 from engine.vocabulary import Vocabulary, read_vocabulary
 from server.configuration.settings import Config, tiktoken_folders
-from server.configuration.shipped_files import demo_model_folder
+from server.configuration.shipped_files import model_folder
 from server.errors import ConfigError
 from server.model_formats.harmony.vocabulary import VocabularyPlaces
 from server.model_formats.select_format import pick
 from server.process.open_database import data_dir
 from server.prompting.prepare import Served
-
-
-def model_folder(config: Config) -> Path:
-    folder = config.model or demo_model_folder()
-    if not (folder / "config.json").is_file():
-        raise ConfigError(f"{folder} is not a model folder: it has no config.json.")
-    return folder.resolve()
 
 
 def load_model(config: Config, deliver: Deliver, say: Callable[[str], None], on_dead: OnDead) -> Served:

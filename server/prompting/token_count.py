@@ -2,16 +2,16 @@
 
 from functools import partial
 
-from server.admission.unsupported_parameters import refuse_unserved
+from server.caller import Caller
 from server.hosted_tools.discovery import list_tools
 from server.hosted_tools.mcp.client import McpServers
-from server.http.authentication import Caller
 from server.input_resolution import resolve_input
 from server.input_resolution.history import HistoryReads, TenantReads
 from server.input_resolution.prompt_templates import read_request
 from server.limits.tools_and_grammars import COUNTED
 from server.prompting.prepare import Served, write_prompt
 from server.prompting.request_echo import make_echo
+from server.prompting.unsupported_parameters import refuse_unserved
 from server.protocol.ids import new_uuid
 from server.protocol.responses.request import CreateResponse
 from server.store.database import Connection, Database

@@ -8,8 +8,7 @@ from uuid import UUID
 
 from server.crashpoints import crashpoint
 from server.generation.run import Run
-from server.input_resolution.history import for_model
-from server.protocol.responses.items import Item, encode_item, item_type
+from server.input_resolution.history import stored_item
 from server.protocol.responses.states import Ending
 from server.recording.expiry import lifetime_after_end
 from server.recording.run_registry import Step
@@ -17,7 +16,7 @@ from server.recording.unsynced_commits import chunks_of
 from server.store.cluster import claims
 from server.store.cluster.claims import Place
 from server.store.content import conversations, deletion, responses
-from server.store.content.responses import NewItem, Owner
+from server.store.content.responses import Owner
 from server.store.database import Connection, durable
 from server.store.log import events
 from server.store.log.events import Chunk
@@ -118,19 +117,4 @@ def _write_end(connection: Connection, replica: UUID, run: Run, ending: Ending) 
         stored=run.stored,
         started_at=facts.created_at,
         ending=ending,
-    )
-
-
-def stored_item(item: Item) -> NewItem:
-    """An item with the columns that its row shows."""
-    payload = encode_item(item)
-    return NewItem(
-        id=item.id,
-        type=item_type(item),
-        role=getattr(item, "role", None),
-        status=item.status,
-        name=getattr(item, "name", None),
-        call_id=getattr(item, "call_id", None),
-        payload=payload.decode(),
-        for_model=for_model(item, payload),
     )

@@ -18,12 +18,12 @@ import pytest
 from engine.request import Failed, Finished, Job, Outbound
 from engine.scripted_engine import Fault, Script, ScriptedConfig, ScriptedEngine
 from server.admission.admit import Admission
+from server.caller import Caller
 from server.configuration.settings import Config
 from server.delivery.abandonment import Unread
 from server.delivery.stored_responses import read_response
 from server.hosted_tools.mcp.client import McpServers
 from server.hosted_tools.mcp.registered_servers import Registered
-from server.http.authentication import Caller
 from server.prompting.prepare import Served
 from server.protocol.responses.events import is_terminal
 from server.protocol.responses.request import CreateResponse

@@ -8,11 +8,11 @@ from typing import Any
 import msgspec
 
 from engine.request import FinishReason
+from server.input_resolution.history import stored_item
 from server.maintenance.audit_responses import Limits, check
 from server.protocol.responses.events import Event
 from server.protocol.responses.items import Item
 from server.protocol.responses.states import columns_of
-from server.recording.persist import stored_item
 from server.store.audit.stored_responses import (
     AuditedItem,
     AuditedResponse,

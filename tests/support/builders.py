@@ -24,6 +24,7 @@ from engine.request import Usage
 from server.delivery.hub import Hub, Published
 from server.generation.output_decoding import Reading
 from server.generation.run import Run, RunFacts
+from server.input_resolution.history import stored_item
 from server.input_resolution.resolve_input import own, read_given
 from server.model_formats.interface import (
     Conversation,
@@ -40,7 +41,6 @@ from server.protocol.responses.items import InputText, Item, Message
 from server.protocol.responses.request import CreateResponse
 from server.protocol.responses.response import Echo, ReasoningEcho, TextEcho
 from server.protocol.responses.states import Ending
-from server.recording.persist import stored_item
 from server.store.cluster import leases
 from server.store.content import responses
 from server.store.content.responses import NewResponse

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from uuid import UUID
 
 from engine.request import Capabilities, Failed, Finished, Job, JobRefused, Outbound, Stats, Tokens, Usage
+from server.delivery.event_frames import FramePage
 from server.delivery.hub import Channel
 from server.delivery.stored_responses import StreamReader
-from server.http.asgi.event_stream import Stored
 from tests.support.builders import BREAK_PARSER, HALF, THINK
 from tests.support.memory import Memory
 
@@ -141,7 +141,7 @@ class Client:
     replica: "Replica | None"
     channel: Channel | None
     reader: StreamReader
-    begun: Stored | None = None
+    begun: FramePage | None = None
     frames: list[bytes] = field(default_factory=list)
     waker: asyncio.Event | None = None
     done: bool = False

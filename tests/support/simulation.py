@@ -17,12 +17,12 @@ from uuid import UUID
 
 from server.admission import admit
 from server.admission.idempotency import Repeatable
+from server.caller import Caller
 from server.delivery import abandonment, hub
+from server.delivery.event_frames import FramePage
 from server.delivery.hub import Channel
 from server.delivery.stored_responses import StreamReader
 from server.errors import ApiError
-from server.http.asgi.event_stream import Stored
-from server.http.authentication import Caller
 from server.http.handlers.responses import watch
 from server.protocol.responses.request import CreateResponse
 from server.protocol.responses.states import ENDED
@@ -124,7 +124,7 @@ class World:
         replica.act(ask)
 
     def join(
-        self, replica: Replica, response: UUID, channel: Channel, stored: bool, begun: Stored | None
+        self, replica: Replica, response: UUID, channel: Channel, stored: bool, begun: FramePage | None
     ) -> None:
         reader = StreamReader(replica.database, TENANT, response)
         client = Client(response, stored, replica, channel, reader, begun)

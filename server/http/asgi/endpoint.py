@@ -15,12 +15,13 @@ from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from server.errors import ClientGone, Overloaded, on_error
+from server.errors import ClientGone, Overloaded
 from server.http.asgi.content_encoding import coding_of
 from server.http.asgi.event_stream import Answer
 from server.http.asgi.request_body import Body, Lingering
 from server.http.asgi.retried_handler import when_ready
 from server.http.asgi.thread_pools import ALONE, Lane, ThreadClass, ThreadClasses, set_store_reads
+from server.http.error_responses import on_error
 from server.limits.concurrency import SharedLimit
 from server.protocol.ids import request_id_of
 

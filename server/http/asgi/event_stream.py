@@ -14,9 +14,11 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from server.crashpoints import die, is_last_pass
+from server.delivery.event_frames import FramePage
 from server.delivery.hub import Channel
-from server.errors import Overloaded, TooManyRequests, on_error
+from server.errors import Overloaded, TooManyRequests
 from server.http.asgi.thread_pools import RunInThread, store_reads
+from server.http.error_responses import on_error
 from server.store.database import DatabaseError
 
 DONE = b"data: [DONE]\n\n"
@@ -43,14 +45,6 @@ class Timing:
     send: float
 
 
-@dataclass(frozen=True, slots=True)
-class Stored:
-    """Committed frames, and whether the response has ended and these are its last."""
-
-    frames: Sequence[bytes]
-    ended: bool
-
-
 class Cursor:
     """One reader's place in one response's events.
 
@@ -61,9 +55,9 @@ class Cursor:
     def __init__(
         self,
         channel: Channel | None,
-        read: Callable[[int], Stored],
+        read: Callable[[int], FramePage],
         position: int = 0,
-        begun: Stored | None = None,
+        begun: FramePage | None = None,
     ) -> None:
         """`begun` is what was read from `position` on already."""
         self.ended = False
@@ -92,15 +86,15 @@ class Cursor:
         self.ended = ready.ended
         return ready.frames
 
-    async def _look(self, run: RunInThread) -> Stored:
+    async def _look(self, run: RunInThread) -> FramePage:
         if self._channel:
             frames = self._channel.after(self._position)
             if frames is not None:
-                return Stored(frames, self._channel.ended)
+                return FramePage(frames, self._channel.ended)
         try:
             return await run(self._read, self._position)
         except (DatabaseError, Overloaded, TooManyRequests):
-            return Stored([], False)  # it is asked again
+            return FramePage([], False)  # it is asked again
 
 
 class Rewriting(Protocol):

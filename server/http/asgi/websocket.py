@@ -13,12 +13,12 @@ from typing import Generic, Literal, Protocol, TypeVar
 from starlette.types import Message, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
-from server.errors import on_error
 from server.http.asgi.endpoint import Door
 from server.http.asgi.event_stream import Answer
 from server.http.asgi.hypercorn_patches import BUFFER, Inbox
 from server.http.asgi.retried_handler import when_ready
 from server.http.asgi.thread_pools import Lane, ThreadClasses, set_store_reads
+from server.http.error_responses import on_error
 from server.limits.concurrency import SharedLimit
 from server.protocol.ids import request_id_of
 from server.protocol.responses.websocket_messages import CreateMessage

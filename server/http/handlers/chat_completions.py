@@ -10,13 +10,13 @@ from starlette.requests import Request
 
 from server.admission.generation_config import with_generation_config
 from server.admission.idempotency import Admitted
+from server.caller import Caller
 from server.completions.chat_request import as_response_request, refuse_wrong
 from server.completions.chat_response import ChunkStream, completion, telling_of
 from server.completions.chunk_stream import failure
 from server.delivery.stored_responses import StreamReader
 from server.errors import Conflict, InvalidRequest, ModelFailed
 from server.http.asgi.event_stream import Answer, Cursor, Deferred, EventStream, Rewriting
-from server.http.authentication import Caller
 from server.http.handlers.responses import look_for_end, repeatable, timing_of
 from server.http.json_response import as_json
 from server.http.request_id import take_request_id

@@ -3,10 +3,10 @@
 import msgspec
 from starlette.requests import Request
 
+from server.caller import Caller
 from server.compaction.endpoint import begin, read_written
 from server.errors import Conflict
 from server.http.asgi.event_stream import Answer, Deferred
-from server.http.authentication import Caller
 from server.http.handlers.responses import timing_of
 from server.http.json_response import as_json
 from server.http.services import Services

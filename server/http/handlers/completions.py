@@ -5,10 +5,10 @@ from typing import Any
 from starlette.requests import Request
 
 from server.admission.generation_config import with_generation_config
+from server.caller import Caller
 from server.completions.legacy_request import as_response_requests, read_prompts, refuse_wrong
 from server.completions.legacy_response import TextStream, telling_of, text_completion
 from server.http.asgi.event_stream import Answer
-from server.http.authentication import Caller
 from server.http.handlers.chat_completions import input_called, told
 from server.http.handlers.responses import repeatable
 from server.http.request_id import take_request_id

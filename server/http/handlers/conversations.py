@@ -6,8 +6,8 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response as HttpResponse
 
+from server.caller import Caller
 from server.http import query_parameters
-from server.http.authentication import Caller
 from server.http.json_response import as_json
 from server.http.services import Services
 from server.input_resolution import conversations

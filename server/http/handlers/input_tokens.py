@@ -4,7 +4,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from server.http.authentication import Caller
+from server.caller import Caller
 from server.http.json_response import as_json
 from server.http.services import Services
 from server.prompting.structured_outputs import with_modern_names

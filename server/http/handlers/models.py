@@ -3,8 +3,8 @@
 from starlette.requests import Request
 from starlette.responses import Response
 
+from server.caller import Caller
 from server.errors import UnknownModel
-from server.http.authentication import Caller
 from server.http.json_response import as_json
 from server.http.services import Services
 from server.protocol.responses.response import Model, ModelList, Permission

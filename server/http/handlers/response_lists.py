@@ -5,10 +5,10 @@ from typing import get_args
 from starlette.requests import Request
 from starlette.responses import Response as HttpResponse
 
+from server.caller import Caller
 from server.delivery.response_lists import list_input_items, list_responses
 from server.errors import InvalidRequest
 from server.http import query_parameters
-from server.http.authentication import Caller
 from server.http.handlers.responses import response_id, unknown
 from server.http.json_response import as_json
 from server.http.services import Services

@@ -9,20 +9,20 @@ from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response as HttpResponse
 
 from server.admission.idempotency import Admitted, Repeatable
-from server.admission.unsupported_parameters import refuse_empty
+from server.caller import Caller
 from server.crashpoints import crashpoint
-from server.delivery.event_frames import OpenResponsesNames
+from server.delivery.event_frames import FramePage, OpenResponsesNames
 from server.delivery.hub import Channel, Hub
 from server.delivery.stored_responses import StreamReader, final_responses, find_response
 from server.errors import InvalidRequest, NotFound
 from server.http import query_parameters
-from server.http.asgi.event_stream import Answer, Cursor, Deferred, EventStream, Stored, Timing
-from server.http.authentication import Caller
+from server.http.asgi.event_stream import Answer, Cursor, Deferred, EventStream, Timing
 from server.http.json_response import as_json
 from server.http.request_id import take_request_id
 from server.http.services import Services
 from server.prompting.prepare import SEALED_REASONING
 from server.prompting.structured_outputs import with_modern_names
+from server.prompting.unsupported_parameters import refuse_empty
 from server.protocol import ids
 from server.protocol.decode import decode
 from server.protocol.responses.request import CreateResponse
@@ -86,7 +86,7 @@ def retrieve(services: Services, caller: Caller, request: Request, _body: bytes)
 
 
 def watch(
-    hub: Hub, tenant: str, response: UUID, reader: StreamReader, position: int, begun: Stored
+    hub: Hub, tenant: str, response: UUID, reader: StreamReader, position: int, begun: FramePage
 ) -> Channel | None:
     """The channel of a response of which `begun` has been read from `position` on; None if it has ended.
 
@@ -140,7 +140,7 @@ def stream(
     channel: Channel | None,
     reader: StreamReader,
     position: int,
-    begun: Stored | None,
+    begun: FramePage | None,
 ) -> EventStream:
     """A response's events from a sequence number on, of which the first may be at hand."""
     return EventStream(

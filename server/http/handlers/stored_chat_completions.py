@@ -5,10 +5,10 @@ from uuid import UUID
 from starlette.requests import Request
 from starlette.responses import Response as HttpResponse
 
+from server.caller import Caller
 from server.completions import stored_chat
 from server.errors import NotFound
 from server.http import query_parameters
-from server.http.authentication import Caller
 from server.http.json_response import as_json
 from server.http.services import Services
 from server.protocol import ids

@@ -4,14 +4,14 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from server.caller import Caller
 from server.completions import tokenize as runs
 from server.completions.legacy_request import check_tokens, spelled
-from server.http.authentication import Caller
+from server.configuration.shipped_files import model_folder
 from server.http.handlers.chat_completions import input_called
 from server.http.json_response import as_json
 from server.http.services import Services
 from server.model_formats.chat_template.template import read_json
-from server.process.load_model import model_folder
 from server.protocol.completions.tokenize import Detokenized, DetokenizeRequest, Tokenized, TokenizeRequest
 from server.protocol.decode import decode
 from server.protocol.json_bounds import MOST_TOKENS

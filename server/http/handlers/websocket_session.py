@@ -10,24 +10,17 @@ from dataclasses import dataclass
 import msgspec
 from starlette.websockets import WebSocket
 
-from server.admission.unsupported_parameters import refuse_empty
+from server.caller import Caller
 from server.delivery.stored_responses import StreamReader
-from server.errors import (
-    BodyTooLarge,
-    InvalidRequest,
-    NotReady,
-    Overloaded,
-    TooManyRequests,
-    log_mistake,
-    translate,
-)
+from server.errors import BodyTooLarge, InvalidRequest, NotReady, Overloaded, TooManyRequests
 from server.http.asgi.event_stream import Answer
 from server.http.asgi.websocket import Wanted
-from server.http.authentication import Caller
+from server.http.error_responses import log_mistake, translate
 from server.http.handlers import responses
 from server.http.services import Services
 from server.limits.concurrency import SharedLimit
 from server.prompting.structured_outputs import with_modern_names
+from server.prompting.unsupported_parameters import refuse_empty
 from server.protocol.decode import decode
 from server.protocol.errors import ErrorDetail
 from server.protocol.responses.items import Item, decode_item

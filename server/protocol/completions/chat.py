@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from server.protocol.completions.shared_parameters import FINGERPRINT, Asked, Usage
+from server.protocol.completions.shared_parameters import FINGERPRINT, Asked, CompletionUsage
 from server.protocol.openapi_types import GivenMessage
 from server.protocol.responses.request import MAX_TEMPLATE, MAX_TOOLS, Effort, Metadata
 
@@ -111,7 +111,7 @@ class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
     created: int
     model: str
     choices: list[Choice]
-    usage: Usage
+    usage: CompletionUsage
     service_tier: Literal["default"] = "default"
     system_fingerprint: str = FINGERPRINT
     metadata: dict[str, str] | UnsetType = UNSET
@@ -183,7 +183,7 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True):
     created: int
     model: str
     choices: list[ChunkChoice]
-    usage: Usage | UnsetType | None = UNSET
+    usage: CompletionUsage | UnsetType | None = UNSET
     service_tier: Literal["default"] = "default"
     system_fingerprint: str = FINGERPRINT
     prompt_token_ids: list[int] | UnsetType = UNSET

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from server.protocol.completions.shared_parameters import FINGERPRINT, Asked, ChoiceRequest, Usage
+from server.protocol.completions.shared_parameters import FINGERPRINT, Asked, ChoiceRequest, CompletionUsage
 
 MAX_TEXTS = 128
 """Answers that one request may have, those to all of its prompts together."""
@@ -67,5 +67,5 @@ class TextCompletion(msgspec.Struct, frozen=True, kw_only=True):
     created: int
     model: str
     choices: list[TextChoice]
-    usage: Usage | UnsetType | None = UNSET
+    usage: CompletionUsage | UnsetType | None = UNSET
     system_fingerprint: str = FINGERPRINT

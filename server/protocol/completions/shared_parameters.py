@@ -11,7 +11,7 @@ from server.version import VERSION
 MAX_CHOICES = 16
 
 
-class StreamOptions(msgspec.Struct, frozen=True):
+class ChatStreamOptions(msgspec.Struct, frozen=True):
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
 
@@ -38,7 +38,7 @@ class Asked(SharedParameters, frozen=True, kw_only=True):
     model: str
     n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
+    stream_options: ChatStreamOptions | None = None
     response_format: ResponseFormat | None = None
     echo: bool | None = None
     prompt_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
@@ -75,7 +75,7 @@ FINGERPRINT = f"holdfast-{VERSION}"
 """Of the software that answers, as OpenAI's `system_fingerprint`: a release may answer a seed otherwise."""
 
 
-class Usage(msgspec.Struct, frozen=True):
+class CompletionUsage(msgspec.Struct, frozen=True):
     """While a completion runs, the details are not there."""
 
     prompt_tokens: int
@@ -85,7 +85,7 @@ class Usage(msgspec.Struct, frozen=True):
     completion_tokens_details: dict[str, int] | msgspec.UnsetType = msgspec.UNSET
 
 
-def whole_usage(prompt: int, cached: int, output: int, reasoning: int) -> Usage:
+def whole_usage(prompt: int, cached: int, output: int, reasoning: int) -> CompletionUsage:
     """The tokens of a completion that has ended, in OpenAI's shape; there is no audio and no prediction."""
     of_prompt = {"cached_tokens": cached, "audio_tokens": 0}
     of_output = {
@@ -94,4 +94,4 @@ def whole_usage(prompt: int, cached: int, output: int, reasoning: int) -> Usage:
         "accepted_prediction_tokens": 0,
         "rejected_prediction_tokens": 0,
     }
-    return Usage(prompt, output, prompt + output, of_prompt, of_output)
+    return CompletionUsage(prompt, output, prompt + output, of_prompt, of_output)

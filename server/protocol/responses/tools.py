@@ -28,7 +28,7 @@ class FunctionTool(msgspec.Struct, frozen=True, tag_field="type", tag="function"
     strict: bool | None = None
 
 
-class TextFormat(msgspec.Struct, frozen=True, tag_field="type", tag="text"):
+class CustomToolTextFormat(msgspec.Struct, frozen=True, tag_field="type", tag="text"):
     pass
 
 
@@ -40,7 +40,7 @@ class GrammarFormat(msgspec.Struct, frozen=True, tag_field="type", tag="grammar"
 class CustomTool(msgspec.Struct, frozen=True, tag_field="type", tag="custom"):
     name: Name
     description: str | None = None
-    format: TextFormat | GrammarFormat | None = None
+    format: CustomToolTextFormat | GrammarFormat | None = None
 
 
 class NamespaceTool(msgspec.Struct, frozen=True, tag_field="type", tag="namespace"):

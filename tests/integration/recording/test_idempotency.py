@@ -6,9 +6,9 @@ from collections.abc import Iterator
 import pytest
 
 from server.admission.idempotency import Admitted, Repeatable, sent_before
+from server.caller import Caller
 from server.delivery.hub import Hub
 from server.errors import Conflict
-from server.http.authentication import Caller
 from server.protocol.ids import new_uuid
 from server.store.content import idempotency_keys
 from server.store.database import Database

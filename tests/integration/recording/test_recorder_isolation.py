@@ -10,6 +10,7 @@ import psycopg
 import pytest
 
 from server.generation.run import Run
+from server.input_resolution import history
 from server.protocol.responses.events import Event, Kind, is_terminal
 from server.recording import committer, persist, retries
 from server.recording.run_registry import HandBack
@@ -231,7 +232,7 @@ def test_an_item_that_postgres_refuses_ends_its_own_response(
 ) -> None:
     hit, other = bench.begin(), bench.begin()
     bench.feed(tokens(hit, say("bad")), tokens(other, say("good")))
-    stored_item = persist.stored_item
+    stored_item = history.stored_item
 
     def named(item: Any) -> NewItem:
         made = stored_item(item)

@@ -8,9 +8,9 @@ import pytest
 from sqlalchemy import Connection, text
 
 from server.admission.admit import Admission
+from server.caller import Caller
 from server.compaction import endpoint
 from server.errors import NotFound
-from server.http.authentication import Caller
 from server.input_resolution import resolve_input
 from server.input_resolution.history import HistoryReads
 from server.prompting import token_count

@@ -11,7 +11,8 @@ from starlette.requests import Request
 from starlette.routing import Route
 
 from server import errors
-from server.errors import ApiError, on_error, translate
+from server.errors import ApiError
+from server.http.error_responses import on_error, translate
 from server.protocol.errors import DecodeFailure
 
 

@@ -9,11 +9,11 @@ import pytest
 from engine.scripted_engine import Script, ScriptedConfig, ScriptedEngine
 from server.admission.accept import NewRun
 from server.admission.admit import Admission
+from server.caller import Caller
 from server.completions.chat_request import as_response_request
 from server.completions.legacy_request import Given, as_response_requests
 from server.hosted_tools.mcp.client import McpServers
 from server.hosted_tools.mcp.registered_servers import Registered
-from server.http.authentication import Caller
 from server.input_resolution.history import HistoryReads
 from server.model_formats.interface import Conversation, Prompt
 from server.prompting.prepare import Served

@@ -11,10 +11,11 @@ from starlette.requests import Request
 
 from server.admission import admit
 from server.admission.admit import Admission
+from server.caller import Caller
+from server.delivery.event_frames import FramePage
 from server.delivery.hub import Hub, Published
 from server.http.asgi import event_stream
-from server.http.asgi.event_stream import KEEP_ALIVE_LINE, Stored
-from server.http.authentication import Caller
+from server.http.asgi.event_stream import KEEP_ALIVE_LINE
 from server.http.handlers import responses
 from server.protocol.ids import response_id
 from server.store.database import DatabaseError
@@ -52,12 +53,12 @@ class Store:
         self.frames += frames
         publish(self.hub, self.loop, published)
 
-    def find(self, first: int) -> Stored:
+    def find(self, first: int) -> FramePage:
         found = self.frames[first:]
         self.reads += 1
         if self.commit_after_read:
             self.commit(self.commit_after_read.pop(0))
-        return Stored(found, ended=False)
+        return FramePage(found, ended=False)
 
 
 def retrieve(store: Store, monkeypatch: pytest.MonkeyPatch) -> event_stream.Answer:

@@ -5,10 +5,10 @@ import logging
 import msgspec
 import pytest
 
+from server.caller import Caller
 from server.hosted_tools.discovery import list_tools
 from server.hosted_tools.mcp.client import McpServers
 from server.hosted_tools.mcp.registered_servers import Registered
-from server.http.authentication import Caller
 from server.protocol.errors import DecodeFailure
 from server.protocol.responses.request import CreateResponse
 

@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.requests import Request
 
+from server.caller import DEFAULT_TENANT, Caller
 from server.errors import NotAuthenticated
 from server.http import authentication
-from server.http.authentication import DEFAULT_TENANT, Caller, Gate, make_key
+from server.http.authentication import Gate, make_key
 from server.store.api_keys import StoredKey
 from server.store.database import Database
 from tests.support.builders import examples

@@ -3,9 +3,9 @@ from typing import Any
 
 import pytest
 
+from server.caller import Caller
 from server.configuration.settings import Config
 from server.errors import StorageQuotaExceeded
-from server.http.authentication import Caller
 from server.limits.storage_quota import DEFAULT_BYTES, FRESH_SECONDS, StorageQuota
 from server.store.content import storage_usage
 

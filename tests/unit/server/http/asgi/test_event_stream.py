@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 from starlette.responses import Response
 
 from server.delivery import hub as hub_module
+from server.delivery.event_frames import FramePage
 from server.delivery.hub import Channel, Published
 from server.errors import NotFound
 from server.http.asgi import thread_pools
-from server.http.asgi.event_stream import DONE, KEEP_ALIVE_LINE, Cursor, Deferred, EventStream, Stored, Timing
+from server.http.asgi.event_stream import DONE, KEEP_ALIVE_LINE, Cursor, Deferred, EventStream, Timing
 from server.store.database import DatabaseError
 from tests.support.builders import examples
 from tests.unit.server.http.asgi.asgi_messages import Client, inline, now, run
@@ -27,7 +28,7 @@ def on_the_virtual_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(thread_pools, "run_in_thread", inline)
 
 
-def never(_first: int) -> Stored:
+def never(_first: int) -> FramePage:
     raise AssertionError("the store was asked for nothing")
 
 
@@ -43,13 +44,13 @@ class Stream:
         self.channel.add(Published(uuid4(), self.channel.next_seq or 0, frames, b"{}" if end else None))
 
     def follow(
-        self, position: int = 0, read: Callable[[int], Stored] = never
+        self, position: int = 0, read: Callable[[int], FramePage] = never
     ) -> tuple[Client, "asyncio.Task[None]"]:
         return follow(self.channel, position, read)
 
 
 def follow(
-    channel: Channel | None, position: int, read: Callable[[int], Stored]
+    channel: Channel | None, position: int, read: Callable[[int], FramePage]
 ) -> tuple[Client, "asyncio.Task[None]"]:
     client = Client()
     headers = {"x-request-id": "req_1"}
@@ -120,9 +121,9 @@ def test_a_reader_that_falls_behind_the_tail_goes_on_from_the_store(monkeypatch:
     monkeypatch.setattr(hub_module, "TAIL_FRAMES", 3)
     asked: list[int] = []
 
-    def read(first: int) -> Stored:
+    def read(first: int) -> FramePage:
         asked.append(first)
-        return Stored(FRAMES[first:8], False)
+        return FramePage(FRAMES[first:8], False)
 
     async def main() -> Client:
         stream = Stream()
@@ -147,9 +148,9 @@ def test_a_response_that_runs_elsewhere_is_read_from_the_store_and_then_from_its
 ) -> None:
     asked: list[int] = []
 
-    def read(first: int) -> Stored:
+    def read(first: int) -> FramePage:
         asked.append(first)
-        return Stored(FRAMES[first:5], False)
+        return FramePage(FRAMES[first:5], False)
 
     async def main() -> Client:
         channel = Channel(stored=True)
@@ -168,7 +169,7 @@ def test_a_response_that_runs_elsewhere_is_read_from_the_store_and_then_from_its
 
 def test_a_response_that_has_ended_is_replayed_at_once() -> None:
     async def main() -> tuple[Client, float]:
-        client, task = follow(None, 0, lambda first: Stored(FRAMES[first:], True))
+        client, task = follow(None, 0, lambda first: FramePage(FRAMES[first:], True))
         await task
         return client, now()
 
@@ -191,8 +192,8 @@ def test_a_response_that_is_deleted_ends_its_readers() -> None:
         await asyncio.gather(*tasks)
         return [stream, deferred]
 
-    def there_is_nothing(_first: int) -> Stored:
-        return Stored([], False)
+    def there_is_nothing(_first: int) -> FramePage:
+        return FramePage([], False)
 
     def refuse() -> Response:
         raise NotFound("Gone.")
@@ -204,10 +205,10 @@ def test_a_response_that_is_deleted_ends_its_readers() -> None:
 
 def test_a_store_that_does_not_answer_is_asked_again() -> None:
     async def main() -> tuple[Client, float]:
-        def read(first: int) -> Stored:
+        def read(first: int) -> FramePage:
             if now() < 20:
                 raise DatabaseError("down")
-            return Stored(FRAMES[first:], True)
+            return FramePage(FRAMES[first:], True)
 
         client, task = follow(None, 0, read)
         await task
@@ -222,7 +223,7 @@ def test_a_long_replay_is_sent_in_blocks_of_whole_frames() -> None:
     many = [b"event: e\ndata: %s\n\n" % (b"x" * 1000)] * 500
 
     async def main() -> Client:
-        client, task = follow(None, 0, lambda first: Stored(many[first : first + 200], first == 400))
+        client, task = follow(None, 0, lambda first: FramePage(many[first : first + 200], first == 400))
         await task
         return client
 
@@ -292,12 +293,12 @@ def test_a_client_that_leaves_in_a_long_replay_is_heard() -> None:
     async def main() -> int:
         reads = 0
 
-        def read(_first: int) -> Stored:
+        def read(_first: int) -> FramePage:
             nonlocal reads
             reads += 1
             if reads == 3:
                 client.leave()
-            return Stored([FRAMES[0]], False)
+            return FramePage([FRAMES[0]], False)
 
         client, task = follow(None, 0, read)
         await task

@@ -8,7 +8,7 @@ from contextvars import Context
 import pypdf
 import pytest
 
-from server.errors import translate
+from server.http.error_responses import translate
 from server.protocol.errors import ReaderBusy
 from server.protocol.files import pdf_extraction as pdf
 from server.protocol.files.input_files import MAX_FILE_TEXT, FileError, file_text, readable
