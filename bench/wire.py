@@ -39,7 +39,7 @@ from server.model_formats.interface import (
 )
 from server.model_formats.select_format import pick
 from server.process.scripted_model import scripted_engine
-from server.prompting.prepare import Served
+from server.prompting.loaded_model import Served
 from server.prompting.request_echo import make_echo
 from server.protocol.decode import decode
 from server.protocol.responses.request import CreateResponse

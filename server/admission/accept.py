@@ -18,8 +18,9 @@ from server.input_resolution.conversations import hold
 from server.input_resolution.history import stored_item
 from server.input_resolution.resolve_input import Context
 from server.limits.background_queue import QueueLimits
+from server.prompting.engine_request import Prepared
+from server.prompting.loaded_model import Served
 from server.prompting.next_turn import Turns
-from server.prompting.prepare import Prepared, Served
 from server.protocol.completions.shared_parameters import ChoiceRequest
 from server.protocol.responses.events import Event
 from server.protocol.responses.request import CreateResponse

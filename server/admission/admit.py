@@ -34,8 +34,9 @@ from server.input_resolution.resolve_input import Context
 from server.limits.request_cost import refuse_prompt_logprobs, refuse_urgent, share_logprobs
 from server.limits.storage_quota import StorageQuota
 from server.prompting.engine_refusals import refusal
+from server.prompting.engine_request import check, prepare
+from server.prompting.loaded_model import Served
 from server.prompting.next_turn import Turns
-from server.prompting.prepare import Served, check, prepare
 from server.prompting.unsupported_parameters import refuse_unserved
 from server.protocol.ids import choice_id, new_uuid
 from server.protocol.responses.events import Event

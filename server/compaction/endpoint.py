@@ -19,7 +19,7 @@ from server.errors import InvalidRequest
 from server.input_resolution import resolve_input
 from server.input_resolution.history import HistoryReads, TenantReads
 from server.input_resolution.mcp_approvals import taken_over
-from server.prompting.prepare import Served
+from server.prompting.loaded_model import Served
 from server.prompting.unsupported_parameters import refuse_unserved
 from server.protocol import ids
 from server.protocol.responses.items import Compaction, Item, Message, plain_text

@@ -21,7 +21,9 @@ from server.generation.output_decoding import Condensing, Reading
 from server.hosted_tools.tool_specs import approved
 from server.input_resolution.resolve_input import TRIGGER
 from server.limits.tools_and_grammars import COUNTED
-from server.prompting.prepare import Prepared, Served, moment_of, prepare, prepared_with, write_prompt
+from server.prompting.engine_request import Prepared, prepare, prepared_with
+from server.prompting.loaded_model import Served
+from server.prompting.prompt import moment_of, write_prompt
 from server.protocol.responses.items import InputText, Item, Message, plain_text
 from server.protocol.responses.request import CreateResponse
 from server.sealing.sealed_context import Window, seal_window

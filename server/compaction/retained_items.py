@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from server.model_formats.interface import Conversation, PromptError, PromptTooLong
-from server.prompting.prepare import Served
+from server.prompting.loaded_model import Served
 from server.protocol.responses.hosted_items import McpApprovalRequest, McpApprovalResponse
 from server.protocol.responses.items import (
     PREFIXES,

@@ -10,7 +10,8 @@ from datetime import datetime
 from server.compaction.transcript import cut
 from server.limits.tools_and_grammars import COUNTED
 from server.model_formats.interface import Prompt
-from server.prompting.prepare import Served, write_prompt
+from server.prompting.loaded_model import Served
+from server.prompting.prompt import write_prompt
 from server.protocol.responses.items import InputText, Message
 from server.protocol.responses.request import CreateResponse, ReasoningOptions
 

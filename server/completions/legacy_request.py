@@ -11,7 +11,8 @@ from server.errors import InvalidRequest
 from server.limits.tools_and_grammars import COUNTED, too_long
 from server.model_formats.grammar.unenforced_keywords import without_unenforced
 from server.prompting.completion_params import refuse_unsupported, shared, unsupported
-from server.prompting.prepare import LOGPROBS, Served
+from server.prompting.loaded_model import Served
+from server.prompting.output_options import LOGPROBS
 from server.prompting.structured_outputs import grammar_of_format, with_modern_names
 from server.prompting.truncation import cut_tokens
 from server.protocol.completions.legacy import DEFAULT_TOKENS, MAX_TEXTS, PlainRequest, TextRequest

@@ -8,7 +8,8 @@ from server.completions.chat_request import as_response_request, refuse_wrong
 from server.errors import InvalidRequest, UnknownModel
 from server.limits.tools_and_grammars import COUNTED, too_long, too_long_to_count
 from server.model_formats.interface import PromptError, PromptTooLong
-from server.prompting.prepare import Served, write_prompt
+from server.prompting.loaded_model import Served
+from server.prompting.prompt import write_prompt
 from server.protocol.completions.chat import ChatRequest
 from server.protocol.completions.chat_messages import read_messages
 from server.protocol.completions.tokenize import TokenizeRequest

@@ -8,7 +8,7 @@ from server.admission.admit import Admission
 from server.configuration.settings import Config
 from server.delivery.hub import Hub
 from server.http.authentication import Gate
-from server.prompting.prepare import Served
+from server.prompting.loaded_model import Served
 from server.recording.recorder import Recorder
 from server.recovery.claimer import Taker
 from server.stall_watch import StallWatch

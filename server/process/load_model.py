@@ -11,7 +11,7 @@ from server.errors import ConfigError
 from server.model_formats.harmony.vocabulary import VocabularyPlaces
 from server.model_formats.select_format import pick
 from server.process.open_database import data_dir
-from server.prompting.prepare import Served
+from server.prompting.loaded_model import Served
 
 
 def load_model(config: Config, deliver: Deliver, say: Callable[[str], None], on_dead: OnDead) -> Served:

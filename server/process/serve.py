@@ -43,7 +43,7 @@ from server.process import interrupts
 from server.process.key_required import require_key
 from server.process.load_model import load_model, model_name, read_adapters
 from server.process.open_database import OpenDatabase
-from server.prompting.prepare import Served
+from server.prompting.loaded_model import Served
 from server.recording.recorder import Recorder
 from server.recording.run_registry import Inbound
 from server.recovery.claimer import Taker

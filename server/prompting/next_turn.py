@@ -9,7 +9,8 @@ import msgspec
 from engine.request import Job
 from server.generation.output_decoding import Reading
 from server.hosted_tools.tool_specs import Access, call_limit
-from server.prompting.prepare import Served, prepare
+from server.prompting.engine_request import prepare
+from server.prompting.loaded_model import Served
 from server.protocol.responses.hosted_items import ServedCall
 from server.protocol.responses.items import Item, encode_item
 from server.protocol.responses.request import CreateResponse

@@ -9,7 +9,8 @@ from server.input_resolution import resolve_input
 from server.input_resolution.history import HistoryReads, TenantReads
 from server.input_resolution.prompt_templates import read_request
 from server.limits.tools_and_grammars import COUNTED
-from server.prompting.prepare import Served, write_prompt
+from server.prompting.loaded_model import Served
+from server.prompting.prompt import write_prompt
 from server.prompting.request_echo import make_echo
 from server.prompting.unsupported_parameters import refuse_unserved
 from server.protocol.ids import new_uuid

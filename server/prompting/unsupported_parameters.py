@@ -8,7 +8,8 @@ from collections.abc import Callable
 
 from server.errors import InvalidRequest, UnknownModel
 from server.prompting.completion_params import check_format_name
-from server.prompting.prepare import Served, wants_logprobs
+from server.prompting.loaded_model import Served
+from server.prompting.output_options import wants_logprobs
 from server.protocol.responses.request import CreateResponse
 
 COMPACTION = "compaction"

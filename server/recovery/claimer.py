@@ -14,7 +14,7 @@ from uuid import UUID
 
 from engine.request import JobRefused
 from server.crashpoints import crashpoint
-from server.prompting.prepare import Served
+from server.prompting.loaded_model import Served
 from server.recording.recorder import Recorder
 from server.recording.run_registry import SERVER_ERROR, Begin, Break, Drop, HandBack
 from server.recovery.rebuild import Rebuilt, rebuild

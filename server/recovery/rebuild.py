@@ -18,8 +18,9 @@ from server.generation.item_starts import has_summaries
 from server.generation.output_decoding import nothing_to_read
 from server.generation.run import Log, Run, RunFacts
 from server.input_resolution import resolve_input
+from server.prompting.engine_request import Prepared
+from server.prompting.loaded_model import Served
 from server.prompting.next_turn import Turns
-from server.prompting.prepare import Prepared, Served
 from server.protocol.errors import DecodeFailure
 from server.protocol.responses.events import Event
 from server.protocol.responses.items import Item, decode_item

@@ -10,8 +10,8 @@ import msgspec
 from engine.request import Job, Usage
 from server.generation.run import Log, Run
 from server.hosted_tools.tool_specs import Outcome, outcome_of
+from server.prompting.engine_request import Prepared, job_after
 from server.prompting.next_turn import Turns
-from server.prompting.prepare import Prepared, job_after
 from server.protocol.responses.events import Event, Kind, OutputItemDone, delta_of, event_type
 from server.protocol.responses.hosted_items import ServedCall
 from server.protocol.responses.items import Compaction

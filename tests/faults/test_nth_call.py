@@ -24,7 +24,7 @@ from server.delivery.abandonment import Unread
 from server.delivery.stored_responses import read_response
 from server.hosted_tools.mcp.client import McpServers
 from server.hosted_tools.mcp.registered_servers import Registered
-from server.prompting.prepare import Served
+from server.prompting.loaded_model import Served
 from server.protocol.responses.events import is_terminal
 from server.protocol.responses.request import CreateResponse
 from server.recovery.claimer import Taker

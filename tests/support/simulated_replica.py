@@ -12,7 +12,7 @@ from server.delivery.abandonment import Unread
 from server.delivery.hub import Hub
 from server.hosted_tools.mcp.client import McpServers
 from server.hosted_tools.mcp.registered_servers import Registered
-from server.prompting.prepare import Served
+from server.prompting.loaded_model import Served
 from server.recording.recorder import Recorder
 from server.recovery.claimer import Taker
 from server.recovery.heartbeat import Keeper

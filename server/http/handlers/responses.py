@@ -20,7 +20,7 @@ from server.http.asgi.event_stream import Answer, Cursor, Deferred, EventStream,
 from server.http.json_response import as_json
 from server.http.request_id import take_request_id
 from server.http.services import Services
-from server.prompting.prepare import SEALED_REASONING
+from server.prompting.output_options import SEALED_REASONING
 from server.prompting.structured_outputs import with_modern_names
 from server.prompting.unsupported_parameters import refuse_empty
 from server.protocol import ids

@@ -19,7 +19,7 @@ from server.hosted_tools.mcp.client import McpServers
 from server.hosted_tools.mcp.registered_servers import Registered
 from server.model_formats.interface import Conversation, Dialect, Parser, Prompt, ReasoningMarks
 from server.model_formats.select_format import pick
-from server.prompting.prepare import Served
+from server.prompting.loaded_model import Served
 from server.protocol.responses.events import event_type, is_terminal, render
 from server.recording.run_registry import SERVER_ERROR
 from server.recovery import claimer as taker

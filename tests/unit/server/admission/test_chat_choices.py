@@ -16,7 +16,7 @@ from server.hosted_tools.mcp.client import McpServers
 from server.hosted_tools.mcp.registered_servers import Registered
 from server.input_resolution.history import HistoryReads
 from server.model_formats.interface import Conversation, Prompt
-from server.prompting.prepare import Served
+from server.prompting.loaded_model import Served
 from server.protocol.completions.chat import ChatRequest
 from server.protocol.completions.chat_messages import read_messages
 from server.protocol.completions.legacy import TextRequest

@@ -14,7 +14,8 @@ from server.configuration.shipped_files import demo_model_folder
 from server.errors import InvalidRequest
 from server.model_formats.interface import Dialect
 from server.model_formats.select_format import pick
-from server.prompting.prepare import Served, prepare
+from server.prompting.engine_request import prepare
+from server.prompting.loaded_model import Served
 from server.protocol.responses.items import InputText, Message
 from server.protocol.responses.request import CreateResponse
 from tests.support.builders import SpelledDialect

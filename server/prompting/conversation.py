@@ -1,0 +1,95 @@
+"""A request and its items as the conversation that a model format writes a prompt of. Pure."""
+
+from collections.abc import Sequence
+from datetime import datetime
+
+from server.errors import InvalidRequest
+from server.model_formats.interface import Conversation, OutputFormat, Tool, ToolChoice
+from server.model_formats.tool_names import without_labels
+from server.protocol.completions.shared_parameters import ChoiceRequest
+from server.protocol.responses import tools as wire
+from server.protocol.responses.items import Item
+from server.protocol.responses.request import CreateResponse
+
+
+def make_conversation(
+    request: CreateResponse, items: Sequence[Item], moment: datetime | None
+) -> Conversation:
+    given = wire.read_tools(request.tools)
+    choice = wire.read_choice(request.tool_choice, given)
+    text = request.text
+    return Conversation(
+        items=items,
+        instructions=request.instructions,
+        tools=without_labels([tool for declared in given for tool in _tools(declared)]),
+        choice=ToolChoice(
+            mode=choice.mode, allowed=choice.allowed, parallel=request.parallel_tool_calls is not False
+        ),
+        format=_format(request),
+        effort=request.reasoning.effort if request.reasoning else None,
+        verbosity=text.verbosity if text else None,
+        template=request.chat_template,
+        variables=request.chat_template_kwargs or {},
+        documents=request.documents or (),
+        moment=moment,
+        continues=bool(request.continue_final_message),
+        adds_special_tokens=isinstance(request, ChoiceRequest) and request.add_special_tokens,
+        generates=request.add_generation_prompt is not False and not request.continue_final_message,
+    )
+
+
+def _tools(declared: wire.Tool, namespace: str | None = None) -> list[Tool]:
+    match declared:
+        case wire.NamespaceTool(name, inner):
+            return [tool for one in inner for tool in _tools(one, name)]
+        case wire.McpTool(label):
+            return [
+                Tool(
+                    name=listed.name,
+                    description=listed.description,
+                    parameters=listed.input_schema,
+                    namespace=label,
+                    builtin=label in ("python", "browser"),
+                    served=True,
+                    prefixed=not declared.plain_names,
+                )
+                for listed in declared.offered
+            ]
+        case wire.CustomTool(name, description, wire.GrammarFormat(syntax, definition)):
+            return [
+                Tool(
+                    name=name,
+                    description=description,
+                    kind="custom",
+                    syntax=syntax,
+                    definition=definition,
+                    namespace=namespace,
+                )
+            ]
+        case wire.CustomTool(name, description):
+            return [Tool(name=name, description=description, kind="custom", namespace=namespace)]
+        case wire.FunctionTool(name, description, parameters, strict):
+            return [
+                Tool(
+                    name=name,
+                    description=description,
+                    parameters=parameters,
+                    strict=bool(strict),
+                    namespace=namespace,
+                )
+            ]
+
+
+def _format(request: CreateResponse) -> OutputFormat:
+    asked = request.text.format if request.text else None
+    if asked is None:
+        return OutputFormat()
+    if asked.type == "json_schema" and asked.schema is None:
+        raise InvalidRequest("A json_schema format needs a schema.", param="text.format.schema")
+    return OutputFormat(
+        kind=asked.type,
+        schema=asked.schema,
+        name=asked.name or "",
+        description=asked.description,
+        strict=bool(asked.strict),
+    )
