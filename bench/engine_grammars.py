@@ -11,7 +11,7 @@ from typing import Any
 import engine.grammar.compiler
 from bench.engine_subjects import QWEN, EngineSubject, give_tokenizer, make_model, make_prompts
 from bench.rounds import tell
-from engine.request import Grammar
+from engine.request import StructuredOutput
 
 COUNT, LENGTH, OUTPUT = 4, 32, 250
 COMPILES = 8
@@ -42,7 +42,7 @@ def run() -> None:
     subject.close()
 
 
-def measure(subject: EngineSubject, grammars: list[Grammar]) -> tuple[list[float], list[float]]:
+def measure(subject: EngineSubject, grammars: list[StructuredOutput]) -> tuple[list[float], list[float]]:
     """Seconds of each step: without compiles, and of those that fell into them."""
     ends: list[float] = []
     window: list[float] = []
@@ -78,14 +78,14 @@ def _waited_for_processor() -> float:
     return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
 
 
-def _compile(subject: EngineSubject, grammar: Grammar) -> None:
+def _compile(subject: EngineSubject, grammar: StructuredOutput) -> None:
     subject.engine.check(subject.job([1], 1, grammar=grammar, stop_ids=frozenset({0})))
 
 
 KINDS = ("properties", "patterns", "branches")
 
 
-def schema(salt: str, kind: str) -> Grammar:
+def schema(salt: str, kind: str) -> StructuredOutput:
     """About as large as a schema may be."""
     schemas: dict[str, Any] = {
         "properties": _objects({f"{salt}{n}": {"type": "string", "maxLength": 10} for n in range(4900)}),
@@ -94,7 +94,7 @@ def schema(salt: str, kind: str) -> Grammar:
         ),
         "branches": {"description": salt, "anyOf": [{"type": "integer", "minimum": n} for n in range(9000)]},
     }
-    return Grammar(kind="json_schema", text=json.dumps(schemas[kind], separators=(",", ":")))
+    return StructuredOutput(kind="json_schema", text=json.dumps(schemas[kind], separators=(",", ":")))
 
 
 def _objects(properties: dict[str, Any]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ import random
 
 from bench.engine_subjects import SMALL, EngineSubject, make_model
 from bench.rounds import tell
-from engine.request import Job, Sampling
+from engine.request import EngineRequest, SamplingParams
 
 CASES = 1000
 TOGETHER = 50
@@ -36,8 +36,8 @@ def run() -> None:
     tell(f"share of {len(equal)} cut jobs that are the same", [share], ">=0.99")
 
 
-def draw_job(engine: EngineSubject, dice: random.Random) -> Job:
-    sampling = Sampling(
+def draw_job(engine: EngineSubject, dice: random.Random) -> EngineRequest:
+    sampling = SamplingParams(
         seed=dice.getrandbits(63),
         temperature=dice.uniform(0.3, 1.3),
         top_p=dice.choice([1.0, dice.uniform(0.5, 1.0)]),

@@ -15,7 +15,7 @@ from bench.engine_subjects import (
     run_static,
 )
 from bench.rounds import Act, best_of, divide, take_times, tell
-from engine.request import Grammar, Sampling
+from engine.request import SamplingParams, StructuredOutput
 
 LENGTH = 64
 ITEM = {
@@ -28,7 +28,9 @@ ITEM = {
     "required": ["name", "age", "kind"],
     "additionalProperties": False,
 }
-SCHEMA = Grammar(kind="json_schema", text=json.dumps({"type": "array", "items": ITEM, "minItems": 100}))
+SCHEMA = StructuredOutput(
+    kind="json_schema", text=json.dumps({"type": "array", "items": ITEM, "minItems": 100})
+)
 """It cannot be fulfilled within the tokens that there are, so that no row ends early."""
 
 
@@ -46,7 +48,7 @@ def compare(dtype: str, count: int, rounds: int) -> None:
     network = read_network(folder, dtype, "sdpa")
     engine = EngineSubject(folder, dtype)
     drawn = [
-        Sampling(seed=row, temperature=0.8, top_p=0.9, presence_penalty=0.4, frequency_penalty=0.4)
+        SamplingParams(seed=row, temperature=0.8, top_p=0.9, presence_penalty=0.4, frequency_penalty=0.4)
         for row in range(count)
     ]
     whole = [replace(sampling, top_p=1.0) for sampling in drawn]

@@ -25,14 +25,14 @@ from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, Dynamic
 
 from engine.config import EngineConfig
 from engine.engine import load
-from engine.request import Failed, Job, Outbound, Sampling, Tokens
+from engine.request import EngineRequest, Failed, Outbound, SamplingParams, Tokens
 
 transformers.utils.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
 transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
 torch.set_num_threads(1)
 
 Prompts = list[list[int]]
-GREEDY = Sampling(seed=0, temperature=0.0)
+GREEDY = SamplingParams(seed=0, temperature=0.0)
 
 QWEN = {
     "vocab_size": 16384, "hidden_size": 512, "num_hidden_layers": 8, "num_attention_heads": 8,
@@ -127,7 +127,7 @@ class EngineSubject:
         self._ended = threading.Event()
 
     def run(
-        self, prompts: Prompts, limits: Sequence[int], sampling: Sequence[Sampling] = (), **fields: Any
+        self, prompts: Prompts, limits: Sequence[int], sampling: Sequence[SamplingParams] = (), **fields: Any
     ) -> Prompts:
         """Computes all prompts together to their limits."""
         return self.run_jobs(
@@ -142,13 +142,15 @@ class EngineSubject:
         jobs = [self.job(prompt, limit) for prompt, limit in zip(prompts, limits, strict=True)]
         return self.run_jobs(jobs, gaps)
 
-    def job(self, prompt: list[int], limit: int, sampling: Sampling = GREEDY, **fields: Any) -> Job:
+    def job(
+        self, prompt: list[int], limit: int, sampling: SamplingParams = GREEDY, **fields: Any
+    ) -> EngineRequest:
         self._count += 1
-        return Job(
+        return EngineRequest(
             job_id=f"j{self._count}", prompt=tuple(prompt), max_tokens=limit, sampling=sampling, **fields
         )
 
-    def run_jobs(self, jobs: Sequence[Job], gaps: Sequence[float] = ()) -> Prompts:
+    def run_jobs(self, jobs: Sequence[EngineRequest], gaps: Sequence[float] = ()) -> Prompts:
         """Submits the jobs, so many seconds apart as `gaps` says, and waits for all."""
         self._outputs = {job.job_id: [] for job in jobs}
         self._left = len(jobs)

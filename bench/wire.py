@@ -21,26 +21,26 @@ from server.admission.admit import Admission
 from server.caller import Caller
 from server.configuration.settings import Config
 from server.configuration.shipped_files import demo_model_folder
-from server.delivery.abandonment import Unread
+from server.delivery.abandonment import Abandonment
 from server.delivery.event_frames import frame
 from server.embedded_postgres.embedded_server import EmbeddedPostgres
-from server.generation.event_emitter import Emitter
+from server.generation.event_emitter import EventEmitter
 from server.hosted_tools.mcp.client import McpServers
-from server.hosted_tools.mcp.registered_servers import Registered
+from server.hosted_tools.mcp.registered_servers import RegisteredServers
 from server.input_resolution.resolve_input import read_given
 from server.model_formats.interface import (
     CallDelta,
     CallEnd,
     CallStart,
     Conversation,
-    Dialect,
+    ModelFormat,
     Prompt,
     TextDelta,
 )
 from server.model_formats.select_format import pick
 from server.process.scripted_model import scripted_engine
-from server.prompting.loaded_model import Served
-from server.prompting.request_echo import make_echo
+from server.prompting.loaded_model import LoadedModel
+from server.prompting.request_echo import request_echo
 from server.protocol.decode import decode
 from server.protocol.responses.request import CreateResponse
 from server.store.database import upgrade
@@ -176,7 +176,7 @@ def _read(body: bytes) -> None:
 
     def ours(_: int) -> None:
         for _ in range(REQUESTS):
-            make_echo(read_given(decode(body, CreateResponse))[0], capabilities)
+            request_echo(read_given(decode(body, CreateResponse))[0], capabilities)
 
     def pydantic(_: int) -> None:
         for _ in range(REQUESTS):
@@ -191,7 +191,7 @@ def _read(body: bytes) -> None:
 class _Written:
     """The demo model's dialect with the prompt written before: what is left is the server's own."""
 
-    def __init__(self, dialect: Dialect, prompt: Prompt) -> None:
+    def __init__(self, dialect: ModelFormat, prompt: Prompt) -> None:
         self._prompt = prompt
         self.parser = dialect.parser
         self.encode = dialect.encode
@@ -215,9 +215,9 @@ def _admission(written: int | None) -> Iterator[Callable[[bytes], object]]:
                 if written is not None:
                     prompt = Prompt(token_ids=tuple([5] * written), stop_ids=engine.capabilities.stop_ids)
                     dialect = _Written(dialect, prompt)
-                servers = McpServers(Registered(), 1)
+                servers = McpServers(RegisteredServers(), 1)
                 admission = Admission(
-                    Served(name="model", engine=engine, dialect=dialect),
+                    LoadedModel(name="model", engine=engine, dialect=dialect),
                     at.database,
                     at.replica,
                     at.recorder,
@@ -226,7 +226,7 @@ def _admission(written: int | None) -> Iterator[Callable[[bytes], object]]:
                     Config(),
                     tool_loop=ToolLoop(engine, servers, at.recorder.deliver),
                     on_queued=lambda: None,
-                    unread=Unread(is_unread=at.hub.follows, cancel=lambda _response: None),
+                    unread=Abandonment(is_unread=at.hub.follows, cancel=lambda _response: None),
                 )
                 caller = Caller(TENANT, None)
                 try:
@@ -275,7 +275,7 @@ def _events() -> None:
     """A delta becomes an event, its JSON and its frame; so does a whole item."""
 
     def deltas(_: int) -> None:
-        emitter = Emitter(RESPONSE, CREATED, plain_echo())
+        emitter = EventEmitter(RESPONSE, CREATED, plain_echo())
         for number in range(DELTAS):
             for event in emitter.delta(TextDelta(" word")):
                 frame(RESPONSE, event)
@@ -283,7 +283,7 @@ def _events() -> None:
 
     def items(_: int) -> None:
         for _ in range(DELTAS // 400):
-            emitter = Emitter(RESPONSE, CREATED, plain_echo())
+            emitter = EventEmitter(RESPONSE, CREATED, plain_echo())
             for number in range(100):
                 begun = CallStart("shell", f"call_{number}")
                 for delta in (begun, CallDelta("{}"), CallEnd()):

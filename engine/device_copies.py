@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 
-def send(
+def to_device(
     numbers: Sequence[float] | Sequence[int] | Tensor, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
     """The numbers on the device, in the order of its work."""
@@ -21,7 +21,7 @@ def send(
     return here.to(dtype).pin_memory().to(device, non_blocking=True)
 
 
-class Fetch:
+class AsyncToHost:
     """Tensors that are wanted on the host."""
 
     def __init__(self, *tensors: Tensor) -> None:

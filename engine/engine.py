@@ -10,14 +10,14 @@ from dataclasses import replace
 from time import monotonic
 
 from engine.config import EngineConfig, Limits
-from engine.core.beam_requests import BeamJobs
-from engine.core.engine_core import Loop
-from engine.core.metrics import Meter
-from engine.core.request_registry import Accepted, Close, Ledger, Released
+from engine.core.beam_requests import BeamRequests
+from engine.core.engine_core import EngineCore
+from engine.core.metrics import EngineMetrics
+from engine.core.request_registry import AcceptedRequest, Close, RequestRegistry, Resumed
 from engine.core.supervisor import Supervisor
 from engine.executor import Executor
 from engine.grammar.compiler import CompiledGrammar, check_grammar
-from engine.request import Cancel, Capabilities, Deliver, Job, JobRefused, OnDead, Stats
+from engine.request import Cancel, Deliver, EngineRequest, ModelInfo, OnEngineDeath, RequestRefused, Stats
 from engine.scheduling.block_pool import extend_chain
 from engine.validation import refuse_bad_beams, refuse_bad_output, refuse_bad_sampling, refuse_unknown_adapter
 
@@ -30,15 +30,15 @@ class ThreadedEngine:
         executor: Executor,
         limits: Limits,
         deliver: Deliver,
-        on_dead: OnDead = lambda _why: None,
+        on_dead: OnEngineDeath = lambda _why: None,
     ) -> None:
         self._executor = executor
         self._limits = limits
-        self._ledger = Ledger(limits.max_running + limits.max_waiting, limits.max_of_share)
-        self._meter = Meter(limits.kv_blocks)
-        self._beam_jobs = BeamJobs(self._submit_step, self._cancel, deliver, limits.block_size)
+        self._ledger = RequestRegistry(limits.max_running + limits.max_waiting, limits.max_of_share)
+        self._meter = EngineMetrics(limits.kv_blocks)
+        self._beam_jobs = BeamRequests(self._submit_step, self._cancel, deliver, limits.block_size)
         self._supervisor = Supervisor(
-            lambda watchdog: Loop(
+            lambda watchdog: EngineCore(
                 executor, limits, self._ledger, self._beam_jobs.deliver, self._meter, watchdog
             ),
             self._ledger,
@@ -49,27 +49,27 @@ class ThreadedEngine:
         self._supervisor.start()
 
     @property
-    def capabilities(self) -> Capabilities:
+    def capabilities(self) -> ModelInfo:
         return self._executor.capabilities
 
-    def check(self, job: Job) -> None:
-        """Raises `JobRefused` if the job could never run. Any thread; a new grammar is compiled meanwhile."""
+    def check(self, job: EngineRequest) -> None:
+        """Raises `RequestRefused` if the job could never run. Any thread; compiles a new grammar."""
         self._check(job)
 
-    def _check(self, job: Job) -> CompiledGrammar | None:
+    def _check(self, job: EngineRequest) -> CompiledGrammar | None:
         """The same; returns the job's grammar, compiled."""
         capabilities = self.capabilities
         if not job.prompt:
-            raise JobRefused("bad_token", "The prompt is empty.")
+            raise RequestRefused("bad_token", "The prompt is empty.")
         if not _are_ids(job.prompt, capabilities.vocab_size):
-            raise JobRefused("bad_token", f"Token ids must be 0 to {capabilities.vocab_size - 1}.")
+            raise RequestRefused("bad_token", f"Token ids must be 0 to {capabilities.vocab_size - 1}.")
         if job.max_tokens < 1:
-            raise JobRefused("bad_limit", "max_tokens must be at least 1.")
+            raise RequestRefused("bad_limit", "max_tokens must be at least 1.")
         if not _are_ids((abs(job.priority),), 2**31):
-            raise JobRefused("bad_limit", "priority must be a number of 32 bits.")
+            raise RequestRefused("bad_limit", "priority must be a number of 32 bits.")
         # Written so that NaN, for which every comparison is false, is refused.
         if job.deadline_seconds is not None and not job.deadline_seconds > 0:
-            raise JobRefused("bad_limit", "deadline_seconds must be above 0.")
+            raise RequestRefused("bad_limit", "deadline_seconds must be above 0.")
         refuse_unknown_adapter(job.adapter, capabilities.adapters)
         refuse_bad_sampling(job.sampling, capabilities.vocab_size)
         refuse_bad_output(
@@ -80,21 +80,21 @@ class ThreadedEngine:
         refuse_bad_beams(job)
         total = len(job.prompt) + job.max_tokens
         if total > capabilities.context_length:
-            raise JobRefused(
+            raise RequestRefused(
                 "too_long",
                 f"{len(job.prompt)} prompt tokens and {job.max_tokens} to generate are more than "
                 f"the {capabilities.context_length} that the model can hold.",
             )
         if self._limits.blocks_for(total) > self._limits.kv_blocks:
-            raise JobRefused(
+            raise RequestRefused(
                 "too_long",
                 f"{total} tokens are more than the KV cache can hold, "
                 f"{self._limits.kv_blocks * self._limits.block_size}.",
             )
         return check_grammar(job, self._executor.grammars)
 
-    def submit(self, job: Job) -> None:
-        """Queues the job. Raises `JobRefused`. Any thread, on which the slow work for a long prompt is done.
+    def submit(self, job: EngineRequest) -> None:
+        """Queues the job. Raises `RequestRefused`. Any thread, which does the slow work of a long prompt.
 
         `overloaded` is said when as many jobs as may run and may wait together have not ended, `share_full`
         when as many of this share have not as one may have.
@@ -105,15 +105,15 @@ class ThreadedEngine:
         self._check(job)
         self._beam_jobs.submit(job)
 
-    def _submit(self, job: Job) -> None:
+    def _submit(self, job: EngineRequest) -> None:
         due = None if job.deadline_seconds is None else monotonic() + job.deadline_seconds
         grammar = self._check(job)
         self._ledger.check(job)
-        self._ledger.accept(Accepted(job, self._digest(job), due, grammar))
+        self._ledger.accept(AcceptedRequest(job, self._digest(job), due, grammar))
 
-    def _submit_step(self, job: Job, digests: list[bytes]) -> None:
+    def _submit_step(self, job: EngineRequest, digests: list[bytes]) -> None:
         due = None if job.deadline_seconds is None else monotonic() + job.deadline_seconds
-        self._ledger.accept(Accepted(job, digests, due))
+        self._ledger.accept(AcceptedRequest(job, digests, due))
 
     def cancel(self, job_id: str) -> None:
         """Asks for the job's end; idempotent. Any thread."""
@@ -127,7 +127,7 @@ class ThreadedEngine:
         """Lets no step begin until it is released again. Idempotent; any thread."""
         self._ledger.held = held
         if not held:
-            self._ledger.inbox.put(Released())
+            self._ledger.inbox.put(Resumed())
 
     def stats(self) -> Stats:
         """Any thread. `waiting` counts every accepted job that is in no step."""
@@ -146,7 +146,7 @@ class ThreadedEngine:
         self._supervisor.wait_until_ended()
         self._executor.close()
 
-    def _digest(self, job: Job) -> list[bytes]:
+    def _digest(self, job: EngineRequest) -> list[bytes]:
         size = self._limits.block_size
         chain: list[bytes] = []
         try:
@@ -160,15 +160,15 @@ def load(
     config: EngineConfig,
     deliver: Deliver,
     progress: Callable[[str], None] = lambda _line: None,
-    on_dead: OnDead = lambda _why: None,
+    on_dead: OnEngineDeath = lambda _why: None,
 ) -> ThreadedEngine:
     """Loads the model (seconds to minutes; `progress` gets a line for each stage) and starts on it.
 
     Raises `config.ModelRefused` for a model that would not be served rightly.
     """
-    from engine.runner.model_runner import ModelExecutor  # torch comes in here and nowhere above
+    from engine.runner.model_runner import ModelRunner  # torch comes in here and nowhere above
 
-    executor, limits = ModelExecutor.load(config, progress)
+    executor, limits = ModelRunner.load(config, progress)
     return ThreadedEngine(executor, limits, deliver, on_dead)
 
 

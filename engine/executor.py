@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from engine.grammar.compiler import GrammarCompiler
-from engine.request import Capabilities, FailureCode, PromptLogprobs, TokenLogprobs
-from engine.scheduling.scheduler import Plan
+from engine.request import FailureCode, ModelInfo, PromptLogprobs, TokenLogprobs
+from engine.scheduling.scheduler import SchedulerOutput
 from engine.scheduling.sequence import TokenSequence
 from engine.vocabulary import Vocabulary
 
@@ -32,7 +32,7 @@ class RowFailure:
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
+class SampledToken:
     """One job's next token."""
 
     token_id: int
@@ -44,14 +44,14 @@ class Drawn:
 class StepResult:
     """What a step gave."""
 
-    drawn: list[Drawn | RowFailure]
+    drawn: list[SampledToken | RowFailure]
     """In order, one for each chunk that draws."""
     finite: list[bool]
     """In order, one for each chunk that does not draw: whether what it computed is known to be finite."""
     prompt_logprobs: list[PromptLogprobs] = field(default_factory=list)
 
 
-class Pending(Protocol):
+class PendingTokens(Protocol):
     """The tokens of a step, drawn and on their way."""
 
     @property
@@ -73,17 +73,17 @@ class Pending(Protocol):
         """
 
 
-class Begun(Protocol):
+class ForwardHandle(Protocol):
     """A step whose forward pass was begun."""
 
-    def draw(self, lives: Callable[[TokenSequence], bool]) -> Pending:
+    def draw(self, lives: Callable[[TokenSequence], bool]) -> PendingTokens:
         """Draws for the jobs that live, all of whose tokens are known by now. Raises as `execute` does."""
 
 
-class Ahead(Protocol):
+class PipelinedExecutor(Protocol):
     """Computes steps before the tokens of the last one are known; see `loop`."""
 
-    def begin(self, plan: Plan) -> Begun:
+    def begin(self, plan: SchedulerOutput) -> ForwardHandle:
         """Begins the plan's forward pass; tokens in flight are those of the last draw. Raises as `execute`
         does.
         """
@@ -93,7 +93,7 @@ class Executor(Protocol):
     """Computes steps. Called on the engine thread only, but for `interrupt`."""
 
     @property
-    def capabilities(self) -> Capabilities: ...
+    def capabilities(self) -> ModelInfo: ...
 
     @property
     def vocabulary(self) -> Vocabulary | None:
@@ -104,13 +104,13 @@ class Executor(Protocol):
         """Compiles the grammars of jobs; None if what the tokens spell is not known."""
 
     @property
-    def ahead(self) -> Ahead | None:
+    def ahead(self) -> PipelinedExecutor | None:
         """For an executor that computes on a device of its own, while the host does other things."""
 
     def thread_context(self) -> AbstractContextManager[object]:
         """Entered by the engine thread for its whole life."""
 
-    def execute(self, plan: Plan) -> StepResult:
+    def execute(self, plan: SchedulerOutput) -> StepResult:
         """Computes the plan.
 
         Raises `OutOfMemory` or `EngineFault`; any other exception fails the jobs of this step.

@@ -1,7 +1,7 @@
 """Everything that crosses the engine thread's border, and nothing else.
 
-Inwards go `Job` and `Cancel`; outwards come `Tokens`, `PromptLogprobs`, `Finished` and `Failed`, handed
-over in one list per engine step. All of it is plain data (no tensor, no callable), so that the engine can
+Inwards go `EngineRequest` and `Cancel`; outwards come `Tokens`, `PromptLogprobs`, `Finished` and `Failed`,
+handed over in one list per engine step. All of it is plain data (no tensor, no callable), so that the engine can
 be moved to a process of its own. Token ids only: this file knows nothing of text, HTTP, items or tenants.
 """
 
@@ -33,7 +33,7 @@ MAX_BAD_WORDS = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sampling:
+class SamplingParams:
     """How the next token is drawn.
 
     Randomness comes from a counter-based generator keyed by (`seed`, position), where the position counts
@@ -65,17 +65,19 @@ class Sampling:
     ends with the tokens before it. At most `MAX_BAD_WORDS` with `MAX_BAD_TOKENS` tokens in all."""
 
 
-GrammarKind = Literal["json_schema", "json_object", "regex", "lark", "structural_tags", "structural_form"]
+StructuredOutputKind = Literal[
+    "json_schema", "json_object", "regex", "lark", "structural_tags", "structural_form"
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Grammar:
+class StructuredOutput:
     """What a job's output must be, token by token. `engine.grammar.lark_source` says what `text` may hold."""
 
-    kind: GrammarKind
+    kind: StructuredOutputKind
     text: str = ""
     """The schema as JSON, the pattern, the Lark grammar, or the tags as JSON; nothing for `json_object`."""
-    relaxed: "Grammar | None" = None
+    relaxed: "StructuredOutput | None" = None
     """What is followed in its place if it cannot be compiled."""
 
 
@@ -108,21 +110,21 @@ class Beams:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class EngineRequest:
     """What the engine is given: token ids and limits."""
 
     job_id: str
     prompt: tuple[int, ...]
     max_tokens: int
     """The most tokens to generate, a stop token included. At least 1."""
-    sampling: Sampling
+    sampling: SamplingParams
     stop_ids: frozenset[int] = frozenset()
     """Generation ends with the first of these; it is delivered as the last token."""
     stop_token_ids: frozenset[int] = frozenset()
     """More tokens that generation ends with, whatever `ignore_eos` says; a grammar takes them for tokens like
     others. At most `MAX_STOP_TOKENS`."""
     adapter: str = ""
-    """Compute with this one of `Capabilities.adapters`; with none, the base model."""
+    """Compute with this one of `ModelInfo.adapters`; with none, the base model."""
     cache_salt: str = ""
     """Jobs share cached prefixes only with jobs of the same salt and adapter."""
     priority: int = 0
@@ -145,7 +147,7 @@ class Job:
     prompt_logprobs: int | None = None
     """As `logprobs`, of the prompt but for earlier output, in `PromptLogprobs`. It is computed whole: such a
     job takes nothing from the prefix cache."""
-    grammar: Grammar | None = None
+    grammar: StructuredOutput | None = None
     """Only tokens that it allows are drawn, and stop ids exactly where it may end: it comes before
     `min_tokens`, `ignore_eos`, biases and bad words, and a thinking budget yields to it. It begins with the
     output, earlier output included."""
@@ -206,7 +208,7 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
-class StopHit:
+class StopMatch:
     """Which stop string ended a job, and where it lies in the output's last tokens.
 
     The text to show is that of the tokens before these, and the first `before` bytes of these.
@@ -228,7 +230,7 @@ class Finished:
     job_id: str
     reason: FinishReason
     usage: Usage
-    stop_hit: StopHit | None = None
+    stop_hit: StopMatch | None = None
     """Where the reason is a stop string."""
 
 
@@ -255,7 +257,7 @@ class Deliver(Protocol):
     def __call__(self, messages: Sequence[Outbound], /) -> None: ...
 
 
-class OnDead(Protocol):
+class OnEngineDeath(Protocol):
     """Called once, on a thread of the engine, when it has died for good; must not block.
 
     Every job was told before. What serves the engine should end the process, so that it starts anew. A first
@@ -265,7 +267,7 @@ class OnDead(Protocol):
     def __call__(self, why: str, /) -> None: ...
 
 
-class JobRefused(Exception):
+class RequestRefused(Exception):
     """The job can never run as it stands; nothing was queued.
 
     `reason` is machine-readable, `str()` is a sentence for the caller.
@@ -294,8 +296,8 @@ class JobRefused(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Capabilities:
-    """What a caller must know of the loaded model to build a valid `Job`."""
+class ModelInfo:
+    """What a caller must know of the loaded model to build a valid `EngineRequest`."""
 
     vocab_size: int
     context_length: int
@@ -366,13 +368,13 @@ class Engine(Protocol):
     """The handle. Every job that `submit` accepts ends in exactly one `Finished` or `Failed`."""
 
     @property
-    def capabilities(self) -> Capabilities: ...
+    def capabilities(self) -> ModelInfo: ...
 
-    def check(self, job: Job) -> None:
-        """Raises `JobRefused` if the job could never run. Pure; any thread."""
+    def check(self, job: EngineRequest) -> None:
+        """Raises `RequestRefused` if the job could never run. Pure; any thread."""
 
-    def submit(self, job: Job) -> None:
-        """Queues the job. Raises `JobRefused`. Any thread."""
+    def submit(self, job: EngineRequest) -> None:
+        """Queues the job. Raises `RequestRefused`. Any thread."""
 
     def cancel(self, job_id: str) -> None:
         """Asks for the job's end; idempotent. Any thread."""

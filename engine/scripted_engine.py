@@ -23,12 +23,20 @@ from weakref import WeakKeyDictionary
 
 from engine.config import Limits
 from engine.engine import ThreadedEngine
-from engine.executor import Drawn, EngineFault, OutOfMemory, RowFailure, StepResult
+from engine.executor import EngineFault, OutOfMemory, RowFailure, SampledToken, StepResult
 from engine.grammar.compiler import GrammarCompiler
-from engine.request import Capabilities, Deliver, FailureCode, Job, OnDead, PromptLogprobs, TokenLogprobs
-from engine.sampling.grammar_masks import Followers, Masks
+from engine.request import (
+    Deliver,
+    EngineRequest,
+    FailureCode,
+    ModelInfo,
+    OnEngineDeath,
+    PromptLogprobs,
+    TokenLogprobs,
+)
+from engine.sampling.grammar_masks import GrammarMatchers, Masks
 from engine.sampling.token_rules import TokenRules
-from engine.scheduling.scheduler import Chunk, Plan
+from engine.scheduling.scheduler import ScheduledChunk, SchedulerOutput
 from engine.scheduling.sequence import TokenSequence
 from engine.vocabulary import Vocabulary
 
@@ -40,7 +48,7 @@ class Crash(BaseException):
     """What the engine dies of when the device is not to blame."""
 
 
-class Mishap(Exception):
+class ScriptedRowFailure(Exception):
     """What a step fails of."""
 
 
@@ -110,8 +118,8 @@ class ScriptedEngine(ThreadedEngine):
         self,
         config: ScriptedConfig,
         deliver: Deliver,
-        scripts: Callable[[Job], Script | None] = lambda _job: None,
-        on_dead: OnDead = lambda _why: None,
+        scripts: Callable[[EngineRequest], Script | None] = lambda _job: None,
+        on_dead: OnEngineDeath = lambda _why: None,
     ) -> None:
         self._scripted = _ScriptedExecutor(config, scripts)
         limits = Limits(
@@ -139,7 +147,7 @@ class ScriptedEngine(ThreadedEngine):
 
 
 class _ScriptedExecutor:
-    def __init__(self, config: ScriptedConfig, scripts: Callable[[Job], Script | None]) -> None:
+    def __init__(self, config: ScriptedConfig, scripts: Callable[[EngineRequest], Script | None]) -> None:
         self._config = config
         self._scripts = scripts
         self._answers: WeakKeyDictionary[TokenSequence, _Answer] = WeakKeyDictionary()
@@ -149,11 +157,11 @@ class _ScriptedExecutor:
         self.ordered: deque[Fault] = deque()
         self.vocabulary = config.spelling
         self.grammars = None if config.spelling is None else GrammarCompiler(config.spelling)
-        self._followers = Followers(self.grammars)
+        self._followers = GrammarMatchers(self.grammars)
         spelled = config.spelling
         self._rules = TokenRules(config.vocab_size if spelled is None else len(spelled.tokens))
         self.ahead = None
-        self.capabilities = Capabilities(
+        self.capabilities = ModelInfo(
             vocab_size=config.vocab_size,
             context_length=config.context_length,
             stop_ids=frozenset({config.stop_id}),
@@ -165,7 +173,7 @@ class _ScriptedExecutor:
     def thread_context(self) -> AbstractContextManager[object]:
         return nullcontext()
 
-    def execute(self, plan: Plan) -> StepResult:
+    def execute(self, plan: SchedulerOutput) -> StepResult:
         if self._config.step_seconds:
             self._closing.wait(self._config.step_seconds)
         told = [said for chunk in plan if (said := _tell(chunk)) is not None]
@@ -189,7 +197,7 @@ class _ScriptedExecutor:
     def resume(self) -> None:
         self._resumed.set()
 
-    def _next(self, sequence: TokenSequence) -> Drawn | RowFailure:
+    def _next(self, sequence: TokenSequence) -> SampledToken | RowFailure:
         answer = self._answers.get(sequence)
         if answer is None:
             answer = self._answers[sequence] = self._begin(sequence.job)
@@ -202,12 +210,12 @@ class _ScriptedExecutor:
         token_id = answer.token(sequence)
         if sequence.must_go_on and token_id in sequence.ends:
             token_id = next((i for i in self._config.vocabulary if i not in sequence.ends), token_id)
-        return Drawn(token_id, _logprobs_of(sequence.job, token_id))
+        return SampledToken(token_id, _logprobs_of(sequence.job, token_id))
 
     def _strike(self, fault: Fault) -> None:
         match fault.kind:
             case "raise":
-                raise Mishap("A fault of the script.")
+                raise ScriptedRowFailure("A fault of the script.")
             case "oom":
                 raise OutOfMemory("A fault of the script.")
             case "die":
@@ -218,17 +226,17 @@ class _ScriptedExecutor:
                 self._hang()
 
     def _obey(
-        self, drawn: list[Drawn | RowFailure], sequences: list[TokenSequence], masks: Masks
-    ) -> list[Drawn | RowFailure]:
+        self, drawn: list[SampledToken | RowFailure], sequences: list[TokenSequence], masks: Masks
+    ) -> list[SampledToken | RowFailure]:
         """Puts tokens that the grammars allow in the place of others."""
         for row in masks.rows:
             said = drawn[row]
             if row in masks.failed:
                 drawn[row] = RowFailure("engine_error", masks.failed[row])
-            elif isinstance(said, Drawn):
+            elif isinstance(said, SampledToken):
                 sequence = sequences[row]
                 token_id = self._allowed(said.token_id, sequence, masks.of(row))
-                drawn[row] = Drawn(token_id, _logprobs_of(sequence.job, token_id))
+                drawn[row] = SampledToken(token_id, _logprobs_of(sequence.job, token_id))
         return drawn
 
     def _allowed(self, token_id: int, sequence: TokenSequence, mask: memoryview) -> int:
@@ -244,7 +252,7 @@ class _ScriptedExecutor:
         key = f"{sequence.job.sampling.seed}:{sequence.tokens[-8:]}".encode()
         return usual[int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little") % len(usual)]
 
-    def _begin(self, job: Job) -> "_Answer":
+    def _begin(self, job: EngineRequest) -> "_Answer":
         script = self._scripts(job) or self._config.script
         fault = script.fault
         if fault is None and self.ordered:
@@ -265,7 +273,7 @@ def _has(mask: memoryview, token_id: int) -> bool:
     return bool(mask[token_id // 8] >> token_id % 8 & 1)
 
 
-def _logprobs_of(job: Job, token_id: int) -> TokenLogprobs | None:
+def _logprobs_of(job: EngineRequest, token_id: int) -> TokenLogprobs | None:
     """What a job is told of its token."""
     if job.logprobs is None:
         return None
@@ -282,7 +290,7 @@ def _logprobs(token_id: int, wanted: int) -> TokenLogprobs:
     return TokenLogprobs(-math.log(2), top[:wanted])
 
 
-def _tell(chunk: Chunk) -> PromptLogprobs | None:
+def _tell(chunk: ScheduledChunk) -> PromptLogprobs | None:
     """What the chunk's job wants to be told of its prompt."""
     job, untold = chunk.sequence.job, chunk.sequence.untold
     stop = min(chunk.start + chunk.count + 1, untold.stop)
@@ -295,7 +303,9 @@ def _tell(chunk: Chunk) -> PromptLogprobs | None:
 class _Answer(ABC):
     """One job's answer, and how much of it the job's prompt already ends with."""
 
-    def __init__(self, job: Job, script: Script, config: ScriptedConfig, fault: Fault | None) -> None:
+    def __init__(
+        self, job: EngineRequest, script: Script, config: ScriptedConfig, fault: Fault | None
+    ) -> None:
         self.job = job
         self.script = script
         self.config = config
@@ -327,7 +337,9 @@ class _Drawn(_Answer):
     prompt that does so by chance, one in as many as the vocabulary has ids, gets a shorter answer.
     """
 
-    def __init__(self, job: Job, script: Script, config: ScriptedConfig, fault: Fault | None) -> None:
+    def __init__(
+        self, job: EngineRequest, script: Script, config: ScriptedConfig, fault: Fault | None
+    ) -> None:
         super().__init__(job, script, config, fault)
         seed = job.sampling.seed if job.sampling.temperature > 0 else 0
         start = f"{seed}{job.adapter}".encode(errors="surrogatepass")

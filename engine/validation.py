@@ -19,9 +19,9 @@ from engine.request import (
     MAX_STOP_BYTES,
     MAX_STOP_STRINGS,
     MAX_STOP_TOKENS,
-    Job,
-    JobRefused,
-    Sampling,
+    EngineRequest,
+    RequestRefused,
+    SamplingParams,
     ThinkingBudget,
 )
 
@@ -39,76 +39,78 @@ RANGES = {
 }
 
 
-def refuse_bad_sampling(sampling: Sampling, vocab_size: int) -> None:
-    """Raises `JobRefused` for numbers that nothing can be drawn by."""
+def refuse_bad_sampling(sampling: SamplingParams, vocab_size: int) -> None:
+    """Raises `RequestRefused` for numbers that nothing can be drawn by."""
     # Written so that NaN, for which every comparison is false, is refused.
     if not 0 <= sampling.temperature < math.inf:
-        raise JobRefused("bad_sampling", "temperature must be a number of at least 0.")
+        raise RequestRefused("bad_sampling", "temperature must be a number of at least 0.")
     if not 0 < sampling.top_p <= 1:
-        raise JobRefused("bad_sampling", "top_p must be above 0 and at most 1.")
+        raise RequestRefused("bad_sampling", "top_p must be above 0 and at most 1.")
     if sampling.top_k < 0:
-        raise JobRefused("bad_sampling", "top_k must be at least 0.")
+        raise RequestRefused("bad_sampling", "top_k must be at least 0.")
     if sampling.seed not in SEED_RANGE:
-        raise JobRefused("bad_sampling", "seed must fit into 64 bits.")
+        raise RequestRefused("bad_sampling", "seed must fit into 64 bits.")
     for name, (low, high) in RANGES.items():
         if not _is_number(getattr(sampling, name), low, high):
-            raise JobRefused("bad_sampling", f"{name} must be a number from {low:g} to {high:g}.")
+            raise RequestRefused("bad_sampling", f"{name} must be a number from {low:g} to {high:g}.")
     _refuse_bad_bias(sampling.logit_bias, vocab_size)
     if not _are_tokens(sampling.allowed_token_ids, MAX_ALLOWED_TOKENS, vocab_size):
-        raise JobRefused(
+        raise RequestRefused(
             "bad_sampling", _tokens_sentence("allowed_token_ids", MAX_ALLOWED_TOKENS, vocab_size)
         )
     words = sampling.bad_words
     if not isinstance(words, tuple) or len(words) > MAX_BAD_WORDS or not all(words):
-        raise JobRefused("bad_sampling", f"bad_words must be a tuple of at most {MAX_BAD_WORDS} sequences.")
+        raise RequestRefused(
+            "bad_sampling", f"bad_words must be a tuple of at most {MAX_BAD_WORDS} sequences."
+        )
     if not _are_tokens(tuple(chain.from_iterable(words)), MAX_BAD_TOKENS, vocab_size):
-        raise JobRefused("bad_sampling", _tokens_sentence("bad_words", MAX_BAD_TOKENS, vocab_size))
+        raise RequestRefused("bad_sampling", _tokens_sentence("bad_words", MAX_BAD_TOKENS, vocab_size))
 
 
 def refuse_unknown_adapter(adapter: str, known: Sequence[str]) -> None:
-    """Raises `JobRefused` if a job names an adapter that was not loaded."""
+    """Raises `RequestRefused` if a job names an adapter that was not loaded."""
     if adapter != "" and adapter not in known:
-        raise JobRefused("bad_adapter", f"There is no adapter {adapter!r} of this model.")
+        raise RequestRefused("bad_adapter", f"There is no adapter {adapter!r} of this model.")
 
 
-def refuse_bad_output(job: Job, *, vocab_size: int, has_vocabulary: bool) -> None:
-    """Raises `JobRefused` for wishes about the output that cannot be met."""
+def refuse_bad_output(job: EngineRequest, *, vocab_size: int, has_vocabulary: bool) -> None:
+    """Raises `RequestRefused` for wishes about the output that cannot be met."""
     # They index logits: one beyond them would fail whoever else is in the step.
     stops = job.stop_ids if isinstance(job.stop_ids, Collection) else ()
     if not all(_is_count(token_id, vocab_size - 1) for token_id in stops):
-        raise JobRefused("bad_stop", f"stop_ids must be ids from 0 to {vocab_size - 1}.")
+        raise RequestRefused("bad_stop", f"stop_ids must be ids from 0 to {vocab_size - 1}.")
     for name, most in (("stop_token_ids", MAX_STOP_TOKENS), ("logprob_token_ids", MAX_LOGPROB_TOKENS)):
         if not _are_tokens(getattr(job, name), most, vocab_size):
-            raise JobRefused("bad_stop", _tokens_sentence(name, most, vocab_size))
+            raise RequestRefused("bad_stop", _tokens_sentence(name, most, vocab_size))
     _refuse_bad_budget(job.thinking_budget, vocab_size)
     if not _is_count(job.output_offset, len(job.prompt)):
-        raise JobRefused("bad_limit", "output_offset must be 0 to the number of prompt tokens.")
+        raise RequestRefused("bad_limit", "output_offset must be 0 to the number of prompt tokens.")
     if not _is_count(job.min_tokens, job.max_tokens + job.output_offset):
-        raise JobRefused("bad_limit", "min_tokens must be at least 0 and at most max_tokens.")
+        raise RequestRefused("bad_limit", "min_tokens must be at least 0 and at most max_tokens.")
     for name in ("logprobs", "prompt_logprobs"):
         wanted = getattr(job, name)
         if wanted is not None and not _is_count(wanted, MAX_LOGPROBS):
-            raise JobRefused("bad_limit", f"{name} must be 0 to {MAX_LOGPROBS}.")
+            raise RequestRefused("bad_limit", f"{name} must be 0 to {MAX_LOGPROBS}.")
     _refuse_bad_stops(job.stop_strings)
     if job.stop_strings and not has_vocabulary:
-        raise JobRefused(
+        raise RequestRefused(
             "bad_stop", "This model has no tokenizer.json, so its tokens have no text to stop at."
         )
 
 
-def refuse_bad_beams(job: Job) -> None:
-    """Raises `JobRefused` for a search that cannot be made, or for wishes that do not go with one."""
+def refuse_bad_beams(job: EngineRequest) -> None:
+    """Raises `RequestRefused` for a search that cannot be made, or for wishes that do not go with one."""
     beams = job.beams
     if beams is None:
         return
     if not _is_count(beams.width - 1, MAX_BEAMS - 1) or not _is_count(beams.rank, beams.width - 1):
-        raise JobRefused("bad_beams", f"A beam search has 1 to {MAX_BEAMS} beams, ranked from 0.")
+        raise RequestRefused("bad_beams", f"A beam search has 1 to {MAX_BEAMS} beams, ranked from 0.")
     if not _is_number(beams.length_penalty, -MAX_LENGTH_PENALTY, MAX_LENGTH_PENALTY):
         most = MAX_LENGTH_PENALTY
-        raise JobRefused("bad_beams", f"length_penalty must be a number from {-most:g} to {most:g}.")
+        raise RequestRefused("bad_beams", f"length_penalty must be a number from {-most:g} to {most:g}.")
     others = (job.grammar, job.thinking_budget, job.prompt_logprobs)
     if job.stop_strings or job.logprob_token_ids or any(other is not None for other in others):
-        raise JobRefused(
+        raise RequestRefused(
             "bad_beams",
             "A beam search goes with no grammar, stop string, thinking budget or logprobs of a prompt.",
         )
@@ -118,11 +120,13 @@ def _refuse_bad_budget(budget: ThinkingBudget | None, vocab_size: int) -> None:
     if budget is None:
         return
     if not _is_count(budget.tokens, 2**31) or not _is_count(budget.spent, 2**31):
-        raise JobRefused("bad_limit", "A thinking budget must be at least 0.")
+        raise RequestRefused("bad_limit", "A thinking budget must be at least 0.")
     if not all(
         marks and _are_tokens(marks, MAX_STOP_BYTES, vocab_size) for marks in (budget.start, budget.end)
     ):
-        raise JobRefused("bad_limit", "A thinking budget needs the tokens that begin and end the reasoning.")
+        raise RequestRefused(
+            "bad_limit", "A thinking budget needs the tokens that begin and end the reasoning."
+        )
 
 
 def _are_tokens(ids: Any, most: int, vocab_size: int) -> bool:
@@ -139,29 +143,29 @@ def _tokens_sentence(name: str, most: int, vocab_size: int) -> str:
 
 def _refuse_bad_bias(biases: Sequence[tuple[int, float]], vocab_size: int) -> None:
     if not isinstance(biases, tuple) or len(biases) > MAX_BIASES:
-        raise JobRefused("bad_sampling", f"logit_bias must be a tuple of at most {MAX_BIASES} pairs.")
+        raise RequestRefused("bad_sampling", f"logit_bias must be a tuple of at most {MAX_BIASES} pairs.")
     for pair in biases:
         if not isinstance(pair, tuple) or len(pair) != 2 or not _is_count(pair[0], vocab_size - 1):
-            raise JobRefused(
+            raise RequestRefused(
                 "bad_sampling",
                 f"logit_bias is for the {vocab_size} token ids from 0 on; {str(pair)[:50]} has none of them.",
             )
         if not _is_number(pair[1], -MAX_BIAS, MAX_BIAS):
-            raise JobRefused("bad_sampling", f"A logit_bias must be from {-MAX_BIAS:g} to {MAX_BIAS:g}.")
+            raise RequestRefused("bad_sampling", f"A logit_bias must be from {-MAX_BIAS:g} to {MAX_BIAS:g}.")
     if any(one[0] >= other[0] for one, other in pairwise(biases)):
-        raise JobRefused("bad_sampling", "logit_bias must name each token id once, in rising order.")
+        raise RequestRefused("bad_sampling", "logit_bias must name each token id once, in rising order.")
 
 
 def _refuse_bad_stops(stops: Sequence[str]) -> None:
     if not isinstance(stops, tuple) or len(stops) > MAX_STOP_STRINGS:
-        raise JobRefused("bad_stop", f"stop_strings must be a tuple of at most {MAX_STOP_STRINGS}.")
+        raise RequestRefused("bad_stop", f"stop_strings must be a tuple of at most {MAX_STOP_STRINGS}.")
     for text in stops:
         try:
             size = len(text.encode())
         except (AttributeError, UnicodeEncodeError):
-            raise JobRefused("bad_stop", "A stop string must be Unicode text.") from None
+            raise RequestRefused("bad_stop", "A stop string must be Unicode text.") from None
         if not 1 <= size <= MAX_STOP_BYTES:
-            raise JobRefused("bad_stop", f"A stop string must have 1 to {MAX_STOP_BYTES} bytes in UTF-8.")
+            raise RequestRefused("bad_stop", f"A stop string must have 1 to {MAX_STOP_BYTES} bytes in UTF-8.")
 
 
 def _is_number(value: Any, low: float, high: float) -> bool:

@@ -12,21 +12,21 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 from uuid import UUID
 
-from engine.request import Engine, JobRefused
+from engine.request import Engine, RequestRefused
 from server.errors import ApiError
 from server.generation.run import Run
 from server.hosted_tools.mcp.client import McpServers, failure
-from server.hosted_tools.tool_specs import DueCall, Errand, Outcome
-from server.prompting.next_turn import Turns
+from server.hosted_tools.tool_specs import DueCall, PendingToolWork, ToolResult
+from server.prompting.next_turn import TurnBuilder
 from server.recording.run_registry import (
     SERVER_ERROR,
-    Break,
-    Called,
-    HandBack,
+    CancelRequested,
+    FailRun,
     Inbound,
-    Interrupt,
-    NextTurn,
-    Step,
+    ReleaseRuns,
+    RunUpdate,
+    StartTurn,
+    ToolCallFinished,
 )
 
 log = logging.getLogger("holdfast.tools")
@@ -47,13 +47,13 @@ class ToolLoop:
         self.servers = servers
         self._deliver = deliver
         self._lock = threading.Lock()
-        self._turns: dict[UUID, Turns] = {}
+        self._turns: dict[UUID, TurnBuilder] = {}
         self._jobs: dict[UUID, str] = {}
         self._cancelled: set[UUID] = set()
         self._turn_pool = ThreadPoolExecutor(TURN_THREADS, "turns")
         self._closed = False
 
-    def expect(self, turns: Turns) -> None:
+    def expect(self, turns: TurnBuilder) -> None:
         """A response is about to begin here; `look` forgets it at its end."""
         with self._lock:
             self._turns[turns.response] = turns
@@ -65,7 +65,7 @@ class ToolLoop:
             self._cancelled.discard(response)
         self.servers.give_up(response)
 
-    def look(self, steps: Sequence[Step]) -> None:
+    def look(self, steps: Sequence[RunUpdate]) -> None:
         """What the recorder has committed: begins what the runs now wait for."""
         for step in steps:
             if step.over:
@@ -73,7 +73,7 @@ class ToolLoop:
             elif (errand := step.run.take_errand()) is not None:
                 self.carry_on(step.run, errand)
 
-    def carry_on(self, run: Run, errand: Errand, *, again: bool = False) -> None:
+    def carry_on(self, run: Run, errand: PendingToolWork, *, again: bool = False) -> None:
         """Begins the calls, or the next turn, on other threads.
 
         `again` says that the calls may have been made before, by a replica that was stopped: those whose
@@ -86,7 +86,7 @@ class ToolLoop:
             return
         for due in errand.calls:
             if again and not due.repeatable:
-                self._deliver([Called(response, due.index, failure(STOPPED))])
+                self._deliver([ToolCallFinished(response, due.index, failure(STOPPED))])
             else:
                 self._call(turns, due)
         if not errand.calls:
@@ -108,7 +108,7 @@ class ToolLoop:
             job = self._jobs.get(response)
         if job is not None:
             self._engine.cancel(job)
-        self._deliver([Interrupt(response)])
+        self._deliver([CancelRequested(response)])
 
     def close(self) -> None:
         """Begins nothing more; what is under way is not waited for. Its results may still be delivered."""
@@ -116,11 +116,11 @@ class ToolLoop:
             self._closed = True
         self._turn_pool.shutdown(wait=False, cancel_futures=True)
 
-    def _call(self, turns: Turns, due: DueCall) -> None:
+    def _call(self, turns: TurnBuilder, due: DueCall) -> None:
         """Begins a call, whose outcome is delivered when it is there. Waits for nothing."""
 
-        def deliver(outcome: Outcome) -> None:
-            self._deliver([Called(turns.response, due.index, outcome)])
+        def deliver(outcome: ToolResult) -> None:
+            self._deliver([ToolCallFinished(turns.response, due.index, outcome)])
 
         if not due.allowed:
             deliver(failure(NO_MORE))
@@ -145,42 +145,42 @@ class ToolLoop:
             return
         made.add_done_callback(lambda done: deliver(done.result()))
 
-    def _begin_turn(self, turns: Turns, errand: Errand) -> None:
+    def _begin_turn(self, turns: TurnBuilder, errand: PendingToolWork) -> None:
         response = turns.response
         try:
             turn = turns.after(errand.output, errand.turn, errand.spent)
         except ApiError as error:
             # A prompt that leaves no room ends a response as a limit of tokens does: incomplete.
             too_long = error.code == "context_length_exceeded"
-            end = NextTurn(response, None, 0) if too_long else Break(response, SERVER_ERROR, str(error))
+            end = StartTurn(response, None, 0) if too_long else FailRun(response, SERVER_ERROR, str(error))
             self._deliver([end])
             return
         except Exception:
             log.exception("the next turn of response %s cannot be prepared", response)
-            self._deliver([Break(response, SERVER_ERROR, CANNOT_GO_ON)])
+            self._deliver([FailRun(response, SERVER_ERROR, CANNOT_GO_ON)])
             return
         if turn is None:
-            self._deliver([NextTurn(response, None, 0)])
+            self._deliver([StartTurn(response, None, 0)])
             return
         with self._lock:
             self._jobs[response] = turn.job.job_id
-        self._deliver([NextTurn(response, turn.reading, len(turn.job.prompt))])
+        self._deliver([StartTurn(response, turn.reading, len(turn.job.prompt))])
         try:
             self._engine.submit(turn.job)
-        except JobRefused as refused:
+        except RequestRefused as refused:
             self._refused(turns, refused)
         with self._lock:
             unwanted = response in self._cancelled or response not in self._turns
         if unwanted:
             self._engine.cancel(turn.job.job_id)
 
-    def _refused(self, turns: Turns, refused: JobRefused) -> None:
+    def _refused(self, turns: TurnBuilder, refused: RequestRefused) -> None:
         log.warning("the next turn of response %s is refused: %s", turns.response, refused)
         no_room = refused.reason in ("overloaded", "share_full", "closed")
         if no_room and turns.request.background:
-            self._deliver([HandBack(frozenset({turns.response}))])
+            self._deliver([ReleaseRuns(frozenset({turns.response}))])
         else:
-            self._deliver([Break(turns.response, SERVER_ERROR, NO_ROOM if no_room else CANNOT_GO_ON)])
+            self._deliver([FailRun(turns.response, SERVER_ERROR, NO_ROOM if no_room else CANNOT_GO_ON)])
 
 
 class Deliver(Protocol):

@@ -17,7 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engine.attention.paged import LayerNeeds, PagedAttention, PagedRows, SdpaGather
+from engine.attention.paged import (
+    AttentionMetadata,
+    GatherSdpaBackend,
+    LayerAttentionSpec,
+    PagedAttentionBackend,
+)
 from engine.attention.sdpa import LayerCall
 
 log = logging.getLogger(__name__)
@@ -56,8 +61,8 @@ def sources(hub_kernel: str | None = None) -> dict[str, Callable[[], Function]]:
     return known
 
 
-class FlashKernel:
-    """Implements `PagedAttention` with one call, whatever mix of prompts and single tokens the step is."""
+class FlashAttentionBackend:
+    """A `PagedAttentionBackend` of one call, whatever mix of prompts and single tokens the step is."""
 
     def __init__(self, name: str, function: Function, parameters: Collection[str]) -> None:
         """Raises `ValueError` if a parameter is not there that is needed for every model."""
@@ -70,7 +75,7 @@ class FlashKernel:
         self._sinks = next((known for known in SINK_NAMES if known in parameters), None)
         self._caps = "softcap" in parameters
 
-    def why_not(self, needs: LayerNeeds, dtype: torch.dtype) -> str | None:
+    def why_not(self, needs: LayerAttentionSpec, dtype: torch.dtype) -> str | None:
         """What of a layer's needs it cannot meet."""
         if dtype not in (torch.bfloat16, torch.float16):
             return f"it does not compute in {str(dtype).removeprefix('torch.')}"
@@ -84,7 +89,7 @@ class FlashKernel:
             return "it cannot cap scores"
         return None
 
-    def attend(self, call: LayerCall, keys: Tensor, values: Tensor, rows: PagedRows) -> Tensor:
+    def attend(self, call: LayerCall, keys: Tensor, values: Tensor, rows: AttentionMetadata) -> Tensor:
         assert self._table is not None
         more: dict[str, Any] = {self._table: rows.tables}
         if call.sinks is not None:
@@ -110,13 +115,13 @@ class FlashKernel:
         )
 
 
-def find_kernel(
-    needs: Collection[LayerNeeds],
+def select_backend(
+    needs: Collection[LayerAttentionSpec],
     dtype: torch.dtype,
     device: torch.device,
     block_size: int,
     known: Mapping[str, Callable[[], Function]] | None = None,
-) -> PagedAttention | None:
+) -> PagedAttentionBackend | None:
     """The first kernel that meets all needs and proves it; the log says what became of each that is there.
 
     `known` are those of `sources`, without one of the hub if nothing is said.
@@ -124,7 +129,7 @@ def find_kernel(
     for name, load in (sources() if known is None else known).items():
         try:
             function = load()
-            kernel = FlashKernel(name, function, inspect.signature(function).parameters)
+            kernel = FlashAttentionBackend(name, function, inspect.signature(function).parameters)
         except ModuleNotFoundError:
             continue
         except Exception as error:  # noqa: BLE001 - whatever a foreign package raises
@@ -138,8 +143,8 @@ def find_kernel(
 
 
 def _why_not(
-    kernel: FlashKernel,
-    needs: Collection[LayerNeeds],
+    kernel: FlashAttentionBackend,
+    needs: Collection[LayerAttentionSpec],
     dtype: torch.dtype,
     device: torch.device,
     block_size: int,
@@ -164,7 +169,11 @@ def _why_not(
 
 
 def _differ(
-    kernel: PagedAttention, need: LayerNeeds, dtype: torch.dtype, device: torch.device, block_size: int
+    kernel: PagedAttentionBackend,
+    need: LayerAttentionSpec,
+    dtype: torch.dtype,
+    device: torch.device,
+    block_size: int,
 ) -> float:
     """How far the kernel is from the reference, at most, on numbers of about 1: decode, and a mixed step."""
     far = 5 * block_size if need.window is None else min(need.window, 1024) + 2 * block_size
@@ -182,13 +191,13 @@ def _differ(
 
 
 def _make_case(
-    need: LayerNeeds,
+    need: LayerAttentionSpec,
     dtype: torch.dtype,
     device: torch.device,
     size: int,
     lengths: Sequence[int],
     counts: Sequence[int],
-) -> tuple[LayerCall, Tensor, Tensor, PagedRows]:
+) -> tuple[LayerCall, Tensor, Tensor, AttentionMetadata]:
     dice = torch.Generator().manual_seed(11)
 
     def draw(*shape: int) -> Tensor:
@@ -207,7 +216,7 @@ def _make_case(
     query = draw(need.heads, sum(counts), need.key_size).transpose(0, 1)
     sinks = draw(need.heads) if need.sinks else None
     call = LayerCall(0, query, query, query, None, need.window, sinks, need.softcap)
-    rows = PagedRows(
+    rows = AttentionMetadata(
         tables.to(device),
         torch.tensor(lengths, dtype=torch.int32, device=device),
         starts.to(device, torch.int32),
@@ -217,7 +226,9 @@ def _make_case(
     return call, keys, values, rows
 
 
-def _refer(call: LayerCall, keys: Tensor, values: Tensor, rows: PagedRows, counts: Sequence[int]) -> Tensor:
+def _refer(
+    call: LayerCall, keys: Tensor, values: Tensor, rows: AttentionMetadata, counts: Sequence[int]
+) -> Tensor:
     """By the reference, which knows rows of one token only: each token becomes the last of a row."""
     device = rows.tables.device
     owner = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts)).to(device)
@@ -228,8 +239,8 @@ def _refer(call: LayerCall, keys: Tensor, values: Tensor, rows: PagedRows, count
     ]
     own = torch.tensor(lengths, dtype=torch.int32, device=device)
     starts = torch.arange(len(lengths) + 1, dtype=torch.int32, device=device)
-    alone = PagedRows(rows.tables[owner], own, starts, most=1, longest=rows.longest)
-    return SdpaGather().attend(call, keys, values, alone)
+    alone = AttentionMetadata(rows.tables[owner], own, starts, most=1, longest=rows.longest)
+    return GatherSdpaBackend().attend(call, keys, values, alone)
 
 
 def _one_line(error: Exception) -> str:

@@ -1,8 +1,8 @@
 """Attention straight from the block tables: the seam that kernels for GPUs stand behind.
 
-Engine thread. All jobs of a step are described at once, by tensors whose shapes the host knows, so the
-same calls can be recorded and replayed. `SdpaGather` is the reference: torch's own attention over gathered
-blocks, on every device. Ignorant of jobs and of models.
+Engine thread. All requests of a step are described at once, by tensors whose shapes the host knows, so
+the same calls can be recorded and replayed. `GatherSdpaBackend` is the reference: torch's own attention
+over gathered blocks, on every device. Knows neither requests nor models.
 """
 
 from dataclasses import dataclass
@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from engine.attention.sdpa import NEVER, LayerCall, one_token_each
-from engine.kv.kv_cache import KvStore
+from engine.kv.kv_cache import KVCache
 from engine.scheduling.block_pool import BLANK_BLOCK
 
 
 @dataclass(frozen=True, slots=True)
-class LayerNeeds:
+class LayerAttentionSpec:
     """What a layer of the model asks of attention."""
 
     heads: int
@@ -30,7 +30,7 @@ class LayerNeeds:
 
 
 @dataclass(frozen=True, slots=True)
-class PagedRows:
+class AttentionMetadata:
     """Where the jobs of one packed row have their keys and values. All tensors are of 32 bits."""
 
     tables: Tensor
@@ -45,21 +45,23 @@ class PagedRows:
     """Tokens that one job has at most, counted in whole blocks."""
 
 
-class PagedAttention(Protocol):
+class PagedAttentionBackend(Protocol):
     """Attends to keys and values where they lie. That of the step's own tokens are already there."""
 
     @property
     def name(self) -> str:
         """For the log and for whoever asks what the engine computes with."""
 
-    def attend(self, call: LayerCall, keys: Tensor, values: Tensor, rows: PagedRows) -> Tensor:
+    def attend(self, call: LayerCall, keys: Tensor, values: Tensor, rows: AttentionMetadata) -> Tensor:
         """`keys` and `values` are `[blocks, block size, heads, size]`; gives `[T, heads, value size]`."""
 
 
-class TableStep:
+class PagedForward:
     """One forward pass whose attention goes by block tables; implements `attention.Step`."""
 
-    def __init__(self, store: KvStore, slots: Tensor, rows: PagedRows, attention: PagedAttention) -> None:
+    def __init__(
+        self, store: KVCache, slots: Tensor, rows: AttentionMetadata, attention: PagedAttentionBackend
+    ) -> None:
         """`slots` `[T]` says where each token's key goes."""
         self._store = store
         self._slots = slots
@@ -72,12 +74,12 @@ class TableStep:
         return self._attention.attend(call, keys, values, self._rows)
 
 
-class SdpaGather:
+class GatherSdpaBackend:
     """The reference, for rows of one token each. The columns of a window are gathered row by row."""
 
     name = "sdpa"
 
-    def attend(self, call: LayerCall, keys: Tensor, values: Tensor, rows: PagedRows) -> Tensor:
+    def attend(self, call: LayerCall, keys: Tensor, values: Tensor, rows: AttentionMetadata) -> Tensor:
         if rows.most != 1:
             raise ValueError("rows of several tokens are not what the reference is for")
         size = keys.shape[1]

@@ -20,8 +20,8 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
 from engine.config import ModelRefused
-from engine.kv.contiguous_cache import Shelf
-from engine.kv.kv_cache import KvStore, LayerShape
+from engine.kv.contiguous_cache import ContiguousBuffer
+from engine.kv.kv_cache import KVCache, LayerShape
 
 IMPLEMENTATION = "holdfast_paged"
 """The name under which transformers knows `paged_attention`. No mask function goes with it, so models
@@ -29,7 +29,7 @@ build no mask."""
 
 NEVER = float("-inf")
 
-STRETCH = 128
+QUERIES_AT_ONCE = 128
 """Rows of a prompt that are attended to at once where a mask is made for every head, or where a window
 makes it useless to look at all columns for every row."""
 
@@ -56,7 +56,7 @@ class LayerCall:
     """Scores are bent to stay within this."""
 
 
-class Step(Protocol):
+class AttentionStep(Protocol):
     """One forward pass as attention sees it; travels through the model as an argument."""
 
     def attend(self, call: LayerCall) -> Tensor:
@@ -70,7 +70,7 @@ def paged_attention(
     value: Tensor,
     attention_mask: Tensor | None,
     *,
-    step: Step | None = None,
+    step: AttentionStep | None = None,
     scaling: float | None = None,
     sliding_window: int | None = None,
     s_aux: Tensor | None = None,
@@ -103,7 +103,7 @@ AttentionInterface.register(IMPLEMENTATION, paged_attention)
 
 
 @dataclass(slots=True)
-class ProbeStep:
+class ProbeForward:
     """A forward pass that only learns the shapes of all layers; its results mean nothing."""
 
     shapes: dict[int, LayerShape] = field(default_factory=dict)
@@ -132,7 +132,7 @@ class PromptChunk:
 
 
 @dataclass(frozen=True, slots=True)
-class Columns:
+class KeyValueRange:
     """Keys and values of several jobs for one layer, as `[jobs, heads, columns, size]`."""
 
     key: Tensor
@@ -153,23 +153,23 @@ class DecodeRows(ABC):
     longest: int
 
     @abstractmethod
-    def read(self, call: LayerCall, first: int) -> Columns:
+    def read(self, call: LayerCall, first: int) -> KeyValueRange:
         """What they may see from the position `first` on, and with sinks a column of zeros for each."""
 
     @abstractmethod
-    def blanks(self, columns: Columns) -> Tensor:
+    def blanks(self, columns: KeyValueRange) -> Tensor:
         """`[jobs]`: which column it is that is zero."""
 
 
 @dataclass(frozen=True, slots=True)
-class ShelfRows(DecodeRows):
+class ContiguousRows(DecodeRows):
     """Jobs whose keys and values lie side by side; read in place."""
 
-    shelf: Shelf
+    shelf: ContiguousBuffer
     slots: Tensor
     """Where on the shelf, counted through all its rows, each new token goes."""
 
-    def read(self, call: LayerCall, first: int) -> Columns:
+    def read(self, call: LayerCall, first: int) -> KeyValueRange:
         new, jobs = slice(self.begin, self.end), self.end - self.begin
         last = self.longest + (call.sinks is not None)
         found = []
@@ -177,9 +177,9 @@ class ShelfRows(DecodeRows):
             rows = shelf[call.layer]
             rows.view(-1, *rows.shape[2:]).index_copy_(0, self.slots, fresh[new])
             found.append(rows[:jobs, first:last].transpose(1, 2))
-        return Columns(found[0], found[1], first)
+        return KeyValueRange(found[0], found[1], first)
 
-    def blanks(self, columns: Columns) -> Tensor:
+    def blanks(self, columns: KeyValueRange) -> Tensor:
         return self.lengths - columns.first
 
 
@@ -187,11 +187,11 @@ class ShelfRows(DecodeRows):
 class GatheredRows(DecodeRows):
     """Jobs whose blocks are gathered for each layer: for every device, and needs no memory of its own."""
 
-    store: KvStore
+    store: KVCache
     tables: Tensor
     """`[jobs, blocks]`: padded with the blank one, which is also the last of each row."""
 
-    def read(self, call: LayerCall, first: int) -> Columns:
+    def read(self, call: LayerCall, first: int) -> KeyValueRange:
         first_block = first // self.store.block_size
         tables = self.tables[:, first_block:] if call.sinks is not None else self.tables[:, first_block:-1]
         found = []
@@ -199,17 +199,17 @@ class GatheredRows(DecodeRows):
             blocks = stored.view(len(stored) // self.store.block_size, -1)
             rows = blocks.index_select(0, tables.reshape(-1))
             found.append(rows.view(len(tables), -1, *stored.shape[1:]).transpose(1, 2))
-        return Columns(found[0], found[1], first_block * self.store.block_size)
+        return KeyValueRange(found[0], found[1], first_block * self.store.block_size)
 
-    def blanks(self, columns: Columns) -> Tensor:
+    def blanks(self, columns: KeyValueRange) -> Tensor:
         return torch.full_like(self.lengths, columns.key.shape[2] - 1)
 
 
-class PagedStep:
+class SdpaForward:
     """One forward pass over the store. Masks are made once a step, not once a layer."""
 
     def __init__(
-        self, store: KvStore, slots: Tensor, decodes: Sequence[DecodeRows], chunks: Sequence[PromptChunk]
+        self, store: KVCache, slots: Tensor, decodes: Sequence[DecodeRows], chunks: Sequence[PromptChunk]
     ) -> None:
         """`slots` `[T]` says where each token's key goes."""
         self._store = store
@@ -250,7 +250,7 @@ class PagedStep:
         count = chunk.end - chunk.begin
         stretch = count
         if window is not None or call.sinks is not None or call.softcap is not None:
-            stretch = max(STRETCH, window or 0)
+            stretch = max(QUERIES_AT_ONCE, window or 0)
         parts = [
             self._prefill_stretch(call, chunk, window, begin, min(begin + stretch, count))
             for begin in range(0, count, stretch)

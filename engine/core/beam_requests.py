@@ -14,13 +14,13 @@ from time import monotonic
 
 from engine.request import (
     Deliver,
+    EngineRequest,
     Failed,
     FailureCode,
     Finished,
-    Job,
-    JobRefused,
     Outbound,
-    Sampling,
+    RequestRefused,
+    SamplingParams,
     TokenLogprobs,
     Tokens,
     Usage,
@@ -34,7 +34,7 @@ PREFIX = "beam/"
 
 @dataclass(eq=False, slots=True)
 class _Search:
-    job: Job
+    job: EngineRequest
     """What all that wait for it have in common."""
     prompt: tuple[int, ...]
     """Without earlier output."""
@@ -42,7 +42,7 @@ class _Search:
     search: BeamSearch
     chains: list[list[bytes]]
     """For each beam that runs: the digests of the full blocks of its prompt and output."""
-    waiting: dict[str, Job] = field(default_factory=dict)
+    waiting: dict[str, EngineRequest] = field(default_factory=dict)
     """Jobs by their ids."""
     steps: dict[str, int] = field(default_factory=dict)
     """Jobs of this step, with the place of their beam."""
@@ -54,33 +54,33 @@ class _Search:
     """Nobody wants it any more."""
 
 
-class BeamJobs:
+class BeamRequests:
     """Runs searches with an engine's jobs. Gives every job exactly one `Finished` or `Failed`."""
 
     def __init__(
         self,
-        submit: Callable[[Job, list[bytes]], None],
+        submit: Callable[[EngineRequest, list[bytes]], None],
         cancel: Callable[[str], None],
         deliver: Deliver,
         block_size: int,
     ) -> None:
         """`submit` takes a job that need not be checked any more, with the digests of the full blocks of its
-        prompt, and raises `JobRefused` if there is no place for it; `cancel` is the engine's.
+        prompt, and raises `RequestRefused` if there is no place for it; `cancel` is the engine's.
         """
         self._submit = submit
         self._block_size = block_size
         self._cancel = cancel
         self._deliver = deliver
         self._lock = threading.RLock()
-        self._searches: dict[Job, _Search] = {}
+        self._searches: dict[EngineRequest, _Search] = {}
         """By what their jobs have in common."""
         self._by_step: dict[str, _Search] = {}
         self._numbers = itertools.count()
         self._cancelled: list[Outbound] = []
         """Last messages of jobs whose search goes on for others; delivered with the next step's."""
 
-    def submit(self, job: Job) -> None:
-        """Joins the search of such jobs, or begins it. Raises `JobRefused`. Any thread."""
+    def submit(self, job: EngineRequest) -> None:
+        """Joins the search of such jobs, or begins it. Raises `RequestRefused`. Any thread."""
         common = _common(job)
         with self._lock:
             found = self._searches.get(common)
@@ -89,7 +89,7 @@ class BeamJobs:
                 self._begin_step(found)
                 self._searches[common] = found
             elif job.job_id in found.waiting:
-                raise JobRefused("duplicate", f"Job {job.job_id} is already in the engine.")
+                raise RequestRefused("duplicate", f"Job {job.job_id} is already in the engine.")
             found.waiting[job.job_id] = job
 
     def cancel(self, job_id: str) -> bool:
@@ -152,7 +152,7 @@ class BeamJobs:
             return self._end(found, lambda job: _ended(found, job))
         try:
             self._begin_step(found)
-        except JobRefused as refused:
+        except RequestRefused as refused:
             if refused.reason == "closed":
                 return self._end_cancelled(found)
             return self._fail(found, "overloaded", str(refused))
@@ -176,7 +176,7 @@ class BeamJobs:
                 found.steps[step] = place
                 self._by_step[step] = found
             found.chains = chains
-        except JobRefused:
+        except RequestRefused:
             self._forget_steps(found)
             raise
 
@@ -186,7 +186,7 @@ class BeamJobs:
     def _end_cancelled(self, found: _Search) -> list[Outbound]:
         return self._end(found, lambda job: [Finished(job.job_id, "cancelled", _usage(found, job))])
 
-    def _end(self, found: _Search, last: Callable[[Job], list[Outbound]]) -> list[Outbound]:
+    def _end(self, found: _Search, last: Callable[[EngineRequest], list[Outbound]]) -> list[Outbound]:
         """The last messages of all that wait for a search."""
         self._forget_steps(found)
         self._searches.pop(found.job, None)
@@ -198,7 +198,7 @@ class BeamJobs:
                 self._cancel(step)
 
 
-def _common(job: Job) -> Job:
+def _common(job: EngineRequest) -> EngineRequest:
     """The job without what differs among those that share a search."""
     assert job.beams is not None
     offset = job.output_offset
@@ -209,11 +209,11 @@ def _common(job: Job) -> Job:
         max_tokens=job.max_tokens + offset,
         output_offset=0,
         beams=replace(job.beams, rank=0),
-        sampling=Sampling(seed=0),
+        sampling=SamplingParams(seed=0),
     )
 
 
-def _begun(job: Job) -> _Search:
+def _begun(job: EngineRequest) -> _Search:
     assert job.beams is not None
     search = BeamSearch(
         width=job.beams.width,
@@ -228,14 +228,14 @@ def _begun(job: Job) -> _Search:
     return _Search(job, job.prompt, due, search, [[]])
 
 
-def _step_of(found: _Search, beam: Beam, job_id: str) -> Job:
+def _step_of(found: _Search, beam: Beam, job_id: str) -> EngineRequest:
     """The job that tells what may follow a beam. Its own token is of no use: the table has it."""
     job = found.job
-    return Job(
+    return EngineRequest(
         job_id=job_id,
         prompt=(*found.prompt, *beam.token_ids),
         max_tokens=1,
-        sampling=Sampling(seed=0, temperature=0.0),
+        sampling=SamplingParams(seed=0, temperature=0.0),
         logprobs=max(found.search.seen, job.logprobs or 0),
         adapter=job.adapter,
         cache_salt=job.cache_salt,
@@ -245,7 +245,7 @@ def _step_of(found: _Search, beam: Beam, job_id: str) -> Job:
     )
 
 
-def _ended(found: _Search, job: Job) -> list[Outbound]:
+def _ended(found: _Search, job: EngineRequest) -> list[Outbound]:
     """The output that a job asked for, but for what it had before."""
     assert job.beams is not None
     best = found.search.best
@@ -264,5 +264,5 @@ def _ended(found: _Search, job: Job) -> list[Outbound]:
     return [*told, Finished(job.job_id, "stop" if beam.ended else "length", usage)]
 
 
-def _usage(found: _Search, job: Job) -> Usage:
+def _usage(found: _Search, job: EngineRequest) -> Usage:
     return Usage(prompt=len(job.prompt), cached=min(found.cached or 0, len(job.prompt)))

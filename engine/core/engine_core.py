@@ -25,10 +25,18 @@ from time import monotonic
 
 from engine.config import Limits
 from engine.core.deadlines import Deadlines
-from engine.core.metrics import Meter
-from engine.core.request_registry import Accepted, Close, Inbound, Ledger, Released
+from engine.core.metrics import EngineMetrics
+from engine.core.request_registry import AcceptedRequest, Close, Inbound, RequestRegistry, Resumed
 from engine.core.watchdog import StepAbandoned, Watchdog
-from engine.executor import Ahead, Begun, Drawn, Executor, OutOfMemory, Pending, RowFailure
+from engine.executor import (
+    Executor,
+    ForwardHandle,
+    OutOfMemory,
+    PendingTokens,
+    PipelinedExecutor,
+    RowFailure,
+    SampledToken,
+)
 from engine.request import (
     Cancel,
     Deliver,
@@ -41,7 +49,7 @@ from engine.request import (
     Tokens,
     Usage,
 )
-from engine.scheduling.scheduler import Plan, Progress, Scheduler
+from engine.scheduling.scheduler import ComputedBlocks, Scheduler, SchedulerOutput
 from engine.scheduling.sequence import TokenSequence
 
 log = logging.getLogger(__name__)
@@ -53,24 +61,24 @@ IDLE_CHECK_AFTER = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class _Flight:
+class _InFlightStep:
     """A step whose tokens are in flight."""
 
-    pending: Pending
-    progress: dict[TokenSequence, Progress]
+    pending: PendingTokens
+    progress: dict[TokenSequence, ComputedBlocks]
     began: float
 
 
-class Loop:
+class EngineCore:
     """One life of the engine thread. `run` is its body."""
 
     def __init__(
         self,
         executor: Executor,
         limits: Limits,
-        ledger: Ledger,
+        ledger: RequestRegistry,
         deliver: Deliver,
-        meter: Meter,
+        meter: EngineMetrics,
         watchdog: Watchdog,
     ) -> None:
         self._executor = executor
@@ -88,7 +96,7 @@ class Loop:
         self._closing: Close | None = None
         self.delivering = False
         """The listener was called and has not come back."""
-        self._flight: _Flight | None = None
+        self._flight: _InFlightStep | None = None
         self._read_at = float("-inf")
 
     def run(self, *, after_death: bool = False) -> BaseException | None:
@@ -158,9 +166,9 @@ class Loop:
 
     def _handle(self, message: Inbound) -> None:
         match message:
-            case Released():
+            case Resumed():
                 pass
-            case Accepted():
+            case AcceptedRequest():
                 self._begin(message)
             case Cancel(job_id):
                 if sequence := self._sequences.get(job_id):
@@ -171,7 +179,7 @@ class Loop:
                     for sequence in list(self._sequences.values()):
                         self._finish(sequence, "cancelled")
 
-    def _begin(self, accepted: Accepted) -> None:
+    def _begin(self, accepted: AcceptedRequest) -> None:
         job = accepted.job
         self._arrivals += 1
         try:
@@ -219,12 +227,12 @@ class Loop:
             self._take(progress[sequence], drawn)
         self._meter.count_step(began, monotonic(), len(drawing))
 
-    def _turn(self, ahead: Ahead) -> None:
+    def _turn(self, ahead: PipelinedExecutor) -> None:
         """As `_step`, but what is read are the tokens of the step before."""
         plan = () if self._scheduler.idle else self._scheduler.plan()
         assert plan or self._flight or self._scheduler.idle, "there are jobs, but none of them can move"
         began = monotonic()
-        begun: Begun | None = None
+        begun: ForwardHandle | None = None
         trouble: Exception | None = None
         if plan:
             try:
@@ -235,7 +243,7 @@ class Loop:
                 trouble = error
         self._land()
         plan = tuple(chunk for chunk in plan if self._lives(chunk.sequence))
-        pending: Pending | None = None
+        pending: PendingTokens | None = None
         if begun is not None and plan:
             try:
                 with self._watchdog:
@@ -247,12 +255,12 @@ class Loop:
         elif pending is not None:
             self._take_off(plan, pending, began)
 
-    def _take_off(self, plan: Plan, pending: Pending, began: float) -> None:
+    def _take_off(self, plan: SchedulerOutput, pending: PendingTokens, began: float) -> None:
         progress = {each.sequence: each for each in self._scheduler.advance(plan)}
         self._tell_of_prompts(pending.told)
         for sequence in pending.sequences:
             sequence.in_flight = True
-        self._flight = _Flight(pending, progress, began)
+        self._flight = _InFlightStep(pending, progress, began)
 
     def _land(self) -> None:
         """Reads the tokens in flight; those of jobs that ended meanwhile are nobody's."""
@@ -287,7 +295,7 @@ class Loop:
             self._sequences[stretch.job_id].prompt_told = stretch.begin + len(stretch.logprobs)
         self._outbox += told
 
-    def _take(self, progress: Progress, result: Drawn | RowFailure) -> None:
+    def _take(self, progress: ComputedBlocks, result: SampledToken | RowFailure) -> None:
         sequence = progress.sequence
         if isinstance(result, RowFailure):
             # What is not proven is shared with nobody. Of what is, nothing is taken from this job again.
@@ -306,7 +314,7 @@ class Loop:
         if reason is not None:
             self._finish(sequence, reason)
 
-    def _survive(self, plan: Plan, error: Exception) -> None:
+    def _survive(self, plan: SchedulerOutput, error: Exception) -> None:
         """A step failed as a whole: none of it was computed."""
         if isinstance(error, OutOfMemory):
             self._relieve_memory(plan, error)
@@ -315,7 +323,7 @@ class Loop:
         for chunk in plan:
             self._fail(chunk.sequence, "engine_error", _describe(error))
 
-    def _relieve_memory(self, plan: Plan, error: OutOfMemory) -> None:
+    def _relieve_memory(self, plan: SchedulerOutput, error: OutOfMemory) -> None:
         """Computes less at a time if the step had a prompt in it; else the last job in the order waits until
         the others need less. A job fails that does not fit alone.
         """

@@ -8,7 +8,7 @@ from collections import deque
 from dataclasses import replace
 
 from engine.request import Stats, StepSeconds
-from engine.scheduling.scheduler import Tally
+from engine.scheduling.scheduler import SchedulerCounters
 
 RECENT_SECONDS = 10.0
 RECENT_STEPS = 1024
@@ -18,11 +18,11 @@ REFRESH_SECONDS = 0.25
 """Percentiles are sorted out no more often: a step's own cost must not be seen in steps."""
 
 
-class Meter:
+class EngineMetrics:
     """Counts steps; the scheduler counts into `tally`."""
 
     def __init__(self, kv_blocks: int) -> None:
-        self.tally = Tally()
+        self.tally = SchedulerCounters()
         self.stats = Stats(
             running=0, waiting=0, kv_blocks_used=0, kv_blocks_total=kv_blocks, steps=0, tokens=0, alive=True
         )

@@ -10,14 +10,14 @@ from collections import Counter
 from dataclasses import dataclass
 
 from engine.grammar.compiler import CompiledGrammar
-from engine.request import Cancel, Job, JobRefused
+from engine.request import Cancel, EngineRequest, RequestRefused
 
 
 @dataclass(frozen=True, slots=True)
-class Accepted:
+class AcceptedRequest:
     """A job with what the thread that submitted it found out, to spare the engine thread the work."""
 
-    job: Job
+    job: EngineRequest
     digests: list[bytes]
     """Of the full blocks of its prompt."""
     due: float | None
@@ -34,14 +34,14 @@ class Close:
 
 
 @dataclass(frozen=True, slots=True)
-class Released:
+class Resumed:
     """Steps may begin again: wakes the thread."""
 
 
-Inbound = Accepted | Cancel | Close | Released
+Inbound = AcceptedRequest | Cancel | Close | Resumed
 
 
-class Ledger:
+class RequestRegistry:
     """Every job is taken out of it exactly once: before its last message is delivered."""
 
     def __init__(self, capacity: int, capacity_of_share: int | None) -> None:
@@ -50,7 +50,7 @@ class Ledger:
         """No step is to begin."""
         self._capacity = capacity
         self._capacity_of_share = capacity_of_share
-        self._jobs: dict[str, Job] = {}
+        self._jobs: dict[str, EngineRequest] = {}
         self._of_share: Counter[str] = Counter()
         self._closed: str | None = None
         self._lock = threading.Lock()
@@ -62,13 +62,13 @@ class Ledger:
     def closed(self) -> bool:
         return self._closed is not None
 
-    def check(self, job: Job) -> None:
-        """Raises `JobRefused` if the job could not be accepted now."""
+    def check(self, job: EngineRequest) -> None:
+        """Raises `RequestRefused` if the job could not be accepted now."""
         with self._lock:
             self._refuse(job)
 
-    def accept(self, accepted: Accepted) -> None:
-        """Queues the job or raises `JobRefused`."""
+    def accept(self, accepted: AcceptedRequest) -> None:
+        """Queues the job or raises `RequestRefused`."""
         job = accepted.job
         with self._lock:
             self._refuse(job)
@@ -88,7 +88,7 @@ class Ledger:
             if not self._of_share[share]:
                 del self._of_share[share]
 
-    def end_all(self) -> list[Job]:
+    def end_all(self) -> list[EngineRequest]:
         """Takes out all jobs, and out of the inbox what was said of them."""
         with self._lock:
             jobs = list(self._jobs.values())
@@ -103,13 +103,15 @@ class Ledger:
                 self.inbox.put(close)
             return jobs
 
-    def _refuse(self, job: Job) -> None:
+    def _refuse(self, job: EngineRequest) -> None:
         if self._closed is not None:
-            raise JobRefused("closed", self._closed)
+            raise RequestRefused("closed", self._closed)
         if job.job_id in self._jobs:
-            raise JobRefused("duplicate", f"Job {job.job_id} is already in the engine.")
+            raise RequestRefused("duplicate", f"Job {job.job_id} is already in the engine.")
         if len(self._jobs) >= self._capacity:
-            raise JobRefused("overloaded", f"The engine has {self._capacity} jobs, as many as it may hold.")
+            raise RequestRefused(
+                "overloaded", f"The engine has {self._capacity} jobs, as many as it may hold."
+            )
         most = self._capacity_of_share
         if most is not None and self._of_share[job.share] >= most:
-            raise JobRefused("share_full", f"This share has {most} jobs here, as many as one may have.")
+            raise RequestRefused("share_full", f"This share has {most} jobs here, as many as one may have.")

@@ -1,7 +1,7 @@
 """The lives and deaths of the engine thread.
 
-One thread lives through a `Loop`, which ends when it is closed or when something breaks that is no single
-job's fault. Every death is told to every job at once. After a first death a new loop goes on with the same
+One thread runs an `EngineCore`, which ends when it is closed or when something breaks that is not one
+request's fault. Every death is told to every job at once. After a first death a new loop goes on with the same
 executor, its cache emptied. It is final, and the owner is told so, when
 
 - it follows another one within `RECOVERY_SECONDS`,
@@ -20,12 +20,12 @@ import threading
 from collections.abc import Callable
 from time import monotonic
 
-from engine.core.engine_core import Loop
-from engine.core.metrics import Meter
-from engine.core.request_registry import Ledger
+from engine.core.engine_core import EngineCore
+from engine.core.metrics import EngineMetrics
+from engine.core.request_registry import RequestRegistry
 from engine.core.watchdog import StepAbandoned, Watchdog
 from engine.executor import EngineFault
-from engine.request import OnDead
+from engine.request import OnEngineDeath
 
 log = logging.getLogger(__name__)
 
@@ -42,10 +42,10 @@ class Supervisor:
 
     def __init__(
         self,
-        make_loop: Callable[[Watchdog], Loop],
-        ledger: Ledger,
-        meter: Meter,
-        on_dead: OnDead,
+        make_loop: Callable[[Watchdog], EngineCore],
+        ledger: RequestRegistry,
+        meter: EngineMetrics,
+        on_dead: OnEngineDeath,
         hang_seconds: float,
     ) -> None:
         self._make_loop = make_loop

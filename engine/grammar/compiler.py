@@ -17,7 +17,7 @@ from typing import Any
 from engine.fair_limit import FairLimit
 from engine.grammar.lark_source import to_lark
 from engine.grammar.limits import MAX_TEXT, BadGrammar
-from engine.request import Grammar, Job, JobRefused
+from engine.request import EngineRequest, RequestRefused, StructuredOutput
 from engine.vocabulary import Vocabulary
 
 CACHE_BYTES = 256 * 2**20
@@ -48,7 +48,7 @@ MAX_STATES = 100_000
 class CompiledGrammar:
     """A grammar ready to be followed by any number of jobs, which share what it has worked out."""
 
-    def __init__(self, start: Any, source: str, digest: bytes, grammar: Grammar) -> None:
+    def __init__(self, start: Any, source: str, digest: bytes, grammar: StructuredOutput) -> None:
         self.digest = digest
         """Of what it was compiled from, and for which share."""
         self.grammar = grammar
@@ -78,8 +78,8 @@ class CompiledGrammar:
         return self._grown > RENEW_BYTES
 
 
-def check_grammar(job: Job, compiler: "GrammarCompiler | None") -> CompiledGrammar | None:
-    """The job's grammar, compiled; None if it has none. Raises `JobRefused` if it cannot be followed.
+def check_grammar(job: EngineRequest, compiler: "GrammarCompiler | None") -> CompiledGrammar | None:
+    """The job's grammar, compiled; None if it has none. Raises `RequestRefused` if it cannot be followed.
 
     Any thread. Waits while a grammar that this share has not used before is compiled.
     """
@@ -87,17 +87,17 @@ def check_grammar(job: Job, compiler: "GrammarCompiler | None") -> CompiledGramm
     if grammar is None:
         return None
     if compiler is None:
-        raise JobRefused("bad_grammar", "This model has no tokenizer.json, so its tokens spell nothing.")
-    if not isinstance(grammar, Grammar) or not isinstance(grammar.text, str):
-        raise JobRefused("bad_grammar", "The grammar must have a kind and a text.")
+        raise RequestRefused("bad_grammar", "This model has no tokenizer.json, so its tokens spell nothing.")
+    if not isinstance(grammar, StructuredOutput) or not isinstance(grammar.text, str):
+        raise RequestRefused("bad_grammar", "The grammar must have a kind and a text.")
     if not job.stop_ids:
-        raise JobRefused("bad_grammar", "A job with a grammar needs a stop id to end with.")
+        raise RequestRefused("bad_grammar", "A job with a grammar needs a stop id to end with.")
     try:
         return compiler.compiled(grammar, job.share)
-    except JobRefused as refused:
+    except RequestRefused as refused:
         if refused.reason != "bad_grammar" or grammar.relaxed is None:
             raise
-        with suppress(JobRefused):
+        with suppress(RequestRefused):
             return check_grammar(replace(job, grammar=grammar.relaxed), compiler)
         raise
 
@@ -146,13 +146,13 @@ class GrammarCompiler:
         with self._lock:
             return sum(map(_size, self._made.values()))
 
-    def compiled(self, grammar: Grammar, share: str = "") -> CompiledGrammar:
-        """Finds the grammar or has it compiled, and waits for that. Raises `JobRefused`.
+    def compiled(self, grammar: StructuredOutput, share: str = "") -> CompiledGrammar:
+        """Finds the grammar or has it compiled, and waits for that. Raises `RequestRefused`.
 
         Not for the engine thread, which would stand still meanwhile.
         """
         if len(grammar.text) > MAX_TEXT:
-            raise JobRefused("bad_grammar", f"A grammar may have {MAX_TEXT} characters.")
+            raise RequestRefused("bad_grammar", f"A grammar may have {MAX_TEXT} characters.")
         self._load_tokenizer()  # of a large vocabulary it takes seconds, which are not the grammar's
         digest = _digest(grammar, share)
         future, is_new = self._find_or_begin(digest)
@@ -161,17 +161,17 @@ class GrammarCompiler:
         try:
             compiled = future.result(TURN_SECONDS + COMPILE_SECONDS if not is_new else COMPILE_SECONDS)
         except BadGrammar as error:
-            raise JobRefused("bad_grammar", str(error)) from None
+            raise RequestRefused("bad_grammar", str(error)) from None
         except (TimeoutError, CancelledError):
-            raise JobRefused(
+            raise RequestRefused(
                 "bad_grammar", f"The grammar takes more than {COMPILE_SECONDS:g} s to compile."
             ) from None
         self._evict()
         return compiled
 
-    def known(self, grammar: Grammar, share: str = "") -> CompiledGrammar:
+    def known(self, grammar: StructuredOutput, share: str = "") -> CompiledGrammar:
         """The grammar if it is kept. Raises KeyError if not; compiles nothing."""
-        followed: Grammar | None = grammar
+        followed: StructuredOutput | None = grammar
         while followed is not None:
             digest = _digest(followed, share)
             with self._lock:
@@ -217,20 +217,24 @@ class GrammarCompiler:
                 self._made.move_to_end(digest)
                 return future, False
             if self._closed:
-                raise JobRefused("closed", "The engine is closed.")
+                raise RequestRefused("closed", "The engine is closed.")
             future = self._made[digest] = Future()
             return future, True
 
-    def _start(self, future: Future[CompiledGrammar], digest: bytes, share: str, grammar: Grammar) -> None:
-        """Waits for the share's turn and begins the compile. Raises `JobRefused` if that comes too late."""
+    def _start(
+        self, future: Future[CompiledGrammar], digest: bytes, share: str, grammar: StructuredOutput
+    ) -> None:
+        """Waits for the share's turn, then compiles. Raises `RequestRefused` if that comes too late."""
         try:
             if self._turns.waiting(share) >= WAITING_OF_SHARE:
-                raise JobRefused("share_full", f"{WAITING_OF_SHARE} grammars of yours wait to be compiled.")
+                raise RequestRefused(
+                    "share_full", f"{WAITING_OF_SHARE} grammars of yours wait to be compiled."
+                )
             try:
                 self._turns.acquire(share, TURN_SECONDS)
             except TimeoutError:
                 mine = bool(self._turns.holding(share))
-                raise JobRefused(
+                raise RequestRefused(
                     "share_full" if mine else "overloaded", "Too many grammars are being compiled."
                 ) from None
             try:
@@ -248,12 +252,14 @@ class GrammarCompiler:
     def _submit(self, work: Callable[..., None], *given: Any) -> None:
         with self._lock:
             if self._closed:
-                raise JobRefused("closed", "The engine is closed.")
+                raise RequestRefused("closed", "The engine is closed.")
             if self._pool is None:
                 self._pool = _start_pool()
             self._pool.submit(work, *given)
 
-    def _run(self, future: Future[CompiledGrammar], digest: bytes, share: str, grammar: Grammar) -> None:
+    def _run(
+        self, future: Future[CompiledGrammar], digest: bytes, share: str, grammar: StructuredOutput
+    ) -> None:
         """Compiles and gives the turn back, whoever still waits for the result."""
         try:
             future.set_result(self._compile(grammar, digest))
@@ -278,7 +284,7 @@ class GrammarCompiler:
                     del self._made[digest]
                     total -= size
 
-    def _compile(self, grammar: Grammar, digest: bytes) -> CompiledGrammar:
+    def _compile(self, grammar: StructuredOutput, digest: bytes) -> CompiledGrammar:
         try:
             return self._compile_unguarded(grammar, digest)
         except BadGrammar:
@@ -286,7 +292,7 @@ class GrammarCompiler:
         except BaseException as error:  # the library's panics are no Exceptions
             raise BadGrammar(f"The grammar is not understood: {one_line(str(error))}") from error
 
-    def _compile_unguarded(self, grammar: Grammar, digest: bytes) -> CompiledGrammar:
+    def _compile_unguarded(self, grammar: StructuredOutput, digest: bytes) -> CompiledGrammar:
         source = to_lark(grammar, self._special)
         import llguidance  # a part that only jobs with grammars need
 
@@ -333,7 +339,7 @@ class _Tokens:
         return []
 
 
-def _digest(grammar: Grammar, share: str) -> bytes:
+def _digest(grammar: StructuredOutput, share: str) -> bytes:
     named = f"{share}\0{grammar.kind}:{grammar.text}".encode(errors="surrogatepass")
     return hashlib.blake2b(named, digest_size=16).digest()
 

@@ -1,4 +1,4 @@
-"""From a job's `Grammar` to one grammar in Lark, the language that the masks are compiled from.
+"""From a job's `StructuredOutput` to one grammar in Lark, the language that the masks are compiled from.
 
 Pure functions; any thread. Everything is checked against the bounds of `grammar_limits` on the way. What
 a grammar may be: a JSON schema (local references only); nothing but "some JSON object"; a regular
@@ -42,7 +42,7 @@ from engine.grammar.limits import (
     not_closed,
     parse_json,
 )
-from engine.request import Grammar
+from engine.request import StructuredOutput
 
 HEADER = '%llguidance {"no_forcing": true}\n'
 """Every token that fits is allowed, also where only one text does: the model chooses how to spell it."""
@@ -59,7 +59,7 @@ _DIRECTIVES = {"ignore", "import", "json", "lark"}
 _LARK_JSON = re.compile(LARK_LITERAL.pattern + r"|(?P<json>(?<![\w%])%json\b\s*+)")
 
 
-def to_lark(grammar: Grammar, special: Mapping[int, str]) -> str:
+def to_lark(grammar: StructuredOutput, special: Mapping[int, str]) -> str:
     """The Lark source; `special` are the texts of the special tokens. Raises `BadGrammar`."""
     match grammar.kind:
         case "json_schema":
@@ -83,7 +83,7 @@ def to_lark(grammar: Grammar, special: Mapping[int, str]) -> str:
     return HEADER + lark
 
 
-def check_source(grammar: Grammar) -> None:
+def check_source(grammar: StructuredOutput) -> None:
     """Raises `BadGrammar` for a caller's grammar outside the bounds, and for part of what is no grammar."""
     if grammar.kind == "json_schema":
         check_schema(parse_json(grammar.text))

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from engine.kv.kv_cache import KvStore
-from engine.scheduling.scheduler import Chunk
+from engine.kv.kv_cache import KVCache
+from engine.scheduling.scheduler import ScheduledChunk
 from engine.scheduling.sequence import TokenSequence
 
 SMALLEST = 128
@@ -21,7 +21,7 @@ SMALLEST = 128
 
 
 @dataclass(slots=True)
-class Shelf:
+class ContiguousBuffer:
     """Rows of one capacity. Beyond its job's tokens a row is zero."""
 
     capacity: int
@@ -46,7 +46,7 @@ class Shelf:
             for tensor in (*self.keys, *self.values):
                 tensor[row] = tensor[last]
 
-    def resize(self, rows: int, store: KvStore) -> None:
+    def resize(self, rows: int, store: KVCache) -> None:
         """Makes room for so many rows, and keeps those that are taken."""
         kept = len(self.jobs)
         for tensors, likes in ((self.keys, store.keys), (self.values, store.values)):
@@ -58,7 +58,7 @@ class Shelf:
                     fresh[:kept] = old[layer][:kept]
                 tensors.append(fresh)
 
-    def add(self, chunk: Chunk, store: KvStore) -> None:
+    def add(self, chunk: ScheduledChunk, store: KVCache) -> None:
         """Copies what the job has so far out of its blocks."""
         row, held = len(self.jobs), chunk.start
         used = chunk.sequence.blocks[: -(-held // store.block_size)]
@@ -72,15 +72,17 @@ class Shelf:
         self.filled.append(held)
 
 
-class Shelves:
+class ContiguousKVCache:
     """All shelves. They hold at most as many tokens as the store does."""
 
-    def __init__(self, store: KvStore) -> None:
+    def __init__(self, store: KVCache) -> None:
         self._store = store
-        self._shelves: dict[int, Shelf] = {}
+        self._shelves: dict[int, ContiguousBuffer] = {}
         self._room = len(store.keys[0])
 
-    def arrange(self, chunks: Sequence[Chunk]) -> tuple[list[tuple[Shelf, list[Chunk]]], list[Chunk]]:
+    def arrange(
+        self, chunks: Sequence[ScheduledChunk]
+    ) -> tuple[list[tuple[ContiguousBuffer, list[ScheduledChunk]]], list[ScheduledChunk]]:
         """Finds a row for each of these chunks, which have one token each, and counts that token in.
 
         Gives the shelves that are in use with the chunks in the order of their rows, and the chunks
@@ -89,11 +91,11 @@ class Shelves:
         of = {chunk.sequence: chunk for chunk in chunks}
         self._remove_all_but(of)
         seated = {job for shelf in self._shelves.values() for job in shelf.jobs}
-        coming: dict[int, list[Chunk]] = {}
+        coming: dict[int, list[ScheduledChunk]] = {}
         for chunk in chunks:
             if chunk.sequence not in seated:
                 coming.setdefault(_capacity_for(chunk.start), []).append(chunk)
-        left_out: list[Chunk] = []
+        left_out: list[ScheduledChunk] = []
         for capacity, group in coming.items():
             left_out += group[self._seat(capacity, group) :]
         in_use = []
@@ -103,7 +105,7 @@ class Shelves:
                 in_use.append((shelf, [of[job] for job in shelf.jobs]))
         return in_use, left_out
 
-    def _remove_all_but(self, of: dict[TokenSequence, Chunk]) -> None:
+    def _remove_all_but(self, of: dict[TokenSequence, ScheduledChunk]) -> None:
         for shelf in self._shelves.values():
             starts = [chunk.start if (chunk := of.get(job)) else -1 for job in shelf.jobs]
             # A step that failed, or a job that began anew, leaves a row with other tokens in it.
@@ -113,9 +115,9 @@ class Shelves:
                 if starts[row] != shelf.filled[row] or not _fits(starts[row], shelf.capacity):
                     shelf.remove(row)
 
-    def _seat(self, capacity: int, chunks: list[Chunk]) -> int:
+    def _seat(self, capacity: int, chunks: list[ScheduledChunk]) -> int:
         """Gives rows to as many of the chunks as there is room for."""
-        shelf = self._shelves.setdefault(capacity, Shelf(capacity))
+        shelf = self._shelves.setdefault(capacity, ContiguousBuffer(capacity))
         wanted = len(shelf.jobs) + len(chunks)
         if wanted > shelf.rows:
             others = sum(s.rows * s.capacity for s in self._shelves.values() if s is not shelf)
@@ -130,7 +132,7 @@ class Shelves:
             shelf.add(chunk, self._store)
         return seats
 
-    def _drop_unused(self, but: Shelf) -> None:
+    def _drop_unused(self, but: ContiguousBuffer) -> None:
         self._shelves = {
             capacity: shelf for capacity, shelf in self._shelves.items() if shelf.jobs or shelf is but
         }

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.device_copies import send
+from engine.device_copies import to_device
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class LayerShape:
         return self.heads * (self.key_size + self.value_size)
 
 
-class KvStore:
+class KVCache:
     """Per layer, keys and values as `[slots, heads, size]`; a block is `block_size` slots in a row.
 
     All of it is allocated at once, so that a lack of memory shows while loading. Block 0 is the blank
@@ -66,6 +66,6 @@ class KvStore:
 
     def scrub(self, blocks: Sequence[int]) -> None:
         """Makes the blocks zero again: a NaN that is masked is still a NaN for its neighbours."""
-        where = send(blocks, torch.long, self.device)
+        where = to_device(blocks, torch.long, self.device)
         for tensor in (*self.keys, *self.values):
             tensor.view(-1, self.block_size, *tensor.shape[1:]).index_fill_(0, where, 0)

@@ -18,12 +18,12 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 from transformers import PreTrainedModel
 
-from engine.attention.sdpa import ProbeStep
+from engine.attention.sdpa import ProbeForward
 from engine.config import ModelRefused
 from engine.lora.adapter_weights import Adapter, LowRank, read_adapter
-from engine.scheduling.scheduler import Chunk
+from engine.scheduling.scheduler import ScheduledChunk
 
-NOBODY = -1
+NO_ADAPTER = -1
 """The place of the base model among the adapters."""
 
 IDLE_BETWEEN = 2
@@ -125,9 +125,9 @@ class AdapterStep:
         return mask
 
 
-def find_owners(chunks: Sequence[Chunk], places: Mapping[str, int]) -> list[int]:
+def find_owners(chunks: Sequence[ScheduledChunk], places: Mapping[str, int]) -> list[int]:
     """The place of each chunk's adapter."""
-    return [places.get(chunk.sequence.job.adapter, NOBODY) for chunk in chunks]
+    return [places.get(chunk.sequence.job.adapter, NO_ADAPTER) for chunk in chunks]
 
 
 def lay_out(counts: Sequence[int], owners: Sequence[int]) -> list[AdaptedRows]:
@@ -140,7 +140,7 @@ def lay_out(counts: Sequence[int], owners: Sequence[int]) -> list[AdaptedRows]:
         before = stretches[-1] if stretches else None
         if before is not None and (before.end, before.first, before.mixed) == (begin, owner, False):
             stretches[-1] = AdaptedRows(before.begin, end, owner, owner + 1)
-        elif owner != NOBODY:
+        elif owner != NO_ADAPTER:
             stretches.append(AdaptedRows(begin, end, owner, owner + 1))
         begin = end
     return stretches
@@ -149,7 +149,7 @@ def lay_out(counts: Sequence[int], owners: Sequence[int]) -> list[AdaptedRows]:
 def _runs(owners: Sequence[int]) -> Iterator[tuple[int, int]]:
     """The places that occur, those near each other together, as first and one after the last."""
     run: list[int] = []
-    for place in sorted(set(owners) - {NOBODY}):
+    for place in sorted(set(owners) - {NO_ADAPTER}):
         if run and place > run[-1] + 1 + IDLE_BETWEEN:
             yield run[0], run[-1] + 1
             run = []
@@ -231,7 +231,7 @@ def _refuse_other_rows(network: PreTrainedModel, adapters: Adapters) -> None:
                 position_ids=row,
                 use_cache=False,
                 logits_to_keep=row[0, -1:],
-                step=ProbeStep(),
+                step=ProbeForward(),
             )
     except (TypeError, ValueError, AttributeError, RuntimeError) as error:
         raise ModelRefused(f"{type(network).__name__} cannot be run with adapters: {error}") from error

@@ -15,7 +15,7 @@ from transformers.pytorch_utils import Conv1D
 
 from engine.config import ModelRefused
 from engine.lora.adapter_settings import ALL_LINEAR, AdapterSettings, read_settings
-from engine.model.prepacked_linear import ArrangedLinear
+from engine.model.prepacked_linear import PrepackedLinear
 
 FILE = "adapter_model.safetensors"
 
@@ -74,7 +74,7 @@ def read_adapter(name: str, folder: Path, network: nn.Module, dtype: torch.dtype
 def sizes_of(module: nn.Module) -> tuple[int, int] | None:
     """Inputs and outputs of a layer that an adapter may change; None for all others."""
     # Exactly these: what else derives from them, as quantised layers do, may compute something else.
-    if type(module) in (nn.Linear, ArrangedLinear):
+    if type(module) in (nn.Linear, PrepackedLinear):
         assert isinstance(module, nn.Linear)
         return module.in_features, module.out_features
     if type(module) is Conv1D:

@@ -17,14 +17,14 @@ import transformers
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
-from engine.attention.paged import LayerNeeds
-from engine.attention.sdpa import IMPLEMENTATION, LayerCall, ProbeStep
+from engine.attention.paged import LayerAttentionSpec
+from engine.attention.sdpa import IMPLEMENTATION, LayerCall, ProbeForward
 from engine.config import EngineConfig, ModelRefused
 from engine.executor import EngineFault
 from engine.kv.kv_cache import LayerShape
-from engine.model.prepacked_linear import arrange_weights
+from engine.model.prepacked_linear import prepack_weights
 from engine.model.quantization import refuse_left_over_scales, refuse_unknown_format, ways_to_read
-from engine.request import Capabilities
+from engine.request import ModelInfo
 from engine.vocabulary import Vocabulary, read_vocabulary
 
 log = logging.getLogger(__name__)
@@ -44,9 +44,9 @@ class LoadedModel:
     device: torch.device
     dtype: torch.dtype
     shapes: list[LayerShape]
-    needs: frozenset[LayerNeeds]
+    needs: frozenset[LayerAttentionSpec]
     """What its layers ask of attention."""
-    capabilities: Capabilities
+    capabilities: ModelInfo
     vocabulary: Vocabulary | None
 
 
@@ -112,21 +112,21 @@ def _read_one_way(
     if "device_map" not in way:
         network.to(device=device)  # type: ignore[call-arg]  # its wrapper hides the keyword
     if device.type == "cpu":
-        arrange_weights(network)
+        prepack_weights(network)
     progress("checking that every layer attends as it should")
     return network, _probe(network, device)
 
 
-class _NeedsProbe(ProbeStep):
+class _NeedsProbe(ProbeForward):
     """Learns, beside the shapes, what the layers ask for."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.needs: set[LayerNeeds] = set()
+        self.needs: set[LayerAttentionSpec] = set()
 
     def attend(self, call: LayerCall) -> Tensor:
         self.needs.add(
-            LayerNeeds(
+            LayerAttentionSpec(
                 heads=call.query.shape[1],
                 kv_heads=call.key.shape[1],
                 key_size=call.key.shape[2],
@@ -237,7 +237,7 @@ def _probe(network: PreTrainedModel, device: torch.device) -> _NeedsProbe:
     return step
 
 
-def _describe(network: PreTrainedModel) -> Capabilities:
+def _describe(network: PreTrainedModel) -> ModelInfo:
     settings = network.config.get_text_config()
     defaults: Any = network.generation_config
     ends = defaults.eos_token_id
@@ -246,7 +246,7 @@ def _describe(network: PreTrainedModel) -> Capabilities:
     if ends is None:
         ends = []
     most = getattr(defaults, "max_new_tokens", None)
-    return Capabilities(
+    return ModelInfo(
         vocab_size=settings.vocab_size,
         context_length=_context_length(settings),
         stop_ids=_within_vocabulary([ends] if isinstance(ends, int) else ends, settings.vocab_size),

@@ -20,7 +20,7 @@ FEW = 3
 """In float32 so many rows are computed as fast with plain weights, or faster."""
 
 
-class ArrangedLinear(nn.Linear):
+class PrepackedLinear(nn.Linear):
     """Computes what the layer does that it is made of.
 
     In bfloat16 the weights are only held arranged; who computes with them by himself gets an error, no wrong
@@ -43,14 +43,14 @@ class ArrangedLinear(nn.Linear):
         return out
 
 
-def arrange_weights(network: PreTrainedModel) -> None:
+def prepack_weights(network: PreTrainedModel) -> None:
     """Puts arranged layers in the place of those plain ones that gain by it."""
-    made: dict[nn.Module, ArrangedLinear] = {}
+    made: dict[nn.Module, PrepackedLinear] = {}
     for name, module in list(network.named_modules(remove_duplicate=False)):
         # Exactly these: what derives from them, as quantised layers do, may compute something else.
         if type(module) is nn.Linear and _gains(module):
             if module not in made:
-                made[module] = ArrangedLinear(module)
+                made[module] = PrepackedLinear(module)
             network.set_submodule(name, made[module])
 
 

@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from engine.runner.static_decode import Compute, Shape, StaticBuffers
+from engine.runner.static_decode import Compute, GraphBucket, StaticInputs
 
 log = logging.getLogger(__name__)
 
@@ -26,13 +26,13 @@ NARROWEST = 512
 """Tokens of the narrowest table there; each further one is four times as wide."""
 
 
-class Replay(Protocol):
+class GraphReplay(Protocol):
     """Computes what was recorded, from what its memory now holds. The result stays in one place."""
 
     def __call__(self) -> Tensor: ...
 
 
-Record = Callable[[Callable[[], Tensor]], Replay]
+Record = Callable[[Callable[[], Tensor]], GraphReplay]
 """Runs an act and records it."""
 
 
@@ -47,7 +47,7 @@ class CudaRecorder:
         self._pool = torch.cuda.graph_pool_handle()
         self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
-    def __call__(self, act: Callable[[], Tensor]) -> Replay:
+    def __call__(self, act: Callable[[], Tensor]) -> GraphReplay:
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
             for _ in range(WARMUPS):
@@ -64,33 +64,35 @@ class CudaRecorder:
         return replay
 
 
-def choose_shapes(max_running: int, context_length: int, block_size: int, *, gathers: bool) -> list[Shape]:
+def choose_shapes(
+    max_running: int, context_length: int, block_size: int, *, gathers: bool
+) -> list[GraphBucket]:
     """Rows 1, 2, 4 ... `max_running`. With a kernel tables have one width, and its work is that of the jobs
     that are there; gathering costs what the table could hold, so there are some widths, as far as they fit.
     """
     rows = [1 << power for power in range((max_running - 1).bit_length())] + [max_running]
     full = -(-context_length // block_size)
     if not gathers:
-        return [Shape(count, full) for count in rows]
+        return [GraphBucket(count, full) for count in rows]
     widths = [full]
     tokens = NARROWEST
     while tokens < context_length:
         widths.append(-(-tokens // block_size))
         tokens *= 4
     return [
-        Shape(count, width)
+        GraphBucket(count, width)
         for count in rows
         for width in sorted(widths)
         if count * width * block_size <= GATHER_TOKENS
     ]
 
 
-def record_shapes(buffers: StaticBuffers, shapes: Sequence[Shape], record: Record) -> Compute:
+def record_shapes(buffers: StaticInputs, shapes: Sequence[GraphBucket], record: Record) -> Compute:
     """Records a pass of each shape, the largest first, so that the others fit into its memory.
 
     Raises `RecordingDiffers`, and whatever recording raises.
     """
-    replays: dict[Shape, Replay] = {}
+    replays: dict[GraphBucket, GraphReplay] = {}
     try:
         for shape in sorted(shapes, reverse=True):
             _fill_with_dummies(buffers, salt=1)
@@ -103,7 +105,7 @@ def record_shapes(buffers: StaticBuffers, shapes: Sequence[Shape], record: Recor
     return lambda shape: replays[shape]()
 
 
-def record_or_explain(buffers: StaticBuffers, shapes: Sequence[Shape], record: Record) -> Compute | None:
+def record_or_explain(buffers: StaticInputs, shapes: Sequence[GraphBucket], record: Record) -> Compute | None:
     """As `record_shapes`; where that is not possible the log says why, and steps are computed one by one."""
     try:
         return record_shapes(buffers, shapes, record)
@@ -113,7 +115,7 @@ def record_or_explain(buffers: StaticBuffers, shapes: Sequence[Shape], record: R
         return None
 
 
-def _fill_with_dummies(buffers: StaticBuffers, salt: int) -> None:
+def _fill_with_dummies(buffers: StaticInputs, salt: int) -> None:
     """Tokens in the spare block, where all tables still point. Rows at one position have one token: they
     write the same to the same place, in whatever order.
     """
@@ -123,7 +125,7 @@ def _fill_with_dummies(buffers: StaticBuffers, salt: int) -> None:
     buffers.inputs[0] = (positions * 7 + salt * 31) % buffers.vocab_size
 
 
-def _compare(expected: Tensor, found: Tensor, shape: Shape) -> None:
+def _compare(expected: Tensor, found: Tensor, shape: GraphBucket) -> None:
     tolerance = 1e-3 if expected.dtype == torch.float32 else 3e-2
     difference = (expected.float() - found.float()).abs().max().item()
     scale = expected.float().abs().max().item()

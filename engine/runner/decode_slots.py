@@ -13,7 +13,7 @@ from engine.scheduling.sequence import TokenSequence
 
 
 @dataclass(slots=True)
-class _Seat:
+class _Slot:
     """What a row's table says."""
 
     job: TokenSequence
@@ -23,14 +23,14 @@ class _Seat:
     """The first so many are in the table."""
 
 
-class Seats:
+class DecodeSlots:
     """The first rows are taken, without gaps."""
 
     def __init__(self, width: int, spare_block: int) -> None:
         """A table has `width` blocks."""
         self._width = width
         self._spare = spare_block
-        self._seats: list[_Seat] = []
+        self._seats: list[_Slot] = []
         self._row_of: dict[TokenSequence, int] = {}
         self._told: list[int] = []
         """How many blocks each row's table has, also of rows that are free again."""
@@ -51,7 +51,7 @@ class Seats:
             for job in jobs:
                 if job not in self._row_of:
                     self._row_of[job] = len(self._seats)
-                    self._seats.append(_Seat(job, job.blocks))
+                    self._seats.append(_Slot(job, job.blocks))
         for row, seat in enumerate(self._seats):
             if seat.blocks is not seat.job.blocks:
                 seat.blocks, seat.told = seat.job.blocks, 0
@@ -76,7 +76,7 @@ class Seats:
             del self._row_of[self._seats[row].job]
             last = self._seats.pop()
             if row < len(self._seats):
-                self._seats[row] = _Seat(last.job, last.blocks)
+                self._seats[row] = _Slot(last.job, last.blocks)
                 self._row_of[last.job] = row
             self._write(len(self._seats), 0, [self._spare])
 
@@ -85,7 +85,7 @@ class Seats:
             self._write(row, 0, [self._spare])
         self._doubtful = False
 
-    def _tell(self, row: int, seat: _Seat) -> None:
+    def _tell(self, row: int, seat: _Slot) -> None:
         self._write(row, seat.told, seat.blocks[seat.told :])
         seat.told = len(seat.blocks)
 

@@ -13,32 +13,32 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from engine.attention.paged import PagedAttention
+from engine.attention.paged import PagedAttentionBackend
 from engine.config import EngineConfig, Limits
-from engine.device_copies import Fetch, send
+from engine.device_copies import AsyncToHost, to_device
 from engine.executor import EngineFault, OutOfMemory, RowFailure, StepResult
 from engine.grammar.compiler import GrammarCompiler
-from engine.kv.kv_cache import KvStore
+from engine.kv.kv_cache import KVCache
 from engine.kv.memory_sizing import count_blocks, keep_freed_memory
 from engine.lora.adapter_layers import Adapters, install_adapters
 from engine.model.loader import LoadedModel, load_model, refusing
-from engine.request import Capabilities, PromptLogprobs
-from engine.runner.input_builder import PackedRow, Packer, Wish
-from engine.runner.paged_input_builder import TablePacker
-from engine.runner.select_decoding import choose_decoding
-from engine.runner.static_decode import StaticDecoder, Unread
-from engine.sampling.grammar_masks import Followers
+from engine.request import ModelInfo, PromptLogprobs
+from engine.runner.input_builder import ForwardInputs, InputBuilder, LogitRows
+from engine.runner.paged_input_builder import PagedInputBuilder
+from engine.runner.select_decoding import select_attention_and_graphs
+from engine.runner.static_decode import DeviceTokens, StaticDecoder
+from engine.sampling.grammar_masks import GrammarMatchers
 from engine.sampling.logit_masking import apply_masks
 from engine.sampling.logprobs import measure_many
-from engine.sampling.sampler import Choice
-from engine.sampling.sampling_batch import Batches
+from engine.sampling.sampler import PendingSample
+from engine.sampling.sampling_batch import SamplingBatches
 from engine.sampling.token_rules import TokenRules
-from engine.scheduling.scheduler import Plan
+from engine.scheduling.scheduler import SchedulerOutput
 from engine.scheduling.sequence import TokenSequence
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class PromptLogprobRequest:
     """A stretch of prompt tokens whose logprobs are to be told. Their logits come one place earlier."""
 
     sequence: TokenSequence
@@ -51,10 +51,10 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class BegunStep:
+class RunningForward:
     """Implements `executor.Begun`."""
 
-    executor: "ModelExecutor"
+    executor: "ModelRunner"
     sequences: list[TokenSequence]
     """Those that draw, in the order of the logits."""
     logits: Tensor
@@ -64,25 +64,25 @@ class BegunStep:
     """The logits at the ends of what was computed of those; they only say whether it is finite."""
     told: Tensor
     """The logits of prompts."""
-    asked: list[Asked]
+    asked: list[PromptLogprobRequest]
 
-    def draw(self, lives: Callable[[TokenSequence], bool] | None) -> "DrawnStep":
+    def draw(self, lives: Callable[[TokenSequence], bool] | None) -> "SampledStep":
         """None is that all live."""
         with _known_errors():
             return self.executor.draw(self, lives)
 
 
 @dataclass(frozen=True, slots=True)
-class DrawnStep:
+class SampledStep:
     """Implements `executor.Pending`."""
 
     sequences: list[TokenSequence]
-    choice: Choice | None
+    choice: PendingSample | None
     failed: Mapping[int, str]
     """By row, why nothing can be drawn."""
     told: list[PromptLogprobs]
     partial: list[TokenSequence]
-    finite: Fetch | None
+    finite: AsyncToHost | None
     """One for each of `partial`; None if there are none."""
 
     def read(self) -> StepResult:
@@ -104,7 +104,7 @@ SMALL_MODEL = 20_000_000
 """Parameters below which threads of one operation wait for each other longer than they compute."""
 
 
-class ModelExecutor:
+class ModelRunner:
     """Implements `executor.Executor` with a model, and `executor.Ahead`."""
 
     def __init__(
@@ -112,37 +112,39 @@ class ModelExecutor:
         model: LoadedModel,
         adapters: Adapters,
         config: EngineConfig,
-        store: KvStore,
-        kernel: PagedAttention | None = None,
+        store: KVCache,
+        kernel: PagedAttentionBackend | None = None,
         static: StaticDecoder | None = None,
     ) -> None:
         self._network = model.network
         self._threads = config.torch_threads or (1 if _is_small(model) else None)
         self._store = store
         self._adapters = adapters
-        self._batches = Batches(model.capabilities.vocab_size, model.device)
+        self._batches = SamplingBatches(model.capabilities.vocab_size, model.device)
         self._packer = (
-            Packer(store, adapters.places) if kernel is None else TablePacker(store, kernel, adapters.places)
+            InputBuilder(store, adapters.places)
+            if kernel is None
+            else PagedInputBuilder(store, kernel, adapters.places)
         )
         self._static = static
-        self._unread: Unread | None = None
+        self._unread: DeviceTokens | None = None
         """The last tokens that were drawn."""
         on_gpu = model.device.type == "cuda"
         self.ahead = self if (on_gpu if config.ahead is None else config.ahead) else None
-        self.capabilities: Capabilities = model.capabilities
+        self.capabilities: ModelInfo = model.capabilities
         self.vocabulary = model.vocabulary
         self.grammars = None if model.vocabulary is None else GrammarCompiler(model.vocabulary)
-        self._followers = Followers(self.grammars)
+        self._followers = GrammarMatchers(self.grammars)
         self._rules = TokenRules(model.capabilities.vocab_size)
 
     @staticmethod
-    def load(config: EngineConfig, progress: Callable[[str], None]) -> tuple["ModelExecutor", Limits]:
+    def load(config: EngineConfig, progress: Callable[[str], None]) -> tuple["ModelRunner", Limits]:
         """Loads the model and makes its KV cache. Raises `ModelRefused`."""
         with refusing(config.model):
-            return ModelExecutor._load(config, progress)
+            return ModelRunner._load(config, progress)
 
     @staticmethod
-    def _load(config: EngineConfig, progress: Callable[[str], None]) -> tuple["ModelExecutor", Limits]:
+    def _load(config: EngineConfig, progress: Callable[[str], None]) -> tuple["ModelRunner", Limits]:
         model = load_model(config, progress)
         adapters = install_adapters(model.network, config.adapters, progress)
         context = model.capabilities.context_length
@@ -158,12 +160,12 @@ class ModelExecutor:
             context_length=context,
             gpu_free=torch.cuda.mem_get_info(model.device)[0] if on_gpu else None,
         )
-        store = KvStore(model.shapes, blocks, config.block_size, model.dtype, model.device)
+        store = KVCache(model.shapes, blocks, config.block_size, model.dtype, model.device)
         held = blocks * config.block_size
         size = held * per_token * copies / 2**20
         progress(f"the KV cache holds {held} tokens in at most {size:.0f} MiB")
         usable = min(context, held)
-        decoding = choose_decoding(model, store, config, usable, progress)
+        decoding = select_attention_and_graphs(model, store, config, usable, progress)
         capabilities = replace(
             model.capabilities,
             context_length=usable,
@@ -172,7 +174,7 @@ class ModelExecutor:
             decode=decoding.decode,
         )
         model = replace(model, capabilities=capabilities)
-        executor = ModelExecutor(model, adapters, config, store, decoding.kernel, decoding.static)
+        executor = ModelRunner(model, adapters, config, store, decoding.kernel, decoding.static)
         if executor.grammars is not None:
             executor.grammars.load()  # now, when nobody waits for any thread yet
         return executor, config.limits(blocks)
@@ -185,7 +187,7 @@ class ModelExecutor:
         with torch.inference_mode():
             yield
 
-    def execute(self, plan: Plan) -> StepResult:
+    def execute(self, plan: SchedulerOutput) -> StepResult:
         step = self.begin(plan).draw(None)
         result = step.read()
         if self._static is not None:
@@ -205,14 +207,14 @@ class ModelExecutor:
         if self.grammars is not None:
             self.grammars.close()
 
-    def begin(self, plan: Plan) -> BegunStep:
+    def begin(self, plan: SchedulerOutput) -> RunningForward:
         """Runs the plan through the model, or tells the device to."""
         with _known_errors():
             asked = self._asked(plan)
             begun = self._begin_static(plan) if self._static is not None and not asked else None
             return begun or self._begin_packed(plan, asked)
 
-    def _begin_static(self, plan: Plan) -> BegunStep | None:
+    def _begin_static(self, plan: SchedulerOutput) -> RunningForward | None:
         assert self._static is not None
         shape = self._static.shape_for(plan)
         if shape is None or any(chunk.sequence.job.adapter for chunk in plan):
@@ -220,9 +222,11 @@ class ModelExecutor:
         self._adapters.step = None
         found = self._static.run(plan, shape, self._unread)
         none = found.logits[:0]
-        return BegunStep(self, found.jobs, found.logits[: len(found.jobs)], [], none, none, [])
+        return RunningForward(self, found.jobs, found.logits[: len(found.jobs)], [], none, none, [])
 
-    def _begin_packed(self, plan: Plan, asked: list[tuple[Wish, Asked]]) -> BegunStep:
+    def _begin_packed(
+        self, plan: SchedulerOutput, asked: list[tuple[LogitRows, PromptLogprobRequest]]
+    ) -> RunningForward:
         wishes = [wish for wish, _ in asked]
         packed = self._packer.pack(plan, wishes)
         sequences = [chunk.sequence for chunk in plan if chunk.draws]
@@ -233,9 +237,9 @@ class ModelExecutor:
         partial = [chunk.sequence for chunk in plan if not chunk.draws]
         counts = [len(sequences), len(partial), len(logits) - len(plan)]
         drawing, ends, told = torch.split(logits, counts)
-        return BegunStep(self, sequences, drawing, partial, ends, told, [ask for _, ask in asked])
+        return RunningForward(self, sequences, drawing, partial, ends, told, [ask for _, ask in asked])
 
-    def _forward(self, packed: PackedRow) -> Tensor:
+    def _forward(self, packed: ForwardInputs) -> Tensor:
         """`[ends, vocabulary]`."""
         logits: Tensor = self._network(
             input_ids=packed.token_ids,
@@ -253,37 +257,41 @@ class ModelExecutor:
             return
         assert self._unread is not None, "a token was neither read nor kept on the device"
         places = [self._unread.place_of[sequences[row]] for row in rows]
-        sent = send(torch.tensor([rows, places]), torch.long, token_ids.device)
+        sent = to_device(torch.tensor([rows, places]), torch.long, token_ids.device)
         token_ids.index_copy_(
             0, ends.index_select(0, sent[0]), self._unread.token_ids.index_select(0, sent[1])
         )
 
-    def draw(self, begun: BegunStep, lives: Callable[[TokenSequence], bool] | None) -> DrawnStep:
+    def draw(self, begun: RunningForward, lives: Callable[[TokenSequence], bool] | None) -> SampledStep:
         """Draws for the jobs that live; all their tokens before this one must be known."""
         told = self._tell(begun, lives) if begun.asked else []
-        finite = Fetch(begun.ends.amax(dim=1).isfinite()) if begun.partial else None
+        finite = AsyncToHost(begun.ends.amax(dim=1).isfinite()) if begun.partial else None
         sequences, logits = begun.sequences, begun.logits
         if lives is not None:
             rows = [row for row, sequence in enumerate(sequences) if lives(sequence)]
             if len(rows) < len(sequences):
                 sequences = [sequences[row] for row in rows]
-                logits = logits.index_select(0, send(rows, torch.long, logits.device))
+                logits = logits.index_select(0, to_device(rows, torch.long, logits.device))
         if not sequences:
-            return DrawnStep([], None, {}, told, begun.partial, finite)
+            return SampledStep([], None, {}, told, begun.partial, finite)
         choice, failed = self._sample(logits, sequences)
         if self.ahead is not None:
             places = {sequence: row for row, sequence in enumerate(sequences)}
-            self._unread = Unread(choice.token_ids, places)
-        return DrawnStep(sequences, choice, failed, told, begun.partial, finite)
+            self._unread = DeviceTokens(choice.token_ids, places)
+        return SampledStep(sequences, choice, failed, told, begun.partial, finite)
 
-    def _sample(self, logits: Tensor, sequences: list[TokenSequence]) -> tuple[Choice, Mapping[int, str]]:
+    def _sample(
+        self, logits: Tensor, sequences: list[TokenSequence]
+    ) -> tuple[PendingSample, Mapping[int, str]]:
         batch = self._batches.of(sequences)
         masks = self._rules.restrict(sequences, self._followers.masks(sequences))
         if masks is None:
             return batch.begin(logits), {}
         return batch.begin(logits, partial(apply_masks, masks=masks)), masks.failed
 
-    def _tell(self, begun: BegunStep, lives: Callable[[TokenSequence], bool] | None) -> list[PromptLogprobs]:
+    def _tell(
+        self, begun: RunningForward, lives: Callable[[TokenSequence], bool] | None
+    ) -> list[PromptLogprobs]:
         """What was asked of prompts; its logits follow each other."""
         told = []
         logits = begun.told
@@ -296,15 +304,15 @@ class ModelExecutor:
             told.append(PromptLogprobs(ask.sequence.job.job_id, ask.begin, tuple(found)))
         return told
 
-    def _asked(self, plan: Plan) -> list[tuple[Wish, Asked]]:
+    def _asked(self, plan: SchedulerOutput) -> list[tuple[LogitRows, PromptLogprobRequest]]:
         """The prompt tokens whose logprobs this step can tell."""
         asked = []
         for index, chunk in enumerate(plan):
             untold, stop = chunk.sequence.untold, chunk.start + chunk.count
             if untold and untold[0] <= stop:
-                ask = Asked(chunk.sequence, untold[0], min(stop + 1, untold.stop))
+                ask = PromptLogprobRequest(chunk.sequence, untold[0], min(stop + 1, untold.stop))
                 places = range(ask.begin - 1 - chunk.start, ask.end - 1 - chunk.start)
-                asked.append((Wish(index, places), ask))
+                asked.append((LogitRows(index, places), ask))
         return asked
 
 

@@ -6,24 +6,24 @@ nothing waits for. Ignorant of what is drawn from the logits.
 
 from collections.abc import Mapping, Sequence
 
-from engine.attention.paged import PagedAttention, PagedRows, TableStep
-from engine.kv.kv_cache import KvStore
+from engine.attention.paged import AttentionMetadata, PagedAttentionBackend, PagedForward
+from engine.kv.kv_cache import KVCache
 from engine.lora.adapter_layers import AdapterStep, find_owners, lay_out
-from engine.runner.input_builder import IN_FLIGHT, Numbers, PackedRow, Wish, by_drawing
+from engine.runner.input_builder import PLACEHOLDER_TOKEN, ForwardInputs, HostStaging, LogitRows, by_drawing
 from engine.scheduling.block_pool import BLANK_BLOCK
-from engine.scheduling.scheduler import Plan
+from engine.scheduling.scheduler import SchedulerOutput
 
 
-class TablePacker:
+class PagedInputBuilder:
     """Has the shape of `packing.Packer`."""
 
-    def __init__(self, store: KvStore, attention: PagedAttention, adapters: Mapping[str, int]) -> None:
+    def __init__(self, store: KVCache, attention: PagedAttentionBackend, adapters: Mapping[str, int]) -> None:
         """`adapters` has a place for each name."""
         self._store = store
         self._attention = attention
         self._adapters = adapters
 
-    def pack(self, plan: Plan, wishes: Sequence[Wish] = ()) -> PackedRow:
+    def pack(self, plan: SchedulerOutput, wishes: Sequence[LogitRows] = ()) -> ForwardInputs:
         size = self._store.block_size
         starts = [0]
         for chunk in plan:
@@ -35,11 +35,12 @@ class TablePacker:
         tables = [chunk.sequence.blocks[: -(-(chunk.start + chunk.count) // size)] for chunk in plan]
         width = max(map(len, tables))
         owners = find_owners(plan, self._adapters) if self._adapters else []
-        numbers = Numbers()
+        numbers = HostStaging()
         token_ids = numbers.add(
             token_id
             for chunk in plan
-            for token_id in chunk.sequence.tokens[chunk.start : chunk.start + chunk.count] or IN_FLIGHT
+            for token_id in chunk.sequence.tokens[chunk.start : chunk.start + chunk.count]
+            or PLACEHOLDER_TOKEN
         )
         positions = numbers.add(
             place for chunk in plan for place in range(chunk.start, chunk.start + chunk.count)
@@ -54,7 +55,7 @@ class TablePacker:
         numbers.send(self._store.device)
         table = numbers[padded].view(len(plan), width)
         position = numbers[positions]
-        described = PagedRows(
+        described = AttentionMetadata(
             table.int(),
             numbers[lengths].int(),
             numbers[begins].int(),
@@ -64,10 +65,10 @@ class TablePacker:
         slots = table[numbers[rows], position // size] * size + position % size
         counts = [chunk.count for chunk in plan]
         stretches = lay_out(counts, owners) if owners else []
-        return PackedRow(
+        return ForwardInputs(
             numbers[token_ids][None],
             position[None],
             numbers[wanted],
-            TableStep(self._store, slots, described, self._attention),
+            PagedForward(self._store, slots, described, self._attention),
             AdapterStep(starts[-1], stretches, numbers[owner_rows]) if stretches else None,
         )

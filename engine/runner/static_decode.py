@@ -14,28 +14,28 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from engine.attention.paged import PagedAttention, PagedRows, TableStep
-from engine.device_copies import send
-from engine.kv.kv_cache import KvStore
-from engine.runner.decode_slots import Seats
-from engine.scheduling.scheduler import Plan
+from engine.attention.paged import AttentionMetadata, PagedAttentionBackend, PagedForward
+from engine.device_copies import to_device
+from engine.kv.kv_cache import KVCache
+from engine.runner.decode_slots import DecodeSlots
+from engine.scheduling.scheduler import SchedulerOutput
 from engine.scheduling.sequence import TokenSequence
 
 
 @dataclass(frozen=True, order=True, slots=True)
-class Shape:
+class GraphBucket:
     """So many rows, and so many blocks in the table of each."""
 
     rows: int
     width: int
 
 
-Compute = Callable[[Shape], Tensor]
+Compute = Callable[[GraphBucket], Tensor]
 """One pass; gives the logits `[rows, vocabulary]`, which the next pass may overwrite."""
 
 
 @dataclass(frozen=True, slots=True)
-class Unread:
+class DeviceTokens:
     """Input tokens that are on the device only."""
 
     token_ids: Tensor
@@ -52,11 +52,11 @@ class StaticLogits:
     """Of each row; rows beyond them only fill the step up."""
 
 
-class StaticBuffers:
+class StaticInputs:
     """The memory that passes read, and the pass itself."""
 
     def __init__(
-        self, network: PreTrainedModel, store: KvStore, attention: PagedAttention, most: Shape
+        self, network: PreTrainedModel, store: KVCache, attention: PagedAttentionBackend, most: GraphBucket
     ) -> None:
         device = store.device
         self.most = most
@@ -73,20 +73,20 @@ class StaticBuffers:
         self._starts = torch.arange(most.rows + 1, dtype=torch.int32, device=device)
         self._rows = torch.arange(most.rows, device=device)
 
-    def compute(self, shape: Shape) -> Tensor:
+    def compute(self, shape: GraphBucket) -> Tensor:
         """Implements `Compute`."""
         size = self.block_size
         token_ids, positions = self.inputs[:, : shape.rows]
         tables = self.tables[: shape.rows, : shape.width]
         block = tables.gather(1, (positions // size)[:, None])[:, 0]
-        rows = PagedRows(
+        rows = AttentionMetadata(
             tables,
             (positions + 1).int(),
             self._starts[: shape.rows + 1],
             most=1,
             longest=shape.width * size,
         )
-        step = TableStep(self._store, block * size + positions % size, rows, self._attention)
+        step = PagedForward(self._store, block * size + positions % size, rows, self._attention)
         logits: Tensor = self._network(
             input_ids=token_ids[None],
             position_ids=positions[None],
@@ -100,14 +100,14 @@ class StaticBuffers:
 class StaticDecoder:
     """Runs the steps that fit; all others are for somebody else."""
 
-    def __init__(self, buffers: StaticBuffers, shapes: Sequence[Shape], compute: Compute) -> None:
+    def __init__(self, buffers: StaticInputs, shapes: Sequence[GraphBucket], compute: Compute) -> None:
         """`compute` is that of the buffers, or a recording of it."""
         self._buffers = buffers
         self._shapes = sorted(shapes)
         self._compute = compute
-        self._seats = Seats(buffers.most.width, buffers.spare_block)
+        self._seats = DecodeSlots(buffers.most.width, buffers.spare_block)
 
-    def shape_for(self, plan: Plan) -> Shape | None:
+    def shape_for(self, plan: SchedulerOutput) -> GraphBucket | None:
         """The smallest shape that the plan fits into; None unless all chunks are one token to draw from."""
         if plan[-1].count != 1 or not all(chunk.draws for chunk in plan):
             return None  # the longest chunks are the last
@@ -115,7 +115,9 @@ class StaticDecoder:
         fitting = (s for s in self._shapes if s.rows >= len(plan) and s.width >= width)
         return next(fitting, None)
 
-    def run(self, plan: Plan, shape: Shape, unread: Unread | None = None) -> StaticLogits:
+    def run(
+        self, plan: SchedulerOutput, shape: GraphBucket, unread: DeviceTokens | None = None
+    ) -> StaticLogits:
         """`unread` has the last token of every job whose `in_flight` is set."""
         changes = self._seats.arrange([chunk.sequence for chunk in plan])
         jobs = self._seats.jobs
@@ -127,7 +129,11 @@ class StaticDecoder:
             raise
 
     def _fill(
-        self, jobs: list[TokenSequence], shape: Shape, changes: dict[int, int], unread: Unread | None
+        self,
+        jobs: list[TokenSequence],
+        shape: GraphBucket,
+        changes: dict[int, int],
+        unread: DeviceTokens | None,
     ) -> None:
         padding = [0] * (shape.rows - len(jobs))
         unknown = [row for row, job in enumerate(jobs) if job.in_flight]
@@ -142,7 +148,7 @@ class StaticDecoder:
             assert unread is not None, "a token was neither read nor kept on the device"
             numbers.extend(unread.place_of[jobs[row]] for row in unknown)
         to = self._buffers
-        sent = send(torch.frombuffer(numbers, dtype=torch.long), torch.long, to.inputs.device)
+        sent = to_device(torch.frombuffer(numbers, dtype=torch.long), torch.long, to.inputs.device)
         counts = [2 * shape.rows, len(changes), len(changes), len(unknown), len(unknown)]
         inputs, cells, blocks, rows, places = torch.split(sent, counts)
         to.inputs[:, : shape.rows] = inputs.view(2, -1)

@@ -1,7 +1,7 @@
 """Grammars followed token by token, and told as masks: which tokens may come next. Engine thread.
 
-`Follower`: where one job's output stands in its grammar. `Followers`: the masks of all rows of a step, a bit
-a token. A mask is a function of the job's tokens alone: it can be had again after a preemption or a cut, and
+`GrammarMatcher`: where one request's output stands in its grammar. `GrammarMatchers`: the masks of all rows
+of a step, a bit a token. A mask is a function of the job's tokens alone: it can be had again after a preemption or a cut, and
 before the logits are there. Ignorant of models, of logits and of torch.
 """
 
@@ -13,14 +13,14 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from engine.grammar.compiler import CompiledGrammar, GrammarCompiler, one_line
-from engine.request import Job
+from engine.request import EngineRequest
 from engine.scheduling.sequence import TokenSequence
 
 
-class Follower:
+class GrammarMatcher:
     """One job's place in its grammar. Engine thread."""
 
-    def __init__(self, compiled: CompiledGrammar, job: Job) -> None:
+    def __init__(self, compiled: CompiledGrammar, job: EngineRequest) -> None:
         self.compiled = compiled
         self.matcher: Any = compiled.begin()
         self._read = len(job.prompt) - job.output_offset
@@ -52,12 +52,12 @@ class Masks:
         return memoryview(self.bits)[start : start + self.stride]
 
 
-class Followers:
+class GrammarMatchers:
     """The followers of all jobs that have a grammar, which go with their sequences. Engine thread."""
 
     def __init__(self, compiler: GrammarCompiler | None) -> None:
         self._compiler = compiler
-        self._followers: WeakKeyDictionary[TokenSequence, Follower] = WeakKeyDictionary()
+        self._followers: WeakKeyDictionary[TokenSequence, GrammarMatcher] = WeakKeyDictionary()
 
     def masks(self, sequences: Sequence[TokenSequence]) -> Masks | None:
         """The masks for the next token of these sequences; None if none of them has a grammar."""
@@ -102,18 +102,18 @@ class Followers:
             sequence.compiled = fresh
         return follower.matcher
 
-    def _follow(self, sequence: TokenSequence) -> Follower:
+    def _follow(self, sequence: TokenSequence) -> GrammarMatcher:
         follower = self._followers.get(sequence)
         if follower is None:
             assert self._compiler is not None
             assert sequence.job.grammar is not None
             compiled = sequence.compiled or self._compiler.known(sequence.job.grammar, sequence.job.share)
-            follower = self._followers[sequence] = Follower(compiled, sequence.job)
+            follower = self._followers[sequence] = GrammarMatcher(compiled, sequence.job)
         follower.advance(sequence.tokens)
         return follower
 
 
-def _finish(masks: Masks, place: int, matcher: Any, job: Job, vocab_size: int) -> dict[int, str]:
+def _finish(masks: Masks, place: int, matcher: Any, job: EngineRequest, vocab_size: int) -> dict[int, str]:
     """Allows the job's stop ids exactly where the grammar may end; tells what stands in the way."""
     row = masks.rows[place]
     if matcher.is_error():

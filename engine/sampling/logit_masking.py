@@ -8,7 +8,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from engine.device_copies import send
+from engine.device_copies import to_device
 from engine.sampling.grammar_masks import Masks
 
 NEVER = float("-inf")
@@ -16,14 +16,14 @@ NEVER = float("-inf")
 
 def apply_masks(logits: Tensor, masks: Masks) -> None:
     """Bars the logits of forbidden tokens, in place; `logits` has all rows of the step."""
-    packed = send(torch.frombuffer(masks.bits, dtype=torch.uint8), torch.uint8, logits.device)
+    packed = to_device(torch.frombuffer(masks.bits, dtype=torch.uint8), torch.uint8, logits.device)
     # Added, not filled in: with a condition for each number it takes ten times as long on a CPU.
     barred = _bars(logits.device).index_select(0, packed.int()).view(len(masks.rows), -1)
     barred = barred[:, : logits.shape[-1]]
     if len(masks.rows) == len(logits):
         logits.add_(barred)
     else:
-        logits.index_add_(0, send(masks.rows, torch.long, logits.device), barred)
+        logits.index_add_(0, to_device(masks.rows, torch.long, logits.device), barred)
 
 
 @cache

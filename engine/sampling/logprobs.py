@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from engine.request import TokenLogprobs
-from engine.sampling.vocab_chunks import find_top, stretch_maxima
+from engine.sampling.vocab_chunks import chunk_max, top_k
 
 ROWS_AT_ONCE = 64
 """Of a prompt: what is computed beside the logits themselves stays small."""
@@ -20,7 +20,7 @@ SPARE = 3
 WIDENING = 16
 
 
-class Reading:
+class PendingLogprobs:
     """Of rows of logits what their logprobs need, read off before the logits are changed."""
 
     def __init__(self, logits: Tensor, most: int, named: Tensor | None = None) -> None:
@@ -28,7 +28,7 @@ class Reading:
 
         And those with the ids in its row of `named`, `[rows, any number]`.
         """
-        maxima = stretch_maxima(logits)
+        maxima = chunk_max(logits)
         highest = maxima.amax(dim=1, keepdim=True)
         self.total = (logits - highest).exp_().sum(dim=1, keepdim=True).log_() + highest
         """`[rows, 1]`: what a logit is more than its logprob."""
@@ -51,10 +51,10 @@ class Reading:
         return torch.cat(parts, dim=1)
 
 
-def tell(
+def measure(
     numbers: Sequence[Sequence[float]], wanted: Sequence[int], named: Sequence[Sequence[int]] = ()
 ) -> list[TokenLogprobs]:
-    """What `Reading.numbers` gave, as it is told: of each row the `wanted` likeliest.
+    """What `PendingLogprobs.numbers` gave, as it is told: of each row the `wanted` likeliest.
 
     Or the ids that are `named` for it, in their order; `named` is empty, or has a list for each row.
     """
@@ -73,13 +73,13 @@ def tell(
 def top_in_order(logits: Tensor, count: int, maxima: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """The `count` highest values of each row, falling, and their ids, rising among equals.
 
-    Without sorting the vocabulary. Among equals at the border `find_top` chooses as it likes: where the
+    Without sorting the vocabulary. Among equals at the border `top_k` chooses as it likes: where the
     last of the list has more equals than a few, more are looked at. Tokens that are forbidden have no order.
     `maxima` are those of the rows' stretches, if they are known.
     """
     size = count + SPARE
     while size < logits.shape[-1]:
-        values, token_ids = find_top(logits, size, maxima)
+        values, token_ids = top_k(logits, size, maxima)
         border, last = values[:, count - 1], values[:, -1]
         if not ((border == last) & (last > NEVER)).any():
             token_ids, by_id = token_ids.sort(dim=-1)
@@ -97,6 +97,6 @@ def measure_many(logits: Tensor, token_ids: Sequence[int], wanted: int) -> list[
     for begin in range(0, len(ids), ROWS_AT_ONCE):
         rows = logits[begin : begin + ROWS_AT_ONCE].float()
         chosen = rows.gather(1, ids[begin : begin + ROWS_AT_ONCE, None])[:, 0]
-        numbers = Reading(rows, wanted).numbers(chosen)
-        found += tell(numbers.tolist(), [wanted] * len(rows))
+        numbers = PendingLogprobs(rows, wanted).numbers(chosen)
+        found += measure(numbers.tolist(), [wanted] * len(rows))
     return found

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.device_copies import send
-from engine.request import Job, Sampling
+from engine.device_copies import to_device
+from engine.request import EngineRequest, SamplingParams
 
 SPARE = 64
 """Tokens that may come before a table must be written anew, with so many more columns."""
@@ -24,7 +24,7 @@ UNSEEN = -1.0
 """The count of a token that is only biased: neither prompt nor output has it."""
 
 
-def changes_logits(sampling: Sampling) -> bool:
+def changes_logits(sampling: SamplingParams) -> bool:
     return (
         sampling.presence_penalty != 0
         or sampling.frequency_penalty != 0
@@ -39,7 +39,7 @@ class TokenCounts:
     A count of 0 is a token of the prompt alone, which matters to the repetition penalty.
     """
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: EngineRequest) -> None:
         sampling = job.sampling
         prompt = len(job.prompt) - job.output_offset
         counts = {token_id: UNSEEN for token_id, _ in sampling.logit_bias}
@@ -73,7 +73,7 @@ class TokenCounts:
         self._read = len(tokens)
 
 
-class Changes:
+class PenaltyTable:
     """What biases and penalties change in the rows of a batch, step after step.
 
     A table has a line for each row and a column for each token; what is left of a line repeats its first
@@ -90,7 +90,7 @@ class Changes:
             for s in (own.sampling for own in counts)
         ]
         self._repeats = any(repetition != 1 for repetition, _, _ in knobs)
-        self._knobs = send(torch.tensor(knobs), torch.float32, device).T[:, :, None]
+        self._knobs = to_device(torch.tensor(knobs), torch.float32, device).T[:, :, None]
         self._noted = [0] * len(counts)
         """How much of each row's `changed` the table has."""
         self._cells = np.empty((0, 0), np.int64)
@@ -100,7 +100,7 @@ class Changes:
     def apply(self, logits: Tensor) -> tuple[Tensor, Tensor] | None:
         """Applies each row's bias, then its penalties, in place; `logits` must be contiguous.
 
-        Gives what `undo` needs, or None if nothing was changed.
+        Gives what `restore_logits` needs, or None if nothing was changed.
         """
         width = max(map(len, self._owners))
         if width == 0:
@@ -109,8 +109,8 @@ class Changes:
             self._write(width + SPARE, logits.shape[1])
         else:
             self._update(logits.shape[1])
-        where = send(torch.from_numpy(self._cells), torch.long, self._device)
-        count, bias = send(torch.from_numpy(self._numbers), torch.float32, self._device)
+        where = to_device(torch.from_numpy(self._cells), torch.long, self._device)
+        count, bias = to_device(torch.from_numpy(self._numbers), torch.float32, self._device)
         repetition, frequency, presence = self._knobs
         flat = logits.view(-1)
         before = flat[where]
@@ -153,14 +153,14 @@ class Changes:
         self._numbers[:, line, len(own) :] = self._numbers[:, line, :1]
 
 
-def undo(logits: Tensor, change: tuple[Tensor, Tensor]) -> None:
+def restore_logits(logits: Tensor, change: tuple[Tensor, Tensor]) -> None:
     """Makes the changed logits what they were before."""
     where, before = change
     logits.view(-1)[where] = before
 
 
-def forbid(logits: Tensor, rows: Sequence[int], token_ids: Sequence[frozenset[int]]) -> None:
+def mask_tokens(logits: Tensor, rows: Sequence[int], token_ids: Sequence[frozenset[int]]) -> None:
     """These tokens will not be drawn, in place."""
     cells = [(row, token_id) for row, ids in zip(rows, token_ids, strict=True) for token_id in ids]
-    where = send(torch.tensor(cells).reshape(-1, 2), torch.long, logits.device)
+    where = to_device(torch.tensor(cells).reshape(-1, 2), torch.long, logits.device)
     logits[where[:, 0], where[:, 1]] = float("-inf")

@@ -1,6 +1,6 @@
 """From logits to token ids, for all rows of a step at once.
 
-Engine thread. A row's token depends on that row alone: its logits, its `Draw`; not on its neighbours,
+Engine thread. A row's token depends on that row alone: its logits, its `RowSampling`; not on its neighbours,
 nor on any generator's state. Ignorant of jobs, of the model and of the cache.
 
 The order: raw logprobs are read off; biases and penalties, then the mask, change the logits; the
@@ -15,12 +15,12 @@ from math import isfinite
 import torch
 from torch import Tensor
 
-from engine.device_copies import Fetch, send
-from engine.executor import Drawn, RowFailure
-from engine.request import Sampling, TokenLogprobs
-from engine.sampling.logprobs import Reading, tell
-from engine.sampling.penalties import Changes, TokenCounts, forbid, undo
-from engine.sampling.token_sampler import Chooser
+from engine.device_copies import AsyncToHost, to_device
+from engine.executor import RowFailure, SampledToken
+from engine.request import SamplingParams, TokenLogprobs
+from engine.sampling.logprobs import PendingLogprobs, measure
+from engine.sampling.penalties import PenaltyTable, TokenCounts, mask_tokens, restore_logits
+from engine.sampling.token_sampler import TokenSampler
 
 NEVER = float("-inf")
 
@@ -30,13 +30,13 @@ It comes after biases and penalties and before all that draws."""
 
 
 @dataclass(slots=True)
-class Draw:
+class RowSampling:
     """One row's way to draw: `position` counts the tokens before it, prompt and output together.
 
     From step to step only `position` and `forbidden` may change, and what was counted.
     """
 
-    sampling: Sampling
+    sampling: SamplingParams
     position: int
     counts: TokenCounts | None = None
     """What biases and penalties need to know, if there are any."""
@@ -48,15 +48,15 @@ class Draw:
     """Tell of these in place of the likeliest."""
 
 
-class Batch:
+class SamplingBatch:
     """Rows that are drawn together, step after step, with all that stays the same between the steps."""
 
-    def __init__(self, draws: Sequence[Draw], vocab_size: int, device: torch.device) -> None:
+    def __init__(self, draws: Sequence[RowSampling], vocab_size: int, device: torch.device) -> None:
         self.draws = draws
-        self._chooser = Chooser([draw.sampling for draw in draws], vocab_size, device)
+        self._chooser = TokenSampler([draw.sampling for draw in draws], vocab_size, device)
         changed = [row for row, draw in enumerate(draws) if draw.counts is not None]
         counts = [draw.counts for draw in draws if draw.counts is not None]
-        self._changes = Changes(changed, counts, device) if changed else None
+        self._changes = PenaltyTable(changed, counts, device) if changed else None
         self._told = [row for row, draw in enumerate(draws) if draw.logprobs is not None]
         self._named = [draw.logprob_token_ids for draw in draws if draw.logprobs is not None]
         self._wanted = [
@@ -64,27 +64,27 @@ class Batch:
         ]
         width = max(map(len, self._named), default=0)
         padded = [[*ids, *[0] * (width - len(ids))] for ids in self._named]
-        self._named_ids = send(torch.tensor(padded), torch.long, device) if width else None
+        self._named_ids = to_device(torch.tensor(padded), torch.long, device) if width else None
         """`[rows that tell, the most ids]`, filled up with an id that is not read; None if there are none."""
         self._told_index: Tensor | None = None
         """None if it is all rows that tell, or none."""
         if 0 < len(self._told) < len(draws):
-            self._told_index = send(self._told, torch.long, device)
+            self._told_index = to_device(self._told, torch.long, device)
 
-    def sample(self, logits: Tensor, mask: Mask | None = None) -> list[Drawn | RowFailure]:
+    def sample(self, logits: Tensor, mask: Mask | None = None) -> list[SampledToken | RowFailure]:
         """As `begin`, read at once."""
         return self.begin(logits, mask).read()
 
-    def begin(self, logits: Tensor, mask: Mask | None = None) -> "Choice":
+    def begin(self, logits: Tensor, mask: Mask | None = None) -> "PendingSample":
         """`logits` `[rows, vocabulary]` -> a token for each row. They may be changed."""
         logits = logits.float().contiguous()
         reading = None
         if self._told:
-            reading = Reading(self._of_told(logits), max(self._wanted), self._named_ids)
+            reading = PendingLogprobs(self._of_told(logits), max(self._wanted), self._named_ids)
         change = self._changes.apply(logits) if self._changes is not None else None
         bound = [row for row, draw in enumerate(self.draws) if draw.forbidden]
         if bound:
-            forbid(logits, bound, [self.draws[row].forbidden for row in bound])
+            mask_tokens(logits, bound, [self.draws[row].forbidden for row in bound])
         if mask is not None:
             mask(logits)
         highest, token_ids = self._chooser.choose(logits, [draw.position for draw in self.draws])
@@ -92,16 +92,16 @@ class Batch:
         if reading is not None:
             # Of a token that was drawn neither what forbids nor the mask has changed the logit.
             if change is not None:
-                undo(logits, change)
+                restore_logits(logits, change)
             chosen = self._of_told(logits).gather(1, self._of_told(token_ids)[:, None])[:, 0]
             numbers = torch.cat((numbers.flatten(), reading.numbers(chosen).flatten()))
-        return Choice(token_ids, numbers.flatten(), self._told, self._wanted, self._named)
+        return PendingSample(token_ids, numbers.flatten(), self._told, self._wanted, self._named)
 
     def _of_told(self, tensor: Tensor) -> Tensor:
         return tensor if self._told_index is None else tensor[self._told_index]
 
 
-class Choice:
+class PendingSample:
     """The rows' tokens, which may still be on their way to the host."""
 
     def __init__(
@@ -119,9 +119,9 @@ class Choice:
         self._told = told
         self._wanted = wanted
         self._named = named
-        self._fetch = Fetch(numbers)
+        self._fetch = AsyncToHost(numbers)
 
-    def read(self) -> list[Drawn | RowFailure]:
+    def read(self) -> list[SampledToken | RowFailure]:
         """A failure for a row whose logits are not numbers or which may draw nothing."""
         numbers = self._fetch.read()[0].tolist()
         count = len(self.token_ids)
@@ -129,10 +129,10 @@ class Choice:
         if self._told:
             size = (len(numbers) - 2 * count) // len(self._told)
             rows = [numbers[begin : begin + size] for begin in range(2 * count, len(numbers), size)]
-            for row, logprobs in zip(self._told, tell(rows, self._wanted, self._named), strict=True):
+            for row, logprobs in zip(self._told, measure(rows, self._wanted, self._named), strict=True):
                 told[row] = logprobs
         return [
-            Drawn(int(token_id), logprobs) if isfinite(high) else _failure(high)
+            SampledToken(int(token_id), logprobs) if isfinite(high) else _failure(high)
             for token_id, high, logprobs in zip(
                 numbers[:count], numbers[count : 2 * count], told, strict=True
             )

@@ -9,26 +9,26 @@ from weakref import WeakKeyDictionary
 import torch
 
 from engine.sampling.penalties import TokenCounts, changes_logits
-from engine.sampling.sampler import Batch, Draw
+from engine.sampling.sampler import RowSampling, SamplingBatch
 from engine.scheduling.sequence import TokenSequence
 
 NOTHING: frozenset[int] = frozenset()
 
 
-class Batches:
+class SamplingBatches:
     """The batches of successive steps, most of which are the batch of the step before."""
 
     def __init__(self, vocab_size: int, device: torch.device) -> None:
         self._vocab_size = vocab_size
         self._device = device
-        self._draws: WeakKeyDictionary[TokenSequence, Draw] = WeakKeyDictionary()
+        self._draws: WeakKeyDictionary[TokenSequence, RowSampling] = WeakKeyDictionary()
         self._sequences: list[TokenSequence] = []
-        self._batch = Batch((), vocab_size, device)
+        self._batch = SamplingBatch((), vocab_size, device)
 
-    def of(self, sequences: list[TokenSequence]) -> Batch:
+    def of(self, sequences: list[TokenSequence]) -> SamplingBatch:
         """The batch of these sequences as they are now."""
         if sequences != self._sequences:
-            self._batch = Batch([self._draw(s) for s in sequences], self._vocab_size, self._device)
+            self._batch = SamplingBatch([self._draw(s) for s in sequences], self._vocab_size, self._device)
             self._sequences = sequences
         for sequence, draw in zip(sequences, self._batch.draws, strict=True):
             draw.position = len(sequence.tokens)
@@ -38,12 +38,12 @@ class Batches:
                 draw.forbidden = sequence.ends if sequence.must_go_on else NOTHING
         return self._batch
 
-    def _draw(self, sequence: TokenSequence) -> Draw:
+    def _draw(self, sequence: TokenSequence) -> RowSampling:
         draw = self._draws.get(sequence)
         if draw is None:
             job = sequence.job
             counts = TokenCounts(job) if changes_logits(job.sampling) else None
-            draw = Draw(
+            draw = RowSampling(
                 job.sampling,
                 len(sequence.tokens),
                 counts,

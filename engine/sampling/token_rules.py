@@ -9,12 +9,12 @@ from collections import defaultdict
 from collections.abc import Sequence
 from weakref import WeakKeyDictionary
 
-from engine.request import Job, ThinkingBudget
+from engine.request import EngineRequest, ThinkingBudget
 from engine.sampling.grammar_masks import Masks, mask_stride
 from engine.scheduling.sequence import TokenSequence
 
 
-def has_rules(job: Job) -> bool:
+def has_rules(job: EngineRequest) -> bool:
     return bool(job.sampling.allowed_token_ids or job.sampling.bad_words or job.thinking_budget)
 
 
@@ -64,7 +64,7 @@ class ThinkingState:
 class Rules:
     """The rules of one job."""
 
-    def __init__(self, job: Job, vocab_size: int) -> None:
+    def __init__(self, job: EngineRequest, vocab_size: int) -> None:
         self._begin = len(job.prompt) - job.output_offset
         self._thinking = None
         if job.thinking_budget is not None:

@@ -18,10 +18,10 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from engine.device_copies import send
-from engine.request import Sampling
+from engine.device_copies import to_device
+from engine.request import SamplingParams
 from engine.sampling.logprobs import top_in_order
-from engine.sampling.vocab_chunks import find_border, find_highest, find_share, stretch_maxima, stretch_sums
+from engine.sampling.vocab_chunks import argmax, chunk_max, chunk_sums, find_border, inverse_cdf
 
 COLDEST = 1e-10
 """A lower temperature than this draws the maximum in any case, and would divide by zero in float32."""
@@ -34,35 +34,35 @@ NARROW = 4096
 """A vocabulary below this is looked at whole: few long steps cost more than many short ones spare."""
 
 
-class Group:
+class RowGroup:
     """The rows of a batch that draw in one way, and what stays the same of them from step to step."""
 
     def __init__(
-        self, rows: Sequence[int], samplings: Sequence[Sampling], count: int, device: torch.device
+        self, rows: Sequence[int], samplings: Sequence[SamplingParams], count: int, device: torch.device
     ) -> None:
         """Of a batch of `count` rows these, each with its sampling."""
         self.rows = rows
         self.samplings = samplings
-        self.index = None if len(rows) == count else send(rows, torch.long, device)
+        self.index = None if len(rows) == count else to_device(rows, torch.long, device)
         """None if that is all rows."""
         self.colds = _column([max(s.temperature, COLDEST) for s in samplings], device)
         self.is_plain = all(s.temperature == 1 for s in samplings)
         self.min_p = _column([s.min_p for s in samplings], device)
         self.has_min_p = any(s.min_p > 0 for s in samplings)
         self.top_p = _column([s.top_p for s in samplings], device)
-        self.top_k = send([s.top_k for s in samplings], torch.long, device)[:, None]
+        self.top_k = to_device([s.top_k for s in samplings], torch.long, device)[:, None]
         self.most = max(s.top_k for s in samplings)
         limited = [row for row, s in enumerate(samplings) if s.top_p < 1]
-        self.limited = send(limited, torch.long, device) if limited else None
+        self.limited = to_device(limited, torch.long, device) if limited else None
         """The places in this group that have a top_p."""
         self.cuts = [(row, s.top_k) for row, s in enumerate(samplings) if s.top_k > LIST_SIZES[-1]]
         """The places in this group that have a top_k which is too large for a list, and it."""
 
 
-class Chooser:
+class TokenSampler:
     """Draws for the rows of a batch, step after step."""
 
-    def __init__(self, samplings: Sequence[Sampling], vocab_size: int, device: torch.device) -> None:
+    def __init__(self, samplings: Sequence[SamplingParams], vocab_size: int, device: torch.device) -> None:
         greedy, whole = [], []
         listed: list[list[int]] = [[] for _ in LIST_SIZES]
         for row, sampling in enumerate(samplings):
@@ -75,8 +75,8 @@ class Chooser:
             else:
                 whole.append(row)
 
-        def group(rows: list[int]) -> Group | None:
-            return Group(rows, [samplings[row] for row in rows], len(samplings), device) if rows else None
+        def group(rows: list[int]) -> RowGroup | None:
+            return RowGroup(rows, [samplings[row] for row in rows], len(samplings), device) if rows else None
 
         self._greedy = group(greedy)
         drawing = [(group(whole), _draw_from_all), *((group(rows), _draw_from_list) for rows in listed)]
@@ -102,11 +102,11 @@ class Chooser:
         if logits.shape[1] < NARROW:
             values, token_ids = logits.max(dim=1)
             return values, token_ids
-        maxima = stretch_maxima(logits)
+        maxima = chunk_max(logits)
         highest = maxima.amax(dim=1)
         if self._greedy is None:
             return highest, torch.zeros(len(logits), dtype=torch.long, device=logits.device)
-        return highest, find_highest(logits, maxima)
+        return highest, argmax(logits, maxima)
 
 
 def uniform(seed: int, position: int, attempt: int = 0) -> float:
@@ -116,7 +116,7 @@ def uniform(seed: int, position: int, attempt: int = 0) -> float:
     return (int.from_bytes(digest, "little") >> 11) / 2**53
 
 
-def _draw_from_all(logits: Tensor, highest: Tensor, group: Group, positions: Sequence[int]) -> Tensor:
+def _draw_from_all(logits: Tensor, highest: Tensor, group: RowGroup, positions: Sequence[int]) -> Tensor:
     weights = _weights(logits, highest, group)
     for place, count in group.cuts:
         if count < logits.shape[1]:
@@ -124,8 +124,8 @@ def _draw_from_all(logits: Tensor, highest: Tensor, group: Group, positions: Seq
     allowed = weights
     if group.has_min_p:
         allowed = _keep(torch.ge, weights, group.min_p)
-    sums = stretch_sums(allowed)
-    token_ids = find_share(allowed, sums, _shares(group, positions, weights.device))
+    sums = chunk_sums(allowed)
+    token_ids = inverse_cdf(allowed, sums, _shares(group, positions, weights.device))
     if group.limited is not None:
         # top_p is a share of everything, min_p or not.
         total = sums.sum(dim=1, keepdim=True) if allowed is weights else weights.sum(dim=1, keepdim=True)
@@ -141,7 +141,7 @@ def _highest_of(row: Tensor, count: int) -> Tensor:
 
 
 def _keep_to_top_p(
-    token_ids: Tensor, weights: Tensor, limits: Tensor, group: Group, positions: Sequence[int]
+    token_ids: Tensor, weights: Tensor, limits: Tensor, group: RowGroup, positions: Sequence[int]
 ) -> None:
     """Draws anew the tokens that top_p rules out.
 
@@ -156,7 +156,7 @@ def _keep_to_top_p(
     while True:
         attempt += 1
         likelier = _keep(torch.gt, weights, weights.gather(1, token_ids[index, None]))
-        sums = stretch_sums(likelier)
+        sums = chunk_sums(likelier)
         above = sums.sum(dim=1, keepdim=True)
         # The sums of a row of no numbers are none either: nothing is drawn anew there. Nor is it where
         # nothing is likelier, though a tiny top_p may be rounded to none at all.
@@ -165,10 +165,10 @@ def _keep_to_top_p(
             return
         index, limits, weights = index[out], limits[out], weights[out]
         shares = _shares(group, positions, weights.device, index.tolist(), attempt)
-        token_ids[index] = find_share(likelier[out], sums[out], shares)
+        token_ids[index] = inverse_cdf(likelier[out], sums[out], shares)
 
 
-def _draw_from_list(logits: Tensor, highest: Tensor, group: Group, positions: Sequence[int]) -> Tensor:
+def _draw_from_list(logits: Tensor, highest: Tensor, group: RowGroup, positions: Sequence[int]) -> Tensor:
     """For rows with a top_k: the list is as long as the largest of them."""
     values, token_ids = top_in_order(logits, group.most)
     weights = _weights(values, highest, group)
@@ -178,12 +178,12 @@ def _draw_from_list(logits: Tensor, highest: Tensor, group: Group, positions: Se
     before = (reached - weights).where(values != values.roll(1, dims=1), 0).cummax(dim=1).values
     kept = (before < group.top_p * reached[:, -1:]) & (weights >= group.min_p)
     kept_weights = weights.where(kept, 0)
-    sums = stretch_sums(kept_weights)
-    column = find_share(kept_weights, sums, _shares(group, positions, logits.device))
+    sums = chunk_sums(kept_weights)
+    column = inverse_cdf(kept_weights, sums, _shares(group, positions, logits.device))
     return token_ids.gather(1, column[:, None])[:, 0]
 
 
-def _weights(logits: Tensor, highest: Tensor, group: Group) -> Tensor:
+def _weights(logits: Tensor, highest: Tensor, group: RowGroup) -> Tensor:
     """The probabilities but for a factor: the highest is 1, so that none can overflow."""
     weights = logits - highest[:, None]
     if not group.is_plain:
@@ -198,7 +198,7 @@ def _keep(compare: Callable[..., Tensor], weights: Tensor, border: Tensor) -> Te
 
 
 def _shares(
-    group: Group,
+    group: RowGroup,
     positions: Sequence[int],
     device: torch.device,
     rows: Sequence[int] | None = None,
@@ -211,4 +211,4 @@ def _shares(
 
 
 def _column(numbers: Sequence[float], device: torch.device) -> Tensor:
-    return send(numbers, torch.float32, device)[:, None]
+    return to_device(numbers, torch.float32, device)[:, None]

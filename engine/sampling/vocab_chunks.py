@@ -17,27 +17,27 @@ WIDTH = 128
 NEVER = float("-inf")
 
 
-def stretch_maxima(rows: Tensor) -> Tensor:
+def chunk_max(rows: Tensor) -> Tensor:
     """`[rows, columns]` -> `[rows, stretches]`; no number is higher than all."""
     whole, rest = _cut(rows)
     maxima = whole.amax(dim=2)
     return torch.cat((maxima, rest.amax(dim=1, keepdim=True)), dim=1) if rest.shape[1] else maxima
 
 
-def stretch_sums(rows: Tensor) -> Tensor:
+def chunk_sums(rows: Tensor) -> Tensor:
     """`[rows, columns]` -> `[rows, stretches]`."""
     whole, rest = _cut(rows)
     sums = whole.sum(dim=2)
     return torch.cat((sums, rest.sum(dim=1, keepdim=True)), dim=1) if rest.shape[1] else sums
 
 
-def find_highest(rows: Tensor, maxima: Tensor) -> Tensor:
+def argmax(rows: Tensor, maxima: Tensor) -> Tensor:
     """The first column of each row that has its highest value."""
     stretch = maxima.argmax(dim=1, keepdim=True)
     return stretch[:, 0] * WIDTH + _read(rows, stretch, NEVER).argmax(dim=1)
 
 
-def find_share(rows: Tensor, sums: Tensor, shares: Tensor) -> Tensor:
+def inverse_cdf(rows: Tensor, sums: Tensor, shares: Tensor) -> Tensor:
     """The first column of each row at which its running sum is above `shares` `[rows, 1]` of the whole.
 
     No number is negative. A column of zero is not given while there is another: a device that sums up in
@@ -49,10 +49,10 @@ def find_share(rows: Tensor, sums: Tensor, shares: Tensor) -> Tensor:
     point = point - (reached.gather(1, stretch) - sums.gather(1, stretch))
     column = _first_above(_read(rows, stretch, 0.0).cumsum(dim=1), point)
     found = (stretch * WIDTH + column).clamp_(max=rows.shape[1] - 1)
-    return found.where(rows.gather(1, found) > 0, find_highest(rows, sums)[:, None])[:, 0]
+    return found.where(rows.gather(1, found) > 0, argmax(rows, sums)[:, None])[:, 0]
 
 
-def find_top(rows: Tensor, count: int, maxima: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def top_k(rows: Tensor, count: int, maxima: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """As `topk`: the `count` highest values of each row, and their columns; among equals, any.
 
     Whatever is above the last of them lies in the stretches with the highest maxima, which are as many.

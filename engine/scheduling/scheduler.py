@@ -31,11 +31,11 @@ from itertools import takewhile
 from engine.config import Limits
 from engine.scheduling.block_pool import BlockPool
 from engine.scheduling.sequence import TokenSequence
-from engine.scheduling.waiting_queue import WaitingRoom, turn_of
+from engine.scheduling.waiting_queue import FairWaitingQueue, turn_of
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
+class ScheduledChunk:
     """The tokens `start` .. `start + count` of one sequence, to be computed in this step."""
 
     sequence: TokenSequence
@@ -50,7 +50,7 @@ class Chunk:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class ComputedBlocks:
     """What one step computed of one sequence: its first `end` tokens are in `blocks` now."""
 
     sequence: TokenSequence
@@ -59,7 +59,7 @@ class Progress:
     end: int
 
 
-Plan = tuple[Chunk, ...]
+SchedulerOutput = tuple[ScheduledChunk, ...]
 """The chunks of one step, at most one a sequence: those of one token first, then longer ones."""
 
 CALM_STEPS = 100
@@ -67,7 +67,7 @@ CALM_STEPS = 100
 
 
 @dataclass(slots=True)
-class Tally:
+class SchedulerCounters:
     """Counts that only rise; see `messages.Stats`."""
 
     computed_tokens: int = 0
@@ -79,14 +79,14 @@ class Tally:
 class Scheduler:
     """Holds every accepted sequence that has not ended, and the blocks of those that run."""
 
-    def __init__(self, limits: Limits, tally: Tally | None = None) -> None:
+    def __init__(self, limits: Limits, tally: SchedulerCounters | None = None) -> None:
         self.limits = limits
-        self.tally = tally or Tally()
+        self.tally = tally or SchedulerCounters()
         self.pool = BlockPool(limits.kv_blocks)
         self.dirty: list[int] = []
         """Blocks that were given back with content which nobody knows to be finite. It must be gone before
         the next step: a number that is none is one, too, where it is masked."""
-        self._waiting = WaitingRoom()
+        self._waiting = FairWaitingQueue()
         self._running: list[TokenSequence] = []  # in the order of the head of this file
         self._coming: dict[bytes, TokenSequence] = {}
         """Blocks that running jobs are to compute and have not yet, by their digests."""
@@ -125,7 +125,7 @@ class Scheduler:
             self._release(sequence)
         self._waiting.leave(sequence, waiting=not runs)
 
-    def plan(self) -> Plan:
+    def plan(self) -> SchedulerOutput:
         """Chooses the next step. Not empty while there are sequences of which no token is in flight.
 
         After jobs that are more urgent than running ones were let in, the order is: one token for every
@@ -136,7 +136,7 @@ class Scheduler:
         self._admit_urgent()
         self._admit_unserved()
         size = self.limits.block_size
-        singles: list[Chunk] = []
+        singles: list[ScheduledChunk] = []
         for sequence in tuple(self._running):
             length = len(sequence.tokens) + sequence.in_flight
             if sequence.in_flight and sequence.ends_in_flight:
@@ -144,9 +144,9 @@ class Scheduler:
             if length - sequence.computed == 1 and (
                 length <= len(sequence.blocks) * size or self._grow(sequence)
             ):
-                singles.append(Chunk(sequence, length - 1, 1))
+                singles.append(ScheduledChunk(sequence, length - 1, 1))
         left = self._budget - len(singles)
-        prompts: list[Chunk] = []
+        prompts: list[ScheduledChunk] = []
         for sequence in self._running:
             if left > 0 and sequence.remaining > 1:
                 left -= self._add_prefill(prompts, sequence, left)
@@ -161,7 +161,7 @@ class Scheduler:
             chunk.sequence.written = max(chunk.sequence.written, chunk.start + chunk.count)
         return plan
 
-    def advance(self, plan: Plan) -> list[Progress]:
+    def advance(self, plan: SchedulerOutput) -> list[ComputedBlocks]:
         """Takes note that the step was computed. Gives what `confirm` wants once its results were read, for
         each chunk.
         """
@@ -169,7 +169,7 @@ class Scheduler:
         for chunk in plan:
             sequence = chunk.sequence
             sequence.computed = chunk.start + chunk.count
-            progress.append(Progress(sequence, sequence.blocks, sequence.computed))
+            progress.append(ComputedBlocks(sequence, sequence.blocks, sequence.computed))
             if chunk.draws:
                 self._waiting.charge(sequence)
         self.tally.computed_tokens += sum(chunk.count for chunk in plan)
@@ -180,7 +180,7 @@ class Scheduler:
             self._calm = 0
         return progress
 
-    def confirm(self, progress: Progress) -> None:
+    def confirm(self, progress: ComputedBlocks) -> None:
         """What was computed there is finite: its full blocks may be reused from now on.
 
         One token's logits prove it for all tokens before: a number that is none makes none of all that
@@ -202,7 +202,7 @@ class Scheduler:
         self._budget = smaller
         return shrunk
 
-    def thin_out(self, plan: Plan) -> bool:
+    def thin_out(self, plan: SchedulerOutput) -> bool:
         """Preempts the last job of a step that ran out of memory, and lets no other in its place until steps
         have been calm for a while; False if it ran alone.
         """
@@ -213,7 +213,7 @@ class Scheduler:
         self._places = len(self._running)
         return True
 
-    def last_of(self, plan: Plan) -> TokenSequence:
+    def last_of(self, plan: SchedulerOutput) -> TokenSequence:
         """Of the jobs of a plan the one that comes last in the order."""
         return max((chunk.sequence for chunk in plan), key=_rank)
 
@@ -228,9 +228,9 @@ class Scheduler:
 
     # Growth
 
-    def _add_prefill(self, chunks: list[Chunk], sequence: TokenSequence, left: int) -> int:
+    def _add_prefill(self, chunks: list[ScheduledChunk], sequence: TokenSequence, left: int) -> int:
         count = min(sequence.remaining, left)
-        chunks.append(Chunk(sequence, sequence.computed, count))
+        chunks.append(ScheduledChunk(sequence, sequence.computed, count))
         return count
 
     def _grow(self, sequence: TokenSequence) -> bool:

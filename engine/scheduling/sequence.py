@@ -6,7 +6,7 @@ Engine thread. Ignorant of other jobs, of memory's limits and of torch.
 from collections.abc import Sequence
 
 from engine.grammar.compiler import CompiledGrammar
-from engine.request import FinishReason, Job, StopHit, Usage
+from engine.request import EngineRequest, FinishReason, StopMatch, Usage
 from engine.scheduling.block_pool import extend_chain
 from engine.scheduling.stop_strings import StopStrings
 from engine.vocabulary import Vocabulary
@@ -39,7 +39,7 @@ class TokenSequence:
 
     def __init__(
         self,
-        job: Job,
+        job: EngineRequest,
         arrival: int,
         vocabulary: Vocabulary | None = None,
         digests: Sequence[bytes] = (),
@@ -80,7 +80,7 @@ class TokenSequence:
             assert vocabulary is not None, "a job with stop strings was accepted without a vocabulary"
             earlier = job.prompt[len(job.prompt) - job.output_offset :]
             self.stops = StopStrings(job.stop_strings, vocabulary, earlier)
-        self.stop_hit: StopHit | None = None
+        self.stop_hit: StopMatch | None = None
         """The stop string that ended the output."""
 
     @property

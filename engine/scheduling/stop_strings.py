@@ -7,7 +7,7 @@ Ignorant of which of its jobs end, and of text beyond its bytes.
 from collections import deque
 from collections.abc import Sequence
 
-from engine.request import StopHit
+from engine.request import StopMatch
 from engine.vocabulary import Vocabulary
 
 
@@ -24,7 +24,7 @@ class StopStrings:
         for piece in reversed(self._last_pieces(earlier)):
             self._append(piece)
 
-    def push(self, token_id: int, *, ends: bool) -> StopHit | None:
+    def push(self, token_id: int, *, ends: bool) -> StopMatch | None:
         """Takes the next token, which completes a string only if it `ends`.
 
         Of several strings it is the one that is complete first, and of those the longest: what ends the
@@ -60,9 +60,9 @@ class StopStrings:
         while self._lengths and len(self._tail) - self._lengths[0] >= self._longest - 1:
             del self._tail[: self._lengths.popleft()]
 
-    def _describe(self, end: int, start: int, text: str) -> StopHit:
+    def _describe(self, end: int, start: int, text: str) -> StopMatch:
         before, skipped = start, 0
         while before >= self._lengths[skipped]:
             before -= self._lengths[skipped]
             skipped += 1
-        return StopHit(text, len(self._lengths) - skipped, before, len(self._tail) - end)
+        return StopMatch(text, len(self._lengths) - skipped, before, len(self._tail) - end)

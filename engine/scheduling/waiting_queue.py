@@ -24,11 +24,11 @@ FEW_SHARES = 64
 """So many accounts are not worth looking through for those that can be closed."""
 
 
-class WaitingRoom:
+class FairWaitingQueue:
     """Also keeps the accounts of the jobs that run, so it is told when any job ends."""
 
     def __init__(self) -> None:
-        self._levels: dict[int, _Level] = {}
+        self._levels: dict[int, _PriorityLevel] = {}
         self._turns = 0
         self._count = 0
 
@@ -46,7 +46,7 @@ class WaitingRoom:
         priority = sequence.job.priority
         level = self._levels.get(priority)
         if level is None:
-            level = self._levels[priority] = _Level()
+            level = self._levels[priority] = _PriorityLevel()
         level.enter(sequence)
         self._count += 1
 
@@ -108,7 +108,7 @@ class WaitingRoom:
             del self._levels[sequence.job.priority]
 
 
-class _Share:
+class _KeyQueue:
     """One share's account among the jobs of one priority."""
 
     __slots__ = ("given", "last_turn", "live", "queue")
@@ -122,16 +122,16 @@ class _Share:
         """Its jobs that have not ended."""
 
 
-class _Level:
+class _PriorityLevel:
     """The jobs of one priority."""
 
     def __init__(self) -> None:
         self.returning: list[TokenSequence] = []
-        self.shares: dict[str, _Share] = {}
+        self.shares: dict[str, _KeyQueue] = {}
         self.live = 0
         self._floor = 0
         """What the share that had the last turn had been given before it. Never falls."""
-        self._queueing: dict[str, _Share] = {}
+        self._queueing: dict[str, _KeyQueue] = {}
         """Those of the shares that wait for a turn."""
         self._many = FEW_SHARES
 
@@ -143,7 +143,7 @@ class _Level:
         name = sequence.job.share
         share = self.shares.get(name)
         if share is None:
-            share = self.shares[name] = _Share()
+            share = self.shares[name] = _KeyQueue()
         if not share.queue:
             waiting = (other.given for other in self._queueing.values())
             share.given = max(share.given, min(waiting, default=self._floor))
@@ -187,16 +187,16 @@ class _Level:
         }
         self._many = max(FEW_SHARES, 2 * len(self.shares))
 
-    def _next_share(self) -> _Share:
+    def _next_share(self) -> _KeyQueue:
         return min(self._queueing.values(), key=_standing)
 
-    def _unqueue(self, sequence: TokenSequence, share: _Share) -> None:
+    def _unqueue(self, sequence: TokenSequence, share: _KeyQueue) -> None:
         del share.queue[sequence]
         if not share.queue:
             del self._queueing[sequence.job.share]
 
 
-def _standing(share: _Share) -> tuple[int, int]:
+def _standing(share: _KeyQueue) -> tuple[int, int]:
     return share.given, share.last_turn
 
 

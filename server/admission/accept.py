@@ -7,7 +7,7 @@ from uuid import UUID
 
 import msgspec
 
-from server.admission.idempotency import Repeatable
+from server.admission.idempotency import IdempotencyKey
 from server.caller import Caller
 from server.compaction.inline import first_reading
 from server.configuration.settings import Config
@@ -16,11 +16,11 @@ from server.generation.run import Run, RunFacts
 from server.input_resolution import resolve_input
 from server.input_resolution.conversations import hold
 from server.input_resolution.history import stored_item
-from server.input_resolution.resolve_input import Context
+from server.input_resolution.resolve_input import ResolvedInput
 from server.limits.background_queue import QueueLimits
 from server.prompting.engine_request import Prepared
-from server.prompting.loaded_model import Served
-from server.prompting.next_turn import Turns
+from server.prompting.loaded_model import LoadedModel
+from server.prompting.next_turn import TurnBuilder
 from server.protocol.completions.shared_parameters import ChoiceRequest
 from server.protocol.responses.events import Event
 from server.protocol.responses.request import CreateResponse
@@ -39,12 +39,12 @@ class NewRun:
     request: CreateResponse
     response: UUID
     prepared: Prepared
-    found: Context
-    turns: Turns
-    repeatable: Repeatable | None
+    found: ResolvedInput
+    turns: TurnBuilder
+    repeatable: IdempotencyKey | None
 
 
-Begun = tuple[Run, list[Event]]
+StoredStart = tuple[Run, list[Event]]
 """A run, and the events that exist from the response's acceptance on."""
 
 
@@ -56,10 +56,10 @@ class ConversationChanged(Exception):
     """The conversation is not the one any more that the prompt was made of."""
 
 
-class Acceptance:
+class ResponseWriter:
     """What the accept transaction does. Any thread."""
 
-    def __init__(self, served: Served, replica: UUID, config: Config) -> None:
+    def __init__(self, served: LoadedModel, replica: UUID, config: Config) -> None:
         self._served = served
         self._replica = replica
         self._retention_days = config.retention_days
@@ -70,7 +70,7 @@ class Acceptance:
         self._claim_key(connection, prepared[0])
         return clock(connection)
 
-    def write(self, connection: Connection, new: NewRun, *, again: bool) -> Begun:
+    def write(self, connection: Connection, new: NewRun, *, again: bool) -> StoredStart:
         """`again` says that it was tried before: if that was committed unheard of, all of it is written."""
         tenant = new.caller.tenant
         written = responses.get(connection, tenant, new.response) if again else None

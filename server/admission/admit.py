@@ -12,16 +12,16 @@ from dataclasses import replace
 from functools import partial
 from uuid import UUID
 
-from engine.request import JobRefused
-from server.admission.accept import Acceptance, Begun, ConversationChanged, KeyTaken, NewRun
+from engine.request import RequestRefused
+from server.admission.accept import ConversationChanged, KeyTaken, NewRun, ResponseWriter, StoredStart
 from server.admission.chat_choices import another_choice, context_of, has_prompt_of, seed_of
 from server.admission.generation_config import with_generation_config
-from server.admission.idempotency import Admitted, Repeatable, sent_before
+from server.admission.idempotency import AcceptedResponse, IdempotencyKey, find_previous_attempt
 from server.caller import Caller
 from server.compaction.inline import prepare_first
 from server.configuration.settings import Config
 from server.crashpoints import crashpoint
-from server.delivery.abandonment import Unread
+from server.delivery.abandonment import Abandonment
 from server.delivery.event_frames import FramePage, frames
 from server.delivery.hub import Channel, Hub, Published
 from server.errors import ApiError, Conflict, ConversationLocked, Overloaded, StorageFull
@@ -30,13 +30,13 @@ from server.hosted_tools.discovery import list_tools
 from server.input_resolution import resolve_input
 from server.input_resolution.history import HistoryReads, TenantReads
 from server.input_resolution.prompt_templates import read_request
-from server.input_resolution.resolve_input import Context
+from server.input_resolution.resolve_input import ResolvedInput
 from server.limits.request_cost import refuse_prompt_logprobs, refuse_urgent, share_logprobs
 from server.limits.storage_quota import StorageQuota
 from server.prompting.engine_refusals import refusal
 from server.prompting.engine_request import check, prepare
-from server.prompting.loaded_model import Served
-from server.prompting.next_turn import Turns
+from server.prompting.loaded_model import LoadedModel
+from server.prompting.next_turn import TurnBuilder
 from server.prompting.unsupported_parameters import refuse_unserved
 from server.protocol.ids import choice_id, new_uuid
 from server.protocol.responses.events import Event
@@ -57,7 +57,7 @@ class Admission:
 
     def __init__(
         self,
-        served: Served,
+        served: LoadedModel,
         database: Database,
         replica: UUID,
         recorder: Recorder,
@@ -67,7 +67,7 @@ class Admission:
         *,
         tool_loop: ToolLoop,
         on_queued: Callable[[], None],
-        unread: Unread,
+        unread: Abandonment,
     ) -> None:
         self._served = served
         self._database = database
@@ -77,7 +77,7 @@ class Admission:
         self._config = config
         self._on_queued, self._unread = on_queued, unread
         self._tool_loop = tool_loop
-        self._acceptance = Acceptance(served, replica, config)
+        self._acceptance = ResponseWriter(served, replica, config)
         self.history = HistoryReads()
         self.storage = StorageQuota.of(config, database)
         self._closed = threading.Event()
@@ -94,12 +94,12 @@ class Admission:
         self,
         caller: Caller,
         request: CreateResponse,
-        repeatable: Repeatable | None = None,
+        repeatable: IdempotencyKey | None = None,
         given: Sequence[Given] | None = None,
         *,
         held: Sequence[Item] | None = None,
         generate: bool = True,
-    ) -> Admitted:
+    ) -> AcceptedResponse:
         """Begins a response, or finds the one that this request began when it was sent before.
 
         `given` stands for the request's input where that came in another form. `held` is everything up to the
@@ -115,12 +115,12 @@ class Admission:
         self,
         caller: Caller,
         requests: Sequence[CreateResponse],
-        repeatable: Repeatable | None,
+        repeatable: IdempotencyKey | None,
         given: Sequence[Given] | None,
         *,
         held: Sequence[Item] | None = None,
         generate: bool = True,
-    ) -> list[Admitted]:
+    ) -> list[AcceptedResponse]:
         """Begins the responses that one request of a client asks for, all of them in one transaction.
 
         Their ids follow from the first one's, which is what an idempotency key leads to. Only one that is
@@ -128,7 +128,9 @@ class Admission:
         """
         if self._closed.is_set():
             raise Overloaded("The server is shutting down.")
-        find_before = partial(sent_before, self._database, self._hub, caller, repeatable, len(requests))
+        find_before = partial(
+            find_previous_attempt, self._database, self._hub, caller, repeatable, len(requests)
+        )
         if before := find_before():
             return before
         if self._disk.shortage() is not None:
@@ -155,7 +157,7 @@ class Admission:
                 raise
             raise Conflict("Another request used this Idempotency-Key; try again.") from None
 
-    def _begin_prepared(self, prepare: Callable[[], list[NewRun]]) -> list[Admitted]:
+    def _begin_prepared(self, prepare: Callable[[], list[NewRun]]) -> list[AcceptedResponse]:
         """Prepares anew where the conversation has changed since it was read."""
         for _ in range(MOST_CHANGES):
             prepared = prepare()
@@ -167,7 +169,7 @@ class Admission:
         self,
         caller: Caller,
         requests: Sequence[CreateResponse],
-        repeatable: Repeatable | None,
+        repeatable: IdempotencyKey | None,
         given: Sequence[Given],
         held: Sequence[Item] | None,
         generate: bool,
@@ -192,7 +194,7 @@ class Admission:
         caller: Caller,
         request: CreateResponse,
         response: UUID,
-        repeatable: Repeatable | None,
+        repeatable: IdempotencyKey | None,
         given: Sequence[Given],
         held: Sequence[Item] | None,
         generate: bool,
@@ -210,12 +212,12 @@ class Admission:
         given: Sequence[Given],
         held: Sequence[Item] | None,
         reads: TenantReads,
-    ) -> Context:
-        def gather(connection: Connection) -> Context:
+    ) -> ResolvedInput:
+        def gather(connection: Connection) -> ResolvedInput:
             reads.start_over()
             if request.background:
                 self._acceptance.queue.check(connection, caller)
-            return resolve_input.gather(
+            return resolve_input.resolve_input(
                 connection,
                 caller.tenant,
                 request,
@@ -233,8 +235,8 @@ class Admission:
         caller: Caller,
         request: CreateResponse,
         response: UUID,
-        repeatable: Repeatable | None,
-        found: Context,
+        repeatable: IdempotencyKey | None,
+        found: ResolvedInput,
         generate: bool,
         choices: int,
     ) -> NewRun:
@@ -252,7 +254,7 @@ class Admission:
             response=response,
             prepared=prepared,
             found=found,
-            turns=Turns(
+            turns=TurnBuilder(
                 served=self._served,
                 tenant=caller.tenant,
                 request=wanted,
@@ -265,7 +267,7 @@ class Admission:
             repeatable=repeatable,
         )
 
-    def _begin(self, prepared: Sequence[NewRun]) -> list[Admitted]:
+    def _begin(self, prepared: Sequence[NewRun]) -> list[AcceptedResponse]:
         echo = prepared[0].prepared.echo
         if echo.background:
             channels = [self._hub.watch(new.caller.tenant, new.response) for new in prepared]
@@ -284,11 +286,13 @@ class Admission:
             raise refused[0]
         return admitted
 
-    def _watch(self, run: Run, begun: Sequence[Event], channel: Channel) -> Admitted:
+    def _watch(self, run: Run, begun: Sequence[Event], channel: Channel) -> AcceptedResponse:
         self._hub.begin_at(channel, len(begun))
-        return Admitted(run.facts.id, channel, begun=FramePage(frames(run.facts.id, begun), ended=False))
+        return AcceptedResponse(
+            run.facts.id, channel, begun=FramePage(frames(run.facts.id, begun), ended=False)
+        )
 
-    def _begin_reserved(self, prepared: Sequence[NewRun]) -> list[Begun]:
+    def _begin_reserved(self, prepared: Sequence[NewRun]) -> list[StoredStart]:
         """Begins responses that run here, once there is room for all of them.
 
         They are counted as this replica's from before they are written: whoever looks after lost responses
@@ -309,11 +313,11 @@ class Admission:
                 self._recorder.forget(response)
             raise
 
-    def _accept(self, prepared: Sequence[NewRun]) -> list[Begun]:
+    def _accept(self, prepared: Sequence[NewRun]) -> list[StoredStart]:
         """Writes the responses, their input and their first events."""
         tries = itertools.count()
 
-        def write(connection: Connection) -> list[Begun]:
+        def write(connection: Connection) -> list[StoredStart]:
             again = next(tries) > 0
             return [self._acceptance.write(connection, new, again=again) for new in prepared]
 
@@ -321,7 +325,9 @@ class Admission:
         crashpoint("accept.committed")
         return begun
 
-    def _hand_over(self, run: Run, new: NewRun, begun: Sequence[Event], refused: list[ApiError]) -> Admitted:
+    def _hand_over(
+        self, run: Run, new: NewRun, begun: Sequence[Event], refused: list[ApiError]
+    ) -> AcceptedResponse:
         """Gives the response to the engine.
 
         The engine has room for what is reserved. Should it refuse all the same, as one that has just died
@@ -343,8 +349,8 @@ class Admission:
         if not at_calls:
             try:
                 self._served.engine.submit(new.prepared.job)
-            except JobRefused as error:
+            except RequestRefused as error:
                 self._recorder.fail(response, "The server could not take this response; try again.")
                 refused.append(refusal(error, new.request))
         crashpoint("accept.submitted")
-        return Admitted(response, channel, [*new.found.history, *new.found.new])
+        return AcceptedResponse(response, channel, [*new.found.history, *new.found.new])

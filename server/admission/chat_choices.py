@@ -7,7 +7,7 @@ from uuid import UUID
 import msgspec
 
 from server.admission.accept import NewRun
-from server.input_resolution.resolve_input import Context, own
+from server.input_resolution.resolve_input import ResolvedInput, with_own_id
 from server.prompting.output_options import beams, prompt_logprobs
 from server.protocol.completions.shared_parameters import ChoiceRequest
 from server.protocol.responses.request import CreateResponse
@@ -27,12 +27,14 @@ def has_prompt_of(request: CreateResponse, other: CreateResponse) -> bool:
     )
 
 
-def context_of(response: UUID, first: Context) -> Context:
+def context_of(response: UUID, first: ResolvedInput) -> ResolvedInput:
     """A choice's context: that of the first one, whose input it has as items of its own. Pure.
 
     A completion refers to nothing that is stored, so no item of its input has another origin.
     """
-    return replace(first, new=[own(item, response, "i", index) for index, item in enumerate(first.new)])
+    return replace(
+        first, new=[with_own_id(item, response, "i", index) for index, item in enumerate(first.new)]
+    )
 
 
 def seed_of(request: CreateResponse) -> int:
@@ -40,7 +42,7 @@ def seed_of(request: CreateResponse) -> int:
     return request.seed % 2**63 if request.seed is not None else secrets.randbits(63)
 
 
-def another_choice(request: CreateResponse, response: UUID, found: Context, like: NewRun) -> NewRun:
+def another_choice(request: CreateResponse, response: UUID, found: ResolvedInput, like: NewRun) -> NewRun:
     """A run for a request that `has_prompt_of` the one that `like` was prepared for."""
     wanted = msgspec.structs.replace(request, tools=like.request.tools)  # with what servers have listed
     seed = seed_of(wanted)

@@ -7,14 +7,14 @@ import msgspec
 from msgspec import Meta
 
 from server.errors import InvalidRequest
-from server.protocol.completions.shared_parameters import Asked
+from server.protocol.completions.shared_parameters import CompletionParameters
 from server.protocol.decode import convert
 from server.protocol.responses.request import CreateResponse, TokenId
 from server.protocol.typed import decode_as
 
 PARAM = "generation_config"
 
-Named = TypeVar("Named", bound=CreateResponse | Asked)
+Named = TypeVar("Named", bound=CreateResponse | CompletionParameters)
 
 
 class GenerationConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

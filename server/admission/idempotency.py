@@ -17,7 +17,7 @@ from server.store.database import Connection, Database
 
 
 @dataclass(frozen=True, slots=True)
-class Repeatable:
+class IdempotencyKey:
     """A request that carries an idempotency key."""
 
     key: str
@@ -26,7 +26,7 @@ class Repeatable:
 
 
 @dataclass(frozen=True, slots=True)
-class Admitted:
+class AcceptedResponse:
     """A response that exists from now on, or did already."""
 
     id: UUID
@@ -38,9 +38,9 @@ class Admitted:
     """Its first frames, of one that waits for its turn."""
 
 
-def sent_before(
-    database: Database, hub: Hub, caller: Caller, repeatable: Repeatable | None, count: int
-) -> list[Admitted] | None:
+def find_previous_attempt(
+    database: Database, hub: Hub, caller: Caller, repeatable: IdempotencyKey | None, count: int
+) -> list[AcceptedResponse] | None:
     """The responses, so many, that the same request has begun; None if it comes for the first time or may
     not be repeated.
 
@@ -66,9 +66,9 @@ def sent_before(
     made = [choice_id(first.response_id, index) for index in range(count)]
     if kept:
         ends_unread = not kept.background
-        return [Admitted(one, hub.watch(caller.tenant, one, ends_unread=ends_unread)) for one in made]
+        return [AcceptedResponse(one, hub.watch(caller.tenant, one, ends_unread=ends_unread)) for one in made]
     running = [(response, hub.running(response)) for response in made]
-    found = [Admitted(response, channel) for response, channel in running if channel is not None]
+    found = [AcceptedResponse(response, channel) for response, channel in running if channel is not None]
     if len(found) < count:
         lost = partial(
             idempotency_keys.release_lost,

@@ -12,26 +12,26 @@ from uuid import UUID
 
 import msgspec
 
-from server.compaction.retained_items import kept_messages, pending_calls
+from server.compaction.retained_items import pending_calls, retained_messages
 from server.compaction.summary import KEPT_SHARE, Summary
 from server.compaction.transcript import transcript
 from server.errors import InvalidRequest
 from server.input_resolution import resolve_input
 from server.input_resolution.history import HistoryReads, TenantReads
 from server.input_resolution.mcp_approvals import taken_over
-from server.prompting.loaded_model import Served
+from server.prompting.loaded_model import LoadedModel
 from server.prompting.unsupported_parameters import refuse_unserved
 from server.protocol import ids
 from server.protocol.responses.items import Compaction, Item, Message, plain_text
 from server.protocol.responses.request import CreateResponse
 from server.protocol.responses.response import CompactedResponse, Usage, usage
 from server.protocol.typed import decode_as
-from server.sealing.unseal_items import opened
+from server.sealing.unseal_items import unseal_items
 from server.store.database import Connection, Database
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Written:
+class SummaryRun:
     """What the model made of the transcript, and what that took."""
 
     text: str
@@ -39,7 +39,7 @@ class Written:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Compacting:
+class PendingCompaction:
     """What a conversation is to become."""
 
     id: UUID
@@ -48,7 +48,7 @@ class Compacting:
     """Calls without an output."""
     summary: Summary
 
-    def made(self, written: Written | None) -> CompactedResponse:
+    def made(self, written: SummaryRun | None) -> CompactedResponse:
         """The new input. `written` is there if the transcript was too long."""
         text = self.summary.told(written.text if written else "")
         place = ids.item_id("cmp", self.id, "o", len(self.kept))
@@ -62,21 +62,21 @@ class Compacting:
         )
 
     def _own(self, item: Item, index: int) -> Item:
-        own = resolve_input.own(item, self.id, "o", index)
+        own = resolve_input.with_own_id(item, self.id, "o", index)
         return taken_over(self.summary.served.seal, self.summary.tenant, item, own, stored=True)
 
 
 def begin(
-    database: Database, served: Served, tenant: str, request: CreateResponse, history: HistoryReads
-) -> Compacting:
+    database: Database, served: LoadedModel, tenant: str, request: CreateResponse, history: HistoryReads
+) -> PendingCompaction:
     """Looks up and divides what is to be compacted. Raises ApiError or DecodeFailure."""
     refuse_unserved(request, served)
     made = ids.new_uuid()
     request, given = resolve_input.read_given(request)
 
-    def gather(connection: Connection, reads: TenantReads) -> resolve_input.Context:
+    def gather(connection: Connection, reads: TenantReads) -> resolve_input.ResolvedInput:
         reads.start_over()
-        return resolve_input.gather(
+        return resolve_input.resolve_input(
             connection, tenant, request, given, made, served.seal, reserve=reads.reserve
         )
 
@@ -86,18 +86,18 @@ def begin(
 
 
 def _divide(
-    served: Served, tenant: str, request: CreateResponse, found: resolve_input.Context, made: UUID
-) -> Compacting:
+    served: LoadedModel, tenant: str, request: CreateResponse, found: resolve_input.ResolvedInput, made: UUID
+) -> PendingCompaction:
     if not found.items:
         raise InvalidRequest(
             "There is nothing to compact: give input or previous_response_id.", param="input"
         )
     length = served.engine.capabilities.context_length
-    items = opened(found.items, served.seal, tenant)
-    kept = kept_messages(served, items, length // KEPT_SHARE)
+    items = unseal_items(found.items, served.seal, tenant)
+    kept = retained_messages(served, items, length // KEPT_SHARE)
     pending = pending_calls(items)
     told_already = {item.id for item in [*kept, *pending]}
-    return Compacting(
+    return PendingCompaction(
         id=made,
         kept=kept,
         pending=pending,
@@ -116,8 +116,8 @@ class _Final(msgspec.Struct):
     usage: Usage
 
 
-def read_written(final: bytes) -> Written:
+def read_written(final: bytes) -> SummaryRun:
     """The model's summary from the response that it came in; empty if it failed."""
     told = decode_as(final, _Final)
     said = [plain_text(item.content) for item in told.output if isinstance(item, Message)]
-    return Written(text="\n".join(said), usage=told.usage)
+    return SummaryRun(text="\n".join(said), usage=told.usage)

@@ -13,28 +13,33 @@ from uuid import UUID
 
 import msgspec
 
-from server.compaction.retained_items import kept_messages, newest_results, pending_calls
+from server.compaction.retained_items import newest_results, pending_calls, retained_messages
 from server.compaction.summary import KEPT_SHARE, Summary
 from server.compaction.transcript import transcript
 from server.errors import InvalidRequest
-from server.generation.output_decoding import Condensing, Reading
+from server.generation.output_decoding import CompactionSpec, DecodingSpec
 from server.hosted_tools.tool_specs import approved
 from server.input_resolution.resolve_input import TRIGGER
 from server.limits.tools_and_grammars import COUNTED
 from server.prompting.engine_request import Prepared, prepare, prepared_with
-from server.prompting.loaded_model import Served
+from server.prompting.loaded_model import LoadedModel
 from server.prompting.prompt import moment_of, write_prompt
 from server.protocol.responses.items import InputText, Item, Message, plain_text
 from server.protocol.responses.request import CreateResponse
-from server.sealing.sealed_context import Window, seal_window
-from server.sealing.unseal_items import opened
+from server.sealing.sealed_context import SealedContext, seal_context
+from server.sealing.unseal_items import unseal_items
 
 DEFAULT_SHARE = 0.75
 """Of the model's context, where a request gives no threshold."""
 
 
 def prepare_first(
-    served: Served, tenant: str, request: CreateResponse, items: Sequence[Item], response: UUID, seed: int
+    served: LoadedModel,
+    tenant: str,
+    request: CreateResponse,
+    items: Sequence[Item],
+    response: UUID,
+    seed: int,
 ) -> Prepared:
     """A response's first turn: of its compaction, if the model is to write that, else of its answer.
 
@@ -74,7 +79,7 @@ def prepare_first(
 
 @dataclass(frozen=True, slots=True)
 class _Beginning:
-    served: Served
+    served: LoadedModel
     tenant: str
     request: CreateResponse
     response: UUID
@@ -83,13 +88,13 @@ class _Beginning:
     def answer(self, items: Sequence[Item]) -> Prepared:
         return prepare(self.served, self.tenant, self.request, items, self.response, self.seed)
 
-    def divide(self, items: Sequence[Item], context: int) -> tuple[Callable[[str], Window], Summary]:
+    def divide(self, items: Sequence[Item], context: int) -> tuple[Callable[[str], SealedContext], Summary]:
         """What the context becomes with a summary, and what is to be summed up."""
-        readable = opened(items, self.served.seal, self.tenant)
+        readable = unseal_items(items, self.served.seal, self.tenant)
         start = _last_question(readable)
         most = context // KEPT_SHARE
         kept = [
-            *kept_messages(self.served, readable, most),
+            *retained_messages(self.served, readable, most),
             *readable[start : start + 1],
             *newest_results(self.served, readable[start:], most),
             *pending_calls(readable),
@@ -105,17 +110,17 @@ class _Beginning:
             transcript=transcript(readable, told_already),
             context=context,
         )
-        return lambda text: Window(before, text, after), summary
+        return lambda text: SealedContext(before, text, after), summary
 
     def condensed(
-        self, answer: Prepared, window: Callable[[str], Window], summary: Summary, *, answers: bool
+        self, answer: Prepared, window: Callable[[str], SealedContext], summary: Summary, *, answers: bool
     ) -> Prepared:
         """The first turn of a response that begins with a compaction."""
 
         def seal(place: str, written: str) -> str:
-            return seal_window(window(summary.told(written)), self.served.seal, self.tenant, place)
+            return seal_context(window(summary.told(written)), self.served.seal, self.tenant, place)
 
-        condensing = Condensing(seal, by_model=not summary.is_short, answers=answers)
+        condensing = CompactionSpec(seal, by_model=not summary.is_short, answers=answers)
         if not condensing.by_model:
             return replace(answer if answers else answer.read_only(), condensing=condensing)
         asked, prompt = summary.asked(moment_of(self.response))
@@ -142,8 +147,8 @@ def _as_text(item: Item) -> Item:
 
 
 def first_reading(
-    served: Served, tenant: str, request: CreateResponse, prepared: Prepared, items: Sequence[Item]
-) -> Reading:
+    served: LoadedModel, tenant: str, request: CreateResponse, prepared: Prepared, items: Sequence[Item]
+) -> DecodingSpec:
     """How the tokens of a response's first turn are read. The items may allow calls that come before it."""
     allowing = items if prepared.generates else ()
     reading = served.reading(tenant, request, prepared.prompt, allowing)

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from server.model_formats.interface import Conversation, PromptError, PromptTooLong
-from server.prompting.loaded_model import Served
+from server.prompting.loaded_model import LoadedModel
 from server.protocol.responses.hosted_items import McpApprovalRequest, McpApprovalResponse
 from server.protocol.responses.items import (
     PREFIXES,
@@ -19,7 +19,7 @@ from server.protocol.responses.items import (
 )
 
 
-def kept_messages(served: Served, items: Sequence[Item], most_tokens: int) -> list[Message]:
+def retained_messages(served: LoadedModel, items: Sequence[Item], most_tokens: int) -> list[Message]:
     """The last of the messages that were not the model's; all that instruct, before any of a user."""
     given = [item for item in items if isinstance(item, Message) and _is_kept(item)]
     chosen: set[str] = set()
@@ -50,7 +50,7 @@ def pending_calls(items: Sequence[Item]) -> list[Item]:
     ]
 
 
-def newest_results(served: Served, items: Sequence[Item], most_tokens: int) -> list[Item]:
+def newest_results(served: LoadedModel, items: Sequence[Item], most_tokens: int) -> list[Item]:
     """The last calls of these items with their outputs, which the model is about to go on from."""
     chosen: list[Item] = []
     left = most_tokens
@@ -82,7 +82,7 @@ def _text(item: Item) -> str:
     return ""
 
 
-def _tokens(served: Served, text: str, most: int) -> int:
+def _tokens(served: LoadedModel, text: str, most: int) -> int:
     """How many there are, or some number above `most`."""
     alone = Message("", "completed", "user", [InputText(text)])
     try:

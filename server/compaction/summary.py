@@ -10,7 +10,7 @@ from datetime import datetime
 from server.compaction.transcript import cut
 from server.limits.tools_and_grammars import COUNTED
 from server.model_formats.interface import Prompt
-from server.prompting.loaded_model import Served
+from server.prompting.loaded_model import LoadedModel
 from server.prompting.prompt import write_prompt
 from server.protocol.responses.items import InputText, Message
 from server.protocol.responses.request import CreateResponse, ReasoningOptions
@@ -34,7 +34,7 @@ _INSTRUCTIONS = (
 class Summary:
     """What is to be said of a transcript."""
 
-    served: Served
+    served: LoadedModel
     tenant: str
     request: CreateResponse
     """Whose model writes it, and whose instructions it was said under."""

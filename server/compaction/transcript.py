@@ -3,7 +3,7 @@
 import json
 from collections.abc import Collection, Sequence
 
-from server.hosted_tools.tool_specs import as_read
+from server.hosted_tools.tool_specs import items_for_model
 from server.protocol.responses.items import (
     ContentPart,
     CustomToolCall,
@@ -29,7 +29,7 @@ def transcript(items: Sequence[Item], told_already: Collection[str]) -> str:
     """
     if all(item.id in told_already for item in items):
         return ""
-    told = [_told(item, shortly=item.id in told_already) for item in as_read(items)]
+    told = [_told(item, shortly=item.id in told_already) for item in items_for_model(items)]
     return "\n\n".join(line for line in told if line)
 
 

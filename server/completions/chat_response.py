@@ -9,7 +9,7 @@ import msgspec
 from msgspec import UNSET
 
 from server.completions.chunk_stream import (
-    TokensSoFar,
+    UsageSoFar,
     data_frame,
     error_frame,
     event_of,
@@ -37,7 +37,7 @@ from server.protocol.responses.input import Given
 
 
 @dataclass(frozen=True, slots=True)
-class Telling:
+class CompletionFormat:
     """What all of one completion's objects have in common, and what was asked of them."""
 
     id: str
@@ -61,11 +61,11 @@ class Telling:
     """Of a stored completion."""
 
 
-def telling_of(request: ChoiceRequest, first: UUID, given: Sequence[Given]) -> Telling:
+def format_of(request: ChoiceRequest, first: UUID, given: Sequence[Given]) -> CompletionFormat:
     """How the completion is told whose first choice this request asks for, after these messages."""
     role = role_of_answer(given, request)
     choice = request.tool_choice
-    return Telling(
+    return CompletionFormat(
         id=ids.completion_id(first),
         created=ids.seconds_of(first),
         model=request.model,
@@ -79,7 +79,7 @@ def telling_of(request: ChoiceRequest, first: UUID, given: Sequence[Given]) -> T
 
 
 def completion(
-    telling: Telling, finals: Sequence[dict[str, Any]], places: Sequence[int] | None = None
+    telling: CompletionFormat, finals: Sequence[dict[str, Any]], places: Sequence[int] | None = None
 ) -> ChatCompletion:
     """The completion whose choices are these final responses, at these places if some are missing."""
     return ChatCompletion(
@@ -96,7 +96,7 @@ def completion(
     )
 
 
-def finish_reason(telling: Telling, final: dict[str, Any]) -> FinishReason:
+def finish_reason(telling: CompletionFormat, final: dict[str, Any]) -> FinishReason:
     if final["status"] == "incomplete" and final["incomplete_details"]["reason"] == "max_output_tokens":
         return "length"
     if any(item["type"] in ("function_call", "custom_tool_call") for item in final["output"]):
@@ -104,7 +104,7 @@ def finish_reason(telling: Telling, final: dict[str, Any]) -> FinishReason:
     return "stop"
 
 
-def _choice(telling: Telling, index: int, final: dict[str, Any]) -> Choice:
+def _choice(telling: CompletionFormat, index: int, final: dict[str, Any]) -> Choice:
     texts: list[str] = []
     thoughts: list[str] = []
     calls: list[ToolCall] = []
@@ -161,7 +161,7 @@ def _logprobs(given: Sequence[dict[str, Any]]) -> ChoiceLogprobs | None:
 class ChunkStream:
     """Rewrites the events of one completion's responses, each the stream of one choice, as chunks."""
 
-    def __init__(self, telling: Telling) -> None:
+    def __init__(self, telling: CompletionFormat) -> None:
         self._telling = telling
         self._choices: dict[int, _ChoiceState] = {}
 
@@ -249,7 +249,7 @@ class _ChoiceState:
 
     calls: int = 0
     final: dict[str, Any] | None = None
-    tokens: TokensSoFar = field(default_factory=TokensSoFar)
+    tokens: UsageSoFar = field(default_factory=UsageSoFar)
 
     def begin_call(self, item: dict[str, Any]) -> ToolCall | None:
         match item["type"]:

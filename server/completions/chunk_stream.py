@@ -13,7 +13,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 @dataclass(slots=True)
-class TokensSoFar:
+class UsageSoFar:
     """Those of one choice, as its stream has told them."""
 
     usage: CompletionUsage = CompletionUsage(0, 0, 0)

@@ -11,7 +11,7 @@ from server.errors import InvalidRequest
 from server.limits.tools_and_grammars import COUNTED, too_long
 from server.model_formats.grammar.unenforced_keywords import without_unenforced
 from server.prompting.completion_params import refuse_unsupported, shared, unsupported
-from server.prompting.loaded_model import Served
+from server.prompting.loaded_model import LoadedModel
 from server.prompting.output_options import LOGPROBS
 from server.prompting.structured_outputs import grammar_of_format, with_modern_names
 from server.prompting.truncation import cut_tokens
@@ -19,7 +19,7 @@ from server.protocol.completions.legacy import DEFAULT_TOKENS, MAX_TEXTS, PlainR
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class LegacyPrompt:
     """One prompt."""
 
     text: str
@@ -45,7 +45,7 @@ def refuse_wrong(request: TextRequest) -> None:
         raise InvalidRequest("Without tokens, only echo has anything to tell.", param="max_tokens")
 
 
-def read_prompts(request: TextRequest, served: Served, tenant: str) -> list[Given]:
+def read_prompts(request: TextRequest, served: LoadedModel, tenant: str) -> list[LegacyPrompt]:
     """The prompts, in order, as the model is given them. Raises InvalidRequest."""
     vocabulary = served.vocabulary
     if vocabulary is None:
@@ -80,10 +80,10 @@ def _read(
     given: str | list[int],
     path: str,
     request: TextRequest,
-    served: Served,
+    served: LoadedModel,
     tenant: str,
     vocabulary: Vocabulary,
-) -> Given:
+) -> LegacyPrompt:
     context = served.engine.capabilities.context_length
     room = context if request.truncate_prompt_tokens is None else COUNTED * context
     if isinstance(given, str):
@@ -100,8 +100,8 @@ def _read(
         given = list(tokens)
     if not tokens:
         raise InvalidRequest("The prompt is empty.", param=path)
-    text = given if isinstance(given, str) else spelled(tokens, vocabulary)
-    return Given(text, tokens, spelled(tokens[:1], vocabulary))
+    text = given if isinstance(given, str) else spell_tokens(tokens, vocabulary)
+    return LegacyPrompt(text, tokens, spell_tokens(tokens[:1], vocabulary))
 
 
 def check_tokens(token_ids: Sequence[int], path: str, vocabulary: Vocabulary) -> None:
@@ -114,17 +114,17 @@ def check_tokens(token_ids: Sequence[int], path: str, vocabulary: Vocabulary) ->
         )
 
 
-def spelled(token_ids: Sequence[int], vocabulary: Vocabulary) -> str:
+def spell_tokens(token_ids: Sequence[int], vocabulary: Vocabulary) -> str:
     """The text of tokens, control tokens as they are written."""
     return vocabulary.spell(token_ids).decode(errors="replace")
 
 
-def as_response_requests(request: TextRequest, prompts: Sequence[Given]) -> list[PlainRequest]:
+def as_response_requests(request: TextRequest, prompts: Sequence[LegacyPrompt]) -> list[PlainRequest]:
     """A request for each answer, those to one prompt beside each other."""
     return [_answer_to(prompt, request, place) for prompt in prompts for place in range(drawn(request))]
 
 
-def _answer_to(prompt: Given, request: TextRequest, place: int) -> PlainRequest:
+def _answer_to(prompt: LegacyPrompt, request: TextRequest, place: int) -> PlainRequest:
     asked = request.prompt_logprobs
     if asked is None and request.echo:
         asked = request.logprobs

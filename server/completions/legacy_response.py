@@ -10,14 +10,14 @@ import msgspec
 from msgspec import UNSET
 
 from server.completions.chunk_stream import (
-    TokensSoFar,
+    UsageSoFar,
     data_frame,
     error_frame,
     event_of,
     tokens_told,
     total_usage,
 )
-from server.completions.legacy_request import Given, drawn
+from server.completions.legacy_request import LegacyPrompt, drawn
 from server.generation.logprobs import name_of
 from server.prompting.completion_params import tells_usage, tells_usage_so_far
 from server.protocol import ids
@@ -32,7 +32,7 @@ from server.protocol.completions.shared_parameters import CompletionUsage, whole
 
 
 @dataclass(frozen=True, slots=True)
-class TextTelling:
+class LegacyFormat:
     """What all of one completion's objects have in common, and what was asked of them."""
 
     id: str
@@ -61,9 +61,9 @@ class TextTelling:
         return self.prompts[index // self.answers] if self.echo else ""
 
 
-def telling_of(request: TextRequest, prompts: Sequence[Given], first: UUID) -> TextTelling:
+def format_of(request: TextRequest, prompts: Sequence[LegacyPrompt], first: UUID) -> LegacyFormat:
     """How the completion is told whose first answer has that id."""
-    return TextTelling(
+    return LegacyFormat(
         id=ids.text_completion_id(first),
         created=ids.seconds_of(first),
         model=request.model,
@@ -82,7 +82,7 @@ def telling_of(request: TextRequest, prompts: Sequence[Given], first: UUID) -> T
     )
 
 
-def text_completion(telling: TextTelling, finals: Sequence[dict[str, Any]]) -> TextCompletion:
+def text_completion(telling: LegacyFormat, finals: Sequence[dict[str, Any]]) -> TextCompletion:
     """The completion whose answers are these final responses."""
     groups = [finals[at : at + telling.drawn] for at in range(0, len(finals), telling.drawn)]
     told = [(final, group[0]) for group in groups for final in _best(group, telling.answers)]
@@ -102,7 +102,7 @@ def _best(group: Sequence[dict[str, Any]], count: int) -> Sequence[dict[str, Any
     return sorted(group, key=lambda final: -final["cumulative_logprob"])[:count]
 
 
-def _choice(telling: TextTelling, index: int, final: dict[str, Any], first: Mapping[str, Any]) -> TextChoice:
+def _choice(telling: LegacyFormat, index: int, final: dict[str, Any], first: Mapping[str, Any]) -> TextChoice:
     """`first` is the first answer that was generated to the prompt, which tells of the prompt."""
     parts = [part for item in final["output"] for part in item["content"]]
     logprobs = [one for part in parts for one in part.get("logprobs", [])]
@@ -120,7 +120,7 @@ def _choice(telling: TextTelling, index: int, final: dict[str, Any], first: Mapp
     )
 
 
-def _finish(telling: TextTelling, final: Mapping[str, Any]) -> TextFinish:
+def _finish(telling: LegacyFormat, final: Mapping[str, Any]) -> TextFinish:
     return "length" if telling.silent or final["status"] == "incomplete" else "stop"
 
 
@@ -134,7 +134,7 @@ def _of_answer(told: Mapping[str, Any]) -> _Told:
     return told["token"], told["logprob"], {**likely, told["token"]: told["logprob"]}, length
 
 
-def _of_prompt(final: Mapping[str, Any], head: str, telling: TextTelling) -> Iterable[_Told]:
+def _of_prompt(final: Mapping[str, Any], head: str, telling: LegacyFormat) -> Iterable[_Told]:
     """The prompt's tokens; how likely the first of them was is not known."""
     message = final["input_messages"][0]
     for token, likely in zip(message["tokens"], final["prompt_logprobs"], strict=True):
@@ -176,10 +176,10 @@ def _cached(usage: CompletionUsage) -> int:
     return usage.prompt_tokens_details["cached_tokens"] if usage.prompt_tokens_details else 0
 
 
-class TextStream:
+class LegacyChunkStream:
     """Rewrites the events of one completion's responses, each the stream of one choice, as chunks."""
 
-    def __init__(self, telling: TextTelling) -> None:
+    def __init__(self, telling: LegacyFormat) -> None:
         self._telling = telling
         self._choices: dict[int, _ChoiceState] = {}
 
@@ -250,7 +250,7 @@ class TextStream:
 class _ChoiceState:
     """How far one choice has been told."""
 
-    tokens: TokensSoFar = field(default_factory=TokensSoFar)
+    tokens: UsageSoFar = field(default_factory=UsageSoFar)
     length: int = 0
     """Of its text."""
     final: dict[str, Any] | None = None

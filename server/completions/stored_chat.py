@@ -13,21 +13,21 @@ from uuid import UUID
 import msgspec
 
 from server.completions.chat_request import chat_choice, chat_format, chat_tool
-from server.completions.chat_response import completion, telling_of
+from server.completions.chat_response import completion, format_of
 from server.delivery.stored_responses import as_response, with_last_event
 from server.errors import InvalidRequest, NotFound
-from server.generation.token_dump import asks_for_raw_messages, asks_for_stops
+from server.generation.token_dump import asks_for_stops, wants_token_dump
 from server.protocol import ids
 from server.protocol.completions.chat import StoredCompletion
 from server.protocol.completions.chat_messages import as_messages
 from server.protocol.completions.shared_parameters import MAX_CHOICES, ChoiceRequest
-from server.protocol.list_pages import MAX_BYTES, Page, fitting, page
+from server.protocol.list_pages import MAX_BYTES, Page, fitting, make_page
 from server.protocol.responses.items import decode_item
 from server.protocol.responses.request import Metadata
 from server.protocol.responses.response import Echo
 from server.protocol.typed import decode_as
 from server.store.content import chat_choices, deletion, list_pages, responses
-from server.store.content.list_pages import ANSWERED, Cursor, Filters
+from server.store.content.list_pages import ANSWERED, Filters, PageCursor
 from server.store.content.responses import StoredResponse
 from server.store.database import Connection, Database
 
@@ -90,10 +90,10 @@ def list_completions(
                 size += len(found[-1])
             if not more:
                 return found, False
-            cursor = Cursor(first[-1].created_at, first[-1].id)
+            cursor = PageCursor(first[-1].created_at, first[-1].id)
 
     found, more = database.read(work)
-    return page(found, limit, more=more)
+    return make_page(found, limit, more=more)
 
 
 def list_messages(
@@ -115,7 +115,7 @@ def list_messages(
         begin = named.index(after) + 1
     rest = messages[begin:]
     told = list(fitting(msgspec.json.encode(message) for message in rest[:limit]))
-    return page(told, limit, more=len(rest) > len(told))
+    return make_page(told, limit, more=len(rest) > len(told))
 
 
 def unknown(first: UUID) -> NotFound:
@@ -145,7 +145,7 @@ def _those_there(connection: Connection, tenant: str, first: Sequence[StoredResp
             log.exception("completion %s cannot be decoded and is not listed", stored.id)
 
 
-def _cursor(connection: Connection, tenant: str, after: str) -> Cursor:
+def _cursor(connection: Connection, tenant: str, after: str) -> PageCursor:
     first = ids.parse_completion_id(after)
     cursor = list_pages.cursor(connection, tenant, first) if first is not None else None
     if cursor is None:
@@ -165,14 +165,14 @@ def _told(found: Sequence[StoredResponse], connection: Connection, tenant: str) 
     asked = decode_as(first.asked or "", ChoiceRequest)
     goes_on = asked.echo or asked.add_generation_prompt is False
     given = responses.input_items(connection, tenant, first.id) if goes_on else []
-    telling = telling_of(asked, first.id, [decode_item(item) for item in given])
+    telling = format_of(asked, first.id, [decode_item(item) for item in given])
     told = completion(replace(telling, metadata=final["metadata"]), finals, places)
     return StoredCompletion(**msgspec.structs.asdict(told), **_asked(first, final))
 
 
 def _final(connection: Connection, stored: StoredResponse, output: Sequence[str]) -> dict[str, Any]:
     whole = as_response(stored, output)
-    if asks_for_raw_messages(stored.asked) or asks_for_stops(stored.asked):
+    if wants_token_dump(stored.asked) or asks_for_stops(stored.asked):
         whole = with_last_event(connection, stored, whole)
     final: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(whole))
     return final

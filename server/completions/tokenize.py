@@ -8,7 +8,7 @@ from server.completions.chat_request import as_response_request, refuse_wrong
 from server.errors import InvalidRequest, UnknownModel
 from server.limits.tools_and_grammars import COUNTED, too_long, too_long_to_count
 from server.model_formats.interface import PromptError, PromptTooLong
-from server.prompting.loaded_model import Served
+from server.prompting.loaded_model import LoadedModel
 from server.prompting.prompt import write_prompt
 from server.protocol.completions.chat import ChatRequest
 from server.protocol.completions.chat_messages import read_messages
@@ -16,7 +16,7 @@ from server.protocol.completions.tokenize import TokenizeRequest
 from server.protocol.responses.items import Item
 
 
-def vocabulary_of(served: Served, model: str | None) -> Vocabulary:
+def vocabulary_of(served: LoadedModel, model: str | None) -> Vocabulary:
     """What tokens spell. Raises UnknownModel, or InvalidRequest where nobody knows."""
     if model is not None and model not in served.names:
         raise UnknownModel(model, served.names)
@@ -25,7 +25,7 @@ def vocabulary_of(served: Served, model: str | None) -> Vocabulary:
     return served.vocabulary
 
 
-def tokenize(served: Served, tenant: str, request: TokenizeRequest) -> tuple[int, ...]:
+def tokenize(served: LoadedModel, tenant: str, request: TokenizeRequest) -> tuple[int, ...]:
     """The tokens of a text, or of the prompt that a chat completion would have. Raises ApiError."""
     if request.prompt is not None and request.messages is None:
         special, room = request.add_special_tokens is not False, _room(served)
@@ -36,7 +36,7 @@ def tokenize(served: Served, tenant: str, request: TokenizeRequest) -> tuple[int
 
 
 def _tokens_of_chat(
-    served: Served, tenant: str, request: TokenizeRequest, messages: list[dict[str, object]]
+    served: LoadedModel, tenant: str, request: TokenizeRequest, messages: list[dict[str, object]]
 ) -> tuple[int, ...]:
     chat = ChatRequest(
         model=request.model or served.name,
@@ -54,12 +54,12 @@ def _tokens_of_chat(
     return write_prompt(served, tenant, asked, items, datetime.now(UTC), room=_room(served)).token_ids
 
 
-def _room(served: Served) -> int:
+def _room(served: LoadedModel) -> int:
     return COUNTED * served.engine.capabilities.context_length
 
 
 def encode_text(
-    served: Served, tenant: str, text: str, param: str, *, special: bool, room: int
+    served: LoadedModel, tenant: str, text: str, param: str, *, special: bool, room: int
 ) -> tuple[int, ...]:
     """The tokens of a text, in its tenant's turn. Raises InvalidRequest for more than `room`."""
     try:
@@ -72,7 +72,7 @@ def encode_text(
         raise (too_long if room == context else too_long_to_count)(room, param) from None
 
 
-def refuse_many(token_ids: Sequence[int], served: Served) -> None:
+def refuse_many(token_ids: Sequence[int], served: LoadedModel) -> None:
     """Raises InvalidRequest for more tokens than any prompt here has: each spells up to hundreds of bytes."""
     if len(token_ids) > (room := _room(served)):
         raise InvalidRequest(f"Up to {room} tokens are spelled; these are {len(token_ids)}.", param="tokens")

@@ -9,11 +9,11 @@ from collections.abc import Callable, Collection
 from time import monotonic
 from uuid import UUID
 
-TOLD_SECONDS = 2.5
+SETTLED_SECONDS = 2.5
 """After which a reader elsewhere has been told of: two heartbeats and some."""
 
 
-class Unread:
+class Abandonment:
     """What runs here and has lost its last reader here."""
 
     def __init__(self, *, is_unread: Callable[[UUID], bool], cancel: Callable[[UUID], None]) -> None:
@@ -27,7 +27,7 @@ class Unread:
     def left(self, response: UUID) -> None:
         """Its readers have been away for too long. Any thread; never waits."""
         with self._lock:
-            self._left.setdefault(response, monotonic() + TOLD_SECONDS)
+            self._left.setdefault(response, monotonic() + SETTLED_SECONDS)
 
     def waiting(self) -> list[UUID]:
         """Those of which it must be known whether they are read elsewhere."""
@@ -42,7 +42,7 @@ class Unread:
         now = monotonic()
         with self._lock:
             for response in read:
-                self._left[response] = now + TOLD_SECONDS
+                self._left[response] = now + SETTLED_SECONDS
             self._left = {one: end for one, end in self._left.items() if self._is_unread(one)}
             due = [one for one, end in self._left.items() if end <= now or alone]
             for response in due:

@@ -13,14 +13,14 @@ from time import monotonic
 from uuid import UUID
 
 from server.delivery.event_frames import frames
-from server.delivery.function_names import with_names
+from server.delivery.function_names import with_function_names
 from server.delivery.hub import TAIL_FRAMES, Hub, Place, Published
 from server.delivery.stored_responses import read_end
 from server.store.cluster import notifications
 from server.store.cluster.notifications import Hints
 from server.store.database import Connection, Database, DatabaseError, Unreachable
 from server.store.log import events
-from server.store.log.events import News
+from server.store.log.events import SubscriptionUpdate
 from server.supervised_thread import Retry, SupervisedThread
 
 log = logging.getLogger("holdfast.follower")
@@ -143,11 +143,11 @@ class Follower:
             if everything:
                 watched = self._hub.watched()
                 named = {
-                    notifications.hint(one.response_id): (one.tenant, one.response_id) for one in watched
+                    notifications.short_id(one.response_id): (one.tenant, one.response_id) for one in watched
                 }
             else:
                 named.update(
-                    (notifications.hint(response), (tenant, response)) for tenant, response in unseen
+                    (notifications.short_id(response), (tenant, response)) for tenant, response in unseen
                 )
                 watched = self._hub.watched(unseen.union(named[name] for name in hinted & named.keys()))
             here = {one.response_id for one in watched if self._is_here(one.response_id)}
@@ -200,7 +200,7 @@ class Follower:
         if hints.cancels:
             self._on_cancel(hints.cancels)
 
-    def _told(self, connection: Connection, news: News) -> Published:
+    def _told(self, connection: Connection, news: SubscriptionUpdate) -> Published:
         """What there is to tell; of a response that cannot be read, that there is nothing more."""
         response, position = news.watched.response_id, news.watched.next_seq or 0
         try:
@@ -215,9 +215,9 @@ class Follower:
         return Published(response, position, (), None, gone=True)
 
 
-def _running(connection: Connection, news: News) -> Published:
+def _running(connection: Connection, news: SubscriptionUpdate) -> Published:
     tenant, response = news.watched.tenant, news.watched.response_id
     found = news.events[-TAIL_FRAMES:]
     first = found[0].sequence_number if found else news.end
-    named = with_names(found, lambda: events.read(connection, tenant, response, 0))
+    named = with_function_names(found, lambda: events.read(connection, tenant, response, 0))
     return Published(response, first, frames(response, named), None)

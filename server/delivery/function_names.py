@@ -8,7 +8,9 @@ from server.protocol.responses.events import Event, Kind, event_type
 from server.protocol.responses.items import FunctionCall
 
 
-def with_names(events: Iterable[Event], from_start: Callable[[], Iterable[Event]]) -> Iterator[Event]:
+def with_function_names(
+    events: Iterable[Event], from_start: Callable[[], Iterable[Event]]
+) -> Iterator[Event]:
     """The events, each end of a call's arguments with the call's name.
 
     `from_start` reads the response's stream from its beginning; it is called only for a stream that an

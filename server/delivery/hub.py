@@ -16,7 +16,7 @@ from itertools import islice
 from uuid import UUID
 from weakref import WeakValueDictionary
 
-from server.store.log.events import Watched
+from server.store.log.events import Subscription
 
 Place = tuple[str, UUID]
 """A response's key: its tenant's name and its own id."""
@@ -225,7 +225,7 @@ class Hub:
             found, self._joined = self._joined, set()
             return found
 
-    def watched(self, among: Iterable[Place] | None = None) -> list[Watched]:
+    def watched(self, among: Iterable[Place] | None = None) -> list[Subscription]:
         """What somebody waits for and nobody here may tell of, of these or of all. Any thread."""
         with self._making:
             if among is None:
@@ -234,7 +234,7 @@ class Hub:
                 found = ((place, self._watched.get(place)) for place in among)
                 channels = [(place, channel) for place, channel in found if channel is not None]
         return [
-            Watched(tenant, response_id, channel.next_seq)
+            Subscription(tenant, response_id, channel.next_seq)
             for (tenant, response_id), channel in channels
             if channel.has_readers and not channel.ended
         ]

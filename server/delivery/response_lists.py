@@ -9,10 +9,10 @@ import msgspec
 from server.delivery.stored_responses import as_response, with_turns
 from server.errors import InvalidRequest
 from server.protocol import ids
-from server.protocol.list_pages import MAX_BYTES, Page, page
+from server.protocol.list_pages import MAX_BYTES, Page, make_page
 from server.protocol.responses.states import ENDED
 from server.store.content import list_pages, responses
-from server.store.content.list_pages import Cursor, Filters, Slice
+from server.store.content.list_pages import Filters, PageCursor, Slice
 from server.store.content.responses import StoredResponse
 from server.store.database import Connection, Database
 
@@ -42,10 +42,10 @@ def list_responses(
             ]
             if listed or not more:
                 return listed, more
-            place = Cursor(found[-1].created_at, found[-1].id)
+            place = PageCursor(found[-1].created_at, found[-1].id)
 
     found, more = database.read(work)
-    return page(found, limit, more=more)
+    return make_page(found, limit, more=more)
 
 
 def _encoded(connection: Connection, stored: StoredResponse, output: Sequence[str]) -> bytes | None:
@@ -57,7 +57,7 @@ def _encoded(connection: Connection, stored: StoredResponse, output: Sequence[st
         return None
 
 
-def _cursor(connection: Connection, tenant: str, after: str) -> Cursor:
+def _cursor(connection: Connection, tenant: str, after: str) -> PageCursor:
     response = ids.parse_response_id(after)
     cursor = list_pages.cursor(connection, tenant, response) if response is not None else None
     if cursor is None:
@@ -88,7 +88,7 @@ def list_input_items(
     found = database.read(work)
     if found is None:
         return None
-    return page([payload.encode() for payload in found.payloads], limit, more=found.more)
+    return make_page([payload.encode() for payload in found.payloads], limit, more=found.more)
 
 
 def _bad_cursor(after: str, kind: str) -> InvalidRequest:

@@ -10,10 +10,10 @@ from weakref import WeakValueDictionary
 import msgspec
 
 from server.delivery.event_frames import FramePage, frame, frames
-from server.delivery.function_names import with_names
+from server.delivery.function_names import with_function_names
 from server.delivery.hub import TAIL_FRAMES, Published
 from server.generation.response_builder import assemble
-from server.generation.token_dump import asks_for_raw_messages, told_again
+from server.generation.token_dump import restore_token_dump, wants_token_dump
 from server.protocol.earlier_releases import with_logprobs
 from server.protocol.responses.events import Event
 from server.protocol.responses.hosted_items import ServedCall
@@ -25,7 +25,7 @@ from server.store.content import responses
 from server.store.content.responses import StoredResponse
 from server.store.database import Connection, Database
 from server.store.log import events
-from server.store.log.stream_cache import HeldStream
+from server.store.log.stream_cache import CachedStream
 
 log = logging.getLogger("holdfast.read")
 
@@ -47,16 +47,16 @@ def read_response(connection: Connection, tenant: str, response: UUID) -> Respon
         return as_response(stored, [])
     output = responses.output_items(connection, tenant, response)
     found = as_response(stored, output)
-    if asks_for_raw_messages(stored.asked):
+    if wants_token_dump(stored.asked):
         return with_last_event(connection, stored, found)
     return with_turns(connection, stored, found, output)
 
 
 def with_last_event(connection: Connection, stored: StoredResponse, found: Response) -> Response:
     """A response that has ended, with what its last event alone has kept."""
-    held = HeldStream(events.compacted(connection, stored.tenant, stored.id))
+    held = CachedStream(events.compacted(connection, stored.tenant, stored.id))
     (last,) = held.read(held.end - 1)
-    return told_again(found, last.body)
+    return restore_token_dump(found, last.body)
 
 
 def with_turns(
@@ -115,7 +115,7 @@ def final_responses(database: Database, tenant: str, wanted: Sequence[UUID]) -> 
     return [msgspec.json.encode(one) for one in found]
 
 
-_held: WeakValueDictionary[tuple[str, UUID], HeldStream] = WeakValueDictionary()
+_held: WeakValueDictionary[tuple[str, UUID], CachedStream] = WeakValueDictionary()
 """What the readers in this process hold, however many of them read the same stream."""
 
 
@@ -130,7 +130,7 @@ class StreamReader:
         self._database = database
         self._tenant = tenant
         self._response = response
-        self._held: HeldStream | None = None
+        self._held: CachedStream | None = None
         self.background = False
         """The response goes on without readers; known once it was looked for."""
 
@@ -161,21 +161,21 @@ class StreamReader:
         page = self._page(found, lambda: events.read(connection, self._tenant, self._response, 0))
         return FramePage(page, ended=False)
 
-    def _hold(self, connection: Connection) -> HeldStream:
+    def _hold(self, connection: Connection) -> CachedStream:
         held = _held.get((self._tenant, self._response))
         if held is None:
-            held = HeldStream(events.compacted(connection, self._tenant, self._response))
+            held = CachedStream(events.compacted(connection, self._tenant, self._response))
             _held[self._tenant, self._response] = held
         return held
 
-    def _page_of(self, held: HeldStream, first: int) -> FramePage:
+    def _page_of(self, held: CachedStream, first: int) -> FramePage:
         page = self._page(held.read(first), lambda: held.read(0))
         return FramePage(page, ended=first + len(page) >= held.end)
 
     def _page(self, found: Iterable[Event], from_start: Callable[[], Iterable[Event]]) -> list[bytes]:
         page: list[bytes] = []
         size = 0
-        for event in islice(with_names(found, from_start), PAGE_EVENTS):
+        for event in islice(with_function_names(found, from_start), PAGE_EVENTS):
             page.append(frame(self._response, event))
             size += len(page[-1])
             if size >= PAGE_BYTES:
@@ -183,7 +183,7 @@ class StreamReader:
         return page
 
 
-def read_end(connection: Connection, news: events.News) -> Published:
+def read_end(connection: Connection, news: events.SubscriptionUpdate) -> Published:
     """What a reader of an ended response has not heard yet, and the final response, as it heard them here.
 
     Of many events the last alone: whoever is before them reads the store.
@@ -195,5 +195,5 @@ def read_end(connection: Connection, news: events.News) -> Published:
     if final is None:
         return Published(response, position, (), None, gone=True)
     first = found[0].sequence_number if found else position
-    named = with_names(found, lambda: events.read(connection, tenant, response, 0))
+    named = with_function_names(found, lambda: events.read(connection, tenant, response, 0))
     return Published(response, first, frames(response, named), msgspec.json.encode(final))

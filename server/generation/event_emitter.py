@@ -13,13 +13,13 @@ from uuid import UUID
 
 from msgspec import UNSET
 
-from server.generation.finish_details import EndFacts
+from server.generation.finish_details import FinishDetails
 from server.generation.item_starts import begun_by, decode_added, decode_done
 from server.generation.reasoning_summary import Summary
 from server.generation.response_builder import assemble
-from server.generation.token_dump import RawMessages
-from server.generation.tool_call_events import HostedEvents
-from server.hosted_tools.tool_specs import DueCall, Hosted, Outcome
+from server.generation.token_dump import TokenDump
+from server.generation.tool_call_events import ToolCallEvents
+from server.hosted_tools.tool_specs import DueCall, HostedTools, ToolResult
 from server.model_formats.interface import (
     CallDelta,
     CallEnd,
@@ -107,7 +107,7 @@ class _OpenItem:
         return OutputText(text=text, logprobs=self.logprobs)
 
 
-class Emitter:
+class EventEmitter:
     """The events of one response."""
 
     def __init__(
@@ -116,7 +116,7 @@ class Emitter:
         created_at: datetime,
         echo: Echo,
         seal: Callable[[str, str], str] | None = None,
-        hosted: Hosted = Hosted(),  # noqa: B008 - frozen
+        hosted: HostedTools = HostedTools(),  # noqa: B008 - frozen
         *,
         summarizes: bool = False,
     ) -> None:
@@ -131,7 +131,7 @@ class Emitter:
         self._compaction: str | None = None
         """The id of the compaction that is being made."""
         self._answers = True
-        self._hosted = HostedEvents(response, hosted, self.output, self._number)
+        self._hosted = ToolCallEvents(response, hosted, self.output, self._number)
         self._response = response
         self._created_at = created_at
         self._echo = echo
@@ -223,7 +223,7 @@ class Emitter:
         """Closes what is open at the end of a turn that more turns follow."""
         return self._close(self._status_when_cut_off) + self._hosted.rest()
 
-    def called(self, index: int, outcome: Outcome) -> list[Event]:
+    def called(self, index: int, outcome: ToolResult) -> list[Event]:
         """What came of a pending call."""
         return self._hosted.called(index, outcome)
 
@@ -253,7 +253,7 @@ class Emitter:
                     self._hosted.pending.remove(done.output_index)
 
     def end(
-        self, ending: Ending, raw: RawMessages | None = None, facts: EndFacts | None = None
+        self, ending: Ending, raw: TokenDump | None = None, facts: FinishDetails | None = None
     ) -> tuple[list[Event], Response]:
         """Closes what is open, then the terminal event; also the final response that it carries.
 

@@ -5,16 +5,16 @@ from collections.abc import Sequence
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from engine.request import StopHit, TokenLogprobs
+from engine.request import StopMatch, TokenLogprobs
 from server.generation.logprobs import LEAST
-from server.generation.output_decoding import Reading
+from server.generation.output_decoding import DecodingSpec
 from server.protocol.responses.response import Response
 
 
-class EndFacts:
+class FinishDetails:
     """Of the tokens of one job."""
 
-    def __init__(self, reading: Reading) -> None:
+    def __init__(self, reading: DecodingSpec) -> None:
         self.stop_reason: str | int | UnsetType | None = None if reading.tells_stop_reason else UNSET
         self.cumulative_logprob: float | UnsetType = 0.0 if reading.ranked else UNSET
         self._listed = reading.stop_token_ids
@@ -38,7 +38,7 @@ class EndFacts:
             response, stop_reason=self.stop_reason, cumulative_logprob=self.cumulative_logprob
         )
 
-    def stop(self, hit: StopHit | None) -> None:
+    def stop(self, hit: StopMatch | None) -> None:
         """Notes what ended the job, if a stop did: the request's stop string or token, or null for others."""
         if self.stop_reason is UNSET:
             return

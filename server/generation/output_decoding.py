@@ -4,13 +4,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from engine.vocabulary import Vocabulary
-from server.generation.token_dump import RawMessages
-from server.hosted_tools.tool_specs import Hosted
+from server.generation.token_dump import TokenDump
+from server.hosted_tools.tool_specs import HostedTools
 from server.model_formats.interface import Delta, Parser, ReasoningDelta
 
 
 @dataclass(frozen=True, slots=True)
-class Condensing:
+class CompactionSpec:
     """How a response begins with a compaction of its context."""
 
     seal: Callable[[str, str], str]
@@ -22,7 +22,7 @@ class Condensing:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class DecodingSpec:
     """How the tokens of one answer are read."""
 
     parser: Parser
@@ -41,7 +41,7 @@ class Reading:
     """There if each token's probability is to be told."""
     names_ids: bool = False
     """Those tokens are named by their ids."""
-    raw: RawMessages | None = None
+    raw: TokenDump | None = None
     """There if what the model was given and gave is to be told as tokens."""
     tokens_of: Sequence[int] | None = None
     """There, as the prompt's tokens, if tokens are to be told as they come."""
@@ -49,9 +49,9 @@ class Reading:
     """There if reasoning is to be told sealed, too: from its item's id and its text."""
     summarizes: bool = False
     """The reasoning is told as its own summary, too."""
-    hosted: Hosted = Hosted()
+    hosted: HostedTools = HostedTools()
     """The tools that the server runs."""
-    condensing: Condensing | None = None
+    condensing: CompactionSpec | None = None
 
 
 class WithoutReasoning:
@@ -84,6 +84,6 @@ class _NoTokens:
         return []
 
 
-def nothing_to_read() -> Reading:
+def nothing_to_read() -> DecodingSpec:
     """For a run that is only to be ended."""
-    return Reading(_NoTokens())
+    return DecodingSpec(_NoTokens())

@@ -9,17 +9,17 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from uuid import UUID
 
-from engine.request import FinishReason, StopHit
+from engine.request import FinishReason, StopMatch
 from engine.request import TokenLogprobs as EngineLogprobs
 from engine.request import Usage as EngineUsage
-from server.generation.event_emitter import Emitter
-from server.generation.finish_details import EndFacts
+from server.generation.event_emitter import EventEmitter
+from server.generation.finish_details import FinishDetails
 from server.generation.logprobs import TokenLogprobs
-from server.generation.output_decoding import Reading
-from server.generation.stop_strings import StopFilter
-from server.generation.token_dump import RawMessages
-from server.generation.turn_usage import Spent
-from server.hosted_tools.tool_specs import Errand, Outcome
+from server.generation.output_decoding import DecodingSpec
+from server.generation.stop_strings import StopStringFilter
+from server.generation.token_dump import TokenDump
+from server.generation.turn_usage import TurnUsages
+from server.hosted_tools.tool_specs import PendingToolWork, ToolResult
 from server.model_formats.interface import CallDelta, Delta, ReasoningDelta, TextDelta
 from server.protocol.responses.events import Event
 from server.protocol.responses.hosted_items import McpApprovalRequest
@@ -56,7 +56,7 @@ class Log:
 class Run:
     """One response in the making. `ending` and `final` are set by `finish` and `fail`."""
 
-    def __init__(self, facts: RunFacts, reading: Reading) -> None:
+    def __init__(self, facts: RunFacts, reading: DecodingSpec) -> None:
         self.facts = facts
         self.ending: Ending | None = None
         self.final: Response | None = None
@@ -68,7 +68,7 @@ class Run:
         self._condensing = reading.condensing
         self._written: list[str] = []
         """The summary that the model writes in the first turn of a compaction."""
-        self._emitter = Emitter(
+        self._emitter = EventEmitter(
             facts.id,
             facts.created_at,
             facts.echo,
@@ -78,20 +78,20 @@ class Run:
         )
         self._started = False
         self._first_token_at: datetime | None = None
-        self._spent = Spent()
+        self._spent = TurnUsages()
         self._reasoned = 0
-        self._errand: Errand | None = None
-        self._raw: RawMessages | None = None
+        self._errand: PendingToolWork | None = None
+        self._raw: TokenDump | None = None
         self._tokens_of = reading.tokens_of
         self._read_with(reading, facts.prompt_tokens)
 
-    def _read_with(self, reading: Reading, prompt_tokens: int) -> None:
+    def _read_with(self, reading: DecodingSpec, prompt_tokens: int) -> None:
         """Begins to read the tokens of one job."""
         self._parser = reading.parser
-        self._stops = StopFilter(reading.stops, told=reading.tells_stop)
+        self._stops = StopStringFilter(reading.stops, told=reading.tells_stop)
         self._stopped_kind: type[TextDelta | ReasoningDelta | CallDelta] = TextDelta
         """What the text is a part of that the filter holds back."""
-        self._end_facts = EndFacts(reading)
+        self._end_facts = FinishDetails(reading)
         self._logprobs = None
         if reading.vocabulary is not None:
             self._logprobs = TokenLogprobs(reading.vocabulary, names_ids=reading.names_ids)
@@ -213,7 +213,7 @@ class Run:
         return []
 
     def finish(
-        self, reason: FinishReason, usage: EngineUsage, at: datetime, stop_hit: StopHit | None = None
+        self, reason: FinishReason, usage: EngineUsage, at: datetime, stop_hit: StopMatch | None = None
     ) -> list[Event]:
         """The last events, after the engine has ended the job."""
         status: EndStatus
@@ -257,9 +257,11 @@ class Run:
     def _wait(self) -> None:
         """For its calls, or, if there are none, for its next turn."""
         self.calling = True
-        self._errand = Errand(tuple(self._emitter.due()), tuple(self.output), self.turn, self._spent.output)
+        self._errand = PendingToolWork(
+            tuple(self._emitter.due()), tuple(self.output), self.turn, self._spent.output
+        )
 
-    def take_errand(self) -> Errand | None:
+    def take_errand(self) -> PendingToolWork | None:
         """What is to be done for the run outside, told once."""
         errand, self._errand = self._errand, None
         return errand
@@ -274,7 +276,7 @@ class Run:
         """The model has asked for calls of the server's that are not made yet."""
         return bool(self._emitter.pending)
 
-    def called(self, index: int, outcome: Outcome, at: datetime) -> list[Event]:
+    def called(self, index: int, outcome: ToolResult, at: datetime) -> list[Event]:
         """The events of a call that was made; after the last, the model's next turn is due, or the end.
 
         A call that is the client's to make, or to allow, ends the response as always.
@@ -290,7 +292,7 @@ class Run:
         self._wait()
         return events
 
-    def next_turn(self, reading: Reading | None, prompt_tokens: int, at: datetime) -> list[Event]:
+    def next_turn(self, reading: DecodingSpec | None, prompt_tokens: int, at: datetime) -> list[Event]:
         """The model goes on, behind its calls; without a reading there is no token left for that."""
         if reading is None:
             return self._end("incomplete", EngineUsage(), at, incomplete_reason="max_output_tokens")
@@ -386,7 +388,7 @@ class Run:
             events += self._emitter.delta(self._stopped_kind(text), told)
         return events
 
-    def _release(self, stop_hit: StopHit | None) -> list[Event]:
+    def _release(self, stop_hit: StopMatch | None) -> list[Event]:
         """Tells what was held back, up to the stop string that ended the answer."""
         text = self._stops.close(stop_hit)
         return self._emitter.delta(self._stopped_kind(text)) if text else []

@@ -5,10 +5,10 @@ The engine decides where an answer ends; this holds back text that may turn out 
 
 from collections.abc import Sequence
 
-from engine.request import StopHit
+from engine.request import StopMatch
 
 
-class StopFilter:
+class StopStringFilter:
     """Text in, text out, the end of it held back as long as it may begin a stop string."""
 
     def __init__(self, stops: Sequence[str], *, told: bool) -> None:
@@ -27,7 +27,7 @@ class StopFilter:
         self._held = whole[cut:]
         return whole[:cut]
 
-    def close(self, hit: StopHit | None) -> str:
+    def close(self, hit: StopMatch | None) -> str:
         """The rest, up to the stop string that ended the answer."""
         rest, self._held = self._held, ""
         if hit is None:

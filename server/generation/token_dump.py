@@ -29,11 +29,11 @@ from server.protocol.typed import decode_as
 
 ReadMessages = Callable[[Sequence[int]], Messages]
 
-ONLY_TOLD = ("input_messages", "output_messages", "prompt_logprobs", "stop_reason", "cumulative_logprob")
+NOT_STORED = ("input_messages", "output_messages", "prompt_logprobs", "stop_reason", "cumulative_logprob")
 """The fields of a response that are kept in its last event."""
 
 
-class RawMessages:
+class TokenDump:
     """One response's: what was given and what came, for each turn of its model."""
 
     def __init__(
@@ -51,7 +51,7 @@ class RawMessages:
         self._given = [list(prompt)]
         self._came: list[list[int]] = [[]]
 
-    def behind(self, earlier: "RawMessages | None") -> "RawMessages":
+    def behind(self, earlier: "TokenDump | None") -> "TokenDump":
         """This turn's with those of the turns before it."""
         if earlier is not None:
             self._given = [*earlier._given, *self._given]
@@ -128,7 +128,7 @@ class _Last(msgspec.Struct):
     response: _Told
 
 
-def asks_for_raw_messages(asked: str | None) -> bool:
+def wants_token_dump(asked: str | None) -> bool:
     """Whether a stored request does; most are not even decoded."""
     if asked is None or '"enable_response_messages":true' not in asked:
         return False
@@ -140,7 +140,7 @@ def asks_for_stops(asked: str | None) -> bool:
     return asked is not None and ('"stop":' in asked or '"stop_token_ids":' in asked)
 
 
-def told_again(response: Response, last_event: str) -> Response:
+def restore_token_dump(response: Response, last_event: str) -> Response:
     """A response that has ended, with what its last event alone has kept."""
     told = decode_as(last_event, _Last).response
     return msgspec.structs.replace(

@@ -12,7 +12,7 @@ from uuid import UUID
 import msgspec
 
 from server.hosted_tools.call_items import BEGUN, KINDS, Ended, begun, done, ended, given
-from server.hosted_tools.tool_specs import DueCall, Form, Hosted, Listed, Outcome
+from server.hosted_tools.tool_specs import DueCall, Form, HostedTools, ListedServer, ToolResult
 from server.protocol import ids
 from server.protocol.responses import events as wire
 from server.protocol.responses.events import Event
@@ -40,10 +40,12 @@ class _Draft:
     text: list[str] = field(default_factory=list)
 
 
-class HostedEvents:
+class ToolCallEvents:
     """Those of one response."""
 
-    def __init__(self, response: UUID, hosted: Hosted, output: list[Item], number: Callable[[], int]) -> None:
+    def __init__(
+        self, response: UUID, hosted: HostedTools, output: list[Item], number: Callable[[], int]
+    ) -> None:
         self.pending: list[int] = []
         """The places of calls that are to be made, or are being made."""
         self._response = response
@@ -89,7 +91,7 @@ class HostedEvents:
             self.pending.append(len(self._output) - 1)
         return events
 
-    def _list(self, listed: Listed) -> list[Event]:
+    def _list(self, listed: ListedServer) -> list[Event]:
         item = McpListTools(self._id(McpListTools), listed.label)
         index = len(self._output)
         end = wire.McpListToolsCompleted if listed.error is None else wire.McpListToolsFailed
@@ -131,7 +133,7 @@ class HostedEvents:
         if status == "completed":
             self.pending.append(len(self._output) - 1)
             return events
-        return [*events, *self.rest(), self._done(len(self._output) - 1, "incomplete", Outcome())]
+        return [*events, *self.rest(), self._done(len(self._output) - 1, "incomplete", ToolResult())]
 
     def rest(self) -> list[Event]:
         """What was kept back of the last call."""
@@ -149,7 +151,7 @@ class HostedEvents:
             case item:
                 return [wire.whole(wire.SearchSearching(self._number(), item.id, index))]
 
-    def called(self, index: int, outcome: Outcome) -> list[Event]:
+    def called(self, index: int, outcome: ToolResult) -> list[Event]:
         """What came of a pending call."""
         self.pending.remove(index)
         item, failed = self._output[index], outcome.error is not None
@@ -161,7 +163,7 @@ class HostedEvents:
 
     def give_up(self) -> list[Event]:
         """The response ends before its calls."""
-        events = [self._done(index, "incomplete", Outcome()) for index in self.pending]
+        events = [self._done(index, "incomplete", ToolResult()) for index in self.pending]
         self.pending = []
         return events
 
@@ -216,7 +218,7 @@ class HostedEvents:
             wire.whole(wire.OutputItemDone(self._number(), index, item)),
         ]
 
-    def _done(self, index: int, status: Ended, outcome: Outcome) -> Event:
+    def _done(self, index: int, status: Ended, outcome: ToolResult) -> Event:
         item = self._output[index]
         assert isinstance(item, ServedCall)
         left = done(item, status, outcome, tells_sources=self._hosted.tells_sources)

@@ -4,7 +4,7 @@ from engine.request import Usage as EngineUsage
 from server.protocol.responses.response import TurnUsage
 
 
-class Spent:
+class TurnUsages:
     """By the turns of the model that are over."""
 
     def __init__(self) -> None:

@@ -7,7 +7,7 @@ from uuid import UUID
 
 import msgspec
 
-from server.hosted_tools.tool_specs import Form, Outcome, told
+from server.hosted_tools.tool_specs import Form, ToolResult, told
 from server.protocol.responses import events as wire
 from server.protocol.responses.hosted_items import CodeInterpreterCall, McpCall, ServedCall, WebSearchCall
 
@@ -44,7 +44,7 @@ def given(item: ServedCall, call: McpCall) -> ServedCall:
             return msgspec.structs.replace(item, action=_action(call.name, _object(call.arguments)))
 
 
-def done(item: ServedCall, status: Ended, outcome: Outcome, *, tells_sources: bool) -> ServedCall:
+def done(item: ServedCall, status: Ended, outcome: ToolResult, *, tells_sources: bool) -> ServedCall:
     """The item as the call has left it. What a call gave is always told: the conversation goes on from it."""
     gave = outcome.output is not None or outcome.error is not None
     match item:

@@ -15,8 +15,8 @@ from server.caller import Caller
 from server.errors import InvalidRequest, NotReady, Overloaded, ToolServerDown, TooManyRequests
 from server.hosted_tools.mcp.client import McpServers, usable
 from server.hosted_tools.mcp.registered_servers import TOKEN_HEADER
-from server.hosted_tools.mcp.tool_list_cache import Listing
-from server.hosted_tools.tool_specs import Access, Hosted, hosted_of
+from server.hosted_tools.mcp.tool_list_cache import ToolList
+from server.hosted_tools.tool_specs import HostedTools, McpCredentials, hosted_tools_of
 from server.outbound_http.allowed_addresses import Refused
 from server.protocol.ids import is_output_id
 from server.protocol.responses.hosted_items import McpListTools
@@ -61,14 +61,14 @@ _RESERVED = frozenset({"functions", "assistant", "browser", "python"})
 
 def list_tools(
     servers: McpServers, caller: Caller, request: CreateResponse, items: Sequence[Item]
-) -> tuple[CreateResponse, dict[str, Access]]:
+) -> tuple[CreateResponse, dict[str, McpCredentials]]:
     """The request with the servers' tools in it, and how they are reached, which is no longer in it.
 
     Raises InvalidRequest or DecodeFailure, also for a call that the items allow and no tool makes,
     ToolServerDown for one of OpenAI's tools, and NotReady while a server is being asked for its tools. An MCP
     server that cannot list its own is told of in the stream.
     """
-    access: dict[str, Access] = {}
+    access: dict[str, McpCredentials] = {}
     tools: list[dict[str, Any]] = []
     names = names_of(_others(request))
     asked = _Asked(servers, caller)
@@ -105,7 +105,7 @@ def list_tools(
     asked.check_ready()
     if access:
         request = msgspec.structs.replace(request, tools=tools)
-    refuse_unmade(hosted_of(request, items))
+    refuse_unmade(hosted_tools_of(request, items))
     return request, access
 
 
@@ -149,7 +149,7 @@ class _Asked:
             return False
         return True
 
-    def listing(self, label: str, access: Access) -> Listing | None:
+    def listing(self, label: str, access: McpCredentials) -> ToolList | None:
         """None while the server is being asked. Raises TooManyRequests or Overloaded, unless others are."""
         try:
             found = self._servers.find_listing(label, access, self._tenant)
@@ -157,7 +157,7 @@ class _Asked:
             if not self._pending:
                 raise
             return None  # it is asked once those have answered
-        if isinstance(found, Listing):
+        if isinstance(found, ToolList):
             return found
         self._pending.append(found)
         return None
@@ -167,7 +167,7 @@ class _Asked:
         if self._pending:
             raise NotReady(self._pending)
 
-    def refuse(self, tool: McpTool, access: Access, path: str, *, background: bool) -> None:
+    def refuse(self, tool: McpTool, access: McpCredentials, path: str, *, background: bool) -> None:
         """Raises InvalidRequest for a server that this caller cannot name, or not so."""
         _refuse(self._servers, self.labels, tool, access, path, background=background)
 
@@ -192,7 +192,7 @@ def _standing_in(
     }
 
 
-def _refuse_without(found: Listing, tool: McpTool) -> None:
+def _refuse_without(found: ToolList, tool: McpTool) -> None:
     """No item tells that one of OpenAI's tools is missing, as one tells it of an MCP server."""
     wanted = tool.allowed_tools if isinstance(tool.allowed_tools, list) else []
     if {*wanted}.isdisjoint(offered.name for offered in found.tools):
@@ -204,18 +204,18 @@ def _others(request: CreateResponse) -> list[Tool]:
     return [tool for tool in read_tools(request.tools) if not isinstance(tool, McpTool)]
 
 
-def _without(found: Listing, label: str, names: set[str]) -> list[Any]:
+def _without(found: ToolList, label: str, names: set[str]) -> list[Any]:
     """The tools but for those whose names a model would take for another's."""
     return [tool for tool in found.tools if f"{label}__{tool.name}" not in names]
 
 
-def _listed_in(items: Sequence[Item], tool: McpTool) -> Listing | None:
+def _listed_in(items: Sequence[Item], tool: McpTool) -> ToolList | None:
     """The list that this server got in the conversation, if it has all that the request wants of it."""
     for item in reversed(items):
         if not isinstance(item, McpListTools) or item.server_label != tool.server_label or item.error:
             continue
         if is_output_id(item.id):  # else a client has written it
-            known = Listing(usable(tool.server_label, item.tools))
+            known = ToolList(usable(tool.server_label, item.tools))
             wanted = tool.allowed_tools if isinstance(tool.allowed_tools, list) else []
             wanted = [name for name in wanted if name != EVERY_TOOL]
             return known if {offered.name for offered in known.tools} >= set(wanted) else None
@@ -235,7 +235,7 @@ def _told_in(items: Sequence[Item], tool: McpTool) -> bool:
     )
 
 
-def _access(tool: McpTool, path: str) -> Access:
+def _access(tool: McpTool, path: str) -> McpCredentials:
     headers = dict(tool.headers or {})
     for name, value in headers.items():
         if not _HEADER.fullmatch(name) or name.lower() in _NOT_THEIRS or not _VALUE.fullmatch(value):
@@ -246,7 +246,7 @@ def _access(tool: McpTool, path: str) -> Access:
         if not _VALUE.fullmatch(tool.authorization):
             raise InvalidRequest("This is no access token.", param=f"{path}.authorization")
         headers["Authorization"] = f"Bearer {tool.authorization}"
-    return Access(tool.server_url, headers)
+    return McpCredentials(tool.server_url, headers)
 
 
 def _kept(url: str | None) -> str | None:
@@ -258,7 +258,7 @@ def _refuse(
     servers: McpServers,
     labels: frozenset[str],
     tool: McpTool,
-    access: Access,
+    access: McpCredentials,
     path: str,
     *,
     background: bool,
@@ -285,7 +285,7 @@ def _refuse(
         )
 
 
-def _refuse_headers(servers: McpServers, tool: McpTool, access: Access, path: str) -> None:
+def _refuse_headers(servers: McpServers, tool: McpTool, access: McpCredentials, path: str) -> None:
     """Raises InvalidRequest for what is not sent to a server of the operator's."""
     if access.headers and servers.registered.is_command(tool.server_label):
         raise InvalidRequest("This MCP server takes no headers.", param=f"{path}.headers")
@@ -318,7 +318,7 @@ def _refuse_server(servers: McpServers, labels: frozenset[str], tool: McpTool, p
         )
 
 
-def refuse_unmade(hosted: Hosted) -> None:
+def refuse_unmade(hosted: HostedTools) -> None:
     """Raises InvalidRequest for an allowed call of a tool that the request does not offer."""
     for call in hosted.approved:
         listed = hosted.labels.get(call.server_label)

@@ -43,7 +43,7 @@ SOURCES = "web_search_call.action.sources"
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
+class ListedServer:
     """One server's tools as the stream tells them, or why there are none."""
 
     label: str
@@ -58,17 +58,17 @@ class Listed:
 
 
 @dataclass(frozen=True, slots=True)
-class Hosted:
+class HostedTools:
     """The MCP servers of a response."""
 
-    lists: Sequence[Listed] = ()
+    lists: Sequence[ListedServer] = ()
     most_calls: int | None = None
     approved: Sequence[McpApprovalRequest] = ()
     """Calls that are made before the model says anything."""
     tells_sources: bool = False
     tag: Callable[[McpApprovalRequest], McpApprovalRequest] | None = None
     """Gives a request for approval the id by which it is known again."""
-    labels: Mapping[str, Listed] = field(init=False)
+    labels: Mapping[str, ListedServer] = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "labels", {listed.label: listed for listed in self.lists})
@@ -89,7 +89,7 @@ class Hosted:
 
 
 @dataclass(frozen=True, slots=True)
-class Access:
+class McpCredentials:
     """How a request reaches one server: what is never stored, and never shown."""
 
     url: str | None = field(default=None, repr=False)
@@ -98,7 +98,7 @@ class Access:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ToolResult:
     """What a call gave: its output, or why there is none."""
 
     output: str | None = None
@@ -121,7 +121,7 @@ class DueCall:
 
 
 @dataclass(frozen=True, slots=True)
-class Errand:
+class PendingToolWork:
     """What a run waits for: calls to be made, or, once there are none, the model's next turn."""
 
     calls: Sequence[DueCall]
@@ -132,19 +132,19 @@ class Errand:
     """Output tokens until now."""
 
 
-def hosted_of(
+def hosted_tools_of(
     request: CreateResponse,
     items: Sequence[Item] = (),
     tag: Callable[[McpApprovalRequest], McpApprovalRequest] | None = None,
     most_calls: int | None = None,
-) -> Hosted:
+) -> HostedTools:
     """The servers of a request whose tools were listed, and the calls that its items allow.
 
     `most_calls` bounds what the request may have made.
     """
     given = [tool for tool in read_tools(request.tools) if isinstance(tool, McpTool)]
     lists = [
-        Listed(
+        ListedServer(
             tool.server_label,
             tool.offered,
             tool.listing_error,
@@ -155,7 +155,7 @@ def hosted_of(
         for tool in given
     ]
     most = call_limit(request, most_calls)
-    return Hosted(lists, most, approved(items), SOURCES in (request.include or ()), tag)
+    return HostedTools(lists, most, approved(items), SOURCES in (request.include or ()), tag)
 
 
 def call_limit(request: CreateResponse, most_calls: int | None) -> int | None:
@@ -190,7 +190,7 @@ def approved(items: Sequence[Item]) -> list[McpApprovalRequest]:
     return [asked[name] for name in allowed]
 
 
-def as_read(items: Sequence[Item]) -> list[Item]:
+def items_for_model(items: Sequence[Item]) -> list[Item]:
     """The items as a model reads them: a call of the server's is a call like any other, with its output."""
     called = {item.approval_request_id for item in items if isinstance(item, McpCall)}
     answers = {item.approval_request_id: item for item in items if isinstance(item, McpApprovalResponse)}
@@ -209,11 +209,11 @@ def _read(item: Item, called: set[str | None], answers: Mapping[str, McpApproval
             yield from _as_function(item, _unmade(answers.get(item.id)))
         case CodeInterpreterCall():
             yield from _as_call(
-                item.id, "python", "python", _json({"code": item.code or ""}), outcome_of(item)
+                item.id, "python", "python", _json({"code": item.code or ""}), tool_result_of(item)
             )
         case WebSearchCall(results=str()):
             name, arguments = _searched(item.action)
-            yield from _as_call(item.id, "browser", name, _json(arguments), outcome_of(item))
+            yield from _as_call(item.id, "browser", name, _json(arguments), tool_result_of(item))
         case WebSearchCall():
             yield OtherItem(item.id, "completed", {"type": "web_search_call", "action": item.action})
         case _:
@@ -221,10 +221,10 @@ def _read(item: Item, called: set[str | None], answers: Mapping[str, McpApproval
 
 
 def _as_function(item: McpCall | McpApprovalRequest, output: str) -> Iterator[Item]:
-    return _as_call(item.id, item.server_label, item.name, item.arguments, Outcome(output))
+    return _as_call(item.id, item.server_label, item.name, item.arguments, ToolResult(output))
 
 
-def _as_call(name: str, label: str, tool: str, arguments: str, outcome: Outcome) -> Iterator[Item]:
+def _as_call(name: str, label: str, tool: str, arguments: str, outcome: ToolResult) -> Iterator[Item]:
     call_id = name or f"{label}:{tool}"
     yield FunctionCall(name, "completed", call_id, tool, arguments, label)
     yield FunctionCallOutput(name, "completed", call_id, told(outcome))
@@ -244,19 +244,19 @@ def _searched(action: Mapping[str, Any]) -> tuple[str, dict[str, object]]:
     return "search", {"query": action.get("query") or ""}
 
 
-def outcome_of(item: ServedCall) -> Outcome:
+def tool_result_of(item: ServedCall) -> ToolResult:
     """What came of a call, from its item."""
     match item:
         case McpCall():
-            return Outcome(item.output, item.error if not isinstance(item.error, str) else None)
+            return ToolResult(item.output, item.error if not isinstance(item.error, str) else None)
         case CodeInterpreterCall():
             logs = [str(output.get("logs", "")) for output in item.outputs or []]
             text = "\n".join(logs) if item.outputs is not None else None
         case WebSearchCall():
             text = item.results if isinstance(item.results, str) else None
     if item.status == "failed":
-        return Outcome(error=McpError("mcp_protocol_error", message=text or ""))
-    return Outcome(text)
+        return ToolResult(error=McpError("mcp_protocol_error", message=text or ""))
+    return ToolResult(text)
 
 
 def _unmade(answer: McpApprovalResponse | None) -> str:
@@ -267,7 +267,7 @@ def _unmade(answer: McpApprovalResponse | None) -> str:
     return f"{DENIED} {answer.reason}" if answer.reason else DENIED
 
 
-def told(call: McpCall | Outcome) -> str:
+def told(call: McpCall | ToolResult) -> str:
     """A call's result in words."""
     if call.output is not None:
         return call.output

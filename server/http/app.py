@@ -7,11 +7,11 @@ from starlette.routing import Route, WebSocketRoute
 
 from server.caller import Caller
 from server.configuration.origins import read_cors_origins, require_json
-from server.http.asgi.cors_and_slashes import Front, Refusal
-from server.http.asgi.endpoint import Door, Endpoint, OpenEndpoint
+from server.http.asgi.cors_and_slashes import CorsAndSlashes, Refusal
+from server.http.asgi.endpoint import Admittance, Endpoint, OpenEndpoint
 from server.http.asgi.event_stream import Answer
 from server.http.asgi.request_body import Lingering
-from server.http.asgi.thread_pools import Lane, ThreadClasses, thread_classes
+from server.http.asgi.thread_pools import ThreadClasses, ThreadShare, thread_classes
 from server.http.asgi.websocket import SocketEndpoint
 from server.http.error_responses import on_error
 from server.http.handlers import health, tokenize
@@ -22,7 +22,7 @@ from server.limits.concurrency import SharedLimit
 
 NO_BODY_BYTES = 4096
 """What is read of a body where none is needed, and dropped."""
-_UNKNOWN = Lane("")
+_UNKNOWN = ThreadShare("")
 """Where keys that were not seen before wait for each other, and for nobody else."""
 
 
@@ -45,20 +45,20 @@ def build(services: Services, connections: int) -> Starlette:
             *(Route(path, opened[handler], methods=[method]) for method, path, handler, _ in OPEN_ROUTES),
         ],
         exception_handlers={404: refuse, 405: refuse},  # type: ignore[dict-item]  # any ASGI app is called
-        middleware=[Middleware(Front, read_cors_origins(services.config.cors_origins))],
+        middleware=[Middleware(CorsAndSlashes, read_cors_origins(services.config.cors_origins))],
     )
     app.router.redirect_slashes = False
     return app
 
 
-def _door(services: Services, threads: ThreadClasses, connections: int) -> Door[Caller]:
-    def expect(request: HTTPConnection) -> Lane:
+def _door(services: Services, threads: ThreadClasses, connections: int) -> Admittance[Caller]:
+    def expect(request: HTTPConnection) -> ThreadShare:
         tenant = services.gate.expect(request)
-        return _UNKNOWN if tenant is None else Lane(tenant, whole=True)
+        return _UNKNOWN if tenant is None else ThreadShare(tenant, whole=True)
 
     body = services.config.max_body_bytes
     memory = max(services.config.body_memory, 2 * body)
-    return Door(
+    return Admittance(
         expect=expect,
         identify=services.gate.identify,
         lane=_lane,
@@ -69,9 +69,9 @@ def _door(services: Services, threads: ThreadClasses, connections: int) -> Door[
     )
 
 
-def _lane(caller: Caller) -> Lane:
+def _lane(caller: Caller) -> ThreadShare:
     """While there is no key there is one tenant, for whom nothing is kept from."""
-    return Lane(caller.tenant, whole=caller.key_id is None)
+    return ThreadShare(caller.tenant, whole=caller.key_id is None)
 
 
 def _halved(what: str, total: int) -> SharedLimit:
@@ -79,7 +79,7 @@ def _halved(what: str, total: int) -> SharedLimit:
     return SharedLimit(what, total=total, per_tenant=max(1, total // 2))
 
 
-def _keyed(services: Services, door: Door[Caller], method: str, path: str, handler: Handler) -> Route:
+def _keyed(services: Services, door: Admittance[Caller], method: str, path: str, handler: Handler) -> Route:
     def handle(request: Request, caller: Caller, body: bytes) -> Answer:
         if method == "POST":
             require_json(request.headers, body)
@@ -98,7 +98,7 @@ def _keyed(services: Services, door: Door[Caller], method: str, path: str, handl
     return Route(path, endpoint, methods=[method])
 
 
-def _open(services: Services, door: Door[Caller], handler: OpenHandler) -> OpenEndpoint:
+def _open(services: Services, door: Admittance[Caller], handler: OpenHandler) -> OpenEndpoint:
     """One for all addresses of a handler. `live` is answered on the loop, so that nothing can delay it."""
     on_loop = handler in (health.live, health.version)
     threads = door.threads.health if handler is health.ready else door.threads.document
@@ -107,7 +107,7 @@ def _open(services: Services, door: Door[Caller], handler: OpenHandler) -> OpenE
     )
 
 
-def _sockets(services: Services, door: Door[Caller], connections: int) -> SocketEndpoint[Caller]:
+def _sockets(services: Services, door: Admittance[Caller], connections: int) -> SocketEndpoint[Caller]:
     limits = SocketLimits(
         kept=_halved("bytes of WebSockets' unstored responses", max(services.config.body_memory, 2)),
     )

@@ -54,7 +54,7 @@ _MOST_KNOWN = 4096
 """Keys that were valid not long ago, whose callers are told apart before they are looked up."""
 
 
-class Gate:
+class Authenticator:
     """Lets callers in. With no key ever made, everybody is the default tenant."""
 
     def __init__(
@@ -74,7 +74,7 @@ class Gate:
         """When this process last noted the use of a key, by its id."""
 
     @classmethod
-    def of(cls, config: Config, database: Database) -> "Gate":
+    def of(cls, config: Config, database: Database) -> "Authenticator":
         """With the hosts and origins that the settings list."""
         return cls(database, read_allowed_hosts(config.allowed_hosts), read_cors_origins(config.cors_origins))
 

@@ -28,7 +28,7 @@ from server.store.database import DatabaseError, is_disk_full, is_too_slow
 log = logging.getLogger("holdfast.errors")
 
 
-def answer(error: ApiError, request_id: str) -> Response:
+def error_response(error: ApiError, request_id: str) -> Response:
     """The error as an HTTP response."""
     body = ErrorBody(ErrorDetail(str(error), error.type, error.param, error.code))
     headers = {"x-request-id": request_id}
@@ -72,7 +72,7 @@ def translate(error: Exception) -> ApiError:
             return InternalError()
 
 
-def log_mistake(told: ApiError, request_id: str, error: Exception) -> None:
+def log_internal_error(told: ApiError, request_id: str, error: Exception) -> None:
     """Keeps the cause of what the client is told nothing about."""
     if isinstance(told, InternalError):
         log.error("request %s failed", request_id, exc_info=error)
@@ -82,8 +82,8 @@ def on_error(request: HTTPConnection, error: Exception) -> Response:
     """Starlette's handler for every exception that a route raises."""
     request_id = getattr(request.state, "request_id", None) or new_request_id()
     told = translate(error)
-    log_mistake(told, request_id, error)
-    answered = answer(told, request_id)
+    log_internal_error(told, request_id, error)
+    answered = error_response(told, request_id)
     if isinstance(told, MethodNotAllowed):
         answered.headers["allow"] = ", ".join(_methods(request))
     return answered

@@ -30,7 +30,7 @@ INCLUDE = Parameter(name="include[]", type=list[str], says="Values that are not 
 
 
 @dataclass(frozen=True, slots=True)
-class PageAsked:
+class PageRequest:
     """Which part of a list is asked for."""
 
     after: str | None
@@ -39,7 +39,7 @@ class PageAsked:
     newest_first: bool
 
 
-def page_asked(request: Request, order: str = "desc") -> PageAsked:
+def page_asked(request: Request, order: str = "desc") -> PageRequest:
     """`after`, `limit` and `order`, as all of OpenAI's lists have them. Raises InvalidRequest."""
     order = text(request, "order") or order
     if order not in ("asc", "desc"):
@@ -47,7 +47,7 @@ def page_asked(request: Request, order: str = "desc") -> PageAsked:
     limit = whole_number(request, "limit", DEFAULT_LISTED)
     if not 1 <= limit <= MOST_LISTED:
         raise InvalidRequest(f"limit must be from 1 to {MOST_LISTED}.", param="limit")
-    return PageAsked(text(request, "after"), limit, order == "desc")
+    return PageRequest(text(request, "after"), limit, order == "desc")
 
 
 def text(request: Request, name: str) -> str | None:

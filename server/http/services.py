@@ -7,10 +7,10 @@ from uuid import UUID
 from server.admission.admit import Admission
 from server.configuration.settings import Config
 from server.delivery.hub import Hub
-from server.http.authentication import Gate
-from server.prompting.loaded_model import Served
+from server.http.authentication import Authenticator
+from server.prompting.loaded_model import LoadedModel
 from server.recording.recorder import Recorder
-from server.recovery.claimer import Taker
+from server.recovery.claimer import Claimer
 from server.stall_watch import StallWatch
 from server.store.cluster.notifications import Notifier
 from server.store.database import Database
@@ -23,15 +23,15 @@ from server.tool_loop import ToolLoop
 class Services:
     config: Config
     database: Database
-    gate: Gate
-    served: Served
+    gate: Authenticator
+    served: LoadedModel
     replica: UUID
     recorder: Recorder
     hub: Hub
     disk: Disk
     notifier: Notifier
     admission: Admission
-    taker: Taker
+    taker: Claimer
     tool_loop: ToolLoop
     threads: tuple[SupervisedThread, ...]
     """Those that must all work for new requests to be served."""

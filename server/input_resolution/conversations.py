@@ -13,7 +13,7 @@ from server.protocol import ids
 from server.protocol.conversations import Conversation, CreateConversation
 from server.protocol.earlier_releases import with_logprobs
 from server.protocol.errors import DecodeFailure
-from server.protocol.list_pages import MAX_BYTES, Page, page
+from server.protocol.list_pages import MAX_BYTES, Page, make_page
 from server.protocol.responses.input import AdditionalTools, CompactionTrigger, Given, read_input
 from server.protocol.responses.request import Metadata
 from server.sealing.cipher import Seal
@@ -123,7 +123,7 @@ def list_items(
         )
 
     found = database.read(work)
-    return page([payload.encode() for payload in found.payloads], limit, more=found.more)
+    return make_page([payload.encode() for payload in found.payloads], limit, more=found.more)
 
 
 def hold(connection: Connection, tenant: str, conversation: UUID) -> StoredConversation:
@@ -182,7 +182,9 @@ def _own(
 ) -> list[NewItem]:
     """The items as a conversation keeps them; `source` makes their ids, the same ones at a second try."""
     resolved = resolve_input.resolve_all(connection, tenant, given)
-    return [stored_item(item) for item in resolve_input.own_items(given, resolved, source, "c", seal, tenant)]
+    return [
+        stored_item(item) for item in resolve_input.with_own_ids(given, resolved, source, "c", seal, tenant)
+    ]
 
 
 def _append(

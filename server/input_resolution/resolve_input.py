@@ -34,7 +34,7 @@ from server.protocol.responses.request import ContextManagement, CreateResponse
 from server.protocol.responses.states import ENDED
 from server.protocol.responses.tools import as_given
 from server.sealing.cipher import Seal
-from server.sealing.unseal_items import opened
+from server.sealing.unseal_items import unseal_items
 from server.store.content import conversations, responses
 from server.store.content import history_items as history
 from server.store.content.history_items import HistorySize
@@ -46,7 +46,7 @@ TRIGGER = "compaction_trigger"
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class ConversationVersion:
     """A conversation as it was when it was read."""
 
     id: UUID
@@ -54,14 +54,14 @@ class Standing:
 
 
 @dataclass(frozen=True, slots=True)
-class Context:
+class ResolvedInput:
     """Where a request stands: what it goes on from, and what it adds."""
 
     previous: UUID | None
     history: Sequence[Item]
     new: Sequence[Item]
     """With ids of their own."""
-    conversation: Standing | None = None
+    conversation: ConversationVersion | None = None
 
     @property
     def items(self) -> list[Item]:
@@ -69,7 +69,7 @@ class Context:
         return [*self.history, *self.new]
 
 
-def gather(
+def resolve_input(
     connection: Connection,
     tenant: str,
     request: CreateResponse,
@@ -79,7 +79,7 @@ def gather(
     held: Sequence[Item] | None = None,
     *,
     reserve: Reserve = unbounded,
-) -> Context:
+) -> ResolvedInput:
     """Looks up what the request refers to. Raises ApiError for what is not there or does not fit.
 
     `held` is everything up to the end of the previous response, where that is not in the store. `reserve` is
@@ -92,10 +92,10 @@ def gather(
         standing, before = _conversation(connection, tenant, conversation, reserve)
     wanted = [item for item in given if not isinstance(item, _NO_ITEMS)]
     resolved = resolve_all(connection, tenant, wanted, reserve)
-    new = own_items(given, resolved, response, "i", seal, tenant)
+    new = with_own_ids(given, resolved, response, "i", seal, tenant)
     refuse_forged(seal, tenant, [*before, *new], _answer_path(given))
-    refuse_unmatched(before, new, lambda items: opened(items, seal, tenant))
-    return Context(previous, before, new, standing)
+    validate_call_outputs(before, new, lambda items: unseal_items(items, seal, tenant))
+    return ResolvedInput(previous, before, new, standing)
 
 
 def read_given(request: CreateResponse) -> tuple[CreateResponse, list[Given]]:
@@ -139,12 +139,12 @@ def _input(request: CreateResponse) -> str | list[dict[str, Any]]:
     return []
 
 
-def own(item: Item, response: UUID, side: ids.Side, index: int) -> Item:
+def with_own_id(item: Item, response: UUID, side: ids.Side, index: int) -> Item:
     """The item as one of this response, or of what else it came with, with the id that its place gives it."""
     return msgspec.structs.replace(item, id=ids.item_id(PREFIXES[type(item)], response, side, index))
 
 
-def own_items(
+def with_own_ids(
     given: Sequence[Given], resolved: Sequence[Item], source: UUID, side: ids.Side, seal: Seal, tenant: str
 ) -> list[Item]:
     """The items with ids of their own, by which those that refer to others of them do so.
@@ -153,7 +153,7 @@ def own_items(
     """
     stored = [isinstance(item, ItemReference) for item in given if not isinstance(item, _NO_ITEMS)]
     new = [
-        taken_over(seal, tenant, item, own(item, source, side, index), stored=stored[index])
+        taken_over(seal, tenant, item, with_own_id(item, source, side, index), stored=stored[index])
         for index, item in enumerate(resolved)
     ]
     return _renamed(resolved, new)
@@ -218,12 +218,12 @@ def unknown_conversation(given: str) -> NotFound:
 
 def _conversation(
     connection: Connection, tenant: str, conversation: UUID, reserve: Reserve
-) -> tuple[Standing, list[Item]]:
+) -> tuple[ConversationVersion, list[Item]]:
     """The items are read last: if they are newer than the standing, that is noticed when it is held."""
     found = conversations.get(connection, tenant, conversation)
     if found is None:
         raise unknown_conversation(ids.conversation_id(conversation))
-    return Standing(conversation, found.next_position), read_conversation(
+    return ConversationVersion(conversation, found.next_position), read_conversation(
         connection, tenant, conversation, reserve
     )
 
@@ -269,7 +269,7 @@ def _renamed(given: Sequence[Item], new: Sequence[Item]) -> list[Item]:
     return [rename(item) for item in new]
 
 
-def refuse_unmatched(
+def validate_call_outputs(
     history: Sequence[Item], new: Sequence[Item], opened: Callable[[Sequence[Item]], Sequence[Item]] = list
 ) -> None:
     """Raises InvalidRequest for an output of a call that the model never made. Pure.

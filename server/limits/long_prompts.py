@@ -19,7 +19,7 @@ SECONDS = 30.0
 """How long a request waits for its turn."""
 
 
-class ReadingTurns:
+class LongPromptLimit:
     """One for a process. Thread-safe."""
 
     def __init__(self) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from engine.request import Job
+from engine.request import EngineRequest
 from server.caller import Caller
 from server.errors import InvalidRequest
 from server.protocol.responses.request import CreateResponse
@@ -36,7 +36,7 @@ def logprobs_limit(top_logprobs: int | None, named: Sequence[int] = ()) -> int:
     return 2**31 if top_logprobs is None else MAX_LOGPROBS // max(1, top_logprobs, len(named))
 
 
-def share_logprobs(job: Job, request: CreateResponse, choices: int) -> Job:
+def share_logprobs(job: EngineRequest, request: CreateResponse, choices: int) -> EngineRequest:
     """The job of one of so many choices, which share what may be told of log probabilities.
 
     Without a limit of the caller's the answer is cut there. Raises InvalidRequest for a limit beyond it.
@@ -58,7 +58,7 @@ def share_logprobs(job: Job, request: CreateResponse, choices: int) -> Job:
     return replace(job, max_tokens=most, min_tokens=min(job.min_tokens, most))
 
 
-def refuse_prompt_logprobs(jobs: Sequence[Job]) -> None:
+def refuse_prompt_logprobs(jobs: Sequence[EngineRequest]) -> None:
     """Raises InvalidRequest if these prompts would be told with too many log probabilities."""
     wanted = sum(
         len(job.prompt) * max(1, job.prompt_logprobs or 0) for job in jobs if job.prompt_logprobs is not None

@@ -9,7 +9,7 @@ from typing import Any
 
 from engine.grammar.lark_source import check_source
 from engine.grammar.limits import MAX_PATTERN, MAX_RAW_DEPTH, BadGrammar, check_pattern, check_schema
-from engine.request import Grammar
+from engine.request import StructuredOutput
 from server.errors import InvalidRequest
 from server.model_formats.interface import Conversation, Tool
 from server.model_formats.tool_names import choice_names
@@ -36,7 +36,7 @@ MAX_REGEX = MAX_PATTERN - 8
 """Characters of a custom tool's pattern, which is put into brackets and between anchors."""
 
 
-def refuse_unbounded(conversation: Conversation, grammar: Grammar | None) -> None:
+def refuse_unbounded(conversation: Conversation, grammar: StructuredOutput | None) -> None:
     """Raises InvalidRequest for tools, formats and grammars beyond what can be served.
 
     `grammar` is the one that the caller gave for the whole output.
@@ -128,7 +128,7 @@ def _refuse_bad_grammar(tool: Tool) -> None:
         elif tool.syntax == "regex":
             check_pattern(tool.definition)
         elif tool.syntax == "lark":
-            check_source(Grammar(kind="lark", text=tool.definition))
+            check_source(StructuredOutput(kind="lark", text=tool.definition))
     except BadGrammar as error:
         raise InvalidRequest(str(error), param="tools", code="invalid_function_parameters") from error
 

@@ -17,7 +17,7 @@ from server.errors import InvalidRequest, Overloaded, TooManyRequests
 UNBOUNDED = 2**31
 
 
-class Capacity:
+class UnfinishedResponses:
     """The unfinished responses here, by id. Thread-safe."""
 
     def __init__(self, *, total: int = UNBOUNDED, per_tenant: int | None = None) -> None:
@@ -32,9 +32,11 @@ class Capacity:
         self._counts: Counter[str] = Counter()
 
     @staticmethod
-    def of(config: Config) -> "Capacity":
+    def of(config: Config) -> "UnfinishedResponses":
         """What these settings allow."""
-        return Capacity(total=config.max_running + config.max_waiting, per_tenant=config.max_of_tenant)
+        return UnfinishedResponses(
+            total=config.max_running + config.max_waiting, per_tenant=config.max_of_tenant
+        )
 
     def share(self, key_id: str | None) -> int:
         """The most unfinished responses of one tenant; `key_id` is None while the server has no key."""

@@ -17,7 +17,7 @@ from server.protocol.responses.items import Message, decode_item
 from server.protocol.responses.response import Echo
 from server.protocol.responses.states import ENDED
 from server.protocol.typed import decode_as
-from server.store.audit.orphans import KeyTrouble, Stray
+from server.store.audit.orphans import KeyTrouble, Orphan
 from server.store.audit.stored_responses import AuditedItem, AuditedResponse, Moment
 from server.store.content.responses import INPUT, OUTPUT
 
@@ -76,7 +76,7 @@ def check(response: AuditedResponse, moment: Moment, limits: Limits) -> list[Vio
     return [Violation(name, stored.tenant, stored.id, sentence) for name, sentence in found]
 
 
-def check_strays(strays: Iterable[Stray]) -> list[Violation]:
+def check_strays(strays: Iterable[Orphan]) -> list[Violation]:
     return [
         Violation(
             "I16",

@@ -87,7 +87,7 @@ def fold(database: Database) -> None:
             more = storage_usage.fold(connection)
 
 
-class Janitor:
+class Retention:
     """Purges every so often until `stop`."""
 
     def __init__(self, database: Database, disk: Disk, config: Config) -> None:

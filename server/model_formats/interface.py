@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
-from engine.request import Grammar
+from engine.request import StructuredOutput
 from server.protocol.responses.items import Item
 from server.protocol.responses.request import Effort
 
@@ -107,7 +107,7 @@ class Prompt:
     stop_ids: frozenset[int]
     opens_reasoning: bool = False
     """The prompt itself has opened the model's reasoning; the first token belongs to it."""
-    grammar: Grammar | None = None
+    grammar: StructuredOutput | None = None
     """What enforces the conversation's tool choice and format."""
     tools: Sequence[Tool] = ()
     """What may be called, so that a call is told from text that looks like one."""
@@ -225,7 +225,7 @@ class KeepsMessagesApart(Protocol):
         """The messages in these tokens, which begin between two messages. Raises nothing."""
 
 
-class Dialect(Protocol):
+class ModelFormat(Protocol):
     @property
     def longest_token(self) -> int | None:
         """Characters of a prompt that one token stands for at most; None if there is no such number."""

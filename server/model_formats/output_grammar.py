@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
-from engine.request import Grammar
+from engine.request import StructuredOutput
 from server.model_formats.grammar.forced_calls import alternatives, forced_levels
 from server.model_formats.grammar.lark_rules import Lark
 from server.model_formats.grammar.unenforced_keywords import without_unenforced
@@ -38,7 +38,7 @@ class Asked:
 
 def constrain(
     markup: Markup, calls: CallFormat | None, form: ReasoningForm | None, asked: Asked
-) -> Grammar | None:
+) -> StructuredOutput | None:
     """Raises PromptError for what cannot be enforced."""
     required = asked.choice.mode == "required"
     if required and not asked.tools:
@@ -51,13 +51,13 @@ def constrain(
     )
 
 
-def chained(levels: Iterable[Callable[[], Grammar | None]]) -> Grammar | None:
+def chained(levels: Iterable[Callable[[], StructuredOutput | None]]) -> StructuredOutput | None:
     """The first grammar, with the ones behind it for where it cannot be compiled.
 
     Raises the first PromptError where no level can be written.
     """
     error: PromptError | None = None
-    grammars: list[Grammar | None] = []
+    grammars: list[StructuredOutput | None] = []
     for level in levels:
         try:
             grammars.append(level())
@@ -65,7 +65,7 @@ def chained(levels: Iterable[Callable[[], Grammar | None]]) -> Grammar | None:
             error = error or refusal
     if error is not None and not grammars:
         raise error
-    chain: Grammar | None = None
+    chain: StructuredOutput | None = None
     for grammar in reversed(grammars):
         if grammar is not None and (chain is None or grammar.text != chain.text):
             chain = replace(grammar, relaxed=chain)
@@ -74,7 +74,7 @@ def chained(levels: Iterable[Callable[[], Grammar | None]]) -> Grammar | None:
 
 def _grammar(
     markup: Markup, calls: CallFormat | None, form: ReasoningForm | None, asked: Asked
-) -> Grammar | None:
+) -> StructuredOutput | None:
     lark = Lark(markup)
     body = _body(lark, calls, asked, _forbidden_start(markup, form, asked))
     if body is None:

@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from server.model_formats.chat_template.chat_template_format import ChatDialect
+from server.model_formats.chat_template.chat_template_format import ChatTemplateFormat
 from server.model_formats.chat_template.template import read_json
 from server.model_formats.harmony.vocabulary import VocabularyPlaces
-from server.model_formats.interface import Dialect
+from server.model_formats.interface import ModelFormat
 from server.model_formats.tool_calls.formats import CALL_FORMATS
 
 _NOWHERE = VocabularyPlaces()
@@ -17,7 +17,7 @@ def pick(
     places: VocabularyPlaces = _NOWHERE,
     *,
     tool_parser: str | None = None,
-) -> Dialect:
+) -> ModelFormat:
     """The dialect of the model in `folder`, whose generation ends with one of `stop_ids`.
 
     `places` are where gpt-oss's vocabulary may lie beside its folder. `tool_parser` names the format in which
@@ -30,11 +30,11 @@ def pick(
     model_type = read_json(folder / "config.json").get("model_type")
     if model_type == "gpt_oss":
         from server.model_formats.harmony.harmony_format import (
-            HarmonyDialect,  # its libraries are for such models only
+            HarmonyFormat,  # its libraries are for such models only
         )
 
-        return HarmonyDialect.load(folder, places)
-    return ChatDialect(
+        return HarmonyFormat.load(folder, places)
+    return ChatTemplateFormat(
         folder,
         stop_ids,
         call_format=CALL_FORMATS[tool_parser] if tool_parser else None,

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from engine.request import Deliver, Engine, OnDead
+from engine.request import Deliver, Engine, OnEngineDeath
 from engine.vocabulary import Vocabulary, read_vocabulary
 from server.configuration.settings import Config, tiktoken_folders
 from server.configuration.shipped_files import model_folder
@@ -11,10 +11,12 @@ from server.errors import ConfigError
 from server.model_formats.harmony.vocabulary import VocabularyPlaces
 from server.model_formats.select_format import pick
 from server.process.open_database import data_dir
-from server.prompting.loaded_model import Served
+from server.prompting.loaded_model import LoadedModel
 
 
-def load_model(config: Config, deliver: Deliver, say: Callable[[str], None], on_dead: OnDead) -> Served:
+def load_model(
+    config: Config, deliver: Deliver, say: Callable[[str], None], on_dead: OnEngineDeath
+) -> LoadedModel:
     """Loads what the settings name. Raises ConfigError, with a sentence, if it cannot be served."""
     folder = model_folder(config)
     if config.engine == "scripted":
@@ -29,7 +31,7 @@ def load_model(config: Config, deliver: Deliver, say: Callable[[str], None], on_
         engine.close(drain=False)
         raise ConfigError(str(error)) from error
     vocabulary = _vocabulary(folder, engine.capabilities.vocab_size)
-    return Served(
+    return LoadedModel(
         name=model_name(config),
         engine=engine,
         dialect=dialect,
@@ -76,7 +78,7 @@ def read_adapters(config: Config) -> tuple[tuple[str, Path], ...]:
 
 
 def _real(
-    config: Config, folder: Path, deliver: Deliver, say: Callable[[str], None], on_dead: OnDead
+    config: Config, folder: Path, deliver: Deliver, say: Callable[[str], None], on_dead: OnEngineDeath
 ) -> Engine:
     from engine.config import EngineConfig, ModelRefused
     from engine.engine import load
@@ -105,7 +107,7 @@ def _real(
         raise ConfigError(f"{folder} cannot be served: {error}") from error
 
 
-def _scripted(config: Config, folder: Path, deliver: Deliver, on_dead: OnDead) -> Engine:
+def _scripted(config: Config, folder: Path, deliver: Deliver, on_dead: OnEngineDeath) -> Engine:
     from server.process.scripted_model import scripted_engine
 
     return scripted_engine(config, folder, deliver, on_dead)

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 from tokenizers import Tokenizer
 
-from engine.request import Deliver, Engine, Job, OnDead
+from engine.request import Deliver, Engine, EngineRequest, OnEngineDeath
 from engine.scripted_engine import KINDS, Fault, Script, ScriptedConfig, ScriptedEngine
 from engine.vocabulary import read_vocabulary
 from server.configuration.settings import Config
@@ -20,7 +20,7 @@ CONTEXT_LENGTH = 32768
 """Enough for what agents send."""
 
 
-def scripted_engine(config: Config, folder: Path, deliver: Deliver, on_dead: OnDead) -> Engine:
+def scripted_engine(config: Config, folder: Path, deliver: Deliver, on_dead: OnEngineDeath) -> Engine:
     """An engine that answers with plain words of the folder's tokenizer, or with what the settings say."""
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     special = set(tokenizer.get_added_tokens_decoder())
@@ -53,7 +53,7 @@ def scripted_engine(config: Config, folder: Path, deliver: Deliver, on_dead: OnD
     )
 
 
-def _scripts(answers: str, tokenizer: Tokenizer, stop_id: int) -> Callable[[Job], Script | None]:
+def _scripts(answers: str, tokenizer: Tokenizer, stop_id: int) -> Callable[[EngineRequest], Script | None]:
     """Which answer is given to a prompt: the first whose text is in it; without one, made-up words."""
     try:
         pairs = decode_as(answers, list[tuple[str, str]])
@@ -64,7 +64,7 @@ def _scripts(answers: str, tokenizer: Tokenizer, stop_id: int) -> Callable[[Job]
         for asked, said in pairs
     ]
 
-    def choose(job: Job) -> Script | None:
+    def choose(job: EngineRequest) -> Script | None:
         if not scripts:
             return None
         prompt = job.prompt[: len(job.prompt) - job.output_offset]
@@ -75,15 +75,15 @@ def _scripts(answers: str, tokenizer: Tokenizer, stop_id: int) -> Callable[[Job]
 
 
 def _with_fault(
-    scripts: Callable[[Job], Script | None], default: Script, config: Config
-) -> Callable[[Job], Script | None]:
+    scripts: Callable[[EngineRequest], Script | None], default: Script, config: Config
+) -> Callable[[EngineRequest], Script | None]:
     """The same scripts, or the default, and in those of the jobs that are to suffer it, the fault."""
     told = config.scripted_fault
     if told is None:
         return scripts
     fault, seed = read_fault(told)
 
-    def choose(job: Job) -> Script | None:
+    def choose(job: EngineRequest) -> Script | None:
         script = scripts(job)
         return replace(script or default, fault=fault) if seed in (None, job.sampling.seed) else script
 

@@ -24,32 +24,37 @@ from hypercorn.config import Config as HypercornConfig
 from server.admission.admit import Admission
 from server.configuration.settings import Config
 from server.crashpoints import arm
-from server.delivery.abandonment import Unread
+from server.delivery.abandonment import Abandonment
 from server.delivery.follower import Follower
 from server.delivery.hub import Hub
 from server.errors import ConfigError
 from server.hosted_tools.mcp.client import McpServers
-from server.hosted_tools.mcp.registered_servers import Registered, read_access, read_servers, read_tokens
+from server.hosted_tools.mcp.registered_servers import (
+    RegisteredServers,
+    read_access,
+    read_servers,
+    read_tokens,
+)
 from server.http.app import build
 from server.http.asgi import hypercorn_patches
 from server.http.asgi.connection_limit import Listener, most_connections, raise_file_limit
 from server.http.asgi.thread_pools import LEAST_CONNECTIONS
-from server.http.authentication import Gate
+from server.http.authentication import Authenticator
 from server.http.services import Services
-from server.limits.unfinished_responses import Capacity
-from server.maintenance.retention import Janitor
+from server.limits.unfinished_responses import UnfinishedResponses
+from server.maintenance.retention import Retention
 from server.outbound_http.allowed_addresses import read_allowed
 from server.process import interrupts
 from server.process.key_required import require_key
 from server.process.load_model import load_model, model_name, read_adapters
 from server.process.open_database import OpenDatabase
-from server.prompting.loaded_model import Served
+from server.prompting.loaded_model import LoadedModel
 from server.recording.recorder import Recorder
 from server.recording.run_registry import Inbound
-from server.recovery.claimer import Taker
-from server.recovery.heartbeat import Keeper
+from server.recovery.claimer import Claimer
+from server.recovery.heartbeat import Heartbeat
 from server.sealing.cipher import Seal
-from server.sealing.load_keys import open_seal
+from server.sealing.load_keys import load_seal_keys
 from server.stall_watch import StallWatch
 from server.store.cluster import leases
 from server.store.cluster.notifications import Notifier
@@ -138,7 +143,7 @@ def _limit_unread(listener: socket.socket, seconds: float) -> None:
 def _read_tools(config: Config, seal: Seal | None = None) -> McpServers:
     """Raises ConfigError."""
     places = read_servers(config.tool_server)
-    registered = Registered(
+    registered = RegisteredServers(
         places,
         read_access(config.tool_access, frozenset(places)),
         read_tokens(config.tool_token),
@@ -177,7 +182,7 @@ class _Process:
         self._tool_loop = ToolLoop(self._engine, self._mcp, self._deliver)
         self._notifier = Notifier(database, muted=config.delivery == "poll", on_fatal=self._fenced)
         self._recorder = self._make_recorder(hub)
-        self._taker = Taker(
+        self._taker = Claimer(
             database,
             self._replica,
             served,
@@ -187,18 +192,18 @@ class _Process:
             most_deaths=config.max_deaths,
             on_fatal=self._fenced,
         )
-        self._unread = Unread(is_unread=hub.is_unread, cancel=self._cancel)
+        self._unread = Abandonment(is_unread=hub.is_unread, cancel=self._cancel)
         self._admission = self._make_admission(served, hub, opened)
         self._standby = standby_for(database.url, self._replica, config.lease_seconds)
         self._stall_watch = StallWatch()
         self._keeper = self._make_keeper(hub, opened)
         self._follower = self._make_follower(hub)
-        self._janitor = Janitor(database, opened.disk, config)
+        self._janitor = Retention(database, opened.disk, config)
         workers = (self._notifier, self._follower, self._keeper, self._janitor, self._taker)
         self._services = Services(
             config=config,
             database=database,
-            gate=Gate.of(config, database),
+            gate=Authenticator.of(config, database),
             served=served,
             replica=self._replica,
             recorder=self._recorder,
@@ -215,10 +220,10 @@ class _Process:
         for starting in (self._standby, self._stall_watch, self._recorder, *workers):
             starting.start()
 
-    def _load(self, opened: OpenDatabase) -> Served:
+    def _load(self, opened: OpenDatabase) -> LoadedModel:
         with interrupts.closing(opened.close):
             served = load_model(self._config, self._deliver, self._say, self._engine_died)
-        return replace(served, seal=open_seal(self._config, self._database))
+        return replace(served, seal=load_seal_keys(self._config, self._database))
 
     def _make_recorder(self, hub: Hub) -> Recorder:
         return Recorder(
@@ -231,10 +236,10 @@ class _Process:
             on_steps=self._tool_loop.look,
             cancel=self._tool_loop.cancel,
             hold=self._engine.hold,
-            capacity=Capacity.of(self._config),
+            capacity=UnfinishedResponses.of(self._config),
         )
 
-    def _make_admission(self, served: Served, hub: Hub, opened: OpenDatabase) -> Admission:
+    def _make_admission(self, served: LoadedModel, hub: Hub, opened: OpenDatabase) -> Admission:
         return Admission(
             served,
             self._database,
@@ -248,8 +253,8 @@ class _Process:
             unread=self._unread,
         )
 
-    def _make_keeper(self, hub: Hub, opened: OpenDatabase) -> Keeper:
-        return Keeper(
+    def _make_keeper(self, hub: Hub, opened: OpenDatabase) -> Heartbeat:
+        return Heartbeat(
             self._database,
             self._replica,
             holds=self._recorder.holds,

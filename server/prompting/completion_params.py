@@ -4,7 +4,7 @@ from typing import Any
 
 from engine.request import MAX_BEAMS
 from server.errors import InvalidRequest
-from server.protocol.completions.shared_parameters import Asked
+from server.protocol.completions.shared_parameters import CompletionParameters
 
 _FORMAT_NAME = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-")
 MAX_FORMAT_NAME = 64
@@ -19,7 +19,7 @@ _NOT_WITH_BEAMS: dict[str, tuple[Any, ...]] = {
 """What a beam search does not go by, and the values that ask for nothing."""
 
 
-def refuse_unsupported(request: Asked) -> None:
+def refuse_unsupported(request: CompletionParameters) -> None:
     """Raises InvalidRequest with the first parameter that cannot be honoured."""
     if request.stream_options is not None and not request.stream:
         raise InvalidRequest(
@@ -36,7 +36,7 @@ def refuse_unsupported(request: Asked) -> None:
         _refuse_beside_beams(request)
 
 
-def _refuse_beside_beams(request: Asked) -> None:
+def _refuse_beside_beams(request: CompletionParameters) -> None:
     if (request.n or 1) > MAX_BEAMS:
         raise InvalidRequest(
             f"A beam search finds {MAX_BEAMS} answers at most.", param="n", code="integer_above_max_value"
@@ -67,7 +67,7 @@ def unsupported(param: str, sentence: str) -> InvalidRequest:
     return InvalidRequest(sentence, param=param, code="unsupported_parameter")
 
 
-def shared(request: Asked, place: int, prompt_logprobs: int | None) -> dict[str, Any]:
+def shared(request: CompletionParameters, place: int, prompt_logprobs: int | None) -> dict[str, Any]:
     """The parameters of a choice, by its place among those of one prompt; the first one tells of that."""
     tells_prompt = prompt_logprobs is not None and place == 0
     return {
@@ -113,11 +113,11 @@ def _seed_at(seed: int, place: int) -> int:
     return (seed + place + 2**63) % 2**64 - 2**63
 
 
-def tells_usage(request: Asked) -> bool:
+def tells_usage(request: CompletionParameters) -> bool:
     return bool(request.stream_options and request.stream_options.include_usage)
 
 
-def tells_usage_so_far(request: Asked) -> bool:
+def tells_usage_so_far(request: CompletionParameters) -> bool:
     """As in vLLM, only where usage is told at all."""
     options = request.stream_options
     return tells_usage(request) and bool(options and options.continuous_usage_stats)

@@ -1,11 +1,11 @@
 """What a caller is answered when the engine refuses a job. Pure."""
 
-from engine.request import JobRefused
+from engine.request import RequestRefused
 from server.errors import ApiError, InvalidRequest, Overloaded, TooManyRequests
 from server.protocol.responses.request import CreateResponse
 
 
-def refusal(refused: JobRefused, request: CreateResponse) -> ApiError:
+def refusal(refused: RequestRefused, request: CreateResponse) -> ApiError:
     """The engine's refusal as the caller is told it."""
     match refused.reason:
         case "too_long":

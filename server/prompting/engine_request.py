@@ -6,19 +6,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from uuid import UUID
 
-from engine.request import Engine, Job, JobRefused
+from engine.request import Engine, EngineRequest, RequestRefused
 from server.errors import InvalidRequest
-from server.generation.output_decoding import Condensing
+from server.generation.output_decoding import CompactionSpec
 from server.limits.request_cost import logprobs_limit
 from server.limits.tools_and_grammars import too_long
 from server.model_formats.interface import Prompt
 from server.prompting.engine_refusals import refusal
-from server.prompting.loaded_model import Served
+from server.prompting.loaded_model import LoadedModel
 from server.prompting.output_options import beams, is_ranked, prompt_logprobs, stop_strings, wants_logprobs
 from server.prompting.prompt import moment_of, write_prompt
-from server.prompting.request_echo import make_echo
+from server.prompting.request_echo import request_echo
 from server.prompting.sampling_params import make_sampling, thinking_budget, token_ids
-from server.prompting.structured_outputs import given_grammar
+from server.prompting.structured_outputs import structured_output_grammar
 from server.protocol.responses.items import Item
 from server.protocol.responses.request import CreateResponse
 from server.protocol.responses.response import Echo
@@ -30,11 +30,11 @@ class Prepared:
 
     prompt: Prompt
     echo: Echo
-    job: Job
+    job: EngineRequest
     generates: bool = True
-    condensing: Condensing | None = None
+    condensing: CompactionSpec | None = None
     """There if the response begins with a compaction."""
-    next_job: Job | None = None
+    next_job: EngineRequest | None = None
     """About what follows a compaction that the model writes, to be checked before there is a response."""
 
     @property
@@ -55,7 +55,7 @@ class Prepared:
         return hashlib.sha256(array("i", self.prompt.token_ids).tobytes()).digest()
 
 
-def job_after(job: Job, token_ids: Sequence[int]) -> Job:
+def job_after(job: EngineRequest, token_ids: Sequence[int]) -> EngineRequest:
     """The job that goes on behind these tokens as that one would have."""
     return replace(
         job,
@@ -66,7 +66,12 @@ def job_after(job: Job, token_ids: Sequence[int]) -> Job:
 
 
 def prepare(
-    served: Served, tenant: str, request: CreateResponse, items: Sequence[Item], response: UUID, seed: int
+    served: LoadedModel,
+    tenant: str,
+    request: CreateResponse,
+    items: Sequence[Item],
+    response: UUID,
+    seed: int,
 ) -> Prepared:
     """Raises ApiError or DecodeFailure for what cannot be run; whether the engine has room is not asked."""
     if request.enable_response_messages and served.vocabulary is None:
@@ -80,10 +85,10 @@ def prepare(
 
 
 def prepared_with(
-    served: Served, tenant: str, request: CreateResponse, prompt: Prompt, response: UUID, seed: int
+    served: LoadedModel, tenant: str, request: CreateResponse, prompt: Prompt, response: UUID, seed: int
 ) -> Prepared:
     """The same from a prompt that is written already."""
-    echo = make_echo(request, served.engine.capabilities)
+    echo = request_echo(request, served.engine.capabilities)
     limit = served.engine.capabilities.context_length
     if len(prompt.token_ids) >= limit:
         raise too_long(limit, tokens=len(prompt.token_ids))
@@ -91,21 +96,21 @@ def prepared_with(
 
 
 def _make_job(
-    served: Served,
+    served: LoadedModel,
     tenant: str,
     request: CreateResponse,
     response: UUID,
     seed: int,
     prompt: Prompt,
     echo: Echo,
-) -> Job:
+) -> EngineRequest:
     model = served.engine.capabilities
     room = model.context_length - len(prompt.token_ids)
     # A tokenizer may have end tokens that the model has no logit for.
     stops = frozenset(token for token in prompt.stop_ids if token < model.vocab_size)
     logprobs = request.top_logprobs or 0 if wants_logprobs(request) or is_ranked(request) else None
     named = token_ids(request, "logprob_token_ids", model)
-    return Job(
+    return EngineRequest(
         job_id=response.hex,
         prompt=prompt.token_ids,
         max_tokens=min(
@@ -119,7 +124,7 @@ def _make_job(
         stop_strings=stop_strings(request),
         min_tokens=request.min_tokens or 0,
         ignore_eos=bool(request.ignore_eos),
-        grammar=given_grammar(request) or prompt.grammar,
+        grammar=structured_output_grammar(request) or prompt.grammar,
         logprobs=logprobs,
         logprob_token_ids=named,
         thinking_budget=thinking_budget(request, served.dialect, prompt.token_ids),
@@ -138,5 +143,5 @@ def check(engine: Engine, prepared: Prepared, request: CreateResponse) -> None:
         for job in (prepared.job, prepared.next_job):
             if job is not None:
                 engine.check(job)
-    except JobRefused as refused:
+    except RequestRefused as refused:
         raise refusal(refused, request) from refused

@@ -6,12 +6,12 @@ from functools import partial
 
 from engine.request import Engine
 from engine.vocabulary import Vocabulary
-from server.generation.output_decoding import Reading, WithoutReasoning
-from server.generation.token_dump import RawMessages
-from server.hosted_tools.tool_specs import hosted_of
+from server.generation.output_decoding import DecodingSpec, WithoutReasoning
+from server.generation.token_dump import TokenDump
+from server.hosted_tools.tool_specs import hosted_tools_of
 from server.input_resolution.mcp_approvals import tagged
-from server.limits.long_prompts import ReadingTurns
-from server.model_formats.interface import Dialect, KeepsMessagesApart, Parser, Prompt
+from server.limits.long_prompts import LongPromptLimit
+from server.model_formats.interface import KeepsMessagesApart, ModelFormat, Parser, Prompt
 from server.model_formats.plain_text import PlainParser
 from server.prompting.output_options import (
     SEALED_REASONING,
@@ -29,17 +29,17 @@ from server.sealing.cipher import Seal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Served:
+class LoadedModel:
     """The model that this process serves."""
 
     name: str
     engine: Engine
-    dialect: Dialect
+    dialect: ModelFormat
     vocabulary: Vocabulary | None = None
     """What its tokens spell; without it nobody is told of single tokens."""
     seal: Seal = field(default_factory=Seal.of_this_process)
     """What is sealed here can be opened by whoever has its keys."""
-    reading_turns: ReadingTurns = field(default_factory=ReadingTurns)
+    reading_turns: LongPromptLimit = field(default_factory=LongPromptLimit)
     """Whose long prompt is tokenized."""
     most_calls: int | None = None
     """Tool calls that the server makes in one response."""
@@ -55,11 +55,11 @@ class Served:
 
     def reading(
         self, tenant: str, request: CreateResponse, prompt: Prompt, items: Sequence[Item] = ()
-    ) -> Reading:
+    ) -> DecodingSpec:
         """How the tokens of an answer are read. The items may allow calls that come before it."""
         listed = frozenset(request.stop_token_ids or ())
         shown = bool(request.include_stop_str_in_output)
-        return Reading(
+        return DecodingSpec(
             self._parser(request, prompt),
             stops=stop_strings(request),
             tells_stop=shown,
@@ -77,7 +77,7 @@ class Served:
             if SEALED_REASONING in (request.include or ())
             else None,
             summarizes=self.summarizes and asks_for_summary(request),
-            hosted=hosted_of(request, items, partial(tagged, self.seal, tenant), self.most_calls),
+            hosted=hosted_tools_of(request, items, partial(tagged, self.seal, tenant), self.most_calls),
         )
 
     def _parser(self, request: CreateResponse, prompt: Prompt) -> Parser:
@@ -90,10 +90,10 @@ class Served:
         hidden = request.include_reasoning is False and not isinstance(request, ChoiceRequest)
         return WithoutReasoning(parser) if hidden else parser
 
-    def _raw_messages(self, request: CreateResponse, prompt: Prompt) -> RawMessages | None:
+    def _raw_messages(self, request: CreateResponse, prompt: Prompt) -> TokenDump | None:
         if not request.enable_response_messages or self.vocabulary is None:
             return None
         apart = isinstance(self.dialect, KeepsMessagesApart) and not isinstance(request, ChoiceRequest)
         read = self.dialect.messages if apart else None  # type: ignore[attr-defined]
         likelihood = prompt_logprobs(request) is not None
-        return RawMessages(self.vocabulary, prompt.token_ids, tells_likelihood=likelihood, read=read)
+        return TokenDump(self.vocabulary, prompt.token_ids, tells_likelihood=likelihood, read=read)

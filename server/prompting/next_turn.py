@@ -6,11 +6,11 @@ from uuid import UUID
 
 import msgspec
 
-from engine.request import Job
-from server.generation.output_decoding import Reading
-from server.hosted_tools.tool_specs import Access, call_limit
+from engine.request import EngineRequest
+from server.generation.output_decoding import DecodingSpec
+from server.hosted_tools.tool_specs import McpCredentials, call_limit
 from server.prompting.engine_request import prepare
-from server.prompting.loaded_model import Served
+from server.prompting.loaded_model import LoadedModel
 from server.protocol.responses.hosted_items import ServedCall
 from server.protocol.responses.items import Item, encode_item
 from server.protocol.responses.request import CreateResponse
@@ -21,42 +21,42 @@ MAX_OUTPUT_BYTES = 8 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class NextTurn:
     """What a turn is generated from, and how its tokens are read."""
 
-    job: Job
-    reading: Reading
+    job: EngineRequest
+    reading: DecodingSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Turns:
+class TurnBuilder:
     """What the turns of a response have in common."""
 
-    served: Served
+    served: LoadedModel
     tenant: str
     request: CreateResponse
     items: Sequence[Item]
     """What the model read before its first turn."""
     response: UUID
     seed: int
-    access: Mapping[str, Access] = field(default_factory=dict)
+    access: Mapping[str, McpCredentials] = field(default_factory=dict)
     """By server: the caller's, which is not stored with the request."""
     sums_up: bool = False
     """The first turn is that of a compaction."""
 
-    def access_to(self, label: str) -> Access:
+    def access_to(self, label: str) -> McpCredentials:
         """The caller's, or after a take-over what is left of it."""
         if label in self.access:
             return self.access[label]
         declared = [tool for tool in read_tools(self.request.tools) if isinstance(tool, McpTool)]
-        return Access(next((tool.server_url for tool in declared if tool.name == label), None))
+        return McpCredentials(next((tool.server_url for tool in declared if tool.name == label), None))
 
     @property
     def may_follow(self) -> bool:
         """There may be more than the first: behind a compaction, or calls that the server makes."""
         return self.sums_up or any(isinstance(tool, McpTool) for tool in read_tools(self.request.tools))
 
-    def after(self, output: Sequence[Item], turn: int, spent: int) -> Turn | None:
+    def after(self, output: Sequence[Item], turn: int, spent: int) -> NextTurn | None:
         """The turn behind that output; None if no token or no room is left for it. Raises ApiError.
 
         No call is forced a second time, or there would be no end; and none is offered once the request's
@@ -75,7 +75,7 @@ class Turns:
         items = [*self.items, *output]
         prepared = prepare(self.served, self.tenant, request, items, self.response, self.seed)
         job = replace(prepared.job, job_id=f"{self.response.hex}.{turn + 1}")
-        return Turn(job, self.served.reading(self.tenant, request, prepared.prompt))
+        return NextTurn(job, self.served.reading(self.tenant, request, prepared.prompt))
 
     def _choice(self, output: Sequence[Item]) -> str | dict[str, object] | None:
         most = call_limit(self.request, self.served.most_calls)

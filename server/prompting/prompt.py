@@ -15,18 +15,18 @@ from server.limits.tools_and_grammars import (
 )
 from server.model_formats.interface import Prompt, PromptError, PromptTooLong
 from server.prompting.conversation import make_conversation
-from server.prompting.loaded_model import Served
-from server.prompting.structured_outputs import given_grammar
+from server.prompting.loaded_model import LoadedModel
+from server.prompting.structured_outputs import structured_output_grammar
 from server.prompting.truncation import cut_tokens, write_within
 from server.protocol.completions.legacy import PlainRequest
 from server.protocol.ids import seconds_of
 from server.protocol.responses.items import Item
 from server.protocol.responses.request import CreateResponse
-from server.sealing.unseal_items import opened
+from server.sealing.unseal_items import unseal_items
 
 
 def write_prompt(
-    served: Served,
+    served: LoadedModel,
     tenant: str,
     request: CreateResponse,
     items: Sequence[Item],
@@ -41,8 +41,8 @@ def write_prompt(
     cannot be written, or has more tokens.
     """
     context = served.engine.capabilities.context_length
-    given = given_grammar(request)
-    readable = opened(items, served.seal, tenant)
+    given = structured_output_grammar(request)
+    readable = unseal_items(items, served.seal, tenant)
     conversation = make_conversation(request, readable, moment)
     refuse_unbounded(conversation, given)
     if isinstance(request, PlainRequest):

@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from engine.request import Capabilities
+from engine.request import ModelInfo
 from server.protocol.responses import tools
 from server.protocol.responses.request import (
     ConversationReference,
@@ -15,7 +15,7 @@ from server.protocol.responses.request import (
 from server.protocol.responses.response import ConversationEcho, Echo, ReasoningEcho, TextEcho
 
 
-def make_echo(request: CreateResponse, model: Capabilities) -> Echo:
+def request_echo(request: CreateResponse, model: ModelInfo) -> Echo:
     """Raises DecodeFailure for tools that are wrong."""
     return Echo(
         background=bool(request.background),

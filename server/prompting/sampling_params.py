@@ -5,9 +5,9 @@ Pure but for the dialect, which spells bad words and knows the marks of reasonin
 
 from collections.abc import Sequence
 
-from engine.request import MAX_BAD_TOKENS, MAX_BAD_WORDS, Capabilities, Sampling, ThinkingBudget
+from engine.request import MAX_BAD_TOKENS, MAX_BAD_WORDS, ModelInfo, SamplingParams, ThinkingBudget
 from server.errors import InvalidRequest
-from server.model_formats.interface import Dialect, ReasoningMarks
+from server.model_formats.interface import ModelFormat, ReasoningMarks
 from server.protocol.responses.request import CreateResponse
 from server.protocol.responses.response import Echo
 
@@ -20,10 +20,10 @@ UNLIMITED = -1
 
 
 def make_sampling(
-    model: Capabilities, dialect: Dialect, request: CreateResponse, echo: Echo, seed: int
-) -> Sampling:
+    model: ModelInfo, dialect: ModelFormat, request: CreateResponse, echo: Echo, seed: int
+) -> SamplingParams:
     """Raises InvalidRequest for tokens that the model does not have."""
-    return Sampling(
+    return SamplingParams(
         seed=seed,
         temperature=echo.temperature,
         top_p=max(echo.top_p, SMALLEST_TOP_P),
@@ -40,7 +40,7 @@ def make_sampling(
     )
 
 
-def token_ids(request: CreateResponse, param: str, model: Capabilities) -> tuple[int, ...]:
+def token_ids(request: CreateResponse, param: str, model: ModelInfo) -> tuple[int, ...]:
     """The ids in that list of the request, none if it has no such list.
 
     Raises InvalidRequest for those beyond the vocabulary.
@@ -57,7 +57,7 @@ def token_ids(request: CreateResponse, param: str, model: Capabilities) -> tuple
 
 
 def thinking_budget(
-    request: CreateResponse, dialect: Dialect, prompt: Sequence[int]
+    request: CreateResponse, dialect: ModelFormat, prompt: Sequence[int]
 ) -> ThinkingBudget | None:
     """How long the model may reason before its answer. Raises InvalidRequest where that cannot be told."""
     limit = request.thinking_token_budget
@@ -98,7 +98,7 @@ def _biases(given: dict[str, float]) -> tuple[tuple[int, float], ...]:
     return tuple(sorted((int(token), bias) for token, bias in given.items()))
 
 
-def _bad_words(words: Sequence[str], dialect: Dialect) -> tuple[tuple[int, ...], ...]:
+def _bad_words(words: Sequence[str], dialect: ModelFormat) -> tuple[tuple[int, ...], ...]:
     """Each as the tokens of a text that begins with it, and as those of a word behind a space.
 
     As in vLLM, the second form counts only if it has as many tokens and another first one.

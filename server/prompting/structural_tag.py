@@ -9,7 +9,7 @@ import json
 from typing import Any
 
 from engine.grammar.limits import BadGrammar, parse_json
-from engine.request import Grammar
+from engine.request import StructuredOutput
 from server.prompting.ebnf_to_lark import BadEbnf, ebnf_to_lark, is_ebnf
 
 _WHOLE = "json_schema, regex, grammar, const_string, any_text, tag, sequence, or, tags_with_separator"
@@ -21,7 +21,7 @@ class BadTag(ValueError):
     """The value is no structural tag that is served; `str()` is a sentence for the caller."""
 
 
-def read_tag(value: str | dict[str, Any]) -> Grammar | None:
+def read_tag(value: str | dict[str, Any]) -> StructuredOutput | None:
     """The grammar that it stands for; None for any text. Raises BadTag."""
     if isinstance(value, str):
         try:
@@ -36,25 +36,25 @@ def read_tag(value: str | dict[str, Any]) -> Grammar | None:
     raise BadTag("A structural tag has structures and triggers, or a format.")
 
 
-def _read_format(form: dict[str, Any]) -> Grammar | None:
+def _read_format(form: dict[str, Any]) -> StructuredOutput | None:
     match form:
         case {"type": "triggered_tags", "tags": list(tags), "triggers": list(triggers)}:
             return _triggered([_as_structure(tag) for tag in tags], triggers, form)
         case {"type": "json_schema", "json_schema": dict() | bool() as schema}:
-            return Grammar(kind="json_schema", text=json.dumps(schema))
+            return StructuredOutput(kind="json_schema", text=json.dumps(schema))
         case {"type": "regex", "pattern": str(pattern)}:
-            return Grammar(kind="regex", text=pattern)
+            return StructuredOutput(kind="regex", text=pattern)
         case {"type": "const_string", "value": str(text)}:
-            return Grammar(kind="lark", text=f"start: {json.dumps(text)}")
+            return StructuredOutput(kind="lark", text=f"start: {json.dumps(text)}")
         case {"type": "any_text"}:
             return None
         case {"type": "grammar", "grammar": str(text)}:
             try:
-                return Grammar(kind="lark", text=ebnf_to_lark(text) if is_ebnf(text) else text)
+                return StructuredOutput(kind="lark", text=ebnf_to_lark(text) if is_ebnf(text) else text)
             except BadEbnf as error:
                 raise BadTag(str(error)) from error
         case {"type": kind} if kind in _COMPOSED:
-            return Grammar(kind="structural_form", text=json.dumps(_form(form)))
+            return StructuredOutput(kind="structural_form", text=json.dumps(_form(form)))
     raise BadTag(f"A format here is triggered_tags with tags and triggers, or one of {_WHOLE}.")
 
 
@@ -91,7 +91,7 @@ def _form(given: Any, depth: int = 0) -> dict[str, Any]:
     raise BadTag(f"A part of a format is one of {_WHOLE}.")
 
 
-def _triggered(structures: list[Any], triggers: list[Any], flags: dict[str, Any]) -> Grammar:
+def _triggered(structures: list[Any], triggers: list[Any], flags: dict[str, Any]) -> StructuredOutput:
     """Free text until a trigger; from there on a tag."""
     tags = []
     for structure in structures:
@@ -104,7 +104,7 @@ def _triggered(structures: list[Any], triggers: list[Any], flags: dict[str, Any]
         "at_least_one": flags.get("at_least_one", False),
         "stop_after_first": flags.get("stop_after_first", False),
     }
-    return Grammar(kind="structural_tags", text=json.dumps(described))
+    return StructuredOutput(kind="structural_tags", text=json.dumps(described))
 
 
 def _as_structure(tag: Any) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from engine.request import Grammar
+from engine.request import StructuredOutput
 from server.errors import InvalidRequest
 from server.prompting.ebnf_to_lark import BadEbnf, ebnf_to_lark, is_ebnf
 from server.prompting.structural_tag import BadTag, read_tag
@@ -42,7 +42,7 @@ def grammar_of_format(form: ResponseFormat) -> dict[str, Any] | None:
     return {"structural_tag": {name: part for name, part in parts.items() if part is not None}}
 
 
-def given_grammar(request: CreateResponse) -> Grammar | None:
+def structured_output_grammar(request: CreateResponse) -> StructuredOutput | None:
     """Raises InvalidRequest unless exactly one kind is given, in the form that it must have."""
     given = request.structured_outputs
     if given is None:
@@ -53,34 +53,34 @@ def given_grammar(request: CreateResponse) -> Grammar | None:
     return _grammar(kinds[0], given[kinds[0]])
 
 
-def _grammar(kind: str, value: Any) -> Grammar | None:
+def _grammar(kind: str, value: Any) -> StructuredOutput | None:
     match kind, value:
         case "json", dict():
-            return Grammar(kind="json_schema", text=json.dumps(value))
+            return StructuredOutput(kind="json_schema", text=json.dumps(value))
         case "json", str():
-            return Grammar(kind="json_schema", text=value)
+            return StructuredOutput(kind="json_schema", text=value)
         case "regex", str():
-            return Grammar(kind="regex", text=value)
+            return StructuredOutput(kind="regex", text=value)
         case "grammar", str():
             return _from_text(value)
         case "structural_tag", str() | dict():
             return _from_tag(value)
         case "json_object", bool():
-            return Grammar(kind="json_object") if value else None
+            return StructuredOutput(kind="json_object") if value else None
         case "choice", list() if 0 < len(value) <= MAX_CHOICES and all(isinstance(one, str) for one in value):
-            return Grammar(kind="lark", text="start: " + " | ".join(map(json.dumps, value)))
+            return StructuredOutput(kind="lark", text="start: " + " | ".join(map(json.dumps, value)))
     raise InvalidRequest(f"{kind} does not have the form that it must have.", param=f"{PARAM}.{kind}")
 
 
-def _from_text(text: str) -> Grammar:
+def _from_text(text: str) -> StructuredOutput:
     """A grammar in Lark, or in EBNF."""
     try:
-        return Grammar(kind="lark", text=ebnf_to_lark(text) if is_ebnf(text) else text)
+        return StructuredOutput(kind="lark", text=ebnf_to_lark(text) if is_ebnf(text) else text)
     except BadEbnf as error:
         raise InvalidRequest(str(error), param=f"{PARAM}.grammar", code="invalid_value") from error
 
 
-def _from_tag(value: str | dict[str, Any]) -> Grammar | None:
+def _from_tag(value: str | dict[str, Any]) -> StructuredOutput | None:
     try:
         return read_tag(value)
     except BadTag as error:

@@ -9,9 +9,9 @@ from server.input_resolution import resolve_input
 from server.input_resolution.history import HistoryReads, TenantReads
 from server.input_resolution.prompt_templates import read_request
 from server.limits.tools_and_grammars import COUNTED
-from server.prompting.loaded_model import Served
+from server.prompting.loaded_model import LoadedModel
 from server.prompting.prompt import write_prompt
-from server.prompting.request_echo import make_echo
+from server.prompting.request_echo import request_echo
 from server.prompting.unsupported_parameters import refuse_unserved
 from server.protocol.ids import new_uuid
 from server.protocol.responses.request import CreateResponse
@@ -20,7 +20,7 @@ from server.store.database import Connection, Database
 
 def count_input(
     database: Database,
-    served: Served,
+    served: LoadedModel,
     servers: McpServers,
     caller: Caller,
     request: CreateResponse,
@@ -34,15 +34,15 @@ def count_input(
     refuse_unserved(request, served)
     request, given = read_request(database, tenant, request)
 
-    def gather(connection: Connection, reads: TenantReads) -> resolve_input.Context:
+    def gather(connection: Connection, reads: TenantReads) -> resolve_input.ResolvedInput:
         reads.start_over()
-        return resolve_input.gather(
+        return resolve_input.resolve_input(
             connection, tenant, request, given, new_uuid(), served.seal, reserve=reads.reserve
         )
 
     with history.of(tenant) as reads:
         found = database.read(partial(gather, reads=reads))
         request, _ = list_tools(servers, caller, request, found.items)
-        make_echo(request, served.engine.capabilities)
+        request_echo(request, served.engine.capabilities)
         room = COUNTED * served.engine.capabilities.context_length
         return len(write_prompt(served, tenant, request, found.items, room=room).token_ids)

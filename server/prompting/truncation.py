@@ -8,14 +8,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from server.errors import InvalidRequest
-from server.hosted_tools.tool_specs import as_read
+from server.hosted_tools.tool_specs import items_for_model
 from server.limits.tools_and_grammars import characters_of, text_size
-from server.model_formats.interface import Conversation, Dialect, Prompt, PromptTooLong
+from server.model_formats.interface import Conversation, ModelFormat, Prompt, PromptTooLong
 from server.protocol.responses.items import Item, Message
 from server.protocol.responses.request import Side
 
 
-def write_within(dialect: Dialect, conversation: Conversation, limit: int, *, truncates: bool) -> Prompt:
+def write_within(dialect: ModelFormat, conversation: Conversation, limit: int, *, truncates: bool) -> Prompt:
     """The prompt of a conversation, or, if that is too long and it `truncates`, of its last turns.
 
     What must be too long by its characters is not written. Raises PromptTooLong for what was not written
@@ -27,7 +27,7 @@ def write_within(dialect: Dialect, conversation: Conversation, limit: int, *, tr
     def write(kept: Sequence[Item]) -> Prompt:
         if most is not None and characters_of(replace(conversation, items=kept)) > most:
             raise PromptTooLong(limit)
-        return dialect.write(replace(conversation, items=as_read(kept), limit=limit))
+        return dialect.write(replace(conversation, items=items_for_model(kept), limit=limit))
 
     prompt = None
     try:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from server.errors import InvalidRequest, UnknownModel
 from server.prompting.completion_params import check_format_name
-from server.prompting.loaded_model import Served
+from server.prompting.loaded_model import LoadedModel
 from server.prompting.output_options import wants_logprobs
 from server.protocol.responses.request import CreateResponse
 
@@ -57,7 +57,7 @@ _INVALID: list[tuple[str, Callable[[CreateResponse], object], str]] = [
 ]
 
 
-def refuse_unserved(request: CreateResponse, served: Served) -> None:
+def refuse_unserved(request: CreateResponse, served: LoadedModel) -> None:
     """Raises InvalidRequest as `refuse_unsupported`, and for a template; UnknownModel for another model."""
     if request.chat_template is not None and not served.trusts_templates:
         raise InvalidRequest(

@@ -48,7 +48,7 @@ MAX_BYTES = 8 * 1024 * 1024
 """Of a page; the object with which it has more is its last one, and the rest is on the next page."""
 
 
-def page(found: Sequence[bytes], limit: int, *, more: bool | None = None) -> Page[msgspec.Raw]:
+def make_page(found: Sequence[bytes], limit: int, *, more: bool | None = None) -> Page[msgspec.Raw]:
     """The page of at most `limit` objects, given as JSON.
 
     `more` says whether others follow them; by default `found` has one beyond the limit if there are.

@@ -8,8 +8,8 @@ from uuid import UUID
 from server.crashpoints import crashpoint
 from server.recording.isolation import LOCK_MS, STATEMENT_MS
 from server.recording.persist import is_written, log_rows, write
-from server.recording.run_registry import ActiveRuns, Inbound, Step
-from server.recording.unsynced_commits import Unflushed
+from server.recording.run_registry import Inbound, RunRegistry, RunUpdate
+from server.recording.unsynced_commits import UnsyncedCommits
 from server.store.cluster import leases
 from server.store.database import Connection, limit_time
 from server.store.log.events import Chunk
@@ -24,19 +24,19 @@ class JointCommit:
     """Messages that are applied to their runs once, and written as often as it takes."""
 
     def __init__(
-        self, active: ActiveRuns, replica: UUID, messages: Sequence[Inbound], unflushed: Unflushed
+        self, active: RunRegistry, replica: UUID, messages: Sequence[Inbound], unflushed: UnsyncedCommits
     ) -> None:
         self._unflushed = unflushed
         self._active = active
         self._replica = replica
         self._messages = messages
-        self.steps: list[Step] = []
+        self.steps: list[RunUpdate] = []
         self.applied = False
         """The messages became steps; a failure before that concerns no run."""
         self.in_doubt = False
         """The connection was lost, so a try may have been committed, and Postgres may have crashed."""
 
-    def make(self, connection: Connection) -> list[Step]:
+    def make(self, connection: Connection) -> list[RunUpdate]:
         """What was committed, now or by a try before. Raises Fenced, or whatever writing raises."""
         if self._may_only_add() and append_alone(connection, self._replica, self._rows):
             return self.steps
@@ -83,7 +83,7 @@ class JointCommit:
 class GroupCommit:
     """Some steps of a joint commit that failed, in a transaction of their own that others do not wait for."""
 
-    def __init__(self, replica: UUID, steps: Sequence[Step], unflushed: Unflushed) -> None:
+    def __init__(self, replica: UUID, steps: Sequence[RunUpdate], unflushed: UnsyncedCommits) -> None:
         self._replica = replica
         self._steps = steps
         self._unflushed = unflushed
@@ -110,7 +110,7 @@ class GroupCommit:
             crashpoint("recorder.written")
 
 
-def restore(connection: Connection, unflushed: Unflushed) -> None:
+def restore(connection: Connection, unflushed: UnsyncedCommits) -> None:
     """Writes again what Postgres has forgotten in a crash."""
     if lost := unflushed.restore(connection):
         log.warning("the database had forgotten %d steps; they are written again", lost)

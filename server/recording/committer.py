@@ -8,8 +8,8 @@ from uuid import UUID
 
 from server.recording.commit import GroupCommit, JointCommit
 from server.recording.isolation import BUDGET_SECONDS, Isolation
-from server.recording.run_registry import ActiveRuns, Inbound, Step
-from server.recording.unsynced_commits import Unflushed
+from server.recording.run_registry import Inbound, RunRegistry, RunUpdate
+from server.recording.unsynced_commits import UnsyncedCommits
 from server.store.cluster import leases
 from server.store.commit_failures import Trouble, classify
 from server.store.connection import RECORDER_LIMITS
@@ -29,11 +29,11 @@ class Committer:
     """Commits what messages to runs lead to, of all runs together if that is possible."""
 
     def __init__(
-        self, database: Database, replica: UUID, active: ActiveRuns, clock: Callable[[], float] = monotonic
+        self, database: Database, replica: UUID, active: RunRegistry, clock: Callable[[], float] = monotonic
     ) -> None:
         self.give_up_at = inf
         """When an outage is not waited for any more."""
-        self.unflushed = Unflushed()
+        self.unflushed = UnsyncedCommits()
         self._database = database
         self._replica = replica
         self._active = active
@@ -49,7 +49,7 @@ class Committer:
             return None
         return "the database does not take what is recorded"
 
-    def commit(self, messages: Sequence[Inbound]) -> tuple[list[Step], list[Step]]:
+    def commit(self, messages: Sequence[Inbound]) -> tuple[list[RunUpdate], list[RunUpdate]]:
         """Applies messages to their runs once: the steps that are committed, and those that could not be.
 
         An outage is waited out, and everything with it. Whatever else fails concerns some of the steps: they
@@ -76,7 +76,7 @@ class Committer:
                 self._committed(steps)
                 return steps, []
 
-    def _isolate(self, commit: JointCommit) -> tuple[list[Step], list[Step]]:
+    def _isolate(self, commit: JointCommit) -> tuple[list[RunUpdate], list[RunUpdate]]:
         """Those of a failed commit's steps that can be committed without the others, and the others."""
         isolation = Isolation(commit.steps, self._clock() + BUDGET_SECONDS)
         while (group := isolation.next(self._clock())) is not None:
@@ -87,7 +87,7 @@ class Committer:
                 isolation.failed()
         return isolation.done, isolation.suspended
 
-    def _commit_group(self, steps: Sequence[Step], commit: JointCommit) -> bool:
+    def _commit_group(self, steps: Sequence[RunUpdate], commit: JointCommit) -> bool:
         """Whether these steps are committed; waits while the database is away."""
         group = GroupCommit(self._replica, steps, self.unflushed)
         while True:
@@ -104,7 +104,7 @@ class Committer:
             else:
                 return True
 
-    def _committed(self, steps: Sequence[Step]) -> None:
+    def _committed(self, steps: Sequence[RunUpdate]) -> None:
         self._away_since = None
         self.unflushed.committed(steps)
 

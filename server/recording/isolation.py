@@ -8,7 +8,7 @@ when the time is up, for the others' next steps wait meanwhile.
 from collections import deque
 from collections.abc import Sequence
 
-from server.recording.run_registry import Step
+from server.recording.run_registry import RunUpdate
 
 BUDGET_SECONDS = 0.5
 """For all tries of one isolation. With the 0.25 s after which the joint commit gives up waiting for a lock
@@ -20,18 +20,18 @@ LOCK_MS, STATEMENT_MS = 50, 600
 class Isolation:
     """Steps of one commit, divided. Use: `next`, then `committed` or `failed`, until `next` gives None."""
 
-    def __init__(self, steps: Sequence[Step], until: float) -> None:
+    def __init__(self, steps: Sequence[RunUpdate], until: float) -> None:
         """`until` is the time after which nothing is tried any more."""
         adding = [step for step in steps if not step.over]
         ending = [step for step in steps if step.over]
-        self._groups: deque[list[Step]] = deque([adding] if adding else [])
+        self._groups: deque[list[RunUpdate]] = deque([adding] if adding else [])
         self._groups.extend([step] for step in ending)
         self._until = until
         self._tried_one = False
-        self.done: list[Step] = []
-        self.suspended: list[Step] = []
+        self.done: list[RunUpdate] = []
+        self.suspended: list[RunUpdate] = []
 
-    def next(self, now: float) -> list[Step] | None:
+    def next(self, now: float) -> list[RunUpdate] | None:
         """What to commit next as one transaction. The first is tried however late it is."""
         if now > self._until and self._tried_one:
             self.suspended.extend(step for group in self._groups for step in group)

@@ -11,10 +11,10 @@ from server.generation.run import Run
 from server.input_resolution.history import stored_item
 from server.protocol.responses.states import Ending
 from server.recording.expiry import lifetime_after_end
-from server.recording.run_registry import Step
+from server.recording.run_registry import RunUpdate
 from server.recording.unsynced_commits import chunks_of
 from server.store.cluster import claims
-from server.store.cluster.claims import Place
+from server.store.cluster.claims import ResponseKey
 from server.store.content import conversations, deletion, responses
 from server.store.content.responses import Owner
 from server.store.database import Connection, durable
@@ -26,7 +26,7 @@ class Unwritable(Exception):
     """A step of this response is broken."""
 
 
-def write(connection: Connection, replica: UUID, steps: Sequence[Step]) -> None:
+def write(connection: Connection, replica: UUID, steps: Sequence[RunUpdate]) -> None:
     """Writes the steps. Ends and hand-overs are on disk when the commit returns.
 
     Raises Unwritable, OwnershipLost, DatabaseError, or what the contents of one of them lead to.
@@ -49,12 +49,12 @@ def write(connection: Connection, replica: UUID, steps: Sequence[Step]) -> None:
         crashpoint("end.written")
 
 
-def log_rows(steps: Sequence[Step]) -> list[Chunk]:
+def log_rows(steps: Sequence[RunUpdate]) -> list[Chunk]:
     """What the steps add to the log."""
     return [chunk for step in steps if step.run.stored for chunk in chunks_of(step)]
 
 
-def is_written(connection: Connection, replica: UUID, step: Step) -> bool | None:
+def is_written(connection: Connection, replica: UUID, step: RunUpdate) -> bool | None:
     """Whether a commit of this step that was answered by an error had happened after all.
 
     None if that leaves no trace, because there was nothing to write. What another replica has written of the
@@ -79,8 +79,8 @@ def is_owner(owner: Owner | None, replica: UUID, run: Run) -> bool:
     return owner == Owner(replica, run.facts.attempt, ended=False)
 
 
-def _place(run: Run) -> Place:
-    return Place(run.facts.tenant, run.facts.id)
+def _place(run: Run) -> ResponseKey:
+    return ResponseKey(run.facts.tenant, run.facts.id)
 
 
 def _write_end(connection: Connection, replica: UUID, run: Run, ending: Ending) -> None:

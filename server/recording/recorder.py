@@ -21,17 +21,17 @@ from server.crashpoints import crashpoint
 from server.delivery.event_frames import frames
 from server.delivery.hub import Hub, Published
 from server.generation.run import Run
-from server.limits.unfinished_responses import Capacity
+from server.limits.unfinished_responses import UnfinishedResponses
 from server.recording.committer import Committer
 from server.recording.run_registry import (
     SERVER_ERROR,
-    ActiveRuns,
-    Begin,
-    Break,
-    HandBack,
+    FailRun,
     Inbound,
-    Step,
-    Stop,
+    ReleaseRuns,
+    RunRegistry,
+    RunUpdate,
+    StartRun,
+    StopRecorder,
 )
 from server.recording.side_writer import Settled, SideWriter
 from server.recording.suspended import Suspended
@@ -69,11 +69,11 @@ class Recorder:
         on_fenced: Callable[[], None],
         on_events: Callable[[Collection[UUID]], None] = lambda _responses: None,
         on_handed_back: Callable[[], None] = lambda: None,
-        on_steps: Callable[[Sequence[Step]], None] = lambda _steps: None,
+        on_steps: Callable[[Sequence[RunUpdate]], None] = lambda _steps: None,
         cancel: Callable[[UUID], None] = lambda _response: None,
         hold: Callable[[bool], None] = lambda _held: None,
         most_waiting: int = MOST_WAITING,
-        capacity: Capacity | None = None,
+        capacity: UnfinishedResponses | None = None,
         clock: Callable[[], float] = monotonic,
     ) -> None:
         """`on_fenced` is called, once, when this replica can write no more: it must end and start anew.
@@ -99,8 +99,8 @@ class Recorder:
         self._pressure = threading.Lock()
         """So that of a hold and a release the one that was decided last is the last to be said."""
         self._inbox: queue.SimpleQueue[Sequence[Inbound]] = queue.SimpleQueue()
-        self._active = ActiveRuns()
-        self._held = capacity if capacity is not None else Capacity()
+        self._active = RunRegistry()
+        self._held = capacity if capacity is not None else UnfinishedResponses()
         """Responses that this process is about to begin or producing, until their end is committed."""
         self._idle = threading.Event()
         self._idle.set()
@@ -150,7 +150,7 @@ class Recorder:
                 self._hold(True)
 
     @property
-    def capacity(self) -> Capacity:
+    def capacity(self) -> UnfinishedResponses:
         """What bounds the responses that are begun here."""
         return self._held
 
@@ -175,11 +175,11 @@ class Recorder:
         with self._handover:
             self._idle.clear()
             self._held.add(run.facts.id, run.facts.tenant)
-            self.deliver([Begin(run)])
+            self.deliver([StartRun(run)])
 
     def fail(self, response_id: UUID, message: str) -> None:
         """Ends a run from outside the engine."""
-        self.deliver([Break(response_id, SERVER_ERROR, message)])
+        self.deliver([FailRun(response_id, SERVER_ERROR, message)])
 
     def running(self) -> list[Run]:
         """The runs in progress here. Any thread; a snapshot."""
@@ -187,7 +187,7 @@ class Recorder:
 
     def hand_back(self) -> None:
         """Gives all background responses up for other replicas to go on with."""
-        self.deliver([HandBack()])
+        self.deliver([ReleaseRuns()])
 
     def wait_idle(self, seconds: float) -> bool:
         """Whether every run ended or was handed back within that time."""
@@ -200,7 +200,7 @@ class Recorder:
         responses, `on_fenced` is told of it.
         """
         self._committer.give_up_at = self._clock() + seconds
-        self.deliver([Stop()])
+        self.deliver([StopRecorder()])
         self._thread.join()
         self._side.thread.stop()
 
@@ -221,7 +221,7 @@ class Recorder:
             with self._thread.idle():
                 messages = self._gather(self._next_at)
             self._next_at = self.bring_forward(messages)
-            if any(isinstance(message, Stop) for message in messages):
+            if any(isinstance(message, StopRecorder) for message in messages):
                 self._bring_to_rest()
                 self._thread.request_stop()
         except leases.Fenced:
@@ -260,7 +260,7 @@ class Recorder:
         self._relax()
         return monotonic() + min(_REST * took, _LONGEST_REST)
 
-    def _finish(self, steps: Sequence[Step]) -> None:
+    def _finish(self, steps: Sequence[RunUpdate]) -> None:
         """What follows from committed steps."""
         self._tell(steps)
         crashpoint("recorder.told")
@@ -289,7 +289,7 @@ class Recorder:
                 self._abandon(response)
                 return []
             case "left":
-                step = Step(step.run, handed_back=True)
+                step = RunUpdate(step.run, handed_back=True)
                 self._abandon(response)
             case "ended":
                 self._abandon(response)
@@ -303,7 +303,7 @@ class Recorder:
             self._hub.release(step.run.facts.tenant, response)
         return retained
 
-    def _suspend(self, steps: Sequence[Step]) -> None:
+    def _suspend(self, steps: Sequence[RunUpdate]) -> None:
         """Others do not wait for these."""
         for step in steps:
             response = step.run.facts.id
@@ -334,7 +334,7 @@ class Recorder:
                 messages += self._inbox.get_nowait()
         return messages
 
-    def _let_go(self, steps: Sequence[Step]) -> None:
+    def _let_go(self, steps: Sequence[RunUpdate]) -> None:
         for step in steps:
             if step.over:
                 self._held.discard(step.run.facts.id)
@@ -353,7 +353,7 @@ class Recorder:
             if not self._active and not self._suspended and self._inbox.empty():
                 self._idle.set()
 
-    def _commit(self, messages: Sequence[Inbound]) -> list[Step]:
+    def _commit(self, messages: Sequence[Inbound]) -> list[RunUpdate]:
         """Applies messages to their runs; the steps that are committed. Others do not wait for the rest."""
         if not any(self._active.needs_commit(message) for message in messages):
             return self._without_commit(self._active.apply(messages, datetime.now(UTC)))
@@ -361,18 +361,18 @@ class Recorder:
         self._suspend(failed)
         return committed
 
-    def _without_commit(self, steps: Sequence[Step]) -> list[Step]:
+    def _without_commit(self, steps: Sequence[RunUpdate]) -> list[RunUpdate]:
         """Those that need none. By a mistake of ours a run may have ended, which is to be metered."""
         ended = [step for step in steps if step.over or step.broken]
         self._suspend(ended)
         return [step for step in steps if step not in ended] if ended else list(steps)
 
-    def _tell(self, steps: Sequence[Step]) -> None:
+    def _tell(self, steps: Sequence[RunUpdate]) -> None:
         self._on_events([step.run.facts.id for step in steps if step.events and step.run.stored])
         told = [self._published(step) for step in steps if step.events]
         self._hub.publish(published for published in told if published is not None)
 
-    def _published(self, step: Step) -> Published | None:
+    def _published(self, step: RunUpdate) -> Published | None:
         """What readers are told of a step; None if there are none, or if it cannot be told.
 
         That can only be one that is not stored: what is stored has been encoded before.

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 from uuid import UUID
 
-from server.recording.run_registry import Step
+from server.recording.run_registry import RunUpdate
 from server.store.commit_failures import Trouble
 
 MOST_TRIES = 8
@@ -26,7 +26,7 @@ Way = Literal["write", "fail", "hand back"]
 class Retry:
     """A step on its way into the database."""
 
-    step: Step
+    step: RunUpdate
     next_at: float
     way: Way = "write"
     tries: int = 0
@@ -50,7 +50,7 @@ class Retries:
     def __bool__(self) -> bool:
         return bool(self._pending)
 
-    def add(self, step: Step, now: float) -> None:
+    def add(self, step: RunUpdate, now: float) -> None:
         self._pending.append(Retry(step, now))
 
     def due(self, now: float) -> Retry | None:

@@ -11,9 +11,9 @@ from functools import lru_cache, partial
 from uuid import UUID
 
 from engine.request import Failed, Finished, Outbound, PromptLogprobs, Tokens
-from server.generation.output_decoding import Reading
+from server.generation.output_decoding import DecodingSpec
 from server.generation.run import Run
-from server.hosted_tools.tool_specs import Outcome
+from server.hosted_tools.tool_specs import ToolResult
 from server.protocol.responses.events import Event
 
 log = logging.getLogger("holdfast.runs")
@@ -24,7 +24,7 @@ UNREADABLE = "The model's output could not be read."
 
 
 @dataclass(frozen=True, slots=True)
-class Begin:
+class StartRun:
     """A run whose response has been accepted or claimed; its engine messages follow."""
 
     run: Run
@@ -33,7 +33,7 @@ class Begin:
 
 
 @dataclass(frozen=True, slots=True)
-class Break:
+class FailRun:
     """End this run as failed; sent by whoever knows that no engine will."""
 
     response_id: UUID
@@ -42,55 +42,65 @@ class Break:
 
 
 @dataclass(frozen=True, slots=True)
-class Drop:
+class DropRun:
     """End this run as cancelled; sent by whoever knows that no engine has it."""
 
     response_id: UUID
 
 
 @dataclass(frozen=True, slots=True)
-class HandBack:
+class ReleaseRuns:
     """Give these runs up, unended: another replica goes on with them. None means all in the background."""
 
     response_ids: frozenset[UUID] | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Stop:
+class StopRecorder:
     """The recorder's thread ends after what it was given before this."""
 
 
 @dataclass(frozen=True, slots=True)
-class Called:
+class ToolCallFinished:
     """A call that the server made has given this."""
 
     response_id: UUID
     index: int
     """Of its item in the output."""
-    outcome: Outcome
+    outcome: ToolResult
 
 
 @dataclass(frozen=True, slots=True)
-class NextTurn:
+class StartTurn:
     """The model's next turn begins, whose tokens are read so; with no reading there is no token left."""
 
     response_id: UUID
-    reading: Reading | None
+    reading: DecodingSpec | None
     prompt_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
-class Interrupt:
+class CancelRequested:
     """A response's end is asked for, and the engine may have no job of it: it is at its calls."""
 
     response_id: UUID
 
 
-Inbound = Begin | Break | Drop | HandBack | Stop | Called | NextTurn | Interrupt | Outbound
+Inbound = (
+    StartRun
+    | FailRun
+    | DropRun
+    | ReleaseRuns
+    | StopRecorder
+    | ToolCallFinished
+    | StartTurn
+    | CancelRequested
+    | Outbound
+)
 
 
 @dataclass(slots=True)
-class Step:
+class RunUpdate:
     """What one commit does for one run."""
 
     run: Run
@@ -115,7 +125,7 @@ class Step:
         return self.handed_back or self.run.ending is not None
 
 
-class ActiveRuns:
+class RunRegistry:
     """What the recorder's thread brings forward."""
 
     def __init__(self) -> None:
@@ -146,14 +156,14 @@ class ActiveRuns:
             case Tokens(job_id):
                 run = self._runs.get(response_of(job_id))
                 return run is None or run.stored
-            case Begin(run, starts):
+            case StartRun(run, starts):
                 return starts and not run.started
-            case NextTurn(_, reading):
+            case StartTurn(_, reading):
                 return reading is None
-            case Interrupt(response):
+            case CancelRequested(response):
                 interrupted = self._runs.get(response)
                 return interrupted is not None and interrupted.calling
-            case Stop() | PromptLogprobs():
+            case StopRecorder() | PromptLogprobs():
                 return False
             case _:
                 return True
@@ -162,10 +172,10 @@ class ActiveRuns:
         """Whether no run begins or ends by these messages, unless by a mistake of ours."""
         return all(isinstance(message, Tokens) or not self.needs_commit(message) for message in messages)
 
-    def apply(self, messages: Sequence[Inbound], now: datetime) -> list[Step]:
+    def apply(self, messages: Sequence[Inbound], now: datetime) -> list[RunUpdate]:
         """Lets the runs take the messages. Runs that are over are forgotten."""
-        steps: dict[UUID, Step] = {}
-        for message in _joined(messages):
+        steps: dict[UUID, RunUpdate] = {}
+        for message in _coalesce_tokens(messages):
             self._take(message, steps, now)
         for response, step in steps.items():
             if step.over:
@@ -179,19 +189,19 @@ class ActiveRuns:
         self._untold.pop(response, None)
         self.paused.discard(response)
 
-    def _take(self, message: Inbound, steps: dict[UUID, Step], now: datetime) -> None:
+    def _take(self, message: Inbound, steps: dict[UUID, RunUpdate], now: datetime) -> None:
         match message:
-            case Begin(run, starts):
+            case StartRun(run, starts):
                 self._runs[run.facts.id] = run
                 if starts:
                     self._advance(steps, run.facts.id, now, Run.start)
-            case Break(response, code, told):
+            case FailRun(response, code, told):
                 self._advance(steps, response, now, partial(Run.fail, code=code, message=told, at=now))
-            case Drop(response):
+            case DropRun(response):
                 self._advance(steps, response, now, partial(Run.cancel, at=now))
-            case HandBack(responses):
+            case ReleaseRuns(responses):
                 self._hand_back(steps, responses)
-            case Called() | NextTurn() | Interrupt():
+            case ToolCallFinished() | StartTurn() | CancelRequested():
                 self._take_from_tools(message, steps, now)
             case Tokens() | PromptLogprobs():
                 self._take_tokens(steps, message, now)
@@ -204,7 +214,7 @@ class ActiveRuns:
                 log.error("job %s failed: %s: %s", job_id, code, cause)
                 act = partial(Run.fail, code=SERVER_ERROR, message=ENGINE_FAILED, at=now, usage=usage)
                 self._advance(steps, response_of(job_id), now, act)
-            case Stop():
+            case StopRecorder():
                 pass
 
     def _goes_on(self, response: UUID) -> bool:
@@ -213,19 +223,22 @@ class ActiveRuns:
         return run is not None and run.facts.echo.background
 
     def _take_from_tools(
-        self, message: Called | NextTurn | Interrupt, steps: dict[UUID, Step], now: datetime
+        self,
+        message: ToolCallFinished | StartTurn | CancelRequested,
+        steps: dict[UUID, RunUpdate],
+        now: datetime,
     ) -> None:
         match message:
-            case Called(response, index, outcome):
+            case ToolCallFinished(response, index, outcome):
                 act = partial(Run.called, index=index, outcome=outcome, at=now)
-            case NextTurn(response, reading, prompt_tokens):
+            case StartTurn(response, reading, prompt_tokens):
                 act = partial(Run.next_turn, reading=reading, prompt_tokens=prompt_tokens, at=now)
-            case Interrupt(response):
+            case CancelRequested(response):
                 act = partial(Run.interrupt, at=now)
         self._advance(steps, response, now, act)
 
     def _hand_back(
-        self, steps: dict[UUID, Step], responses: frozenset[UUID] | None, *, died: bool = False
+        self, steps: dict[UUID, RunUpdate], responses: frozenset[UUID] | None, *, died: bool = False
     ) -> None:
         for response, run in self._runs.items():
             if responses is None:
@@ -233,10 +246,12 @@ class ActiveRuns:
             else:
                 wanted = response in responses
             if wanted and run.ending is None:
-                step = steps.setdefault(response, Step(run))
+                step = steps.setdefault(response, RunUpdate(run))
                 step.handed_back, step.died = True, died
 
-    def _take_tokens(self, steps: dict[UUID, Step], given: Tokens | PromptLogprobs, now: datetime) -> None:
+    def _take_tokens(
+        self, steps: dict[UUID, RunUpdate], given: Tokens | PromptLogprobs, now: datetime
+    ) -> None:
         response = response_of(given.job_id)
         if isinstance(given, PromptLogprobs):
             self._advance(steps, response, now, partial(Run.prompt_logprobs, logprobs=given.logprobs))
@@ -248,7 +263,7 @@ class ActiveRuns:
             step.token_ids += self._untold.pop(response)
 
     def _finish(
-        self, steps: dict[UUID, Step], response: UUID, now: datetime, act: Callable[[Run], list[Event]]
+        self, steps: dict[UUID, RunUpdate], response: UUID, now: datetime, act: Callable[[Run], list[Event]]
     ) -> None:
         """A job is over, and with it the run or a turn of it, whose last tokens are no other turn's."""
         step = self._advance(steps, response, now, act)
@@ -257,14 +272,14 @@ class ActiveRuns:
             step.token_ids += untold
 
     def _advance(
-        self, steps: dict[UUID, Step], response: UUID, now: datetime, act: Callable[[Run], list[Event]]
-    ) -> Step | None:
+        self, steps: dict[UUID, RunUpdate], response: UUID, now: datetime, act: Callable[[Run], list[Event]]
+    ) -> RunUpdate | None:
         """Lets a run take one message; a mistake of ours in it fails that run and no other."""
         run = self._runs.get(response)
         if run is None or run.ending is not None or (response in steps and steps[response].handed_back):
             self._untold.pop(response, None)
             return None
-        step = steps.setdefault(response, Step(run))
+        step = steps.setdefault(response, RunUpdate(run))
         try:
             step.events += act(run)
         except Exception:
@@ -272,7 +287,7 @@ class ActiveRuns:
             self._fail_unreadable(step, now)
         return step
 
-    def _fail_unreadable(self, step: Step, now: datetime) -> None:
+    def _fail_unreadable(self, step: RunUpdate, now: datetime) -> None:
         """The end of a run that raised; its output so far may be what it cannot tell of."""
         step.unreadable = True
         try:
@@ -282,7 +297,7 @@ class ActiveRuns:
             step.broken = True
 
 
-def _joined(messages: Sequence[Inbound]) -> Iterator[Inbound]:
+def _coalesce_tokens(messages: Sequence[Inbound]) -> Iterator[Inbound]:
     """The same messages, a job's tokens in one piece where no other message to it lies between them.
 
     So deltas get longer, and fewer, when more than one step of the engine is written at a time.
@@ -292,12 +307,12 @@ def _joined(messages: Sequence[Inbound]) -> Iterator[Inbound]:
         if isinstance(message, Tokens):
             waiting.setdefault(key_of(message), []).append(message)
             continue
-        if isinstance(message, HandBack):
-            yield from (_one(waiting.pop(job)) for job in list(waiting))
+        if isinstance(message, ReleaseRuns):
+            yield from (_merge_tokens(waiting.pop(job)) for job in list(waiting))
         elif (job := key_of(message)) in waiting:
-            yield _one(waiting.pop(job))
+            yield _merge_tokens(waiting.pop(job))
         yield message
-    yield from map(_one, waiting.values())
+    yield from map(_merge_tokens, waiting.values())
 
 
 @lru_cache(maxsize=4096)
@@ -309,17 +324,23 @@ def response_of(job_id: str) -> UUID:
 def key_of(message: Inbound) -> str:
     """What messages to one response have in common, its id in hexadecimal; empty if there is no such one."""
     match message:
-        case Begin(run):
+        case StartRun(run):
             return run.facts.id.hex
-        case Break(response) | Drop(response) | Called(response) | NextTurn(response) | Interrupt(response):
+        case (
+            FailRun(response)
+            | DropRun(response)
+            | ToolCallFinished(response)
+            | StartTurn(response)
+            | CancelRequested(response)
+        ):
             return response.hex
         case Tokens(job_id) | PromptLogprobs(job_id) | Finished(job_id) | Failed(job_id):
             return job_id.partition(".")[0]
-        case HandBack() | Stop():
+        case ReleaseRuns() | StopRecorder():
             return ""
 
 
-def _one(pieces: Sequence[Tokens]) -> Tokens:
+def _merge_tokens(pieces: Sequence[Tokens]) -> Tokens:
     if len(pieces) == 1:
         return pieces[0]
     token_ids = tuple(token for piece in pieces for token in piece.token_ids)

@@ -19,9 +19,9 @@ from server.generation.run import Run
 from server.recording.end_from_log import fail_from_log, fail_unstored
 from server.recording.persist import is_owner, is_written, write
 from server.recording.retries import Retries, Retry
-from server.recording.run_registry import Step
+from server.recording.run_registry import RunUpdate
 from server.store.cluster import claims, leases
-from server.store.cluster.claims import Place
+from server.store.cluster.claims import ResponseKey
 from server.store.commit_failures import Trouble, classify
 from server.store.content import responses
 from server.store.database import Connection, Database, durable, limit_time
@@ -41,7 +41,7 @@ LOOK_SECONDS = 1.0
 class Settled:
     """What came of a step, or of a look at a response's row."""
 
-    step: Step
+    step: RunUpdate
     outcome: Literal["committed", "ended", "given up", "left", "doubtful"]
     """`committed`: this step, as it was. `ended`: this one in its place, which ends the response. `given up`:
     nothing yet, but the run will not go on. `left`: the response is no more this replica's to write.
@@ -70,7 +70,7 @@ class SideWriter:
         self._replica = replica
         self._on_settled = on_settled
         self._running = running
-        self._new: queue.SimpleQueue[Step | UUID] = queue.SimpleQueue()
+        self._new: queue.SimpleQueue[RunUpdate | UUID] = queue.SimpleQueue()
         self._retries = Retries()
         self._connection: Connection | None = None
         self._clock = clock
@@ -84,7 +84,7 @@ class SideWriter:
             on_end=self._disconnect,
         )
 
-    def write(self, step: Step) -> None:
+    def write(self, step: RunUpdate) -> None:
         """Retries this step until it is settled. Any thread."""
         self._new.put(step)
         self.thread.wake()
@@ -129,13 +129,13 @@ class SideWriter:
         try:
             with self._database.begin() as connection:
                 owned = set(claims.owned(connection, self._replica))
-                lost = [run for run in runs if Place(run.facts.tenant, run.facts.id) not in owned]
+                lost = [run for run in runs if ResponseKey(run.facts.tenant, run.facts.id) not in owned]
         except Exception as error:
             if classify(error) == "refused":
                 raise
             return
         for run in lost:  # or ended since `running` was asked, which the recorder knows
-            self._on_settled(Settled(Step(run), "doubtful"))
+            self._on_settled(Settled(RunUpdate(run), "doubtful"))
 
     def _try(self, retry: Retry) -> None:
         try:
@@ -185,7 +185,7 @@ class SideWriter:
                     write(connection, self._replica, [last])
                     return Settled(last, "ended")
                 case "hand back":
-                    place = Place(facts.tenant, facts.id)
+                    place = ResponseKey(facts.tenant, facts.id)
                     claims.hand_back(connection, self._replica, [place], died=True)
                     return Settled(step, "left")
 

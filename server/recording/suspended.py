@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from uuid import UUID
 
-from server.recording.run_registry import Begin, HandBack, Inbound, Step, key_of
+from server.recording.run_registry import Inbound, ReleaseRuns, RunUpdate, StartRun, key_of
 
 MOST_RETAINED = 8192
 """Messages to one run; they hold a token each, or a few, so this is minutes of the fastest stream. A run
@@ -39,7 +39,7 @@ class Suspended:
     def __contains__(self, response: UUID) -> bool:
         return response in self._suspensions
 
-    def add(self, step: Step) -> None:
+    def add(self, step: RunUpdate) -> None:
         """The step is not committed; its run takes nothing until `release`."""
         self._suspensions[step.run.facts.id] = _Suspension(step.run.facts.echo.background)
 
@@ -73,9 +73,9 @@ class Suspended:
 
     def _pass(self, message: Inbound) -> Iterable[Inbound]:
         """What of a message is for runs that are not suspended."""
-        if isinstance(message, HandBack):
+        if isinstance(message, ReleaseRuns):
             return self._pass_hand_back(message)
-        if isinstance(message, Begin) or not (key := key_of(message)):
+        if isinstance(message, StartRun) or not (key := key_of(message)):
             return (message,)
         response = UUID(hex=key)
         if response not in self._suspensions:
@@ -83,15 +83,15 @@ class Suspended:
         self._retain(response, message)
         return ()
 
-    def _pass_hand_back(self, message: HandBack) -> Iterable[Inbound]:
+    def _pass_hand_back(self, message: ReleaseRuns) -> Iterable[Inbound]:
         for response, suspension in self._suspensions.items():
             wanted = message.response_ids
             if suspension.background if wanted is None else response in wanted:
-                self._retain(response, HandBack(frozenset({response})))
+                self._retain(response, ReleaseRuns(frozenset({response})))
         if message.response_ids is None:
             return (message,)
         others = message.response_ids - self._suspensions.keys()
-        return (HandBack(others),) if others else ()
+        return (ReleaseRuns(others),) if others else ()
 
     def _retain(self, response: UUID, message: Inbound) -> None:
         suspension = self._suspensions[response]

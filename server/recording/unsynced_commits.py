@@ -11,28 +11,28 @@ from dataclasses import dataclass, field
 from time import monotonic
 from uuid import UUID
 
-from server.recording.run_registry import Step
+from server.recording.run_registry import RunUpdate
 from server.store.database import Connection
 from server.store.log import events
 
-KEPT_S = 15.0
+SYNC_AFTER_S = 15.0
 """For how long they are kept. Postgres is on disk after three times `wal_writer_delay`, 0.6 s by default."""
 
 
 @dataclass(slots=True)
-class Unflushed:
+class UnsyncedCommits:
     """The steps of the last commits."""
 
-    _steps: deque[tuple[float, Step]] = field(default_factory=deque)
+    _steps: deque[tuple[float, RunUpdate]] = field(default_factory=deque)
 
-    def committed(self, steps: Sequence[Step]) -> None:
+    def committed(self, steps: Sequence[RunUpdate]) -> None:
         """These are committed; an end or a hand-over among them has waited for the disk."""
         if any(step.over for step in steps):
             self._steps.clear()
             return
         now = monotonic()
         self._steps.extend((now, step) for step in steps if step.run.stored and step.events)
-        while self._steps and self._steps[0][0] < now - KEPT_S:
+        while self._steps and self._steps[0][0] < now - SYNC_AFTER_S:
             self._steps.popleft()
 
     def restore(self, connection: Connection) -> int:
@@ -50,7 +50,7 @@ class Unflushed:
         return len(lost)
 
 
-def chunks_of(step: Step) -> list[events.Chunk]:
+def chunks_of(step: RunUpdate) -> list[events.Chunk]:
     """A stored run's step as rows of the log."""
     facts = step.run.facts
     return events.pack(facts.tenant, facts.id, facts.attempt, step.events, step.token_ids)

@@ -12,14 +12,14 @@ from contextlib import suppress
 from functools import partial
 from uuid import UUID
 
-from engine.request import JobRefused
+from engine.request import RequestRefused
 from server.crashpoints import crashpoint
-from server.prompting.loaded_model import Served
+from server.prompting.loaded_model import LoadedModel
 from server.recording.recorder import Recorder
-from server.recording.run_registry import SERVER_ERROR, Begin, Break, Drop, HandBack
+from server.recording.run_registry import SERVER_ERROR, DropRun, FailRun, ReleaseRuns, StartRun
 from server.recovery.rebuild import Rebuilt, rebuild
 from server.store.cluster import claims, leases
-from server.store.cluster.claims import Place
+from server.store.cluster.claims import ResponseKey
 from server.store.cluster.quarantine import end_unreadable
 from server.store.content.responses import StoredResponse
 from server.store.database import Connection, Database, DatabaseError, Unreachable, is_gone
@@ -42,14 +42,14 @@ class _NoRoom(Exception):
     """The engine takes nothing at the moment."""
 
 
-class Taker:
+class Claimer:
     """Claims no more than this replica can run. `stop` ends the thread."""
 
     def __init__(
         self,
         database: Database,
         replica: UUID,
-        served: Served,
+        served: LoadedModel,
         recorder: Recorder,
         tool_loop: ToolLoop,
         *,
@@ -125,7 +125,7 @@ class Taker:
             self._recorder.forget(stored.id)
 
     def _claim_hopeless(self, connection: Connection) -> list[StoredResponse]:
-        return claims.claim_hopeless(
+        return claims.claim_to_end(
             connection, self._replica, most_deaths=self._most_deaths, limit=MOST_AT_ONCE
         )
 
@@ -164,10 +164,10 @@ class Taker:
             return None
         except Exception:
             log.exception("response %s cannot be read", claimed.id)
-        self._end_unreadable(Place(claimed.tenant, claimed.id))
+        self._end_unreadable(ResponseKey(claimed.tenant, claimed.id))
         return None
 
-    def _end_unreadable(self, place: Place) -> None:
+    def _end_unreadable(self, place: ResponseKey) -> None:
         try:
             if end_unreadable(self._database, self._replica, place):
                 log.error("response %s ends as failed: what is stored of it cannot be read", place.id)
@@ -186,24 +186,26 @@ class Taker:
             raise
         except Exception:
             log.exception("response %s cannot go on", rebuilt.stored.id)
-            last = Break(rebuilt.stored.id, SERVER_ERROR, CANNOT_GO_ON)
-            self._recorder.deliver([Begin(rebuilt.run, starts=False), last])
+            last = FailRun(rebuilt.stored.id, SERVER_ERROR, CANNOT_GO_ON)
+            self._recorder.deliver([StartRun(rebuilt.run, starts=False), last])
 
     def _end(self, rebuilt: Rebuilt) -> None:
         stored = rebuilt.stored
         if stored.cancel_requested_at is not None:
-            last: Drop | Break = Drop(stored.id)
+            last: DropRun | FailRun = DropRun(stored.id)
         else:
             log.warning("response %s was left by a dead replica and ends as failed", stored.id)
-            last = Break(stored.id, SERVER_ERROR, GIVEN_UP if stored.background else STOPPED)
-        self._recorder.deliver([Begin(rebuilt.run, starts=False), last])
+            last = FailRun(stored.id, SERVER_ERROR, GIVEN_UP if stored.background else STOPPED)
+        self._recorder.deliver([StartRun(rebuilt.run, starts=False), last])
 
     def _go_on(self, rebuilt: Rebuilt, full: set[str]) -> None:
         """Begins a claimed run, or hands it back if the engine has no room for its tenant."""
         run = rebuilt.run
         errand = run.take_errand()
         if rebuilt.job is None and not run.waits_for_calls:
-            self._recorder.deliver([Begin(run, starts=False), Break(run.facts.id, SERVER_ERROR, CHANGED)])
+            self._recorder.deliver(
+                [StartRun(run, starts=False), FailRun(run.facts.id, SERVER_ERROR, CHANGED)]
+            )
             return
         if rebuilt.turns is not None and rebuilt.turns.may_follow:
             self._tool_loop.expect(rebuilt.turns)
@@ -215,9 +217,9 @@ class Taker:
             return
         try:
             self._served.engine.submit(rebuilt.job)
-        except JobRefused as refused:
+        except RequestRefused as refused:
             if refused.reason in ("overloaded", "share_full", "closed"):
-                self._recorder.deliver([HandBack(frozenset({run.facts.id}))])
+                self._recorder.deliver([ReleaseRuns(frozenset({run.facts.id}))])
                 if refused.reason != "share_full":
                     raise _NoRoom from refused
                 full.add(run.facts.tenant)

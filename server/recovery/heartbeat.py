@@ -10,7 +10,7 @@ from time import monotonic
 from uuid import UUID
 
 from server.crashpoints import crashpoint
-from server.delivery.abandonment import Unread
+from server.delivery.abandonment import Abandonment
 from server.recovery.heartbeat_watch import HeartbeatWatch
 from server.store.cluster import claims, leases
 from server.store.database import Connection, Database, DatabaseError
@@ -19,7 +19,7 @@ from server.supervised_thread import Retry, SupervisedThread
 log = logging.getLogger("holdfast.keeper")
 
 
-class Keeper:
+class Heartbeat:
     """Beats about once a second until `stop`."""
 
     def __init__(
@@ -31,7 +31,7 @@ class Keeper:
         cancel: Callable[[UUID], None],
         lease_seconds: float,
         reading: Callable[[], Sequence[UUID]],
-        unread: Unread,
+        unread: Abandonment,
         on_unowned: Callable[[], None],
         on_fenced: Callable[[], None],
         on_others: Callable[[bool], None],
@@ -91,16 +91,16 @@ class Keeper:
         silent = self._watch.look(self._clock(), self._heartbeats())
         if silent:
             with self._database.begin() as connection:
-                leases.bury(connection, silent, self._lease_seconds)
+                leases.expire_replicas(connection, silent, self._lease_seconds)
         with self._database.begin() as connection:
-            unowned = leases.abandon(connection)
+            unowned = leases.release_orphans(connection)
             if unowned:
                 crashpoint("bury.written")
         if unowned:
             crashpoint("bury.committed")
         with self._database.begin() as connection:
             lost = self._hand_back_lost(connection)
-            unwanted = claims.unwanted(connection, self._replica)
+            unwanted = claims.cancel_requested(connection, self._replica)
         for response in unwanted:
             self._cancel(response)
         if unowned or lost:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from engine.request import Job
+from engine.request import EngineRequest
 from server.compaction.inline import first_reading, prepare_first
 from server.errors import ApiError
 from server.generation.item_starts import has_summaries
@@ -19,8 +19,8 @@ from server.generation.output_decoding import nothing_to_read
 from server.generation.run import Log, Run, RunFacts
 from server.input_resolution import resolve_input
 from server.prompting.engine_request import Prepared
-from server.prompting.loaded_model import Served
-from server.prompting.next_turn import Turns
+from server.prompting.loaded_model import LoadedModel
+from server.prompting.next_turn import TurnBuilder
 from server.protocol.errors import DecodeFailure
 from server.protocol.responses.events import Event
 from server.protocol.responses.items import Item, decode_item
@@ -32,7 +32,7 @@ from server.store.content import responses
 from server.store.content.responses import StoredResponse
 from server.store.database import Connection, DatabaseError
 from server.store.log import events
-from server.store.log.events import Progress
+from server.store.log.events import LogProgress
 
 log = logging.getLogger("holdfast.rebuild")
 
@@ -43,12 +43,12 @@ class Rebuilt:
 
     stored: StoredResponse
     run: Run
-    job: Job | None
-    turns: Turns | None = None
+    job: EngineRequest | None
+    turns: TurnBuilder | None = None
     """There if the run can go on."""
 
 
-def rebuild(connection: Connection, stored: StoredResponse, served: Served) -> Rebuilt:
+def rebuild(connection: Connection, stored: StoredResponse, served: LoadedModel) -> Rebuilt:
     """Reads a claimed response's log and history.
 
     Raises DatabaseError, and any exception when what is stored cannot be decoded even so far that the run
@@ -73,9 +73,9 @@ def rebuild(connection: Connection, stored: StoredResponse, served: Served) -> R
 def _resumed(
     connection: Connection,
     stored: StoredResponse,
-    served: Served,
+    served: LoadedModel,
     prepared: Prepared,
-    progress: Progress,
+    progress: LogProgress,
     told: Sequence[Event],
 ) -> Rebuilt | None:
     """The run with the job that goes on; None if its tokens read otherwise now."""
@@ -85,7 +85,7 @@ def _resumed(
     if (summarized := has_summaries(told)) is not None:  # an earlier release or setting told it so
         reading = replace(reading, summarizes=summarized)
     run = Run(facts, reading)
-    turns = Turns(
+    turns = TurnBuilder(
         served=served,
         tenant=stored.tenant,
         request=request,
@@ -114,7 +114,7 @@ def _facts(stored: StoredResponse, prepared: Prepared | None) -> RunFacts:
     )
 
 
-def _prepare_again(connection: Connection, stored: StoredResponse, served: Served) -> Prepared | None:
+def _prepare_again(connection: Connection, stored: StoredResponse, served: LoadedModel) -> Prepared | None:
     """None if it does not come out as it did when the response was accepted."""
     if stored.asked is None or stored.model not in served.names:
         return None

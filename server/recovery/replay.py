@@ -7,15 +7,15 @@ from itertools import groupby
 
 import msgspec
 
-from engine.request import Job, Usage
+from engine.request import EngineRequest, Usage
 from server.generation.run import Log, Run
-from server.hosted_tools.tool_specs import Outcome, outcome_of
+from server.hosted_tools.tool_specs import ToolResult, tool_result_of
 from server.prompting.engine_request import Prepared, job_after
-from server.prompting.next_turn import Turns
+from server.prompting.next_turn import TurnBuilder
 from server.protocol.responses.events import Event, Kind, OutputItemDone, delta_of, event_type
 from server.protocol.responses.hosted_items import ServedCall
 from server.protocol.responses.items import Compaction
-from server.store.log.events import Progress
+from server.store.log.events import LogProgress
 
 _CALLED = frozenset(
     f"response.{end}"
@@ -35,13 +35,13 @@ class LoggedTurn:
 
     token_ids: list[int] = field(default_factory=list)
     told: list[Event] = field(default_factory=list)
-    called: dict[int, Outcome] = field(default_factory=dict)
+    called: dict[int, ToolResult] = field(default_factory=dict)
     """The calls that were made, by place. No token of the turn is stored after the first of them."""
     summed_up: bool = False
     """It wrote the summary of a compaction, and that is told."""
 
 
-def parted(progress: Progress, told: Sequence[Event], *, sums_up: bool = False) -> list[LoggedTurn]:
+def parted(progress: LogProgress, told: Sequence[Event], *, sums_up: bool = False) -> list[LoggedTurn]:
     """The turns of a log: a turn is over where a call of the server's has an outcome.
 
     The first of one that begins by `sums_up` is over where its compaction is told.
@@ -63,13 +63,13 @@ def parted(progress: Progress, told: Sequence[Event], *, sums_up: bool = False) 
             if sums_up and isinstance(done.item, Compaction):
                 calling, turns[-1].summed_up = True, True
             elif calling and isinstance(done.item, ServedCall):
-                turns[-1].called[done.output_index] = outcome_of(done.item)
+                turns[-1].called[done.output_index] = tool_result_of(done.item)
     return turns
 
 
 def replay(
-    run: Run, turns: Turns, prepared: Prepared, progress: Progress, told: Sequence[Event]
-) -> tuple[list[Event], Job | None]:
+    run: Run, turns: TurnBuilder, prepared: Prepared, progress: LogProgress, told: Sequence[Event]
+) -> tuple[list[Event], EngineRequest | None]:
     """Brings a fresh run to where the log ends: what its tokens say now, and the job that goes on.
 
     Without a job the run is at its calls, and has an errand. Raises ApiError.
@@ -91,7 +91,7 @@ def replay(
     return said, None if run.waits_for_calls else job_after(job, logged[-1].token_ids)
 
 
-def _begin(run: Run, turns: Turns, at: datetime) -> Job:
+def _begin(run: Run, turns: TurnBuilder, at: datetime) -> EngineRequest:
     errand = run.take_errand()
     assert errand is not None, "a turn that follows calls which are not made"
     turn = turns.after(errand.output, errand.turn, errand.spent)

@@ -6,7 +6,7 @@ from server.store import seal_keys
 from server.store.database import Connection, Database
 
 
-def open_seal(config: Config, database: Database) -> Seal:
+def load_seal_keys(config: Config, database: Database) -> Seal:
     """The setting's keys seal, if there are any; the database's goes on opening what it once sealed."""
 
     def shared(connection: Connection) -> bytes | None:

@@ -17,7 +17,7 @@ SUMMARY = "Earlier parts of this conversation were left out. This is what they s
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class SealedContext:
     """What is left of a context, in order."""
 
     before: Sequence[Item]
@@ -41,20 +41,20 @@ def summary_message(place: str, summary: str) -> Message:
     return Message(place, "completed", "developer", [InputText(SUMMARY + summary)])
 
 
-def seal_window(window: Window, seal: Seal, tenant: str, place: str) -> str:
+def seal_context(window: SealedContext, seal: Seal, tenant: str, place: str) -> str:
     """The content of the item at that place."""
     text = msgspec.json.encode(_Sealed(_raw(window.before), window.summary, _raw(window.after))).decode()
     return seal.seal("context", tenant, place, text)
 
 
-def open_window(item: Compaction, seal: Seal, tenant: str) -> list[Item] | None:
+def open_context(item: Compaction, seal: Seal, tenant: str) -> list[Item] | None:
     """What the item stands for; None if it is no window of ours."""
     text = seal.open("context", tenant, item.encrypted_content)
     if text is None:
         return None
     found = decode_as(text, _Sealed)
     before, after = ([decode_item(bytes(one)) for one in part] for part in (found.before, found.after))
-    return Window(before, found.summary, after).items(item.id)
+    return SealedContext(before, found.summary, after).items(item.id)
 
 
 def _raw(items: Sequence[Item]) -> list[msgspec.Raw]:

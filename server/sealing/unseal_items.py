@@ -15,12 +15,12 @@ from server.protocol.responses.items import (
 )
 from server.protocol.responses.response import Response
 from server.sealing.cipher import Seal
-from server.sealing.sealed_context import open_window, summary_message
+from server.sealing.sealed_context import open_context, summary_message
 
 UNREADABLE = "[Earlier parts of this conversation were compacted by another server and cannot be read here.]"
 
 
-def opened(items: Iterable[Item], seal: Seal, tenant: str) -> list[Item]:
+def unseal_items(items: Iterable[Item], seal: Seal, tenant: str) -> list[Item]:
     """Items as a model is given them: what was compacted is told by the developer.
 
     A compaction within a response stands for everything before it. Sealed reasoning that is not ours stays
@@ -28,7 +28,7 @@ def opened(items: Iterable[Item], seal: Seal, tenant: str) -> list[Item]:
     """
     found: list[Item] = []
     for item in items:
-        if isinstance(item, Compaction) and (window := open_window(item, seal, tenant)) is not None:
+        if isinstance(item, Compaction) and (window := open_context(item, seal, tenant)) is not None:
             found = window
         elif (one := _opened(item, seal, tenant)) is not None:
             found.append(one)

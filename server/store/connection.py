@@ -55,7 +55,7 @@ _NOTHING = 0
 """What psycopg tells a command that waits when nothing has come for a while."""
 
 
-class PatientConnection(psycopg.Connection[Any]):
+class TimeoutConnection(psycopg.Connection[Any]):
     """A connection whose commands raise OperationalError, and which is closed, when no answer comes in time.
 
     The time is for each exchange with the server; COPY of many rows is many.
@@ -136,13 +136,13 @@ class PatientConnection(psycopg.Connection[Any]):
         return self.pgconn.transaction_status == TransactionStatus.ACTIVE
 
 
-def connect(url: str, name: str, options: str) -> PatientConnection:
+def connect(url: str, name: str, options: str) -> TimeoutConnection:
     """A connection on which JSON columns are text both ways.
 
     Only msgspec encodes, and what was stored comes back the same; `options` are added to the URL's own.
     """
     given = conninfo_to_dict(url).get("options") or ""
-    connection = PatientConnection.connect(
+    connection = TimeoutConnection.connect(
         url_in_time(url), application_name=name, options=f"{given} {_SERVER_SIDE} {options}".strip()
     )
     set_json_dumps(_as_it_is, connection)

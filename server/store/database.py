@@ -27,8 +27,8 @@ from sqlalchemy.exc import (
 from sqlalchemy.pool import ConnectionPoolEntry
 
 from server.configuration.shipped_files import migrations_folder
-from server.store.connection import LIMITS, PatientConnection, connect, url_in_time
-from server.store.shared_outage import Outage
+from server.store.connection import LIMITS, TimeoutConnection, connect, url_in_time
+from server.store.shared_outage import SharedOutage
 
 __all__ = [
     "Connection",
@@ -101,7 +101,7 @@ class Database:
         self.url = url
         self._strict = strict
         self._closed = False
-        self._outage = Outage()
+        self._outage = SharedOutage()
         self._engine = create_engine(
             "postgresql+psycopg://",
             creator=lambda: connect(url, "holdfast", LIMITS),
@@ -196,14 +196,14 @@ class Database:
         self._closed = True
         self._engine.dispose()
 
-    def _checked_in(self, connection: PatientConnection | None, record: ConnectionPoolEntry) -> None:
+    def _checked_in(self, connection: TimeoutConnection | None, record: ConnectionPoolEntry) -> None:
         """A connection that was in use when the pool was closed comes back to nobody."""
         record.info[_USED_AT] = monotonic()
         if self._closed and connection is not None:
             connection.close()
 
 
-def _check_out(connection: PatientConnection, record: ConnectionPoolEntry, _proxy: Any) -> None:
+def _check_out(connection: TimeoutConnection, record: ConnectionPoolEntry, _proxy: Any) -> None:
     """Makes sure of a connection that was not used for a while; a new one is as good as used."""
     used_at = record.info.get(_USED_AT, monotonic())
     if monotonic() - used_at < _FRESH_S and connection.is_silent():
@@ -242,7 +242,7 @@ def durable(connection: Connection) -> None:
 def is_there(connection: Connection) -> bool:
     """Whether the server answers on a connection that was not used for a while, within `PING_S` seconds."""
     with driver(connection) as raw:
-        return isinstance(raw, PatientConnection) and raw.is_there()
+        return isinstance(raw, TimeoutConnection) and raw.is_there()
 
 
 def limit_time(connection: Connection, *, lock_ms: int, statement_ms: int) -> None:

@@ -18,7 +18,7 @@ class StillAway(OperationalError):
         super().__init__("connect", None, TimeoutError("the database is still away"))
 
 
-class Outage:
+class SharedOutage:
     """Whether the database is gone, and since when. Any thread."""
 
     def __init__(self) -> None:

@@ -15,7 +15,7 @@ import pytest
 from openai import OpenAI
 
 from engine.grammar.compiler import GrammarCompiler
-from engine.request import Grammar
+from engine.request import StructuredOutput
 from server.embedded_postgres.embedded_server import EmbeddedPostgres
 from tests.fix_postgres import temporary_database
 from tests.fix_tally import Tally
@@ -101,7 +101,9 @@ def begins() -> Iterator[Callable[[str, Any], bool]]:
     letters = {token: place for place, token in enumerate(compiler.vocabulary.tokens) if len(token) == 1}
 
     def check(text: str, schema: Any) -> bool:
-        matcher: Any = compiler.compiled(Grammar(kind="json_schema", text=json.dumps(schema))).begin()
+        matcher: Any = compiler.compiled(
+            StructuredOutput(kind="json_schema", text=json.dumps(schema))
+        ).begin()
         spelled = [letters[bytes([byte])] for byte in text.removesuffix("\ufffd").encode()]
         return bool(matcher.try_consume_tokens(spelled) == len(spelled))
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from engine.executor import EngineFault, OutOfMemory
-from engine.request import Failed, Finished, Job, JobRefused, Outbound, Tokens, Usage
+from engine.request import EngineRequest, Failed, Finished, Outbound, RequestRefused, Tokens, Usage
 from tests.contract.conftest import Start
 from tests.support.engines import Bench, make_job, make_prompt
 
@@ -99,7 +99,7 @@ def test_cancel_of_an_unknown_or_ended_job_does_nothing(bench: Bench) -> None:
 # Tokens
 
 
-def sampled(job_id: str, prompt: list[int], max_tokens: int = 24, **fields: Any) -> Job:
+def sampled(job_id: str, prompt: list[int], max_tokens: int = 24, **fields: Any) -> EngineRequest:
     return make_job(job_id, prompt, max_tokens, **{"temperature": 1.0, "seed": 11, **fields})
 
 
@@ -186,11 +186,13 @@ GOOD = make_job("good", make_prompt(20))
         (replace(GOOD, sampling=replace(GOOD.sampling, seed=2**64)), "bad_sampling"),
     ],
 )
-def test_a_bad_job_is_refused_and_its_neighbour_unchanged(bench: Bench, bad: Job, reason: str) -> None:
+def test_a_bad_job_is_refused_and_its_neighbour_unchanged(
+    bench: Bench, bad: EngineRequest, reason: str
+) -> None:
     (alone,) = bench.run(make_job("alone", make_prompt(20)))
     with bench.listener.held():
         bench.engine.submit(make_job("neighbour", make_prompt(20)))
-        with pytest.raises(JobRefused) as refusal:
+        with pytest.raises(RequestRefused) as refusal:
             bench.engine.submit(bad)
     assert refusal.value.reason == reason
     assert bench.listener.outcome("neighbour").tokens == alone.tokens
@@ -199,7 +201,7 @@ def test_a_bad_job_is_refused_and_its_neighbour_unchanged(bench: Bench, bad: Job
 
 def test_a_job_is_refused_when_the_cache_could_never_hold_it(start: Start) -> None:
     bench = start(kv_blocks=3)
-    with pytest.raises(JobRefused) as refusal:
+    with pytest.raises(RequestRefused) as refusal:
         bench.engine.check(make_job("a", make_prompt(20), max_tokens=29))
     assert refusal.value.reason == "too_long"
     (outcome,) = bench.run(make_job("a", make_prompt(20), max_tokens=28))
@@ -209,7 +211,7 @@ def test_a_job_is_refused_when_the_cache_could_never_hold_it(start: Start) -> No
 def test_a_job_is_refused_when_one_of_its_id_has_not_ended(bench: Bench) -> None:
     with bench.listener.held():
         bench.engine.submit(make_job("a", make_prompt(20)))
-        with pytest.raises(JobRefused) as refusal:
+        with pytest.raises(RequestRefused) as refusal:
             bench.engine.submit(make_job("a", make_prompt(30)))
     assert refusal.value.reason == "duplicate"
     assert bench.listener.outcome("a").last.usage.prompt == 20
@@ -220,7 +222,7 @@ def test_a_job_is_refused_when_the_queue_is_full(start: Start) -> None:
     with bench.listener.held():
         for n in range(5):
             bench.engine.submit(make_job(str(n), make_prompt(20)))
-        with pytest.raises(JobRefused) as refusal:
+        with pytest.raises(RequestRefused) as refusal:
             bench.engine.submit(make_job("one more", make_prompt(20)))
     assert refusal.value.reason == "overloaded"
     assert {reason_of(bench.listener.outcome(str(n)).last) for n in range(5)} == {"length"}
@@ -228,7 +230,7 @@ def test_a_job_is_refused_when_the_queue_is_full(start: Start) -> None:
 
 def test_a_job_is_refused_when_the_engine_is_closed(bench: Bench) -> None:
     bench.engine.close(drain=True)
-    with pytest.raises(JobRefused) as refusal:
+    with pytest.raises(RequestRefused) as refusal:
         bench.engine.submit(GOOD)
     assert refusal.value.reason == "closed"
 
@@ -288,7 +290,7 @@ def test_every_job_is_told_at_once_when_the_engine_dies(start: Start) -> None:
     assert [reason_of(outcome.last) for outcome in outcomes] == ["engine_dead"] * 4
     assert [len(batch) for batch in bench.listener.batches] == [1, 4]
     assert not bench.engine.stats().alive
-    with pytest.raises(JobRefused) as refusal:
+    with pytest.raises(RequestRefused) as refusal:
         bench.engine.submit(GOOD)
     assert refusal.value.reason == "closed"
     bench.engine.close(drain=True)

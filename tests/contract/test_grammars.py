@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from engine.request import Failed, Finished, Job, JobRefused, Outbound, Tokens
+from engine.request import EngineRequest, Failed, Finished, Outbound, RequestRefused, Tokens
 from engine.scripted_engine import Script
 from tests.support.engines import Bench, Outcome, make_job, start_model, start_scripted
 from tests.support.grammars import (
@@ -83,7 +83,7 @@ PERSON = {
 numbers = iter(range(10**9))
 
 
-def constrained(wanted: Any, max_tokens: int = 200, **fields: Any) -> Job:
+def constrained(wanted: Any, max_tokens: int = 200, **fields: Any) -> EngineRequest:
     defaults = {"temperature": 1.0, "seed": 7, "stop_ids": frozenset({END}), "grammar": wanted}
     return make_job(f"g{next(numbers)}", ids_of("Say it."), max_tokens, **{**defaults, **fields})
 
@@ -273,8 +273,8 @@ def test_only_the_job_fails_whose_stop_id_is_what_its_grammar_needs(bench: Bench
     ],
     ids=lambda job: str(job.grammar)[:60],
 )
-def test_a_bad_grammar_is_refused_with_a_sentence(bench: Bench, job: Job) -> None:
-    with pytest.raises(JobRefused) as refusal:
+def test_a_bad_grammar_is_refused_with_a_sentence(bench: Bench, job: EngineRequest) -> None:
+    with pytest.raises(RequestRefused) as refusal:
         bench.engine.submit(job)
     assert refusal.value.reason == "bad_grammar"
     assert len(str(refusal.value)) > 20
@@ -282,7 +282,7 @@ def test_a_bad_grammar_is_refused_with_a_sentence(bench: Bench, job: Job) -> Non
 
 def test_a_grammar_is_refused_when_the_tokens_spell_nothing() -> None:
     bench = start_scripted()
-    with pytest.raises(JobRefused) as refusal:
+    with pytest.raises(RequestRefused) as refusal:
         bench.engine.check(make_job("a", [1], stop_ids=frozenset({0}), grammar=schema(PERSON)))
     assert refusal.value.reason == "bad_grammar"
     bench.engine.close(drain=False)

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from engine.request import Failed, Finished, Job, Outbound, Tokens, Usage
+from engine.request import EngineRequest, Failed, Finished, Outbound, Tokens, Usage
 from tests.contract.conftest import Start
 from tests.support.engines import Bench, make_job, make_prompt
 
@@ -12,7 +12,7 @@ def order_of_ends(bench: Bench) -> list[str]:
     return [message.job_id for message in told if isinstance(message, Finished | Failed)]
 
 
-def sampled(n: int, prompt: list[int], **fields: Any) -> Job:
+def sampled(n: int, prompt: list[int], **fields: Any) -> EngineRequest:
     return make_job(str(n), prompt, 12, temperature=1.0, seed=n, **fields)
 
 

@@ -14,10 +14,10 @@ from engine.request import (
     MAX_BIASES,
     MAX_STOP_BYTES,
     MAX_STOP_STRINGS,
+    EngineRequest,
     Finished,
-    Job,
-    JobRefused,
     PromptLogprobs,
+    RequestRefused,
     TokenLogprobs,
     Tokens,
 )
@@ -86,7 +86,7 @@ def told(bench: Bench, job_id: str) -> list[TokenLogprobs]:
 # Cut and go on
 
 
-def random_job(case: int) -> Job:
+def random_job(case: int) -> EngineRequest:
     """A seeded job with most of what can be wished for, and stop strings that may come."""
     choose = random.Random(case)
     prompt = prompt_of(choose.randint(1, 60), case)
@@ -331,7 +331,7 @@ BAD: dict[str, dict[str, list[Any]]] = {
 )
 def test_a_wish_that_cannot_be_met_is_refused(bench: Bench, reason: str, name: str, value: Any) -> None:
     job = make_job("bad", prompt_of(20), 16, **{name: value})
-    with pytest.raises(JobRefused) as refusal:
+    with pytest.raises(RequestRefused) as refusal:
         bench.engine.check(job)
     assert refusal.value.reason == reason
     assert str(refusal.value).endswith(".")
@@ -358,6 +358,6 @@ def test_the_widest_wishes_are_met(bench: Bench) -> None:
 
 def test_stop_strings_are_refused_where_tokens_have_no_text() -> None:
     bench = start_spelling(spelling=None)
-    with pytest.raises(JobRefused, match="has no tokenizer"):
+    with pytest.raises(RequestRefused, match="has no tokenizer"):
         bench.engine.check(make_job("a", [2], stop_strings=("x",)))
     bench.engine.close(drain=True)

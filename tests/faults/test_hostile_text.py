@@ -15,7 +15,7 @@ import pytest
 
 from engine.grammar.lark_source import check_source
 from engine.grammar.limits import BadGrammar, check_pattern
-from engine.request import Grammar
+from engine.request import StructuredOutput
 from server.embedded_postgres.embedded_server import EmbeddedPostgres
 from server.model_formats.grammar.lark_in_json_string import escaped_grammar
 from server.model_formats.grammar.unquoted_strings import strings_of
@@ -200,12 +200,12 @@ def at_the_door(chance: random.Random) -> None:
     text = a_text(chance)
     match chance.randrange(5):
         case 0:
-            check_source(Grammar(kind="json_schema", text=json.dumps(a_schema(chance))))
+            check_source(StructuredOutput(kind="json_schema", text=json.dumps(a_schema(chance))))
         case 1:
             check_pattern(text)
-            check_source(Grammar(kind="regex", text=text))
+            check_source(StructuredOutput(kind="regex", text=text))
         case 2:
-            check_source(Grammar(kind="lark", text=text))
+            check_source(StructuredOutput(kind="lark", text=text))
             escaped_grammar(text)
         case 3:
             strings_of(a_schema(chance))

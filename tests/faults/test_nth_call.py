@@ -15,21 +15,21 @@ import msgspec
 import psycopg
 import pytest
 
-from engine.request import Failed, Finished, Job, Outbound
+from engine.request import EngineRequest, Failed, Finished, Outbound
 from engine.scripted_engine import Fault, Script, ScriptedConfig, ScriptedEngine
 from server.admission.admit import Admission
 from server.caller import Caller
 from server.configuration.settings import Config
-from server.delivery.abandonment import Unread
+from server.delivery.abandonment import Abandonment
 from server.delivery.stored_responses import read_response
 from server.hosted_tools.mcp.client import McpServers
-from server.hosted_tools.mcp.registered_servers import Registered
-from server.prompting.loaded_model import Served
+from server.hosted_tools.mcp.registered_servers import RegisteredServers
+from server.prompting.loaded_model import LoadedModel
 from server.protocol.responses.events import is_terminal
 from server.protocol.responses.request import CreateResponse
-from server.recovery.claimer import Taker
-from server.recovery.heartbeat import Keeper
-from server.store.connection import PatientConnection
+from server.recovery.claimer import Claimer
+from server.recovery.heartbeat import Heartbeat
+from server.store.connection import TimeoutConnection
 from server.store.database import DatabaseError
 from server.store.disk_space import Disk
 from server.tool_loop import ToolLoop
@@ -59,7 +59,7 @@ class Exchanges:
         self._lock = Lock()
 
     def around(self, act: Callable[..., Any]) -> Callable[..., Any]:
-        def counted(connection: PatientConnection, *arguments: Any, **named: Any) -> Any:
+        def counted(connection: TimeoutConnection, *arguments: Any, **named: Any) -> Any:
             with self._lock:
                 self.count += 1
                 is_lost = self.count == self._lost
@@ -72,7 +72,7 @@ class Exchanges:
 
         return counted
 
-    def _lose(self, connection: PatientConnection) -> None:
+    def _lose(self, connection: TimeoutConnection) -> None:
         connection.pgconn.finish()
         raise psycopg.OperationalError("the connection is lost")
 
@@ -85,8 +85,8 @@ class Server:
     engine: ScriptedEngine
     told: list[Outbound]
     admission: Admission
-    taker: Taker
-    keeper: Keeper
+    taker: Claimer
+    keeper: Heartbeat
     taken: list[str]
     """The jobs that the engine accepted."""
 
@@ -137,18 +137,18 @@ def serving(url: str, fault: Fault | None = None) -> Iterator[Server]:
         engine = ScriptedEngine(script, deliver)
         submit = engine.submit
 
-        def take(job: Job) -> None:
+        def take(job: EngineRequest) -> None:
             submit(job)
             taken.append(job.job_id)
 
         engine.submit = take  # type: ignore[method-assign]
-        served = Served(name="model", engine=engine, dialect=SpelledDialect())
-        tool_loop = ToolLoop(engine, McpServers(Registered(), 1), bench.recorder.deliver)
+        served = LoadedModel(name="model", engine=engine, dialect=SpelledDialect())
+        tool_loop = ToolLoop(engine, McpServers(RegisteredServers(), 1), bench.recorder.deliver)
         at = (bench.database, bench.replica)
-        taker = Taker(*at, served, bench.recorder, tool_loop, most_running=4, most_deaths=3)
+        taker = Claimer(*at, served, bench.recorder, tool_loop, most_running=4, most_deaths=3)
         nothing: Callable[..., None] = lambda *_: None  # noqa: E731
-        unread = Unread(is_unread=bench.hub.follows, cancel=tool_loop.cancel)
-        keeper = Keeper(
+        unread = Abandonment(is_unread=bench.hub.follows, cancel=tool_loop.cancel)
+        keeper = Heartbeat(
             bench.database,
             bench.replica,
             holds=bench.recorder.holds,
@@ -183,7 +183,7 @@ def serving(url: str, fault: Fault | None = None) -> Iterator[Server]:
 def counting(exchanges: Exchanges) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for name in ("wait", "answers"):
-            patch.setattr(PatientConnection, name, exchanges.around(getattr(PatientConnection, name)))
+            patch.setattr(TimeoutConnection, name, exchanges.around(getattr(TimeoutConnection, name)))
         yield
 
 

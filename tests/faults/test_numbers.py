@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from engine.request import Finished, Job, Outbound
+from engine.request import EngineRequest, Finished, Outbound
 from tests.fix_tally import Tally
 from tests.support.engines import Bench, make_job, make_prompt, start_model, tiny_model
 from tests.support.poison import POISON, Poison, at_random, clean, gather_blocks
@@ -28,7 +28,7 @@ def start(way: str, **settings: Any) -> Bench:
     return bench
 
 
-def random_jobs(dice: random.Random) -> list[Job]:
+def random_jobs(dice: random.Random) -> list[EngineRequest]:
     """Of four tenants; many share a beginning, many are short, and half has the poison in its prompt."""
     jobs = []
     for number in range(JOBS):
@@ -51,7 +51,7 @@ def random_jobs(dice: random.Random) -> list[Job]:
     return jobs
 
 
-def again(job: Job, name: str, **fields: Any) -> Job:
+def again(job: EngineRequest, name: str, **fields: Any) -> EngineRequest:
     return replace(job, job_id=f"{name} {job.job_id}", **fields)
 
 

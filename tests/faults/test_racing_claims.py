@@ -66,12 +66,12 @@ def race(database: Database, alive: list[UUID], template: UUID, pool: ThreadPool
         start.wait(60)
         claimed: list[UUID] = []
         for _ in range(3):
-            in_transaction(database, leases.abandon)
+            in_transaction(database, leases.release_orphans)
             claimed += in_transaction(database, lambda connection: claim(connection, me))
         return claimed
 
     found = list(pool.map(look_after, alive))
-    while rest := in_transaction(database, leases.abandon):
+    while rest := in_transaction(database, leases.release_orphans):
         assert rest <= LEFT
     late = in_transaction(database, lambda connection: claim(connection, alive[0]))
     times = Counter(one for claimed in [*found, late] for one in claimed)

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from engine.attention.flash_attention import find_kernel, sources
-from engine.attention.paged import LayerNeeds
-from engine.request import Failed, Job, TokenLogprobs, Tokens
+from engine.attention.flash_attention import select_backend, sources
+from engine.attention.paged import LayerAttentionSpec
+from engine.request import EngineRequest, Failed, TokenLogprobs, Tokens
 from tests.support.engines import Bench, make_job, make_prompt, save_random_model, start_model
 
 pytestmark = [
@@ -48,7 +48,7 @@ def start_on_gpu(config_name: str, **settings: Any) -> Bench:
     return start_model(path, **{"device": "cuda", "max_running": 4, "token_budget": 24, **settings})
 
 
-def run(bench: Bench, *jobs: Job) -> list[list[int]]:
+def run(bench: Bench, *jobs: EngineRequest) -> list[list[int]]:
     outcomes = bench.run(*jobs)
     bench.engine.close(drain=True)
     assert not any(isinstance(outcome.last, Failed) for outcome in outcomes)
@@ -103,8 +103,8 @@ def test_an_installed_kernel_is_taken_for_a_plain_model() -> None:
     """Finding it includes comparing it with the reference on this device."""
     if not any(_is_there(load) for load in sources().values()):
         pytest.skip("no attention kernel is installed here")
-    needs = LayerNeeds(32, 8, 128, 128, None, sinks=False, softcap=None)
-    kernel = find_kernel([needs, replace(needs, window=100)], torch.bfloat16, torch.device("cuda"), 16)
+    needs = LayerAttentionSpec(32, 8, 128, 128, None, sinks=False, softcap=None)
+    kernel = select_backend([needs, replace(needs, window=100)], torch.bfloat16, torch.device("cuda"), 16)
     assert kernel is not None
 
 

@@ -14,6 +14,7 @@ from server.protocol.responses.events import Event
 from server.protocol.responses.items import Item
 from server.protocol.responses.states import columns_of
 from server.store.audit.stored_responses import (
+    AuditColumns,
     AuditedItem,
     AuditedResponse,
     Folded,
@@ -22,7 +23,6 @@ from server.store.audit.stored_responses import (
     Moment,
     Previous,
     Replay,
-    Standing,
 )
 from server.store.content.responses import INPUT, OUTPUT, StoredResponse
 from server.store.log import events
@@ -105,7 +105,7 @@ def stored(**changes: Any) -> StoredResponse:
     return StoredResponse(**{name: fields[name] for name in StoredResponse.__dataclass_fields__})
 
 
-def standing(**changes: Any) -> Standing:
+def standing(**changes: Any) -> AuditColumns:
     fields: dict[str, Any] = {
         "deleted_at": None,
         "expires_at": None,
@@ -120,7 +120,7 @@ def standing(**changes: Any) -> Standing:
         "heartbeat_at": NOW,
         "has_next": False,
     }
-    return Standing(**{**fields, **changes})
+    return AuditColumns(**{**fields, **changes})
 
 
 def stands(response: AuditedResponse, **changes: Any) -> AuditedResponse:

@@ -22,10 +22,10 @@ from pydantic import TypeAdapter
 
 from engine.request import Usage
 from server.delivery.hub import Hub, Published
-from server.generation.output_decoding import Reading
+from server.generation.output_decoding import DecodingSpec
 from server.generation.run import Run, RunFacts
 from server.input_resolution.history import stored_item
-from server.input_resolution.resolve_input import own, read_given
+from server.input_resolution.resolve_input import read_given, with_own_id
 from server.model_formats.interface import (
     Conversation,
     Delta,
@@ -180,7 +180,7 @@ def make_facts(**changes: Any) -> RunFacts:
 
 
 def make_run(**changes: Any) -> Run:
-    return Run(make_facts(**changes), Reading(SpelledParser()))
+    return Run(make_facts(**changes), DecodingSpec(SpelledParser()))
 
 
 def make_ending(**changes: Any) -> Ending:
@@ -200,7 +200,7 @@ def read_items(given: object) -> list[Item]:
     """The `input` of a request as items of `RESPONSE`."""
     _, read = read_given(CreateResponse(model="m", input=given))  # type: ignore[arg-type]  # hostile too
     return [
-        own(item, RESPONSE, "i", n)
+        with_own_id(item, RESPONSE, "i", n)
         for n, item in enumerate(read)
         if not isinstance(item, ItemReference | AdditionalTools | CompactionTrigger)
     ]
@@ -220,8 +220,8 @@ def kill(database: Database, replica: UUID) -> None:
     """Has a replica declared dead and what it left abandoned."""
     with database.begin() as connection:
         connection.exec_driver_sql("update replicas set heartbeat_at = 'epoch' where id = %s", (replica,))
-        leases.bury(connection, {replica: 0.0}, 10.0)
-        leases.abandon(connection)
+        leases.expire_replicas(connection, {replica: 0.0}, 10.0)
+        leases.release_orphans(connection)
 
 
 def insert_response(

@@ -16,8 +16,8 @@ from typing import Any
 
 from engine.config import EngineConfig
 from engine.engine import ThreadedEngine, load
-from engine.request import Failed, Finished, Job, OnDead, Outbound, Sampling, Tokens
-from engine.scheduling.scheduler import Plan
+from engine.request import EngineRequest, Failed, Finished, OnEngineDeath, Outbound, SamplingParams, Tokens
+from engine.scheduling.scheduler import SchedulerOutput
 from engine.scripted_engine import Script, ScriptedConfig, ScriptedEngine
 
 PATIENCE = 60.0
@@ -98,7 +98,7 @@ class Bench:
     engine: ThreadedEngine
     listener: Listener
 
-    def run(self, *jobs: Job) -> list[Outcome]:
+    def run(self, *jobs: EngineRequest) -> list[Outcome]:
         """Submits the jobs together, so that they share their steps, and waits for all."""
         first, *rest = jobs
         with self.listener.held():
@@ -114,7 +114,7 @@ class Bench:
         compute = getattr(executor, name)
         left = times
 
-        def sabotaged(plan: Plan) -> Any:
+        def sabotaged(plan: SchedulerOutput) -> Any:
             nonlocal left
             left -= 1
             if left >= 0:
@@ -124,14 +124,16 @@ class Bench:
         setattr(executor, name, sabotaged)
 
 
-def make_job(job_id: str, prompt: Sequence[int], max_tokens: int = 16, **fields: Any) -> Job:
-    """A greedy job, unless `temperature` or other fields of `Sampling` are given."""
-    sampling = {field.name: fields.pop(field.name) for field in dc_fields(Sampling) if field.name in fields}
-    return Job(
+def make_job(job_id: str, prompt: Sequence[int], max_tokens: int = 16, **fields: Any) -> EngineRequest:
+    """A greedy job, unless `temperature` or other fields of `SamplingParams` are given."""
+    sampling = {
+        field.name: fields.pop(field.name) for field in dc_fields(SamplingParams) if field.name in fields
+    }
+    return EngineRequest(
         job_id=job_id,
         prompt=tuple(prompt),
         max_tokens=max_tokens,
-        sampling=Sampling(**{"seed": 0, "temperature": 0.0, **sampling}),
+        sampling=SamplingParams(**{"seed": 0, "temperature": 0.0, **sampling}),
         **fields,
     )
 
@@ -143,8 +145,8 @@ def make_prompt(length: int, salt: int = 0) -> list[int]:
 
 def start_scripted(
     *,
-    scripts: Callable[[Job], Script | None] = lambda _job: None,
-    on_dead: OnDead = lambda _why: None,
+    scripts: Callable[[EngineRequest], Script | None] = lambda _job: None,
+    on_dead: OnEngineDeath = lambda _why: None,
     **settings: Any,
 ) -> Bench:
     """The scripted engine; its stop id is 0."""

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from server.model_formats.chat_template.chat_template_format import ChatDialect
+from server.model_formats.chat_template.chat_template_format import ChatTemplateFormat
 from server.model_formats.interface import (
     CallDelta,
     CallEnd,
@@ -89,12 +89,12 @@ def tokenizer_of(family: Family) -> Tokenizer:
 
 
 @functools.cache
-def dialect_of(name: str) -> ChatDialect:
+def dialect_of(name: str) -> ChatTemplateFormat:
     family = FAMILIES[name]
     stop = tokenizer_at(name).token_to_id(family.eos)
     assert stop is not None
     dialect = pick(folder_of(name), frozenset({stop}))
-    assert isinstance(dialect, ChatDialect)
+    assert isinstance(dialect, ChatTemplateFormat)
     return dialect
 
 

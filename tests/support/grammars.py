@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.grammar.compiler import GrammarCompiler
-from engine.request import Grammar, GrammarKind, Job
+from engine.request import EngineRequest, StructuredOutput, StructuredOutputKind
 from engine.scheduling.sequence import TokenSequence
 from engine.vocabulary import Vocabulary
 from tests.support.engines import save_random_model
@@ -43,12 +43,12 @@ SIZE = len(TOKENS)
 VOCABULARY = Vocabulary(tuple(token.encode() for token in TOKENS), frozenset({END, CALL}))
 
 
-def grammar(kind: GrammarKind, content: Any = "") -> Grammar:
+def grammar(kind: StructuredOutputKind, content: Any = "") -> StructuredOutput:
     """Content that is not text is written as JSON."""
-    return Grammar(kind=kind, text=content if isinstance(content, str) else json.dumps(content))
+    return StructuredOutput(kind=kind, text=content if isinstance(content, str) else json.dumps(content))
 
 
-def schema(content: Any) -> Grammar:
+def schema(content: Any) -> StructuredOutput:
     return grammar("json_schema", content)
 
 
@@ -114,7 +114,7 @@ def fits(value: Any, wanted: dict[str, Any]) -> bool:
     return value is None
 
 
-def sequence_of(job: Job, compiler: GrammarCompiler) -> TokenSequence:
+def sequence_of(job: EngineRequest, compiler: GrammarCompiler) -> TokenSequence:
     """The sequence of a job that was accepted with its grammar compiled."""
     compiled = compiler.compiled(job.grammar, job.share) if job.grammar else None
     return TokenSequence(job, 1, compiled=compiled)

@@ -14,7 +14,7 @@ from typing import Any
 
 from server.model_formats.harmony import vocabulary
 from server.model_formats.harmony.encoding import HarmonyEncoding
-from server.model_formats.harmony.harmony_format import HarmonyDialect
+from server.model_formats.harmony.harmony_format import HarmonyFormat
 from server.model_formats.interface import Delta, TextDelta
 from server.protocol.responses.items import (
     FunctionCall,
@@ -55,9 +55,9 @@ def encoding() -> HarmonyEncoding:
 
 
 @functools.cache
-def dialect() -> HarmonyDialect:
+def dialect() -> HarmonyFormat:
     """On a day that does not pass."""
-    return HarmonyDialect(encoding(), lambda: TODAY)
+    return HarmonyFormat(encoding(), lambda: TODAY)
 
 
 def oracle() -> Any:

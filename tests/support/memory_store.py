@@ -20,12 +20,12 @@ from server.protocol.responses.events import Event
 from server.protocol.responses.states import ENDED, Ending, columns_of
 from server.recording import commit, committer, persist, side_writer
 from server.store.cluster import claims, leases
-from server.store.cluster.claims import Place
+from server.store.cluster.claims import ResponseKey
 from server.store.content import deletion, idempotency_keys, responses, storage_usage
 from server.store.content.idempotency_keys import FirstUse
 from server.store.content.responses import Finished, NewItem, NewResponse, Owner, StoredResponse
 from server.store.log import events
-from server.store.log.events import Chunk, News, Progress, Watched
+from server.store.log.events import Chunk, LogProgress, Subscription, SubscriptionUpdate
 from tests.support.memory import Memory, MemoryConnection, Row
 
 # --- what the SQL means; `at` is the memory, or a connection to it ---
@@ -92,7 +92,7 @@ def claim_waiting(
 
 
 def hand_back(
-    at: Memory, me: UUID, places: Sequence[Place], *, died: bool = False, skip_locked: bool = False
+    at: Memory, me: UUID, places: Sequence[ResponseKey], *, died: bool = False, skip_locked: bool = False
 ) -> int:
     handed_back = 0
     for place in places:
@@ -106,9 +106,9 @@ def hand_back(
     return handed_back
 
 
-def owned(at: Memory, me: UUID) -> list[Place]:
+def owned(at: Memory, me: UUID) -> list[ResponseKey]:
     return [
-        Place(row.stored.tenant, row.stored.id)
+        ResponseKey(row.stored.tenant, row.stored.id)
         for row in _unfinished(at)
         if row.stored.replica_id == me and row.stored.status == "in_progress"
     ]
@@ -167,14 +167,14 @@ def compacted(at: Memory, tenant: str, response_id: UUID) -> str:
     ).decode()
 
 
-def progress(at: Memory, tenant: str, response_id: UUID) -> Progress:
+def progress(at: Memory, tenant: str, response_id: UUID) -> LogProgress:
     row = at.rows[response_id]
     if row.folded or not row.log:
-        return Progress([], 0, None)
+        return LogProgress([], 0, None)
     given = [(chunk, moment) for chunk, moment in row.log if chunk.token_ids is not None]
     pieces = [(chunk.first_seq, memoryview(chunk.token_ids or b"").cast("i").tolist()) for chunk, _ in given]
     first = datetime.fromtimestamp(given[0][1], UTC) if given else None
-    return Progress(pieces, row.log[-1][0].first_seq + row.log[-1][0].n, first)
+    return LogProgress(pieces, row.log[-1][0].first_seq + row.log[-1][0].n, first)
 
 
 def next_seq(at: Memory, tenant: str, response_id: UUID) -> int:
@@ -192,18 +192,18 @@ def discard(at: Memory, tenant: str, response_id: UUID) -> None:
     assert response_id in at.rows
 
 
-def catch_up(at: Memory, watched: Sequence[Watched]) -> list[News]:
+def catch_up(at: Memory, watched: Sequence[Subscription]) -> list[SubscriptionUpdate]:
     found = []
     for one in watched:
         row = at.rows.get(one.response_id)
         if row is None or row.deleted:
-            found.append(News(one, "gone", 0, []))
+            found.append(SubscriptionUpdate(one, "gone", 0, []))
         elif row.stored.status in ENDED:
-            found.append(News(one, "ended", 0, []))
+            found.append(SubscriptionUpdate(one, "ended", 0, []))
         elif one.next_seq is None:
-            found.append(News(one, "running", next_seq(at, one.tenant, one.response_id), []))
+            found.append(SubscriptionUpdate(one, "running", next_seq(at, one.tenant, one.response_id), []))
         elif new := read_log(at, one.tenant, one.response_id, one.next_seq):
-            found.append(News(one, "running", new[-1].sequence_number + 1, new))
+            found.append(SubscriptionUpdate(one, "running", new[-1].sequence_number + 1, new))
     return found
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from engine.config import Limits
 from engine.request import FinishReason
-from engine.scheduling.scheduler import Plan, Scheduler
+from engine.scheduling.scheduler import Scheduler, SchedulerOutput
 from engine.scheduling.sequence import TokenSequence
 from tests.support.engines import make_job, make_prompt
 
@@ -31,7 +31,7 @@ class Play:
         self.scheduler.add(sequence)
         return sequence
 
-    def step(self) -> Plan:
+    def step(self) -> SchedulerOutput:
         plan = self.scheduler.plan()
         for progress in self.scheduler.advance(plan):
             self.scheduler.confirm(progress)

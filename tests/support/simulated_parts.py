@@ -9,7 +9,17 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 from uuid import UUID
 
-from engine.request import Capabilities, Failed, Finished, Job, JobRefused, Outbound, Stats, Tokens, Usage
+from engine.request import (
+    EngineRequest,
+    Failed,
+    Finished,
+    ModelInfo,
+    Outbound,
+    RequestRefused,
+    Stats,
+    Tokens,
+    Usage,
+)
 from server.delivery.event_frames import FramePage
 from server.delivery.hub import Channel
 from server.delivery.stored_responses import StreamReader
@@ -19,7 +29,7 @@ from tests.support.memory import Memory
 if TYPE_CHECKING:
     from tests.support.simulated_replica import Replica
 
-CAPABILITIES = Capabilities(
+CAPABILITIES = ModelInfo(
     vocab_size=2**31, context_length=4096, stop_ids=frozenset(), temperature=1.0, top_p=1.0
 )
 
@@ -77,20 +87,20 @@ class PlayedEngine:
 
     def __init__(self, dice: random.Random, deliver: Callable[[list[Outbound]], None]) -> None:
         self.capabilities = CAPABILITIES
-        self.jobs: dict[str, tuple[Job, int]] = {}
+        self.jobs: dict[str, tuple[EngineRequest, int]] = {}
         """With how many tokens each has got."""
         self.cancelled: set[str] = set()
         self.most = 4
         self._dice = dice
         self._deliver = deliver
 
-    def check(self, job: Job) -> None: ...
+    def check(self, job: EngineRequest) -> None: ...
 
     def hold(self, held: bool) -> None: ...
 
-    def submit(self, job: Job) -> None:
+    def submit(self, job: EngineRequest) -> None:
         if len(self.jobs) >= self.most:
-            raise JobRefused("overloaded", "No room.")
+            raise RequestRefused("overloaded", "No room.")
         assert job.job_id not in self.jobs, "a response is generated twice at once"
         self.jobs[job.job_id] = (job, 0)
 

@@ -8,14 +8,14 @@ from sqlalchemy.exc import OperationalError
 from server.admission.admit import Admission
 from server.configuration.settings import Config
 from server.delivery import follower
-from server.delivery.abandonment import Unread
+from server.delivery.abandonment import Abandonment
 from server.delivery.hub import Hub
 from server.hosted_tools.mcp.client import McpServers
-from server.hosted_tools.mcp.registered_servers import Registered
-from server.prompting.loaded_model import Served
+from server.hosted_tools.mcp.registered_servers import RegisteredServers
+from server.prompting.loaded_model import LoadedModel
 from server.recording.recorder import Recorder
-from server.recovery.claimer import Taker
-from server.recovery.heartbeat import Keeper
+from server.recovery.claimer import Claimer
+from server.recovery.heartbeat import Heartbeat
 from server.store.cluster.leases import Fenced
 from server.store.database import Database
 from server.store.disk_space import Disk
@@ -58,12 +58,12 @@ class Replica:
             clock=lambda: world.memory.seconds,
         )
         self.engine = PlayedEngine(world.dice, self.recorder.deliver)
-        served = Served(name="model", engine=self.engine, dialect=DIALECT)  # type: ignore[arg-type]
-        tool_loop = ToolLoop(self.engine, McpServers(Registered(), 1), self.recorder.deliver)  # type: ignore[arg-type]
+        served = LoadedModel(name="model", engine=self.engine, dialect=DIALECT)  # type: ignore[arg-type]
+        tool_loop = ToolLoop(self.engine, McpServers(RegisteredServers(), 1), self.recorder.deliver)  # type: ignore[arg-type]
         at = (self.database, self.id)
-        unread = Unread(is_unread=self.hub.is_unread, cancel=tool_loop.cancel)
-        self.taker = Taker(*at, served, self.recorder, tool_loop, most_running=4, most_deaths=3)
-        self.keeper = Keeper(
+        unread = Abandonment(is_unread=self.hub.is_unread, cancel=tool_loop.cancel)
+        self.taker = Claimer(*at, served, self.recorder, tool_loop, most_running=4, most_deaths=3)
+        self.keeper = Heartbeat(
             self.database,
             self.id,
             holds=self.recorder.holds,

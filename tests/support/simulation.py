@@ -16,7 +16,7 @@ from unittest import mock
 from uuid import UUID
 
 from server.admission import admit
-from server.admission.idempotency import Repeatable
+from server.admission.idempotency import IdempotencyKey
 from server.caller import Caller
 from server.delivery import abandonment, hub
 from server.delivery.event_frames import FramePage
@@ -113,7 +113,7 @@ class World:
         background = stored and self.dice.random() < 0.6
         request = CreateResponse(model="model", input="Hi", stream=True, store=stored, background=background)
         key = self.dice.choice((None, None, "k1", "k2"))
-        repeatable = Repeatable(key, repr(request).encode()) if key else None
+        repeatable = IdempotencyKey(key, repr(request).encode()) if key else None
 
         def ask() -> None:
             with suppress(ApiError):

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from engine.grammar.compiler import GrammarCompiler
-from engine.request import Grammar
+from engine.request import StructuredOutput
 from engine.vocabulary import read_vocabulary
 from tests.support.families import folder_of, ids_of, tokenizer_at
 from tests.support.family_formats import FAMILIES
@@ -51,7 +51,7 @@ def hints_of(name: str) -> list[list[int]]:
 
 def walk(
     compiler: GrammarCompiler,
-    grammar: Grammar,
+    grammar: StructuredOutput,
     random_: random.Random,
     hints: Sequence[list[int]],
     begin: Sequence[int] = (),

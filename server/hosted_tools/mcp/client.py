@@ -24,10 +24,10 @@ import msgspec
 from server.errors import ApiError
 from server.hosted_tools.mcp import session
 from server.hosted_tools.mcp.call_slots import CallSlots, NoSlot
-from server.hosted_tools.mcp.registered_servers import COMMAND, SESSION_HEADER, Registered
+from server.hosted_tools.mcp.registered_servers import COMMAND, SESSION_HEADER, RegisteredServers
 from server.hosted_tools.mcp.source_urls import urls_of
-from server.hosted_tools.mcp.tool_list_cache import Listing, ListingKey, Listings
-from server.hosted_tools.tool_specs import Access, Outcome
+from server.hosted_tools.mcp.tool_list_cache import ToolList, ToolListCache, ToolListKey
+from server.hosted_tools.tool_specs import McpCredentials, ToolResult
 from server.limits.concurrency import SharedLimit
 from server.outbound_http.allowed_addresses import Allowed, Refused, check_url, host_and_port, only, read_url
 from server.protocol.responses.hosted_items import ListedTool, McpError
@@ -61,7 +61,7 @@ class McpServers:
 
     def __init__(
         self,
-        registered: Registered,
+        registered: RegisteredServers,
         seconds: float,
         allowed: Allowed = Allowed(),  # noqa: B008 - frozen
         *,
@@ -81,7 +81,7 @@ class McpServers:
         """Of the thread that talks, once there is one."""
         self._thread: threading.Thread | None = None
         self._under_way: dict[UUID, set[Future[Any]]] = {}
-        self._listings = Listings()
+        self._listings = ToolListCache()
         self._slots = CallSlots()
         self._calls = SharedLimit("tool calls", total=MOST_CALLS, per_tenant=MOST_CALLS_OF_TENANT)
 
@@ -89,34 +89,34 @@ class McpServers:
         """Raises Refused for a URL that requests may not name, as far as can be told before it is visited."""
         check_url(read_url(url), self._allowed)
 
-    def find_listing(self, label: str, access: Access, tenant: str) -> "Listing | Future[None]":
+    def find_listing(self, label: str, access: McpCredentials, tenant: str) -> "ToolList | Future[None]":
         """The tools of a server if they are known, else what is done when they are.
 
         One that cannot be asked gives an error. Raises TooManyRequests or Overloaded.
         """
-        key = ListingKey(tenant, self._server(label, access), label, _digest(access))
+        key = ToolListKey(tenant, self._server(label, access), label, _digest(access))
         return self._listings.find(key, partial(self.begin_listing, label, access, tenant))
 
-    def begin_listing(self, label: str, access: Access, tenant: str) -> "Future[Listing]":
+    def begin_listing(self, label: str, access: McpCredentials, tenant: str) -> "Future[ToolList]":
         """Asks a server for its tools. The future never raises."""
         try:
             place = self._place(label, access, tenant)
         except Exception as error:  # noqa: BLE001 - as in `_listed`
             return _done(self._unlisted(label, error))
         asked = self._begin(session.list_tools(place, self._list_seconds))
-        return _then(asked, lambda offered: Listing(usable(label, offered)), partial(self._unlisted, label))
+        return _then(asked, lambda offered: ToolList(usable(label, offered)), partial(self._unlisted, label))
 
-    def _unlisted(self, label: str, error: BaseException) -> Listing:
+    def _unlisted(self, label: str, error: BaseException) -> ToolList:
         if isinstance(error, TimeoutError):
-            return Listing(
+            return ToolList(
                 error=f"The MCP server did not list its tools within {self._list_seconds:g} seconds."
             )
         log.warning("the tools of MCP server %s cannot be listed: %s", label, _cause(error))
-        return Listing(error="The MCP server could not list its tools.")
+        return ToolList(error="The MCP server could not list its tools.")
 
     def begin_call(
-        self, label: str, name: str, arguments: str, access: Access, *, tenant: str, response: UUID
-    ) -> "Future[Outcome]":
+        self, label: str, name: str, arguments: str, access: McpCredentials, *, tenant: str, response: UUID
+    ) -> "Future[ToolResult]":
         """Calls a tool with JSON text, in its turn. The future never raises; `give_up` ends it early."""
         if access.url is None and label not in self.registered.labels:
             return _done(failure("This MCP server is not registered here any more."))
@@ -136,7 +136,7 @@ class McpServers:
         asked.add_done_callback(lambda _: self._calls.release(tenant))
         return _then(asked, _outcome, partial(self._uncalled, label))
 
-    def _uncalled(self, label: str, error: BaseException) -> Outcome:
+    def _uncalled(self, label: str, error: BaseException) -> ToolResult:
         if isinstance(error, NoSlot):
             return failure("Too many calls of this MCP server are under way; try again later.")
         if isinstance(error, TimeoutError):
@@ -162,7 +162,9 @@ class McpServers:
             )
             self._thread.join(SECONDS_TO_END)
 
-    def _place(self, label: str, access: Access, tenant: str, response: UUID | None = None) -> session.Place:
+    def _place(
+        self, label: str, access: McpCredentials, tenant: str, response: UUID | None = None
+    ) -> session.ServerLocation:
         """Raises Refused. The operator's servers are told which calls are of one response of a tenant."""
         if access.url is not None:
             self.check(access.url)
@@ -173,7 +175,7 @@ class McpServers:
         headers = self.registered.headers(label, access.headers, tenant, response.hex if response else None)
         return session.Remote(place, headers, only(place))
 
-    def _server(self, label: str, access: Access) -> str:
+    def _server(self, label: str, access: McpCredentials) -> str:
         """What a server's share is counted by, whichever label a request gives it."""
         if access.url is None:
             return label
@@ -249,7 +251,7 @@ def _arguments(text: str) -> dict[str, object] | None:
     return given if isinstance(given, dict) else None
 
 
-def _digest(access: Access) -> bytes:
+def _digest(access: McpCredentials) -> bytes:
     """Of what decides which list a server gives. The name of a session at a registered one does not."""
     headers = sorted(
         (name.lower(), value)
@@ -293,7 +295,7 @@ def _size(tool: ListedTool) -> int | None:
     return None if b"\\u0000" in encoded or len(encoded) > 2 * MOST_SCHEMA else len(encoded)
 
 
-def _outcome(result: "CallToolResult") -> Outcome:
+def _outcome(result: "CallToolResult") -> ToolResult:
     text = "\n".join(
         part.text if part.type == "text" else f"[{part.type} that cannot be shown here]"
         for part in result.content
@@ -304,13 +306,15 @@ def _outcome(result: "CallToolResult") -> Outcome:
     if len(text) > MOST_TEXT:
         text = f"{text[:MOST_TEXT]}\n[{len(text) - MOST_TEXT} more characters were left out]"
     if result.isError:
-        return Outcome(error=McpError("mcp_tool_execution_error", content=[{"type": "text", "text": text}]))
-    return Outcome(output=text, urls=urls_of(result.meta))
+        return ToolResult(
+            error=McpError("mcp_tool_execution_error", content=[{"type": "text", "text": text}])
+        )
+    return ToolResult(output=text, urls=urls_of(result.meta))
 
 
-def failure(message: str) -> Outcome:
+def failure(message: str) -> ToolResult:
     """Of a call that no tool has answered."""
-    return Outcome(error=McpError("mcp_protocol_error", code=-32000, message=message))
+    return ToolResult(error=McpError("mcp_protocol_error", code=-32000, message=message))
 
 
 def _cause(error: BaseException) -> str:

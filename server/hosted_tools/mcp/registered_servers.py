@@ -26,7 +26,7 @@ _TOKEN = re.compile(r"[\x21-\x7e]{1,256}")
 
 
 @dataclass(frozen=True, slots=True)
-class Registered:
+class RegisteredServers:
     """The settings about registered servers, read and checked."""
 
     places: Mapping[str, str] = field(default_factory=dict)

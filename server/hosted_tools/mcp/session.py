@@ -49,11 +49,11 @@ class Command:
     argv: Sequence[str]
 
 
-Place = Remote | Command
+ServerLocation = Remote | Command
 
 
 @asynccontextmanager
-async def _session(place: Place, seconds: float, budget: Budget) -> AsyncGenerator["ClientSession"]:
+async def _session(place: ServerLocation, seconds: float, budget: Budget) -> AsyncGenerator["ClientSession"]:
     # Here and not above: it is 20 MB, which a server that asks no other for tools need not have.
     from mcp import ClientSession, StdioServerParameters
     from mcp.client.sse import sse_client
@@ -108,7 +108,7 @@ def _client(
     )
 
 
-async def list_tools(place: Place, seconds: float) -> list["Tool"]:
+async def list_tools(place: ServerLocation, seconds: float) -> list["Tool"]:
     """All tools of the server. Raises TimeoutError after `seconds`."""
     tools: list[Tool] = []
     budget = Budget(MOST_LIST_BYTES, most_lines=MOST_LIST_LINES)
@@ -124,7 +124,7 @@ async def list_tools(place: Place, seconds: float) -> list["Tool"]:
 
 
 async def call_tool(
-    place: Place, name: str, arguments: dict[str, object], seconds: float
+    place: ServerLocation, name: str, arguments: dict[str, object], seconds: float
 ) -> "CallToolResult":
     """What the tool answers. Raises TimeoutError after `seconds`."""
     async with asyncio.timeout(seconds), _session(place, seconds, Budget()) as session:

@@ -29,7 +29,7 @@ _ENTRY_BYTES = 16 * 1024
 """What an entry counts beside its list, so that many small ones are bounded, too."""
 
 
-class Listing(msgspec.Struct, frozen=True):
+class ToolList(msgspec.Struct, frozen=True):
     """What a server offers, or why it offers nothing."""
 
     tools: list[ListedTool] = []
@@ -37,7 +37,7 @@ class Listing(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class ListingKey:
+class ToolListKey:
     """Whose list it is, and of which server."""
 
     tenant: str
@@ -55,19 +55,19 @@ class _Entry:
     expires_at: float
 
 
-class Listings:
+class ToolListCache:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        self._entries: OrderedDict[ListingKey, _Entry] = OrderedDict()
+        self._entries: OrderedDict[ToolListKey, _Entry] = OrderedDict()
         """The longest unused first."""
-        self._under_way: dict[ListingKey, Future[None]] = {}
+        self._under_way: dict[ToolListKey, Future[None]] = {}
         self._by_tenant = SharedLimit(
             "MCP servers listing their tools", total=MOST_UNDER_WAY, per_tenant=MOST_OF_TENANT
         )
         self._by_server = SharedLimit("lists of tools", total=MOST_UNDER_WAY, per_tenant=MOST_AT_SERVER)
 
-    def find(self, key: ListingKey, ask: Callable[[], "Future[Listing]"]) -> "Listing | Future[None]":
+    def find(self, key: ToolListKey, ask: Callable[[], "Future[ToolList]"]) -> "ToolList | Future[None]":
         """The list, or what is done when it is there. `ask` begins to get one, and is not called in vain.
 
         Raises TooManyRequests or Overloaded where too many servers are being asked.
@@ -76,7 +76,7 @@ class Listings:
             entry = self._entries.get(key)
             if entry is not None and entry.expires_at > self._clock():
                 self._entries.move_to_end(key)
-                return decode_as(entry.encoded, Listing)
+                return decode_as(entry.encoded, ToolList)
             if (pending := self._under_way.get(key)) is not None:
                 return pending
             self._acquire(key)
@@ -85,12 +85,12 @@ class Listings:
         try:
             asked = ask()
         except BaseException:
-            self._finish(key, done, Listing(error="The MCP server could not be asked."))
+            self._finish(key, done, ToolList(error="The MCP server could not be asked."))
             raise
         asked.add_done_callback(lambda future: self._finish(key, done, _result(future)))
         return done
 
-    def _acquire(self, key: ListingKey) -> None:
+    def _acquire(self, key: ToolListKey) -> None:
         self._by_tenant.acquire(key.tenant)
         try:
             self._by_server.acquire(key.server)
@@ -101,7 +101,7 @@ class Listings:
                 "later."
             ) from None
 
-    def _finish(self, key: ListingKey, done: "Future[None]", listing: Listing) -> None:
+    def _finish(self, key: ToolListKey, done: "Future[None]", listing: ToolList) -> None:
         seconds = FRESH_SECONDS if listing.error is None else FAILED_SECONDS
         with self._lock:
             del self._under_way[key]
@@ -121,7 +121,7 @@ class Listings:
         self._drop(own, MOST_BYTES_OF_TENANT)
         self._drop(list(self._entries), MOST_BYTES)
 
-    def _drop(self, keys: list[ListingKey], most: int) -> None:
+    def _drop(self, keys: list[ToolListKey], most: int) -> None:
         """Drops the longest unused of these until at most so many bytes are left; never the last one."""
         size = sum(self._size(key) for key in keys)
         for key in keys[:-1]:
@@ -130,12 +130,12 @@ class Listings:
             size -= self._size(key)
             del self._entries[key]
 
-    def _size(self, key: ListingKey) -> int:
+    def _size(self, key: ToolListKey) -> int:
         return len(self._entries[key].encoded) + _ENTRY_BYTES
 
 
-def _result(future: "Future[Listing]") -> Listing:
+def _result(future: "Future[ToolList]") -> ToolList:
     try:
         return future.result()
     except BaseException:  # noqa: BLE001 - cancelled at the end of the process, or a mistake of ours
-        return Listing(error="The MCP server could not list its tools.")
+        return ToolList(error="The MCP server could not list its tools.")

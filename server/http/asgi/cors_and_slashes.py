@@ -15,7 +15,7 @@ _MAX_AGE_S = 600
 """How long a browser asks no more whether it may ask."""
 
 
-class Front:
+class CorsAndSlashes:
     """ASGI middleware; the router's own redirects would lead to http:// behind a proxy that ends TLS."""
 
     def __init__(self, app: ASGIApp, origins: AllowedOrigins) -> None:

@@ -20,7 +20,7 @@ from server.http.asgi.content_encoding import coding_of
 from server.http.asgi.event_stream import Answer
 from server.http.asgi.request_body import Body, Lingering
 from server.http.asgi.retried_handler import when_ready
-from server.http.asgi.thread_pools import ALONE, Lane, ThreadClass, ThreadClasses, set_store_reads
+from server.http.asgi.thread_pools import ALONE, ThreadClass, ThreadClasses, ThreadShare, set_store_reads
 from server.http.error_responses import on_error
 from server.limits.concurrency import SharedLimit
 from server.protocol.ids import request_id_of
@@ -34,15 +34,15 @@ _LAST_WORDS_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Door(Generic[C]):
+class Admittance(Generic[C]):
     """What all requests that need a caller pass, HTTP ones and WebSockets."""
 
-    expect: Callable[[HTTPConnection], Lane]
+    expect: Callable[[HTTPConnection], ThreadShare]
     """The lane in which a request waits for its key to be looked up. Called on the loop; raises ApiError for
     what needs no looking up."""
     identify: Callable[[HTTPConnection], C]
     """The caller. Called in a thread; raises NotAuthenticated."""
-    lane: Callable[[C], Lane]
+    lane: Callable[[C], ThreadShare]
     threads: ThreadClasses
     requests: SharedLimit
     """Requests that are worked on or answered, open streams among them."""
@@ -61,7 +61,7 @@ class Endpoint(Generic[C]):
     def __init__(
         self,
         handler: Callable[[Request, C, bytes], Answer],
-        door: Door[C],
+        door: Admittance[C],
         threads: ThreadClass,
         *,
         max_body: int,
@@ -115,7 +115,7 @@ class Endpoint(Generic[C]):
             set_store_reads(request.scope, self._door.threads.stream.on(lane))
             await answer(request.scope, request.receive, send)
 
-    def _count(self, lane: Lane) -> AbstractContextManager[None]:
+    def _count(self, lane: ThreadShare) -> AbstractContextManager[None]:
         return self._door.requests.hold(lane.tenant) if self._counted else nullcontext()
 
 

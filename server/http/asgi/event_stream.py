@@ -45,7 +45,7 @@ class Timing:
     send: float
 
 
-class Cursor:
+class StreamPosition:
     """One reader's place in one response's events.
 
     `channel` is there unless the response has ended already; `read` gives what is stored from a sequence
@@ -97,7 +97,7 @@ class Cursor:
             return FramePage([], False)  # it is asked again
 
 
-class Rewriting(Protocol):
+class FrameTransform(Protocol):
     """Makes another API's frames of a response's."""
 
     def rewrite(self, index: int, frames: Sequence[bytes]) -> list[bytes]:
@@ -115,10 +115,10 @@ class EventStream:
 
     def __init__(
         self,
-        *cursors: Cursor,
+        *cursors: StreamPosition,
         timing: Timing,
         headers: dict[str, str],
-        rewriting: Rewriting | None = None,
+        rewriting: FrameTransform | None = None,
     ) -> None:
         self._cursors = cursors
         self._timing = timing
@@ -131,7 +131,7 @@ class EventStream:
         run = store_reads(scope)
         for cursor in self._cursors:
             cursor.join(waker)
-        gone = _departure(receive, waker)
+        gone = _watch_disconnect(receive, waker)
         try:
             await self._send(send, _start(self._headers))
             async for block in self._blocks(waker, gone, run):
@@ -187,7 +187,7 @@ class EventStream:
         return ready
 
 
-class Deferred:
+class FinalResponse:
     """The final response as JSON, once it has ended; if that takes longer than `seconds`, what `read` gives.
 
     Or what `make` makes of the final responses of several. `read` answers for one that was deleted, too.
@@ -217,7 +217,7 @@ class Deferred:
         waker = asyncio.Event()
         for channel in self._channels:
             channel.join(waker)
-        gone = _departure(receive, waker)
+        gone = _watch_disconnect(receive, waker)
         try:
             await self._await_end(waker, gone, store_reads(scope))
             if not gone.done():
@@ -267,7 +267,7 @@ async def _wait(waker: asyncio.Event, seconds: float | None) -> None:
             await waker.wait()
 
 
-def _departure(receive: Receive, waker: asyncio.Event) -> asyncio.Future[None]:
+def _watch_disconnect(receive: Receive, waker: asyncio.Event) -> asyncio.Future[None]:
     """Done when the client has gone, of which the waker tells."""
     gone = asyncio.ensure_future(_disconnected(receive))
     gone.add_done_callback(lambda _: waker.set())

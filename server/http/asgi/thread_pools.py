@@ -28,14 +28,14 @@ _STORE_READS = "store_reads"
 
 
 @dataclass(frozen=True, slots=True)
-class Lane:
+class ThreadShare:
     """Whose turn it is in a class's queue. With `whole`, no thread is left for others: there are none."""
 
     tenant: str
     whole: bool = False
 
 
-ALONE = Lane("", whole=True)
+ALONE = ThreadShare("", whole=True)
 """For classes that do not tell tenants apart."""
 
 
@@ -64,10 +64,10 @@ class ThreadClass:
         self._wait_seconds = wait_seconds
         self._limiter: CapacityLimiter | None = None
         self._running: Counter[str] = Counter()
-        self._queues: dict[str, deque[tuple[Lane, asyncio.Future[None]]]] = {}
+        self._queues: dict[str, deque[tuple[ThreadShare, asyncio.Future[None]]]] = {}
         """By tenant; the first tenant with a turn due is the next. None is empty."""
 
-    async def run(self, lane: Lane, function: Callable[..., T], *arguments: object) -> T:
+    async def run(self, lane: ThreadShare, function: Callable[..., T], *arguments: object) -> T:
         """`function(*arguments)` in a thread of this class.
 
         Raises what it raises, TooManyRequests when no thread of the tenant's share became free in time, and
@@ -84,7 +84,7 @@ class ThreadClass:
         finally:
             self._release(lane)
 
-    def on(self, lane: Lane) -> RunInThread:
+    def on(self, lane: ThreadShare) -> RunInThread:
         """`run` for one lane."""
         return partial(self.run, lane)
 
@@ -93,7 +93,7 @@ class ThreadClass:
         """The threads in use."""
         return self._running.total()
 
-    async def _acquire(self, lane: Lane) -> None:
+    async def _acquire(self, lane: ThreadShare) -> None:
         if lane.tenant not in self._queues and self._may_run(lane):
             self._running[lane.tenant] += 1
             return
@@ -114,7 +114,7 @@ class ThreadClass:
             self._abandon(waiting)
             raise
 
-    def _abandon(self, waiting: tuple[Lane, asyncio.Future[None]]) -> None:
+    def _abandon(self, waiting: tuple[ThreadShare, asyncio.Future[None]]) -> None:
         """Leaves the queue, or gives back the turn that came at the last moment."""
         lane, turn = waiting
         if turn.done() and not turn.cancelled():
@@ -126,7 +126,7 @@ class ThreadClass:
         if not queue:
             self._queues.pop(lane.tenant, None)
 
-    def _release(self, lane: Lane) -> None:
+    def _release(self, lane: ThreadShare) -> None:
         self._running[lane.tenant] -= 1
         if not self._running[lane.tenant]:
             del self._running[lane.tenant]
@@ -136,7 +136,7 @@ class ThreadClass:
                 self._running[lane.tenant] += 1
                 turn.set_result(None)
 
-    def _next(self) -> tuple[Lane, asyncio.Future[None]] | None:
+    def _next(self) -> tuple[ThreadShare, asyncio.Future[None]] | None:
         """Takes the first of the first tenant that may run out of its queue; that tenant goes to the end."""
         for tenant, queue in self._queues.items():
             if self._may_run(queue[0][0]):
@@ -147,7 +147,7 @@ class ThreadClass:
                 return following
         return None
 
-    def _may_run(self, lane: Lane) -> bool:
+    def _may_run(self, lane: ThreadShare) -> bool:
         share = self.size if lane.whole else self._share
         return self.busy < self.size and self._running[lane.tenant] < share
 

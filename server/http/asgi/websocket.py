@@ -13,11 +13,11 @@ from typing import Generic, Literal, Protocol, TypeVar
 from starlette.types import Message, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
-from server.http.asgi.endpoint import Door
+from server.http.asgi.endpoint import Admittance
 from server.http.asgi.event_stream import Answer
 from server.http.asgi.hypercorn_patches import BUFFER, Inbox
 from server.http.asgi.retried_handler import when_ready
-from server.http.asgi.thread_pools import Lane, ThreadClasses, set_store_reads
+from server.http.asgi.thread_pools import ThreadClasses, ThreadShare, set_store_reads
 from server.http.error_responses import on_error
 from server.limits.concurrency import SharedLimit
 from server.protocol.ids import request_id_of
@@ -70,7 +70,7 @@ class SocketEndpoint(Generic[C]):
     def __init__(
         self,
         connect: Callable[[WebSocket, C], Session],
-        door: Door[C],
+        door: Admittance[C],
         *,
         sockets: SharedLimit,
         seconds: float,
@@ -100,7 +100,7 @@ class SocketEndpoint(Generic[C]):
         finally:
             self._sockets.release(lane.tenant)
 
-    async def _serve(self, websocket: WebSocket, caller: C, lane: Lane) -> None:
+    async def _serve(self, websocket: WebSocket, caller: C, lane: ThreadShare) -> None:
         try:
             session = await self._door.threads.write.run(lane, self._connect, websocket, caller)
         except Exception as error:  # noqa: BLE001 - whatever it is, the client gets an error object
@@ -123,7 +123,7 @@ class _Connection:
         websocket: WebSocket,
         session: Session,
         threads: ThreadClasses,
-        lane: Lane,
+        lane: ThreadShare,
         inbox: Inbox,
         send_seconds: float,
     ) -> None:

@@ -9,14 +9,14 @@ import msgspec
 from starlette.requests import Request
 
 from server.admission.generation_config import with_generation_config
-from server.admission.idempotency import Admitted
+from server.admission.idempotency import AcceptedResponse
 from server.caller import Caller
 from server.completions.chat_request import as_response_request, refuse_wrong
-from server.completions.chat_response import ChunkStream, completion, telling_of
+from server.completions.chat_response import ChunkStream, completion, format_of
 from server.completions.chunk_stream import failure
 from server.delivery.stored_responses import StreamReader
 from server.errors import Conflict, InvalidRequest, ModelFailed
-from server.http.asgi.event_stream import Answer, Cursor, Deferred, EventStream, Rewriting
+from server.http.asgi.event_stream import Answer, EventStream, FinalResponse, FrameTransform, StreamPosition
 from server.http.handlers.responses import look_for_end, repeatable, timing_of
 from server.http.json_response import as_json
 from server.http.request_id import take_request_id
@@ -49,7 +49,7 @@ def create(services: Services, caller: Caller, request: Request, body: bytes) ->
     with input_called("messages"):
         admitted = services.admission.admit_all(caller, asked, repeatable(request, body), given)
     telling = replace(
-        telling_of(asked[0], admitted[0].id, given),
+        format_of(asked[0], admitted[0].id, given),
         usage=tells_usage(wanted),
         usage_so_far=tells_usage_so_far(wanted),
     )
@@ -64,8 +64,8 @@ def told(
     services: Services,
     caller: Caller,
     request: Request,
-    admitted: Sequence[Admitted],
-    rewriting: Rewriting | None,
+    admitted: Sequence[AcceptedResponse],
+    rewriting: FrameTransform | None,
     whole: Callable[[list[dict[str, Any]]], msgspec.Struct],
 ) -> Answer:
     """Responses told as one completion: as the stream that their events are rewritten to, or whole."""
@@ -82,11 +82,11 @@ def told(
 
     look = look_for_end(services, caller, [(one.id, one.channel) for one in admitted])
     channels = (one.channel for one in admitted)
-    return Deferred(*channels, read=_gone, make=make, timing=timing, headers=headers, look=look)
+    return FinalResponse(*channels, read=_gone, make=make, timing=timing, headers=headers, look=look)
 
 
-def _cursor(services: Services, caller: Caller, admitted: Admitted) -> Cursor:
-    return Cursor(admitted.channel, StreamReader(services.database, caller.tenant, admitted.id).read)
+def _cursor(services: Services, caller: Caller, admitted: AcceptedResponse) -> StreamPosition:
+    return StreamPosition(admitted.channel, StreamReader(services.database, caller.tenant, admitted.id).read)
 
 
 def _gone() -> Answer:

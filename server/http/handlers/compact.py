@@ -6,7 +6,7 @@ from starlette.requests import Request
 from server.caller import Caller
 from server.compaction.endpoint import begin, read_written
 from server.errors import Conflict
-from server.http.asgi.event_stream import Answer, Deferred
+from server.http.asgi.event_stream import Answer, FinalResponse
 from server.http.handlers.responses import timing_of
 from server.http.json_response import as_json
 from server.http.services import Services
@@ -24,7 +24,7 @@ def create(services: Services, caller: Caller, request: Request, body: bytes) ->
     if compacting.summary.is_short:
         return as_json(request, compacting.made(None))
     admitted = services.admission.admit(caller, compacting.summary.asked()[0])
-    return Deferred(
+    return FinalResponse(
         admitted.channel,
         read=_gone,
         make=lambda finals: as_json(request, compacting.made(read_written(finals[0]))),

@@ -7,7 +7,7 @@ from starlette.requests import Request
 from server.admission.generation_config import with_generation_config
 from server.caller import Caller
 from server.completions.legacy_request import as_response_requests, read_prompts, refuse_wrong
-from server.completions.legacy_response import TextStream, telling_of, text_completion
+from server.completions.legacy_response import LegacyChunkStream, format_of, text_completion
 from server.http.asgi.event_stream import Answer
 from server.http.handlers.chat_completions import input_called, told
 from server.http.handlers.responses import repeatable
@@ -30,9 +30,11 @@ def create(services: Services, caller: Caller, request: Request, body: bytes) ->
         admitted = services.admission.admit_all(
             caller, asked, repeatable(request, body), [], generate=wanted.max_tokens != 0
         )
-    telling = telling_of(wanted, prompts, admitted[0].id)
+    telling = format_of(wanted, prompts, admitted[0].id)
 
     def whole(finals: list[dict[str, Any]]) -> TextCompletion:
         return text_completion(telling, finals)
 
-    return told(services, caller, request, admitted, TextStream(telling) if wanted.stream else None, whole)
+    return told(
+        services, caller, request, admitted, LegacyChunkStream(telling) if wanted.stream else None, whole
+    )

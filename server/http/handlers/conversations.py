@@ -20,7 +20,7 @@ from server.protocol.conversations import (
     UpdateConversation,
 )
 from server.protocol.decode import decode
-from server.protocol.list_pages import page
+from server.protocol.list_pages import make_page
 
 
 def create(services: Services, caller: Caller, request: Request, body: bytes) -> HttpResponse:
@@ -60,7 +60,7 @@ def create_items(services: Services, caller: Caller, request: Request, body: byt
     added = conversations.add_items(
         services.database, caller.tenant, conversation, wanted.items, services.served.seal
     )
-    return as_json(request, page(added, len(added)))
+    return as_json(request, make_page(added, len(added)))
 
 
 def list_items(services: Services, caller: Caller, request: Request, _body: bytes) -> HttpResponse:

@@ -8,7 +8,7 @@ import msgspec
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response as HttpResponse
 
-from server.admission.idempotency import Admitted, Repeatable
+from server.admission.idempotency import AcceptedResponse, IdempotencyKey
 from server.caller import Caller
 from server.crashpoints import crashpoint
 from server.delivery.event_frames import FramePage, OpenResponsesNames
@@ -16,7 +16,7 @@ from server.delivery.hub import Channel, Hub
 from server.delivery.stored_responses import StreamReader, final_responses, find_response
 from server.errors import InvalidRequest, NotFound
 from server.http import query_parameters
-from server.http.asgi.event_stream import Answer, Cursor, Deferred, EventStream, Timing
+from server.http.asgi.event_stream import Answer, EventStream, FinalResponse, StreamPosition, Timing
 from server.http.json_response import as_json
 from server.http.request_id import take_request_id
 from server.http.services import Services
@@ -54,14 +54,14 @@ def create(services: Services, caller: Caller, request: Request, body: bytes) ->
     return _await_end(services, caller, request, admitted.id, admitted.channel)
 
 
-def repeatable(request: Request, body: bytes) -> Repeatable | None:
+def repeatable(request: Request, body: bytes) -> IdempotencyKey | None:
     """The request's idempotency key, with what it must stay the same as. Raises InvalidRequest."""
     key = request.headers.get("idempotency-key")
     if key is None:
         return None
     if not 1 <= len(key) <= MAX_KEY:
         raise InvalidRequest(f"An Idempotency-Key has 1 to {MAX_KEY} characters.", param="Idempotency-Key")
-    return Repeatable(key, hashlib.sha256(request.url.path.encode() + b"\n" + body).digest())
+    return IdempotencyKey(key, hashlib.sha256(request.url.path.encode() + b"\n" + body).digest())
 
 
 def retrieve(services: Services, caller: Caller, request: Request, _body: bytes) -> Answer:
@@ -144,7 +144,7 @@ def stream(
 ) -> EventStream:
     """A response's events from a sequence number on, of which the first may be at hand."""
     return EventStream(
-        Cursor(channel, reader.read, position, begun),
+        StreamPosition(channel, reader.read, position, begun),
         timing=timing_of(services),
         headers={"x-request-id": request.state.request_id},
         rewriting=_names(services, request),
@@ -166,8 +166,8 @@ def _await_end(
     response: UUID,
     channel: Channel,
     seconds: float | None = None,
-) -> Deferred:
-    return Deferred(
+) -> FinalResponse:
+    return FinalResponse(
         channel,
         read=lambda: as_json(request, _read(services, caller, request, response)),
         timing=timing_of(services),
@@ -191,7 +191,7 @@ def timing_of(services: Services) -> Timing:
     return Timing(services.config.keep_alive_seconds, services.config.send_seconds)
 
 
-def _accepted(found: Response, admitted: Admitted) -> Response:
+def _accepted(found: Response, admitted: AcceptedResponse) -> Response:
     """A response for the background as it was accepted: a new one is `queued`, also if a replica was faster
     than this answer.
     """

@@ -6,7 +6,7 @@ from starlette.responses import Response
 
 from server.caller import Caller
 from server.completions import tokenize as runs
-from server.completions.legacy_request import check_tokens, spelled
+from server.completions.legacy_request import check_tokens, spell_tokens
 from server.configuration.shipped_files import model_folder
 from server.http.handlers.chat_completions import input_called
 from server.http.json_response import as_json
@@ -49,4 +49,4 @@ def detokenize(services: Services, _caller: Caller, request: Request, body: byte
     vocabulary = runs.vocabulary_of(services.served, wanted.model)
     runs.refuse_many(wanted.tokens, services.served)
     check_tokens(wanted.tokens, "tokens", vocabulary)
-    return as_json(request, Detokenized(spelled(wanted.tokens, vocabulary)))
+    return as_json(request, Detokenized(spell_tokens(wanted.tokens, vocabulary)))

@@ -15,7 +15,7 @@ from server.delivery.stored_responses import StreamReader
 from server.errors import BodyTooLarge, InvalidRequest, NotReady, Overloaded, TooManyRequests
 from server.http.asgi.event_stream import Answer
 from server.http.asgi.websocket import Wanted
-from server.http.error_responses import log_mistake, translate
+from server.http.error_responses import log_internal_error, translate
 from server.http.handlers import responses
 from server.http.services import Services
 from server.limits.concurrency import SharedLimit
@@ -187,7 +187,7 @@ class SocketSession:
 
     def explain(self, error: Exception, wanted: Wanted | None = None) -> bytes:
         told = translate(error)
-        log_mistake(told, self._websocket.state.request_id, error)
+        log_internal_error(told, self._websocket.state.request_id, error)
         lane = wanted.message.stream_id if wanted else None
         return msgspec.json.encode(
             SocketError(

@@ -46,7 +46,7 @@ _TEMPLATES_KEPT = 8
 """Of those that requests bring: each is compiled, and tried out for what it can write."""
 
 
-class ChatDialect:
+class ChatTemplateFormat:
     """One model folder's dialect. Thread-safe; every job gets a parser of its own."""
 
     def __init__(

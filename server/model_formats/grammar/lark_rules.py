@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from engine.request import Grammar
+from engine.request import StructuredOutput
 from server.model_formats.grammar.lark_in_json_string import escaped_grammar
 from server.model_formats.interface import Tool
 from server.model_formats.text_stream.special_tokens import Markup
@@ -24,9 +24,9 @@ class Lark:
         self._markup = markup
         self._rules: dict[str, str] = {}
 
-    def grammar(self, start: str) -> Grammar:
+    def grammar(self, start: str) -> StructuredOutput:
         rules = [f"{head}: {body}" for head, body in self._rules.items()]
-        return Grammar(kind="lark", text="\n".join([f"start: {start}", *rules, _TERMINALS]))
+        return StructuredOutput(kind="lark", text="\n".join([f"start: {start}", *rules, _TERMINALS]))
 
     def literal(self, text: str) -> str:
         """Exactly this text."""

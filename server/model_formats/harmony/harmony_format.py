@@ -48,7 +48,7 @@ def _today() -> date:
 
 
 @dataclass(frozen=True, slots=True)
-class HarmonyDialect:
+class HarmonyFormat:
     """gpt-oss's dialect. Thread-safe; every job gets a parser of its own."""
 
     encoding: HarmonyEncoding
@@ -56,7 +56,7 @@ class HarmonyDialect:
     """The day that the model is told."""
 
     @classmethod
-    def load(cls, folder: Path, places: VocabularyPlaces) -> "HarmonyDialect":
+    def load(cls, folder: Path, places: VocabularyPlaces) -> "HarmonyFormat":
         """For the model in `folder`. Raises FileNotFoundError or ValueError when it has no vocabulary."""
         return cls(HarmonyEncoding(find_vocabulary(folder, places), places.user_folder))
 

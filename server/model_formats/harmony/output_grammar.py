@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterator, Sequence
 from functools import partial
 
-from engine.request import Grammar
+from engine.request import StructuredOutput
 from server.model_formats.grammar.forced_calls import forced_levels
 from server.model_formats.grammar.lark_rules import in_slashes
 from server.model_formats.grammar.unenforced_keywords import without_unenforced
@@ -21,7 +21,7 @@ from server.model_formats.tool_names import choice_names
 _ANY_TEXT = "TEXT?"
 
 
-def make_grammar(conversation: Conversation, builtin: tuple[str, ...] = ()) -> Grammar | None:
+def make_grammar(conversation: Conversation, builtin: tuple[str, ...] = ()) -> StructuredOutput | None:
     """What enforces the conversation's tool choice, strict tools and format; None if there is nothing to.
 
     Raises PromptError for what cannot be asked for together.
@@ -44,7 +44,7 @@ def make_grammar(conversation: Conversation, builtin: tuple[str, ...] = ()) -> G
     )
 
 
-def _grammar(conversation: Conversation, calls: Sequence[tuple[str, str, str]]) -> Grammar:
+def _grammar(conversation: Conversation, calls: Sequence[tuple[str, str, str]]) -> StructuredOutput:
     choice = conversation.choice
     last = [f"c{number}" for number in range(len(calls))]
     answers = list(_final(conversation)) if choice.mode != "required" else []
@@ -66,7 +66,7 @@ def _grammar(conversation: Conversation, calls: Sequence[tuple[str, str, str]]) 
         lines.append(f"c{number}: (n{number} {channel} | {channel} n{number}) {content}")
         lines.append(f"n{number}: {json.dumps(' to=' + callee)}")
     lines += [f"{name}: %json {schema}" for schema, name in schemas.items()]
-    return Grammar(kind="lark", text="\n".join([*lines, "TEXT: /(.|\\n)+/"]))
+    return StructuredOutput(kind="lark", text="\n".join([*lines, "TEXT: /(.|\\n)+/"]))
 
 
 def _callable(conversation: Conversation) -> list[Tool]:

@@ -5,12 +5,12 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from server.protocol.completions.shared_parameters import FINGERPRINT, Asked, CompletionUsage
+from server.protocol.completions.shared_parameters import FINGERPRINT, CompletionParameters, CompletionUsage
 from server.protocol.openapi_types import GivenMessage
 from server.protocol.responses.request import MAX_TEMPLATE, MAX_TOOLS, Effort, Metadata
 
 
-class ChatRequest(Asked, frozen=True, kw_only=True):
+class ChatRequest(CompletionParameters, frozen=True, kw_only=True):
     """POST /v1/chat/completions."""
 
     messages: Annotated[list[GivenMessage], Meta(min_length=1, max_length=4096)]

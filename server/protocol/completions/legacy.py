@@ -5,7 +5,12 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from server.protocol.completions.shared_parameters import FINGERPRINT, Asked, ChoiceRequest, CompletionUsage
+from server.protocol.completions.shared_parameters import (
+    FINGERPRINT,
+    ChoiceRequest,
+    CompletionParameters,
+    CompletionUsage,
+)
 
 MAX_TEXTS = 128
 """Answers that one request may have, those to all of its prompts together."""
@@ -16,7 +21,7 @@ Prompts = str | Annotated[list[str | int | Annotated[list[int], Meta(min_length=
 """A text, or the ids of its tokens, or a list of either."""
 
 
-class TextRequest(Asked, frozen=True, kw_only=True):
+class TextRequest(CompletionParameters, frozen=True, kw_only=True):
     """POST /v1/completions."""
 
     prompt: Prompts

@@ -32,7 +32,7 @@ class ResponseFormat(msgspec.Struct, frozen=True):
     format: dict[str, Any] | None = None
 
 
-class Asked(SharedParameters, frozen=True, kw_only=True):
+class CompletionParameters(SharedParameters, frozen=True, kw_only=True):
     """Null means the default everywhere; unknown fields are ignored."""
 
     model: str

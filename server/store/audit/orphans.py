@@ -12,7 +12,7 @@ MOST_STRAYS = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Stray:
+class Orphan:
     """Rows of a table that belong to a response which does not exist."""
 
     tenant: str
@@ -46,11 +46,11 @@ _STRAYS = [
 ]
 
 
-def strays(connection: Connection, tenant: str | None) -> list[Stray]:
+def orphans(connection: Connection, tenant: str | None) -> list[Orphan]:
     """What is kept for responses that are not there; of each table the first `MOST_STRAYS`."""
     with snapshot(connection):
         return [
-            Stray(found_tenant, response, table, rows)
+            Orphan(found_tenant, response, table, rows)
             for table, query in _STRAYS
             for found_tenant, response, rows in connection.execute(query, {"tenant": tenant})
         ]

@@ -41,7 +41,7 @@ class Scope:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class AuditColumns:
     """A row's columns that readers are not shown."""
 
     deleted_at: datetime | None
@@ -123,7 +123,7 @@ class AuditedResponse:
     """One response as a snapshot of the database has it."""
 
     stored: StoredResponse
-    standing: Standing
+    standing: AuditColumns
     previous: Previous
     metered: Metered | None
     items: Sequence[AuditedItem]
@@ -171,7 +171,7 @@ _TENANTS = text(
     """
 )
 
-_STANDING = list(Standing.__dataclass_fields__)
+_STANDING = list(AuditColumns.__dataclass_fields__)
 _METERED = list(Metered.__dataclass_fields__)
 _PAGE = text(
     f"""
@@ -264,7 +264,7 @@ def _whole(
             stored=StoredResponse(
                 **{name: getattr(row, name) for name in StoredResponse.__dataclass_fields__}
             ),
-            standing=Standing(**{name: getattr(row, f"x_{name}") for name in _STANDING}),
+            standing=AuditColumns(**{name: getattr(row, f"x_{name}") for name in _STANDING}),
             previous=Previous(exists=row.b_exists, finished_at=row.b_finished_at),
             metered=Metered(**{name: getattr(row, f"u_{name}") for name in _METERED})
             if row.u_response_id is not None

@@ -14,7 +14,7 @@ from sqlalchemy import Connection, text
 from server.store.content.responses import StoredResponse, read_rows
 
 
-class Place(NamedTuple):
+class ResponseKey(NamedTuple):
     """A response's key."""
 
     tenant: str
@@ -66,12 +66,14 @@ _LOOKED_AT = 4
 """Times as many of each tenant are looked at as are claimed: other replicas may have locked the first."""
 
 
-def claim_hopeless(connection: Connection, me: UUID, *, most_deaths: int, limit: int) -> list[StoredResponse]:
+def claim_to_end(connection: Connection, me: UUID, *, most_deaths: int, limit: int) -> list[StoredResponse]:
     """Takes responses that are only to be ended: foreground ones whose replica died, cancelled ones, those
     that outlived too many replicas. The caller's transaction has passed the fence.
     """
     parameters = {"me": me, "most_deaths": most_deaths, "limit": limit}
-    return read_rows(connection, [Place(*row) for row in connection.execute(_CLAIM_HOPELESS, parameters)])
+    return read_rows(
+        connection, [ResponseKey(*row) for row in connection.execute(_CLAIM_HOPELESS, parameters)]
+    )
 
 
 def claim_waiting(
@@ -90,7 +92,9 @@ def claim_waiting(
         "limit": limit,
         "looked_at": _LOOKED_AT * limit,
     }
-    return read_rows(connection, [Place(*row) for row in connection.execute(_CLAIM_WAITING, parameters)])
+    return read_rows(
+        connection, [ResponseKey(*row) for row in connection.execute(_CLAIM_WAITING, parameters)]
+    )
 
 
 _HAND_BACK = """
@@ -109,7 +113,7 @@ _HAND_BACK_UNLOCKED = text(_HAND_BACK.format(skip_locked="skip locked"))
 def hand_back(
     connection: Connection,
     me: UUID,
-    places: Sequence[Place],
+    places: Sequence[ResponseKey],
     *,
     died: bool = False,
     skip_locked: bool = False,
@@ -127,7 +131,7 @@ def hand_back(
 
 
 _OWNED = text("select tenant, id from responses where replica_id = :me and status = 'in_progress'")
-_UNWANTED = text(
+_CANCEL_REQUESTED = text(
     "select id from responses"
     " where replica_id = :me and status = 'in_progress' and cancel_requested_at is not null"
 )
@@ -141,14 +145,14 @@ _WAITING_OF = text(
 )
 
 
-def owned(connection: Connection, me: UUID) -> list[Place]:
+def owned(connection: Connection, me: UUID) -> list[ResponseKey]:
     """The unfinished responses that this replica should be producing."""
-    return [Place(*row) for row in connection.execute(_OWNED, {"me": me})]
+    return [ResponseKey(*row) for row in connection.execute(_OWNED, {"me": me})]
 
 
-def unwanted(connection: Connection, me: UUID) -> list[UUID]:
+def cancel_requested(connection: Connection, me: UUID) -> list[UUID]:
     """Those of them whose end was asked for."""
-    return list(connection.scalars(_UNWANTED, {"me": me}))
+    return list(connection.scalars(_CANCEL_REQUESTED, {"me": me}))
 
 
 def waiting(connection: Connection, most: int) -> int:

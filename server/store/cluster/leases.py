@@ -100,13 +100,13 @@ _SILENT = """
         select 1 from unnest(cast(:ids as uuid[]), cast(:heartbeats as float8[])) as seen (id, heartbeat)
         where seen.id = r.id and seen.heartbeat = cast(extract(epoch from r.heartbeat_at) as float8))
 """
-_BURY = text(
+_EXPIRE = text(
     f"""
     update replicas set state = 'dead' where id in (
         select r.id from replicas r where {_SILENT} for update skip locked)
     """  # noqa: S608 - a constant of ours
 )
-_CUT = text(
+_TERMINATE_STUCK_SESSIONS = text(
     f"""
     select pg_terminate_backend(a.pid)
     from replicas r join pg_stat_activity a
@@ -135,7 +135,7 @@ _LOST_OWNERS = text(
     """
 )
 """Steps from one owner to the next in the index, so it costs as much as there are owners, not responses."""
-_ABANDON = text(
+_RELEASE_ORPHANS = text(
     """
     with left_over as materialized (
         select tenant, id from responses where status = 'in_progress' and replica_id = any(:owners)
@@ -154,7 +154,7 @@ def heartbeats(connection: Connection, replica: UUID) -> dict[UUID, float]:
     return {row[0]: row[1] for row in connection.execute(_HEARTBEATS, {"id": replica})}
 
 
-def bury(connection: Connection, silent: Mapping[UUID, float], ttl_seconds: float) -> None:
+def expire_replicas(connection: Connection, silent: Mapping[UUID, float], ttl_seconds: float) -> None:
     """Declares those replicas dead whose heartbeat is still the one that was seen.
 
     One whose commit is in flight holds its row locked; it is looked at again next time. If that commit is
@@ -162,15 +162,15 @@ def bury(connection: Connection, silent: Mapping[UUID, float], ttl_seconds: floa
     client that has vanished.
     """
     seen = {"ids": list(silent), "heartbeats": list(silent.values())}
-    connection.execute(_CUT, {**seen, "ttl": ttl_seconds})
-    connection.execute(_BURY, seen)
+    connection.execute(_TERMINATE_STUCK_SESSIONS, {**seen, "ttl": ttl_seconds})
+    connection.execute(_EXPIRE, seen)
 
 
-def abandon(connection: Connection) -> int:
+def release_orphans(connection: Connection) -> int:
     """Takes unfinished responses from replicas that are dead or stopped; how many nobody owns thereby.
 
     Such a replica never comes back to life, so its id alone decides. A row that somebody else has locked is
     passed over and found again by the next call.
     """
     owners = list(connection.scalars(_LOST_OWNERS))
-    return connection.execute(_ABANDON, {"owners": owners}).rowcount if owners else 0
+    return connection.execute(_RELEASE_ORPHANS, {"owners": owners}).rowcount if owners else 0

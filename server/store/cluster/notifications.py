@@ -30,7 +30,7 @@ _MAX_PAYLOAD = 7900
 """Bytes; Postgres refuses 8,000."""
 
 
-def hint(response_id: UUID) -> str:
+def short_id(response_id: UUID) -> str:
     """A response's short name among hints."""
     return response_id.hex[-HINT_DIGITS:]
 
@@ -110,7 +110,7 @@ _SAY = text("select pg_notify(channel, payload) from unnest(:channels, :payloads
 _SAY = _SAY.bindparams(bindparam("channels", type_=ARRAY(Text)), bindparam("payloads", type_=ARRAY(Text)))
 
 
-def say(connection: Connection, hints: Hints) -> None:
+def notify(connection: Connection, hints: Hints) -> None:
     """Sends the hints to everybody who listens. The connection must commit by itself."""
     said = hints.written()
     connection.execute(
@@ -151,7 +151,7 @@ class Notifier:
 
     def events(self, responses: Iterable[UUID]) -> None:
         """These have new events, which are committed."""
-        self._tell(Hints(events={hint(response) for response in responses}))
+        self._tell(Hints(events={short_id(response) for response in responses}))
 
     def queue(self) -> None:
         """There is committed work that nobody has."""
@@ -180,7 +180,7 @@ class Notifier:
 
     def _said(self, hints: Hints) -> bool:
         try:
-            say(self._connect(), hints)
+            notify(self._connect(), hints)
         except DatabaseError as error:
             if not self._failed:
                 log.warning("other replicas are not told of events until they look: %s", type(error).__name__)

@@ -8,7 +8,7 @@ from uuid import UUID
 
 from sqlalchemy import Connection, text
 
-from server.store.cluster.claims import Place
+from server.store.cluster.claims import ResponseKey
 from server.store.cluster.leases import fence
 from server.store.content import deletion
 from server.store.database import Database, DatabaseError, Unreachable, durable
@@ -36,7 +36,7 @@ _METER = text(
 )
 
 
-def end_unreadable(database: Database, me: UUID, place: Place) -> bool:
+def end_unreadable(database: Database, me: UUID, place: ResponseKey) -> bool:
     """Ends a response of this replica as failed; False if it is not this replica's any more.
 
     Its log is compacted, or, if Postgres refuses that too, left as it is. Raises Fenced or DatabaseError.
@@ -57,7 +57,7 @@ def end_unreadable(database: Database, me: UUID, place: Place) -> bool:
     return True
 
 
-def _compact(connection: Connection, place: Place) -> None:
+def _compact(connection: Connection, place: ResponseKey) -> None:
     try:
         with connection.begin_nested():
             events.compact(connection, place.tenant, place.id)

@@ -18,7 +18,7 @@ ANSWERED: Final = ("completed", "incomplete")
 """How a response ends that can be a choice."""
 
 
-class Cursor(NamedTuple):
+class PageCursor(NamedTuple):
     """A response's place in the list."""
 
     created_at: datetime
@@ -52,19 +52,19 @@ def slice_of(rows: Sequence[Row[Any]], limit: int) -> Slice:
     return Slice(payloads, bool(rows) and rows[0].total > len(payloads))
 
 
-def cursor(connection: Connection, tenant: str, response_id: UUID) -> Cursor | None:
+def cursor(connection: Connection, tenant: str, response_id: UUID) -> PageCursor | None:
     """The place of a response, also of one deleted since it was listed; None if nothing is left of it."""
     row = connection.execute(
         select(responses.c.created_at).where(responses.c.tenant == tenant, responses.c.id == response_id)
     ).first()
-    return Cursor(row.created_at, response_id) if row else None
+    return PageCursor(row.created_at, response_id) if row else None
 
 
 def page(
     connection: Connection,
     tenant: str,
     filters: Filters,
-    after: Cursor | None,
+    after: PageCursor | None,
     limit: int,
     *,
     newest_first: bool,
@@ -86,7 +86,7 @@ def bounded_page(
     connection: Connection,
     tenant: str,
     filters: Filters,
-    after: Cursor | None,
+    after: PageCursor | None,
     limit: int,
     most_bytes: int,
     *,
@@ -123,7 +123,7 @@ def _page_of(
     listed: Select[Any],
     tenant: str,
     filters: Filters,
-    after: Cursor | None,
+    after: PageCursor | None,
     limit: int,
     *,
     newest_first: bool,

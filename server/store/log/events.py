@@ -190,7 +190,7 @@ def unpack_from(packed: str, first: int) -> list[Event]:
     return list(unpack_rows(unfold(packed), first))
 
 
-class Progress(NamedTuple):
+class LogProgress(NamedTuple):
     """How far the log of a running response goes."""
 
     pieces: list[tuple[int, list[int]]]
@@ -203,7 +203,7 @@ class Progress(NamedTuple):
         return [token for _, piece in self.pieces for token in piece]
 
 
-def progress(connection: Connection, tenant: Tenant, response_id: UUID) -> Progress:
+def progress(connection: Connection, tenant: Tenant, response_id: UUID) -> LogProgress:
     """The tokens of a running response in the log, and its next sequence number."""
     pieces: list[tuple[int, list[int]]] = []
     next_seq = 0
@@ -213,7 +213,7 @@ def progress(connection: Connection, tenant: Tenant, response_id: UUID) -> Progr
             pieces.append((first, array("i", stored).tolist()))
             first_token_at = first_token_at or at
         next_seq = end
-    return Progress(pieces, next_seq, first_token_at)
+    return LogProgress(pieces, next_seq, first_token_at)
 
 
 _NEXT = text(
@@ -277,7 +277,7 @@ def unpack_rows(rows: Sequence[LogRow], first: int) -> Iterator[Event]:
 
 
 @dataclass(frozen=True, slots=True)
-class Watched:
+class Subscription:
     """A response that somebody follows, and the number of the next event; None if it is not known."""
 
     tenant: Tenant
@@ -286,10 +286,10 @@ class Watched:
 
 
 @dataclass(frozen=True, slots=True)
-class News:
+class SubscriptionUpdate:
     """What a look into the log showed of a watched response."""
 
-    watched: Watched
+    watched: Subscription
     state: Literal["running", "ended", "gone", "unreadable"]
     end: int
     """The number after the last event of a running response."""
@@ -321,7 +321,7 @@ _CATCH_UP = text(
 )
 
 
-def catch_up(connection: Connection, watched: Sequence[Watched]) -> list[News]:
+def catch_up(connection: Connection, watched: Sequence[Subscription]) -> list[SubscriptionUpdate]:
     """What is new of these responses; nothing of those that run on and have no new events.
 
     One statement sees one moment: while a response runs all its events are hot, once it has ended none is.
@@ -340,12 +340,12 @@ def catch_up(connection: Connection, watched: Sequence[Watched]) -> list[News]:
     ]
 
 
-def _news(watched: Watched, rows: Sequence[tuple[Any, ...]]) -> News:
+def _news(watched: Subscription, rows: Sequence[tuple[Any, ...]]) -> SubscriptionUpdate:
     status, end = rows[0][:2]
     if status is None:
-        return News(watched, "gone", 0, [])
+        return SubscriptionUpdate(watched, "gone", 0, [])
     if status not in ("queued", "in_progress"):
-        return News(watched, "ended", 0, [])
+        return SubscriptionUpdate(watched, "ended", 0, [])
     try:
         found = [
             event
@@ -355,7 +355,7 @@ def _news(watched: Watched, rows: Sequence[tuple[Any, ...]]) -> News:
         ]
     except ValueError:  # msgspec's errors among them
         log.exception("the events of response %s cannot be decoded", watched.response_id)
-        return News(watched, "unreadable", 0, [])
+        return SubscriptionUpdate(watched, "unreadable", 0, [])
     if found:
-        return News(watched, "running", found[-1].sequence_number + 1, found)
-    return News(watched, "running", end or 0, [])
+        return SubscriptionUpdate(watched, "running", found[-1].sequence_number + 1, found)
+    return SubscriptionUpdate(watched, "running", end or 0, [])

@@ -18,7 +18,7 @@ from uuid import UUID
 from sqlalchemy import Connection
 
 from server.store.cluster.leases import Fenced
-from server.store.connection import PatientConnection
+from server.store.connection import TimeoutConnection
 from server.store.database import driver
 from server.store.log.events import COPY, Chunk
 
@@ -44,7 +44,7 @@ def append_alone(
     Fenced or DatabaseError, after which it must be closed; so it must when `make` raises.
     """
     with driver(connection) as raw:
-        assert isinstance(raw, PatientConnection)
+        assert isinstance(raw, TimeoutConnection)
         raw.pgconn.send_query((_QUERY % replica).encode())
         _, fence, *_ = raw.answers()
         microseconds = fence.get_value(0, 0)
@@ -60,7 +60,7 @@ def append_alone(
         return True
 
 
-def _give_up(raw: PatientConnection) -> None:
+def _give_up(raw: TimeoutConnection) -> None:
     raw.pgconn.put_copy_end(b"given up")
     raw.answers(refused=True)
     raw.pgconn.send_query(b"rollback")

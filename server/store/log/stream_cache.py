@@ -13,7 +13,7 @@ PIECE_ROWS = 256
 """Rows that are decoded together. Decoded, they take several times the room."""
 
 
-class HeldStream:
+class CachedStream:
     """The events of a compacted stream."""
 
     def __init__(self, folded: str) -> None:

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from server.delivery.follower import Follower
 from server.delivery.hub import Channel, Hub
 from server.delivery.stored_responses import StreamReader
-from server.http.asgi.event_stream import Cursor, Deferred, EventStream, Timing
+from server.http.asgi.event_stream import EventStream, FinalResponse, StreamPosition, Timing
 from server.store.cluster.notifications import CHANNELS
 from server.store.database import Database
 from tests.support.builders import TENANT
@@ -41,15 +41,15 @@ class Elsewhere:
         channel = self.hub.watch(TENANT, response)
         client = Client()
         reader = StreamReader(self.database, TENANT, response)
-        stream = EventStream(Cursor(channel, reader.read, position), timing=TIMING, headers={})
+        stream = EventStream(StreamPosition(channel, reader.read, position), timing=TIMING, headers={})
         return Reading(client, channel, self._ask(client, stream))
 
     def final(self, response: UUID) -> "Future[bytes]":
         """What a client is answered that waits for the end."""
-        deferred = Deferred(self.hub.watch(TENANT, response), read=_nothing, timing=TIMING, headers={})
+        deferred = FinalResponse(self.hub.watch(TENANT, response), read=_nothing, timing=TIMING, headers={})
         return self._ask(Client(), deferred)
 
-    def _ask(self, client: Client, answer: EventStream | Deferred) -> "Future[bytes]":
+    def _ask(self, client: Client, answer: EventStream | FinalResponse) -> "Future[bytes]":
         async def exchange() -> bytes:
             await client.ask(answer)
             return client.body

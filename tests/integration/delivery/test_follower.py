@@ -8,12 +8,12 @@ from server.delivery import follower
 from server.generation.run import Run
 from server.http.asgi.event_stream import DONE
 from server.protocol.ids import new_uuid
-from server.recording.run_registry import Begin
+from server.recording.run_registry import StartRun
 from server.store.cluster.notifications import Notifier
 from server.store.content import deletion
 from server.store.database import Connection
 from server.store.log import events
-from server.store.log.events import News, Watched
+from server.store.log.events import Subscription, SubscriptionUpdate
 from tests.integration.delivery.following import Elsewhere, elsewhere, listens, sessions
 from tests.integration.recording.recorded import Bench, finished, recording, tokens
 from tests.support.builders import TENANT, say
@@ -91,7 +91,7 @@ def test_a_hint_has_only_those_looked_at_that_it_names(
     looked_at: list[list[UUID]] = []
     catch_up = events.catch_up
 
-    def look(connection: Connection, watched: Sequence[Watched]) -> list[News]:
+    def look(connection: Connection, watched: Sequence[Subscription]) -> list[SubscriptionUpdate]:
         looked_at.append([one.response_id for one in watched])
         return catch_up(connection, watched)
 
@@ -207,7 +207,7 @@ def test_a_response_that_nobody_runs_is_waited_for(bench: Bench, polling: Elsewh
         connection.exec_driver_sql(
             "update responses set status = 'in_progress', replica_id = %s", (bench.replica,)
         )
-    bench.feed(Begin(run), tokens(run, say("late")), finished(run))
+    bench.feed(StartRun(run), tokens(run, say("late")), finished(run))
     assert reading.whole.result(30) == everything(bench, run)
 
 

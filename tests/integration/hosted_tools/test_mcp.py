@@ -11,9 +11,9 @@ import mcp.client.streamable_http  # noqa: F401 - loading it takes a second, whi
 import pytest
 
 from server.hosted_tools.mcp.client import McpServers, usable
-from server.hosted_tools.mcp.registered_servers import Registered
-from server.hosted_tools.mcp.tool_list_cache import Listing
-from server.hosted_tools.tool_specs import Access, Outcome
+from server.hosted_tools.mcp.registered_servers import RegisteredServers
+from server.hosted_tools.mcp.tool_list_cache import ToolList
+from server.hosted_tools.tool_specs import McpCredentials, ToolResult
 from server.outbound_http.allowed_addresses import Allowed, Refused, only, read_allowed
 from server.outbound_http.async_client import (
     LINES_AT_ONCE,
@@ -80,11 +80,11 @@ ANSWERS = {
 }
 
 
-def listing(servers: McpServers, label: str, access: Access = Access()) -> Listing:  # noqa: B008 - frozen
+def listing(servers: McpServers, label: str, access: McpCredentials = McpCredentials()) -> ToolList:  # noqa: B008 - frozen
     return servers.begin_listing(label, access, "alice").result(60)
 
 
-def call(servers: McpServers, label: str, access: Access = Access()) -> Outcome:  # noqa: B008 - frozen
+def call(servers: McpServers, label: str, access: McpCredentials = McpCredentials()) -> ToolResult:  # noqa: B008 - frozen
     made = servers.begin_call(label, "find", "{}", access, tenant="alice", response=new_uuid())
     return made.result(60)
 
@@ -92,7 +92,7 @@ def call(servers: McpServers, label: str, access: Access = Access()) -> Outcome:
 @pytest.mark.parametrize("name", ANSWERS)
 def test_hostile_answer_is_an_error_in_time(hostile: Sentinel, name: str) -> None:
     hostile.answer = ANSWERS[name]
-    servers = McpServers(Registered({"bad": f"http://127.0.0.1:{hostile.port}/mcp"}), SECONDS)
+    servers = McpServers(RegisteredServers({"bad": f"http://127.0.0.1:{hostile.port}/mcp"}), SECONDS)
     began = time.monotonic()
     assert listing(servers, "bad").error
     assert call(servers, "bad").error
@@ -106,7 +106,7 @@ def test_a_server_that_misbehaves_once_it_is_known_gives_an_error_and_nothing_is
 ) -> None:
     with running_fakes(1) as (fake,):
         fake.behaviour, fake.has_sessions = behaviour, True
-        servers = McpServers(Registered({"bad": fake.url}), SECONDS)
+        servers = McpServers(RegisteredServers({"bad": fake.url}), SECONDS)
         assert listing(servers, "bad").error
         assert call(servers, "bad").error
         loop = servers.loop
@@ -165,7 +165,7 @@ def test_redirect_leads_nowhere(hostile: Sentinel, inside: Sentinel) -> None:
     place = f"http://127.0.0.1:{inside.port}/"
     redirect = f"HTTP/1.1 307 Elsewhere\nlocation: {place}\ncontent-length: 0"
     hostile.answer = lambda _request: answering(redirect, iter([]))(b"")
-    servers = McpServers(Registered({"bad": f"http://127.0.0.1:{hostile.port}/mcp"}), SECONDS)
+    servers = McpServers(RegisteredServers({"bad": f"http://127.0.0.1:{hostile.port}/mcp"}), SECONDS)
     assert listing(servers, "bad").error
     assert hostile.requests
     assert inside.connections == 0
@@ -176,13 +176,13 @@ def test_redirect_leads_nowhere(hostile: Sentinel, inside: Sentinel) -> None:
 def test_url_of_a_request_that_leads_inside_is_refused_and_not_visited(
     inside: Sentinel, allowed: Allowed
 ) -> None:
-    servers = McpServers(Registered(), SECONDS, allowed)
+    servers = McpServers(RegisteredServers(), SECONDS, allowed)
     for host in ("127.0.0.1", "localhost", "[::1]", "127.1", "2130706433", "[::ffff:127.0.0.1]"):
         url = f"https://{host}:{inside.port}/mcp"
         with pytest.raises(Refused):
             servers.check(url)
-        assert call(servers, "mine", Access(url)).error
-        assert listing(servers, "mine", Access(url)).error
+        assert call(servers, "mine", McpCredentials(url)).error
+        assert listing(servers, "mine", McpCredentials(url)).error
     assert inside.connections == 0
     servers.close()
 

@@ -10,20 +10,20 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from engine.request import Capabilities, Finished, Job, JobRefused, Stats, Tokens, Usage
+from engine.request import EngineRequest, Finished, ModelInfo, RequestRefused, Stats, Tokens, Usage
 from server.configuration.shipped_files import demo_model_folder
 from server.delivery.stored_responses import read_response
-from server.generation.output_decoding import Reading
+from server.generation.output_decoding import DecodingSpec
 from server.generation.run import Run
 from server.hosted_tools.mcp.client import McpServers
-from server.hosted_tools.mcp.registered_servers import Registered
-from server.model_formats.interface import Conversation, Dialect, Parser, Prompt, ReasoningMarks
+from server.hosted_tools.mcp.registered_servers import RegisteredServers
+from server.model_formats.interface import Conversation, ModelFormat, Parser, Prompt, ReasoningMarks
 from server.model_formats.select_format import pick
-from server.prompting.loaded_model import Served
+from server.prompting.loaded_model import LoadedModel
 from server.protocol.responses.events import event_type, is_terminal, render
 from server.recording.run_registry import SERVER_ERROR
 from server.recovery import claimer as taker
-from server.recovery.claimer import CHANGED, GIVEN_UP, STOPPED, Taker
+from server.recovery.claimer import CHANGED, GIVEN_UP, STOPPED, Claimer
 from server.recovery.replay import said
 from server.store.cluster import claims
 from server.store.content import deletion
@@ -61,17 +61,17 @@ def ids(text: str) -> list[int]:
 class StillEngine:
     """Takes jobs and does nothing with them."""
 
-    jobs: list[Job] = field(default_factory=list)
+    jobs: list[EngineRequest] = field(default_factory=list)
     refusal: str | None = None
-    capabilities: Capabilities = Capabilities(
+    capabilities: ModelInfo = ModelInfo(
         vocab_size=2**31, context_length=4096, stop_ids=frozenset(), temperature=1.0, top_p=1.0
     )
 
-    def check(self, job: Job) -> None: ...
+    def check(self, job: EngineRequest) -> None: ...
 
-    def submit(self, job: Job) -> None:
+    def submit(self, job: EngineRequest) -> None:
         if self.refusal is not None:
-            raise JobRefused(self.refusal, "No.")  # type: ignore[arg-type]
+            raise RequestRefused(self.refusal, "No.")  # type: ignore[arg-type]
         self.jobs.append(job)
 
     def cancel(self, job_id: str) -> None: ...
@@ -113,8 +113,8 @@ class RealParsers:
 class Taking:
     bench: Bench
     engine: StillEngine
-    taker: Taker
-    dialect: Dialect
+    taker: Claimer
+    dialect: ModelFormat
 
     def leave(self, given: list[list[int]], *, background: bool = False, dies: bool = True) -> Run:
         """A response of which another replica has written these steps before it died."""
@@ -123,7 +123,7 @@ class Taking:
         begun = accept(database, other, background=background)
         facts = make_facts(id=begun.facts.id, created_at=begun.facts.created_at, echo=begun.facts.echo)
         parser = self.dialect.parser(self.dialect.write(Conversation(items=[])))
-        run = Run(facts, Reading(parser))
+        run = Run(facts, DecodingSpec(parser))
         run.begin()
         if background:
             with database.begin() as connection:
@@ -153,16 +153,16 @@ class Taking:
 
 
 @contextmanager
-def taking(url: str, dialect: Dialect | None = None, **limits: Any) -> Iterator[Taking]:
+def taking(url: str, dialect: ModelFormat | None = None, **limits: Any) -> Iterator[Taking]:
     with recording(url) as bench:
         engine = StillEngine()
-        served = Served(name="model", engine=engine, dialect=dialect or SpelledDialect())
-        taker = Taker(
+        served = LoadedModel(name="model", engine=engine, dialect=dialect or SpelledDialect())
+        taker = Claimer(
             bench.database,
             bench.replica,
             served,
             bench.recorder,
-            ToolLoop(engine, McpServers(Registered(), 1), bench.recorder.deliver),
+            ToolLoop(engine, McpServers(RegisteredServers(), 1), bench.recorder.deliver),
             **{"most_running": 64, "most_deaths": 3, **limits},
         )
         yield Taking(bench, engine, taker, served.dialect)

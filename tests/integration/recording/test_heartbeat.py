@@ -8,8 +8,8 @@ from uuid import UUID
 
 import pytest
 
-from server.delivery.abandonment import Unread
-from server.recovery.heartbeat import Keeper
+from server.delivery.abandonment import Abandonment
+from server.recovery.heartbeat import Heartbeat
 from server.store.cluster import claims, leases
 from server.store.cluster.leases import BEAT_SECONDS, beat_seconds
 from server.store.database import Database, DatabaseError
@@ -33,9 +33,9 @@ class Clock:
         return self.now
 
 
-def keeper_of(database: Database, me: UUID, clock: Clock, **about: Any) -> Keeper:
+def keeper_of(database: Database, me: UUID, clock: Clock, **about: Any) -> Heartbeat:
     nothing: Callable[..., None] = lambda *_: None  # noqa: E731
-    return Keeper(
+    return Heartbeat(
         database,
         me,
         **{
@@ -43,7 +43,7 @@ def keeper_of(database: Database, me: UUID, clock: Clock, **about: Any) -> Keepe
             "cancel": nothing,
             "lease_seconds": LEASE,
             "reading": list,
-            "unread": Unread(is_unread=lambda _response: False, cancel=nothing),
+            "unread": Abandonment(is_unread=lambda _response: False, cancel=nothing),
             "on_unowned": nothing,
             "on_fenced": nothing,
             "on_others": nothing,
@@ -62,7 +62,7 @@ def state(database: Database, replica: UUID) -> str:
         return found
 
 
-def judged_at(database: Database, keeper: Keeper, clock: Clock, other: UUID, until: int) -> int | None:
+def judged_at(database: Database, keeper: Heartbeat, clock: Clock, other: UUID, until: int) -> int | None:
     """The second at which another replica is declared dead, if it is."""
     while clock.now < until:
         keeper.beat()

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from server.admission.idempotency import Admitted, Repeatable, sent_before
+from server.admission.idempotency import AcceptedResponse, IdempotencyKey, find_previous_attempt
 from server.caller import Caller
 from server.delivery.hub import Hub
 from server.errors import Conflict
@@ -15,7 +15,7 @@ from server.store.database import Database
 from tests.support.builders import kill, register
 
 CALLER = Caller("default", None)
-SENT = Repeatable("order-4711", bytes(32))
+SENT = IdempotencyKey("order-4711", bytes(32))
 
 
 @pytest.fixture
@@ -38,8 +38,8 @@ def claim(database: Database) -> None:
         assert idempotency_keys.claim(connection, CALLER.tenant, SENT.key, SENT.digest, new_uuid())
 
 
-def again(database: Database, hub: Hub) -> list[Admitted] | None:
-    return sent_before(database, hub, CALLER, SENT, 1)
+def again(database: Database, hub: Hub) -> list[AcceptedResponse] | None:
+    return find_previous_attempt(database, hub, CALLER, SENT, 1)
 
 
 def test_response_that_was_lost_with_its_process_is_begun_anew(database: Database, hub: Hub) -> None:

@@ -7,7 +7,7 @@ import msgspec
 import psycopg
 import pytest
 
-from engine.request import Finished, Job, Usage
+from engine.request import EngineRequest, Finished, Usage
 from server.recovery.claimer import CANNOT_GO_ON
 from tests.integration.recording.recorded import Bench
 from tests.integration.recording.test_claimer import check_end, taking
@@ -57,7 +57,7 @@ def test_a_mistake_that_one_response_brings_out_ends_it_and_no_other(
         bad, good = (accept(at.bench.database, at.bench.replica, background=True) for _ in range(2))
         submit = at.engine.submit
 
-        def broken(job: Job) -> None:
+        def broken(job: EngineRequest) -> None:
             if job.job_id == bad.job_id:
                 raise KeyError(job.job_id)
             submit(job)

@@ -12,7 +12,7 @@ from server.generation.run import Run
 from server.protocol.responses.events import event_type, is_terminal
 from server.recording import recorder
 from server.recording.recorder import Recorder
-from server.recording.run_registry import Begin, Break, Inbound
+from server.recording.run_registry import FailRun, Inbound, StartRun
 from server.store.content import deletion
 from tests.integration.recording.recorded import Bench, finished, tokens
 from tests.support.builders import BREAK_PARSER, HALF, TENANT, accept, kill, say, think
@@ -43,7 +43,7 @@ def test_what_readers_are_told_is_committed_before(bench: Bench) -> None:
 
 def test_a_run_and_its_first_tokens_in_one_delivery_are_stored(bench: Bench) -> None:
     run = bench.accept()
-    bench.feed(Begin(run), tokens(run, say("first")))
+    bench.feed(StartRun(run), tokens(run, say("first")))
     assert text_of(bench, run) == "first"
     bench.feed(finished(run))
     assert bench.hub.frames(run.facts.id) == bench.frames(run.facts.id)[2:]
@@ -192,7 +192,7 @@ def test_messages_for_unknown_or_ended_runs_change_nothing(bench: Bench) -> None
     bench.recorder.deliver(
         [tokens(run, say("late")), finished(run), tokens(other, say("x")), finished(other)]
     )
-    bench.recorder.deliver([Break(other.facts.id, "server_error", "Why.")])
+    bench.recorder.deliver([FailRun(other.facts.id, "server_error", "Why.")])
     assert bench.recorder.wait_idle(10)
     bench.recorder.stop()
     assert bench.counts() == before

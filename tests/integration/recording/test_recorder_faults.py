@@ -11,9 +11,9 @@ from sqlalchemy.exc import OperationalError
 
 from server.generation.run import Run
 from server.protocol.responses.events import is_terminal
-from server.recording.run_registry import ActiveRuns
+from server.recording.run_registry import RunRegistry
 from server.store.cluster import leases
-from server.store.connection import PatientConnection
+from server.store.connection import TimeoutConnection
 from server.store.content import deletion, responses
 from server.store.database import Connection, Database
 from server.store.log import events
@@ -71,10 +71,10 @@ def around_exchanges(
     monkeypatch: pytest.MonkeyPatch, first: Callable[[int], None], then: Callable[[int], None]
 ) -> None:
     """Calls these before and after each exchange of a commit that only adds, with its number."""
-    answers = PatientConnection.answers
+    answers = TimeoutConnection.answers
     number = 0
 
-    def struck(connection: PatientConnection, **named: Any) -> Any:
+    def struck(connection: TimeoutConnection, **named: Any) -> Any:
         nonlocal number
         first(number)
         this, number = number, 0
@@ -83,7 +83,7 @@ def around_exchanges(
         number = 1 - this
         return found
 
-    monkeypatch.setattr(PatientConnection, "answers", struck)
+    monkeypatch.setattr(TimeoutConnection, "answers", struck)
 
 
 def around_commit(monkeypatch: pytest.MonkeyPatch, *, first: Once, then: Once) -> None:
@@ -271,7 +271,7 @@ def test_a_recorder_that_cannot_go_on_says_so(bench: Bench, monkeypatch: pytest.
 
     run = bench.begin()
     bench.feed(tokens(run, say("kept")))
-    monkeypatch.setattr(ActiveRuns, "apply", refuse)
+    monkeypatch.setattr(RunRegistry, "apply", refuse)
     bench.recorder.deliver([tokens(run, say(" lost"))])
     eventually(lambda: bench.fenced)
     bench.recorder.stop()

@@ -13,7 +13,7 @@ from server.generation.run import Run
 from server.input_resolution import history
 from server.protocol.responses.events import Event, Kind, is_terminal
 from server.recording import committer, persist, retries
-from server.recording.run_registry import HandBack
+from server.recording.run_registry import ReleaseRuns
 from server.store.content import responses
 from server.store.content.responses import NewItem
 from server.store.database import Database
@@ -181,7 +181,7 @@ def test_background_runs_are_handed_back_though_one_of_them_is_locked(bench: Ben
     hit, other = in_background(bench), in_background(bench)
     bench.feed(tokens(hit, say("a")), tokens(other, say("b")))
     with locked(bench, hit):
-        bench.recorder.deliver([HandBack()])
+        bench.recorder.deliver([ReleaseRuns()])
         eventually(lambda: not bench.recorder.holds(other.facts.id))
         assert status(bench, other) == ("in_progress", None, 0)
     eventually(lambda: not bench.recorder.holds(hit.facts.id))

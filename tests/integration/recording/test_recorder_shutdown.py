@@ -4,11 +4,11 @@ import pytest
 
 from server.generation.run import Run
 from server.hosted_tools.mcp.client import McpServers
-from server.hosted_tools.tool_specs import Hosted, Outcome
-from server.prompting.next_turn import Turns
+from server.hosted_tools.tool_specs import HostedTools, ToolResult
+from server.prompting.next_turn import TurnBuilder
 from server.protocol.ids import new_uuid
 from server.protocol.responses.request import CreateResponse
-from server.recording.run_registry import Called
+from server.recording.run_registry import ToolCallFinished
 from server.store.database import Database
 from server.tool_loop import ToolLoop
 from tests.integration.recording.recorded import finished, recording, tokens
@@ -28,7 +28,7 @@ def calling(database: Database, replica: object) -> Run:
     response = new_uuid()
     with database.begin() as connection:
         insert_response(connection, replica, id=response)  # type: ignore[arg-type]
-    return Run(make_facts(id=response), reading([call()], Hosted([CITY])))
+    return Run(make_facts(id=response), reading([call()], HostedTools([CITY])))
 
 
 @pytest.mark.parametrize("closed_at", ["the call", "the next turn"])
@@ -40,7 +40,7 @@ def test_tools_that_are_closed_before_the_recorder_end_nothing_but_themselves(
         bench.recorder._on_steps = loop.look
         run, other = calling(bench.database, bench.replica), bench.begin()
         loop.expect(
-            Turns(
+            TurnBuilder(
                 served=None,  # type: ignore[arg-type]  # nothing is prepared
                 tenant=TENANT,
                 request=CreateResponse(model="model", input=""),
@@ -56,7 +56,7 @@ def test_tools_that_are_closed_before_the_recorder_end_nothing_but_themselves(
             monkeypatch.setattr(ToolLoop, "_call", lambda *_arguments: None)  # it never ends by itself
         bench.feed(tokens(run, [0]), finished(run))
         loop.close()
-        bench.recorder.deliver([Called(run.facts.id, len(run.output) - 1, Outcome("done"))])
+        bench.recorder.deliver([ToolCallFinished(run.facts.id, len(run.output) - 1, ToolResult("done"))])
         bench.recorder.deliver([tokens(other, say("all of it")), finished(other)])
         bench.recorder.stop()
         assert bench.fenced == []

@@ -7,7 +7,7 @@ from uuid import UUID
 import pytest
 
 from server.configuration.settings import Config
-from server.maintenance.retention import DiskShort, Janitor, Purged, purge
+from server.maintenance.retention import DiskShort, Purged, Retention, purge
 from server.protocol.ids import new_uuid
 from server.protocol.responses.states import Ending
 from server.store.content import responses
@@ -86,7 +86,7 @@ def test_nothing_is_purged_while_the_disk_is_nearly_full(database: Database, nea
 
 
 def test_the_janitor_purges_again_and_again_until_it_is_stopped(database: Database) -> None:
-    janitor = Janitor(database, ROOMY, OFTEN)
+    janitor = Retention(database, ROOMY, OFTEN)
     janitor.start()
     try:
         for _ in range(2):
@@ -111,7 +111,7 @@ def test_the_janitor_survives_a_full_disk_and_a_database_that_is_away(
 
     monkeypatch.setattr(Disk, "shortage", shortage)
     plant(database, 1)
-    janitor = Janitor(database, ROOMY, OFTEN)
+    janitor = Retention(database, ROOMY, OFTEN)
     with caplog.at_level(logging.WARNING):
         janitor.start()
         try:

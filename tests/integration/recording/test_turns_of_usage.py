@@ -6,9 +6,9 @@ from engine.request import Finished, Tokens, Usage
 from server.delivery.response_lists import list_responses
 from server.delivery.stored_responses import find_response
 from server.generation.run import Run
-from server.hosted_tools.tool_specs import Hosted, Outcome
+from server.hosted_tools.tool_specs import HostedTools, ToolResult
 from server.model_formats.interface import TextDelta
-from server.recording.run_registry import Called, NextTurn
+from server.recording.run_registry import StartTurn, ToolCallFinished
 from server.store.content.list_pages import Filters
 from tests.integration.recording.recorded import Bench
 from tests.support.builders import TENANT
@@ -18,15 +18,15 @@ from tests.unit.server.hosted_tools.test_tool_specs import CITY, call, reading
 def called_and_answered(bench: Bench) -> Run:
     """A run that has ended after two turns, a call of a tool between them."""
     begun = bench.accept()
-    run = Run(begun.facts, reading([call()], Hosted([CITY])))
+    run = Run(begun.facts, reading([call()], HostedTools([CITY])))
     run.begin()  # whose events `accept` has written
     run.start()
     bench.recorder.begin(run)
     response = run.facts.id
     bench.feed(Tokens(run.job_id, (0,)), Finished(run.job_id, "stop", Usage(5, 2, 7)))
-    bench.feed(Called(response, 1, Outcome("sunny")))
+    bench.feed(ToolCallFinished(response, 1, ToolResult("sunny")))
     job = f"{response.hex}.1"
-    answer = NextTurn(response, reading([[TextDelta("Sunny.")]], Hosted()), 15)
+    answer = StartTurn(response, reading([[TextDelta("Sunny.")]], HostedTools()), 15)
     bench.recorder.deliver([answer, Tokens(job, (0,)), Finished(job, "stop", Usage(15, 5, 3))])
     assert b'"completed"' in bench.hub.final(response)
     return run

@@ -3,7 +3,7 @@ from uuid import UUID
 
 from server.protocol.ids import new_uuid
 from server.store.cluster import claims
-from server.store.cluster.claims import Place
+from server.store.cluster.claims import ResponseKey
 from server.store.content import responses
 from server.store.content.responses import StoredResponse
 from server.store.database import Database
@@ -14,7 +14,7 @@ CAP = 3
 
 def hopeless(database: Database, me: UUID, limit: int = 10) -> set[UUID]:
     with database.begin() as connection:
-        claimed = claims.claim_hopeless(connection, me, most_deaths=CAP, limit=limit)
+        claimed = claims.claim_to_end(connection, me, most_deaths=CAP, limit=limit)
     return {stored.id for stored in claimed}
 
 
@@ -134,7 +134,7 @@ def test_what_is_handed_back_is_claimed_by_another_and_counts_as_no_death(databa
     run = accept(database, new_uuid(), background=True)
     first, second = register(database), register(database)
     assert waiting(database, first) == [run.facts.id]
-    place = Place(TENANT, run.facts.id)
+    place = ResponseKey(TENANT, run.facts.id)
     with database.begin() as connection:
         claims.hand_back(connection, second, [place])
         assert claims.owned(connection, first) == [place]
@@ -151,7 +151,7 @@ def test_what_is_handed_back_by_a_dead_engine_counts_as_a_death(database: Databa
     me = register(database)
     assert waiting(database, me) == [run.facts.id]
     with database.begin() as connection:
-        claims.hand_back(connection, me, [Place(TENANT, run.facts.id)], died=True)
+        claims.hand_back(connection, me, [ResponseKey(TENANT, run.facts.id)], died=True)
         (stored,) = claims.claim_waiting(connection, me, models=["model"], full=(), limit=1)
     assert isinstance(stored, StoredResponse)
     assert (stored.attempt, stored.deaths) == (2, 1)
@@ -165,10 +165,10 @@ def test_a_wish_to_cancel_is_seen_by_the_owner_or_makes_the_waiting_one_claimed_
     with database.begin() as connection:
         for run in (running, queued):
             claims.request_cancel(connection, "other", run.facts.id)
-        assert claims.unwanted(connection, me) == []
+        assert claims.cancel_requested(connection, me) == []
         for run in (running, queued):
             claims.request_cancel(connection, TENANT, run.facts.id)
-        assert claims.unwanted(connection, me) == [running.facts.id]
+        assert claims.cancel_requested(connection, me) == [running.facts.id]
     assert hopeless(database, me) == {queued.facts.id}
 
 

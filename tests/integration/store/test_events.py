@@ -104,13 +104,13 @@ def test_progress_gives_the_tokens_in_order_and_the_next_number(database: Databa
     first = [Event(n, Kind.OUTPUT_TEXT_DELTA, 0, 0, "a") for n in range(3)]
     second = [Event(3, Kind.REASONING_TEXT_DELTA, 0, 0, "b"), Event(4, Kind.OUTPUT_TEXT_DELTA, 0, 0, "c")]
     with database.begin() as connection:
-        assert events.progress(connection, TENANT, response) == events.Progress([], 0, None)
+        assert events.progress(connection, TENANT, response) == events.LogProgress([], 0, None)
         events.append(connection, events.pack(TENANT, response, 1, second, [2**31 - 1, 0]))
         events.append(connection, events.pack(TENANT, response, 1, first, [7, 8]))
         found = events.progress(connection, TENANT, response)
         assert (found.token_ids, found.next_seq) == ([7, 8, 2**31 - 1, 0], 5)
         assert found.first_token_at is not None
-        assert events.progress(connection, "other", response) == events.Progress([], 0, None)
+        assert events.progress(connection, "other", response) == events.LogProgress([], 0, None)
 
 
 def test_a_tenant_reads_no_events_of_another(database: Database) -> None:

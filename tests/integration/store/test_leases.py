@@ -38,7 +38,7 @@ def bury_silent(connection: Connection, seconds: float, *, ttl: float = 10) -> N
     )
     silent = {row[0] for row in old}
     seen = leases.heartbeats(connection, new_uuid())
-    leases.bury(connection, {one: seen[one] for one in silent & seen.keys()}, ttl)
+    leases.expire_replicas(connection, {one: seen[one] for one in silent & seen.keys()}, ttl)
 
 
 def test_a_replica_passes_the_fence_until_it_is_buried(database: Database) -> None:
@@ -255,9 +255,9 @@ def test_a_response_that_is_claimed_while_it_is_abandoned_stays_with_its_new_own
             "update responses set replica_id = %s, attempt = 2 where id = %s", (living, run.facts.id)
         )
         with database.begin() as connection:
-            assert leases.abandon(connection) == 0, "its row is locked, and is passed over"
+            assert leases.release_orphans(connection) == 0, "its row is locked, and is passed over"
     with database.begin() as connection:
-        assert leases.abandon(connection) == 0
+        assert leases.release_orphans(connection) == 0
     assert _owner(database, run.facts.id) == (living, 0)
 
 
@@ -269,8 +269,8 @@ def test_what_dead_stopped_and_unknown_replicas_left_is_abandoned_and_nothing_el
     with database.begin() as connection:
         connection.exec_driver_sql("update replicas set state = 'dead' where id = %s", (dead,))
         leases.stop(connection, stopped)
-        assert leases.abandon(connection) == 3
-        assert leases.abandon(connection) == 0
+        assert leases.release_orphans(connection) == 3
+        assert leases.release_orphans(connection) == 0
     owners = {owner: _owner(database, run) for owner, run in runs.items()}
     assert owners == {dead: (None, 1), stopped: (None, 1), unknown: (None, 1), living: (living, 0)}
 
@@ -309,7 +309,7 @@ def test_a_burial_spares_who_has_beaten_since_it_was_seen_silent(database: Datab
     with database.begin() as connection:
         seen = leases.heartbeats(connection, me)
         leases.beat(connection, woken)
-        leases.bury(connection, seen, 10)
+        leases.expire_replicas(connection, seen, 10)
     assert [state(database, one) for one in (me, silent, woken)] == ["alive", "dead", "alive"]
 
 
@@ -318,5 +318,5 @@ def test_a_heartbeat_that_is_no_time_is_read_like_any_other(database: Database) 
     with database.begin() as connection:
         connection.exec_driver_sql("update replicas set heartbeat_at = 'infinity' where id = %s", (odd,))
         seen = leases.heartbeats(connection, me)
-        leases.bury(connection, seen, 10)
+        leases.expire_replicas(connection, seen, 10)
     assert state(database, odd) == "dead"

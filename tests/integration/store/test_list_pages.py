@@ -8,7 +8,7 @@ from sqlalchemy import text
 
 from server.protocol.ids import new_uuid
 from server.store.content import list_pages
-from server.store.content.list_pages import Cursor, Filters
+from server.store.content.list_pages import Filters, PageCursor
 from server.store.database import Connection, Database
 from tests.support.builders import TENANT, insert_response, register
 
@@ -28,10 +28,10 @@ def plant(database: Database, count: int, *, tenant: str = TENANT) -> list[UUID]
 
 def walk(connection: Connection, *, newest_first: bool) -> list[UUID]:
     found: list[UUID] = []
-    after: Cursor | None = None
+    after: PageCursor | None = None
     while page := list_pages.page(connection, TENANT, Filters(), after, 2, newest_first=newest_first):
         found += [stored.id for stored in page]
-        after = Cursor(page[-1].created_at, page[-1].id)
+        after = PageCursor(page[-1].created_at, page[-1].id)
     return found
 
 
@@ -47,7 +47,7 @@ def test_another_tenants_responses_are_neither_listed_nor_cursors(database: Data
     with database.begin() as connection:
         assert walk(connection, newest_first=True) == []
         assert list_pages.cursor(connection, TENANT, foreign[0]) is None
-        assert list_pages.cursor(connection, "globex", foreign[0]) == Cursor(THEN, foreign[0])
+        assert list_pages.cursor(connection, "globex", foreign[0]) == PageCursor(THEN, foreign[0])
 
 
 def test_every_list_of_a_hundred_thousand_is_found_by_an_index(database: Database) -> None:
@@ -55,7 +55,7 @@ def test_every_list_of_a_hundred_thousand_is_found_by_an_index(database: Databas
         connection.execute(text(MANY))
         connection.execute(text("analyze responses"))
         for filters in (Filters(), Filters(model="rare"), Filters(status="failed"), MARKED):
-            for after in (None, Cursor(THEN, UUID(int=7))):
+            for after in (None, PageCursor(THEN, UUID(int=7))):
                 assert rows_read(connection, filters, after) <= 200
 
 
@@ -72,7 +72,7 @@ MANY = """
 """
 
 
-def rows_read(connection: Connection, filters: Filters, after: Cursor | None) -> int:
+def rows_read(connection: Connection, filters: Filters, after: PageCursor | None) -> int:
     """How many rows the page's query fetches, by Postgres's own count within this transaction."""
     counted = text(
         "select coalesce(pg_stat_get_xact_tuples_returned(c.oid), 0)"

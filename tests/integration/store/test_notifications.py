@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from server.protocol.ids import new_uuid
 from server.store.cluster import leases, notifications
-from server.store.cluster.notifications import Hints, Notifier, hint
+from server.store.cluster.notifications import Hints, Notifier, short_id
 from server.store.database import Connection, Database
 from tests.integration.delivery.following import sessions
 from tests.support.builders import examples, kill, register
@@ -43,7 +43,7 @@ def listen_until(ear: Connection, expected: Hints) -> None:
 @given(st.sets(st.uuids(), max_size=3), st.booleans(), st.sets(st.uuids(), max_size=3))
 @examples(50)
 def test_hints_are_read_as_they_were_written(responses: set[UUID], queue: bool, cancels: set[UUID]) -> None:
-    given = Hints({hint(response) for response in responses}, queue, cancels)
+    given = Hints({short_id(response) for response in responses}, queue, cancels)
     read = Hints()
     for channel, payload in given.written():
         read.read(channel, payload)
@@ -55,7 +55,7 @@ def test_hints_of_thousands_of_responses_fit_into_what_postgres_takes(
     notifier: Notifier, ear: Connection
 ) -> None:
     responses = [new_uuid() for _ in range(5000)]
-    given = Hints(set(map(hint, responses)), queue=True, cancels=set(responses))
+    given = Hints(set(map(short_id, responses)), queue=True, cancels=set(responses))
     assert max(len(payload) for _, payload in given.written()) < 7900
     notifier.events(responses)
     notifier.queue()
@@ -74,7 +74,7 @@ def test_nothing_is_said_while_nobody_else_is_alive(
     notifier.cancel(response)
     notifier.others_alive = True
     notifier.events([later])
-    listen_until(ear, Hints({hint(later)}))
+    listen_until(ear, Hints({short_id(later)}))
 
 
 def test_a_muted_notifier_says_nothing(database: Database, database_url: str) -> None:
@@ -96,9 +96,9 @@ def test_what_could_not_be_said_is_said_later_and_logged_once(
     monkeypatch.setattr(notifications, "_RETRY_SECONDS", 0.0)
     first, second = new_uuid(), new_uuid()
     notifier.events([first])
-    listen_until(ear, Hints({hint(first)}))
+    listen_until(ear, Hints({short_id(first)}))
     fails = iter([True, True, True])
-    say = notifications.say
+    say = notifications.notify
 
     def sometimes(connection: Connection, hints: Hints) -> None:
         if next(fails, False):
@@ -107,7 +107,7 @@ def test_what_could_not_be_said_is_said_later_and_logged_once(
 
     monkeypatch.setattr(notifications, "say", sometimes)
     notifier.events([second])
-    listen_until(ear, Hints({hint(second)}))
+    listen_until(ear, Hints({short_id(second)}))
     assert [record.levelname for record in caplog.records if record.name == "holdfast.notify"] == ["WARNING"]
 
 

@@ -11,15 +11,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.attention.flash_attention import FlashKernel, find_kernel, sources
-from engine.attention.paged import LayerNeeds
+from engine.attention.flash_attention import FlashAttentionBackend, select_backend, sources
+from engine.attention.paged import LayerAttentionSpec
 from engine.request import Failed
 from engine.runner import select_decoding
 from tests.support.engines import Bench, make_job, make_prompt, save_random_model, start_model
 from tests.support.flash import flash_attn_with_kvcache as flash
 
 CPU = torch.device("cpu")
-PLAIN = LayerNeeds(heads=4, kv_heads=2, key_size=16, value_size=16, window=None, sinks=False, softcap=None)
+PLAIN = LayerAttentionSpec(
+    heads=4, kv_heads=2, key_size=16, value_size=16, window=None, sinks=False, softcap=None
+)
 NEEDS = [
     PLAIN,
     replace(PLAIN, window=12),
@@ -30,15 +32,15 @@ NEEDS = [
 
 
 def find(
-    function: Callable[..., Tensor], *needs: LayerNeeds, dtype: torch.dtype = torch.bfloat16
-) -> FlashKernel | None:
-    found = find_kernel(needs, dtype, CPU, 16, {"a kernel": lambda: function})
-    assert found is None or isinstance(found, FlashKernel)
+    function: Callable[..., Tensor], *needs: LayerAttentionSpec, dtype: torch.dtype = torch.bfloat16
+) -> FlashAttentionBackend | None:
+    found = select_backend(needs, dtype, CPU, 16, {"a kernel": lambda: function})
+    assert found is None or isinstance(found, FlashAttentionBackend)
     return found
 
 
 @pytest.mark.parametrize("needs", NEEDS, ids=str)
-def test_a_kernel_that_is_right_is_taken(needs: LayerNeeds) -> None:
+def test_a_kernel_that_is_right_is_taken(needs: LayerAttentionSpec) -> None:
     kernel = find(flash, needs)
     assert kernel is not None
     assert kernel.name == "a kernel"
@@ -57,7 +59,7 @@ def test_a_kernel_that_is_right_is_taken(needs: LayerNeeds) -> None:
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_a_kernel_that_takes_an_argument_otherwise_is_left(
-    needs: LayerNeeds, argument: str, change: Callable[[Any], Any], caplog: pytest.LogCaptureFixture
+    needs: LayerAttentionSpec, argument: str, change: Callable[[Any], Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     assert find(_spoiled(argument, change), needs) is None
     (line,) = caplog.messages
@@ -89,7 +91,7 @@ def _spoiled(argument: str, change: Callable[[Any], Any]) -> Callable[..., Tenso
     ids=str,
 )
 def test_a_kernel_is_left_for_what_it_cannot_do(
-    needs: LayerNeeds, dtype: torch.dtype, why: str, caplog: pytest.LogCaptureFixture
+    needs: LayerAttentionSpec, dtype: torch.dtype, why: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert find(flash, PLAIN, needs, dtype=dtype) is None
     assert caplog.messages == [f"the attention kernel a kernel is not used: {why}"]
@@ -105,7 +107,7 @@ def test_a_kernel_is_left_for_what_it_cannot_do(
     ],
 )
 def test_a_kernel_without_a_parameter_is_left_where_that_is_needed(
-    dropped: str, needs: LayerNeeds, why: str, caplog: pytest.LogCaptureFixture
+    dropped: str, needs: LayerAttentionSpec, why: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     signature = inspect.signature(flash)
     kept = [p for name, p in signature.parameters.items() if name != dropped]
@@ -144,14 +146,14 @@ def test_a_kernel_that_raises_is_left(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_nothing_is_said_where_no_kernel_is_installed(caplog: pytest.LogCaptureFixture) -> None:
-    assert find_kernel([PLAIN], torch.bfloat16, CPU, 16) is None
+    assert select_backend([PLAIN], torch.bfloat16, CPU, 16) is None
     assert caplog.messages == []
 
 
 def test_an_installed_kernel_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     module = types.SimpleNamespace(flash_attn_with_kvcache=flash)
     monkeypatch.setitem(sys.modules, "flash_attn_interface", module)
-    found = find_kernel([PLAIN], torch.bfloat16, CPU, 16)
+    found = select_backend([PLAIN], torch.bfloat16, CPU, 16)
     assert found is not None
     assert found.name == "flash_attn_interface"
 
@@ -168,14 +170,14 @@ def test_the_hub_is_asked_for_the_commit_that_the_operator_names_and_for_nothing
         return types.SimpleNamespace(flash_attn_with_kvcache=flash)
 
     monkeypatch.setitem(sys.modules, "kernels", types.SimpleNamespace(get_kernel=get_kernel))
-    assert find_kernel([PLAIN], torch.bfloat16, CPU, 16) is None
+    assert select_backend([PLAIN], torch.bfloat16, CPU, 16) is None
     assert asked == []
     commit = "0123456789" * 4
     named = sources(f"kernels-community/vllm-flash-attn3@{commit}")
-    found = find_kernel([PLAIN], torch.bfloat16, CPU, 16, named)
+    found = select_backend([PLAIN], torch.bfloat16, CPU, 16, named)
     assert found is not None
     assert found.name == f"kernels-community/vllm-flash-attn3@{commit}"
-    assert find_kernel([PLAIN], torch.bfloat16, CPU, 16, named) is None
+    assert select_backend([PLAIN], torch.bfloat16, CPU, 16, named) is None
     assert "the hub cannot be reached" in caplog.messages[0]
     assert asked == [("kernels-community/vllm-flash-attn3", commit)] * 2
 
@@ -215,8 +217,8 @@ def test_an_engine_with_a_kernel_gives_the_same_tokens(
         calls += 1
         return flash(**given)
 
-    kernel = FlashKernel("a kernel", counted, inspect.signature(flash).parameters)
-    choose: Any = select_decoding.choose_decoding
+    kernel = FlashAttentionBackend("a kernel", counted, inspect.signature(flash).parameters)
+    choose: Any = select_decoding.select_attention_and_graphs
     monkeypatch.setattr(
         "engine.runner.model_runner.choose_decoding", lambda *args: choose(*args, kernel=kernel)
     )

@@ -9,7 +9,7 @@ import torch
 import transformers
 
 from engine.config import EngineConfig
-from engine.request import Beams, Failed, Finished, Job, JobRefused, TokenLogprobs, Tokens
+from engine.request import Beams, EngineRequest, Failed, Finished, RequestRefused, TokenLogprobs, Tokens
 from engine.sampling.beam_search import BeamSearch
 from tests.support.engines import (
     Bench,
@@ -32,7 +32,7 @@ def model() -> Iterator[Bench]:
     bench.engine.close(drain=True)
 
 
-def jobs(prompt: list[int], name: str = "a", *, width: int = WIDTH, **fields: Any) -> list[Job]:
+def jobs(prompt: list[int], name: str = "a", *, width: int = WIDTH, **fields: Any) -> list[EngineRequest]:
     """One for each output of a search."""
     fields = {"max_tokens": TOKENS, **fields}
     return [
@@ -170,7 +170,7 @@ def test_a_full_engine_refuses_a_search_and_keeps_nothing_of_it() -> None:
     with bench.listener.held():
         for name in ("one", "two"):
             bench.engine.submit(make_job(name, make_prompt(20)))
-        with pytest.raises(JobRefused) as refusal:
+        with pytest.raises(RequestRefused) as refusal:
             bench.engine.submit(jobs(make_prompt(20))[0])
     assert refusal.value.reason == "overloaded"
     assert len(bench.listener.outcome("two").tokens) == 16
@@ -183,7 +183,7 @@ def test_a_second_job_of_the_same_id_is_refused() -> None:
     bench = start_scripted()
     with bench.listener.held():
         bench.engine.submit(jobs(make_prompt(20))[0])
-        with pytest.raises(JobRefused) as refusal:
+        with pytest.raises(RequestRefused) as refusal:
             bench.engine.submit(jobs(make_prompt(20))[0])
     assert refusal.value.reason == "duplicate"
     bench.engine.close(drain=True)
@@ -202,6 +202,6 @@ def test_a_second_job_of_the_same_id_is_refused() -> None:
     ],
 )
 def test_a_search_that_cannot_be_made_is_refused(model: Bench, fields: dict[str, Any]) -> None:
-    with pytest.raises(JobRefused) as refusal:
+    with pytest.raises(RequestRefused) as refusal:
         model.engine.check(make_job("a", make_prompt(20), **fields))
     assert refusal.value.reason == "bad_beams"

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from engine.core import engine_core, supervisor
-from engine.core.metrics import Meter
+from engine.core.metrics import EngineMetrics
 from engine.executor import OutOfMemory
-from engine.request import Failed, JobRefused, Outbound
+from engine.request import Failed, Outbound, RequestRefused
 from engine.scheduling import block_pool
 from tests.support.engines import Bench, make_job, make_prompt, start_scripted
 from tests.support.eventually import eventually
@@ -143,7 +143,7 @@ def test_a_job_in_time_is_left_alone_and_so_is_the_next_of_its_id(bench: Bench, 
     "fields", [{"deadline_seconds": 0.0}, {"deadline_seconds": math.nan}, {"priority": 2**40}]
 )
 def test_a_job_with_a_limit_that_is_none_is_refused(bench: Bench, fields: dict[str, Any]) -> None:
-    with pytest.raises(JobRefused) as refusal:
+    with pytest.raises(RequestRefused) as refusal:
         bench.engine.submit(make_job("a", make_prompt(20), **fields))
     assert refusal.value.reason == "bad_limit"
 
@@ -156,7 +156,7 @@ def test_a_share_is_refused_when_it_has_as_many_jobs_as_one_may() -> None:
     with bench.listener.held():
         for n in range(2):
             bench.engine.submit(make_job(str(n), make_prompt(20, n), share="greedy"))
-        with pytest.raises(JobRefused) as refusal:
+        with pytest.raises(RequestRefused) as refusal:
             bench.engine.submit(make_job("2", make_prompt(20), share="greedy"))
         bench.engine.submit(make_job("other", make_prompt(20), share="modest"))
     assert refusal.value.reason == "share_full"
@@ -225,7 +225,7 @@ def test_preemptions_are_counted() -> None:
 
 
 def test_percentiles_are_those_of_the_recent_steps() -> None:
-    meter = Meter(8)
+    meter = EngineMetrics(8)
     for n in range(100):
         meter.count_step(1000.0 + n, 1000.5 + n, 1)
     for n in range(100):

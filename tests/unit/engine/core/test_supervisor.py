@@ -15,8 +15,8 @@ import pytest
 from engine.core import supervisor
 from engine.engine import ThreadedEngine
 from engine.executor import EngineFault, StepResult
-from engine.request import Failed, JobRefused, Outbound, Tokens
-from engine.scheduling.scheduler import Plan
+from engine.request import Failed, Outbound, RequestRefused, Tokens
+from engine.scheduling.scheduler import SchedulerOutput
 from engine.scripted_engine import Fault, Script
 from tests.support.engines import (
     PATIENCE,
@@ -111,7 +111,7 @@ def test_a_death_is_told_to_hundreds_of_jobs_within_a_second() -> None:
         if isinstance(message, Failed):
             told_after.append(time.monotonic() - died_at[0])
 
-    def die(_plan: Plan) -> StepResult:
+    def die(_plan: SchedulerOutput) -> StepResult:
         died_at.append(time.monotonic())
         raise Broken("a broken book")
 
@@ -152,7 +152,7 @@ def test_a_second_death_within_a_minute_is_final(bench: Bench, owner: Owner) -> 
     assert codes(bench, "first", "second") == ["engine_dead"] * 2
     assert not bench.engine.stats().alive
     assert bench.engine.stats().deaths == 2
-    with pytest.raises(JobRefused) as refusal:
+    with pytest.raises(RequestRefused) as refusal:
         bench.engine.submit(make_job("late", make_prompt(20)))
     assert refusal.value.reason == "closed"
     assert owner.told == ["Broken: a broken book"]
@@ -201,7 +201,7 @@ def test_an_engine_that_hangs_is_declared_dead_from_outside(owner: Owner) -> Non
     assert codes(bench, "0", "1", "2") == ["engine_dead"] * 3
     assert not engine.stats().alive
     assert engine.hanging.is_set(), "the thread hangs still"
-    with pytest.raises(JobRefused):
+    with pytest.raises(RequestRefused):
         engine.submit(make_job("late", make_prompt(20)))
     told = sum(map(len, bench.listener.batches))
     engine.close(drain=True)  # does not wait for the thread, but lets it go
@@ -226,7 +226,7 @@ def test_a_host_that_hangs_between_two_steps_is_the_engines_death_too(
 ) -> None:
     released = threading.Event()
 
-    def hang(_self: object) -> Plan:
+    def hang(_self: object) -> SchedulerOutput:
         assert released.wait(PATIENCE)
         return ()
 
@@ -252,7 +252,7 @@ def test_a_life_after_a_death_has_nothing_of_the_one_before(
     executor: Any = bench.engine._executor
     execute = executor.execute
 
-    def break_once(_plan: Plan) -> StepResult:
+    def break_once(_plan: SchedulerOutput) -> StepResult:
         tensors = Tensors()
         left.append(weakref.ref(tensors))
         executor.execute = execute

@@ -12,8 +12,8 @@ import pytest
 
 from engine.grammar.compiler import COMPILE_SECONDS, STACK_BYTES, GrammarCompiler
 from engine.grammar.limits import MAX_CHAIN, MAX_OPTIONAL
-from engine.request import Grammar, JobRefused
-from engine.sampling.grammar_masks import Followers
+from engine.request import RequestRefused, StructuredOutput
+from engine.sampling.grammar_masks import GrammarMatchers
 from tests.support.engines import make_job
 from tests.support.eventually import eventually
 from tests.support.grammars import END, TOKENS, VOCABULARY, grammar, ids_of, schema, sequence_of
@@ -118,7 +118,7 @@ HOSTILE = {
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_grammar_is_refused_in_time(compiler: GrammarCompiler, name: str) -> None:
     begun = time.process_time()
-    with pytest.raises(JobRefused) as refusal:
+    with pytest.raises(RequestRefused) as refusal:
         compiler.compiled(HOSTILE[name])
     assert refusal.value.reason == "bad_grammar"
     assert len(str(refusal.value)) > 20
@@ -194,11 +194,11 @@ def test_a_panic_of_the_library_is_a_refusal(
     class PanicException(BaseException):
         pass
 
-    def panic(_grammar: Grammar, _digest: bytes) -> None:
+    def panic(_grammar: StructuredOutput, _digest: bytes) -> None:
         raise PanicException("it broke")
 
     monkeypatch.setattr(compiler, "_compile_unguarded", panic)
-    with pytest.raises(JobRefused, match="it broke"):
+    with pytest.raises(RequestRefused, match="it broke"):
         compiler.compiled(schema({}))
 
 
@@ -213,7 +213,7 @@ class Blocked:
         self.compiler.compiled(grammar("json_object"))
         compile_it = self.compiler._compile_unguarded
 
-        def compile_later(wanted: Grammar, digest: bytes) -> object:
+        def compile_later(wanted: StructuredOutput, digest: bytes) -> object:
             self.begun.append(wanted.text)
             self.go_on.wait(60)
             return compile_it(wanted, digest)
@@ -221,7 +221,7 @@ class Blocked:
         monkeypatch.setattr(self.compiler, "_compile_unguarded", compile_later)
 
     def refusal(self, pattern: str, share: str) -> str:
-        with pytest.raises(JobRefused) as refusal:
+        with pytest.raises(RequestRefused) as refusal:
             self.compiler.compiled(grammar("regex", pattern), share)
         return refusal.value.reason
 
@@ -280,7 +280,7 @@ def test_a_job_is_followed_by_the_grammar_it_was_accepted_with_whatever_is_kept(
         raise AssertionError("A grammar was compiled while a step was computed.")
 
     monkeypatch.setattr(compiler, "compiled", compile_nothing)
-    masks = Followers(compiler).masks([sequence])
+    masks = GrammarMatchers(compiler).masks([sequence])
     assert masks is not None
     assert masks.failed == {}
     compiler.close()
@@ -302,7 +302,7 @@ def test_what_is_kept_stays_within_its_bytes_and_the_oldest_goes() -> None:
     for n in range(100):
         compiler.compiled(grammar("regex", f"number {n}"))
         assert compiler.compiled(grammar("regex", "often")) is often
-        with pytest.raises(JobRefused):
+        with pytest.raises(RequestRefused):
             compiler.compiled(grammar("regex", f"({n}"))
         assert compiler.size <= 2**20 + 2**17
     assert compiler.compiled(grammar("regex", "first")) is not first
@@ -322,7 +322,7 @@ def test_no_grammar_is_compiled_and_no_thread_left_when_it_is_closed(compiler: G
     kept = compiler.compiled(grammar("regex", "a"))
     compiler.close()
     assert compiler.compiled(grammar("regex", "a")) is kept
-    with pytest.raises(JobRefused) as refusal:
+    with pytest.raises(RequestRefused) as refusal:
         compiler.compiled(grammar("regex", "b"))
     assert refusal.value.reason == "closed"
     assert not [thread for thread in threading.enumerate() if "holdfast-grammar" in thread.name]
@@ -341,7 +341,7 @@ def test_a_job_starts_anew_when_its_grammar_remembers_too_much(
     wanted = grammar("regex", "(" + "|".join(f"{letter}{{150}}" for letter in "abcd") + ")")
     monkeypatch.setattr("engine.grammar.compiler.RENEW_BYTES", 0)
     monkeypatch.setattr(compiler, "renew", compiler._renew)  # at once, and not in the background
-    followers = Followers(compiler)
+    followers = GrammarMatchers(compiler)
     kept = compiler.compiled(wanted)
     told = []
     for letter in "abcd":  # each alone stays within the limit, all together do not
@@ -360,7 +360,7 @@ def test_a_job_fails_when_it_alone_needs_more_than_a_grammar_may_remember(
     compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("engine.grammar.compiler.MAX_STATES", 400)
-    followers = Followers(compiler)
+    followers = GrammarMatchers(compiler)
     wanted = grammar("regex", "a{1000}")
     sequences = [
         sequence_of(make_job("a", [5, *ids_of("a" * 999)], grammar=wanted, output_offset=999), compiler),

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import torch
 
-from engine.kv.contiguous_cache import Shelf, Shelves
-from engine.kv.kv_cache import KvStore, LayerShape
-from engine.scheduling.scheduler import Chunk
+from engine.kv.contiguous_cache import ContiguousBuffer, ContiguousKVCache
+from engine.kv.kv_cache import KVCache, LayerShape
+from engine.scheduling.scheduler import ScheduledChunk
 from engine.scheduling.sequence import TokenSequence
 from tests.support.engines import Bench, make_job, make_prompt, save_random_model, start_model
 
@@ -41,38 +41,38 @@ def test_tokens_are_the_same_however_few_find_a_row(start: Callable[[], Bench], 
 STORE_BLOCKS, BLOCK = 40, 16
 
 
-def make_store() -> KvStore:
+def make_store() -> KVCache:
     """Every slot of it holds its own number."""
-    store = KvStore(SHAPES, STORE_BLOCKS, BLOCK, torch.float32, torch.device("cpu"))
+    store = KVCache(SHAPES, STORE_BLOCKS, BLOCK, torch.float32, torch.device("cpu"))
     for tensor in (*store.keys, *store.values):
         tensor.add_(torch.arange(len(tensor))[:, None, None])
     return store
 
 
-def make_chunk(name: int, held: int, blocks: list[int]) -> Chunk:
+def make_chunk(name: int, held: int, blocks: list[int]) -> ScheduledChunk:
     sequence = TokenSequence(make_job(str(name), make_prompt(held + 1, name)), name)
     sequence.blocks = blocks
     sequence.computed = held
-    return Chunk(sequence, held, 1)
+    return ScheduledChunk(sequence, held, 1)
 
 
-def after(chunk: Chunk) -> Chunk:
-    return Chunk(chunk.sequence, chunk.start + 1, 1)
+def after(chunk: ScheduledChunk) -> ScheduledChunk:
+    return ScheduledChunk(chunk.sequence, chunk.start + 1, 1)
 
 
-def slots_of(shelf: Shelf, row: int) -> list[int]:
+def slots_of(shelf: ContiguousBuffer, row: int) -> list[int]:
     return [int(number) for number in shelf.keys[1][row, :, 0, 0]]
 
 
 def test_a_row_is_what_the_blocks_hold_and_zero_beyond() -> None:
-    shelves = Shelves(make_store())
+    shelves = ContiguousKVCache(make_store())
     (((shelf, chunks),), left_out) = shelves.arrange([make_chunk(0, 20, [3, 1])])
     assert (len(chunks), left_out) == (1, [])
     assert slots_of(shelf, 0) == [*range(48, 64), *range(16, 20), *[0] * (shelf.capacity - 20)]
 
 
 def test_the_last_row_takes_the_place_of_one_that_goes() -> None:
-    shelves = Shelves(make_store())
+    shelves = ContiguousKVCache(make_store())
     chunks = [make_chunk(n, 3 + n, [n + 1]) for n in range(4)]
     shelves.arrange(chunks)
     (((shelf, now),), _) = shelves.arrange([after(chunks[0]), after(chunks[2]), after(chunks[3])])
@@ -81,7 +81,7 @@ def test_the_last_row_takes_the_place_of_one_that_goes() -> None:
 
 
 def test_a_row_is_copied_anew_when_its_job_began_again() -> None:
-    shelves = Shelves(make_store())
+    shelves = ContiguousKVCache(make_store())
     chunk = make_chunk(0, 5, [1])
     shelves.arrange([chunk])
     chunk.sequence.blocks = [2]
@@ -90,7 +90,7 @@ def test_a_row_is_copied_anew_when_its_job_began_again() -> None:
 
 
 def test_a_job_moves_to_longer_rows_when_it_has_outgrown_its_own() -> None:
-    shelves = Shelves(make_store())
+    shelves = ContiguousKVCache(make_store())
     chunk = make_chunk(0, 90, list(range(1, 10)))
     (((shelf, _),), _) = shelves.arrange([chunk])
     for _ in range(60):
@@ -102,7 +102,7 @@ def test_a_job_moves_to_longer_rows_when_it_has_outgrown_its_own() -> None:
 
 
 def test_shelves_hold_no_more_than_the_store() -> None:
-    shelves = Shelves(make_store())
+    shelves = ContiguousKVCache(make_store())
     chunks = [make_chunk(n, 10, [n + 1]) for n in range(12)]
     ((shelf, seated),), left_out = shelves.arrange(chunks)
     assert shelf.rows * shelf.capacity <= (STORE_BLOCKS + 1) * BLOCK

@@ -11,7 +11,7 @@ import torch
 
 from engine.config import EngineConfig
 from engine.lora.adapter_layers import (
-    NOBODY,
+    NO_ADAPTER,
     AdaptedLayer,
     AdaptedRows,
     Adapters,
@@ -19,7 +19,7 @@ from engine.lora.adapter_layers import (
     Layout,
     lay_out,
 )
-from engine.request import Job, JobRefused, Tokens
+from engine.request import EngineRequest, RequestRefused, Tokens
 from tests.support.adapters import ATTENTION, DENSE, MadeAdapter, make_adapter, merge
 from tests.support.engines import (
     Bench,
@@ -127,7 +127,7 @@ def bench(model: Path, adapters: dict[str, MadeAdapter]) -> Iterator[Bench]:
     bench.engine.close(drain=True)
 
 
-def jobs_for(names: list[str]) -> list[Job]:
+def jobs_for(names: list[str]) -> list[EngineRequest]:
     return [make_job(f"{n}", make_prompt(37), 30, adapter=name) for n, name in enumerate(names)]
 
 
@@ -228,7 +228,7 @@ def test_rows_that_are_not_the_steps_are_not_guessed_at() -> None:
 
 @pytest.mark.parametrize("name", ["a9", "A0", " "])
 def test_an_adapter_that_is_not_there_is_refused(bench: Bench, name: str) -> None:
-    with pytest.raises(JobRefused, match="There is no adapter") as refusal:
+    with pytest.raises(RequestRefused, match="There is no adapter") as refusal:
         bench.engine.check(make_job("a", make_prompt(5), adapter=name))
     assert refusal.value.reason == "bad_adapter"
 
@@ -242,7 +242,7 @@ def test_the_scripted_engine_has_adapters_by_name_too() -> None:
     assert bench.engine.capabilities.adapters == ("pirate",)
     base, pirate = bench.run(make_job("a", make_prompt(9)), make_job("b", make_prompt(9), adapter="pirate"))
     assert base.tokens != pirate.tokens
-    with pytest.raises(JobRefused):
+    with pytest.raises(RequestRefused):
         bench.engine.submit(make_job("c", make_prompt(9), adapter="ninja"))
     bench.engine.close(drain=True)
 
@@ -261,12 +261,12 @@ def test_names_of_adapters_are_checked(adapters: tuple[tuple[str, Path], ...], w
 @pytest.mark.parametrize(
     ("counts", "owners", "stretches"),
     [
-        ([1, 1, 1], [NOBODY] * 3, []),
-        ([1, 1, 1], [NOBODY, 4, NOBODY], [AdaptedRows(1, 2, 4, 5)]),
-        ([1, 1, 1], [4, NOBODY, 4], [AdaptedRows(0, 3, 4, 5, mixed=True)]),
+        ([1, 1, 1], [NO_ADAPTER] * 3, []),
+        ([1, 1, 1], [NO_ADAPTER, 4, NO_ADAPTER], [AdaptedRows(1, 2, 4, 5)]),
+        ([1, 1, 1], [4, NO_ADAPTER, 4], [AdaptedRows(0, 3, 4, 5, mixed=True)]),
         ([1, 1, 1], [2, 0, 9], [AdaptedRows(0, 2, 0, 3, mixed=True), AdaptedRows(2, 3, 9, 10)]),
-        ([1, 5, 7, 3], [1, 1, 1, NOBODY], [AdaptedRows(0, 13, 1, 2)]),
-        ([1, 5, 7], [NOBODY, 0, 1], [AdaptedRows(1, 6, 0, 1), AdaptedRows(6, 13, 1, 2)]),
+        ([1, 5, 7, 3], [1, 1, 1, NO_ADAPTER], [AdaptedRows(0, 13, 1, 2)]),
+        ([1, 5, 7], [NO_ADAPTER, 0, 1], [AdaptedRows(1, 6, 0, 1), AdaptedRows(6, 13, 1, 2)]),
         ([1, 1, 5], [0, 1, 1], [AdaptedRows(0, 2, 0, 2, mixed=True), AdaptedRows(2, 7, 1, 2)]),
     ],
     ids=str,

@@ -13,7 +13,7 @@ from engine.config import EngineConfig, ModelRefused
 from engine.engine import load
 from engine.model import loader as model_module
 from engine.model.loader import load_model
-from engine.request import Finished, JobRefused
+from engine.request import Finished, RequestRefused
 from tests.support.engines import make_job, make_prompt, start_model, tiny_model
 
 
@@ -122,7 +122,7 @@ def test_end_tokens_beyond_the_vocabulary_are_left_out_and_logged(
 @pytest.mark.parametrize("stop", [97, 1_000_000, -1, "5", 2.0])
 def test_a_job_whose_stop_id_is_no_token_is_refused_and_its_neighbour_goes_on(stop: Any) -> None:
     bench = start_model(tiny_model())
-    with pytest.raises(JobRefused, match="stop_ids must be") as refused:
+    with pytest.raises(RequestRefused, match="stop_ids must be") as refused:
         bench.engine.submit(make_job("bad", make_prompt(9), stop_ids=frozenset({stop}), min_tokens=3))
     assert refused.value.reason == "bad_stop"
     (outcome,) = bench.run(make_job("good", make_prompt(9), 5))

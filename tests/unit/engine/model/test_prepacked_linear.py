@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM
 
 import engine.model.prepacked_linear
 from engine.lora.adapter_weights import sizes_of
-from engine.model.prepacked_linear import FEW, SMALLEST, WIDE, ArrangedLinear, arrange_weights
+from engine.model.prepacked_linear import FEW, SMALLEST, WIDE, PrepackedLinear, prepack_weights
 from tests.support.engines import make_job, make_prompt, save_random_model, start_model
 from tests.unit.engine.model.test_architectures import generate
 
@@ -37,12 +37,12 @@ def plain(inputs: int, outputs: int, dtype: torch.dtype, *, bias: bool = False) 
 def test_a_layer_computes_what_it_was_made_of(dtype: torch.dtype, near: float, bias: bool, rows: int) -> None:
     layer = plain(INPUTS, OUTPUTS, dtype, bias=bias)
     hidden = torch.randn(1, rows, INPUTS, dtype=dtype)
-    torch.testing.assert_close(ArrangedLinear(layer)(hidden), layer(hidden), atol=near, rtol=near)
+    torch.testing.assert_close(PrepackedLinear(layer)(hidden), layer(hidden), atol=near, rtol=near)
 
 
 @with_bfloat16
 def test_arranged_weights_give_no_wrong_numbers_to_who_reads_them_by_himself() -> None:
-    layer = ArrangedLinear(plain(INPUTS, OUTPUTS, torch.bfloat16))
+    layer = PrepackedLinear(plain(INPUTS, OUTPUTS, torch.bfloat16))
     assert (layer.weight.dtype, layer.weight.numel()) == (torch.bfloat16, INPUTS * OUTPUTS)
     with pytest.raises(NotImplementedError):
         nn.functional.linear(torch.randn(1, INPUTS, dtype=torch.bfloat16), layer.weight)
@@ -51,7 +51,7 @@ def test_arranged_weights_give_no_wrong_numbers_to_who_reads_them_by_himself() -
 @pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=with_bfloat16)], ids=str)
 def test_an_adapter_may_be_for_an_arranged_layer(dtype: torch.dtype) -> None:
     layer = plain(INPUTS, OUTPUTS, dtype)
-    assert sizes_of(ArrangedLinear(layer)) == sizes_of(layer) == (INPUTS, OUTPUTS)
+    assert sizes_of(PrepackedLinear(layer)) == sizes_of(layer) == (INPUTS, OUTPUTS)
 
 
 @pytest.mark.parametrize(
@@ -69,8 +69,8 @@ def test_only_layers_that_gain_are_arranged(
 ) -> None:
     network: Any = nn.ModuleDict({"a": plain(inputs, outputs, dtype)})
     network["b"] = network["a"]
-    arrange_weights(network)
-    assert isinstance(network["a"], ArrangedLinear) == gains
+    prepack_weights(network)
+    assert isinstance(network["a"], PrepackedLinear) == gains
     assert network["b"] is network["a"]
 
 
@@ -101,7 +101,7 @@ def test_greedy_tokens_equal_those_of_generate_when_all_layers_are_arranged(
     )
     bench = start_model(model)
     executor: Any = bench.engine._executor
-    assert any(isinstance(module, ArrangedLinear) for module in executor._network.modules())
+    assert any(isinstance(module, PrepackedLinear) for module in executor._network.modules())
     prompts = [make_prompt(length, length) for length in (5, 29, 50)]
     outcomes = bench.run(*(make_job(str(n), p, 14) for n, p in enumerate(prompts)))
     for prompt, outcome in zip(prompts, outcomes, strict=True):

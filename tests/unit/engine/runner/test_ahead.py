@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from engine.executor import OutOfMemory
-from engine.request import Failed, Finished, Job, Outbound, ThinkingBudget, Tokens
+from engine.request import EngineRequest, Failed, Finished, Outbound, ThinkingBudget, Tokens
 from tests.support.engines import Bench, make_job, make_prompt, save_random_model, start_model, tiny_model
 from tests.support.grammars import END, SIZE, readable_model, schema
 
@@ -29,7 +29,7 @@ def ahead(start: Callable[..., Bench], decode: str = "static", **settings: Any) 
     return start(ahead=True, decode=decode, **settings)
 
 
-def told_of(bench: Bench, *jobs: Job) -> list[list[Any]]:
+def told_of(bench: Bench, *jobs: EngineRequest) -> list[list[Any]]:
     """All that was said of each job but for likelihoods, which rounding may change."""
     bench.run(*jobs)
     bench.engine.close(drain=True)

@@ -10,19 +10,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.attention.paged import SdpaGather
+from engine.attention.paged import GatherSdpaBackend
 from engine.config import EngineConfig
-from engine.kv.kv_cache import KvStore
+from engine.kv.kv_cache import KVCache
 from engine.model.loader import load_model
-from engine.runner.cuda_graphs import Replay, choose_shapes, record_or_explain, record_shapes
-from engine.runner.static_decode import Shape, StaticBuffers
+from engine.runner.cuda_graphs import GraphReplay, choose_shapes, record_or_explain, record_shapes
+from engine.runner.static_decode import GraphBucket, StaticInputs
 from tests.support.engines import save_random_model
 
 EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
 SHAPES = choose_shapes(8, 128, 16, gathers=False)
 
 
-def make_buffers(config_name: str = "Qwen3Config", device: str = "cpu") -> StaticBuffers:
+def make_buffers(config_name: str = "Qwen3Config", device: str = "cpu") -> StaticInputs:
     path = save_random_model(config_name, num_hidden_layers=2, sliding_window=12, **EXPERTS)
     # Experts are computed by other operations, which a GPU has in bfloat16 only.
     dtype = "float32" if device == "cpu" else "bfloat16"
@@ -32,8 +32,8 @@ def make_buffers(config_name: str = "Qwen3Config", device: str = "cpu") -> Stati
     for module in model.network.modules():
         for name, buffer in list(module._buffers.items()):
             module._buffers[name] = None if buffer is None else buffer.to(to)
-    store = KvStore(model.shapes, 32, 16, model.dtype, to)
-    return StaticBuffers(model.network.to(device=to), store, SdpaGather(), max(SHAPES))  # type: ignore[call-arg]
+    store = KVCache(model.shapes, 32, 16, model.dtype, to)
+    return StaticInputs(model.network.to(device=to), store, GatherSdpaBackend(), max(SHAPES))  # type: ignore[call-arg]
 
 
 @pytest.fixture(autouse=True)
@@ -42,7 +42,7 @@ def _as_on_the_engine_thread() -> Any:
         yield
 
 
-def record_well(act: Callable[[], Tensor]) -> Replay:
+def record_well(act: Callable[[], Tensor]) -> GraphReplay:
     """Has the result in one place, as a recording does."""
     place = act().clone()
     return lambda: place.copy_(act())
@@ -61,7 +61,7 @@ def test_a_replay_reads_what_the_buffers_hold_by_then() -> None:
 def test_the_largest_shape_is_recorded_first() -> None:
     rows: list[int] = []
 
-    def record(act: Callable[[], Tensor]) -> Replay:
+    def record(act: Callable[[], Tensor]) -> GraphReplay:
         rows.append(len(act()))
         return record_well(act)
 
@@ -70,7 +70,7 @@ def test_the_largest_shape_is_recorded_first() -> None:
 
 
 def test_a_replay_of_what_was_computed_once_is_found_out(caplog: pytest.LogCaptureFixture) -> None:
-    def record(act: Callable[[], Tensor]) -> Replay:
+    def record(act: Callable[[], Tensor]) -> GraphReplay:
         once = act().clone()
         return lambda: once
 
@@ -80,7 +80,7 @@ def test_a_replay_of_what_was_computed_once_is_found_out(caplog: pytest.LogCaptu
 
 
 def test_a_replay_of_no_numbers_is_found_out(caplog: pytest.LogCaptureFixture) -> None:
-    def record(act: Callable[[], Tensor]) -> Replay:
+    def record(act: Callable[[], Tensor]) -> GraphReplay:
         return lambda: act() * float("nan")
 
     assert record_or_explain(make_buffers(), SHAPES, record) is None
@@ -88,7 +88,7 @@ def test_a_replay_of_no_numbers_is_found_out(caplog: pytest.LogCaptureFixture) -
 
 
 def test_a_model_that_cannot_be_recorded_is_explained_in_one_line(caplog: pytest.LogCaptureFixture) -> None:
-    def record(_act: Callable[[], Tensor]) -> Replay:
+    def record(_act: Callable[[], Tensor]) -> GraphReplay:
         raise RuntimeError("operation not permitted\nwhen stream is capturing")
 
     buffers = make_buffers()
@@ -110,6 +110,6 @@ def test_the_check_writes_into_the_spare_block_only() -> None:
 def test_a_pass_asks_the_host_for_nothing(config_name: str) -> None:
     """On the device that has no numbers, whatever depends on one, or is made on the host, raises."""
     buffers = make_buffers(config_name, "meta")
-    for shape in (Shape(1, 8), Shape(8, 8)):
+    for shape in (GraphBucket(1, 8), GraphBucket(8, 8)):
         logits = buffers.compute(shape)
         assert (logits.shape[0], logits.device.type) == (shape.rows, "meta")

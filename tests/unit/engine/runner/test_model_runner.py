@@ -10,8 +10,8 @@ import torch
 
 from engine.config import EngineConfig
 from engine.executor import OutOfMemory
-from engine.request import Failed, Grammar, Tokens
-from engine.runner.model_runner import ModelExecutor, _known_errors
+from engine.request import Failed, StructuredOutput, Tokens
+from engine.runner.model_runner import ModelRunner, _known_errors
 from server.configuration.shipped_files import demo_model_folder
 from tests.support.engines import (
     Bench,
@@ -190,10 +190,10 @@ def test_a_lack_of_memory_is_known_as_such(error: Exception) -> None:
 
 def test_what_every_grammar_needs_is_made_while_the_model_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     config = EngineConfig(model=demo_model_folder(), device="cpu", torch_threads=1)
-    executor, _limits = ModelExecutor.load(config, lambda _line: None)
+    executor, _limits = ModelRunner.load(config, lambda _line: None)
     assert executor.grammars is not None
     monkeypatch.setattr("llguidance.LLTokenizer", None)  # which would keep every thread waiting
     try:
-        executor.grammars.compiled(Grammar(kind="regex", text="a"))
+        executor.grammars.compiled(StructuredOutput(kind="regex", text="a"))
     finally:
         executor.grammars.close()

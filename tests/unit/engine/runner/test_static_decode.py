@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from engine.config import EngineConfig
-from engine.request import Failed, Sampling
+from engine.request import Failed, SamplingParams
 from engine.runner.cuda_graphs import choose_shapes
-from engine.runner.model_runner import ModelExecutor
-from engine.runner.static_decode import Shape
+from engine.runner.model_runner import ModelRunner
+from engine.runner.static_decode import GraphBucket
 from tests.support.engines import Bench, make_job, make_prompt, save_random_model, start_model
 
 SMALL: dict[str, Any] = {"num_hidden_layers": 2, "sliding_window": 12, "num_local_experts": 4}
@@ -44,13 +44,13 @@ def run(bench: Bench, jobs: list[Any]) -> list[list[int]]:
     return [outcome.tokens for outcome in outcomes]
 
 
-def count_static_steps(bench: Bench) -> list[Shape]:
+def count_static_steps(bench: Bench) -> list[GraphBucket]:
     """Notes the shape of each static step that is taken from now on."""
-    shapes: list[Shape] = []
+    shapes: list[GraphBucket] = []
     decoder: Any = bench.engine._executor._static  # type: ignore[attr-defined]
     compute = decoder._compute
 
-    def note(shape: Shape) -> torch.Tensor:
+    def note(shape: GraphBucket) -> torch.Tensor:
         shapes.append(shape)
         result: torch.Tensor = compute(shape)
         return result
@@ -87,7 +87,7 @@ def test_rows_are_padded_to_a_power_of_two(model: Any) -> None:
     ids=str,
 )
 def test_all_that_jobs_may_ask_for_is_told_alike(model: Any, fields: dict[str, Any]) -> None:
-    sampling = {k: v for k, v in fields.items() if k in Sampling.__dataclass_fields__}
+    sampling = {k: v for k, v in fields.items() if k in SamplingParams.__dataclass_fields__}
     others = {k: v for k, v in fields.items() if k not in sampling}
     jobs = [
         replace(job, sampling=replace(job.sampling, **sampling), **others, job_id=f"{job.job_id}!")
@@ -118,7 +118,7 @@ def test_a_step_that_failed_leaves_no_doubt_about_the_tables(model: Any) -> None
     decoder: Any = bench.engine._executor._static
     compute, calls = decoder._compute, 0
 
-    def fail_sometimes(shape: Shape) -> torch.Tensor:
+    def fail_sometimes(shape: GraphBucket) -> torch.Tensor:
         nonlocal calls
         calls += 1
         if calls == 5:
@@ -154,7 +154,7 @@ def test_a_cpu_computes_packed_rows_unless_it_is_told_otherwise(model: Any) -> N
     bench = model()
     capabilities = bench.engine.capabilities
     assert (capabilities.attention, capabilities.decode) == ("sdpa", "eager")
-    executor: ModelExecutor = bench.engine._executor
+    executor: ModelRunner = bench.engine._executor
     assert executor._static is None
     assert executor.ahead is None
     bench.engine.close(drain=True)

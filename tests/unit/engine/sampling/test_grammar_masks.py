@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import pytest
 
 from engine.grammar.compiler import GrammarCompiler
-from engine.request import Grammar
-from engine.sampling.grammar_masks import Followers
+from engine.request import StructuredOutput
+from engine.sampling.grammar_masks import GrammarMatchers
 from engine.vocabulary import Vocabulary
 from tests.support.engines import make_job
 from tests.support.grammars import CALL, END, SIZE, TOKENS, VOCABULARY, grammar, ids_of, schema, sequence_of
@@ -19,10 +19,10 @@ def compiler() -> Iterator[GrammarCompiler]:
     made.close()
 
 
-def allowed(compiler: GrammarCompiler, wanted: Grammar, output: list[int]) -> set[int]:
+def allowed(compiler: GrammarCompiler, wanted: StructuredOutput, output: list[int]) -> set[int]:
     """The tokens that may come after this output."""
     job = make_job("a", [5, *output], stop_ids=frozenset({END}), grammar=wanted, output_offset=len(output))
-    masks = Followers(compiler).masks([sequence_of(job, compiler)])
+    masks = GrammarMatchers(compiler).masks([sequence_of(job, compiler)])
     assert masks is not None
     assert not masks.failed
     mask = masks.of(0)
@@ -122,7 +122,7 @@ def test_a_vocabulary_of_any_size_has_its_last_token_and_its_end_apart() -> None
         compiler = GrammarCompiler(Vocabulary(tokens, frozenset({0})))
         job = make_job("a", [1], stop_ids=frozenset({0, -1, 9999}), grammar=grammar("regex", "a"))
         sequence = sequence_of(job, compiler)
-        followers = Followers(compiler)
+        followers = GrammarMatchers(compiler)
         told = []
         for token_id in (size - 1, 0):
             masks = followers.masks([sequence])

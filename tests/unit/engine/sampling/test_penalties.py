@@ -16,10 +16,10 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from engine.executor import Drawn, RowFailure
-from engine.request import Job, Sampling
-from engine.sampling.penalties import Changes, TokenCounts, undo
-from engine.sampling.sampler import Batch, Draw, Mask
+from engine.executor import RowFailure, SampledToken
+from engine.request import EngineRequest, SamplingParams
+from engine.sampling.penalties import PenaltyTable, TokenCounts, restore_logits
+from engine.sampling.sampler import Mask, RowSampling, SamplingBatch
 
 SIZE = 60
 
@@ -31,11 +31,11 @@ def logits_of(rows: int, seed: int = 0) -> torch.Tensor:
 def counts_of(prompt: list[int], output: list[int], offset: int = 0, **fields: Any) -> TokenCounts:
     """Of a job with this output, of which `offset` tokens came before it was cut."""
     given_prompt = [*prompt, *output[:offset]]
-    job = Job(
+    job = EngineRequest(
         job_id="a",
         prompt=tuple(given_prompt),
         max_tokens=1,
-        sampling=Sampling(seed=1, **fields),
+        sampling=SamplingParams(seed=1, **fields),
         output_offset=offset,
     )
     counts = TokenCounts(job)
@@ -44,12 +44,14 @@ def counts_of(prompt: list[int], output: list[int], offset: int = 0, **fields: A
     return counts
 
 
-def sample(logits: torch.Tensor, draws: list[Draw], mask: Mask | None = None) -> list[Drawn | RowFailure]:
-    return Batch(draws, logits.shape[1], logits.device).sample(logits, mask)
+def sample(
+    logits: torch.Tensor, draws: list[RowSampling], mask: Mask | None = None
+) -> list[SampledToken | RowFailure]:
+    return SamplingBatch(draws, logits.shape[1], logits.device).sample(logits, mask)
 
 
 def change_logits(logits: torch.Tensor, rows: list[int], counts: list[TokenCounts]) -> None:
-    Changes(rows, counts, logits.device).apply(logits)
+    PenaltyTable(rows, counts, logits.device).apply(logits)
 
 
 def changed(logits: torch.Tensor, counts: TokenCounts) -> torch.Tensor:
@@ -58,7 +60,9 @@ def changed(logits: torch.Tensor, counts: TokenCounts) -> torch.Tensor:
     return logits
 
 
-def plainly(logits: torch.Tensor, prompt: list[int], output: list[int], sampling: Sampling) -> torch.Tensor:
+def plainly(
+    logits: torch.Tensor, prompt: list[int], output: list[int], sampling: SamplingParams
+) -> torch.Tensor:
     """The definition, token by token."""
     result = logits.clone()
     biases = dict(sampling.logit_bias)
@@ -96,7 +100,7 @@ def test_logits_are_changed_as_defined_however_the_job_was_cut(
     offset = data.draw(st.integers(0, len(output)))
     whole = changed(logits, counts_of(prompt, output, **fields))
     cut = changed(logits, counts_of(prompt, output, offset, **fields))
-    expected = plainly(logits, prompt, output, Sampling(seed=1, **fields))
+    expected = plainly(logits, prompt, output, SamplingParams(seed=1, **fields))
     assert torch.allclose(whole, expected, atol=1e-4)
     assert torch.equal(whole, cut)
 
@@ -181,9 +185,9 @@ def test_what_can_be_drawn_is_what_transformers_would_leave(
     fields = {**fields, "temperature": 1.5, "repetition_penalty": 1.3}
     many = 4000
     counts = counts_of(tokens, [], **fields)
-    draws = [Draw(Sampling(seed=seed, **fields), 5, counts) for seed in range(many)]
+    draws = [RowSampling(SamplingParams(seed=seed, **fields), 5, counts) for seed in range(many)]
     results = sample(logits_of(1).repeat(many, 1), draws)
-    drawn = [result.token_id for result in results if isinstance(result, Drawn)]
+    drawn = [result.token_id for result in results if isinstance(result, SampledToken)]
     chances = left.softmax(-1)[0]
     assert set(drawn) <= set((chances > 0).nonzero()[:, 0].tolist())
     assert set(drawn) >= set((chances > 0.005).nonzero()[:, 0].tolist())
@@ -200,7 +204,7 @@ def test_what_is_changed_step_by_step_is_what_is_changed_at_once() -> None:
         counts_of(prompt, [], logit_bias=bias, **(fields if row else {"frequency_penalty": 0.5}))
         for row, (prompt, bias) in enumerate(zip(prompts, biases, strict=True))
     ]
-    changes = Changes(range(4), owners, torch.device("cpu"))
+    changes = PenaltyTable(range(4), owners, torch.device("cpu"))
     texts = [list(prompt) for prompt in prompts]
     for step in range(200):  # more tokens than there is room for in the first table
         logits = logits_of(4, step).repeat(1, 3)
@@ -208,12 +212,12 @@ def test_what_is_changed_step_by_step_is_what_is_changed_at_once() -> None:
         together = logits.clone()
         for row, own in enumerate(owners):
             own.catch_up(texts[row])
-            Changes([row], [own], logits.device).apply(expected)
+            PenaltyTable([row], [own], logits.device).apply(expected)
             texts[row].append(order.randrange(3 * SIZE))
         change = changes.apply(together)
         assert torch.equal(together, expected)
         if change is not None:
-            undo(together, change)
+            restore_logits(together, change)
         assert torch.equal(together, logits)
 
 
@@ -226,14 +230,14 @@ def test_logprobs_are_those_of_the_model_whatever_changes_the_logits() -> None:
     counts = counts_of([1, 2], [3, 4], presence_penalty=2.0, logit_bias=((5, 90.0),))
     fields = {"presence_penalty": 2.0, "logit_bias": ((5, 90.0),), "temperature": 0.3}
     draws = [
-        Draw(Sampling(seed=0, **fields), 4, counts, frozenset({7}), wanted)  # type: ignore[arg-type]
+        RowSampling(SamplingParams(seed=0, **fields), 4, counts, frozenset({7}), wanted)  # type: ignore[arg-type]
         for wanted in (0, None, 6)
     ]
 
     def mask(changed_logits: torch.Tensor) -> None:
         changed_logits[:, 10:] = float("-inf")
 
-    first, second, third = (r for r in sample(logits.clone(), draws, mask) if isinstance(r, Drawn))
+    first, second, third = (r for r in sample(logits.clone(), draws, mask) if isinstance(r, SampledToken))
     assert (first.token_id, second.token_id, third.token_id) == (5, 5, 5)
     assert second.logprobs is None
     assert first.logprobs is not None
@@ -251,27 +255,29 @@ def test_the_mask_has_the_last_word_over_biases() -> None:
         logits[:, 5] = float("-inf")
 
     counts = counts_of([1], [], logit_bias=((5, 100.0),))
-    draw = Draw(Sampling(seed=0, temperature=0.0, logit_bias=((5, 100.0),)), 1, counts)
+    draw = RowSampling(SamplingParams(seed=0, temperature=0.0, logit_bias=((5, 100.0),)), 1, counts)
     (drawn,) = sample(logits_of(1), [draw], mask)
     expected = logits_of(1)[0]
     expected[5] = float("-inf")
-    assert drawn == Drawn(int(expected.argmax()))
+    assert drawn == SampledToken(int(expected.argmax()))
 
 
 def test_a_row_that_may_draw_nothing_fails_alone_and_says_so() -> None:
     everything = frozenset(range(SIZE))
-    draws = [Draw(Sampling(seed=1, top_p=0.5), 3, None, ids) for ids in (frozenset({1}), everything)]
+    draws = [
+        RowSampling(SamplingParams(seed=1, top_p=0.5), 3, None, ids) for ids in (frozenset({1}), everything)
+    ]
     drawn, failed = sample(logits_of(2), draws)
-    assert isinstance(drawn, Drawn)
-    assert not isinstance(failed, Drawn)
+    assert isinstance(drawn, SampledToken)
+    assert not isinstance(failed, SampledToken)
     assert "forbidden" in failed.message
 
 
 def test_equal_logits_are_told_in_the_order_of_their_ids() -> None:
     logits = torch.zeros(2, 2000)
     logits[:, 1990] = 1.0
-    draws = [Draw(Sampling(seed=1), 3, logprobs=wanted) for wanted in (4, 20)]
+    draws = [RowSampling(SamplingParams(seed=1), 3, logprobs=wanted) for wanted in (4, 20)]
     for row, drawn in enumerate(sample(logits, draws)):
-        assert isinstance(drawn, Drawn)
+        assert isinstance(drawn, SampledToken)
         assert drawn.logprobs is not None
         assert [token for token, _ in drawn.logprobs.top] == [1990, *range(3 if row == 0 else 19)]

@@ -4,18 +4,18 @@ from itertools import accumulate
 import pytest
 import torch
 
-from engine.executor import Drawn
-from engine.request import Sampling
-from engine.sampling.sampler import Batch, Draw
+from engine.executor import SampledToken
+from engine.request import SamplingParams
+from engine.sampling.sampler import RowSampling, SamplingBatch
 from engine.sampling.token_sampler import LIST_SIZES, uniform
 
 MANY = 400
 
 
-def sample(logits: torch.Tensor, draws: list[Draw]) -> list[int | None]:
+def sample(logits: torch.Tensor, draws: list[RowSampling]) -> list[int | None]:
     """The token ids alone."""
-    results = Batch(draws, logits.shape[1], logits.device).sample(logits.clone())
-    return [result.token_id if isinstance(result, Drawn) else None for result in results]
+    results = SamplingBatch(draws, logits.shape[1], logits.device).sample(logits.clone())
+    return [result.token_id if isinstance(result, SampledToken) else None for result in results]
 
 
 def logits_of(rows: int, vocabulary: int, spread: float = 2.0, seed: int = 0) -> torch.Tensor:
@@ -23,11 +23,11 @@ def logits_of(rows: int, vocabulary: int, spread: float = 2.0, seed: int = 0) ->
     return torch.randn(rows, vocabulary, generator=generator) * spread
 
 
-def draws_of(rows: int, **fields: float) -> list[Draw]:
-    return [Draw(Sampling(seed=row, **fields), position=row * 3) for row in range(rows)]  # type: ignore[arg-type]
+def draws_of(rows: int, **fields: float) -> list[RowSampling]:
+    return [RowSampling(SamplingParams(seed=row, **fields), position=row * 3) for row in range(rows)]  # type: ignore[arg-type]
 
 
-def plainly(row: torch.Tensor, draw: Draw) -> tuple[int, float, list[int]]:
+def plainly(row: torch.Tensor, draw: RowSampling) -> tuple[int, float, list[int]]:
     """The definition, token by token: the choice, how near the draw was to another, the candidates."""
     sampling = draw.sampling
     order = sorted(range(len(row)), key=lambda token: (-row[token].item(), token))
@@ -116,8 +116,10 @@ def test_a_large_top_k_costs_little_more_than_a_small_one() -> None:
     logits = logits_of(8, 150_000)
 
     def seconds(last: int) -> float:
-        samplings = [Sampling(seed=row, top_k=20) for row in range(7)] + [Sampling(seed=7, top_k=last)]
-        batch = Batch([Draw(sampling, 3) for sampling in samplings], 150_000, logits.device)
+        samplings = [SamplingParams(seed=row, top_k=20) for row in range(7)] + [
+            SamplingParams(seed=7, top_k=last)
+        ]
+        batch = SamplingBatch([RowSampling(sampling, 3) for sampling in samplings], 150_000, logits.device)
         times = []
         for _ in range(4):
             fresh = logits.clone()
@@ -147,8 +149,8 @@ def test_tokens_are_drawn_as_often_as_they_are_likely() -> None:
 
 def test_greedy_rows_take_the_maximum_beside_sampled_ones() -> None:
     logits = logits_of(4, 200)
-    greedy, hot = Sampling(seed=1, temperature=0), Sampling(seed=1, temperature=50.0)
-    tokens = sample(logits, [Draw(s, 5) for s in (greedy, hot, greedy, hot)])
+    greedy, hot = SamplingParams(seed=1, temperature=0), SamplingParams(seed=1, temperature=50.0)
+    tokens = sample(logits, [RowSampling(s, 5) for s in (greedy, hot, greedy, hot)])
     best = logits.argmax(-1).tolist()
     assert (tokens[0], tokens[2]) == (best[0], best[2])
     assert (tokens[1], tokens[3]) != (best[1], best[3])
@@ -158,11 +160,11 @@ def test_greedy_rows_take_the_maximum_beside_sampled_ones() -> None:
 def test_a_row_is_drawn_alike_alone_and_beside_others(fields: dict[str, float]) -> None:
     logits = logits_of(12, 3000)
     others = [
-        Draw(Sampling(seed=row, top_p=1 - row / 20, top_k=row * 40, temperature=row / 4), row)
+        RowSampling(SamplingParams(seed=row, top_p=1 - row / 20, top_k=row * 40, temperature=row / 4), row)
         for row in range(12)
     ]
     for row in range(12):
-        draw = Draw(Sampling(seed=3, **fields), row)  # type: ignore[arg-type]
+        draw = RowSampling(SamplingParams(seed=3, **fields), row)  # type: ignore[arg-type]
         beside = sample(logits, [*others[:row], draw, *others[row + 1 :]])[row]
         assert sample(logits[row : row + 1], [draw]) == [beside]
 

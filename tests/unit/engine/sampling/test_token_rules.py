@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from engine.request import Finished, Job, JobRefused, ThinkingBudget, Tokens
+from engine.request import EngineRequest, Finished, RequestRefused, ThinkingBudget, Tokens
 from engine.sampling.token_rules import ThinkingState
 from tests.support.engines import Bench, make_job, make_prompt, start_model
 from tests.support.grammars import CALL, END, SIZE, ids_of, readable_model, schema, text_of
@@ -24,11 +24,11 @@ def bench(request: pytest.FixtureRequest) -> Any:
     started.engine.close(drain=False)
 
 
-def wishing(name: str, count: int = 20, **fields: Any) -> Job:
+def wishing(name: str, count: int = 20, **fields: Any) -> EngineRequest:
     return make_job(name, PROMPT, count, **{"stop_ids": frozenset({END}), **fields})
 
 
-def tokens_of(bench: Bench, *jobs: Job) -> list[list[int]]:
+def tokens_of(bench: Bench, *jobs: EngineRequest) -> list[list[int]]:
     return [outcome.tokens for outcome in bench.run(*jobs)]
 
 
@@ -182,5 +182,5 @@ def test_reasoning_state_counts_what_is_thought_over_the_whole_output() -> None:
     ids=str,
 )
 def test_tokens_that_the_model_does_not_have_are_refused(bench: Bench, fields: dict[str, Any]) -> None:
-    with pytest.raises(JobRefused):
+    with pytest.raises(RequestRefused):
         bench.engine.check(wishing("a", **fields))

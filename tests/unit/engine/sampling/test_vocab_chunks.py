@@ -1,15 +1,7 @@
 import pytest
 import torch
 
-from engine.sampling.vocab_chunks import (
-    WIDTH,
-    find_border,
-    find_highest,
-    find_share,
-    find_top,
-    stretch_maxima,
-    stretch_sums,
-)
+from engine.sampling.vocab_chunks import WIDTH, argmax, chunk_max, chunk_sums, find_border, inverse_cdf, top_k
 
 SIZES = [1, WIDTH - 1, WIDTH, WIDTH + 1, 20 * WIDTH, 20 * WIDTH + 77]
 
@@ -21,7 +13,7 @@ def rows_of(size: int, seed: int = 0) -> torch.Tensor:
 @pytest.mark.parametrize("size", SIZES)
 def test_the_highest_is_the_first_of_the_highest(size: int) -> None:
     rows = rows_of(size).round()
-    assert find_highest(rows, stretch_maxima(rows)).tolist() == rows.argmax(dim=1).tolist()
+    assert argmax(rows, chunk_max(rows)).tolist() == rows.argmax(dim=1).tolist()
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -29,8 +21,8 @@ def test_the_highest_is_the_first_of_the_highest(size: int) -> None:
 def test_the_top_is_that_of_all_columns(size: int, count: int) -> None:
     rows = rows_of(size)
     count = min(count, size)
-    for maxima in (None, stretch_maxima(rows)):
-        values, columns = find_top(rows, count, maxima)
+    for maxima in (None, chunk_max(rows)):
+        values, columns = top_k(rows, count, maxima)
         assert torch.equal(values, rows.topk(count, dim=1).values)
         assert torch.equal(values, rows.gather(1, columns))
         assert all(len(set(line)) == count for line in columns.tolist())
@@ -39,7 +31,7 @@ def test_the_top_is_that_of_all_columns(size: int, count: int) -> None:
 def test_a_row_with_fewer_numbers_than_are_asked_for_gives_columns_that_exist() -> None:
     rows = torch.full((2, 30 * WIDTH + 5), float("-inf"))
     rows[:, 77] = 1.0
-    _, columns = find_top(rows, 8)
+    _, columns = top_k(rows, 8)
     assert columns[:, 0].tolist() == [77, 77]
     assert all(len(set(line)) == 8 and max(line) < rows.shape[1] for line in columns.tolist())
 
@@ -49,7 +41,7 @@ def test_a_share_is_found_where_the_running_sum_passes_it(size: int) -> None:
     rows = torch.randint(0, 3, (50, size), generator=torch.Generator().manual_seed(1)).float()
     rows[:, size // 2] = 1.0
     shares = torch.arange(50)[:, None] / 50
-    found = find_share(rows, stretch_sums(rows), shares)
+    found = inverse_cdf(rows, chunk_sums(rows), shares)
     running = rows.cumsum(dim=1)
     for row, share, column in zip(running, shares[:, 0].tolist(), found.tolist(), strict=True):
         # In whole numbers nothing is rounded but the point itself.
@@ -60,15 +52,15 @@ def test_a_share_is_found_where_the_running_sum_passes_it(size: int) -> None:
 def test_a_share_of_what_rounding_makes_the_whole_is_the_last_column_that_adds_to_it() -> None:
     rows = torch.zeros(1, 3 * WIDTH)
     rows[0, WIDTH + 3 : WIDTH + 5] = 1.0
-    assert find_share(rows, stretch_sums(rows), torch.ones(1, 1)).tolist() == [WIDTH + 4]
+    assert inverse_cdf(rows, chunk_sums(rows), torch.ones(1, 1)).tolist() == [WIDTH + 4]
 
 
 def test_a_step_that_rounding_puts_among_zeros_gives_none_of_them() -> None:
     rows = torch.zeros(2, 4 * WIDTH)
     rows[:, 3] = 1.0
-    sums = stretch_sums(rows)
+    sums = chunk_sums(rows)
     sums[:, 2] = 1e-3  # as if the running sum had gone up where there is nothing
-    assert find_share(rows, sums, torch.tensor([[0.9999], [0.5]])).tolist() == [3, 3]
+    assert inverse_cdf(rows, sums, torch.tensor([[0.9999], [0.5]])).tolist() == [3, 3]
 
 
 @pytest.mark.parametrize("count", [1, 7, 2000, 2636, 2637])

@@ -4,13 +4,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.request import Job, Sampling, StopHit
+from engine.request import EngineRequest, SamplingParams, StopMatch
 from engine.scheduling.sequence import TokenSequence
 from engine.scheduling.stop_strings import StopStrings
 from engine.vocabulary import Vocabulary
 
 
-def run(pieces: list[bytes], texts: list[str], cut: int = 0) -> tuple[int, StopHit] | None:
+def run(pieces: list[bytes], texts: list[str], cut: int = 0) -> tuple[int, StopMatch] | None:
     """After how many tokens the output ends, and why; the first `cut` came before the job was cut."""
     stops = StopStrings(texts, Vocabulary(tuple(pieces)), range(cut))
     for token in range(cut, len(pieces)):
@@ -94,11 +94,11 @@ def test_no_more_is_kept_than_a_stop_string_may_need() -> None:
 def test_a_stop_string_counts_after_min_tokens_only(offset: int) -> None:
     vocabulary = Vocabulary((b"a", b"b", b"."))
     tokens = [0, 1, 0, 1, 0, 1]
-    job = Job(
+    job = EngineRequest(
         job_id="a",
         prompt=(2, *tokens[:offset]),
         max_tokens=9,
-        sampling=Sampling(seed=0),
+        sampling=SamplingParams(seed=0),
         min_tokens=3,
         stop_strings=("ab",),
         output_offset=offset,
@@ -106,16 +106,16 @@ def test_a_stop_string_counts_after_min_tokens_only(offset: int) -> None:
     sequence = TokenSequence(job, 1, vocabulary)
     ends = [sequence.append(token) for token in tokens[offset:]]
     assert ends.index("stop") == 3 - offset
-    assert sequence.stop_hit == StopHit("ab", 2, 0, 0)
+    assert sequence.stop_hit == StopMatch("ab", 2, 0, 0)
 
 
 @pytest.mark.parametrize(("ignore", "reason"), [(False, "stop"), (True, None)])
 def test_stop_ids_are_tokens_like_others_when_they_are_ignored(ignore: bool, reason: str | None) -> None:
-    job = Job(
+    job = EngineRequest(
         job_id="a",
         prompt=(1,),
         max_tokens=9,
-        sampling=Sampling(seed=0),
+        sampling=SamplingParams(seed=0),
         stop_ids=frozenset({7}),
         ignore_eos=ignore,
     )

@@ -11,12 +11,12 @@ from server.admission.accept import NewRun
 from server.admission.admit import Admission
 from server.caller import Caller
 from server.completions.chat_request import as_response_request
-from server.completions.legacy_request import Given, as_response_requests
+from server.completions.legacy_request import LegacyPrompt, as_response_requests
 from server.hosted_tools.mcp.client import McpServers
-from server.hosted_tools.mcp.registered_servers import Registered
+from server.hosted_tools.mcp.registered_servers import RegisteredServers
 from server.input_resolution.history import HistoryReads
 from server.model_formats.interface import Conversation, Prompt
-from server.prompting.loaded_model import Served
+from server.prompting.loaded_model import LoadedModel
 from server.protocol.completions.chat import ChatRequest
 from server.protocol.completions.chat_messages import read_messages
 from server.protocol.completions.legacy import TextRequest
@@ -62,8 +62,8 @@ def prepare(dialect: CountingDialect, database: CountingDatabase) -> Callable[..
     admission = object.__new__(Admission)
     vars(admission).update(
         _database=database,
-        _served=Served(name="model", engine=ENGINE, dialect=dialect),
-        _tool_loop=SimpleNamespace(servers=McpServers(Registered(), 1)),
+        _served=LoadedModel(name="model", engine=ENGINE, dialect=dialect),
+        _tool_loop=SimpleNamespace(servers=McpServers(RegisteredServers(), 1)),
         history=HistoryReads(),
     )
 
@@ -114,7 +114,7 @@ def test_what_completions_read_is_looked_up_once_for_all_their_prompts(
     database: CountingDatabase, prepare: Callable[..., list[NewRun]]
 ) -> None:
     wanted = TextRequest(model="model", prompt=[[1], [2, 3]], n=2, prompt_logprobs=1)
-    prompts = [Given("a", (1,), "a"), Given("bc", (2, 3), "b")]
+    prompts = [LegacyPrompt("a", (1,), "a"), LegacyPrompt("bc", (2, 3), "b")]
     requests = as_response_requests(wanted, prompts)
     requests = [msgspec.structs.replace(one, enable_response_messages=None) for one in requests]
     prepared = prepare(requests, [])

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from engine.request import Usage
-from server.generation.output_decoding import Condensing, Reading
+from server.generation.output_decoding import CompactionSpec, DecodingSpec
 from server.generation.run import Run
 from server.protocol.responses.events import Event
 from server.protocol.responses.items import Compaction
@@ -21,7 +21,9 @@ def seal(place: str, written: str) -> str:
 
 
 def make_run(*, by_model: bool = True, answers: bool = True) -> Run:
-    return Run(make_facts(), Reading(SpelledParser(), condensing=Condensing(seal, by_model, answers)))
+    return Run(
+        make_facts(), DecodingSpec(SpelledParser(), condensing=CompactionSpec(seal, by_model, answers))
+    )
 
 
 STEPS: list[Callable[[Run], list[Event]]] = [
@@ -29,7 +31,7 @@ STEPS: list[Callable[[Run], list[Event]]] = [
     lambda run: run.tokens(think("Hm.") + say("They "), LATER),
     lambda run: run.tokens(say("met."), LATER),
     lambda run: run.finish("length", SUMMED, LATER),
-    lambda run: run.next_turn(Reading(SpelledParser()), 10, LATER),
+    lambda run: run.next_turn(DecodingSpec(SpelledParser()), 10, LATER),
     lambda run: run.tokens(say("Hi!"), LATER),
     lambda run: run.finish("stop", ANSWERED, LATER),
 ]

@@ -3,19 +3,21 @@ from uuid import UUID, uuid4
 import pytest
 
 from server.delivery import abandonment
-from server.delivery.abandonment import TOLD_SECONDS, Unread
+from server.delivery.abandonment import SETTLED_SECONDS, Abandonment
 
 LEFT, READ, BACK = uuid4(), uuid4(), uuid4()
 
 
 class Replica:
-    """What `Unread` asks and tells: the time, who reads, what is cancelled."""
+    """What `Abandonment` asks and tells: the time, who reads, what is cancelled."""
 
     def __init__(self) -> None:
         self.now = 100.0
         self.read_here: set[UUID] = set()
         self.cancelled: list[UUID] = []
-        self.unread = Unread(is_unread=lambda one: one not in self.read_here, cancel=self.cancelled.append)
+        self.unread = Abandonment(
+            is_unread=lambda one: one not in self.read_here, cancel=self.cancelled.append
+        )
 
 
 @pytest.fixture
@@ -29,7 +31,7 @@ def test_what_nobody_reads_ends_once_others_have_had_time_to_tell_of_readers(rep
     replica.unread.left(LEFT)
     replica.unread.settle([])
     assert (replica.cancelled, replica.unread.waiting()) == ([], [LEFT])
-    replica.now += TOLD_SECONDS
+    replica.now += SETTLED_SECONDS
     replica.unread.settle([])
     replica.unread.settle([])
     assert (replica.cancelled, replica.unread.waiting()) == ([LEFT], [])
@@ -39,10 +41,10 @@ def test_what_is_read_elsewhere_goes_on_for_as_long_as_it_is(replica: Replica) -
     for one in (LEFT, READ):
         replica.unread.left(one)
     for _ in range(20):
-        replica.now += TOLD_SECONDS
+        replica.now += SETTLED_SECONDS
         replica.unread.settle([READ])
     assert replica.cancelled == [LEFT]
-    replica.now += TOLD_SECONDS
+    replica.now += SETTLED_SECONDS
     replica.unread.settle([])
     assert replica.cancelled == [LEFT, READ]
 
@@ -50,7 +52,7 @@ def test_what_is_read_elsewhere_goes_on_for_as_long_as_it_is(replica: Replica) -
 def test_what_is_read_here_again_goes_on_until_it_is_left_again(replica: Replica) -> None:
     replica.unread.left(BACK)
     replica.read_here.add(BACK)
-    replica.now += TOLD_SECONDS
+    replica.now += SETTLED_SECONDS
     replica.unread.settle([])
     assert (replica.cancelled, replica.unread.waiting()) == ([], [])
     replica.read_here.clear()

@@ -1,7 +1,7 @@
 from hypothesis import given
 
 from server.delivery.event_frames import OpenResponsesNames, frame, renamed
-from server.generation.event_emitter import Emitter
+from server.generation.event_emitter import EventEmitter
 from server.model_formats.interface import Delta, ReasoningDelta, TextDelta
 from server.protocol.responses.events import Event, event_type
 from tests.support.builders import CREATED, RESPONSE, examples, make_echo, make_ending
@@ -15,7 +15,7 @@ RENAMED = {
 
 
 def emitted(said: list[Delta]) -> list[Event]:
-    emitter = Emitter(RESPONSE, CREATED, make_echo())
+    emitter = EventEmitter(RESPONSE, CREATED, make_echo())
     events = emitter.begin() + emitter.start()
     for delta in said:
         events += emitter.delta(delta)

@@ -5,7 +5,7 @@ import pytest
 
 from server.delivery import hub as hub_module
 from server.delivery.hub import FIRST_READER_SECONDS, Channel, Hub, Published
-from server.store.log.events import Watched
+from server.store.log.events import Subscription
 from tests.unit.server.http.asgi.asgi_messages import now, run
 
 GRACE = 15.0
@@ -244,10 +244,10 @@ def test_a_watched_response_has_one_channel_until_nobody_has_it() -> None:
         assert hub.follows(response)
         assert (hub.watched(), told) == ([], [])
         waker = channel.join()
-        assert (hub.watched(), told) == ([Watched("acme", response, None)], [0.0])
+        assert (hub.watched(), told) == ([Subscription("acme", response, None)], [0.0])
         hub.publish([Published(response, 3, (b"3",), None)])
         await asyncio.sleep(0)
-        assert hub.watched() == [Watched("acme", response, 4)]
+        assert hub.watched() == [Subscription("acme", response, 4)]
         channel.leave(waker)
         assert hub.watched() == []
         del channel
@@ -266,7 +266,7 @@ def test_who_has_joined_is_told_once_and_watched_ones_are_found_by_their_places(
         assert hub.joined() == set(places[:2])
         channels[0].join()
         assert (hub.joined(), hub.joined()) == ({places[0]}, set())
-        assert hub.watched(places[1:]) == [Watched(*places[1], None)]
+        assert hub.watched(places[1:]) == [Subscription(*places[1], None)]
         assert hub.watched([("rival", places[0][1]), ("acme", uuid4())]) == []
 
     run(main)
@@ -305,6 +305,6 @@ def test_a_response_that_ended_is_not_looked_after_and_its_next_reader_begins_an
         other = hub.watch("acme", response)
         other.join()
         assert other is not channel
-        assert hub.watched() == [Watched("acme", response, None)]
+        assert hub.watched() == [Subscription("acme", response, None)]
 
     run(main)

@@ -9,7 +9,7 @@ from openai import omit
 from openai.lib.streaming.responses._responses import ResponseStreamState
 from openai.types.responses import ResponseStreamEvent
 
-from server.generation.event_emitter import Emitter
+from server.generation.event_emitter import EventEmitter
 from server.model_formats.interface import CallDelta, CallStart, Delta, ReasoningDelta, TextDelta
 from server.protocol.responses.events import Event, event_type, is_terminal, render
 from server.protocol.responses.items import Message, Reasoning
@@ -33,8 +33,8 @@ def make_ending(status: EndStatus, **changes: Any) -> Ending:
     return Ending(status=status, **{**fields, **changes})
 
 
-def emit(said: Sequence[Delta], status: EndStatus, **changes: Any) -> tuple[list[Event], Emitter]:
-    emitter = Emitter(RESPONSE, CREATED, make_echo())
+def emit(said: Sequence[Delta], status: EndStatus, **changes: Any) -> tuple[list[Event], EventEmitter]:
+    emitter = EventEmitter(RESPONSE, CREATED, make_echo())
     events = emitter.begin() + emitter.start()
     for delta in said:
         events += emitter.delta(delta)
@@ -90,7 +90,7 @@ def test_items_come_in_openais_order_and_say_what_their_deltas_said(
 def test_stream_that_another_emitter_ends_after_any_commit_is_in_order(
     said: list[Delta], commits: int, status: EndStatus
 ) -> None:
-    first, second = Emitter(RESPONSE, CREATED, make_echo()), Emitter(RESPONSE, CREATED, make_echo())
+    first, second = EventEmitter(RESPONSE, CREATED, make_echo()), EventEmitter(RESPONSE, CREATED, make_echo())
     before = first.begin() + first.start()
     for delta in said[:commits]:
         before += first.delta(delta)
@@ -190,7 +190,7 @@ def test_the_final_response_says_how_it_ended() -> None:
         error_code="server_error",
         error_message="Why.",
     )
-    emitter = Emitter(RESPONSE, CREATED, make_echo(metadata={"k": "v"}))
+    emitter = EventEmitter(RESPONSE, CREATED, make_echo(metadata={"k": "v"}))
     emitter.begin()
     _, final = emitter.end(ending)
     told = msgspec.to_builtins(final)
@@ -213,6 +213,6 @@ def test_the_final_response_says_how_it_ended() -> None:
 
 def test_only_a_completed_response_has_a_completion_time() -> None:
     for status in STATUSES:
-        emitter = Emitter(RESPONSE, CREATED, make_echo())
+        emitter = EventEmitter(RESPONSE, CREATED, make_echo())
         _, final = emitter.end(make_ending(status))
         assert final.completed_at == (int(LATER.timestamp()) if status == "completed" else None)

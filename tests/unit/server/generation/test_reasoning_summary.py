@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.generation.item_starts import has_summaries
-from server.generation.output_decoding import Reading
+from server.generation.output_decoding import DecodingSpec
 from server.generation.run import Log, Run
 from server.protocol.responses.events import Event, event_type, render
 from tests.support.builders import LATER, RESPONSE, SDK_EVENT, SpelledParser, examples, make_facts, say, think
@@ -18,7 +18,7 @@ WORDS = st.text("ab \n日", max_size=90)
 
 
 def make_run(*, summarizes: bool = True) -> Run:
-    return Run(make_facts(), Reading(SpelledParser(), summarizes=summarizes))
+    return Run(make_facts(), DecodingSpec(SpelledParser(), summarizes=summarizes))
 
 
 def play(run: Run, tokens: Sequence[int]) -> list[Event]:

@@ -3,8 +3,8 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.request import StopHit
-from server.generation.stop_strings import StopFilter
+from engine.request import StopMatch
+from server.generation.stop_strings import StopStringFilter
 from tests.support.builders import examples
 
 texts = st.text("abc", max_size=24)
@@ -16,13 +16,13 @@ def pieces_of(text: str, cuts: list[int]) -> list[str]:
     return [text[a:b] for a, b in itertools.pairwise(places)]
 
 
-def hit(text: str, wanted: list[str]) -> tuple[str, StopHit] | None:
+def hit(text: str, wanted: list[str]) -> tuple[str, StopMatch] | None:
     """The text up to the end of the stop string that ends first, and which that is."""
     ends = [(place + len(stop), stop) for stop in wanted if (place := text.find(stop)) >= 0]
     if not ends:
         return None
     end, stop = min(ends)
-    return text[:end], StopHit(stop, 1, 0, 0)
+    return text[:end], StopMatch(stop, 1, 0, 0)
 
 
 @given(texts, stops, st.lists(st.integers(0, 24)), st.booleans())
@@ -32,7 +32,7 @@ def test_text_is_told_up_to_the_stop_string_that_ends_it(
 ) -> None:
     found = hit(text, wanted)
     given_text, stop_hit = found if found is not None else (text, None)
-    filtered = StopFilter(wanted, told=told)
+    filtered = StopStringFilter(wanted, told=told)
     said = "".join(filtered.feed(piece) for piece in pieces_of(given_text, cuts)) + filtered.close(stop_hit)
     if stop_hit is None or told:
         assert said == given_text
@@ -41,9 +41,9 @@ def test_text_is_told_up_to_the_stop_string_that_ends_it(
 
 
 def test_a_stop_string_that_the_engine_went_on_behind_is_text() -> None:
-    filtered = StopFilter(["ab"], told=False)
+    filtered = StopStringFilter(["ab"], told=False)
     assert [filtered.feed("xab"), filtered.feed("y"), filtered.close(None)] == ["x", "aby", ""]
 
 
 def test_without_stop_strings_all_text_is_told_at_once() -> None:
-    assert StopFilter([], told=False).feed("a") == "a"
+    assert StopStringFilter([], told=False).feed("a") == "a"

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from server.generation.output_decoding import Reading
+from server.generation.output_decoding import DecodingSpec
 from server.generation.run import Run
-from server.model_formats.interface import Conversation, Dialect, Tool
+from server.model_formats.interface import Conversation, ModelFormat, Tool
 from tests.support import families, harmony
 from tests.support.builders import LATER, RESPONSE, USAGE, make_facts, rendered
 
@@ -56,10 +56,10 @@ def call(index: int) -> list[tuple[str, int | None, int | None]]:
     ]
 
 
-def events_of(dialect: Dialect, tokens: Sequence[int], size: int) -> list[dict[str, Any]]:
+def events_of(dialect: ModelFormat, tokens: Sequence[int], size: int) -> list[dict[str, Any]]:
     """The stream's events where the engine gives so many tokens at once."""
     prompt = dialect.write(Conversation(items=[ASKED], tools=[SHOUT]))
-    run = Run(make_facts(), Reading(dialect.parser(prompt)))
+    run = Run(make_facts(), DecodingSpec(dialect.parser(prompt)))
     made = run.begin() + run.start()
     for start in range(0, len(tokens), size):
         made += run.tokens(tokens[start : start + size], LATER)

@@ -9,10 +9,18 @@ import pytest
 from engine.request import Usage
 from server.compaction.retained_items import pending_calls
 from server.errors import InvalidRequest
-from server.generation.output_decoding import Reading
+from server.generation.output_decoding import DecodingSpec
 from server.generation.run import Run
 from server.hosted_tools.discovery import refuse_unmade
-from server.hosted_tools.tool_specs import DENIED, Hosted, Listed, Outcome, approved, as_read, outcome_of
+from server.hosted_tools.tool_specs import (
+    DENIED,
+    HostedTools,
+    ListedServer,
+    ToolResult,
+    approved,
+    items_for_model,
+    tool_result_of,
+)
 from server.model_formats.interface import CallDelta, CallEnd, CallStart, Delta, TextDelta
 from server.protocol.responses.events import Event, event_type, render
 from server.protocol.responses.hosted_items import (
@@ -31,7 +39,7 @@ from server.protocol.responses.tools import ApprovalFilter, McpTool, ToolFilter
 from tests.support.builders import LATER, RESPONSE, SDK_EVENT, make_facts
 
 TOOLS = [ListedTool("find"), ListedTool("read", annotations={"readOnlyHint": True})]
-CITY = Listed("city", TOOLS)
+CITY = ListedServer("city", TOOLS)
 ASKED = McpApprovalRequest("mcpr_1", "city", "find", '{"a":1}')
 USER = Message("msg_1", "completed", "user", [InputText("Hi")])
 
@@ -55,11 +63,13 @@ def call(name: str = "find", label: str | None = "city") -> list[Delta]:
     return [CallStart(name, namespace=label), CallDelta("{}"), CallEnd()]
 
 
-def reading(said: Sequence[Sequence[Delta]], hosted: Hosted) -> Reading:
-    return Reading(PlayedParser(said), hosted=hosted)
+def reading(said: Sequence[Sequence[Delta]], hosted: HostedTools) -> DecodingSpec:
+    return DecodingSpec(PlayedParser(said), hosted=hosted)
 
 
-def play(said: Sequence[Sequence[Delta]], hosted: Hosted, *, ends: bool = True) -> tuple[Run, list[Event]]:
+def play(
+    said: Sequence[Sequence[Delta]], hosted: HostedTools, *, ends: bool = True
+) -> tuple[Run, list[Event]]:
     """A run after its first turn, in which each token says what it stands for."""
     run = Run(make_facts(), reading(said, hosted))
     events = run.begin() + run.start() + run.tokens(range(len(said)), LATER)
@@ -77,7 +87,7 @@ def kinds(run: Run) -> list[str]:
 
 
 def test_a_call_is_told_in_openais_order_and_the_model_goes_on_behind_it() -> None:
-    run, events = play([call()], Hosted([CITY]))
+    run, events = play([call()], HostedTools([CITY]))
     assert types(events)[2:] == [
         "output_item.added",
         "mcp_list_tools.in_progress",
@@ -91,12 +101,12 @@ def test_a_call_is_told_in_openais_order_and_the_model_goes_on_behind_it() -> No
     errand = run.take_errand()
     assert errand is not None
     assert [(due.index, due.allowed, due.repeatable) for due in errand.calls] == [(1, True, False)]
-    told = run.called(1, Outcome("sunny"), LATER)
+    told = run.called(1, ToolResult("sunny"), LATER)
     assert types(told) == ["mcp_call.completed", "output_item.done"]
     errand = run.take_errand()
     assert errand is not None
     assert (errand.calls, errand.turn, errand.spent) == ((), 0, 1)
-    rest = run.next_turn(reading([[TextDelta("Sunny.")]], Hosted()), 9, LATER)
+    rest = run.next_turn(reading([[TextDelta("Sunny.")]], HostedTools()), 9, LATER)
     rest += run.tokens([0], LATER) + run.finish("stop", Usage(9, 5, 1), LATER)
     assert kinds(run) == ["mcp_list_tools", "mcp_call", "message"]
     every = [*events, *told, *rest]
@@ -109,15 +119,15 @@ def test_a_call_is_told_in_openais_order_and_the_model_goes_on_behind_it() -> No
 
 
 def test_what_tells_that_a_call_was_perhaps_made_comes_with_the_end_of_its_turn() -> None:
-    _, before = play([call(), call("read")], Hosted([CITY]), ends=False)
+    _, before = play([call(), call("read")], HostedTools([CITY]), ends=False)
     assert types(before).count("mcp_call_arguments.delta") == 2
     assert types(before).count("mcp_call_arguments.done") == 1
-    _, after = play([call(), call("read")], Hosted([CITY]))
+    _, after = play([call(), call("read")], HostedTools([CITY]))
     assert types(after)[-1] == "mcp_call_arguments.done"
 
 
 def test_a_call_that_must_be_allowed_ends_the_response_and_is_not_made() -> None:
-    run, events = play([call()], Hosted([Listed("city", TOOLS, asks=frozenset({"find"}))]))
+    run, events = play([call()], HostedTools([ListedServer("city", TOOLS, asks=frozenset({"find"}))]))
     assert kinds(run) == ["mcp_list_tools", "mcp_approval_request"]
     assert types(events)[-3:] == ["output_item.added", "output_item.done", "completed"]
     assert run.take_errand() is None
@@ -126,18 +136,18 @@ def test_a_call_that_must_be_allowed_ends_the_response_and_is_not_made() -> None
 @pytest.mark.parametrize("order", [0, 1])
 def test_the_servers_calls_are_made_before_a_response_ends_with_the_clients(order: int) -> None:
     said = [call(), call("ask", None)]
-    run, _ = play(said[order:] + said[:order], Hosted([CITY]))
+    run, _ = play(said[order:] + said[:order], HostedTools([CITY]))
     errand = run.take_errand()
     assert errand is not None
     assert run.ending is None
-    events = run.called(errand.calls[0].index, Outcome("sunny"), LATER)
+    events = run.called(errand.calls[0].index, ToolResult("sunny"), LATER)
     assert types(events)[-1] == "completed"
     assert sorted(kinds(run)) == ["function_call", "mcp_call", "mcp_list_tools"]
     assert run.take_errand() is None
 
 
 def test_calls_beyond_the_requests_limit_are_not_allowed() -> None:
-    run, _ = play([call(), call("read"), call()], Hosted([CITY], most_calls=2))
+    run, _ = play([call(), call("read"), call()], HostedTools([CITY], most_calls=2))
     errand = run.take_errand()
     assert errand is not None
     assert [due.allowed for due in errand.calls] == [True, True, False]
@@ -145,7 +155,7 @@ def test_calls_beyond_the_requests_limit_are_not_allowed() -> None:
 
 
 def test_a_call_that_is_cut_off_is_incomplete_and_not_made() -> None:
-    run, _ = play([call()[:2]], Hosted([CITY]), ends=False)
+    run, _ = play([call()[:2]], HostedTools([CITY]), ends=False)
     run.finish("length", Usage(5, 2, 1), LATER)
     assert [item.status for item in run.output] == ["completed", "incomplete"]
     assert run.take_errand() is None
@@ -154,16 +164,16 @@ def test_a_call_that_is_cut_off_is_incomplete_and_not_made() -> None:
 
 
 def test_a_response_that_is_cancelled_at_its_calls_leaves_them_incomplete() -> None:
-    run, _ = play([call()], Hosted([CITY]))
+    run, _ = play([call()], HostedTools([CITY]))
     run.interrupt(LATER)
     assert run.ending is not None
     assert run.ending.status == "cancelled"
     assert run.output[-1].status == "incomplete"
-    assert run.called(1, Outcome("late"), LATER) == []
+    assert run.called(1, ToolResult("late"), LATER) == []
 
 
 def test_calls_that_were_allowed_come_before_the_model() -> None:
-    hosted = Hosted([Listed("city", TOOLS, is_new=False)], approved=[ASKED])
+    hosted = HostedTools([ListedServer("city", TOOLS, is_new=False)], approved=[ASKED])
     run = Run(make_facts(), reading([], hosted))
     assert run.waits_for_calls
     events = run.begin() + run.start()
@@ -177,7 +187,7 @@ def test_calls_that_were_allowed_come_before_the_model() -> None:
     assert errand is not None
     (due,) = errand.calls
     assert (due.call.approval_request_id, due.call.arguments) == ("mcpr_1", '{"a":1}')
-    run.called(0, Outcome("sunny"), LATER)
+    run.called(0, ToolResult("sunny"), LATER)
     assert run.take_errand() is not None
 
 
@@ -217,17 +227,20 @@ def test_what_was_allowed_after_the_models_last_word_is_to_be_called(
 )
 def test_the_model_reads_each_call_once_with_what_became_of_it(items: list[Item], output: str) -> None:
     lists = McpListTools("mcpl_1", "city", TOOLS)
-    read = as_read([USER, lists, *items])
+    read = items_for_model([USER, lists, *items])
     assert [type(item) for item in read] == [Message, FunctionCall, FunctionCallOutput]
     assert isinstance(read[2], FunctionCallOutput)
     assert read[2].output == output
 
 
 def test_an_allowed_call_whose_tool_is_not_declared_again_is_refused() -> None:
-    for hosted in (Hosted(approved=[ASKED]), Hosted([Listed("city", TOOLS[1:])], approved=[ASKED])):
+    for hosted in (
+        HostedTools(approved=[ASKED]),
+        HostedTools([ListedServer("city", TOOLS[1:])], approved=[ASKED]),
+    ):
         with pytest.raises(InvalidRequest, match="city"):
             refuse_unmade(hosted)
-    refuse_unmade(Hosted([CITY], approved=[ASKED]))
+    refuse_unmade(HostedTools([CITY], approved=[ASKED]))
 
 
 FIND, READ = ToolFilter(["find"]), ToolFilter(read_only=True)
@@ -260,21 +273,21 @@ def test_items_are_stored_and_read_back_as_they_were() -> None:
         assert msgspec.json.decode(msgspec.json.encode(item), type=type(item)) == item
 
 
-CODE = Listed("python", [ListedTool("python")], is_new=False, form="code")
-WEB = Listed("browser", [ListedTool("search")], is_new=False, form="search")
+CODE = ListedServer("python", [ListedTool("python")], is_new=False, form="code")
+WEB = ListedServer("browser", [ListedTool("search")], is_new=False, form="search")
 
 
 @pytest.mark.parametrize("kind", ["function", "custom"])
 def test_code_is_told_as_code_however_the_model_wrote_it(kind: Any) -> None:
     text = '{"code": "1 + 1"}' if kind == "function" else "1 + 1"
     said: list[Delta] = [CallStart("python", kind=kind, namespace="python"), CallDelta(text), CallEnd()]
-    run, events = play([said], Hosted([CODE]))
+    run, events = play([said], HostedTools([CODE]))
     errand = run.take_errand()
     assert errand is not None
     (due,) = errand.calls
     assert (due.call.server_label, due.call.name) == ("python", "python")
     assert msgspec.json.decode(due.call.arguments) == {"code": "1 + 1"}
-    events += run.called(0, Outcome("2"), LATER)
+    events += run.called(0, ToolResult("2"), LATER)
     assert types(events)[2:] == [
         "output_item.added",
         "code_interpreter_call.in_progress",
@@ -290,7 +303,7 @@ def test_code_is_told_as_code_however_the_model_wrote_it(kind: Any) -> None:
     assert isinstance(item, CodeInterpreterCall)
     assert (item.code, item.status) == ("1 + 1", "completed")
     assert item.outputs == [{"type": "logs", "logs": "2"}]
-    read = as_read([item])
+    read = items_for_model([item])
     assert isinstance(read[0], FunctionCall)
     assert isinstance(read[1], FunctionCallOutput)
     assert (read[0].name, read[0].arguments, read[1].output) == ("python", '{"code":"1 + 1"}', "2")
@@ -299,8 +312,8 @@ def test_code_is_told_as_code_however_the_model_wrote_it(kind: Any) -> None:
 @pytest.mark.parametrize("tells_sources", [False, True])
 def test_a_search_is_told_with_its_query_and_its_sources_if_these_are_asked_for(tells_sources: bool) -> None:
     said: list[Delta] = [CallStart("search", namespace="browser"), CallDelta('{"query": "cats"}'), CallEnd()]
-    run, events = play([said], Hosted([WEB], tells_sources=tells_sources))
-    events += run.called(0, Outcome("Cats: https://cats.example/a."), LATER)
+    run, events = play([said], HostedTools([WEB], tells_sources=tells_sources))
+    events += run.called(0, ToolResult("Cats: https://cats.example/a."), LATER)
     assert types(events)[2:] == [
         "output_item.added",
         "web_search_call.in_progress",
@@ -314,24 +327,24 @@ def test_a_search_is_told_with_its_query_and_its_sources_if_these_are_asked_for(
     assert isinstance(item, WebSearchCall)
     assert item.action["query"] == "cats"
     assert ("sources" in item.action) is tells_sources
-    assert [type(read) for read in as_read([item])] == [FunctionCall, FunctionCallOutput]
+    assert [type(read) for read in items_for_model([item])] == [FunctionCall, FunctionCallOutput]
 
 
 def test_a_failed_call_of_each_form_reads_the_same_after_a_replay() -> None:
-    failed = Outcome(error=McpError("mcp_protocol_error", code=-32000, message="Gone."))
+    failed = ToolResult(error=McpError("mcp_protocol_error", code=-32000, message="Gone."))
     for listed, name in ((CITY, "find"), (CODE, "python"), (WEB, "search")):
-        run, _ = play([call(name, listed.label)], Hosted([listed]))
+        run, _ = play([call(name, listed.label)], HostedTools([listed]))
         run.called(len(run.output) - 1, failed, LATER)
-        again, _ = play([call(name, listed.label)], Hosted([listed]))
+        again, _ = play([call(name, listed.label)], HostedTools([listed]))
         left = run.output[-1]
         assert isinstance(left, ServedCall)
         assert left.status == "failed"
-        again.called(len(again.output) - 1, outcome_of(left), LATER)
+        again.called(len(again.output) - 1, tool_result_of(left), LATER)
         assert again.output == run.output
 
 
 def test_a_tool_that_the_request_does_not_offer_is_not_called_at_its_server() -> None:
-    run, _ = play([call("find") + call("delete")], Hosted([CITY]))
+    run, _ = play([call("find") + call("delete")], HostedTools([CITY]))
     errand = run.take_errand()
     assert errand is not None
     assert [(due.call.name, due.offered) for due in errand.calls] == [("find", True), ("delete", False)]

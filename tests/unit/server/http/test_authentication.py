@@ -12,7 +12,7 @@ from starlette.requests import Request
 from server.caller import DEFAULT_TENANT, Caller
 from server.errors import NotAuthenticated
 from server.http import authentication
-from server.http.authentication import Gate, make_key
+from server.http.authentication import Authenticator, make_key
 from server.store.api_keys import StoredKey
 from server.store.database import Database
 from tests.support.builders import examples
@@ -53,12 +53,12 @@ def keys(monkeypatch: pytest.MonkeyPatch) -> Keys:
     return made
 
 
-def identify(keys: Keys, header: str | None, gate: Gate | None = None) -> Caller:
+def identify(keys: Keys, header: str | None, gate: Authenticator | None = None) -> Caller:
     headers = [(b"host", b"localhost")]
     if header is not None:
         headers.append((b"authorization", header.encode("latin-1")))
     scope: dict[str, Any] = {"type": "http", "method": "GET", "path": "/", "headers": headers}
-    return (gate or Gate(cast("Database", keys))).identify(Request(scope))
+    return (gate or Authenticator(cast("Database", keys))).identify(Request(scope))
 
 
 def test_a_new_key_is_found_by_its_id_and_proved_by_its_digest() -> None:
@@ -79,7 +79,7 @@ def test_everybody_is_the_default_tenant_until_there_is_a_key(keys: Keys) -> Non
 
 
 def test_the_first_key_closes_the_gate_for_good(keys: Keys) -> None:
-    gate = Gate(cast("Database", keys))
+    gate = Authenticator(cast("Database", keys))
     identify(keys, None, gate)
     text = keys.add("acme")
     with pytest.raises(NotAuthenticated):

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from engine.request import Grammar
+from engine.request import StructuredOutput
 from server.errors import InvalidRequest
 from server.limits.tools_and_grammars import (
     MAX_FUNCTIONS,
@@ -75,9 +75,21 @@ def test_formats_and_grammars_beyond_the_bounds_are_refused_by_their_parameter()
     refused = [
         (Conversation(items=[], format=OutputFormat(kind="json_schema", schema=schema)), None, "text.format"),
         (Conversation(items=[], format=OutputFormat(name="n" * 999)), None, "text.format.name"),
-        (Conversation(items=[]), Grammar(kind="regex", text="{" + "1" * 10**6), "structured_outputs"),
-        (Conversation(items=[]), Grammar(kind="lark", text="start: /" + "[a]" * 6000), "structured_outputs"),
-        (Conversation(items=[]), Grammar(kind="json_schema", text="[" * 399_999), "structured_outputs"),
+        (
+            Conversation(items=[]),
+            StructuredOutput(kind="regex", text="{" + "1" * 10**6),
+            "structured_outputs",
+        ),
+        (
+            Conversation(items=[]),
+            StructuredOutput(kind="lark", text="start: /" + "[a]" * 6000),
+            "structured_outputs",
+        ),
+        (
+            Conversation(items=[]),
+            StructuredOutput(kind="json_schema", text="[" * 399_999),
+            "structured_outputs",
+        ),
     ]
     for conversation, grammar, param in refused:
         with pytest.raises(InvalidRequest) as refusal:

@@ -7,7 +7,7 @@ import pytest
 
 from server.errors import InvalidRequest, Overloaded, TooManyRequests
 from server.limits.request_cost import MAX_LOGPROBS, logprobs_limit
-from server.limits.unfinished_responses import Capacity
+from server.limits.unfinished_responses import UnfinishedResponses
 from server.protocol.ids import new_uuid
 
 
@@ -16,7 +16,7 @@ def ids(count: int) -> Sequence[UUID]:
 
 
 def test_a_tenant_with_a_key_has_half_and_the_others_the_rest() -> None:
-    capacity = Capacity(total=4)
+    capacity = UnfinishedResponses(total=4)
     capacity.reserve("a", "key", ids(2))
     with pytest.raises(TooManyRequests):
         capacity.reserve("a", "key", ids(1))
@@ -27,14 +27,14 @@ def test_a_tenant_with_a_key_has_half_and_the_others_the_rest() -> None:
 
 
 def test_without_a_key_the_one_tenant_has_all() -> None:
-    capacity = Capacity(total=3)
+    capacity = UnfinishedResponses(total=3)
     capacity.reserve("default", None, ids(3))
     with pytest.raises(Overloaded):
         capacity.reserve("default", None, ids(1))
 
 
 def test_the_setting_bounds_a_tenant_with_and_without_a_key() -> None:
-    capacity = Capacity(total=8, per_tenant=1)
+    capacity = UnfinishedResponses(total=8, per_tenant=1)
     for key in (None, "key"):
         (one,) = ids(1)
         capacity.reserve("a", key, [one])
@@ -46,7 +46,7 @@ def test_the_setting_bounds_a_tenant_with_and_without_a_key() -> None:
 
 
 def test_of_several_responses_all_are_counted_or_none_is() -> None:
-    capacity = Capacity(total=4)
+    capacity = UnfinishedResponses(total=4)
     capacity.reserve("a", None, ids(2))
     with pytest.raises(Overloaded):
         capacity.reserve("a", None, ids(3))
@@ -56,7 +56,7 @@ def test_of_several_responses_all_are_counted_or_none_is() -> None:
 
 
 def test_a_response_is_counted_once_and_let_go_once() -> None:
-    capacity = Capacity(total=2)
+    capacity = UnfinishedResponses(total=2)
     (one,) = ids(1)
     capacity.reserve("a", None, [one])
     capacity.add(one, "a")

@@ -13,7 +13,7 @@ from server.maintenance.audit_event_log import SLACK
 from server.maintenance.audit_responses import INVARIANTS, Limits, check, check_keys, check_strays
 from server.protocol import ids
 from server.protocol.responses.events import Event
-from server.store.audit.orphans import KeyTrouble, Stray
+from server.store.audit.orphans import KeyTrouble, Orphan
 from server.store.audit.stored_responses import AuditedResponse, Moment, Previous, Replay
 from tests.support.audited import NOW, SERVED, broken, ended, log_of, logged, running, says, stands
 from tests.support.builders import CREATED, HALF, LATER, RESPONSE, TENANT, examples, say, think
@@ -367,7 +367,7 @@ def test_a_failed_response_needs_an_error_and_an_incomplete_one_a_reason() -> No
 
 
 def test_what_is_kept_for_no_response_is_told() -> None:
-    [found] = check_strays([Stray(TENANT, RESPONSE, "items", 3)])
+    [found] = check_strays([Orphan(TENANT, RESPONSE, "items", 3)])
     assert (found.invariant, found.response_id) == ("I16", RESPONSE)
     assert "items has 3" in found.sentence
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from engine.grammar.compiler import GrammarCompiler
-from engine.request import Grammar
+from engine.request import StructuredOutput
 from server.configuration.shipped_files import demo_model_folder
 from server.model_formats.interface import (
     CallDelta,
@@ -101,9 +101,9 @@ def calls_of(deltas: Sequence[Delta]) -> list[tuple[CallStart, str]]:
 def check_call(start: CallStart, arguments: str, compiler: GrammarCompiler) -> None:
     match start.name:
         case "pattern":
-            check_fits(compiler, Grammar(kind="regex", text=PATTERN.definition), arguments)
+            check_fits(compiler, StructuredOutput(kind="regex", text=PATTERN.definition), arguments)
         case "grammar":
-            check_fits(compiler, Grammar(kind="lark", text=LINES), arguments)
+            check_fits(compiler, StructuredOutput(kind="lark", text=LINES), arguments)
         case "strict":
             value = json.loads(arguments)
             assert list(value) == list(PLACE["properties"])  # type: ignore[call-overload]
@@ -117,7 +117,7 @@ def check_call(start: CallStart, arguments: str, compiler: GrammarCompiler) -> N
             assert isinstance(json.loads(arguments), dict)
 
 
-def check_fits(compiler: GrammarCompiler, grammar: Grammar, text: str) -> None:
+def check_fits(compiler: GrammarCompiler, grammar: StructuredOutput, text: str) -> None:
     matcher: Any = compiler.compiled(grammar).begin()
     letters = {token: place for place, token in enumerate(compiler.vocabulary.tokens) if len(token) == 1}
     for byte in text.encode():

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from server.model_formats.chat_template.chat_template_format import VARIABLES, ChatDialect
+from server.model_formats.chat_template.chat_template_format import VARIABLES, ChatTemplateFormat
 from server.model_formats.interface import Conversation, Prompt, PromptError, Tool, ToolChoice
 from server.model_formats.text_stream.special_tokens import Markup
 from server.model_formats.tool_calls.formats import CALL_FORMATS
@@ -310,13 +310,13 @@ def test_an_output_without_its_call_is_refused() -> None:
 
 
 @pytest.fixture
-def made_dialect(tmp_path: Path) -> Callable[[str], ChatDialect]:
+def made_dialect(tmp_path: Path) -> Callable[[str], ChatTemplateFormat]:
     """A dialect with hermes' tokenizer and this template."""
 
-    def make(source: str) -> ChatDialect:
+    def make(source: str) -> ChatTemplateFormat:
         (tmp_path / "tokenizer.json").write_bytes((folder_of("hermes") / "tokenizer.json").read_bytes())
         (tmp_path / "chat_template.jinja").write_text(source)
-        return ChatDialect(tmp_path, frozenset())
+        return ChatTemplateFormat(tmp_path, frozenset())
 
     return make
 
@@ -343,7 +343,7 @@ PLAIN = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
     ],
 )
 def test_what_a_template_cannot_write_is_refused_by_its_parameter(
-    made_dialect: Callable[[str], ChatDialect], source: str, conversation: Conversation, param: str
+    made_dialect: Callable[[str], ChatTemplateFormat], source: str, conversation: Conversation, param: str
 ) -> None:
     with pytest.raises(PromptError) as refusal:
         made_dialect(source).write(conversation)
@@ -351,7 +351,7 @@ def test_what_a_template_cannot_write_is_refused_by_its_parameter(
 
 
 def test_conversations_with_tools_may_have_a_template_of_their_own(
-    made_dialect: Callable[[str], ChatDialect], tmp_path: Path
+    made_dialect: Callable[[str], ChatTemplateFormat], tmp_path: Path
 ) -> None:
     (tmp_path / "additional_chat_templates").mkdir()
     own = "{{ tools | tojson }}<tool_call>" + PLAIN

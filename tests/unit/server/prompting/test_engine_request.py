@@ -3,15 +3,15 @@ from typing import Any, get_args
 import msgspec
 import pytest
 
-from engine.request import Capabilities, JobRefused
+from engine.request import ModelInfo, RequestRefused
 from server.errors import InvalidRequest, Overloaded, TooManyRequests
 from server.limits.tools_and_grammars import too_long
 from server.prompting.engine_refusals import refusal
-from server.prompting.request_echo import make_echo
+from server.prompting.request_echo import request_echo
 from server.prompting.unsupported_parameters import refuse_unsupported
 from server.protocol.responses.request import CreateResponse
 
-MODEL = Capabilities(vocab_size=100, context_length=50, stop_ids=frozenset({0}), temperature=0.7, top_p=0.9)
+MODEL = ModelInfo(vocab_size=100, context_length=50, stop_ids=frozenset({0}), temperature=0.7, top_p=0.9)
 
 
 def make_request(**fields: Any) -> CreateResponse:
@@ -19,7 +19,7 @@ def make_request(**fields: Any) -> CreateResponse:
 
 
 def test_what_a_request_leaves_open_is_filled_in() -> None:
-    echo = msgspec.to_builtins(make_echo(make_request(), MODEL))
+    echo = msgspec.to_builtins(request_echo(make_request(), MODEL))
     assert echo == {
         "background": False,
         "frequency_penalty": 0.0,
@@ -68,14 +68,14 @@ def test_what_a_request_says_is_repeated() -> None:
         "truncation": "auto",
         "user": "u",
     }
-    echo = msgspec.to_builtins(make_echo(msgspec.convert(body, CreateResponse), MODEL))
+    echo = msgspec.to_builtins(request_echo(msgspec.convert(body, CreateResponse), MODEL))
     assert {name: echo[name] for name in body if name != "input"} == {
         name: value for name, value in body.items() if name != "input"
     }
 
 
 def test_an_echo_is_stored_and_read_back_the_same() -> None:
-    echo = make_echo(make_request(metadata={"k": "v"}), MODEL)
+    echo = request_echo(make_request(metadata={"k": "v"}), MODEL)
     assert msgspec.json.decode(msgspec.json.encode(echo), type=type(echo)) == echo
 
 
@@ -108,12 +108,12 @@ def test_what_changes_nothing_is_accepted(fields: dict[str, Any]) -> None:
 
 
 ASKED = msgspec.convert({"model": "m", "input": "x"}, CreateResponse)
-REASONS = get_args(JobRefused.__init__.__annotations__["reason"])
+REASONS = get_args(RequestRefused.__init__.__annotations__["reason"])
 
 
 @pytest.mark.parametrize("reason", REASONS)
 def test_every_refusal_of_the_engine_is_an_answer(reason: Any) -> None:
-    told = refusal(JobRefused(reason, "Said by the engine."), ASKED)
+    told = refusal(RequestRefused(reason, "Said by the engine."), ASKED)
     if reason in ("overloaded", "closed"):
         assert isinstance(told, Overloaded)
     elif reason == "share_full":
@@ -142,7 +142,7 @@ def test_every_refusal_of_the_engine_is_an_answer(reason: Any) -> None:
 )
 def test_a_refused_grammar_names_what_it_was_made_from(fields: dict[str, Any], param: str) -> None:
     request = msgspec.convert({"model": "m", "input": "x", **fields}, CreateResponse)
-    assert refusal(JobRefused("bad_grammar", "No."), request).param == param
+    assert refusal(RequestRefused("bad_grammar", "No."), request).param == param
 
 
 def test_an_input_without_room_for_an_answer_says_both_numbers() -> None:

@@ -7,15 +7,15 @@ from uuid import UUID
 import msgspec
 import pytest
 
-from engine.request import Job
+from engine.request import EngineRequest
 from engine.scripted_engine import ScriptedConfig, ScriptedEngine
 from server.admission.generation_config import with_generation_config
 from server.configuration.shipped_files import demo_model_folder
 from server.errors import InvalidRequest
-from server.model_formats.interface import Dialect
+from server.model_formats.interface import ModelFormat
 from server.model_formats.select_format import pick
 from server.prompting.engine_request import prepare
-from server.prompting.loaded_model import Served
+from server.prompting.loaded_model import LoadedModel
 from server.protocol.responses.items import InputText, Message
 from server.protocol.responses.request import CreateResponse
 from tests.support.builders import SpelledDialect
@@ -27,15 +27,15 @@ THINK = (1274, 1275)
 """The demo model's tokens around its reasoning."""
 
 
-def served(dialect: Dialect = DEMO, **model: Any) -> Served:
+def served(dialect: ModelFormat = DEMO, **model: Any) -> LoadedModel:
     config = ScriptedConfig(vocabulary=(97,), stop_id=0, vocab_size=2048)
     engine = ScriptedEngine(config, lambda _messages: None)
     executor: Any = engine._executor
     executor.capabilities = replace(executor.capabilities, **model)
-    return Served(name="m", engine=engine, dialect=dialect)
+    return LoadedModel(name="m", engine=engine, dialect=dialect)
 
 
-def job_of(request: CreateResponse, where: Served | None = None) -> Job:
+def job_of(request: CreateResponse, where: LoadedModel | None = None) -> EngineRequest:
     return prepare(where or served(), "tenant", request, ITEMS, RESPONSE, 7).job
 
 

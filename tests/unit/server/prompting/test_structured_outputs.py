@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from engine.grammar.compiler import GrammarCompiler
-from engine.request import Grammar, JobRefused
+from engine.request import RequestRefused, StructuredOutput
 from engine.vocabulary import Vocabulary
 from server.errors import InvalidRequest
 from server.prompting.ebnf_to_lark import MAX_EBNF, BadEbnf, ebnf_to_lark, is_ebnf
-from server.prompting.structured_outputs import given_grammar, with_modern_names
+from server.prompting.structured_outputs import structured_output_grammar, with_modern_names
 from server.protocol.responses.request import CreateResponse
 
 BYTES = Vocabulary(tuple(bytes([byte]) for byte in range(256)), frozenset())
@@ -44,14 +44,14 @@ def compiler() -> Any:
     made.close()
 
 
-def allows(compiler: GrammarCompiler, grammar: Grammar | None, text: str) -> bool:
+def allows(compiler: GrammarCompiler, grammar: StructuredOutput | None, text: str) -> bool:
     assert grammar is not None
     matcher = compiler.compiled(grammar).begin()
     return all(matcher.consume_token(byte) for byte in text.encode()) and matcher.is_accepting()
 
 
-def asked(**given: Any) -> Grammar | None:
-    return given_grammar(with_modern_names(CreateResponse(model="m", input="x", **given)))
+def asked(**given: Any) -> StructuredOutput | None:
+    return structured_output_grammar(with_modern_names(CreateResponse(model="m", input="x", **given)))
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_what_is_no_ebnf_is_refused_with_a_sentence(ebnf: str) -> None:
 
 def test_a_grammar_in_lark_is_left_as_it_is() -> None:
     lark = 'start: "a" // ::= is no sign of Lark\n'
-    assert asked(structured_outputs={"grammar": lark}) == Grammar(kind="lark", text=lark)
+    assert asked(structured_outputs={"grammar": lark}) == StructuredOutput(kind="lark", text=lark)
 
 
 @pytest.mark.parametrize(
@@ -243,9 +243,10 @@ def deep(levels: int) -> dict[str, Any]:
 def test_a_composed_format_that_is_too_much_is_refused_when_it_is_compiled(
     compiler: GrammarCompiler, form: dict[str, Any]
 ) -> None:
-    with pytest.raises(JobRefused):
+    with pytest.raises(RequestRefused):
         compiler.compiled(
-            asked(structured_outputs={"structural_tag": {"format": form}}) or Grammar(kind="json_object")
+            asked(structured_outputs={"structural_tag": {"format": form}})
+            or StructuredOutput(kind="json_object")
         )
 
 
@@ -271,5 +272,7 @@ def test_what_is_no_structural_tag_is_refused_by_its_name(tag: Any) -> None:
 
 def test_a_structural_tag_whose_trigger_never_comes_is_refused(compiler: GrammarCompiler) -> None:
     tag = {**OLDER, "triggers": ["<other"]}
-    with pytest.raises(JobRefused, match="begin with one of the triggers"):
-        compiler.compiled(asked(structured_outputs={"structural_tag": tag}) or Grammar(kind="json_object"))
+    with pytest.raises(RequestRefused, match="begin with one of the triggers"):
+        compiler.compiled(
+            asked(structured_outputs={"structural_tag": tag}) or StructuredOutput(kind="json_object")
+        )

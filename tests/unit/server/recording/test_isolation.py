@@ -3,21 +3,21 @@
 from uuid import uuid4
 
 from server.recording.isolation import Isolation
-from server.recording.run_registry import Step
+from server.recording.run_registry import RunUpdate
 from tests.support.builders import make_ending, make_run
 
 
-def adding() -> Step:
-    return Step(make_run(id=uuid4()))
+def adding() -> RunUpdate:
+    return RunUpdate(make_run(id=uuid4()))
 
 
-def ending() -> Step:
+def ending() -> RunUpdate:
     step = adding()
     step.run.ending = make_ending()
     return step
 
 
-def play(isolation: Isolation, bad: list[Step], seconds: float = 0.0) -> list[list[Step]]:
+def play(isolation: Isolation, bad: list[RunUpdate], seconds: float = 0.0) -> list[list[RunUpdate]]:
     """What is tried, if whatever has a bad step in it fails; each try takes so long."""
     tried = []
     now = 0.0

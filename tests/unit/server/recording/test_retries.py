@@ -5,16 +5,16 @@ from uuid import uuid4
 import pytest
 
 from server.recording.retries import LONGEST_PAUSE_SECONDS, MOST_TRIES, Retries, Retry, Way
-from server.recording.run_registry import Step
+from server.recording.run_registry import RunUpdate
 from server.store.commit_failures import Trouble
 from tests.support.builders import make_echo, make_run
 
 
-def new(*, background: bool = False) -> Step:
-    return Step(make_run(id=uuid4(), echo=make_echo(background=background)))
+def new(*, background: bool = False) -> RunUpdate:
+    return RunUpdate(make_run(id=uuid4(), echo=make_echo(background=background)))
 
 
-def one(step: Step) -> tuple[Retries, Retry]:
+def one(step: RunUpdate) -> tuple[Retries, Retry]:
     retries = Retries()
     retries.add(step, 100.0)
     retry = retries.due(100.0)

@@ -4,7 +4,15 @@ from uuid import UUID, uuid4
 
 from engine.request import Tokens
 from server.generation.run import Run
-from server.recording.run_registry import ActiveRuns, Begin, Break, HandBack, Inbound, Step, Stop
+from server.recording.run_registry import (
+    FailRun,
+    Inbound,
+    ReleaseRuns,
+    RunRegistry,
+    RunUpdate,
+    StartRun,
+    StopRecorder,
+)
 from server.recording.suspended import Suspended
 from tests.support.builders import LATER, make_echo, make_run, say
 
@@ -23,9 +31,9 @@ def tokens(run: Run, text: str) -> Tokens:
 def test_messages_to_a_suspended_run_are_retained_in_order_and_all_others_pass() -> None:
     hit, other = new(), new()
     suspended = Suspended()
-    suspended.add(Step(hit))
-    late: list[Inbound] = [tokens(hit, "a"), Break(hit.facts.id, "server_error", "Why."), tokens(hit, "b")]
-    passing: list[Inbound] = [tokens(other, "x"), Begin(new()), Stop()]
+    suspended.add(RunUpdate(hit))
+    late: list[Inbound] = [tokens(hit, "a"), FailRun(hit.facts.id, "server_error", "Why."), tokens(hit, "b")]
+    passing: list[Inbound] = [tokens(other, "x"), StartRun(new()), StopRecorder()]
     given = [message for pair in zip(late, passing, strict=True) for message in pair]
     assert suspended.divert(given) == passing
     assert hit.facts.id in suspended
@@ -38,28 +46,28 @@ def test_a_hand_back_of_all_waits_for_the_suspended_ones_of_the_background_only(
     behind, before, other = new(background=True), new(), new(background=True)
     suspended = Suspended()
     for run in (behind, before):
-        suspended.add(Step(run))
-    assert suspended.divert([HandBack()]) == [HandBack()]
-    assert suspended.divert([HandBack(frozenset({before.facts.id, other.facts.id}))]) == [
-        HandBack(frozenset({other.facts.id}))
+        suspended.add(RunUpdate(run))
+    assert suspended.divert([ReleaseRuns()]) == [ReleaseRuns()]
+    assert suspended.divert([ReleaseRuns(frozenset({before.facts.id, other.facts.id}))]) == [
+        ReleaseRuns(frozenset({other.facts.id}))
     ]
-    assert suspended.release(behind.facts.id) == [HandBack(frozenset({behind.facts.id}))]
-    assert suspended.release(before.facts.id) == [HandBack(frozenset({before.facts.id}))]
+    assert suspended.release(behind.facts.id) == [ReleaseRuns(frozenset({behind.facts.id}))]
+    assert suspended.release(before.facts.id) == [ReleaseRuns(frozenset({before.facts.id}))]
 
 
 def test_a_hand_back_of_all_passes_by_runs_that_are_paused() -> None:
     hit, other = new(background=True), new(background=True)
-    active = ActiveRuns()
-    active.apply([Begin(hit), Begin(other)], LATER)
+    active = RunRegistry()
+    active.apply([StartRun(hit), StartRun(other)], LATER)
     active.paused.add(hit.facts.id)
-    assert [step.run for step in active.apply([HandBack()], LATER)] == [other]
+    assert [step.run for step in active.apply([ReleaseRuns()], LATER)] == [other]
     assert active.get(hit.facts.id) is hit
 
 
 def test_a_run_that_is_given_up_retains_nothing_and_is_given_up_once() -> None:
     run = new()
     suspended = Suspended(most_retained=2)
-    suspended.add(Step(run))
+    suspended.add(RunUpdate(run))
     suspended.divert([tokens(run, "a"), tokens(run, "b")])
     assert suspended.overfull() == []
     suspended.divert([tokens(run, "c")])

@@ -16,7 +16,7 @@ from server.protocol.responses.items import (
 )
 from server.sealing.cipher import KEY_BYTES, Seal, make_key
 from server.sealing.sealed_context import SUMMARY
-from server.sealing.unseal_items import UNREADABLE, opened
+from server.sealing.unseal_items import UNREADABLE, unseal_items
 from tests.support.builders import TENANT, examples
 
 OLD, NEW = b"o" * KEY_BYTES, b"n" * KEY_BYTES
@@ -82,7 +82,7 @@ def test_sealed_reasoning_is_opened_unless_it_has_content() -> None:
     sealed = SEAL.seal("reasoning", TENANT, "rs_1", "the thought")
     bare = Reasoning("rs_9", "completed", [SummaryText("s")], encrypted_content=sealed)
     full = Reasoning("rs_9", "completed", [], [ReasoningText("as given")], sealed)
-    told = opened([bare, full], SEAL, TENANT)
+    told = unseal_items([bare, full], SEAL, TENANT)
     assert [item.content for item in told if isinstance(item, Reasoning)] == [
         [ReasoningText("the thought")],
         [ReasoningText("as given")],
@@ -91,7 +91,7 @@ def test_sealed_reasoning_is_opened_unless_it_has_content() -> None:
 
 def test_foreign_reasoning_stays_as_it_is() -> None:
     item = Reasoning("rs_9", "completed", [], encrypted_content="gAAAAABl")
-    assert opened([item], SEAL, TENANT) == [item]
+    assert unseal_items([item], SEAL, TENANT) == [item]
 
 
 def compaction(text: str) -> list[Item]:
@@ -99,14 +99,14 @@ def compaction(text: str) -> list[Item]:
 
 
 def test_compaction_is_told_by_the_developer() -> None:
-    assert opened(compaction("They met."), SEAL, TENANT) == [
+    assert unseal_items(compaction("They met."), SEAL, TENANT) == [
         Message("cmp_1", "completed", "developer", [InputText(SUMMARY + "They met.")])
     ]
-    assert opened(compaction(""), SEAL, TENANT) == []
+    assert unseal_items(compaction(""), SEAL, TENANT) == []
 
 
 def test_another_tenant_s_compaction_is_said_to_be_unreadable() -> None:
-    (told,) = opened(compaction("They met."), SEAL, "globex")
+    (told,) = unseal_items(compaction("They met."), SEAL, "globex")
     assert isinstance(told, Message)
     assert plain_text(told.content) == UNREADABLE
 

@@ -4,27 +4,27 @@ from time import monotonic
 
 import pytest
 
-from server.store.shared_outage import Outage, StillAway
+from server.store.shared_outage import SharedOutage, StillAway
 from tests.support.eventually import eventually
 
 LONG = 60.0
 
 
 def test_everybody_may_try_while_there_is_no_outage() -> None:
-    outage = Outage()
+    outage = SharedOutage()
     with outage.turn(monotonic()), outage.turn(monotonic()):
         pass
 
 
 def test_nobody_tries_while_another_does_in_an_outage() -> None:
-    outage = Outage()
+    outage = SharedOutage()
     outage.began(monotonic())
     with outage.turn(monotonic()), pytest.raises(StillAway), outage.turn(monotonic()):
         pass
 
 
 def test_the_next_one_tries_when_a_try_has_failed() -> None:
-    outage = Outage()
+    outage = SharedOutage()
     outage.began(monotonic())
     with pytest.raises(ZeroDivisionError), outage.turn(monotonic()):
         raise ZeroDivisionError
@@ -33,7 +33,7 @@ def test_the_next_one_tries_when_a_try_has_failed() -> None:
 
 
 def test_who_waits_goes_on_when_the_database_is_back() -> None:
-    outage = Outage()
+    outage = SharedOutage()
     outage.began(monotonic())
     went_on = threading.Semaphore(0)
 
@@ -52,7 +52,7 @@ def test_who_waits_goes_on_when_the_database_is_back() -> None:
 
 
 def test_an_outage_is_waited_for_from_its_beginning_on() -> None:
-    outage = Outage()
+    outage = SharedOutage()
     outage.began(100.0)
     outage.began(200.0)
     assert outage.deadline(5.0) == 105.0
@@ -61,7 +61,7 @@ def test_an_outage_is_waited_for_from_its_beginning_on() -> None:
 
 
 def test_one_that_waits_for_its_turn_gets_it_after_a_failed_try() -> None:
-    outage = Outage()
+    outage = SharedOutage()
     outage.began(monotonic())
     turns: list[int] = []
 

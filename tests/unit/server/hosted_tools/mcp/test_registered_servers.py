@@ -3,20 +3,25 @@
 import pytest
 
 from server.errors import ConfigError
-from server.hosted_tools.mcp.registered_servers import Registered, read_access, read_servers, read_tokens
+from server.hosted_tools.mcp.registered_servers import (
+    RegisteredServers,
+    read_access,
+    read_servers,
+    read_tokens,
+)
 from server.sealing.cipher import Seal
 
 PLACES = read_servers("city=http://city/mcp,files=stdio:serve")
 
 
 def test_by_default_a_url_is_everybodys_and_a_process_the_first_tenants() -> None:
-    registered = Registered(PLACES)
+    registered = RegisteredServers(PLACES)
     assert registered.usable("alice", "k1") == {"city"}
     assert registered.usable("default", None) == {"city", "files"}
 
 
 def test_a_label_is_for_the_tenants_and_keys_that_are_named() -> None:
-    registered = Registered(PLACES, read_access("city=alice|key:k2,files=*", registered_labels()))
+    registered = RegisteredServers(PLACES, read_access("city=alice|key:k2,files=*", registered_labels()))
     assert registered.usable("alice", "k1") == {"city", "files"}
     assert registered.usable("bob", "k2") == {"city", "files"}
     assert registered.usable("bob", "k1") == {"files"}
@@ -41,7 +46,9 @@ def test_a_wrong_token_is_refused_without_being_shown(text: str) -> None:
 
 def test_replicas_with_the_same_keys_give_the_same_session_names_and_others_do_not() -> None:
     def name(seal: Seal, tenant: str, word: str) -> str:
-        sent = Registered(PLACES, seal=seal).headers("city", {"X-SESSION-ID": word}, tenant, "response")
+        sent = RegisteredServers(PLACES, seal=seal).headers(
+            "city", {"X-SESSION-ID": word}, tenant, "response"
+        )
         return sent["x-session-id"]
 
     one, same, other = Seal([b"k" * 32]), Seal([b"k" * 32]), Seal([b"o" * 32])
@@ -53,5 +60,5 @@ def test_replicas_with_the_same_keys_give_the_same_session_names_and_others_do_n
 
 def test_only_what_names_a_session_is_taken_out_of_the_callers_headers() -> None:
     given = {"Authorization": "Bearer x", "x-Session-ID": "mine", "X-Holdfast-Token": "forged"}
-    sent = Registered(PLACES, tokens={"city": "secret"}).headers("city", given, "alice", None)
+    sent = RegisteredServers(PLACES, tokens={"city": "secret"}).headers("city", given, "alice", None)
     assert sent == {"Authorization": "Bearer x", "x-holdfast-token": "secret"}

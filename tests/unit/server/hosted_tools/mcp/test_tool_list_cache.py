@@ -9,13 +9,13 @@ from server.hosted_tools.mcp import tool_list_cache
 from server.hosted_tools.mcp.tool_list_cache import (
     FAILED_SECONDS,
     FRESH_SECONDS,
-    Listing,
-    ListingKey,
-    Listings,
+    ToolList,
+    ToolListCache,
+    ToolListKey,
 )
 from server.protocol.responses.hosted_items import ListedTool
 
-FOUND = Listing([ListedTool("find")])
+FOUND = ToolList([ListedTool("find")])
 
 
 class Servers:
@@ -23,13 +23,13 @@ class Servers:
 
     def __init__(self) -> None:
         self.now = 0.0
-        self.asked: list[Future[Listing]] = []
-        self.listings = Listings(lambda: self.now)
+        self.asked: list[Future[ToolList]] = []
+        self.listings = ToolListCache(lambda: self.now)
 
     def find(self, tenant: str = "alice", server: str = "city", credentials: bytes = b"") -> object:
-        return self.listings.find(ListingKey(tenant, server, "city", credentials), self._ask)
+        return self.listings.find(ToolListKey(tenant, server, "city", credentials), self._ask)
 
-    def _ask(self) -> "Future[Listing]":
+    def _ask(self) -> "Future[ToolList]":
         self.asked.append(Future())
         return self.asked[-1]
 
@@ -54,7 +54,7 @@ def test_an_error_is_known_for_a_few_seconds() -> None:
     servers.asked[0].set_exception(ValueError())
     servers.now = FAILED_SECONDS - 1
     known = servers.find()
-    assert isinstance(known, Listing)
+    assert isinstance(known, ToolList)
     assert known.error
     servers.now = FAILED_SECONDS + 1
     assert isinstance(servers.find(), Future)
@@ -88,7 +88,7 @@ def test_lists_of_one_tenant_beyond_its_share_of_bytes_are_forgotten_first(
 ) -> None:
     monkeypatch.setattr(tool_list_cache, "MOST_BYTES_OF_TENANT", 200_000)
     servers = Servers()
-    large = Listing([ListedTool("find", "x" * 60_000)])
+    large = ToolList([ListedTool("find", "x" * 60_000)])
     for tenant, number in [("alice", 0), *(("mallory", number) for number in range(5))]:
         servers.find(tenant, f"server{number}")
         servers.asked[-1].set_result(large)

@@ -10,10 +10,10 @@ from starlette.responses import Response
 
 from server.errors import InvalidRequest, NotAuthenticated
 from server.http.asgi import thread_pools as threads
-from server.http.asgi.endpoint import Door, Endpoint, OpenEndpoint
+from server.http.asgi.endpoint import Admittance, Endpoint, OpenEndpoint
 from server.http.asgi.event_stream import Answer
 from server.http.asgi.request_body import Lingering
-from server.http.asgi.thread_pools import Lane, ThreadClass, thread_classes
+from server.http.asgi.thread_pools import ThreadClass, ThreadShare, thread_classes
 from server.limits.concurrency import SharedLimit
 from server.protocol.errors import DecodeFailure
 from tests.support.server_process import PATIENCE_S
@@ -44,11 +44,11 @@ def door(
     identify: Callable[[HTTPConnection], str] = lambda _request: "acme",
     bodies: SharedLimit | None = None,
     requests: SharedLimit | None = None,
-) -> Door[str]:
-    return Door(
-        expect=lambda _request: Lane("acme"),
+) -> Admittance[str]:
+    return Admittance(
+        expect=lambda _request: ThreadShare("acme"),
         identify=identify,
-        lane=Lane,
+        lane=ThreadShare,
         threads=thread_classes(5),
         requests=requests or SharedLimit("requests", total=10, per_tenant=10),
         bodies=bodies or SharedLimit("bytes", total=1000, per_tenant=1000),
@@ -58,7 +58,7 @@ def door(
 
 def endpoint(
     handler: Callable[[Request, bytes], Answer],
-    at: Door[str] | None = None,
+    at: Admittance[str] | None = None,
     threads: ThreadClass | None = None,
 ) -> Endpoint[str]:
     at = at or door()
@@ -196,7 +196,9 @@ def test_a_refused_client_that_goes_on_sending_is_left_after_a_while() -> None:
     assert (client.status, client.ended, client.times[-1]) == (401, True, 2.0)
 
 
-def exchange_at(at: Door[str], *body: bytes, headers: dict[str, str] | None = None) -> tuple[Client, Handler]:
+def exchange_at(
+    at: Admittance[str], *body: bytes, headers: dict[str, str] | None = None
+) -> tuple[Client, Handler]:
     async def main() -> tuple[Client, Handler]:
         client, handler = Client(*body, headers=headers), Handler()
         await client.ask(endpoint(handler, at))

@@ -13,7 +13,14 @@ from server.delivery.event_frames import FramePage
 from server.delivery.hub import Channel, Published
 from server.errors import NotFound
 from server.http.asgi import thread_pools
-from server.http.asgi.event_stream import DONE, KEEP_ALIVE_LINE, Cursor, Deferred, EventStream, Timing
+from server.http.asgi.event_stream import (
+    DONE,
+    KEEP_ALIVE_LINE,
+    EventStream,
+    FinalResponse,
+    StreamPosition,
+    Timing,
+)
 from server.store.database import DatabaseError
 from tests.support.builders import examples
 from tests.unit.server.http.asgi.asgi_messages import Client, inline, now, run
@@ -54,11 +61,13 @@ def follow(
 ) -> tuple[Client, "asyncio.Task[None]"]:
     client = Client()
     headers = {"x-request-id": "req_1"}
-    return client, client.ask(EventStream(Cursor(channel, read, position), timing=TIMING, headers=headers))
+    return client, client.ask(
+        EventStream(StreamPosition(channel, read, position), timing=TIMING, headers=headers)
+    )
 
 
-def deferred(stream: Stream, *, headers: dict[str, str] | None = None, **about: Any) -> Deferred:
-    return Deferred(
+def deferred(stream: Stream, *, headers: dict[str, str] | None = None, **about: Any) -> FinalResponse:
+    return FinalResponse(
         stream.channel, read=lambda: Response(b"as it stands"), timing=TIMING, headers=headers or {}, **about
     )
 
@@ -184,8 +193,10 @@ def test_a_response_that_is_deleted_ends_its_readers() -> None:
         stream, deferred = Client(), Client()
         headers = {"x-request-id": "req_1"}
         tasks = [
-            stream.ask(EventStream(Cursor(channel, there_is_nothing), timing=TIMING, headers=headers)),
-            deferred.ask(Deferred(channel, read=refuse, timing=TIMING, headers=headers)),
+            stream.ask(
+                EventStream(StreamPosition(channel, there_is_nothing), timing=TIMING, headers=headers)
+            ),
+            deferred.ask(FinalResponse(channel, read=refuse, timing=TIMING, headers=headers)),
         ]
         await asyncio.sleep(0.5)
         channel.add(Published(uuid4(), 0, (), None, gone=True))

@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 
 from server.errors import ApiError, Overloaded, TooManyRequests
-from server.http.asgi.thread_pools import Lane, ThreadClass, thread_classes
+from server.http.asgi.thread_pools import ThreadClass, ThreadShare, thread_classes
 from tests.support.server_process import PATIENCE_S
 from tests.unit.server.http.asgi.asgi_messages import now, run
 
 WAIT_S = 10.0
-ALICE, BOB, CAROL = Lane("alice"), Lane("bob"), Lane("carol")
+ALICE, BOB, CAROL = ThreadShare("alice"), ThreadShare("bob"), ThreadShare("carol")
 
 
 class Work:
@@ -33,7 +33,7 @@ class Work:
         for _ in range(8):
             await asyncio.sleep(0)
 
-    async def begin(self, threads: ThreadClass, lane: Lane, *names: str) -> list["asyncio.Task[Any]"]:
+    async def begin(self, threads: ThreadClass, lane: ThreadShare, *names: str) -> list["asyncio.Task[Any]"]:
         given: list[Coroutine[Any, Any, Any]] = [threads.run(lane, name) for name in names]  # type: ignore[arg-type]
         begun = [asyncio.create_task(one) for one in given]
         for _ in range(4):
@@ -78,7 +78,7 @@ def test_a_tenant_has_half_of_the_threads_and_another_one_finds_the_rest(work: W
 def test_a_tenant_that_is_alone_has_all_threads(work: Work) -> None:
     async def main() -> list[str]:
         threads = ThreadClass(3, WAIT_S)
-        await work.begin(threads, Lane("default", whole=True), "a0", "a1", "a2", "a3")
+        await work.begin(threads, ThreadShare("default", whole=True), "a0", "a1", "a2", "a3")
         return work.begun
 
     assert run(main) == ["a0", "a1", "a2"]

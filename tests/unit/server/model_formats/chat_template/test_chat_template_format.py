@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from server.configuration.shipped_files import demo_model_folder
-from server.model_formats.chat_template.chat_template_format import ChatDialect
+from server.model_formats.chat_template.chat_template_format import ChatTemplateFormat
 from server.model_formats.interface import Conversation, Delta, Parser, PromptError, ReasoningDelta, TextDelta
 from server.model_formats.select_format import pick
 from server.protocol.responses.items import InputText, Message, OutputText, Reasoning, ReasoningText, Refusal
@@ -39,11 +39,11 @@ def told(deltas: list[Delta]) -> tuple[str, str]:
     return thought, "".join(delta.text for delta in deltas if isinstance(delta, TextDelta))
 
 
-def plain_dialect(folder: Path) -> ChatDialect:
+def plain_dialect(folder: Path) -> ChatTemplateFormat:
     """The demo tokenizer with a template that knows no reasoning."""
     (folder / "tokenizer.json").symlink_to(DEMO / "tokenizer.json")
     (folder / "chat_template.jinja").write_text("{{ messages[0].content }}")
-    return ChatDialect(folder, frozenset({STOP}))
+    return ChatTemplateFormat(folder, frozenset({STOP}))
 
 
 def test_characters_cut_across_tokens_are_given_whole() -> None:
@@ -175,7 +175,7 @@ def test_the_demo_model_has_the_tokens_that_these_tests_name() -> None:
 def test_a_prompt_tells_the_date_of_its_conversation_whenever_it_is_written(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").symlink_to(DEMO / "tokenizer.json")
     (tmp_path / "chat_template.jinja").write_text("{{ strftime_now('%Y-%m-%d') }} {{ messages[0].content }}")
-    dated = ChatDialect(tmp_path, frozenset({STOP}))
+    dated = ChatTemplateFormat(tmp_path, frozenset({STOP}))
     moment = datetime(2020, 2, 29, 23, 59, tzinfo=UTC)
     items = [Message("1", "completed", "user", [InputText("hi")])]
     prompt = dated.write(Conversation(items=items, moment=moment))

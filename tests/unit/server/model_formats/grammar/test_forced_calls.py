@@ -9,7 +9,7 @@ import jsonschema_rs
 import pytest
 
 from engine.grammar.compiler import check_grammar
-from engine.request import Grammar
+from engine.request import StructuredOutput
 from server.model_formats.grammar.enforceable_schema import MAX_REFERENCES, enforceable, shape
 from server.model_formats.grammar.forced_calls import alternatives, forced_levels
 from server.model_formats.interface import CallDelta, CallEnd, Conversation, Tool, ToolChoice
@@ -85,7 +85,7 @@ def conversation(parameters: dict[str, Any] | None, *, strict: bool = False) -> 
     return Conversation(items=[USER], tools=[tool], choice=choice, effort="none")
 
 
-def followed(compiler: Any, grammar: Grammar) -> Grammar:
+def followed(compiler: Any, grammar: StructuredOutput) -> StructuredOutput:
     """What the engine follows in its place."""
     job = make_job("forced", [1], grammar=grammar, stop_ids=frozenset({0}))
     compiled = check_grammar(job, compiler)

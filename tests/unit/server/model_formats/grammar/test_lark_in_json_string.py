@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.grammar.compiler import GrammarCompiler
-from engine.request import Grammar
+from engine.request import StructuredOutput
 from engine.vocabulary import Vocabulary
 from server.model_formats.grammar.lark_in_json_string import escaped_grammar
 from server.model_formats.interface import PromptError
@@ -30,7 +30,7 @@ texts = st.text(st.sampled_from('ab"\\\n\t\r/,d0 é😀&'), max_size=6)
 
 
 def fits(text: str, grammar: str) -> bool:
-    matcher: Any = COMPILER.compiled(Grammar(kind="lark", text=grammar)).begin()
+    matcher: Any = COMPILER.compiled(StructuredOutput(kind="lark", text=grammar)).begin()
     data = list(text.encode())
     return bool(matcher.try_consume_tokens(data) == len(data) and matcher.is_accepting())
 

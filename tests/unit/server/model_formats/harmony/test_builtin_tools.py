@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from server.hosted_tools.tool_specs import as_read
+from server.hosted_tools.tool_specs import items_for_model
 from server.model_formats.interface import Conversation, Tool
 from server.protocol.responses.hosted_items import CodeInterpreterCall
 from server.protocol.responses.items import Item
@@ -27,6 +27,6 @@ def test_they_are_told_in_the_models_own_words() -> None:
 
 def test_code_that_was_run_is_read_as_the_model_wrote_it() -> None:
     ran = CodeInterpreterCall("ci_1", "completed", "1 + 1", "c", [{"type": "logs", "logs": "2"}])
-    text = written([user("a"), *as_read([ran])], tools=TOOLS)
+    text = written([user("a"), *items_for_model([ran])], tools=TOOLS)
     assert "to=python<|channel|>analysis code<|message|>1 + 1<|call|>" in text
     assert "<|start|>python to=assistant<|channel|>analysis<|message|>2<|end|>" in text

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from engine.grammar.compiler import GrammarCompiler
-from engine.request import Grammar
+from engine.request import StructuredOutput
 from engine.vocabulary import Vocabulary
 from server.model_formats.harmony.vocabulary import TEXT_TOKENS, VOCABULARY
 from server.model_formats.interface import Conversation, OutputFormat, PromptError, Tool, ToolChoice
@@ -46,12 +46,12 @@ def compiler() -> Iterator[GrammarCompiler]:
     made.close()
 
 
-def asked(**fields: Any) -> Grammar | None:
+def asked(**fields: Any) -> StructuredOutput | None:
     items = [Message("m", "completed", "user", [InputText("Hi")])]
     return dialect().write(Conversation(items=items, **fields)).grammar
 
 
-def judge(compiler: GrammarCompiler, grammar: Grammar | None, output: str) -> str:
+def judge(compiler: GrammarCompiler, grammar: StructuredOutput | None, output: str) -> str:
     """Whether the output is `whole`, `begun` or `wrong`."""
     assert grammar is not None
     matcher = compiler.compiled(grammar).begin()

@@ -7,7 +7,7 @@ from uuid import uuid4
 import pytest
 
 from engine.request import Finished
-from server.model_formats.harmony.harmony_format import HarmonyDialect
+from server.model_formats.harmony.harmony_format import HarmonyFormat
 from server.model_formats.interface import (
     CallDelta,
     CallEnd,
@@ -48,17 +48,17 @@ def bench() -> Iterator[Bench]:
 
 
 @pytest.fixture(scope="module")
-def dialect(bench: Bench) -> HarmonyDialect:
+def dialect(bench: Bench) -> HarmonyFormat:
     """Picked by the folder, its vocabulary made from the tokenizer."""
     picked = pick(tiny_gpt_oss(), bench.engine.capabilities.stop_ids)
-    assert isinstance(picked, HarmonyDialect)
+    assert isinstance(picked, HarmonyFormat)
     return picked
 
 
 class Talk:
     """Asks the model and reads what it says."""
 
-    def __init__(self, bench: Bench, dialect: HarmonyDialect) -> None:
+    def __init__(self, bench: Bench, dialect: HarmonyFormat) -> None:
         self._bench, self._dialect = bench, dialect
 
     def prompt(self, items: Sequence[Item], **fields: Any) -> Prompt:
@@ -82,7 +82,7 @@ class Talk:
 
 
 @pytest.fixture
-def talk(bench: Bench, dialect: HarmonyDialect) -> Talk:
+def talk(bench: Bench, dialect: HarmonyFormat) -> Talk:
     return Talk(bench, dialect)
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from engine.request import Grammar
+from engine.request import StructuredOutput
 from server.model_formats.interface import CallStart, Delta, Prompt, TextDelta, Tool
 from server.model_formats.select_format import pick
 from server.model_formats.tool_calls.formats import CALL_FORMATS, find_format
@@ -136,7 +136,7 @@ def test_a_name_that_two_tools_end_in_is_taken_for_neither() -> None:
 
 @pytest.mark.parametrize("name", CALLERS)
 def test_where_a_grammar_allows_only_offered_tools_another_name_is_text(name: str) -> None:
-    bound = replace(prompt([CLOCK]), grammar=Grammar(kind="lark", text="start: /.*/"))
+    bound = replace(prompt([CLOCK]), grammar=StructuredOutput(kind="lark", text="start: /.*/"))
     parser = dialect_of(name).parser(bound)
     words = shown(parser.feed(ids_of(name, FAMILIES[name].call)) + parser.close())
     assert all(word.startswith("text") for word in words), words
