@@ -1,4 +1,4 @@
-"""What LoRA adapters cost the jobs that have one, and those that have none."""
+"""What LoRA adapters cost the requests that have one, and those that have none."""
 
 from pathlib import Path
 
@@ -22,8 +22,8 @@ def run() -> None:
 def compare(folder: Path, made: tuple[tuple[str, Path], ...], prompt: int) -> None:
     without, with_them = EngineSubject(folder), EngineSubject(folder, adapters=made)
     names = {
-        "no job has one": [""] * COUNT,
-        "one job has one": ["a0"] + [""] * (COUNT - 1),
+        "no request has one": [""] * COUNT,
+        "one request has one": ["a0"] + [""] * (COUNT - 1),
         "all have one": ["a0"] * COUNT,
         "two by turns": ["a0", "a1"] * (COUNT // 2),
         "eight": [f"a{n}" for n in range(COUNT)],
@@ -34,8 +34,8 @@ def compare(folder: Path, made: tuple[tuple[str, Path], ...], prompt: int) -> No
 
         def run_once(turn: int) -> object:
             prompts = make_prompts([prompt] * COUNT, salt + turn + 1)
-            return engine.run_jobs(
-                [engine.job(p, OUTPUT, adapter=name) for p, name in zip(prompts, wanted, strict=True)]
+            return engine.run_requests(
+                [engine.request(p, OUTPUT, adapter=name) for p, name in zip(prompts, wanted, strict=True)]
             )
 
         return run_once

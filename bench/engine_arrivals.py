@@ -1,4 +1,4 @@
-"""The engine against transformers' own continuous batching, when jobs of all lengths come as they like."""
+"""The engine against transformers' own continuous batching, when requests of all lengths arrive at random."""
 
 import random
 
@@ -6,7 +6,7 @@ from bench.engine_batching import compare
 
 COUNT = 48
 MEAN_GAP = 0.04
-"""Seconds: less than a job takes, so that both have work all the time and neither waits."""
+"""Seconds: less than a request takes, so that both have work all the time and neither waits."""
 SEED = 3
 
 

@@ -1,6 +1,6 @@
 """The engine on a GPU, bound by its memory's bandwidth. Without one a tiny model shows that this runs.
 
-Times are wall times: the device works, not the process. What is compared is the step in which all jobs
+Times are wall times: the device works, not the process. What is compared is the step in which all requests
 generate; for continuous batching, which does not tell its steps, whole runs.
 """
 
@@ -76,7 +76,7 @@ def run() -> None:
 @dataclass(frozen=True)
 class Measured:
     steps: list[float]
-    """Seconds of each step in which all jobs generate."""
+    """Seconds of each step in which all requests generate."""
     whole: float
     """Seconds of the whole run."""
     how: str
@@ -199,7 +199,7 @@ def _drop_network(network: Any) -> None:
 
 
 def bytes_of_step(scale: Scale, count: int) -> int:
-    """All weights but the embedding, once, and the keys and values of all jobs at half their output."""
+    """All weights but the embedding, once, and the keys and values of all requests at half their output."""
     m = scale.model
     size = getattr(torch, scale.dtype).itemsize
     heads = (m["num_attention_heads"] * 2 + m["num_key_value_heads"] * 2) * m["head_dim"]

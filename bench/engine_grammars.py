@@ -1,4 +1,4 @@
-"""What the compiling of grammars costs the jobs that generate meanwhile."""
+"""What the compiling of grammars costs the requests that generate meanwhile."""
 
 import itertools
 import json
@@ -36,7 +36,7 @@ def run() -> None:
             calm, disturbed = measure(subject, [schema(f"{turn}_{n}_", kind) for n in range(COMPILES)])
             middles.append(statistics.median(disturbed) / statistics.median(calm))
             ends.append(statistics.quantiles(disturbed, n=10)[-1] / statistics.quantiles(calm, n=10)[-1])
-        name = f"step, {COUNT} jobs, {COMPILES} compiles of {kind}"
+        name = f"step, {COUNT} requests, {COMPILES} compiles of {kind}"
         tell(f"{name} ÷ none", middles, "<=1.10")
         tell(f"{name} ÷ none, slowest tenth", ends, "<=1.50")
     subject.close()
@@ -79,7 +79,7 @@ def _waited_for_processor() -> float:
 
 
 def _compile(subject: EngineSubject, grammar: StructuredOutput) -> None:
-    subject.engine.check(subject.job([1], 1, grammar=grammar, stop_ids=frozenset({0})))
+    subject.engine.check(subject.request([1], 1, grammar=grammar, stop_ids=frozenset({0})))
 
 
 KINDS = ("properties", "patterns", "branches")

@@ -46,7 +46,7 @@ def compare_host_time() -> None:
 
 
 def count_steps_to_cancel() -> None:
-    """Cancelled by a listener: the next thing that is told of the job is its end."""
+    """Cancelled by a listener: the next thing that is told of the request is its end."""
     engine = EngineSubject(make_model("null"))
     dice = random.Random(5)  # noqa: S311
     cut = {f"j{row + 1}": dice.randint(1, OUTPUT - 1) for row in range(CANCELS)}
@@ -55,17 +55,17 @@ def count_steps_to_cancel() -> None:
     steps: list[float] = []
 
     def listen(message: Outbound) -> None:
-        job_id = message.job_id
+        request_id = message.request_id
         if not isinstance(message, Tokens):
-            steps.append(max(1, engine.engine.stats().steps - asked_at[job_id]))
+            steps.append(max(1, engine.engine.stats().steps - asked_at[request_id]))
             return
-        heard[job_id] = heard.get(job_id, 0) + 1
-        if heard[job_id] == cut[job_id]:
-            asked_at[job_id] = engine.engine.stats().steps
-            engine.engine.cancel(job_id)
+        heard[request_id] = heard.get(request_id, 0) + 1
+        if heard[request_id] == cut[request_id]:
+            asked_at[request_id] = engine.engine.stats().steps
+            engine.engine.cancel(request_id)
 
     engine.when_told = listen
     prompts = make_prompts([LENGTH] * CANCELS, 9, NULL["vocab_size"])
     engine.run(prompts, [OUTPUT] * CANCELS)
     engine.close()
-    tell(f"steps from a cancel to its end, {CANCELS} jobs", steps, "<=1")
+    tell(f"steps from a cancel to its end, {CANCELS} requests", steps, "<=1")

@@ -1,4 +1,4 @@
-"""Whether a seeded job that is cut anywhere goes on as it would have."""
+"""Whether a seeded request that is cut anywhere goes on as it would have."""
 
 import random
 
@@ -11,32 +11,32 @@ TOGETHER = 50
 
 
 def run() -> None:
-    """Share of 1,000 seeded jobs that are the same when cut at a random token; 1 minute of CPU."""
+    """Share of 1,000 seeded requests that are the same when cut at a random token; 1 minute of CPU."""
     engine = EngineSubject(make_model("small"))
     dice = random.Random(11)  # noqa: S311
     equal: list[float] = []
     for _ in range(CASES // TOGETHER):
-        jobs = [draw_job(engine, dice) for _ in range(TOGETHER)]
-        whole = engine.run_jobs(jobs)
-        cuts = [dice.randint(1, job.max_tokens - 1) for job in jobs]
+        requests = [draw_request(engine, dice) for _ in range(TOGETHER)]
+        whole = engine.run_requests(requests)
+        cuts = [dice.randint(1, request.max_tokens - 1) for request in requests]
         rests = [
-            engine.job(
-                [*job.prompt, *tokens[:cut]],
-                job.max_tokens - cut,
-                job.sampling,
+            engine.request(
+                [*request.prompt, *tokens[:cut]],
+                request.max_tokens - cut,
+                request.sampling,
                 output_offset=cut,
             )
-            for job, tokens, cut in zip(jobs, whole, cuts, strict=True)
+            for request, tokens, cut in zip(requests, whole, cuts, strict=True)
         ]
         dice.shuffle(order := list(range(TOGETHER)))
-        found = dict(zip(order, engine.run_jobs([rests[row] for row in order]), strict=True))
+        found = dict(zip(order, engine.run_requests([rests[row] for row in order]), strict=True))
         equal += [float(found[row] == whole[row][cuts[row] :]) for row in range(TOGETHER)]
     engine.close()
     share = sum(equal) / len(equal)
-    tell(f"share of {len(equal)} cut jobs that are the same", [share], ">=0.99")
+    tell(f"share of {len(equal)} cut requests that are the same", [share], ">=0.99")
 
 
-def draw_job(engine: EngineSubject, dice: random.Random) -> EngineRequest:
+def draw_request(engine: EngineSubject, dice: random.Random) -> EngineRequest:
     sampling = SamplingParams(
         seed=dice.getrandbits(63),
         temperature=dice.uniform(0.3, 1.3),
@@ -48,4 +48,4 @@ def draw_job(engine: EngineSubject, dice: random.Random) -> EngineRequest:
         repetition_penalty=dice.choice([1.0, 1.2]),
     )
     prompt = [dice.randrange(SMALL["vocab_size"]) for _ in range(dice.randint(1, 120))]
-    return engine.job(prompt, dice.randint(2, 60), sampling)
+    return engine.request(prompt, dice.randint(2, 60), sampling)

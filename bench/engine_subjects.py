@@ -54,7 +54,7 @@ SMALL = {
     "vocab_size": 512, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "head_dim": 16, "intermediate_size": 128,
 }  # fmt: skip
-"""For what needs many jobs and no particular speed."""
+"""For what needs many requests and no particular speed."""
 
 
 @functools.cache
@@ -130,35 +130,35 @@ class EngineSubject:
         self, prompts: Prompts, limits: Sequence[int], sampling: Sequence[SamplingParams] = (), **fields: Any
     ) -> Prompts:
         """Computes all prompts together to their limits."""
-        return self.run_jobs(
+        return self.run_requests(
             [
-                self.job(prompt, limit, sampling[row] if sampling else GREEDY, **fields)
+                self.request(prompt, limit, sampling[row] if sampling else GREEDY, **fields)
                 for row, (prompt, limit) in enumerate(zip(prompts, limits, strict=True))
             ]
         )
 
     def run_all(self, prompts: Prompts, limits: Sequence[int], gaps: Sequence[float]) -> Prompts:
         """As `run`, with pauses of so many seconds before each prompt, if there are any."""
-        jobs = [self.job(prompt, limit) for prompt, limit in zip(prompts, limits, strict=True)]
-        return self.run_jobs(jobs, gaps)
+        requests = [self.request(prompt, limit) for prompt, limit in zip(prompts, limits, strict=True)]
+        return self.run_requests(requests, gaps)
 
-    def job(
+    def request(
         self, prompt: list[int], limit: int, sampling: SamplingParams = GREEDY, **fields: Any
     ) -> EngineRequest:
         self._count += 1
         return EngineRequest(
-            job_id=f"j{self._count}", prompt=tuple(prompt), max_tokens=limit, sampling=sampling, **fields
+            request_id=f"j{self._count}", prompt=tuple(prompt), max_tokens=limit, sampling=sampling, **fields
         )
 
-    def run_jobs(self, jobs: Sequence[EngineRequest], gaps: Sequence[float] = ()) -> Prompts:
-        """Submits the jobs, so many seconds apart as `gaps` says, and waits for all."""
-        self._outputs = {job.job_id: [] for job in jobs}
-        self._left = len(jobs)
+    def run_requests(self, requests: Sequence[EngineRequest], gaps: Sequence[float] = ()) -> Prompts:
+        """Submits the requests, so many seconds apart as `gaps` says, and waits for all."""
+        self._outputs = {request.request_id: [] for request in requests}
+        self._left = len(requests)
         self._ended.clear()
-        for row, job in enumerate(jobs):
+        for row, request in enumerate(requests):
             if gaps:
                 time.sleep(gaps[row])
-            self.engine.submit(job)
+            self.engine.submit(request)
         assert self._ended.wait(600)
         return list(self._outputs.values())
 
@@ -168,7 +168,7 @@ class EngineSubject:
     def _hear(self, messages: Sequence[Outbound], /) -> None:
         for message in messages:
             if isinstance(message, Tokens):
-                self._outputs[message.job_id] += message.token_ids
+                self._outputs[message.request_id] += message.token_ids
             else:
                 assert not isinstance(message, Failed), message
                 self._left -= 1

@@ -97,12 +97,12 @@ def _stream(server: ServerProcess, streams: int, tokens: int, *, stored: bool) -
 
 
 def _given(log: Path) -> dict[str, list[tuple[float, int]]]:
-    """By job, when each of its tokens was given and how long its text is."""
+    """By engine request, when each of its tokens was given and how long its text is."""
     tokenizer = Tokenizer.from_file(str(demo_model_folder() / "tokenizer.json"))
     given: dict[str, list[tuple[float, int]]] = {}
-    for moment, job, token_ids in json.loads(log.read_text(encoding="utf-8")):
+    for moment, engine_request, token_ids in json.loads(log.read_text(encoding="utf-8")):
         texts = (tokenizer.decode([token_id]) for token_id in token_ids)
-        given.setdefault(job, []).extend((moment, len(text)) for text in texts)
+        given.setdefault(engine_request, []).extend((moment, len(text)) for text in texts)
     return given
 
 

@@ -1,6 +1,6 @@
 """`python -m bench.timed_server FILE serve …`: a server that notes when its engine gave which tokens.
 
-When it ends in good order, the file has a JSON list of [monotonic seconds, job id, token ids].
+When it ends in good order, the file has a JSON list of [monotonic seconds, engine request id, token ids].
 """
 
 import json
@@ -21,7 +21,7 @@ def main(file: str, arguments: Sequence[str]) -> int:
 
     def note(recorder: Recorder, messages: Sequence[Inbound], /) -> None:
         now = time.monotonic()
-        noted.extend((now, one.job_id, one.token_ids) for one in messages if isinstance(one, Tokens))
+        noted.extend((now, one.request_id, one.token_ids) for one in messages if isinstance(one, Tokens))
         deliver(recorder, messages)
 
     Recorder.deliver = note  # type: ignore[method-assign]

@@ -27,17 +27,17 @@ class Limits:
     """How much the scheduler may hold and do; the part of the settings that needs no model."""
 
     kv_blocks: int
-    """Blocks that jobs can hold together."""
+    """Blocks that requests can hold together."""
     block_size: int = 16
     """Tokens of a block: the grain of memory and of prefix reuse."""
     token_budget: int = 512
     """The most tokens that one step computes, prompts and outputs together."""
     max_running: int = 64
-    """The most jobs in one step."""
+    """The most requests in one step."""
     max_waiting: int = 256
-    """The most accepted jobs beyond those that run."""
+    """The most accepted requests beyond those that run."""
     max_of_share: int | None = None
-    """The most accepted jobs of one share that have not ended."""
+    """The most accepted requests of one share that have not ended."""
     hang_seconds: float = 300.0
     """A step that takes longer is a death. Far above what the longest one may take: on a CPU a full
     budget of a large model takes a minute, and on a GPU the first step may compile."""
@@ -48,7 +48,7 @@ class Limits:
         _require(self.max_waiting >= 0, "max_waiting must be at least 0")
         _require(self.max_of_share is None or self.max_of_share >= 1, "max_of_share must be at least 1")
         _require(self.hang_seconds > 0, "hang_seconds must be above 0")
-        # One token for each running job must always fit, or the youngest ones would never move.
+        # One token for each running request must always fit, or the youngest ones would never move.
         _require(self.token_budget >= self.max_running, "token_budget must be at least max_running")
 
     def blocks_for(self, token_count: int) -> int:
@@ -81,7 +81,7 @@ class EngineConfig:
     torch_threads: int | None = None
     """CPU threads of one operation; None is one for a small model, and else torch's choice."""
     decode: DecodeName = "auto"
-    """`auto` records the steps in which all jobs generate as CUDA graphs on a GPU; `eager` records nothing;
+    """`auto` records steps of decode alone as CUDA graphs on a GPU; `eager` records nothing;
     `static` runs, on any device, what would be recorded, which on a CPU is slow and for tests."""
     attention: AttentionName = "auto"
     """`auto` takes a kernel for paged attention on a GPU if one is installed that serves the model; `sdpa` is

@@ -36,10 +36,10 @@ class ThreadedEngine:
         self._limits = limits
         self._ledger = RequestRegistry(limits.max_running + limits.max_waiting, limits.max_of_share)
         self._meter = EngineMetrics(limits.kv_blocks)
-        self._beam_jobs = BeamRequests(self._submit_step, self._cancel, deliver, limits.block_size)
+        self._beam_requests = BeamRequests(self._submit_step, self._cancel, deliver, limits.block_size)
         self._supervisor = Supervisor(
             lambda watchdog: EngineCore(
-                executor, limits, self._ledger, self._beam_jobs.deliver, self._meter, watchdog
+                executor, limits, self._ledger, self._beam_requests.deliver, self._meter, watchdog
             ),
             self._ledger,
             self._meter,
@@ -52,37 +52,37 @@ class ThreadedEngine:
     def capabilities(self) -> ModelInfo:
         return self._executor.capabilities
 
-    def check(self, job: EngineRequest) -> None:
-        """Raises `RequestRefused` if the job could never run. Any thread; compiles a new grammar."""
-        self._check(job)
+    def check(self, request: EngineRequest) -> None:
+        """Raises `RequestRefused` if the request could never run. Any thread; compiles a new grammar."""
+        self._check(request)
 
-    def _check(self, job: EngineRequest) -> CompiledGrammar | None:
-        """The same; returns the job's grammar, compiled."""
+    def _check(self, request: EngineRequest) -> CompiledGrammar | None:
+        """The same; returns the request's grammar, compiled."""
         capabilities = self.capabilities
-        if not job.prompt:
+        if not request.prompt:
             raise RequestRefused("bad_token", "The prompt is empty.")
-        if not _are_ids(job.prompt, capabilities.vocab_size):
+        if not _are_ids(request.prompt, capabilities.vocab_size):
             raise RequestRefused("bad_token", f"Token ids must be 0 to {capabilities.vocab_size - 1}.")
-        if job.max_tokens < 1:
+        if request.max_tokens < 1:
             raise RequestRefused("bad_limit", "max_tokens must be at least 1.")
-        if not _are_ids((abs(job.priority),), 2**31):
+        if not _are_ids((abs(request.priority),), 2**31):
             raise RequestRefused("bad_limit", "priority must be a number of 32 bits.")
         # Written so that NaN, for which every comparison is false, is refused.
-        if job.deadline_seconds is not None and not job.deadline_seconds > 0:
+        if request.deadline_seconds is not None and not request.deadline_seconds > 0:
             raise RequestRefused("bad_limit", "deadline_seconds must be above 0.")
-        refuse_unknown_adapter(job.adapter, capabilities.adapters)
-        refuse_bad_sampling(job.sampling, capabilities.vocab_size)
+        refuse_unknown_adapter(request.adapter, capabilities.adapters)
+        refuse_bad_sampling(request.sampling, capabilities.vocab_size)
         refuse_bad_output(
-            job,
+            request,
             vocab_size=capabilities.vocab_size,
             has_vocabulary=self._executor.vocabulary is not None,
         )
-        refuse_bad_beams(job)
-        total = len(job.prompt) + job.max_tokens
+        refuse_bad_beams(request)
+        total = len(request.prompt) + request.max_tokens
         if total > capabilities.context_length:
             raise RequestRefused(
                 "too_long",
-                f"{len(job.prompt)} prompt tokens and {job.max_tokens} to generate are more than "
+                f"{len(request.prompt)} prompt tokens and {request.max_tokens} to generate are more than "
                 f"the {capabilities.context_length} that the model can hold.",
             )
         if self._limits.blocks_for(total) > self._limits.kv_blocks:
@@ -91,37 +91,37 @@ class ThreadedEngine:
                 f"{total} tokens are more than the KV cache can hold, "
                 f"{self._limits.kv_blocks * self._limits.block_size}.",
             )
-        return check_grammar(job, self._executor.grammars)
+        return check_grammar(request, self._executor.grammars)
 
-    def submit(self, job: EngineRequest) -> None:
-        """Queues the job. Raises `RequestRefused`. Any thread, which does the slow work of a long prompt.
+    def submit(self, request: EngineRequest) -> None:
+        """Queues the request. Raises `RequestRefused`. Any thread, which does the slow work of a long prompt.
 
-        `overloaded` is said when as many jobs as may run and may wait together have not ended, `share_full`
-        when as many of this share have not as one may have.
+        `overloaded` is said when as many requests as may run and may wait together have not ended,
+        `share_full` when as many of this share have not as one may have.
         """
-        if job.beams is None:
-            self._submit(job)
+        if request.beams is None:
+            self._submit(request)
             return
-        self._check(job)
-        self._beam_jobs.submit(job)
+        self._check(request)
+        self._beam_requests.submit(request)
 
-    def _submit(self, job: EngineRequest) -> None:
-        due = None if job.deadline_seconds is None else monotonic() + job.deadline_seconds
-        grammar = self._check(job)
-        self._ledger.check(job)
-        self._ledger.accept(AcceptedRequest(job, self._digest(job), due, grammar))
+    def _submit(self, request: EngineRequest) -> None:
+        due = None if request.deadline_seconds is None else monotonic() + request.deadline_seconds
+        grammar = self._check(request)
+        self._ledger.check(request)
+        self._ledger.accept(AcceptedRequest(request, self._digest(request), due, grammar))
 
-    def _submit_step(self, job: EngineRequest, digests: list[bytes]) -> None:
-        due = None if job.deadline_seconds is None else monotonic() + job.deadline_seconds
-        self._ledger.accept(AcceptedRequest(job, digests, due))
+    def _submit_step(self, request: EngineRequest, digests: list[bytes]) -> None:
+        due = None if request.deadline_seconds is None else monotonic() + request.deadline_seconds
+        self._ledger.accept(AcceptedRequest(request, digests, due))
 
-    def cancel(self, job_id: str) -> None:
-        """Asks for the job's end; idempotent. Any thread."""
-        if not self._beam_jobs.cancel(job_id):
-            self._cancel(job_id)
+    def cancel(self, request_id: str) -> None:
+        """Asks for the request's end; idempotent. Any thread."""
+        if not self._beam_requests.cancel(request_id):
+            self._cancel(request_id)
 
-    def _cancel(self, job_id: str) -> None:
-        self._ledger.inbox.put(Cancel(job_id))
+    def _cancel(self, request_id: str) -> None:
+        self._ledger.inbox.put(Cancel(request_id))
 
     def hold(self, held: bool) -> None:
         """Lets no step begin until it is released again. Idempotent; any thread."""
@@ -130,12 +130,12 @@ class ThreadedEngine:
             self._ledger.inbox.put(Resumed())
 
     def stats(self) -> Stats:
-        """Any thread. `waiting` counts every accepted job that is in no step."""
+        """Any thread. `waiting` counts every accepted request that is in no step."""
         snapshot = self._meter.stats
         return replace(snapshot, waiting=max(0, len(self._ledger) - snapshot.running))
 
     def close(self, *, drain: bool) -> None:
-        """Ends the thread: after the accepted jobs (`drain`), or after cancelling them.
+        """Ends the thread: after the accepted requests (`drain`), or after cancelling them.
 
         Idempotent; a call without `drain` ends a drain that is under way. Returns when the thread has
         ended, unless it is called on that thread, by a listener.
@@ -146,13 +146,15 @@ class ThreadedEngine:
         self._supervisor.wait_until_ended()
         self._executor.close()
 
-    def _digest(self, job: EngineRequest) -> list[bytes]:
+    def _digest(self, request: EngineRequest) -> list[bytes]:
         size = self._limits.block_size
         chain: list[bytes] = []
         try:
-            extend_chain(chain, job.cache_salt, job.prompt, len(job.prompt) // size, size, job.adapter)
+            extend_chain(
+                chain, request.cache_salt, request.prompt, len(request.prompt) // size, size, request.adapter
+            )
         except (AttributeError, TypeError):
-            return []  # not a job at all; the engine thread meets the same and fails it
+            return []  # not a request at all; the engine thread meets the same and fails it
         return chain
 
 

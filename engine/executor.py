@@ -20,12 +20,12 @@ class OutOfMemory(Exception):
 
 
 class EngineFault(BaseException):
-    """Nothing can be computed any more. A BaseException: no handler of one job's errors may keep it."""
+    """Nothing can be computed any more. A BaseException: no handler of one request's errors may keep it."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowFailure:
-    """One job's part of a step went wrong; the other jobs' parts stand."""
+    """One request's part of a step went wrong; the other requests' parts stand."""
 
     code: FailureCode
     message: str
@@ -33,11 +33,11 @@ class RowFailure:
 
 @dataclass(frozen=True, slots=True)
 class SampledToken:
-    """One job's next token."""
+    """One request's next token."""
 
     token_id: int
     logprobs: TokenLogprobs | None = None
-    """If the job asked for them."""
+    """If the request asked for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class ForwardHandle(Protocol):
     """A step whose forward pass was begun."""
 
     def draw(self, lives: Callable[[TokenSequence], bool]) -> PendingTokens:
-        """Draws for the jobs that live, all of whose tokens are known by now. Raises as `execute` does."""
+        """Samples for the live requests, whose tokens are known. Raises as `execute` does."""
 
 
 class PipelinedExecutor(Protocol):
@@ -101,7 +101,7 @@ class Executor(Protocol):
 
     @property
     def grammars(self) -> GrammarCompiler | None:
-        """Compiles the grammars of jobs; None if what the tokens spell is not known."""
+        """Compiles the grammars of requests; None if what the tokens spell is not known."""
 
     @property
     def ahead(self) -> PipelinedExecutor | None:
@@ -113,7 +113,7 @@ class Executor(Protocol):
     def execute(self, plan: SchedulerOutput) -> StepResult:
         """Computes the plan.
 
-        Raises `OutOfMemory` or `EngineFault`; any other exception fails the jobs of this step.
+        Raises `OutOfMemory` or `EngineFault`; any other exception fails the requests of this step.
         """
 
     def scrub(self, blocks: list[int]) -> None:

@@ -1,8 +1,9 @@
 """Everything that crosses the engine thread's border, and nothing else.
 
-Inwards go `EngineRequest` and `Cancel`; outwards come `Tokens`, `PromptLogprobs`, `Finished` and `Failed`,
-handed over in one list per engine step. All of it is plain data (no tensor, no callable), so that the engine can
-be moved to a process of its own. Token ids only: this file knows nothing of text, HTTP, items or tenants.
+Inwards go `EngineRequest` and `Cancel`; outwards come `Tokens`, `PromptLogprobs`, `Finished` and
+`Failed`, handed over in one list per engine step. All of it is plain data (no tensor, no callable), so
+that the engine can be moved to a process of its own. Token ids only: this file knows nothing of text,
+HTTP, items or tenants.
 """
 
 from collections.abc import Sequence
@@ -14,13 +15,13 @@ FinishReason = Literal["stop", "length", "cancelled"]
 received."""
 
 FailureCode = Literal["out_of_memory", "engine_error", "engine_dead", "overloaded", "deadline"]
-"""`deadline`: the job's time was over. A failure, for OpenAI's API knows no incomplete response that ran out
-of time; what the job gave until then is delivered, and its usage told."""
+"""`deadline`: the request's time is over. A failure, as OpenAI's API has no incomplete response that ran out
+of time; what the request gave until then is delivered, and its usage told."""
 
 MAX_BIASES = 1024
 MAX_STOP_STRINGS = 32
 MAX_STOP_BYTES = 512
-"""Of one stop string, in UTF-8: what is looked for in every step of a job is small."""
+"""Of one stop string, in UTF-8: what is looked for in every step of a request is small."""
 MAX_LOGPROBS = 20
 MAX_BEAMS = MAX_LOGPROBS // 2
 """Each step looks at twice as many tokens."""
@@ -28,7 +29,7 @@ MAX_STOP_TOKENS = 128
 MAX_LOGPROB_TOKENS = 128
 MAX_ALLOWED_TOKENS = 16_384
 MAX_BAD_TOKENS = 4096
-"""Of all bad words of a job together; and no more of them than `MAX_BAD_WORDS`."""
+"""Of all bad words of a request together; and no more of them than `MAX_BAD_WORDS`."""
 MAX_BAD_WORDS = 256
 
 
@@ -37,8 +38,8 @@ class SamplingParams:
     """How the next token is drawn.
 
     Randomness comes from a counter-based generator keyed by (`seed`, position), where the position counts
-    prompt and output tokens together. A job whose prompt is another job's prompt plus its first outputs
-    therefore continues with the draws that the other job would have made.
+    prompt and output tokens together. A request whose prompt is another request's prompt plus its first
+    outputs therefore continues with the draws that the other request would have made.
     """
 
     seed: int
@@ -72,7 +73,7 @@ StructuredOutputKind = Literal[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StructuredOutput:
-    """What a job's output must be, token by token. `engine.grammar.lark_source` says what `text` may hold."""
+    """The grammar of a request's output. `engine.grammar.lark_source` says what `text` may be."""
 
     kind: StructuredOutputKind
     text: str = ""
@@ -104,7 +105,7 @@ class Beams:
     width: int
     """Beams that go on at a time, and outputs that are found. 1 to `MAX_BEAMS`."""
     rank: int = 0
-    """Which of them the job gives: 0 is the best. Below `width`."""
+    """Which of them the request gives: 0 is the best. Below `width`."""
     length_penalty: float = 1.0
     """-10 to 10; above 1, longer outputs are preferred."""
 
@@ -113,7 +114,7 @@ class Beams:
 class EngineRequest:
     """What the engine is given: token ids and limits."""
 
-    job_id: str
+    request_id: str
     prompt: tuple[int, ...]
     max_tokens: int
     """The most tokens to generate, a stop token included. At least 1."""
@@ -126,15 +127,15 @@ class EngineRequest:
     adapter: str = ""
     """Compute with this one of `ModelInfo.adapters`; with none, the base model."""
     cache_salt: str = ""
-    """Jobs share cached prefixes only with jobs of the same salt and adapter."""
+    """Requests share cached prefixes only with requests of the same salt and adapter."""
     priority: int = 0
     """Lower runs earlier, and takes the memory of higher ones where there is too little."""
     share: str = ""
-    """Whom the job is for. Among jobs of one priority, the share that was given the fewest tokens is next."""
+    """Key of the fair queue: among requests of one priority, the share with the fewest tokens is next."""
     deadline_seconds: float | None = None
-    """From `submit` on, waiting included; then the job ends with `Failed("deadline")`. Above 0."""
+    """From `submit` on, waiting included; then the request ends with `Failed("deadline")`. Above 0."""
     min_tokens: int = 0
-    """Output tokens, before which no stop id is drawn and no stop string ends the job."""
+    """Output tokens, before which no stop id is drawn and no stop string ends the request."""
     ignore_eos: bool = False
     """Stop ids are tokens like others; `stop_token_ids` are not."""
     stop_strings: tuple[str, ...] = ()
@@ -146,7 +147,7 @@ class EngineRequest:
     """With `logprobs`, tell of these tokens in place of the likeliest; at most `MAX_LOGPROB_TOKENS`."""
     prompt_logprobs: int | None = None
     """As `logprobs`, of the prompt but for earlier output, in `PromptLogprobs`. It is computed whole: such a
-    job takes nothing from the prefix cache."""
+    request takes nothing from the prefix cache."""
     grammar: StructuredOutput | None = None
     """Only tokens that it allows are drawn, and stop ids exactly where it may end: it comes before
     `min_tokens`, `ignore_eos`, biases and bad words, and a thinking budget yields to it. It begins with the
@@ -156,15 +157,15 @@ class EngineRequest:
     """Tokens come when the search is over, all at once. It goes by the model's own log probabilities, so no
     other way of choosing tokens, no grammar and no stop string goes with it; `min_tokens` and stop ids do."""
     output_offset: int = 0
-    """So many of the prompt's last tokens are earlier output of the same job. Penalties, `min_tokens` and
-    stop strings count them as output, so that a job which was cut goes on as it would have."""
+    """So many of the prompt's last tokens are earlier output of the same request. Penalties, `min_tokens` and
+    stop strings count them as output, so that a request which was cut goes on as it would have."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """Ends a job with `Finished("cancelled")` within one step; an unknown or ended job is ignored."""
+    """Ends a request with `Finished("cancelled")` within one step; an unknown or ended request is ignored."""
 
-    job_id: str
+    request_id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,25 +175,25 @@ class TokenLogprobs:
     chosen: float
     """Of the token itself: the natural logarithm of its probability."""
     top: tuple[tuple[int, float], ...] = ()
-    """The likeliest ids and theirs, likeliest first and equals by id; as many as the job asked for. Or the
-    ids that the job named, in its order."""
+    """The likeliest ids with theirs, likeliest first, ties by id; as many as asked for. Or the
+    ids that the request named, in its order."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """The tokens that one step gave one job, in order."""
+    """The tokens that one step gave one request, in order."""
 
-    job_id: str
+    request_id: str
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...] | None = None
-    """One for each token, if the job asked for them."""
+    """One for each token, if the request asked for them."""
 
 
 @dataclass(frozen=True, slots=True)
 class PromptLogprobs:
-    """Logprobs of a stretch of a job's prompt; all of them come, in order, before the first `Tokens`."""
+    """Logprobs of a stretch of a request's prompt; all of them come, in order, before the first `Tokens`."""
 
-    job_id: str
+    request_id: str
     begin: int
     """The place of the first token told of. The prompt's first token has no logprob: it starts at 1."""
     logprobs: tuple[TokenLogprobs, ...]
@@ -200,7 +201,7 @@ class PromptLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Token counts of one job. `cached` of the `prompt` tokens were taken from the prefix cache."""
+    """Token counts of one request. `cached` of the `prompt` tokens were taken from the prefix cache."""
 
     prompt: int = 0
     cached: int = 0
@@ -209,7 +210,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class StopMatch:
-    """Which stop string ended a job, and where it lies in the output's last tokens.
+    """Which stop string ended a request, and where it lies in the output's last tokens.
 
     The text to show is that of the tokens before these, and the first `before` bytes of these.
     """
@@ -225,9 +226,9 @@ class StopMatch:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The job ended as it should. Its last message."""
+    """The request ended as it should. Its last message."""
 
-    job_id: str
+    request_id: str
     reason: FinishReason
     usage: Usage
     stop_hit: StopMatch | None = None
@@ -236,9 +237,9 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The job could not be finished. Its last message. `message` is for the log, not for clients."""
+    """The request could not be finished. Its last message. `message` is for the log, not for clients."""
 
-    job_id: str
+    request_id: str
     code: FailureCode
     message: str
     usage: Usage = field(default_factory=Usage)
@@ -250,7 +251,7 @@ Outbound = Tokens | PromptLogprobs | Finished | Failed
 class Deliver(Protocol):
     """Called on the engine thread once per step with that step's messages; must not block.
 
-    When that thread hangs in a step, the thread that watches it makes the one call that tells all jobs;
+    When that thread hangs in a step, the thread that watches it makes the one call that tells all requests;
     there are never two calls at a time.
     """
 
@@ -260,15 +261,16 @@ class Deliver(Protocol):
 class OnEngineDeath(Protocol):
     """Called once, on a thread of the engine, when it has died for good; must not block.
 
-    Every job was told before. What serves the engine should end the process, so that it starts anew. A first
-    death, of which it recovers by itself, is only counted in `Stats.deaths`; `alive` is False meanwhile.
+    Every request was told before. What serves the engine should end the process, so that it starts anew.
+    A first death, of which it recovers by itself, is only counted in `Stats.deaths`; `alive` is False
+    meanwhile.
     """
 
     def __call__(self, why: str, /) -> None: ...
 
 
 class RequestRefused(Exception):
-    """The job can never run as it stands; nothing was queued.
+    """The request can never run as it stands; nothing was queued.
 
     `reason` is machine-readable, `str()` is a sentence for the caller.
     """
@@ -317,11 +319,11 @@ class ModelInfo:
     max_new_tokens: int | None = None
     """Of the same: the longest output where a request gives no limit; None is as long as there is room."""
     adapters: tuple[str, ...] = ()
-    """Names of the adapters that jobs may ask for."""
+    """Names of the adapters that requests may ask for."""
     attention: str = ""
     """What computes attention: `sdpa`, torch's own, or the name of a kernel."""
     decode: str = ""
-    """How steps of one token a job are computed: `eager`, operation by operation, or `graphs`, replayed;
+    """How steps of one token a request are computed: `eager`, operation by operation, or `graphs`, replayed;
     `static` is what is recorded as graphs, and is for tests."""
 
 
@@ -347,9 +349,9 @@ class Stats:
     """Generated."""
     alive: bool
     computed_tokens: int = 0
-    """That went through the model, of prompts and outputs, those of preempted jobs each time."""
+    """That went through the model, of prompts and outputs, those of preempted requests each time."""
     prompt_tokens: int = 0
-    """Of the jobs that were begun."""
+    """Of the requests that were begun."""
     cached_tokens: int = 0
     """Of the prompt tokens, those that the prefix cache had."""
     preemptions: int = 0
@@ -365,28 +367,28 @@ class Stats:
 
 
 class Engine(Protocol):
-    """The handle. Every job that `submit` accepts ends in exactly one `Finished` or `Failed`."""
+    """The handle. Every request that `submit` accepts ends in exactly one `Finished` or `Failed`."""
 
     @property
     def capabilities(self) -> ModelInfo: ...
 
-    def check(self, job: EngineRequest) -> None:
-        """Raises `RequestRefused` if the job could never run. Pure; any thread."""
+    def check(self, request: EngineRequest) -> None:
+        """Raises `RequestRefused` if the request could never run. Pure; any thread."""
 
-    def submit(self, job: EngineRequest) -> None:
-        """Queues the job. Raises `RequestRefused`. Any thread."""
+    def submit(self, request: EngineRequest) -> None:
+        """Queues the request. Raises `RequestRefused`. Any thread."""
 
-    def cancel(self, job_id: str) -> None:
-        """Asks for the job's end; idempotent. Any thread."""
+    def cancel(self, request_id: str) -> None:
+        """Asks for the request's end; idempotent. Any thread."""
 
     def hold(self, held: bool) -> None:
         """Lets no step begin until it is released again: whoever takes the tokens is behind.
 
-        Jobs are accepted and cancelled meanwhile. Idempotent; any thread.
+        Requests are accepted and cancelled meanwhile. Idempotent; any thread.
         """
 
     def stats(self) -> Stats:
         """Any thread."""
 
     def close(self, *, drain: bool) -> None:
-        """Ends the thread: after the accepted jobs (`drain`), or after cancelling them. Idempotent."""
+        """Ends the thread: after the accepted requests (`drain`), or after cancelling them. Idempotent."""

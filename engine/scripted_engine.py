@@ -1,11 +1,11 @@
 """A second engine with the same handle: no model and no torch, for tests of everything around it.
 
 The executor below runs on the engine thread; `order`, `resume` and the rest of the handle on any. It is
-the true loop, scheduler and cache with another source of tokens, so jobs queue, share prefixes, are
+the true loop, scheduler and cache with another source of tokens, so requests queue, share prefixes, are
 preempted and cancelled as on a model.
 
-An answer is a pure function of the prompt and, unless the job is greedy, of its seed. As with a model it
-does not matter where prompt ends and output begins: a job whose prompt is another's prompt plus its
+An answer is a pure function of the prompt and, unless the request is greedy, of its seed. As with a model it
+does not matter where prompt ends and output begins: a request whose prompt is another's prompt plus its
 first outputs gives the rest of the other's outputs, and ends where that ended. No memory is involved,
 so this holds across processes too.
 """
@@ -54,11 +54,11 @@ class ScriptedRowFailure(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """What goes wrong, instead of a job's output token number `at_token` (from 0)."""
+    """What goes wrong, instead of a request's output token number `at_token` (from 0)."""
 
     kind: FaultKind
-    """`fail`: the job ends in `Failed(code)`; `raise`: the step fails, and all its jobs with it; `oom`: the
-    step does not fit into memory, once; `hang`: the engine thread stops, for all jobs, until `resume` or
+    """`fail`: the request ends in `Failed(code)`; `raise`: the step fails with all its requests; `oom`: the
+    step does not fit into memory, once; `hang`: the engine thread stops, for all requests, until `resume` or
     `close`; `die`: the engine dies for good; `crash`: it dies, and lives on if it is the first time in a
     minute."""
     at_token: int = 0
@@ -67,7 +67,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Script:
-    """How one job is answered."""
+    """How one request is answered."""
 
     tokens: tuple[int, ...] | None = None
     """The whole answer, its stop token included; None draws `length` tokens from the vocabulary."""
@@ -88,9 +88,9 @@ class ScriptedConfig:
     temperature: float = 0.0
     top_p: float = 1.0
     script: Script = Script()
-    """For every job that `scripts` of the engine says nothing about."""
+    """For every request that `scripts` of the engine says nothing about."""
     step_seconds: float = 0.0
-    """The pace: the length of a step, and so the time between two tokens of a job."""
+    """The pace: the length of a step, and so the time between two tokens of a request."""
     kv_blocks: int = 16384
     token_budget: int = 8192
     max_running: int = 64
@@ -98,9 +98,9 @@ class ScriptedConfig:
     max_of_share: int | None = None
     hang_seconds: float = 300.0
     adapters: tuple[str, ...] = ()
-    """Names that jobs may ask for; drawn answers differ by them."""
+    """Names that requests may ask for; drawn answers differ by them."""
     spelling: Vocabulary | None = None
-    """What the ids spell, for jobs with stop strings; without it they are refused."""
+    """What the ids spell, for requests with stop strings; without it they are refused."""
 
     def __post_init__(self) -> None:
         if not self.vocabulary or self.stop_id in self.vocabulary:
@@ -112,13 +112,13 @@ class ScriptedConfig:
 
 
 class ScriptedEngine(ThreadedEngine):
-    """`scripts` may choose a script by the job; None is the one in the config."""
+    """`scripts` may choose a script by the request; None is the one in the config."""
 
     def __init__(
         self,
         config: ScriptedConfig,
         deliver: Deliver,
-        scripts: Callable[[EngineRequest], Script | None] = lambda _job: None,
+        scripts: Callable[[EngineRequest], Script | None] = lambda _request: None,
         on_dead: OnEngineDeath = lambda _why: None,
     ) -> None:
         self._scripted = _ScriptedExecutor(config, scripts)
@@ -133,7 +133,7 @@ class ScriptedEngine(ThreadedEngine):
         super().__init__(self._scripted, limits, deliver, on_dead)
 
     def order(self, fault: Fault) -> None:
-        """The next job that starts without a fault of its script gets this one. Any thread."""
+        """The next request that starts without a fault of its script gets this one. Any thread."""
         self._scripted.ordered.append(fault)
 
     def resume(self) -> None:
@@ -200,7 +200,7 @@ class _ScriptedExecutor:
     def _next(self, sequence: TokenSequence) -> SampledToken | RowFailure:
         answer = self._answers.get(sequence)
         if answer is None:
-            answer = self._answers[sequence] = self._begin(sequence.job)
+            answer = self._answers[sequence] = self._begin(sequence.request)
         fault = answer.fault
         if fault is not None and sequence.output_count == fault.at_token:
             if fault.kind == "fail":
@@ -210,7 +210,7 @@ class _ScriptedExecutor:
         token_id = answer.token(sequence)
         if sequence.must_go_on and token_id in sequence.ends:
             token_id = next((i for i in self._config.vocabulary if i not in sequence.ends), token_id)
-        return SampledToken(token_id, _logprobs_of(sequence.job, token_id))
+        return SampledToken(token_id, _logprobs_of(sequence.request, token_id))
 
     def _strike(self, fault: Fault) -> None:
         match fault.kind:
@@ -236,12 +236,12 @@ class _ScriptedExecutor:
             elif isinstance(said, SampledToken):
                 sequence = sequences[row]
                 token_id = self._allowed(said.token_id, sequence, masks.of(row))
-                drawn[row] = SampledToken(token_id, _logprobs_of(sequence.job, token_id))
+                drawn[row] = SampledToken(token_id, _logprobs_of(sequence.request, token_id))
         return drawn
 
     def _allowed(self, token_id: int, sequence: TokenSequence, mask: memoryview) -> int:
         """The token if it is allowed; else a stop id, if the answer is long enough; else any that is."""
-        stops = [stop for stop in sorted(sequence.job.stop_ids) if _has(mask, stop)]
+        stops = [stop for stop in sorted(sequence.request.stop_ids) if _has(mask, stop)]
         script = self._answers[sequence].script
         if _has(mask, token_id):
             return token_id
@@ -249,16 +249,16 @@ class _ScriptedExecutor:
             return stops[0]
         usual = [usual for usual in self._config.vocabulary if _has(mask, usual)]
         usual = usual or stops or [other for other in range(self._config.vocab_size) if _has(mask, other)]
-        key = f"{sequence.job.sampling.seed}:{sequence.tokens[-8:]}".encode()
+        key = f"{sequence.request.sampling.seed}:{sequence.tokens[-8:]}".encode()
         return usual[int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little") % len(usual)]
 
-    def _begin(self, job: EngineRequest) -> "_Answer":
-        script = self._scripts(job) or self._config.script
+    def _begin(self, request: EngineRequest) -> "_Answer":
+        script = self._scripts(request) or self._config.script
         fault = script.fault
         if fault is None and self.ordered:
             fault = self.ordered.popleft()
         kind = _Drawn if script.tokens is None else _Given
-        return kind(job, script, self._config, fault)
+        return kind(request, script, self._config, fault)
 
     def _hang(self) -> None:
         self._resumed.clear()
@@ -273,14 +273,14 @@ def _has(mask: memoryview, token_id: int) -> bool:
     return bool(mask[token_id // 8] >> token_id % 8 & 1)
 
 
-def _logprobs_of(job: EngineRequest, token_id: int) -> TokenLogprobs | None:
-    """What a job is told of its token."""
-    if job.logprobs is None:
+def _logprobs_of(request: EngineRequest, token_id: int) -> TokenLogprobs | None:
+    """What a request is told of its token."""
+    if request.logprobs is None:
         return None
-    if job.logprob_token_ids:
-        named = enumerate(job.logprob_token_ids, start=1)
+    if request.logprob_token_ids:
+        named = enumerate(request.logprob_token_ids, start=1)
         return TokenLogprobs(-math.log(2), tuple((other, -math.log(2) * place) for place, other in named))
-    return _logprobs(token_id, job.logprobs)
+    return _logprobs(token_id, request.logprobs)
 
 
 def _logprobs(token_id: int, wanted: int) -> TokenLogprobs:
@@ -291,22 +291,24 @@ def _logprobs(token_id: int, wanted: int) -> TokenLogprobs:
 
 
 def _tell(chunk: ScheduledChunk) -> PromptLogprobs | None:
-    """What the chunk's job wants to be told of its prompt."""
-    job, untold = chunk.sequence.job, chunk.sequence.untold
+    """What the chunk's request wants to be told of its prompt."""
+    request, untold = chunk.sequence.request, chunk.sequence.untold
     stop = min(chunk.start + chunk.count + 1, untold.stop)
     if not untold or untold[0] >= stop:
         return None
-    found = [_logprobs(token_id, job.prompt_logprobs or 0) for token_id in job.prompt[untold[0] : stop]]
-    return PromptLogprobs(job.job_id, untold[0], tuple(found))
+    found = [
+        _logprobs(token_id, request.prompt_logprobs or 0) for token_id in request.prompt[untold[0] : stop]
+    ]
+    return PromptLogprobs(request.request_id, untold[0], tuple(found))
 
 
 class _Answer(ABC):
-    """One job's answer, and how much of it the job's prompt already ends with."""
+    """One request's answer, and how much of it the request's prompt already ends with."""
 
     def __init__(
-        self, job: EngineRequest, script: Script, config: ScriptedConfig, fault: Fault | None
+        self, request: EngineRequest, script: Script, config: ScriptedConfig, fault: Fault | None
     ) -> None:
-        self.job = job
+        self.request = request
         self.script = script
         self.config = config
         self.fault = fault
@@ -325,7 +327,7 @@ class _Given(_Answer):
         return tokens[index] if index < len(tokens) else self.config.stop_id
 
     def _already_given(self, tokens: tuple[int, ...]) -> int:
-        prompt = self.job.prompt
+        prompt = self.request.prompt
         longest = min(len(tokens), len(prompt))
         return next((n for n in range(longest, 0, -1) if prompt[-n:] == tokens[:n]), 0)
 
@@ -338,11 +340,11 @@ class _Drawn(_Answer):
     """
 
     def __init__(
-        self, job: EngineRequest, script: Script, config: ScriptedConfig, fault: Fault | None
+        self, request: EngineRequest, script: Script, config: ScriptedConfig, fault: Fault | None
     ) -> None:
-        super().__init__(job, script, config, fault)
-        seed = job.sampling.seed if job.sampling.temperature > 0 else 0
-        start = f"{seed}{job.adapter}".encode(errors="surrogatepass")
+        super().__init__(request, script, config, fault)
+        seed = request.sampling.seed if request.sampling.temperature > 0 else 0
+        start = f"{seed}{request.adapter}".encode(errors="surrogatepass")
         self._digest = hashlib.blake2b(start, digest_size=8).digest()
         self._read = 0
         self._streak = 0

@@ -1,4 +1,4 @@
-"""What of a job's wishes can be met at all; the sentences for those that cannot.
+"""What of a request's wishes can be met at all; the sentences for those that cannot.
 
 Any thread, pure. Ignorant of queues and memory, which `engine` knows of.
 """
@@ -68,39 +68,39 @@ def refuse_bad_sampling(sampling: SamplingParams, vocab_size: int) -> None:
 
 
 def refuse_unknown_adapter(adapter: str, known: Sequence[str]) -> None:
-    """Raises `RequestRefused` if a job names an adapter that was not loaded."""
+    """Raises `RequestRefused` if a request names an adapter that was not loaded."""
     if adapter != "" and adapter not in known:
         raise RequestRefused("bad_adapter", f"There is no adapter {adapter!r} of this model.")
 
 
-def refuse_bad_output(job: EngineRequest, *, vocab_size: int, has_vocabulary: bool) -> None:
+def refuse_bad_output(request: EngineRequest, *, vocab_size: int, has_vocabulary: bool) -> None:
     """Raises `RequestRefused` for wishes about the output that cannot be met."""
     # They index logits: one beyond them would fail whoever else is in the step.
-    stops = job.stop_ids if isinstance(job.stop_ids, Collection) else ()
+    stops = request.stop_ids if isinstance(request.stop_ids, Collection) else ()
     if not all(_is_count(token_id, vocab_size - 1) for token_id in stops):
         raise RequestRefused("bad_stop", f"stop_ids must be ids from 0 to {vocab_size - 1}.")
     for name, most in (("stop_token_ids", MAX_STOP_TOKENS), ("logprob_token_ids", MAX_LOGPROB_TOKENS)):
-        if not _are_tokens(getattr(job, name), most, vocab_size):
+        if not _are_tokens(getattr(request, name), most, vocab_size):
             raise RequestRefused("bad_stop", _tokens_sentence(name, most, vocab_size))
-    _refuse_bad_budget(job.thinking_budget, vocab_size)
-    if not _is_count(job.output_offset, len(job.prompt)):
+    _refuse_bad_budget(request.thinking_budget, vocab_size)
+    if not _is_count(request.output_offset, len(request.prompt)):
         raise RequestRefused("bad_limit", "output_offset must be 0 to the number of prompt tokens.")
-    if not _is_count(job.min_tokens, job.max_tokens + job.output_offset):
+    if not _is_count(request.min_tokens, request.max_tokens + request.output_offset):
         raise RequestRefused("bad_limit", "min_tokens must be at least 0 and at most max_tokens.")
     for name in ("logprobs", "prompt_logprobs"):
-        wanted = getattr(job, name)
+        wanted = getattr(request, name)
         if wanted is not None and not _is_count(wanted, MAX_LOGPROBS):
             raise RequestRefused("bad_limit", f"{name} must be 0 to {MAX_LOGPROBS}.")
-    _refuse_bad_stops(job.stop_strings)
-    if job.stop_strings and not has_vocabulary:
+    _refuse_bad_stops(request.stop_strings)
+    if request.stop_strings and not has_vocabulary:
         raise RequestRefused(
             "bad_stop", "This model has no tokenizer.json, so its tokens have no text to stop at."
         )
 
 
-def refuse_bad_beams(job: EngineRequest) -> None:
+def refuse_bad_beams(request: EngineRequest) -> None:
     """Raises `RequestRefused` for a search that cannot be made, or for wishes that do not go with one."""
-    beams = job.beams
+    beams = request.beams
     if beams is None:
         return
     if not _is_count(beams.width - 1, MAX_BEAMS - 1) or not _is_count(beams.rank, beams.width - 1):
@@ -108,8 +108,8 @@ def refuse_bad_beams(job: EngineRequest) -> None:
     if not _is_number(beams.length_penalty, -MAX_LENGTH_PENALTY, MAX_LENGTH_PENALTY):
         most = MAX_LENGTH_PENALTY
         raise RequestRefused("bad_beams", f"length_penalty must be a number from {-most:g} to {most:g}.")
-    others = (job.grammar, job.thinking_budget, job.prompt_logprobs)
-    if job.stop_strings or job.logprob_token_ids or any(other is not None for other in others):
+    others = (request.grammar, request.thinking_budget, request.prompt_logprobs)
+    if request.stop_strings or request.logprob_token_ids or any(other is not None for other in others):
         raise RequestRefused(
             "bad_beams",
             "A beam search goes with no grammar, stop string, thinking budget or logprobs of a prompt.",

@@ -2,7 +2,7 @@
 
 Calls run on the thread that talks to MCP servers, next turns are prepared on threads of their own, so that
 one does not wait for the other. Each result goes to the recorder as one more message; when the last of a
-turn's is committed, the next turn's job is given to the engine.
+turn's is committed, the next turn's engine request is given to the engine.
 """
 
 import logging
@@ -48,7 +48,7 @@ class ToolLoop:
         self._deliver = deliver
         self._lock = threading.Lock()
         self._turns: dict[UUID, TurnBuilder] = {}
-        self._jobs: dict[UUID, str] = {}
+        self._engine_requests: dict[UUID, str] = {}
         self._cancelled: set[UUID] = set()
         self._turn_pool = ThreadPoolExecutor(TURN_THREADS, "turns")
         self._closed = False
@@ -61,7 +61,7 @@ class ToolLoop:
     def forget(self, response: UUID) -> None:
         with self._lock:
             self._turns.pop(response, None)
-            self._jobs.pop(response, None)
+            self._engine_requests.pop(response, None)
             self._cancelled.discard(response)
         self.servers.give_up(response)
 
@@ -105,9 +105,9 @@ class ToolLoop:
             if response not in self._turns:
                 return
             self._cancelled.add(response)
-            job = self._jobs.get(response)
-        if job is not None:
-            self._engine.cancel(job)
+            engine_request = self._engine_requests.get(response)
+        if engine_request is not None:
+            self._engine.cancel(engine_request)
         self._deliver([CancelRequested(response)])
 
     def close(self) -> None:
@@ -163,16 +163,16 @@ class ToolLoop:
             self._deliver([StartTurn(response, None, 0)])
             return
         with self._lock:
-            self._jobs[response] = turn.job.job_id
-        self._deliver([StartTurn(response, turn.reading, len(turn.job.prompt))])
+            self._engine_requests[response] = turn.engine_request.request_id
+        self._deliver([StartTurn(response, turn.reading, len(turn.engine_request.prompt))])
         try:
-            self._engine.submit(turn.job)
+            self._engine.submit(turn.engine_request)
         except RequestRefused as refused:
             self._refused(turns, refused)
         with self._lock:
             unwanted = response in self._cancelled or response not in self._turns
         if unwanted:
-            self._engine.cancel(turn.job.job_id)
+            self._engine.cancel(turn.engine_request.request_id)
 
     def _refused(self, turns: TurnBuilder, refused: RequestRefused) -> None:
         log.warning("the next turn of response %s is refused: %s", turns.response, refused)

@@ -4,7 +4,7 @@ Load time, and the call itself on the engine thread. The kernel is `flash_attn_w
 FlashAttention 3, from whatever package brings it; packages differ in how they call its arguments, so the
 signature is read.
 Before a kernel is used it must give what the reference gives, for every kind of layer of the model.
-Ignorant of jobs, and of models beyond what their layers ask of attention.
+Ignorant of requests, and of models beyond what their layers ask of attention.
 """
 
 import importlib

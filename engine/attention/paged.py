@@ -31,18 +31,18 @@ class LayerAttentionSpec:
 
 @dataclass(frozen=True, slots=True)
 class AttentionMetadata:
-    """Where the jobs of one packed row have their keys and values. All tensors are of 32 bits."""
+    """Where the requests of one packed row have their keys and values. All tensors are of 32 bits."""
 
     tables: Tensor
-    """`[jobs, blocks]`: padded with blocks that are finite."""
+    """`[requests, blocks]`: padded with blocks that are finite."""
     lengths: Tensor
-    """`[jobs]`: their tokens, those of this step included, which are the last ones."""
+    """`[requests]`: their tokens, those of this step included, which are the last ones."""
     starts: Tensor
-    """`[jobs + 1]`: where in the packed row each job's tokens of this step begin, and the end."""
+    """`[requests + 1]`: where in the packed row each request's tokens of this step begin, and the end."""
     most: int
-    """Tokens of this step that one job has at most."""
+    """Tokens of this step that one request has at most."""
     longest: int
-    """Tokens that one job has at most, counted in whole blocks."""
+    """Tokens that one request has at most, counted in whole blocks."""
 
 
 class PagedAttentionBackend(Protocol):
@@ -120,6 +120,6 @@ def _with_sinks(tables: Tensor, mask: Tensor, sinks: Tensor, size: int) -> tuple
 
 
 def _gather(stored: Tensor, tables: Tensor) -> Tensor:
-    """`[jobs, heads, columns, size]`."""
+    """`[requests, heads, columns, size]`."""
     found = stored.flatten(1).index_select(0, tables.reshape(-1))
     return found.view(len(tables), -1, *stored.shape[2:]).transpose(1, 2)

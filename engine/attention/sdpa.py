@@ -1,7 +1,7 @@
 """Attention over paged keys and values, in the place that transformers leaves for it.
 
-Engine thread. All tokens of a step come as one packed row `[1, T]`: first one token each of the jobs
-that generate, then chunks of prompts. Ignorant of jobs and of models: it sees slots, positions, and the
+Engine thread. All tokens of a step come as one packed row `[1, T]`: first one token each of the requests
+that generate, then chunks of prompts. Ignorant of requests and of models: it sees slots, positions, and the
 query, key and value of one layer at a time.
 
 Written with `scaled_dot_product_attention`, so it runs on every device; it is the reference for any
@@ -118,7 +118,7 @@ class ProbeForward:
 
 @dataclass(frozen=True, slots=True)
 class PromptChunk:
-    """The rows `begin` .. `end` of the packed row: tokens of one job, after `past` earlier ones."""
+    """The rows `begin` .. `end` of the packed row: tokens of one request, after `past` earlier ones."""
 
     begin: int
     end: int
@@ -133,7 +133,7 @@ class PromptChunk:
 
 @dataclass(frozen=True, slots=True)
 class KeyValueRange:
-    """Keys and values of several jobs for one layer, as `[jobs, heads, columns, size]`."""
+    """Keys and values of several requests for one layer, as `[requests, heads, columns, size]`."""
 
     key: Tensor
     value: Tensor
@@ -143,12 +143,12 @@ class KeyValueRange:
 
 @dataclass(frozen=True, slots=True)
 class DecodeRows(ABC):
-    """One token each of some jobs: the rows `begin` .. `end` of the packed row."""
+    """One token each of some requests: the rows `begin` .. `end` of the packed row."""
 
     begin: int
     end: int
     lengths: Tensor
-    """`[jobs]`: their tokens, the new one included."""
+    """`[requests]`: their tokens, the new one included."""
     shortest: int
     longest: int
 
@@ -158,25 +158,25 @@ class DecodeRows(ABC):
 
     @abstractmethod
     def blanks(self, columns: KeyValueRange) -> Tensor:
-        """`[jobs]`: which column it is that is zero."""
+        """`[requests]`: which column it is that is zero."""
 
 
 @dataclass(frozen=True, slots=True)
 class ContiguousRows(DecodeRows):
-    """Jobs whose keys and values lie side by side; read in place."""
+    """Requests whose keys and values lie side by side; read in place."""
 
     shelf: ContiguousBuffer
     slots: Tensor
     """Where on the shelf, counted through all its rows, each new token goes."""
 
     def read(self, call: LayerCall, first: int) -> KeyValueRange:
-        new, jobs = slice(self.begin, self.end), self.end - self.begin
+        new, requests = slice(self.begin, self.end), self.end - self.begin
         last = self.longest + (call.sinks is not None)
         found = []
         for shelf, fresh in ((self.shelf.keys, call.key), (self.shelf.values, call.value)):
             rows = shelf[call.layer]
             rows.view(-1, *rows.shape[2:]).index_copy_(0, self.slots, fresh[new])
-            found.append(rows[:jobs, first:last].transpose(1, 2))
+            found.append(rows[:requests, first:last].transpose(1, 2))
         return KeyValueRange(found[0], found[1], first)
 
     def blanks(self, columns: KeyValueRange) -> Tensor:
@@ -185,11 +185,11 @@ class ContiguousRows(DecodeRows):
 
 @dataclass(frozen=True, slots=True)
 class GatheredRows(DecodeRows):
-    """Jobs whose blocks are gathered for each layer: for every device, and needs no memory of its own."""
+    """Requests whose blocks are gathered for each layer: for every device, and needs no memory of its own."""
 
     store: KVCache
     tables: Tensor
-    """`[jobs, blocks]`: padded with the blank one, which is also the last of each row."""
+    """`[requests, blocks]`: padded with the blank one, which is also the last of each row."""
 
     def read(self, call: LayerCall, first: int) -> KeyValueRange:
         first_block = first // self.store.block_size
@@ -225,7 +225,7 @@ class SdpaForward:
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _decode(self, call: LayerCall, rows: DecodeRows) -> Tensor:
-        """All jobs of `rows` in one call, over the columns that at least one of them sees."""
+        """All requests of `rows` in one call, over the columns that at least one of them sees."""
         window = call.window if _cuts(call.window, rows.longest) else None
         first = 0 if window is None else max(rows.shortest - window, 0)
         seen = rows.read(call, first)
@@ -317,11 +317,11 @@ def _with_sinks(mask: Tensor, sinks: Tensor) -> Tensor:
 
 
 def one_token_each(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, call: LayerCall) -> Tensor:
-    """`[jobs, heads, size]` over `[jobs, kv_heads, columns, size]` twice -> `[jobs, heads, size]`.
+    """`[rows, heads, size]` over `[rows, kv_heads, columns, size]` twice -> `[rows, heads, size]`.
 
-    The mask is `[jobs, heads or 1, 1, columns]`.
+    The mask is `[requests, heads or 1, 1, columns]`.
     """
-    jobs, heads, size = query.shape
+    requests, heads, size = query.shape
     shared = key.shape[1]
     if call.softcap is not None:
         return _capped(query[:, :, None], key, value, mask, call)[:, :, 0]
@@ -333,11 +333,11 @@ def one_token_each(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | Non
         return out[:, :, 0]
     # The query heads that share a key head are folded into the place of query positions, so that no
     # key is copied or read twice for them.
-    folded = query.reshape(jobs, shared, heads // shared, size)
+    folded = query.reshape(requests, shared, heads // shared, size)
     if mask is not None and mask.shape[1] != 1:
-        mask = mask.view(jobs, shared, heads // shared, -1)
+        mask = mask.view(requests, shared, heads // shared, -1)
     out = scaled_dot_product_attention(folded, key, value, attn_mask=mask, scale=call.scale)
-    return out.reshape(jobs, heads, value.shape[3])
+    return out.reshape(requests, heads, value.shape[3])
 
 
 def _over_heads(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, call: LayerCall) -> Tensor:
@@ -358,7 +358,7 @@ def _over_heads(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, 
 
 
 def _capped(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, call: LayerCall) -> Tensor:
-    """`[jobs, heads, n, size]`, written out: torch's attention cannot bend scores (Gemma 2)."""
+    """`[requests, heads, n, size]`, written out: torch's attention cannot bend scores (Gemma 2)."""
     assert call.softcap is not None
     scale = query.shape[-1] ** -0.5 if call.scale is None else call.scale
     group = query.shape[1] // key.shape[1]

@@ -1,4 +1,4 @@
-"""Which jobs' time is over.
+"""Which requests' time is over.
 
 Engine thread. Pure: it is told what time it is.
 """
@@ -8,14 +8,14 @@ import heapq
 from engine.scheduling.sequence import TokenSequence
 
 FEW = 64
-"""So many entries of ended jobs do no harm."""
+"""So many entries of ended requests do no harm."""
 
 
 class Deadlines:
-    """The jobs that have one and have not ended."""
+    """The requests that have one and have not ended."""
 
     def __init__(self) -> None:
-        self._sequences: dict[int, TokenSequence] = {}  # by arrival, which no two jobs share
+        self._sequences: dict[int, TokenSequence] = {}  # by arrival, which no two requests share
         self._heap: list[tuple[float, int]] = []
 
     def __bool__(self) -> bool:
@@ -26,14 +26,14 @@ class Deadlines:
         heapq.heappush(self._heap, (due, sequence.arrival))
 
     def forget(self, sequence: TokenSequence) -> None:
-        """The job has ended. One without a deadline is ignored."""
+        """The request has ended. One without a deadline is ignored."""
         self._sequences.pop(sequence.arrival, None)
         if len(self._heap) > 2 * len(self._sequences) + FEW:
             self._heap = [entry for entry in self._heap if entry[1] in self._sequences]
             heapq.heapify(self._heap)
 
     def pop_overdue(self, now: float) -> list[TokenSequence]:
-        """The jobs whose time was over by now, which are forgotten."""
+        """The requests whose time was over by now, which are forgotten."""
         overdue: list[TokenSequence] = []
         while self._heap and self._heap[0][0] <= now:
             _, arrival = heapq.heappop(self._heap)

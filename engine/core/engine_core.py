@@ -1,9 +1,9 @@
 """The engine thread: inbox -> schedule -> compute -> hand out, once a step.
 
-Runs on the engine thread. Ignorant of models, of torch (that is the executor's) and of who listens. What it
-promises: each job of the ledger gets exactly one `Finished` or `Failed`, whatever goes wrong; trouble of one
-job stays that job's; the messages of a step are delivered together. Scheduler and cache are ignorant of time:
-deadlines are kept here.
+Runs on the engine thread. Ignorant of models, of torch (that is the executor's) and of who listens. What
+it promises: each request of the ledger gets exactly one `Finished` or `Failed`, whatever goes wrong;
+trouble of one request stays that request's; the messages of a step are delivered together. Scheduler and
+cache are ignorant of time: deadlines are kept here.
 
 With an executor that computes on a device of its own, the host works while the device does: each turn
 begins the next step's forward pass, whose inputs the device has, and only then reads what the last one drew.
@@ -11,9 +11,9 @@ begins the next step's forward pass, whose inputs the device has, and only then 
     turn:    plan n+1 -> begin n+1 -> read n, tell of it -> draw n+1 (masks, penalties) -> plan n+2 ...
     device:              |- forward n+1 -----------------------| draw n+1 |- forward n+2 ...
 
-So between two plans each job has at most one token in flight, drawn and not read. All that depends on what
-tokens are happens after they were read, as it does without a device. A job that ends with its token in
-flight has one row too many in the pass that was begun; nothing is drawn from it.
+So between two plans each request has at most one token in flight, drawn and not read. All that depends on
+what tokens are happens after they were read, as it does without a device. A request that ends with its
+token in flight has one row too many in the pass that was begun; nothing is drawn from it.
 """
 
 import logging
@@ -55,7 +55,7 @@ from engine.scheduling.sequence import TokenSequence
 log = logging.getLogger(__name__)
 
 HELD_CHECK_AFTER = 0.1
-"""Seconds after which a held engine looks for jobs whose time is over."""
+"""Seconds after which a held engine looks for requests whose time is over."""
 IDLE_CHECK_AFTER = 1.0
 """Seconds without work after which the engine checks its books."""
 
@@ -91,7 +91,7 @@ class EngineCore:
         self._deadlines = Deadlines()
         self._outbox: list[Outbound] = []
         self._ended: list[str] = []
-        """The jobs whose last message is in the outbox."""
+        """The requests whose last message is in the outbox."""
         self._arrivals = 0
         self._closing: Close | None = None
         self.delivering = False
@@ -100,7 +100,7 @@ class EngineCore:
         self._read_at = float("-inf")
 
     def run(self, *, after_death: bool = False) -> BaseException | None:
-        """Gives what it died of, of which no job has been told, or None after it was closed."""
+        """Gives what it died of, of which no request has been told, or None after it was closed."""
         try:
             with self._executor.thread_context():
                 if after_death:
@@ -116,15 +116,15 @@ class EngineCore:
         return None
 
     def bury(self, cause: BaseException) -> None:
-        """Tells every job of the engine's death at once, also those that are still in the inbox."""
+        """Tells every request of the engine's death at once, also those that are still in the inbox."""
         told = self._outbox  # what the last step gave before it broke
         ended = set(self._ended)
         failures: list[Outbound] = []
-        for job in self._ledger.end_all():
-            if job.job_id not in ended:
-                sequence = self._sequences.get(job.job_id)
-                usage = sequence.usage if sequence else Usage(prompt=len(job.prompt))
-                failures.append(Failed(job.job_id, "engine_dead", _describe(cause), usage))
+        for request in self._ledger.end_all():
+            if request.request_id not in ended:
+                sequence = self._sequences.get(request.request_id)
+                usage = sequence.usage if sequence else Usage(prompt=len(request.prompt))
+                failures.append(Failed(request.request_id, "engine_dead", _describe(cause), usage))
         if told or failures:
             self._call_deliver([*told, *failures])
 
@@ -170,8 +170,8 @@ class EngineCore:
                 pass
             case AcceptedRequest():
                 self._begin(message)
-            case Cancel(job_id):
-                if sequence := self._sequences.get(job_id):
+            case Cancel(request_id):
+                if sequence := self._sequences.get(request_id):
                     self._finish(sequence, "cancelled")
             case Close(drain):
                 self._closing = message
@@ -180,40 +180,40 @@ class EngineCore:
                         self._finish(sequence, "cancelled")
 
     def _begin(self, accepted: AcceptedRequest) -> None:
-        job = accepted.job
+        request = accepted.request
         self._arrivals += 1
         try:
             vocabulary = self._executor.vocabulary
-            sequence = TokenSequence(job, self._arrivals, vocabulary, accepted.digests, accepted.grammar)
-            # Planning needs the digests; a job for which there are none must not get so far.
+            sequence = TokenSequence(request, self._arrivals, vocabulary, accepted.digests, accepted.grammar)
+            # Planning needs the digests; a request for which there are none must not get so far.
             self._scheduler.prepare(sequence)
         except Exception as error:
-            log.exception("job %s cannot be handled", job.job_id)
-            usage = Usage(prompt=len(job.prompt))
-            self._outbox.append(Failed(job.job_id, "engine_error", _describe(error), usage))
-            self._ended.append(job.job_id)
+            log.exception("request %s cannot be handled", request.request_id)
+            usage = Usage(prompt=len(request.prompt))
+            self._outbox.append(Failed(request.request_id, "engine_error", _describe(error), usage))
+            self._ended.append(request.request_id)
             return
-        self._sequences[job.job_id] = sequence
+        self._sequences[request.request_id] = sequence
         self._scheduler.add(sequence)
         if accepted.due is not None:
             self._deadlines.add(sequence, accepted.due)
 
     def _end_overdue(self) -> None:
         for sequence in self._deadlines.pop_overdue(monotonic()):
-            seconds = sequence.job.deadline_seconds
-            self._fail(sequence, "deadline", f"The job was not done within {seconds} seconds.")
+            seconds = sequence.request.deadline_seconds
+            self._fail(sequence, "deadline", f"The request was not done within {seconds} seconds.")
 
     # A step
 
     def _step(self) -> None:
         plan = self._scheduler.plan()
-        assert plan, "there are jobs, but none of them can move"
+        assert plan, "there are requests, but none of them can move"
         began = monotonic()
         try:
             with self._watchdog:
                 self._clean_blocks()
                 result = self._executor.execute(plan)
-        except Exception as error:  # noqa: BLE001 - the log is told, and the jobs
+        except Exception as error:  # noqa: BLE001 - the log is told, and the requests
             self._survive(plan, error)
             return
         drawing = [chunk.sequence for chunk in plan if chunk.draws]
@@ -230,7 +230,7 @@ class EngineCore:
     def _turn(self, ahead: PipelinedExecutor) -> None:
         """As `_step`, but what is read are the tokens of the step before."""
         plan = () if self._scheduler.idle else self._scheduler.plan()
-        assert plan or self._flight or self._scheduler.idle, "there are jobs, but none of them can move"
+        assert plan or self._flight or self._scheduler.idle, "there are requests, but none of them can move"
         began = monotonic()
         begun: ForwardHandle | None = None
         trouble: Exception | None = None
@@ -239,7 +239,7 @@ class EngineCore:
                 with self._watchdog:
                     self._clean_blocks()
                     begun = ahead.begin(plan)
-            except Exception as error:  # noqa: BLE001 - the log is told, and the jobs
+            except Exception as error:  # noqa: BLE001 - the log is told, and the requests
                 trouble = error
         self._land()
         plan = tuple(chunk for chunk in plan if self._lives(chunk.sequence))
@@ -248,7 +248,7 @@ class EngineCore:
             try:
                 with self._watchdog:
                     pending = begun.draw(self._lives)
-            except Exception as error:  # noqa: BLE001 - the log is told, and the jobs
+            except Exception as error:  # noqa: BLE001 - the log is told, and the requests
                 trouble = error
         if trouble is not None and plan:
             self._survive(plan, trouble)
@@ -263,7 +263,7 @@ class EngineCore:
         self._flight = _InFlightStep(pending, progress, began)
 
     def _land(self) -> None:
-        """Reads the tokens in flight; those of jobs that ended meanwhile are nobody's."""
+        """Reads the tokens in flight; those of requests that ended meanwhile are nobody's."""
         flight, self._flight = self._flight, None
         if flight is None or not any(map(self._lives, flight.progress)):
             return
@@ -288,27 +288,27 @@ class EngineCore:
             self._scheduler.dirty.clear()
 
     def _lives(self, sequence: TokenSequence) -> bool:
-        return self._sequences.get(sequence.job.job_id) is sequence
+        return self._sequences.get(sequence.request.request_id) is sequence
 
     def _tell_of_prompts(self, told: Sequence[PromptLogprobs]) -> None:
         for stretch in told:
-            self._sequences[stretch.job_id].prompt_told = stretch.begin + len(stretch.logprobs)
+            self._sequences[stretch.request_id].prompt_told = stretch.begin + len(stretch.logprobs)
         self._outbox += told
 
     def _take(self, progress: ComputedBlocks, result: SampledToken | RowFailure) -> None:
         sequence = progress.sequence
         if isinstance(result, RowFailure):
-            # What is not proven is shared with nobody. Of what is, nothing is taken from this job again.
+            # What is not proven is shared with nobody. Of what is, nothing is taken from this request again.
             self._scheduler.pool.forget(sequence.blocks)
             self._fail(sequence, result.code, result.message)
             return
         self._scheduler.confirm(progress)
         logprobs = None if result.logprobs is None else (result.logprobs,)
-        self._outbox.append(Tokens(sequence.job.job_id, (result.token_id,), logprobs))
+        self._outbox.append(Tokens(sequence.request.request_id, (result.token_id,), logprobs))
         try:
             reason = sequence.append(result.token_id)
         except Exception as error:
-            log.exception("job %s cannot be handled", sequence.job.job_id)
+            log.exception("request %s cannot be handled", sequence.request.request_id)
             self._fail(sequence, "engine_error", _describe(error))
             return
         if reason is not None:
@@ -319,19 +319,19 @@ class EngineCore:
         if isinstance(error, OutOfMemory):
             self._relieve_memory(plan, error)
             return
-        log.error("a step failed; its %d jobs end", len(plan), exc_info=error)
+        log.error("a step failed; its %d requests end", len(plan), exc_info=error)
         for chunk in plan:
             self._fail(chunk.sequence, "engine_error", _describe(error))
 
     def _relieve_memory(self, plan: SchedulerOutput, error: OutOfMemory) -> None:
-        """Computes less at a time if the step had a prompt in it; else the last job in the order waits until
-        the others need less. A job fails that does not fit alone.
+        """Computes less at a time if the step had a prompt in it; else the last request waits until
+        the others need less. A request fails that does not fit alone.
         """
         if plan[-1].count > 1 and self._scheduler.shrink():
             log.warning("out of memory: prompts will be computed in smaller chunks")
             return
         if self._scheduler.thin_out(plan):
-            log.warning("out of memory: fewer jobs will be computed at a time")
+            log.warning("out of memory: fewer requests will be computed at a time")
             return
         last = self._scheduler.last_of(plan)
         self._fail(last, "out_of_memory", str(error))
@@ -339,24 +339,24 @@ class EngineCore:
     # Ends
 
     def _finish(self, sequence: TokenSequence, reason: FinishReason) -> None:
-        self._end(sequence, Finished(sequence.job.job_id, reason, sequence.usage, sequence.stop_hit))
+        self._end(sequence, Finished(sequence.request.request_id, reason, sequence.usage, sequence.stop_hit))
 
     def _fail(self, sequence: TokenSequence, code: FailureCode, message: str) -> None:
-        log.warning("job %s failed (%s): %s", sequence.job.job_id, code, message)
-        self._end(sequence, Failed(sequence.job.job_id, code, message, sequence.usage))
+        log.warning("request %s failed (%s): %s", sequence.request.request_id, code, message)
+        self._end(sequence, Failed(sequence.request.request_id, code, message, sequence.usage))
 
     def _end(self, sequence: TokenSequence, last: Finished | Failed) -> None:
         self._scheduler.remove(sequence)
         self._deadlines.forget(sequence)
-        del self._sequences[sequence.job.job_id]
+        del self._sequences[sequence.request.request_id]
         self._outbox.append(last)
-        self._ended.append(last.job_id)
+        self._ended.append(last.request_id)
 
     def _hand_out(self) -> None:
-        """Delivers the step's messages. A job leaves the ledger first: its id is free once told."""
+        """Delivers the step's messages. A request leaves the ledger first: its id is free once told."""
         self._meter.tell(running=self._scheduler.running, kv_blocks_used=self._scheduler.pool.used)
-        for job_id in self._ended:
-            self._ledger.end(job_id)
+        for request_id in self._ended:
+            self._ledger.end(request_id)
         messages, self._outbox, self._ended = self._outbox, [], []
         if messages:
             self._call_deliver(messages)
@@ -366,7 +366,7 @@ class EngineCore:
         try:
             self._deliver(messages)
         except Exception:
-            # The listener's bug must not end everybody's jobs; there is nobody else to tell.
+            # The listener's bug must not end everybody's requests; there is nobody else to tell.
             log.exception("the listener failed on %d messages", len(messages))
         finally:
             self.delivering = False

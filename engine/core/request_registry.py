@@ -1,7 +1,7 @@
-"""The accepted jobs that have not ended, and the inbox they came through.
+"""The accepted requests that have not ended, and the inbox they came through.
 
 Any thread; what the engine thread and all others share, behind one lock. Ignorant of the order in which
-jobs run. How many jobs may be accepted, in all and for one share, is decided here and nowhere else.
+requests run. How many requests may be accepted, in all and for one share, is decided here and nowhere else.
 """
 
 import queue
@@ -15,9 +15,9 @@ from engine.request import Cancel, EngineRequest, RequestRefused
 
 @dataclass(frozen=True, slots=True)
 class AcceptedRequest:
-    """A job with what the thread that submitted it found out, to spare the engine thread the work."""
+    """A request with what the thread that submitted it found out, to spare the engine thread the work."""
 
-    job: EngineRequest
+    request: EngineRequest
     digests: list[bytes]
     """Of the full blocks of its prompt."""
     due: float | None
@@ -28,7 +28,7 @@ class AcceptedRequest:
 
 @dataclass(frozen=True, slots=True)
 class Close:
-    """Ends the thread: after the accepted jobs, or after cancelling them."""
+    """Ends the thread: after the accepted requests, or after cancelling them."""
 
     drain: bool
 
@@ -42,7 +42,7 @@ Inbound = AcceptedRequest | Cancel | Close | Resumed
 
 
 class RequestRegistry:
-    """Every job is taken out of it exactly once: before its last message is delivered."""
+    """Every request is taken out of it exactly once: before its last message is delivered."""
 
     def __init__(self, capacity: int, capacity_of_share: int | None) -> None:
         self.inbox: queue.SimpleQueue[Inbound] = queue.SimpleQueue()
@@ -50,49 +50,49 @@ class RequestRegistry:
         """No step is to begin."""
         self._capacity = capacity
         self._capacity_of_share = capacity_of_share
-        self._jobs: dict[str, EngineRequest] = {}
+        self._requests: dict[str, EngineRequest] = {}
         self._of_share: Counter[str] = Counter()
         self._closed: str | None = None
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
-        return len(self._jobs)
+        return len(self._requests)
 
     @property
     def closed(self) -> bool:
         return self._closed is not None
 
-    def check(self, job: EngineRequest) -> None:
-        """Raises `RequestRefused` if the job could not be accepted now."""
+    def check(self, request: EngineRequest) -> None:
+        """Raises `RequestRefused` if the request could not be accepted now."""
         with self._lock:
-            self._refuse(job)
+            self._refuse(request)
 
     def accept(self, accepted: AcceptedRequest) -> None:
-        """Queues the job or raises `RequestRefused`."""
-        job = accepted.job
+        """Queues the request or raises `RequestRefused`."""
+        request = accepted.request
         with self._lock:
-            self._refuse(job)
-            self._jobs[job.job_id] = job
-            self._of_share[job.share] += 1
+            self._refuse(request)
+            self._requests[request.request_id] = request
+            self._of_share[request.share] += 1
             self.inbox.put(accepted)
 
     def close(self, sentence: str) -> None:
-        """Refuses every job from now on. The first sentence stays."""
+        """Refuses every request from now on. The first sentence stays."""
         with self._lock:
             self._closed = self._closed or sentence
 
-    def end(self, job_id: str) -> None:
+    def end(self, request_id: str) -> None:
         with self._lock:
-            share = self._jobs.pop(job_id).share
+            share = self._requests.pop(request_id).share
             self._of_share[share] -= 1
             if not self._of_share[share]:
                 del self._of_share[share]
 
     def end_all(self) -> list[EngineRequest]:
-        """Takes out all jobs, and out of the inbox what was said of them."""
+        """Takes out all requests, and out of the inbox what was said of them."""
         with self._lock:
-            jobs = list(self._jobs.values())
-            self._jobs.clear()
+            requests = list(self._requests.values())
+            self._requests.clear()
             self._of_share.clear()
             closes: list[Close] = []
             while not self.inbox.empty():
@@ -101,17 +101,19 @@ class RequestRegistry:
                     closes.append(message)
             for close in closes:
                 self.inbox.put(close)
-            return jobs
+            return requests
 
-    def _refuse(self, job: EngineRequest) -> None:
+    def _refuse(self, request: EngineRequest) -> None:
         if self._closed is not None:
             raise RequestRefused("closed", self._closed)
-        if job.job_id in self._jobs:
-            raise RequestRefused("duplicate", f"Job {job.job_id} is already in the engine.")
-        if len(self._jobs) >= self._capacity:
+        if request.request_id in self._requests:
+            raise RequestRefused("duplicate", f"Request {request.request_id} is already in the engine.")
+        if len(self._requests) >= self._capacity:
             raise RequestRefused(
-                "overloaded", f"The engine has {self._capacity} jobs, as many as it may hold."
+                "overloaded", f"The engine has {self._capacity} requests, as many as it may hold."
             )
         most = self._capacity_of_share
-        if most is not None and self._of_share[job.share] >= most:
-            raise RequestRefused("share_full", f"This share has {most} jobs here, as many as one may have.")
+        if most is not None and self._of_share[request.share] >= most:
+            raise RequestRefused(
+                "share_full", f"This share has {most} requests here, as many as one may have."
+            )

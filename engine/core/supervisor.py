@@ -1,8 +1,8 @@
 """The lives and deaths of the engine thread.
 
 One thread runs an `EngineCore`, which ends when it is closed or when something breaks that is not one
-request's fault. Every death is told to every job at once. After a first death a new loop goes on with the same
-executor, its cache emptied. It is final, and the owner is told so, when
+request's fault. Every death is told to every request at once. After a first death a new loop goes on with
+the same executor, its cache emptied. It is final, and the owner is told so, when
 
 - it follows another one within `RECOVERY_SECONDS`,
 - the executor says that nothing can be computed any more (`EngineFault`: the device failed), or
@@ -58,7 +58,7 @@ class Supervisor:
         self._ended = threading.Event()
         self.loop = make_loop(self._watchdog)
         """The present one, or the last."""
-        # A daemon: a program that ends without `close` must not hang on a running job.
+        # A daemon: a program that ends without `close` must not hang on a running request.
         self._thread = threading.Thread(target=self._live, name="holdfast-engine", daemon=True)
 
     def start(self) -> None:

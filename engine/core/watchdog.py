@@ -3,7 +3,7 @@
 The engine thread enters and leaves the watchdog around each turn, and around each step within it, which has
 the whole time for itself, as what is left of the turn has; a thread of its own sleeps until that would be
 overdue. Both agree, under a lock, on whether a step ended in time: once it is declared lost, the
-engine thread learns so when it comes back, and must not say a word any more. Ignorant of jobs.
+engine thread learns so when it comes back, and must not say a word any more. Ignorant of requests.
 """
 
 import threading

@@ -42,11 +42,11 @@ BYTES_PER_SECOND = 100e6
 RENEW_BYTES = 20e6
 """Of that, at an estimate: then the grammar is compiled once more, before it meets its limit."""
 MAX_STATES = 100_000
-"""What a grammar can remember, up to 2 kB each. A job that needs more than that by itself fails."""
+"""What a grammar can remember, up to 2 kB each. A request that needs more than that by itself fails."""
 
 
 class CompiledGrammar:
-    """A grammar ready to be followed by any number of jobs, which share what it has worked out."""
+    """A grammar ready to be followed by any number of requests, which share what it has worked out."""
 
     def __init__(self, start: Any, source: str, digest: bytes, grammar: StructuredOutput) -> None:
         self.digest = digest
@@ -78,27 +78,27 @@ class CompiledGrammar:
         return self._grown > RENEW_BYTES
 
 
-def check_grammar(job: EngineRequest, compiler: "GrammarCompiler | None") -> CompiledGrammar | None:
-    """The job's grammar, compiled; None if it has none. Raises `RequestRefused` if it cannot be followed.
+def check_grammar(request: EngineRequest, compiler: "GrammarCompiler | None") -> CompiledGrammar | None:
+    """The request's grammar, compiled; None if it has none. Raises `RequestRefused` if it cannot be followed.
 
     Any thread. Waits while a grammar that this share has not used before is compiled.
     """
-    grammar = job.grammar
+    grammar = request.grammar
     if grammar is None:
         return None
     if compiler is None:
         raise RequestRefused("bad_grammar", "This model has no tokenizer.json, so its tokens spell nothing.")
     if not isinstance(grammar, StructuredOutput) or not isinstance(grammar.text, str):
         raise RequestRefused("bad_grammar", "The grammar must have a kind and a text.")
-    if not job.stop_ids:
-        raise RequestRefused("bad_grammar", "A job with a grammar needs a stop id to end with.")
+    if not request.stop_ids:
+        raise RequestRefused("bad_grammar", "A request with a grammar needs a stop id to end with.")
     try:
-        return compiler.compiled(grammar, job.share)
+        return compiler.compiled(grammar, request.share)
     except RequestRefused as refused:
         if refused.reason != "bad_grammar" or grammar.relaxed is None:
             raise
         with suppress(RequestRefused):
-            return check_grammar(replace(job, grammar=grammar.relaxed), compiler)
+            return check_grammar(replace(request, grammar=grammar.relaxed), compiler)
         raise
 
 
@@ -294,7 +294,7 @@ class GrammarCompiler:
 
     def _compile_unguarded(self, grammar: StructuredOutput, digest: bytes) -> CompiledGrammar:
         source = to_lark(grammar, self._special)
-        import llguidance  # a part that only jobs with grammars need
+        import llguidance  # a part that only requests with grammars need
 
         limits = llguidance.LLParserLimits(max_lexer_states=MAX_STATES, verbose_errors=False)
         matcher = llguidance.LLMatcher(self._load_tokenizer(), source, log_level=0, limits=limits)
@@ -328,7 +328,7 @@ class _Tokens:
     bos_token_id = None
 
     def __init__(self, vocabulary: Vocabulary) -> None:
-        # The end is a token after the last: which ids stop a job is the job's to say.
+        # The end is a token after the last: which ids stop a request is the request's to say.
         self.eos_token_id = len(vocabulary.tokens)
         # With a text: a special token without one is taken for the beginning of all the others.
         self.tokens = [*vocabulary.tokens, b"<the end>"]

@@ -1,4 +1,4 @@
-"""From a job's `StructuredOutput` to one grammar in Lark, the language that the masks are compiled from.
+"""From a request's `StructuredOutput` to one grammar in Lark, the language that the masks are compiled from.
 
 Pure functions; any thread. Everything is checked against the bounds of `grammar_limits` on the way. What
 a grammar may be: a JSON schema (local references only); nothing but "some JSON object"; a regular

@@ -3,7 +3,7 @@
 Plain data; any thread. A compile cannot be interrupted, so what is let through here must be what compiles
 in far less than the time a caller waits. The checks are long work in Python, during which no other thread
 runs: they stop again and again to let the others on. Ignorant of the library that compiles, of tokens
-and of jobs.
+and of requests.
 """
 
 import json

@@ -1,9 +1,10 @@
-"""Keys and values of the jobs that generate, laid side by side so that a step reads them in place.
+"""Keys and values of the requests that generate, laid side by side so that a step reads them in place.
 
-Engine thread; on the CPU, where to gather the blocks of all jobs anew for every layer of every token costs
-more than to attend to them. A shelf holds jobs of about one length, a row each; a row is copied from the
-blocks when its job joins, and grows with it by a token a step. The blocks stay the truth: a row that is
-lost, or for which there is no room, costs time and nothing else. Ignorant of what is attended to and how.
+Engine thread; on the CPU, where to gather the blocks of all requests anew for every layer of every token
+costs more than to attend to them. A shelf holds requests of about one length, a row each; a row is copied
+from the blocks when its request joins, and grows with it by a token a step. The blocks stay the truth: a
+row that is lost, or for which there is no room, costs time and nothing else. Ignorant of what is attended
+to and how.
 """
 
 from collections.abc import Sequence
@@ -22,13 +23,13 @@ SMALLEST = 128
 
 @dataclass(slots=True)
 class ContiguousBuffer:
-    """Rows of one capacity. Beyond its job's tokens a row is zero."""
+    """Rows of one capacity. Beyond its request's tokens a row is zero."""
 
     capacity: int
     keys: list[Tensor] = field(default_factory=list)
     """Per layer `[rows, capacity, heads, size]`, as are the values."""
     values: list[Tensor] = field(default_factory=list)
-    jobs: list[TokenSequence] = field(default_factory=list)
+    requests: list[TokenSequence] = field(default_factory=list)
     """Who has the first rows; the others are spare."""
     filled: list[int] = field(default_factory=list)
     """How many tokens each of these rows has."""
@@ -39,16 +40,16 @@ class ContiguousBuffer:
 
     def remove(self, row: int) -> None:
         """The last row takes the place of the one that goes."""
-        job, filled = self.jobs.pop(), self.filled.pop()
-        last = len(self.jobs)
+        request, filled = self.requests.pop(), self.filled.pop()
+        last = len(self.requests)
         if row != last:
-            self.jobs[row], self.filled[row] = job, filled
+            self.requests[row], self.filled[row] = request, filled
             for tensor in (*self.keys, *self.values):
                 tensor[row] = tensor[last]
 
     def resize(self, rows: int, store: KVCache) -> None:
         """Makes room for so many rows, and keeps those that are taken."""
-        kept = len(self.jobs)
+        kept = len(self.requests)
         for tensors, likes in ((self.keys, store.keys), (self.values, store.values)):
             old = list(tensors)
             tensors.clear()
@@ -59,8 +60,8 @@ class ContiguousBuffer:
                 tensors.append(fresh)
 
     def add(self, chunk: ScheduledChunk, store: KVCache) -> None:
-        """Copies what the job has so far out of its blocks."""
-        row, held = len(self.jobs), chunk.start
+        """Copies what the request has so far out of its blocks."""
+        row, held = len(self.requests), chunk.start
         used = chunk.sequence.blocks[: -(-held // store.block_size)]
         blocks = torch.tensor(used, dtype=torch.long, device=store.device)
         for tensors, sources in ((self.keys, store.keys), (self.values, store.values)):
@@ -68,7 +69,7 @@ class ContiguousBuffer:
                 by_block = source.view(-1, store.block_size, *source.shape[1:])
                 tensor[row, :held] = by_block.index_select(0, blocks).flatten(0, 1)[:held]
                 tensor[row, held:] = 0
-        self.jobs.append(chunk.sequence)
+        self.requests.append(chunk.sequence)
         self.filled.append(held)
 
 
@@ -90,7 +91,7 @@ class ContiguousKVCache:
         """
         of = {chunk.sequence: chunk for chunk in chunks}
         self._remove_all_but(of)
-        seated = {job for shelf in self._shelves.values() for job in shelf.jobs}
+        seated = {request for shelf in self._shelves.values() for request in shelf.requests}
         coming: dict[int, list[ScheduledChunk]] = {}
         for chunk in chunks:
             if chunk.sequence not in seated:
@@ -100,15 +101,15 @@ class ContiguousKVCache:
             left_out += group[self._seat(capacity, group) :]
         in_use = []
         for shelf in self._shelves.values():
-            if shelf.jobs:
+            if shelf.requests:
                 shelf.filled = [filled + 1 for filled in shelf.filled]
-                in_use.append((shelf, [of[job] for job in shelf.jobs]))
+                in_use.append((shelf, [of[request] for request in shelf.requests]))
         return in_use, left_out
 
     def _remove_all_but(self, of: dict[TokenSequence, ScheduledChunk]) -> None:
         for shelf in self._shelves.values():
-            starts = [chunk.start if (chunk := of.get(job)) else -1 for job in shelf.jobs]
-            # A step that failed, or a job that began anew, leaves a row with other tokens in it.
+            starts = [chunk.start if (chunk := of.get(request)) else -1 for request in shelf.requests]
+            # A step that failed, or a request that began anew, leaves a row with other tokens in it.
             if starts == shelf.filled and (not starts or _fits(max(starts), shelf.capacity)):
                 continue
             for row in reversed(range(len(starts))):
@@ -118,7 +119,7 @@ class ContiguousKVCache:
     def _seat(self, capacity: int, chunks: list[ScheduledChunk]) -> int:
         """Gives rows to as many of the chunks as there is room for."""
         shelf = self._shelves.setdefault(capacity, ContiguousBuffer(capacity))
-        wanted = len(shelf.jobs) + len(chunks)
+        wanted = len(shelf.requests) + len(chunks)
         if wanted > shelf.rows:
             others = sum(s.rows * s.capacity for s in self._shelves.values() if s is not shelf)
             if others + _rounded(wanted) * capacity > self._room:
@@ -127,14 +128,14 @@ class ContiguousKVCache:
             rows = min(_rounded(wanted), (self._room - others) // capacity)
             if rows > shelf.rows:
                 shelf.resize(rows, self._store)
-        seats = min(len(chunks), shelf.rows - len(shelf.jobs))
+        seats = min(len(chunks), shelf.rows - len(shelf.requests))
         for chunk in chunks[:seats]:
             shelf.add(chunk, self._store)
         return seats
 
     def _drop_unused(self, but: ContiguousBuffer) -> None:
         self._shelves = {
-            capacity: shelf for capacity, shelf in self._shelves.items() if shelf.jobs or shelf is but
+            capacity: shelf for capacity, shelf in self._shelves.items() if shelf.requests or shelf is but
         }
 
 
@@ -144,7 +145,7 @@ def _fits(held: int, capacity: int) -> bool:
 
 
 def _capacity_for(held: int) -> int:
-    """So that the job does not have to move soon."""
+    """So that the request does not have to move soon."""
     capacity = SMALLEST
     while not _fits(held + SMALLEST // 4, capacity):
         capacity *= 2
@@ -152,5 +153,5 @@ def _capacity_for(held: int) -> int:
 
 
 def _rounded(rows: int) -> int:
-    """Up to a power of two, so that jobs which come one by one do not copy all others each time."""
+    """Up to a power of two, so that requests which come one by one do not copy all others each time."""
     return 1 << (rows - 1).bit_length()

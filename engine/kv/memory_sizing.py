@@ -10,7 +10,7 @@ from pathlib import Path
 from engine.config import EngineConfig, ModelRefused
 
 FULL_CONTEXTS = 32
-"""On a CPU more memory than for so many jobs of full length is not taken. On a GPU, where nobody else wants
+"""The most requests of full length that memory is taken for on a CPU. On a GPU, where nobody else wants
 it, what is left over keeps earlier conversations."""
 
 CPU_SHARE = 0.25
@@ -19,7 +19,7 @@ CPU_MOST = 2**30
 work, and the blocks are touched, and so really taken, one after the other."""
 
 GPU_MOST_BLOCKS = 2**17
-"""On a GPU, beyond the jobs above, no more blocks than the engine's books of them stay quick with."""
+"""On a GPU, beyond the requests above, no more blocks than the engine's books of them stay quick with."""
 
 GPU_SHARE = 0.8
 """On a GPU this share of what the weights left free; the rest is for the steps themselves."""

@@ -1,4 +1,4 @@
-"""LoRA adapters beside the base model: each job's tokens are computed with its own, in one pass for all.
+"""LoRA adapters beside the base model: each request's tokens are computed with its own, in one pass for all.
 
 The layers that adapters change are wrapped while loading; the rest of the model stays as it is. For each
 layer the matrices of all adapters lie one below the other, so that what a step needs are views of them: two
@@ -127,7 +127,7 @@ class AdapterStep:
 
 def find_owners(chunks: Sequence[ScheduledChunk], places: Mapping[str, int]) -> list[int]:
     """The place of each chunk's adapter."""
-    return [places.get(chunk.sequence.job.adapter, NO_ADAPTER) for chunk in chunks]
+    return [places.get(chunk.sequence.request.adapter, NO_ADAPTER) for chunk in chunks]
 
 
 def lay_out(counts: Sequence[int], owners: Sequence[int]) -> list[AdaptedRows]:

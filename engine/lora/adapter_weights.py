@@ -41,7 +41,7 @@ class LowRank:
     """`[rank, outputs]`, the scale included."""
 
     def to(self, dtype: torch.dtype) -> "LowRank":
-        """Raises `ValueError` for numbers that are none, or none any more: they would reach other jobs."""
+        """Raises `ValueError` for NaN and infinity, which would reach other requests."""
         changed = LowRank(self.down.to(dtype), self.up.to(dtype).contiguous())
         if not bool(torch.isfinite(changed.down).all() and torch.isfinite(changed.up).all()):
             raise ValueError("whose weights are not all finite")

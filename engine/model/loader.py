@@ -1,7 +1,7 @@
 """Loading: from a directory to a model that computes through our attention, or a refusal by name.
 
 Runs on the thread that starts the engine. safetensors only; code that comes with a model is never run;
-nothing is fetched. Ignorant of jobs and of how steps are computed.
+nothing is fetched. Ignorant of requests and of how steps are computed.
 """
 
 import inspect

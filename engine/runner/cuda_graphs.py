@@ -2,7 +2,7 @@
 
 Load time; what is given back is used by the engine thread. Nothing is trusted: every recording is replayed
 on made-up inputs, other ones than it was recorded with, and compared with a pass that is computed anew.
-Ignorant of jobs.
+Ignorant of requests.
 """
 
 import logging
@@ -67,7 +67,7 @@ class CudaRecorder:
 def choose_shapes(
     max_running: int, context_length: int, block_size: int, *, gathers: bool
 ) -> list[GraphBucket]:
-    """Rows 1, 2, 4 ... `max_running`. With a kernel tables have one width, and its work is that of the jobs
+    """Rows 1, 2, 4 ... `max_running`. With a kernel, tables have one width, and its work is of the requests
     that are there; gathering costs what the table could hold, so there are some widths, as far as they fit.
     """
     rows = [1 << power for power in range((max_running - 1).bit_length())] + [max_running]

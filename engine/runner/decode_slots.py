@@ -1,7 +1,7 @@
-"""Which row of a static step each job has, and what has to change in its block table.
+"""Which row of a static step each request has, and what has to change in its block table.
 
-Engine thread. Jobs keep their rows as long as they generate, so that from step to step only new blocks
-have to be told. A row is a table of blocks; a row without a job has the spare block, where it may write.
+Engine thread. Requests keep their rows as long as they generate, so that from step to step only new blocks
+have to be told. A row is a table of blocks; a row without a request has the spare block, where it may write.
 Ignorant of tensors.
 """
 
@@ -16,9 +16,9 @@ from engine.scheduling.sequence import TokenSequence
 class _Slot:
     """What a row's table says."""
 
-    job: TokenSequence
+    request: TokenSequence
     blocks: list[int]
-    """The very list that the job had: another one is another table."""
+    """The very list that the request had: another one is another table."""
     told: int = 0
     """The first so many are in the table."""
 
@@ -39,22 +39,22 @@ class DecodeSlots:
         """What the tables have is not known."""
 
     @property
-    def jobs(self) -> list[TokenSequence]:
+    def requests(self) -> list[TokenSequence]:
         """In the order of their rows."""
-        return [seat.job for seat in self._seats]
+        return [seat.request for seat in self._seats]
 
-    def arrange(self, jobs: Sequence[TokenSequence]) -> dict[int, int]:
-        """Seats exactly these jobs. Gives, by cell, counted through all rows, the blocks that change."""
+    def arrange(self, requests: Sequence[TokenSequence]) -> dict[int, int]:
+        """Seats exactly these requests. Gives, by cell, counted through all rows, the blocks that change."""
         self._changes = {}
-        if len(jobs) != len(self._seats) or any(job not in self._row_of for job in jobs):
-            self._remove_all_but(set(jobs))
-            for job in jobs:
-                if job not in self._row_of:
-                    self._row_of[job] = len(self._seats)
-                    self._seats.append(_Slot(job, job.blocks))
+        if len(requests) != len(self._seats) or any(request not in self._row_of for request in requests):
+            self._remove_all_but(set(requests))
+            for request in requests:
+                if request not in self._row_of:
+                    self._row_of[request] = len(self._seats)
+                    self._seats.append(_Slot(request, request.blocks))
         for row, seat in enumerate(self._seats):
-            if seat.blocks is not seat.job.blocks:
-                seat.blocks, seat.told = seat.job.blocks, 0
+            if seat.blocks is not seat.request.blocks:
+                seat.blocks, seat.told = seat.request.blocks, 0
             if seat.told != len(seat.blocks):
                 self._tell(row, seat)
         if self._doubtful:
@@ -68,16 +68,16 @@ class DecodeSlots:
         self._told = [self._width] * len(self._told)
         self._doubtful = True
 
-    def _remove_all_but(self, jobs: set[TokenSequence]) -> None:
+    def _remove_all_but(self, requests: set[TokenSequence]) -> None:
         """The last row takes the place of one that becomes free."""
         for row in reversed(range(len(self._seats))):
-            if self._seats[row].job in jobs:
+            if self._seats[row].request in requests:
                 continue
-            del self._row_of[self._seats[row].job]
+            del self._row_of[self._seats[row].request]
             last = self._seats.pop()
             if row < len(self._seats):
-                self._seats[row] = _Slot(last.job, last.blocks)
-                self._row_of[last.job] = row
+                self._seats[row] = _Slot(last.request, last.blocks)
+                self._row_of[last.request] = row
             self._write(len(self._seats), 0, [self._spare])
 
     def _free_rows_from(self, first: int) -> None:
@@ -90,7 +90,7 @@ class DecodeSlots:
         seat.told = len(seat.blocks)
 
     def _write(self, row: int, begin: int, blocks: Sequence[int]) -> None:
-        """Whatever the table had behind these is made blank: a block of another job may not be finite."""
+        """Whatever the table had behind these is made blank: a block of another request may not be finite."""
         while row >= len(self._told):
             self._told.append(1)
         end = begin + len(blocks)

@@ -42,7 +42,7 @@ class ForwardInputs:
     the order of the plan, then the others; and what is wished."""
     attention: AttentionStep
     adapters: AdapterStep | None
-    """None if no job of the plan has an adapter."""
+    """None if no request of the plan has an adapter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class HostStaging:
 
 @dataclass(frozen=True, slots=True)
 class _Segment:
-    """Some jobs with one token each, or one job with more, on their way into the packed row."""
+    """Some requests with one token each, or one request with more, on their way into the packed row."""
 
     chunks: Sequence[ScheduledChunk]
     shelf: ContiguousBuffer | None
@@ -92,7 +92,7 @@ class _Segment:
 
 
 class InputBuilder:
-    """Lays plans out. On the CPU the jobs that generate are kept on shelves."""
+    """Lays plans out. On the CPU the requests that generate are kept on shelves."""
 
     def __init__(self, store: KVCache, adapters: Mapping[str, int] | None = None) -> None:
         """`adapters` has a place for each name."""
@@ -145,7 +145,7 @@ class InputBuilder:
     def _order(
         self, plan: SchedulerOutput, single: list[ScheduledChunk], numbers: HostStaging
     ) -> list[_Segment]:
-        """First the jobs with one token, shelf by shelf, then those that have to be gathered."""
+        """First the requests with one token, shelf by shelf, then those that have to be gathered."""
         shelved: list[tuple[ContiguousBuffer, list[ScheduledChunk]]] = []
         rest = single
         if self._shelves is not None:

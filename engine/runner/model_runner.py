@@ -1,7 +1,7 @@
 """One step on a model: a plan becomes one packed forward pass, whose logits become tokens.
 
 Made by the thread that starts the engine, then used by the engine thread alone. Ignorant of who the
-jobs belong to and of why the plan is what it is.
+requests belong to and of why the plan is what it is.
 """
 
 import traceback
@@ -217,12 +217,12 @@ class ModelRunner:
     def _begin_static(self, plan: SchedulerOutput) -> RunningForward | None:
         assert self._static is not None
         shape = self._static.shape_for(plan)
-        if shape is None or any(chunk.sequence.job.adapter for chunk in plan):
+        if shape is None or any(chunk.sequence.request.adapter for chunk in plan):
             return None
         self._adapters.step = None
         found = self._static.run(plan, shape, self._unread)
         none = found.logits[:0]
-        return RunningForward(self, found.jobs, found.logits[: len(found.jobs)], [], none, none, [])
+        return RunningForward(self, found.requests, found.logits[: len(found.requests)], [], none, none, [])
 
     def _begin_packed(
         self, plan: SchedulerOutput, asked: list[tuple[LogitRows, PromptLogprobRequest]]
@@ -263,7 +263,7 @@ class ModelRunner:
         )
 
     def draw(self, begun: RunningForward, lives: Callable[[TokenSequence], bool] | None) -> SampledStep:
-        """Draws for the jobs that live; all their tokens before this one must be known."""
+        """Draws for the requests that live; all their tokens before this one must be known."""
         told = self._tell(begun, lives) if begun.asked else []
         finite = AsyncToHost(begun.ends.amax(dim=1).isfinite()) if begun.partial else None
         sequences, logits = begun.sequences, begun.logits
@@ -299,9 +299,9 @@ class ModelRunner:
             rows, logits = logits.tensor_split((ask.end - ask.begin,))
             if lives is not None and not lives(ask.sequence):
                 continue
-            wanted = ask.sequence.job.prompt_logprobs or 0
+            wanted = ask.sequence.request.prompt_logprobs or 0
             found = measure_many(rows, ask.token_ids, wanted)
-            told.append(PromptLogprobs(ask.sequence.job.job_id, ask.begin, tuple(found)))
+            told.append(PromptLogprobs(ask.sequence.request.request_id, ask.begin, tuple(found)))
         return told
 
     def _asked(self, plan: SchedulerOutput) -> list[tuple[LogitRows, PromptLogprobRequest]]:

@@ -1,6 +1,6 @@
 """How a loaded model's steps are going to be computed: with which attention, and recorded or not.
 
-Load time. Whatever is chosen is named in the log. Ignorant of jobs.
+Load time. Whatever is chosen is named in the log. Ignorant of requests.
 """
 
 import logging

@@ -1,4 +1,4 @@
-"""Steps in which every job computes one token, as passes over tensors that never move.
+"""Steps in which every request computes one token, as passes over tensors that never move.
 
 Made while loading, used by the engine thread. Rows are padded up to one of a few counts, tables to one of a
 few widths: so a step is one of a few shapes, reads all that it needs from the same memory each time, and
@@ -40,7 +40,7 @@ class DeviceTokens:
 
     token_ids: Tensor
     place_of: Mapping[TokenSequence, int]
-    """Where among them each job's is."""
+    """Where among them each request's is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class StaticLogits:
     """The logits of a pass."""
 
     logits: Tensor
-    jobs: list[TokenSequence]
+    requests: list[TokenSequence]
     """Of each row; rows beyond them only fill the step up."""
 
 
@@ -118,35 +118,35 @@ class StaticDecoder:
     def run(
         self, plan: SchedulerOutput, shape: GraphBucket, unread: DeviceTokens | None = None
     ) -> StaticLogits:
-        """`unread` has the last token of every job whose `in_flight` is set."""
+        """`unread` has the last token of every request whose `in_flight` is set."""
         changes = self._seats.arrange([chunk.sequence for chunk in plan])
-        jobs = self._seats.jobs
+        requests = self._seats.requests
         try:
-            self._fill(jobs, shape, changes, unread)
-            return StaticLogits(self._compute(shape), jobs)
+            self._fill(requests, shape, changes, unread)
+            return StaticLogits(self._compute(shape), requests)
         except BaseException:
             self._seats.doubt()
             raise
 
     def _fill(
         self,
-        jobs: list[TokenSequence],
+        requests: list[TokenSequence],
         shape: GraphBucket,
         changes: dict[int, int],
         unread: DeviceTokens | None,
     ) -> None:
-        padding = [0] * (shape.rows - len(jobs))
-        unknown = [row for row, job in enumerate(jobs) if job.in_flight]
-        numbers = array("q", [0 if job.in_flight else job.tokens[-1] for job in jobs])
+        padding = [0] * (shape.rows - len(requests))
+        unknown = [row for row, request in enumerate(requests) if request.in_flight]
+        numbers = array("q", [0 if request.in_flight else request.tokens[-1] for request in requests])
         numbers.extend(padding)
-        numbers.extend(job.length - 1 for job in jobs)
+        numbers.extend(request.length - 1 for request in requests)
         numbers.extend(padding)
         numbers.extend(changes)
         numbers.extend(changes.values())
         numbers.extend(unknown)
         if unknown:
             assert unread is not None, "a token was neither read nor kept on the device"
-            numbers.extend(unread.place_of[jobs[row]] for row in unknown)
+            numbers.extend(unread.place_of[requests[row]] for row in unknown)
         to = self._buffers
         sent = to_device(torch.frombuffer(numbers, dtype=torch.long), torch.long, to.inputs.device)
         counts = [2 * shape.rows, len(changes), len(changes), len(unknown), len(unknown)]

@@ -1,8 +1,8 @@
 """Grammars followed token by token, and told as masks: which tokens may come next. Engine thread.
 
-`GrammarMatcher`: where one request's output stands in its grammar. `GrammarMatchers`: the masks of all rows
-of a step, a bit a token. A mask is a function of the job's tokens alone: it can be had again after a preemption or a cut, and
-before the logits are there. Ignorant of models, of logits and of torch.
+`GrammarMatcher`: where one request's output stands in its grammar. `GrammarMatchers`: the masks of all
+rows of a step, a bit a token. A mask is a function of the request's tokens alone: it can be had again
+after a preemption or a cut, and before the logits are there. Ignorant of models, of logits and of torch.
 """
 
 import ctypes
@@ -18,16 +18,16 @@ from engine.scheduling.sequence import TokenSequence
 
 
 class GrammarMatcher:
-    """One job's place in its grammar. Engine thread."""
+    """One request's place in its grammar. Engine thread."""
 
-    def __init__(self, compiled: CompiledGrammar, job: EngineRequest) -> None:
+    def __init__(self, compiled: CompiledGrammar, request: EngineRequest) -> None:
         self.compiled = compiled
         self.matcher: Any = compiled.begin()
-        self._read = len(job.prompt) - job.output_offset
-        """So many of the job's tokens are behind it, those of the prompt included."""
+        self._read = len(request.prompt) - request.output_offset
+        """So many of the request's tokens are behind it, those of the prompt included."""
 
     def advance(self, tokens: Sequence[int]) -> None:
-        """Follows the job's tokens, of which there are more than before."""
+        """Follows the request's tokens, of which there are more than before."""
         if self._read < len(tokens):
             self.matcher.consume_tokens(list(tokens[self._read :]))
             self._read = len(tokens)
@@ -53,7 +53,7 @@ class Masks:
 
 
 class GrammarMatchers:
-    """The followers of all jobs that have a grammar, which go with their sequences. Engine thread."""
+    """The followers of all requests that have a grammar, which go with their sequences. Engine thread."""
 
     def __init__(self, compiler: GrammarCompiler | None) -> None:
         self._compiler = compiler
@@ -61,7 +61,7 @@ class GrammarMatchers:
 
     def masks(self, sequences: Sequence[TokenSequence]) -> Masks | None:
         """The masks for the next token of these sequences; None if none of them has a grammar."""
-        rows = [row for row, sequence in enumerate(sequences) if sequence.job.grammar is not None]
+        rows = [row for row, sequence in enumerate(sequences) if sequence.request.grammar is not None]
         if not rows or self._compiler is None:
             return None
         vocab_size = len(self._compiler.vocabulary.tokens)
@@ -71,7 +71,7 @@ class GrammarMatchers:
         for place, row in enumerate(rows):
             try:
                 matcher = self._compute(sequences[row], address + place * stride, stride)
-                masks.failed |= _finish(masks, place, matcher, sequences[row].job, vocab_size)
+                masks.failed |= _finish(masks, place, matcher, sequences[row].request, vocab_size)
             except BaseException as error:  # the library's panics are no Exceptions
                 if isinstance(error, KeyboardInterrupt | SystemExit):
                     raise
@@ -81,9 +81,9 @@ class GrammarMatchers:
     def _compute(self, sequence: TokenSequence, address: int, stride: int) -> Any:
         """Writes one mask; gives the matcher that made it.
 
-        What a grammar has worked out is shared by its jobs, and there is a limit to it. A job that meets
-        the limit, maybe by the work of others, goes on with the same grammar that remembers nothing, which
-        was compiled on another thread as soon as this one remembered much.
+        What a grammar has worked out is shared by its requests, and there is a limit to it. A request
+        that meets the limit, maybe by the work of others, goes on with the same grammar that remembers
+        nothing, which was compiled on another thread as soon as this one remembered much.
         """
         assert self._compiler is not None
         for last in (False, True):
@@ -106,21 +106,25 @@ class GrammarMatchers:
         follower = self._followers.get(sequence)
         if follower is None:
             assert self._compiler is not None
-            assert sequence.job.grammar is not None
-            compiled = sequence.compiled or self._compiler.known(sequence.job.grammar, sequence.job.share)
-            follower = self._followers[sequence] = GrammarMatcher(compiled, sequence.job)
+            assert sequence.request.grammar is not None
+            compiled = sequence.compiled or self._compiler.known(
+                sequence.request.grammar, sequence.request.share
+            )
+            follower = self._followers[sequence] = GrammarMatcher(compiled, sequence.request)
         follower.advance(sequence.tokens)
         return follower
 
 
-def _finish(masks: Masks, place: int, matcher: Any, job: EngineRequest, vocab_size: int) -> dict[int, str]:
-    """Allows the job's stop ids exactly where the grammar may end; tells what stands in the way."""
+def _finish(
+    masks: Masks, place: int, matcher: Any, request: EngineRequest, vocab_size: int
+) -> dict[int, str]:
+    """Allows the request's stop ids exactly where the grammar may end; tells what stands in the way."""
     row = masks.rows[place]
     if matcher.is_error():
         return {row: f"The grammar failed: {one_line(matcher.get_error())}"}
     start = place * masks.stride
     may_end = _take_end(masks.bits, start, vocab_size)
-    for token_id in job.stop_ids:
+    for token_id in request.stop_ids:
         if not 0 <= token_id < vocab_size:
             continue
         byte, bit = start + token_id // 8, 1 << token_id % 8

@@ -1,4 +1,4 @@
-"""How likely tokens were to the model itself, for the jobs that ask.
+"""How likely tokens were to the model itself, for the requests that ask.
 
 Engine thread. Reads the logits as the model gave them, before anything changes them. Ignorant of how
 tokens are drawn.

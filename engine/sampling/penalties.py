@@ -1,9 +1,9 @@
-"""Biases and penalties: the few logits that a job's own tokens and wishes change.
+"""Biases and penalties: the few logits that a request's own tokens and wishes change.
 
-Engine thread. Kept from step to step and touched only at the tokens that a job has, never over the
+Engine thread. Kept from step to step and touched only at the tokens that a request has, never over the
 vocabulary. Ignorant of how tokens are drawn, and of the model.
 
-What is kept is a function of the job and of its tokens, so it survives a preemption, and can be made
+What is kept is a function of the request and of its tokens, so it survives a preemption, and can be made
 anew from a prompt that ends in earlier output.
 """
 
@@ -34,18 +34,18 @@ def changes_logits(sampling: SamplingParams) -> bool:
 
 
 class TokenCounts:
-    """The ids whose logits one job changes: how often the output has each, and its bias.
+    """The ids whose logits one request changes: how often the output has each, and its bias.
 
     A count of 0 is a token of the prompt alone, which matters to the repetition penalty.
     """
 
-    def __init__(self, job: EngineRequest) -> None:
-        sampling = job.sampling
-        prompt = len(job.prompt) - job.output_offset
+    def __init__(self, request: EngineRequest) -> None:
+        sampling = request.sampling
+        prompt = len(request.prompt) - request.output_offset
         counts = {token_id: UNSEEN for token_id, _ in sampling.logit_bias}
         if sampling.repetition_penalty != 1:
-            counts.update(dict.fromkeys(job.prompt[:prompt], 0.0))
-        for token_id, count in Counter(job.prompt[prompt:]).items():
+            counts.update(dict.fromkeys(request.prompt[:prompt], 0.0))
+        for token_id, count in Counter(request.prompt[prompt:]).items():
             counts[token_id] = float(count)
         self.sampling = sampling
         self.ids = list(counts)
@@ -54,7 +54,7 @@ class TokenCounts:
         self.biases += [0.0] * (len(counts) - len(self.biases))
         self.changed: list[int] = []
         """Which place in the lists above each token changed that was counted since."""
-        self._read = len(job.prompt)
+        self._read = len(request.prompt)
         self._places = {token_id: place for place, token_id in enumerate(self.ids)}
 
     def __len__(self) -> int:

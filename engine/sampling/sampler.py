@@ -1,7 +1,7 @@
 """From logits to token ids, for all rows of a step at once.
 
 Engine thread. A row's token depends on that row alone: its logits, its `RowSampling`; not on its neighbours,
-nor on any generator's state. Ignorant of jobs, of the model and of the cache.
+nor on any generator's state. Ignorant of requests, of the model and of the cache.
 
 The order: raw logprobs are read off; biases and penalties, then the mask, change the logits; the
 temperature divides them; top_k, top_p and min_p cut; one token is drawn. All that the host has to know of

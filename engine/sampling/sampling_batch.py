@@ -1,7 +1,7 @@
-"""How the jobs of a step draw: what is kept of each job, and of all that draw together.
+"""How the requests of a step draw: what is kept of each request, and of all that draw together.
 
-Engine thread. What is kept of a job hangs on its sequence and goes with it; what is kept of a batch stays
-as long as its jobs do. Ignorant of logits and of how tokens are drawn.
+Engine thread. What is kept of a request hangs on its sequence and goes with it; what is kept of a batch stays
+as long as its requests do. Ignorant of logits and of how tokens are drawn.
 """
 
 from weakref import WeakKeyDictionary
@@ -34,21 +34,21 @@ class SamplingBatches:
             draw.position = len(sequence.tokens)
             if draw.counts is not None:
                 draw.counts.catch_up(sequence.tokens)
-            if sequence.job.min_tokens and sequence.job.grammar is None:
+            if sequence.request.min_tokens and sequence.request.grammar is None:
                 draw.forbidden = sequence.ends if sequence.must_go_on else NOTHING
         return self._batch
 
     def _draw(self, sequence: TokenSequence) -> RowSampling:
         draw = self._draws.get(sequence)
         if draw is None:
-            job = sequence.job
-            counts = TokenCounts(job) if changes_logits(job.sampling) else None
+            request = sequence.request
+            counts = TokenCounts(request) if changes_logits(request.sampling) else None
             draw = RowSampling(
-                job.sampling,
+                request.sampling,
                 len(sequence.tokens),
                 counts,
-                logprobs=job.logprobs,
-                logprob_token_ids=job.logprob_token_ids,
+                logprobs=request.logprobs,
+                logprob_token_ids=request.logprob_token_ids,
             )
             self._draws[sequence] = draw
         return draw

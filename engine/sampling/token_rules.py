@@ -1,8 +1,8 @@
-"""What a job's own rules say of its next token: allowed ids, bad words and the end of its reasoning.
+"""What a request's own rules say of its next token: allowed ids, bad words and the end of its reasoning.
 
-Engine thread. A rule is a function of the job and of its tokens, so it holds after a preemption, a cut and in
-a step ahead. It is told as a mask of bits, which is put together with that of the job's grammar. Ignorant of
-logits and of torch.
+Engine thread. A rule is a function of the request and of its tokens, so it holds after a preemption, a
+cut and in a step ahead. It is told as a mask of bits, which is put together with that of the request's
+grammar. Ignorant of logits and of torch.
 """
 
 from collections import defaultdict
@@ -14,12 +14,12 @@ from engine.sampling.grammar_masks import Masks, mask_stride
 from engine.scheduling.sequence import TokenSequence
 
 
-def has_rules(job: EngineRequest) -> bool:
-    return bool(job.sampling.allowed_token_ids or job.sampling.bad_words or job.thinking_budget)
+def has_rules(request: EngineRequest) -> bool:
+    return bool(request.sampling.allowed_token_ids or request.sampling.bad_words or request.thinking_budget)
 
 
 class ThinkingState:
-    """Where one job's output stands in its reasoning."""
+    """Where one request's output stands in its reasoning."""
 
     def __init__(self, budget: ThinkingBudget, output: int) -> None:
         """The first `output` tokens are the prompt."""
@@ -38,7 +38,7 @@ class ThinkingState:
         return self._budget.end[self._ending]
 
     def advance(self, tokens: Sequence[int]) -> None:
-        """Follows the job's tokens, of which there may be more than before."""
+        """Follows the request's tokens, of which there may be more than before."""
         while self._read < len(tokens):
             forced = self.forced
             self._read += 1
@@ -62,21 +62,21 @@ class ThinkingState:
 
 
 class Rules:
-    """The rules of one job."""
+    """The rules of one request."""
 
-    def __init__(self, job: EngineRequest, vocab_size: int) -> None:
-        self._begin = len(job.prompt) - job.output_offset
+    def __init__(self, request: EngineRequest, vocab_size: int) -> None:
+        self._begin = len(request.prompt) - request.output_offset
         self._thinking = None
-        if job.thinking_budget is not None:
-            self._thinking = ThinkingState(job.thinking_budget, self._begin)
+        if request.thinking_budget is not None:
+            self._thinking = ThinkingState(request.thinking_budget, self._begin)
         self._size = mask_stride(vocab_size)
-        self._stops = job.stop_ids
-        allowed = job.sampling.allowed_token_ids
+        self._stops = request.stop_ids
+        allowed = request.sampling.allowed_token_ids
         self._allowed = self._bits(allowed) if allowed else None
         self._words: dict[int, list[tuple[int, ...]]] = defaultdict(list)
         """Those of several tokens, by the last but one."""
-        self._always = {word[0] for word in job.sampling.bad_words if len(word) == 1}
-        for word in job.sampling.bad_words:
+        self._always = {word[0] for word in request.sampling.bad_words if len(word) == 1}
+        for word in request.sampling.bad_words:
             if len(word) > 1:
                 self._words[word[-2]].append(word)
 
@@ -95,7 +95,7 @@ class Rules:
                 return alone
         allowed = self._allowed
         if grammar is not None:
-            # Where the grammar may end, the job must be able to.
+            # Where the grammar may end, the request must be able to.
             allowed = (
                 grammar if allowed is None else _both(_either(allowed, self._bits(self._stops)), grammar)
             )
@@ -131,7 +131,7 @@ class Rules:
 
 
 class TokenRules:
-    """The rules of all jobs that have some, which go with their sequences."""
+    """The rules of all requests that have some, which go with their sequences."""
 
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
@@ -139,7 +139,7 @@ class TokenRules:
 
     def restrict(self, sequences: Sequence[TokenSequence], masks: Masks | None) -> Masks | None:
         """Puts the rules of these sequences into the masks of their grammars; None if all tokens may come."""
-        ruled = [row for row, sequence in enumerate(sequences) if has_rules(sequence.job)]
+        ruled = [row for row, sequence in enumerate(sequences) if has_rules(sequence.request)]
         if not ruled:
             return masks
         failed = dict(masks.failed) if masks is not None else {}
@@ -163,7 +163,7 @@ class TokenRules:
     def _of(self, sequence: TokenSequence) -> Rules:
         rules = self._rules.get(sequence)
         if rules is None:
-            rules = self._rules[sequence] = Rules(sequence.job, self._vocab_size)
+            rules = self._rules[sequence] = Rules(sequence.request, self._vocab_size)
         return rules
 
 

@@ -1,10 +1,10 @@
 """Which block of KV memory holds what: reference counts, content digests, and what may be reused.
 
 Engine thread. Blocks are numbers here: the tensors behind them belong to `attention.KvStore`, and this
-file is ignorant of torch, of jobs and of time.
+file is ignorant of torch, of requests and of time.
 
-A block is *held* (by one job or by several with a common prefix) or *free*. A free block keeps its
-content until it is given out again, so a later job with the same beginning, also a later turn of the
+A block is *held* (by one request or by several with a common prefix) or *free*. A free block keeps its
+content until it is given out again, so a later request with the same beginning, also a later turn of the
 same conversation, takes it back instead of computing it. Free blocks are given out least recently used
 first; those without a published content before all others.
 """
@@ -33,7 +33,7 @@ def root_digest(salt: str, adapter: str = "") -> bytes:
 def chained_digest(previous: bytes, token_ids: Sequence[int]) -> bytes:
     """Names a block by all tokens from the start of the sequence to its end.
 
-    Cryptographic on purpose: a collision would hand one job the text of another.
+    Cryptographic on purpose: a collision would hand one request the text of another.
     """
     return hashlib.blake2b(previous + array("i", token_ids).tobytes(), digest_size=32).digest()
 
@@ -126,7 +126,7 @@ class BlockPool:
             self._unpublish(block)
 
     def check_integrity(self, held: Iterable[Sequence[int]]) -> None:
-        """Asserts that the books agree with `held`, the block lists of all jobs that hold some."""
+        """Asserts that the books agree with `held`, the block lists of all requests that hold some."""
         expected = Counter(block for blocks in held for block in blocks)
         for block in range(1, self.total + 1):
             assert self._holders[block] == expected[block], (

@@ -1,25 +1,26 @@
 """Who runs next: admission by memory, chunked prefill beside decode, preemption, priorities.
 
-Engine thread. Pure bookkeeping: no torch, no clock, no messages. A job that is preempted loses its blocks,
-keeps its tokens, and recomputes (its published blocks are usually still there to be found again).
+Engine thread. Pure bookkeeping: no torch, no clock, no messages. A request that is preempted loses its
+blocks, keeps its tokens, and recomputes (its published blocks are usually still there to be found again).
 
     waiting --admit--> running --remove--> (ended)
        ^                  |
        +-----preempt------+
 
-The order of all jobs is that of (priority, first turn); those that had no turn yet come after, as
+The order of all requests is that of (priority, first turn); those that had no turn yet come after, as
 `waiting` orders them. What is promised about it:
 
-- The first job in this order is in every plan, as it may take the memory and the place of all others. A
+- The first request in this order is in every plan, as it may take the memory and the place of all others. A
   token in flight can put it off for one step: if it is its last, or if it was preempted meanwhile. One that
   made room for another share is not, until there is room again: then it comes first.
-- A job is preempted only for one before it, or, while its share runs others, for one of a share that runs
+- A request is preempted only for one before it, or, while its share runs others, for one of a share that runs
   nothing; it comes back before any that had its turn later.
-- So a job ends after finitely many steps, unless jobs of better priority or new shares never cease to come.
+- So a request ends after finitely many steps, unless requests of better priority or new shares keep coming.
 
-A job whose next block another one is about to compute waits for it: many jobs with one prompt cost one
-prefill. It waits for running jobs of its own or a better priority only. Those come first in the order, so
-they always move on, and in all their steps but the last they leave nothing of the budget anyway.
+A request whose next block another one is about to compute waits for it: many requests with one prompt
+cost one prefill. It waits for running requests of its own or a better priority only. Those come first in
+the order, so they always move on, and in all their steps but the last they leave nothing of the budget
+anyway.
 """
 
 from bisect import insort
@@ -89,10 +90,10 @@ class Scheduler:
         self._waiting = FairWaitingQueue()
         self._running: list[TokenSequence] = []  # in the order of the head of this file
         self._coming: dict[bytes, TokenSequence] = {}
-        """Blocks that running jobs are to compute and have not yet, by their digests."""
+        """Blocks that running requests are to compute and have not yet, by their digests."""
         self._budget = limits.token_budget
         self._places = limits.max_running
-        """So many jobs may run now: fewer than set after a step that ran out of memory."""
+        """So many requests may run now: fewer than set after a step that ran out of memory."""
         self._calm = 0
 
     @property
@@ -128,10 +129,10 @@ class Scheduler:
     def plan(self) -> SchedulerOutput:
         """Chooses the next step. Not empty while there are sequences of which no token is in flight.
 
-        After jobs that are more urgent than running ones were let in, the order is: one token for every
-        job that is generating, then prompts that were begun, then new jobs. So a long prompt never holds
-        up a job that is generating, and `token_budget >= max_running` leaves at least one token for
-        whoever comes first in the order.
+        After requests that are more urgent than running ones were let in, the order is: one token for
+        every request that is generating, then prompts that were begun, then new requests. So a long
+        prompt never holds up a request that is generating, and `token_budget >= max_running` leaves at
+        least one token for whoever comes first in the order.
         """
         self._admit_urgent()
         self._admit_unserved()
@@ -203,7 +204,7 @@ class Scheduler:
         return shrunk
 
     def thin_out(self, plan: SchedulerOutput) -> bool:
-        """Preempts the last job of a step that ran out of memory, and lets no other in its place until steps
+        """Preempts the last request of a step that ran out of memory, and admits no other until steps
         have been calm for a while; False if it ran alone.
         """
         if len(self._running) < 2:
@@ -214,17 +215,17 @@ class Scheduler:
         return True
 
     def last_of(self, plan: SchedulerOutput) -> TokenSequence:
-        """Of the jobs of a plan the one that comes last in the order."""
+        """Of the requests of a plan the one that comes last in the order."""
         return max((chunk.sequence for chunk in plan), key=_rank)
 
     def check_integrity(self) -> None:
         """Asserts that no block is lost and none is held twice by mistake."""
         self.pool.check_integrity(sequence.blocks for sequence in self.sequences())
-        assert len(self._waiting) == sum(1 for _ in self._waiting), "the waiting jobs are miscounted"
-        assert all(not sequence.blocks for sequence in self._waiting), "a waiting job holds blocks"
-        assert all(sequence.blocks for sequence in self._running), "a running job holds no blocks"
-        assert self._running == sorted(self._running, key=_rank), "the running jobs are out of order"
-        assert set(self._coming.values()) <= set(self._running), "a job awaits what nobody computes"
+        assert len(self._waiting) == sum(1 for _ in self._waiting), "the waiting requests are miscounted"
+        assert all(not sequence.blocks for sequence in self._waiting), "a waiting request holds blocks"
+        assert all(sequence.blocks for sequence in self._running), "a running request holds no blocks"
+        assert self._running == sorted(self._running, key=_rank), "the running requests are out of order"
+        assert set(self._coming.values()) <= set(self._running), "a request awaits what nobody computes"
 
     # Growth
 
@@ -256,40 +257,40 @@ class Scheduler:
     # Admission
 
     def _admit_urgent(self) -> None:
-        """Lets in waiting jobs of better priority than some that run, at the cost of those."""
+        """Lets in waiting requests of better priority than some that run, at the cost of those."""
         while self._waiting and self._running:
-            if self._waiting.best_priority() >= self._running[-1].job.priority:
+            if self._waiting.best_priority() >= self._running[-1].request.priority:
                 return
             head = self._waiting.head()
-            if not self._admit(head, self._worse_than(head.job.priority)):
+            if not self._admit(head, self._worse_than(head.request.priority)):
                 return
 
     def _worse_than(self, priority: int) -> list[TokenSequence]:
-        """The running jobs of worse priority, the last in the order first."""
-        return list(takewhile(lambda other: other.job.priority > priority, reversed(self._running)))
+        """The running requests of worse priority, the last in the order first."""
+        return list(takewhile(lambda other: other.request.priority > priority, reversed(self._running)))
 
     def _admit_unserved(self) -> None:
-        """Lets in the next job of a share that runs nothing, where shares that run several leave no room.
+        """Lets in the next request of a share that runs nothing, where shares that run several leave no room.
 
         Only at the cost of shares that were given more, and one in a step. So long answers of one share do
         not keep another one waiting until they end.
         """
         if not self._waiting or not self._running:
             return
-        running = Counter(sequence.job.share for sequence in self._running)
+        running = Counter(sequence.request.share for sequence in self._running)
         sequence = self._waiting.next_of_others(running)
         if sequence is None or self._has_place(sequence):
             return
         spare: list[TokenSequence] = []
         for other in reversed(self._running):
-            if running[other.job.share] > 1 and self._waiting.was_given_less(sequence, other):
-                running[other.job.share] -= 1
+            if running[other.request.share] > 1 and self._waiting.was_given_less(sequence, other):
+                running[other.request.share] -= 1
                 spare.append(other)
         if spare:
             self._admit(sequence, spare)
 
     def _has_place(self, sequence: TokenSequence) -> bool:
-        """Whether a job can be let in without cost, whatever of its prompt is cached."""
+        """Whether a request can be let in without cost, whatever of its prompt is cached."""
         places = len(self._running)
         needed = self.limits.blocks_for(len(sequence.tokens))
         return places < self._places and self.pool.free >= needed + places
@@ -297,8 +298,8 @@ class Scheduler:
     def _admit(self, sequence: TokenSequence, spare: Sequence[TokenSequence] = ()) -> bool:
         """Moves a sequence from waiting to running if all its tokens so far find room.
 
-        Room is made at the cost of as few of the `spare` jobs as it takes, in their order, none of which may
-        be planned yet.
+        Room is made at the cost of as few of the `spare` requests as it takes, in their order, none of
+        which may be planned yet.
         """
         if sequence.in_flight or self._is_coming(sequence.awaits, sequence):
             return False
@@ -328,7 +329,7 @@ class Scheduler:
         sequence.computed = len(reused) * self.limits.block_size
         sequence.proven = sequence.written = sequence.computed
         sequence.published = len(reused)
-        prompt = len(sequence.job.prompt)
+        prompt = len(sequence.request.prompt)
         self._waiting.take_turn(sequence, cost=prompt - sequence.computed)
         if sequence.cached is None:
             sequence.cached = sequence.computed
@@ -337,10 +338,9 @@ class Scheduler:
         insort(self._running, sequence, key=_rank)
 
     def _find_victims(self, needed: int, spare: Sequence[TokenSequence]) -> list[TokenSequence] | None:
-        """Which of the spare jobs to preempt so that one more job, which needs so many blocks, can run.
+        """Which of the spare requests to preempt so that one more, which needs so many blocks, can run.
 
-        None if it cannot. A block for each running job is left over: without it the new one would soon be
-        preempted.
+        None if it cannot. A block for each running request is left over, or the new one is soon preempted.
         """
         victims: list[TokenSequence] = []
         given: Counter[int] = Counter()
@@ -364,11 +364,11 @@ class Scheduler:
         return last
 
     def _is_coming(self, digest: bytes | None, sequence: TokenSequence) -> bool:
-        """Whether a job that comes first in the order is about to compute this block."""
+        """Whether a request that comes first in the order is about to compute this block."""
         if digest is None:
             return False
         owner = self._coming.get(digest)
-        return owner is not None and owner.job.priority <= sequence.job.priority
+        return owner is not None and owner.request.priority <= sequence.request.priority
 
     # Giving back
 
@@ -397,4 +397,4 @@ class Scheduler:
 
 
 def _rank(sequence: TokenSequence) -> tuple[int, int]:
-    return sequence.job.priority, turn_of(sequence)
+    return sequence.request.priority, turn_of(sequence)

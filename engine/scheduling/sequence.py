@@ -1,6 +1,6 @@
-"""One job's progress: its tokens so far, how many of them the KV cache holds, and where.
+"""One request's progress: its tokens so far, how many of them the KV cache holds, and where.
 
-Engine thread. Ignorant of other jobs, of memory's limits and of torch.
+Engine thread. Ignorant of other requests, of memory's limits and of torch.
 """
 
 from collections.abc import Sequence
@@ -13,10 +13,10 @@ from engine.vocabulary import Vocabulary
 
 
 class TokenSequence:
-    """Prompt and output of one job as one growing list of token ids."""
+    """Prompt and output of one request as one growing list of token ids."""
 
     __slots__ = (
-        "__weakref__",  # what a step needs to keep of a job hangs on its sequence and goes with it
+        "__weakref__",  # what a step needs to keep of a request hangs on its sequence and goes with it
         "arrival",
         "awaits",
         "blocks",
@@ -26,10 +26,10 @@ class TokenSequence:
         "digests",
         "ends",
         "in_flight",
-        "job",
         "prompt_told",
         "proven",
         "published",
+        "request",
         "stop_hit",
         "stops",
         "tokens",
@@ -39,22 +39,22 @@ class TokenSequence:
 
     def __init__(
         self,
-        job: EngineRequest,
+        request: EngineRequest,
         arrival: int,
         vocabulary: Vocabulary | None = None,
         digests: Sequence[bytes] = (),
         compiled: CompiledGrammar | None = None,
     ) -> None:
-        self.job = job
+        self.request = request
         self.compiled = compiled
         """Its grammar, if it has one."""
-        self.ends = job.stop_token_ids | (frozenset() if job.ignore_eos else job.stop_ids)
+        self.ends = request.stop_token_ids | (frozenset() if request.ignore_eos else request.stop_ids)
         """The tokens that end it, where it has no grammar."""
         self.arrival = arrival
         """Its place in the order of acceptance."""
         self.turn: int | None = None
-        """Its place in the order in which jobs first ran; None until then."""
-        self.tokens: list[int] = list(job.prompt)
+        """Its place in the order in which requests first ran; None until then."""
+        self.tokens: list[int] = list(request.prompt)
         self.in_flight = False
         """One token more is drawn, which the host has not read yet: see `ahead`."""
         self.computed = 0
@@ -70,16 +70,16 @@ class TokenSequence:
         self.published = 0
         """The first so many blocks are known to the pool by their content."""
         self.awaits: bytes | None = None
-        """The digest of a block that another job is about to compute for both."""
+        """The digest of a block that another request is about to compute for both."""
         self.cached: int | None = None
-        """Prompt tokens found in the cache when the job first ran; None until then."""
+        """Prompt tokens found in the cache when the request first ran; None until then."""
         self.prompt_told = 0
-        """The logprobs of the first so many prompt tokens are told, if the job wants them."""
+        """The logprobs of the first so many prompt tokens are told, if the request wants them."""
         self.stops: StopStrings | None = None
-        if job.stop_strings:
-            assert vocabulary is not None, "a job with stop strings was accepted without a vocabulary"
-            earlier = job.prompt[len(job.prompt) - job.output_offset :]
-            self.stops = StopStrings(job.stop_strings, vocabulary, earlier)
+        if request.stop_strings:
+            assert vocabulary is not None, "a request with stop strings was accepted without a vocabulary"
+            earlier = request.prompt[len(request.prompt) - request.output_offset :]
+            self.stops = StopStrings(request.stop_strings, vocabulary, earlier)
         self.stop_hit: StopMatch | None = None
         """The stop string that ended the output."""
 
@@ -96,28 +96,28 @@ class TokenSequence:
     @property
     def ends_in_flight(self) -> bool:
         """The token in flight is the last one, whatever it is."""
-        return self.in_flight and self.output_count + 1 >= self.job.max_tokens
+        return self.in_flight and self.output_count + 1 >= self.request.max_tokens
 
     @property
     def output_count(self) -> int:
-        return len(self.tokens) - len(self.job.prompt)
+        return len(self.tokens) - len(self.request.prompt)
 
     @property
     def output_position(self) -> int:
-        """Output tokens so far, those included that came before the job was cut."""
-        return self.output_count + self.job.output_offset
+        """Output tokens so far, those included that came before the request was cut."""
+        return self.output_count + self.request.output_offset
 
     @property
     def must_go_on(self) -> bool:
         """The next token may not be one of `ends`."""
-        return self.output_position < self.job.min_tokens and bool(self.ends)
+        return self.output_position < self.request.min_tokens and bool(self.ends)
 
     @property
     def untold(self) -> range:
         """The prompt tokens whose logprobs are wanted and not told. The first token has none."""
-        if self.job.prompt_logprobs is None:
+        if self.request.prompt_logprobs is None:
             return range(0)
-        return range(max(self.prompt_told, 1), len(self.job.prompt) - self.job.output_offset)
+        return range(max(self.prompt_told, 1), len(self.request.prompt) - self.request.output_offset)
 
     @property
     def reusable(self) -> int:
@@ -131,24 +131,24 @@ class TokenSequence:
 
     @property
     def usage(self) -> Usage:
-        return Usage(prompt=len(self.job.prompt), cached=self.cached or 0, output=self.output_count)
+        return Usage(prompt=len(self.request.prompt), cached=self.cached or 0, output=self.output_count)
 
     def block_digests(self, count: int, block_size: int) -> list[bytes]:
         """The digests of the first `count` blocks, all of which must be full."""
-        job = self.job
-        extend_chain(self.digests, job.cache_salt, self.tokens, count, block_size, job.adapter)
+        request = self.request
+        extend_chain(self.digests, request.cache_salt, self.tokens, count, block_size, request.adapter)
         return self.digests[:count]
 
     def append(self, token_id: int) -> FinishReason | None:
-        """Takes the token that was drawn; says why the job ends with it, if it does."""
+        """Takes the token that was drawn; says why the request ends with it, if it does."""
         self.tokens.append(token_id)
         self.in_flight = False
         if self.stops is not None:
-            self.stop_hit = self.stops.push(token_id, ends=self.output_position > self.job.min_tokens)
-        if token_id in self.ends or (token_id in self.job.stop_ids and self.job.grammar is not None):
+            self.stop_hit = self.stops.push(token_id, ends=self.output_position > self.request.min_tokens)
+        if token_id in self.ends or (token_id in self.request.stop_ids and self.request.grammar is not None):
             return "stop"
         if self.stop_hit is not None:
             return "stop"
-        if self.output_count >= self.job.max_tokens:
+        if self.output_count >= self.request.max_tokens:
             return "length"
         return None

@@ -1,7 +1,7 @@
-"""Finds a job's stop strings in its output, whatever tokens they are spread over.
+"""Finds a request's stop strings in its output, whatever tokens they are spread over.
 
 Engine thread. On bytes, so a string may begin and end within tokens, and a character may be split.
-Ignorant of which of its jobs end, and of text beyond its bytes.
+Ignorant of which of its requests end, and of text beyond its bytes.
 """
 
 from collections import deque
@@ -12,7 +12,7 @@ from engine.vocabulary import Vocabulary
 
 
 class StopStrings:
-    """The stop strings of one job, and as many of its last tokens as may hold the beginning of one."""
+    """The stop strings of one request, and as many of its last tokens as may hold the beginning of one."""
 
     def __init__(self, texts: Sequence[str], vocabulary: Vocabulary, earlier: Sequence[int]) -> None:
         """`earlier` is output that came before; a string in it has had its time, but may be completed."""

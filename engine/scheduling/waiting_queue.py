@@ -1,18 +1,18 @@
-"""The jobs that do not run, in the order in which they will: by priority, then in turns of the shares.
+"""The requests that do not run, in the order in which they will: by priority, then in turns of the shares.
 
-Engine thread. Pure bookkeeping: no clock, no memory, no torch. A share is whoever jobs are for; this file
+Engine thread. Pure bookkeeping: no clock, no memory, no torch. A share is whoever requests are for; this file
 is ignorant of tenants.
 
-Among the jobs of one priority, those that had their turn and were preempted come first, in the order of
+Among the requests of one priority, those that had their turn and were preempted come first, in the order of
 their turns. Of the others the share that was given the fewest tokens is next (virtual token counting:
 https://arxiv.org/abs/2401.00588): its prompts are charged when they get their turn, less what the cache
 had, and its outputs as they come. A share that comes back starts where the least of the waiting ones
-stands, so idling earns no credit, and the one job of a newcomer is next whatever others have queued.
+stands, so idling earns no credit, and the one request of a newcomer is next whatever others have queued.
 Within a share the order is that of acceptance.
 
-Priorities are those of vLLM: they order the jobs of all shares, so a job of worse priority waits until none
-of a better one does, whoever that is for. Whoever may not ask for better ones than others can lower only
-jobs of its own by them; what those use is what nobody else waited for.
+Priorities are those of vLLM: they order the requests of all shares, so a request of worse priority waits
+until none of a better one does, whoever that is for. Whoever may not ask for better ones than others can
+lower only requests of its own by them; what those use is what nobody else waited for.
 """
 
 from bisect import insort
@@ -25,7 +25,7 @@ FEW_SHARES = 64
 
 
 class FairWaitingQueue:
-    """Also keeps the accounts of the jobs that run, so it is told when any job ends."""
+    """Also keeps the accounts of the requests that run, so it is told when any request ends."""
 
     def __init__(self) -> None:
         self._levels: dict[int, _PriorityLevel] = {}
@@ -42,8 +42,8 @@ class FairWaitingQueue:
                 yield from share.queue
 
     def enter(self, sequence: TokenSequence) -> None:
-        """Takes in a job that has not been here."""
-        priority = sequence.job.priority
+        """Takes in a request that has not been here."""
+        priority = sequence.request.priority
         level = self._levels.get(priority)
         if level is None:
             level = self._levels[priority] = _PriorityLevel()
@@ -51,8 +51,8 @@ class FairWaitingQueue:
         self._count += 1
 
     def come_back(self, sequence: TokenSequence) -> None:
-        """Takes in a job that had its turn."""
-        insort(self._levels[sequence.job.priority].returning, sequence, key=turn_of)
+        """Takes in a request that had its turn."""
+        insort(self._levels[sequence.request.priority].returning, sequence, key=turn_of)
         self._count += 1
 
     def head(self) -> TokenSequence:
@@ -64,28 +64,28 @@ class FairWaitingQueue:
         return min(priority for priority, level in self._levels.items() if level.occupied)
 
     def next_of_others(self, shares: Collection[str]) -> TokenSequence | None:
-        """The next job of a share that is not among these and has none to come back before it.
+        """The next request of a share that is not among these and has none to come back before it.
 
-        A job of worse priority that is to come back is none: it may have to wait for long.
+        A request of worse priority that is to come back is none: it may have to wait for long.
         """
         passed_over = set(shares)
         for _, level in sorted(self._levels.items()):
-            passed_over.update(one.job.share for one in level.returning)
+            passed_over.update(one.request.share for one in level.returning)
             sequence = level.next_of_others(passed_over)
             if sequence is not None:
                 return sequence
         return None
 
     def was_given_less(self, sequence: TokenSequence, other: TokenSequence) -> bool:
-        """Whether a job's share was given less than another's, or the other is of worse priority."""
-        if sequence.job.priority != other.job.priority:
-            return sequence.job.priority < other.job.priority
-        shares = self._levels[sequence.job.priority].shares
-        return shares[sequence.job.share].given < shares[other.job.share].given
+        """Whether a request's share was given less than another's, or the other is of worse priority."""
+        if sequence.request.priority != other.request.priority:
+            return sequence.request.priority < other.request.priority
+        shares = self._levels[sequence.request.priority].shares
+        return shares[sequence.request.share].given < shares[other.request.share].given
 
     def take_turn(self, sequence: TokenSequence, cost: int) -> None:
-        """Lets a job out to run; the first time it gets its turn, and its share pays so many tokens."""
-        level = self._levels[sequence.job.priority]
+        """Lets a request out to run; the first time it gets its turn, and its share pays so many tokens."""
+        level = self._levels[sequence.request.priority]
         self._count -= 1
         if sequence.turn is not None:
             level.returning.remove(sequence)
@@ -95,35 +95,35 @@ class FairWaitingQueue:
         level.take_turn(sequence, cost)
 
     def charge(self, sequence: TokenSequence) -> None:
-        """A token was drawn for this running job."""
-        job = sequence.job
-        self._levels[job.priority].shares[job.share].given += 1
+        """A token was drawn for this running request."""
+        request = sequence.request
+        self._levels[request.priority].shares[request.share].given += 1
 
     def leave(self, sequence: TokenSequence, *, waiting: bool) -> None:
-        """The job has ended; `waiting` says that it was here."""
-        level = self._levels[sequence.job.priority]
+        """The request has ended; `waiting` says that it was here."""
+        level = self._levels[sequence.request.priority]
         self._count -= waiting
         level.leave(sequence, waiting=waiting)
         if level.live == 0:
-            del self._levels[sequence.job.priority]
+            del self._levels[sequence.request.priority]
 
 
 class _KeyQueue:
-    """One share's account among the jobs of one priority."""
+    """One share's account among the requests of one priority."""
 
     __slots__ = ("given", "last_turn", "live", "queue")
 
     def __init__(self) -> None:
         self.queue: dict[TokenSequence, None] = {}
-        """Its jobs that have had no turn, oldest first."""
+        """Its requests that have had no turn, oldest first."""
         self.given = 0
         self.last_turn = 0
         self.live = 0
-        """Its jobs that have not ended."""
+        """Its requests that have not ended."""
 
 
 class _PriorityLevel:
-    """The jobs of one priority."""
+    """The requests of one priority."""
 
     def __init__(self) -> None:
         self.returning: list[TokenSequence] = []
@@ -140,7 +140,7 @@ class _PriorityLevel:
         return bool(self.returning or self._queueing)
 
     def enter(self, sequence: TokenSequence) -> None:
-        name = sequence.job.share
+        name = sequence.request.share
         share = self.shares.get(name)
         if share is None:
             share = self.shares[name] = _KeyQueue()
@@ -162,7 +162,7 @@ class _PriorityLevel:
         return next(iter(min(others, key=_standing).queue)) if others else None
 
     def take_turn(self, sequence: TokenSequence, cost: int) -> None:
-        share = self.shares[sequence.job.share]
+        share = self.shares[sequence.request.share]
         self._floor = max(self._floor, share.given)
         assert sequence.turn is not None
         share.last_turn = sequence.turn
@@ -172,7 +172,7 @@ class _PriorityLevel:
             self._forget_settled()
 
     def leave(self, sequence: TokenSequence, *, waiting: bool) -> None:
-        share = self.shares[sequence.job.share]
+        share = self.shares[sequence.request.share]
         share.live -= 1
         self.live -= 1
         if waiting and sequence.turn is not None:
@@ -193,7 +193,7 @@ class _PriorityLevel:
     def _unqueue(self, sequence: TokenSequence, share: _KeyQueue) -> None:
         del share.queue[sequence]
         if not share.queue:
-            del self._queueing[sequence.job.share]
+            del self._queueing[sequence.request.share]
 
 
 def _standing(share: _KeyQueue) -> tuple[int, int]:
@@ -201,6 +201,6 @@ def _standing(share: _KeyQueue) -> tuple[int, int]:
 
 
 def turn_of(sequence: TokenSequence) -> int:
-    """The place in the order of first turns; the job must have had its own."""
+    """The place in the order of first turns; the request must have had its own."""
     assert sequence.turn is not None
     return sequence.turn

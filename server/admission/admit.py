@@ -186,7 +186,7 @@ class Admission:
                 if has_prompt_of(request, requests[index - 1])
                 else self._prepare_with(caller, request, response, None, found, generate, len(requests))
             )
-        refuse_prompt_logprobs([new.prepared.job for new in prepared])
+        refuse_prompt_logprobs([new.prepared.engine_request for new in prepared])
         return prepared
 
     def _prepare(
@@ -246,7 +246,7 @@ class Admission:
         prepared = begin(self._served, caller.tenant, wanted, found.items, response, seed)
         if not generate:
             prepared = prepared.read_only()
-        prepared = replace(prepared, job=share_logprobs(prepared.job, wanted, choices))
+        prepared = replace(prepared, engine_request=share_logprobs(prepared.engine_request, wanted, choices))
         check(self._served.engine, prepared, wanted)
         return NewRun(
             caller=caller,
@@ -348,7 +348,7 @@ class Admission:
         crashpoint("accept.begun")
         if not at_calls:
             try:
-                self._served.engine.submit(new.prepared.job)
+                self._served.engine.submit(new.prepared.engine_request)
             except RequestRefused as error:
                 self._recorder.fail(response, "The server could not take this response; try again.")
                 refused.append(refusal(error, new.request))

@@ -46,10 +46,10 @@ def another_choice(request: CreateResponse, response: UUID, found: ResolvedInput
     """A run for a request that `has_prompt_of` the one that `like` was prepared for."""
     wanted = msgspec.structs.replace(request, tools=like.request.tools)  # with what servers have listed
     seed = seed_of(wanted)
-    job = replace(
-        like.prepared.job,
-        job_id=response.hex,
-        sampling=replace(like.prepared.job.sampling, seed=seed),
+    engine_request = replace(
+        like.prepared.engine_request,
+        request_id=response.hex,
+        sampling=replace(like.prepared.engine_request.sampling, seed=seed),
         prompt_logprobs=prompt_logprobs(wanted),
         beams=beams(wanted),
     )
@@ -57,7 +57,7 @@ def another_choice(request: CreateResponse, response: UUID, found: ResolvedInput
         like,
         request=wanted,
         response=response,
-        prepared=replace(like.prepared, job=job),
+        prepared=replace(like.prepared, engine_request=engine_request),
         found=found,
         turns=replace(like.turns, request=wanted, items=found.items, response=response, seed=seed),
         repeatable=None,

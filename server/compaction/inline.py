@@ -125,7 +125,13 @@ class _Beginning:
             return replace(answer if answers else answer.read_only(), condensing=condensing)
         asked, prompt = summary.asked(moment_of(self.response))
         turn = prepared_with(self.served, self.tenant, asked, prompt, self.response, self.seed)
-        return replace(answer, prompt=turn.prompt, job=turn.job, condensing=condensing, next_job=answer.job)
+        return replace(
+            answer,
+            prompt=turn.prompt,
+            engine_request=turn.engine_request,
+            condensing=condensing,
+            next_engine_request=answer.engine_request,
+        )
 
 
 def _last_question(items: Sequence[Item]) -> int:

@@ -12,7 +12,7 @@ from server.protocol.responses.response import Response
 
 
 class FinishDetails:
-    """Of the tokens of one job."""
+    """Of the tokens of one engine request."""
 
     def __init__(self, reading: DecodingSpec) -> None:
         self.stop_reason: str | int | UnsetType | None = None if reading.tells_stop_reason else UNSET
@@ -22,7 +22,7 @@ class FinishDetails:
         self._last: int | None = None
 
     def take(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs] | None) -> Sequence[int]:
-        """Those of the job's next tokens that the parser reads: all but a stop token that is not shown."""
+        """The engine request's next tokens that the parser reads: all but a stop token that is hidden."""
         if self.cumulative_logprob is not UNSET and logprobs is not None:
             self.cumulative_logprob += sum(max(each.chosen, LEAST) for each in logprobs)
         if not token_ids:
@@ -39,7 +39,7 @@ class FinishDetails:
         )
 
     def stop(self, hit: StopMatch | None) -> None:
-        """Notes what ended the job, if a stop did: the request's stop string or token, or null for others."""
+        """Notes the stop string or stop token that ended the engine request; null for others."""
         if self.stop_reason is UNSET:
             return
         listed = self._last if self._last in self._listed else None

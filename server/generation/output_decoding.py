@@ -1,4 +1,4 @@
-"""What a run must know of one job to read its tokens. Frozen, without behaviour."""
+"""What a run must know of one engine request to read its tokens. Frozen, without behaviour."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

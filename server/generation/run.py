@@ -63,7 +63,7 @@ class Run:
         self.turn = 0
         """How many turns of the model are over, each of which ended in calls that the server makes."""
         self.calling = False
-        """A turn is over and the next one has not begun: no job is there."""
+        """A turn is over and the next one has not begun: no engine request is there."""
         self._hosted = reading.hosted
         self._condensing = reading.condensing
         self._written: list[str] = []
@@ -86,7 +86,7 @@ class Run:
         self._read_with(reading, facts.prompt_tokens)
 
     def _read_with(self, reading: DecodingSpec, prompt_tokens: int) -> None:
-        """Begins to read the tokens of one job."""
+        """Begins to read the tokens of one engine request."""
         self._parser = reading.parser
         self._stops = StopStringFilter(reading.stops, told=reading.tells_stop)
         self._stopped_kind: type[TextDelta | ReasoningDelta | CallDelta] = TextDelta
@@ -103,8 +103,8 @@ class Run:
         self._turn_start = len(self.output)
 
     @property
-    def job_id(self) -> str:
-        """The id of the job that its tokens come from."""
+    def engine_request_id(self) -> str:
+        """The id of the engine request that its tokens come from."""
         return f"{self.facts.id.hex}.{self.turn}" if self.turn else self.facts.id.hex
 
     @property
@@ -163,7 +163,7 @@ class Run:
         return events
 
     def read_again(self, log: Log) -> list[Event]:
-        """What the log's tokens say, which are all of one job."""
+        """What the log's tokens say, which are all of one engine request."""
         if self._logprobs is not None:
             self._logprobs.remember(log.told)
         events = self.tokens(log.token_ids, log.first_token_at)
@@ -215,7 +215,7 @@ class Run:
     def finish(
         self, reason: FinishReason, usage: EngineUsage, at: datetime, stop_hit: StopMatch | None = None
     ) -> list[Event]:
-        """The last events, after the engine has ended the job."""
+        """The last events, after the engine has ended the engine request."""
         status: EndStatus
         if not self.facts.generates:
             usage = replace(usage, output=0)
@@ -268,7 +268,7 @@ class Run:
 
     @property
     def waits_for_calls(self) -> bool:
-        """Its next step is calls of the server's, or the turn behind them: no job is there."""
+        """Its next step is calls of the server's, or the turn behind them: no engine request is there."""
         return self.calling or (not self._started and bool(self._hosted.approved))
 
     @property

@@ -36,32 +36,34 @@ def logprobs_limit(top_logprobs: int | None, named: Sequence[int] = ()) -> int:
     return 2**31 if top_logprobs is None else MAX_LOGPROBS // max(1, top_logprobs, len(named))
 
 
-def share_logprobs(job: EngineRequest, request: CreateResponse, choices: int) -> EngineRequest:
-    """The job of one of so many choices, which share what may be told of log probabilities.
+def share_logprobs(engine_request: EngineRequest, request: CreateResponse, choices: int) -> EngineRequest:
+    """The engine request of one of so many choices, which share what may be told of log probabilities.
 
     Without a limit of the caller's the answer is cut there. Raises InvalidRequest for a limit beyond it.
     """
-    if job.logprobs is None:
-        return job
-    most = max(1, logprobs_limit(job.logprobs, job.logprob_token_ids) // choices)
-    if job.max_tokens <= most:
-        return job
+    if engine_request.logprobs is None:
+        return engine_request
+    most = max(1, logprobs_limit(engine_request.logprobs, engine_request.logprob_token_ids) // choices)
+    if engine_request.max_tokens <= most:
+        return engine_request
     if request.max_output_tokens is not None and request.max_output_tokens > most:
         raise InvalidRequest(
             f"{choices} choices of {request.max_output_tokens} tokens with "
-            f"{max(1, job.logprobs, len(job.logprob_token_ids))} log "
+            f"{max(1, engine_request.logprobs, len(engine_request.logprob_token_ids))} log "
             f"probabilities each are more than {MAX_LOGPROBS}: ask for fewer of them, or for at most {most} "
             "tokens.",
             param="top_logprobs",
             code="invalid_value",
         )
-    return replace(job, max_tokens=most, min_tokens=min(job.min_tokens, most))
+    return replace(engine_request, max_tokens=most, min_tokens=min(engine_request.min_tokens, most))
 
 
-def refuse_prompt_logprobs(jobs: Sequence[EngineRequest]) -> None:
+def refuse_prompt_logprobs(engine_requests: Sequence[EngineRequest]) -> None:
     """Raises InvalidRequest if these prompts would be told with too many log probabilities."""
     wanted = sum(
-        len(job.prompt) * max(1, job.prompt_logprobs or 0) for job in jobs if job.prompt_logprobs is not None
+        len(engine_request.prompt) * max(1, engine_request.prompt_logprobs or 0)
+        for engine_request in engine_requests
+        if engine_request.prompt_logprobs is not None
     )
     if wanted > MAX_LOGPROBS:
         raise InvalidRequest(

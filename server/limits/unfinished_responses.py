@@ -1,9 +1,9 @@
 """How many responses this process may hold that have not ended, in all and of one tenant.
 
-A response is counted from before its row exists until its end is committed, also while it waits for a tool.
-The bound is the engine's own (running and waiting jobs), and a response has at most one job at a time. So the
-engine has room for every job of a response that is counted here, and overload is known before a response is
-accepted.
+A response is counted from before its row exists until its end is committed, also while it waits for a
+tool. The bound is the engine's own (running and waiting engine requests), and a response has at most one
+engine request at a time. So the engine has room for every engine request of a response that is counted
+here, and overload is known before a response is accepted.
 """
 
 import threading

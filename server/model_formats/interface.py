@@ -129,7 +129,7 @@ class TextDelta:
 
     text: str
     tokens: tuple[int, ...] = field(default=(), compare=False)
-    """The places in the job's output, from 0, of the tokens that begin in this text, rising.
+    """The places in the engine request's output, from 0, of the tokens that begin in this text, rising.
 
     So each token's probability is told with the text that it gave. A token is in one delta at most; those of
     markup, of reasoning and of calls are in none. Neighbours are joined by joining both fields.
@@ -177,7 +177,7 @@ Delta = TextDelta | ReasoningDelta | MessageStart | CallStart | CallDelta | Call
 
 
 class Parser(Protocol):
-    """Reads one job's tokens. Never raises, whatever the model says.
+    """Reads one engine request's tokens. Never raises, whatever the model says.
 
     Any split of the same tokens gives the same deltas, once neighbours of a kind are joined.
     """
@@ -249,4 +249,4 @@ class ModelFormat(Protocol):
         """
 
     def parser(self, prompt: Prompt) -> Parser:
-        """A fresh parser for one job with that prompt."""
+        """A fresh parser for one engine request with that prompt."""

@@ -64,10 +64,10 @@ def _scripts(answers: str, tokenizer: Tokenizer, stop_id: int) -> Callable[[Engi
         for asked, said in pairs
     ]
 
-    def choose(job: EngineRequest) -> Script | None:
+    def choose(engine_request: EngineRequest) -> Script | None:
         if not scripts:
             return None
-        prompt = job.prompt[: len(job.prompt) - job.output_offset]
+        prompt = engine_request.prompt[: len(engine_request.prompt) - engine_request.output_offset]
         text = tokenizer.decode(prompt, skip_special_tokens=False)
         return next((script for asked, script in scripts if asked in text), None)
 
@@ -77,15 +77,19 @@ def _scripts(answers: str, tokenizer: Tokenizer, stop_id: int) -> Callable[[Engi
 def _with_fault(
     scripts: Callable[[EngineRequest], Script | None], default: Script, config: Config
 ) -> Callable[[EngineRequest], Script | None]:
-    """The same scripts, or the default, and in those of the jobs that are to suffer it, the fault."""
+    """The same scripts, or the default, with the fault in those that are to have it."""
     told = config.scripted_fault
     if told is None:
         return scripts
     fault, seed = read_fault(told)
 
-    def choose(job: EngineRequest) -> Script | None:
-        script = scripts(job)
-        return replace(script or default, fault=fault) if seed in (None, job.sampling.seed) else script
+    def choose(engine_request: EngineRequest) -> Script | None:
+        script = scripts(engine_request)
+        return (
+            replace(script or default, fault=fault)
+            if seed in (None, engine_request.sampling.seed)
+            else script
+        )
 
     return choose
 

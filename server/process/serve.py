@@ -362,7 +362,7 @@ class _Process:
         self._end_with(START_AGAIN_EXIT)
 
     def _engine_died(self, why: str) -> None:
-        """A thread of the engine: it told every job, and will not come back in this process."""
+        """A thread of the engine: it told every engine request, and will not come back in this process."""
         log.critical("the engine died for good: %s", why)
         self._end_with(START_AGAIN_EXIT)
 

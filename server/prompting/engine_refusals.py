@@ -1,4 +1,4 @@
-"""What a caller is answered when the engine refuses a job. Pure."""
+"""What a caller is answered when the engine refuses an engine request. Pure."""
 
 from engine.request import RequestRefused
 from server.errors import ApiError, InvalidRequest, Overloaded, TooManyRequests

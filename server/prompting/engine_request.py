@@ -30,11 +30,11 @@ class Prepared:
 
     prompt: Prompt
     echo: Echo
-    job: EngineRequest
+    engine_request: EngineRequest
     generates: bool = True
     condensing: CompactionSpec | None = None
     """There if the response begins with a compaction."""
-    next_job: EngineRequest | None = None
+    next_engine_request: EngineRequest | None = None
     """About what follows a compaction that the model writes, to be checked before there is a response."""
 
     @property
@@ -44,10 +44,16 @@ class Prepared:
 
     def read_only(self) -> "Prepared":
         """The same without an answer: an engine has read a prompt once it has drawn a token after it."""
-        job = replace(
-            self.job, max_tokens=1, min_tokens=0, grammar=None, stop_strings=(), logprobs=None, beams=None
+        engine_request = replace(
+            self.engine_request,
+            max_tokens=1,
+            min_tokens=0,
+            grammar=None,
+            stop_strings=(),
+            logprobs=None,
+            beams=None,
         )
-        return replace(self, job=job, generates=False)
+        return replace(self, engine_request=engine_request, generates=False)
 
     @property
     def prompt_hash(self) -> bytes:
@@ -55,12 +61,12 @@ class Prepared:
         return hashlib.sha256(array("i", self.prompt.token_ids).tobytes()).digest()
 
 
-def job_after(job: EngineRequest, token_ids: Sequence[int]) -> EngineRequest:
-    """The job that goes on behind these tokens as that one would have."""
+def engine_request_after(engine_request: EngineRequest, token_ids: Sequence[int]) -> EngineRequest:
+    """The engine request that goes on behind these tokens as that one would have."""
     return replace(
-        job,
-        prompt=(*job.prompt, *token_ids),
-        max_tokens=job.max_tokens - len(token_ids),
+        engine_request,
+        prompt=(*engine_request.prompt, *token_ids),
+        max_tokens=engine_request.max_tokens - len(token_ids),
         output_offset=len(token_ids),
     )
 
@@ -92,10 +98,10 @@ def prepared_with(
     limit = served.engine.capabilities.context_length
     if len(prompt.token_ids) >= limit:
         raise too_long(limit, tokens=len(prompt.token_ids))
-    return Prepared(prompt, echo, _make_job(served, tenant, request, response, seed, prompt, echo))
+    return Prepared(prompt, echo, _make_request(served, tenant, request, response, seed, prompt, echo))
 
 
-def _make_job(
+def _make_request(
     served: LoadedModel,
     tenant: str,
     request: CreateResponse,
@@ -111,7 +117,7 @@ def _make_job(
     logprobs = request.top_logprobs or 0 if wants_logprobs(request) or is_ranked(request) else None
     named = token_ids(request, "logprob_token_ids", model)
     return EngineRequest(
-        job_id=response.hex,
+        request_id=response.hex,
         prompt=prompt.token_ids,
         max_tokens=min(
             echo.max_output_tokens or model.max_new_tokens or room,
@@ -140,8 +146,8 @@ def _make_job(
 def check(engine: Engine, prepared: Prepared, request: CreateResponse) -> None:
     """Raises ApiError for what the engine could not run."""
     try:
-        for job in (prepared.job, prepared.next_job):
-            if job is not None:
-                engine.check(job)
+        for engine_request in (prepared.engine_request, prepared.next_engine_request):
+            if engine_request is not None:
+                engine.check(engine_request)
     except RequestRefused as refused:
         raise refusal(refused, request) from refused

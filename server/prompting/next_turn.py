@@ -24,7 +24,7 @@ MAX_OUTPUT_BYTES = 8 * 1024 * 1024
 class NextTurn:
     """What a turn is generated from, and how its tokens are read."""
 
-    job: EngineRequest
+    engine_request: EngineRequest
     reading: DecodingSpec
 
 
@@ -74,8 +74,8 @@ class TurnBuilder:
         )
         items = [*self.items, *output]
         prepared = prepare(self.served, self.tenant, request, items, self.response, self.seed)
-        job = replace(prepared.job, job_id=f"{self.response.hex}.{turn + 1}")
-        return NextTurn(job, self.served.reading(self.tenant, request, prepared.prompt))
+        engine_request = replace(prepared.engine_request, request_id=f"{self.response.hex}.{turn + 1}")
+        return NextTurn(engine_request, self.served.reading(self.tenant, request, prepared.prompt))
 
     def _choice(self, output: Sequence[Item]) -> str | dict[str, object] | None:
         most = call_limit(self.request, self.served.most_calls)

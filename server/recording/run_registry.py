@@ -81,7 +81,7 @@ class StartTurn:
 
 @dataclass(frozen=True, slots=True)
 class CancelRequested:
-    """A response's end is asked for, and the engine may have no job of it: it is at its calls."""
+    """A response's end is asked for, and the engine may have no engine request of it: it is at its calls."""
 
     response_id: UUID
 
@@ -114,7 +114,7 @@ class RunUpdate:
     broken: bool = False
     """What the run has made cannot even be turned into events, so there is no writing it."""
     unreadable: bool = False
-    """The run ends because its tokens could not be read; the engine goes on until its job is cancelled."""
+    """The run ends because its tokens could not be read; its engine request is cancelled afterwards."""
 
     def __post_init__(self) -> None:
         self.first_seq = self.run.next_seq
@@ -153,8 +153,8 @@ class RunRegistry:
         A run that is not known yet may begin in the same batch.
         """
         match message:
-            case Tokens(job_id):
-                run = self._runs.get(response_of(job_id))
+            case Tokens(engine_request_id):
+                run = self._runs.get(response_of(engine_request_id))
                 return run is None or run.stored
             case StartRun(run, starts):
                 return starts and not run.started
@@ -205,15 +205,15 @@ class RunRegistry:
                 self._take_from_tools(message, steps, now)
             case Tokens() | PromptLogprobs():
                 self._take_tokens(steps, message, now)
-            case Finished(job_id, reason, usage, stop_hit):
+            case Finished(engine_request_id, reason, usage, stop_hit):
                 act = partial(Run.finish, reason=reason, usage=usage, at=now, stop_hit=stop_hit)
-                self._finish(steps, response_of(job_id), now, act)
-            case Failed(job_id, "engine_dead") if self._goes_on(response_of(job_id)):
-                self._hand_back(steps, frozenset({response_of(job_id)}), died=True)
-            case Failed(job_id, code, cause, usage):
-                log.error("job %s failed: %s: %s", job_id, code, cause)
+                self._finish(steps, response_of(engine_request_id), now, act)
+            case Failed(engine_request_id, "engine_dead") if self._goes_on(response_of(engine_request_id)):
+                self._hand_back(steps, frozenset({response_of(engine_request_id)}), died=True)
+            case Failed(engine_request_id, code, cause, usage):
+                log.error("engine_request %s failed: %s: %s", engine_request_id, code, cause)
                 act = partial(Run.fail, code=SERVER_ERROR, message=ENGINE_FAILED, at=now, usage=usage)
-                self._advance(steps, response_of(job_id), now, act)
+                self._advance(steps, response_of(engine_request_id), now, act)
             case StopRecorder():
                 pass
 
@@ -252,7 +252,7 @@ class RunRegistry:
     def _take_tokens(
         self, steps: dict[UUID, RunUpdate], given: Tokens | PromptLogprobs, now: datetime
     ) -> None:
-        response = response_of(given.job_id)
+        response = response_of(given.request_id)
         if isinstance(given, PromptLogprobs):
             self._advance(steps, response, now, partial(Run.prompt_logprobs, logprobs=given.logprobs))
             return
@@ -265,7 +265,7 @@ class RunRegistry:
     def _finish(
         self, steps: dict[UUID, RunUpdate], response: UUID, now: datetime, act: Callable[[Run], list[Event]]
     ) -> None:
-        """A job is over, and with it the run or a turn of it, whose last tokens are no other turn's."""
+        """The engine request has ended, and with it the run or one turn of it."""
         step = self._advance(steps, response, now, act)
         untold = self._untold.pop(response, [])
         if step is not None and step.events and step.run.ending is None:
@@ -298,7 +298,7 @@ class RunRegistry:
 
 
 def _coalesce_tokens(messages: Sequence[Inbound]) -> Iterator[Inbound]:
-    """The same messages, a job's tokens in one piece where no other message to it lies between them.
+    """The same messages, neighbouring tokens of an engine request merged.
 
     So deltas get longer, and fewer, when more than one step of the engine is written at a time.
     """
@@ -308,17 +308,17 @@ def _coalesce_tokens(messages: Sequence[Inbound]) -> Iterator[Inbound]:
             waiting.setdefault(key_of(message), []).append(message)
             continue
         if isinstance(message, ReleaseRuns):
-            yield from (_merge_tokens(waiting.pop(job)) for job in list(waiting))
-        elif (job := key_of(message)) in waiting:
-            yield _merge_tokens(waiting.pop(job))
+            yield from (_merge_tokens(waiting.pop(engine_request)) for engine_request in list(waiting))
+        elif (engine_request := key_of(message)) in waiting:
+            yield _merge_tokens(waiting.pop(engine_request))
         yield message
     yield from map(_merge_tokens, waiting.values())
 
 
 @lru_cache(maxsize=4096)
-def response_of(job_id: str) -> UUID:
-    """The response that a job is a turn of: asked for of every token, and so remembered."""
-    return UUID(hex=job_id.partition(".")[0])
+def response_of(engine_request_id: str) -> UUID:
+    """The response that an engine request is a turn of: asked for of every token, and so remembered."""
+    return UUID(hex=engine_request_id.partition(".")[0])
 
 
 def key_of(message: Inbound) -> str:
@@ -334,8 +334,13 @@ def key_of(message: Inbound) -> str:
             | CancelRequested(response)
         ):
             return response.hex
-        case Tokens(job_id) | PromptLogprobs(job_id) | Finished(job_id) | Failed(job_id):
-            return job_id.partition(".")[0]
+        case (
+            Tokens(engine_request_id)
+            | PromptLogprobs(engine_request_id)
+            | Finished(engine_request_id)
+            | Failed(engine_request_id)
+        ):
+            return engine_request_id.partition(".")[0]
         case ReleaseRuns() | StopRecorder():
             return ""
 
@@ -347,4 +352,4 @@ def _merge_tokens(pieces: Sequence[Tokens]) -> Tokens:
     logprobs = None
     if pieces[0].logprobs is not None:
         logprobs = tuple(told for piece in pieces for told in piece.logprobs or ())
-    return Tokens(pieces[0].job_id, token_ids, logprobs)
+    return Tokens(pieces[0].request_id, token_ids, logprobs)

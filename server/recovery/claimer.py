@@ -202,7 +202,7 @@ class Claimer:
         """Begins a claimed run, or hands it back if the engine has no room for its tenant."""
         run = rebuilt.run
         errand = run.take_errand()
-        if rebuilt.job is None and not run.waits_for_calls:
+        if rebuilt.engine_request is None and not run.waits_for_calls:
             self._recorder.deliver(
                 [StartRun(run, starts=False), FailRun(run.facts.id, SERVER_ERROR, CHANGED)]
             )
@@ -211,12 +211,12 @@ class Claimer:
             self._tool_loop.expect(rebuilt.turns)
         self._recorder.begin(run)
         crashpoint("claim.begun")
-        if rebuilt.job is None:
+        if rebuilt.engine_request is None:
             if errand is not None:
                 self._tool_loop.carry_on(run, errand, again=True)
             return
         try:
-            self._served.engine.submit(rebuilt.job)
+            self._served.engine.submit(rebuilt.engine_request)
         except RequestRefused as refused:
             if refused.reason in ("overloaded", "share_full", "closed"):
                 self._recorder.deliver([ReleaseRuns(frozenset({run.facts.id}))])

@@ -1,4 +1,4 @@
-"""A run that another replica began, from what is stored of it: the state it had, and the job that goes on.
+"""A run that another replica began, rebuilt from the store, with the engine request that continues it.
 
 The request is prepared again as it was when it was accepted, and the run is fed the stored tokens. Both must
 come out as they did then; if not, because a template or a parser has changed since, the run can still be
@@ -39,11 +39,11 @@ log = logging.getLogger("holdfast.rebuild")
 
 @dataclass(frozen=True, slots=True)
 class Rebuilt:
-    """A run where its log ends; without a job it can only be ended."""
+    """A run where its log ends; without an engine request it can only be ended."""
 
     stored: StoredResponse
     run: Run
-    job: EngineRequest | None
+    engine_request: EngineRequest | None
     turns: TurnBuilder | None = None
     """There if the run can go on."""
 
@@ -78,7 +78,7 @@ def _resumed(
     progress: LogProgress,
     told: Sequence[Event],
 ) -> Rebuilt | None:
-    """The run with the job that goes on; None if its tokens read otherwise now."""
+    """The run with the engine request that goes on; None if its tokens read otherwise now."""
     facts, request = _facts(stored, prepared), _request(stored, stored.asked or "")
     items = _items(connection, stored)
     reading = first_reading(served, stored.tenant, request, prepared, items)
@@ -94,9 +94,9 @@ def _resumed(
         seed=stored.seed,
         sums_up=run.sums_up,
     )
-    said_now, job = replay(run, turns, prepared, progress, told)
+    said_now, engine_request = replay(run, turns, prepared, progress, told)
     if said(said_now) == said(told):
-        return Rebuilt(stored, run, job, turns)
+        return Rebuilt(stored, run, engine_request, turns)
     log.error("response %s reads otherwise than when it was written", stored.id)
     return None
 

@@ -10,7 +10,7 @@ import msgspec
 from engine.request import EngineRequest, Usage
 from server.generation.run import Log, Run
 from server.hosted_tools.tool_specs import ToolResult, tool_result_of
-from server.prompting.engine_request import Prepared, job_after
+from server.prompting.engine_request import Prepared, engine_request_after
 from server.prompting.next_turn import TurnBuilder
 from server.protocol.responses.events import Event, Kind, OutputItemDone, delta_of, event_type
 from server.protocol.responses.hosted_items import ServedCall
@@ -70,25 +70,27 @@ def parted(progress: LogProgress, told: Sequence[Event], *, sums_up: bool = Fals
 def replay(
     run: Run, turns: TurnBuilder, prepared: Prepared, progress: LogProgress, told: Sequence[Event]
 ) -> tuple[list[Event], EngineRequest | None]:
-    """Brings a fresh run to where the log ends: what its tokens say now, and the job that goes on.
+    """Brings a fresh run to where the log ends: what its tokens say now, and the engine request that goes on.
 
-    Without a job the run is at its calls, and has an errand. Raises ApiError.
+    Without an engine request the run is at its calls, and has an errand. Raises ApiError.
     """
     run.catch_up_to(Log(progress.token_ids, progress.next_seq, told, progress.first_token_at))
     at = progress.first_token_at or run.facts.created_at
     said: list[Event] = []
-    job, events = prepared.job, []
+    engine_request, events = prepared.engine_request, []
     logged = parted(progress, told, sums_up=run.sums_up)
     for number, turn in enumerate(logged):
         if number:
-            job = _begin(run, turns, at)
+            engine_request = _begin(run, turns, at)
         events = run.read_again(Log(turn.token_ids, 0, turn.told, progress.first_token_at))
         said += events
         again = turn.summed_up or run.calling or turn.called
-        if again or (run.calls_due and turn.token_ids[-1] in job.stop_ids | job.stop_token_ids):
-            _call_again(run, turn, len(job.prompt), at)
+        if again or (
+            run.calls_due and turn.token_ids[-1] in engine_request.stop_ids | engine_request.stop_token_ids
+        ):
+            _call_again(run, turn, len(engine_request.prompt), at)
     run.go_on_at(progress.next_seq)
-    return said, None if run.waits_for_calls else job_after(job, logged[-1].token_ids)
+    return said, None if run.waits_for_calls else engine_request_after(engine_request, logged[-1].token_ids)
 
 
 def _begin(run: Run, turns: TurnBuilder, at: datetime) -> EngineRequest:
@@ -96,8 +98,8 @@ def _begin(run: Run, turns: TurnBuilder, at: datetime) -> EngineRequest:
     assert errand is not None, "a turn that follows calls which are not made"
     turn = turns.after(errand.output, errand.turn, errand.spent)
     assert turn is not None, "a turn that there was no token for"
-    run.next_turn(turn.reading, len(turn.job.prompt), at)
-    return turn.job
+    run.next_turn(turn.reading, len(turn.engine_request.prompt), at)
+    return turn.engine_request
 
 
 def _call_again(run: Run, turn: LoggedTurn, prompt_tokens: int, at: datetime) -> None:

@@ -64,9 +64,7 @@ def test_events_repeat_the_id_of_their_stream(scripted_server: ServerProcess) ->
         assert all("stream_id" not in event for event in socket.turn(HELLO))
 
 
-def test_responses_that_were_asked_for_at_once_come_one_after_the_other(
-    paced_server: ServerProcess,
-) -> None:
+def test_responses_that_were_asked_for_at_once_come_one_after_the_other(paced_server: ServerProcess) -> None:
     with WebSocket(paced_server.url) as socket:
         for lane in "abc":
             socket.send({**CREATE, "stream_id": lane, "max_output_tokens": 5})

@@ -1,4 +1,4 @@
-"""What every engine promises of jobs with a grammar, whatever computes its tokens."""
+"""What every engine promises of requests with a grammar, whatever computes its tokens."""
 
 import json
 import re
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from engine.request import EngineRequest, Failed, Finished, Outbound, RequestRefused, Tokens
 from engine.scripted_engine import Script
-from tests.support.engines import Bench, Outcome, make_job, start_model, start_scripted
+from tests.support.engines import Bench, Outcome, make_request, start_model, start_scripted
 from tests.support.grammars import (
     CALL,
     END,
@@ -65,7 +65,7 @@ def start(request: pytest.FixtureRequest) -> Iterator[Start]:
 
 @pytest.fixture(scope="module")
 def bench(start: Start) -> Bench:
-    """One engine for many jobs, which must not disturb each other."""
+    """One engine for many requests, which must not disturb each other."""
     return start()
 
 
@@ -85,7 +85,7 @@ numbers = iter(range(10**9))
 
 def constrained(wanted: Any, max_tokens: int = 200, **fields: Any) -> EngineRequest:
     defaults = {"temperature": 1.0, "seed": 7, "stop_ids": frozenset({END}), "grammar": wanted}
-    return make_job(f"g{next(numbers)}", ids_of("Say it."), max_tokens, **{**defaults, **fields})
+    return make_request(f"g{next(numbers)}", ids_of("Say it."), max_tokens, **{**defaults, **fields})
 
 
 def stopped(outcome: Outcome) -> bool:
@@ -95,7 +95,7 @@ def stopped(outcome: Outcome) -> bool:
 # What comes out
 
 
-def test_a_schema_is_kept_and_the_job_ends_when_its_value_is_whole(bench: Bench) -> None:
+def test_a_schema_is_kept_and_the_request_ends_when_its_value_is_whole(bench: Bench) -> None:
     outcomes = bench.run(*(constrained(schema(PERSON), seed=seed) for seed in range(12)))
     assert all(stopped(outcome) for outcome in outcomes)
     values = [json.loads(text_of(outcome.tokens)) for outcome in outcomes]
@@ -191,11 +191,11 @@ def test_a_structural_tag_holds_from_its_trigger_on(bench: Bench) -> None:
 # What it meets
 
 
-def test_a_job_without_a_grammar_has_the_same_tokens_beside_one_with(bench: Bench) -> None:
+def test_a_request_without_a_grammar_has_the_same_tokens_beside_one_with(bench: Bench) -> None:
     free = [constrained(None, 60, seed=seed, top_p=0.9) for seed in range(4)]
     alone = [outcome.tokens for outcome in bench.run(*free)]
     mixed = [constrained(schema(PERSON), seed=seed) for seed in range(4)]
-    beside = bench.run(*(replace(job, job_id=job.job_id + "b") for job in free), *mixed)
+    beside = bench.run(*(replace(request, request_id=request.request_id + "b") for request in free), *mixed)
     assert [outcome.tokens for outcome in beside[:4]] == alone
 
 
@@ -209,14 +209,14 @@ def test_the_grammar_comes_before_min_tokens_and_ignore_eos(bench: Bench) -> Non
     assert [text_of(outcome.tokens) for outcome in outcomes] == ['"a"', '"a"']
 
 
-def test_a_constrained_job_continues_when_it_is_cut_at_any_token(bench: Bench) -> None:
+def test_a_constrained_request_continues_when_it_is_cut_at_any_token(bench: Bench) -> None:
     whole = constrained(schema(PERSON))
     (outcome,) = bench.run(whole)
     assert stopped(outcome)
     rests = [
         replace(
             whole,
-            job_id=f"{whole.job_id} cut {n}",
+            request_id=f"{whole.request_id} cut {n}",
             prompt=(*whole.prompt, *outcome.tokens[:n]),
             output_offset=n,
             max_tokens=whole.max_tokens - n,
@@ -227,17 +227,17 @@ def test_a_constrained_job_continues_when_it_is_cut_at_any_token(bench: Bench) -
         assert rest.tokens == outcome.tokens[n:]
 
 
-def test_a_constrained_job_is_unchanged_when_little_memory_makes_it_start_again(start: Start) -> None:
-    jobs = [constrained(schema(PERSON), 100, seed=seed) for seed in range(4)]
-    roomy = start().run(*jobs)
-    tight = start(kv_blocks=9).run(*jobs)
+def test_a_constrained_request_is_unchanged_when_little_memory_makes_it_start_again(start: Start) -> None:
+    requests = [constrained(schema(PERSON), 100, seed=seed) for seed in range(4)]
+    roomy = start().run(*requests)
+    tight = start(kv_blocks=9).run(*requests)
     assert [outcome.tokens for outcome in tight] == [outcome.tokens for outcome in roomy]
 
 
 # What goes wrong
 
 
-def test_only_the_job_fails_whose_earlier_output_is_not_of_its_grammar(bench: Bench) -> None:
+def test_only_the_request_fails_whose_earlier_output_is_not_of_its_grammar(bench: Bench) -> None:
     wanted = schema({"enum": ["a"]})
     prompt = ids_of("Say it.xx")
     good, bad = bench.run(
@@ -250,7 +250,7 @@ def test_only_the_job_fails_whose_earlier_output_is_not_of_its_grammar(bench: Be
     assert "grammar" in bad.last.message
 
 
-def test_only_the_job_fails_whose_stop_id_is_what_its_grammar_needs(bench: Bench) -> None:
+def test_only_the_request_fails_whose_stop_id_is_what_its_grammar_needs(bench: Bench) -> None:
     wanted = schema({"enum": ["a"]})
     bad, good = bench.run(constrained(wanted, stop_ids=frozenset({END, ids_of("a")[0]})), constrained(wanted))
     assert stopped(good)
@@ -259,7 +259,7 @@ def test_only_the_job_fails_whose_stop_id_is_what_its_grammar_needs(bench: Bench
 
 
 @pytest.mark.parametrize(
-    "job",
+    "refused",
     [
         constrained(schema("{")),
         constrained(schema({"type": "nothing"})),
@@ -271,11 +271,11 @@ def test_only_the_job_fails_whose_stop_id_is_what_its_grammar_needs(bench: Bench
         constrained("a grammar"),
         constrained(schema(PERSON), stop_ids=frozenset()),
     ],
-    ids=lambda job: str(job.grammar)[:60],
+    ids=lambda refused: str(refused.grammar)[:60],
 )
-def test_a_bad_grammar_is_refused_with_a_sentence(bench: Bench, job: EngineRequest) -> None:
+def test_a_bad_grammar_is_refused_with_a_sentence(bench: Bench, refused: EngineRequest) -> None:
     with pytest.raises(RequestRefused) as refusal:
-        bench.engine.submit(job)
+        bench.engine.submit(refused)
     assert refusal.value.reason == "bad_grammar"
     assert len(str(refusal.value)) > 20
 
@@ -283,19 +283,19 @@ def test_a_bad_grammar_is_refused_with_a_sentence(bench: Bench, job: EngineReque
 def test_a_grammar_is_refused_when_the_tokens_spell_nothing() -> None:
     bench = start_scripted()
     with pytest.raises(RequestRefused) as refusal:
-        bench.engine.check(make_job("a", [1], stop_ids=frozenset({0}), grammar=schema(PERSON)))
+        bench.engine.check(make_request("a", [1], stop_ids=frozenset({0}), grammar=schema(PERSON)))
     assert refusal.value.reason == "bad_grammar"
     bench.engine.close(drain=False)
 
 
-def test_a_cancelled_job_with_a_grammar_ends(bench: Bench) -> None:
-    job = constrained(grammar("regex", "a*"), 500, stop_ids=frozenset({END}), temperature=0.0)
+def test_a_cancelled_request_with_a_grammar_ends(bench: Bench) -> None:
+    request = constrained(grammar("regex", "a*"), 500, stop_ids=frozenset({END}), temperature=0.0)
 
     def cancel(message: Outbound) -> None:
-        if isinstance(message, Tokens) and message.job_id == job.job_id:
-            bench.engine.cancel(job.job_id)
+        if isinstance(message, Tokens) and message.request_id == request.request_id:
+            bench.engine.cancel(request.request_id)
 
     bench.listener.when_told = cancel
-    (outcome,) = bench.run(job)
+    (outcome,) = bench.run(request)
     bench.listener.when_told = lambda _message: None
     assert isinstance(outcome.last, Finished)

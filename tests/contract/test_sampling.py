@@ -22,7 +22,7 @@ from engine.request import (
     Tokens,
 )
 from engine.scripted_engine import Script
-from tests.support.engines import Bench, make_job, start_model, start_scripted
+from tests.support.engines import Bench, make_request, start_model, start_scripted
 from tests.support.grammars import SIZE, VOCABULARY, readable_model, text_of
 
 EVERYTHING: dict[str, Any] = {
@@ -76,9 +76,9 @@ def prompt_of(length: int, salt: int = 0) -> list[int]:
     return random.Random(salt).choices(range(2, SIZE), k=length)
 
 
-def told(bench: Bench, job_id: str) -> list[TokenLogprobs]:
-    """The logprobs of a job's output."""
-    messages = [m for m in bench.listener.of(job_id) if isinstance(m, Tokens)]
+def told(bench: Bench, request_id: str) -> list[TokenLogprobs]:
+    """The logprobs of a request's output."""
+    messages = [m for m in bench.listener.of(request_id) if isinstance(m, Tokens)]
     assert all(m.logprobs is not None and len(m.logprobs) == len(m.token_ids) for m in messages)
     return [logprobs for m in messages for logprobs in m.logprobs or ()]
 
@@ -86,12 +86,12 @@ def told(bench: Bench, job_id: str) -> list[TokenLogprobs]:
 # Cut and go on
 
 
-def random_job(case: int) -> EngineRequest:
-    """A seeded job with most of what can be wished for, and stop strings that may come."""
+def random_request(case: int) -> EngineRequest:
+    """A seeded request with most of what can be wished for, and stop strings that may come."""
     choose = random.Random(case)
     prompt = prompt_of(choose.randint(1, 60), case)
     ids = sorted(choose.sample(range(2, SIZE), 3))
-    return make_job(
+    return make_request(
         f"case {case}",
         prompt,
         choose.randint(4, 24),
@@ -113,20 +113,20 @@ def random_job(case: int) -> EngineRequest:
     )
 
 
-def test_a_job_goes_on_as_it_would_have_when_it_is_cut_at_any_token(bench: Bench) -> None:
-    jobs = [random_job(case) for case in range(240)]
-    wholes = [outcome for n in range(0, 240, 40) for outcome in bench.run(*jobs[n : n + 40])]
+def test_a_request_goes_on_as_it_would_have_when_it_is_cut_at_any_token(bench: Bench) -> None:
+    requests = [random_request(case) for case in range(240)]
+    wholes = [outcome for n in range(0, 240, 40) for outcome in bench.run(*requests[n : n + 40])]
     assert len({len(whole.tokens) for whole in wholes}) > 5
     rests = []
-    for case, (job, whole) in enumerate(zip(jobs, wholes, strict=True)):
+    for case, (request, whole) in enumerate(zip(requests, wholes, strict=True)):
         if len(whole.tokens) < 2:
             continue
         cut = random.Random(case).randint(1, len(whole.tokens) - 1)
         rest = replace(
-            job,
-            job_id=f"rest {case}",
-            prompt=(*job.prompt, *whole.tokens[:cut]),
-            max_tokens=job.max_tokens - cut,
+            request,
+            request_id=f"rest {case}",
+            prompt=(*request.prompt, *whole.tokens[:cut]),
+            max_tokens=request.max_tokens - cut,
             output_offset=cut,
             cache_salt=f"rest {case}",
         )
@@ -141,12 +141,15 @@ def test_a_job_goes_on_as_it_would_have_when_it_is_cut_at_any_token(bench: Bench
             assert (outcome.last.reason, outcome.last.stop_hit) == (whole.last.reason, whole.last.stop_hit)
 
 
-def test_a_job_is_the_same_alone_beside_others_and_with_little_memory() -> None:
-    jobs = [random_job(case) for case in range(16)]
+def test_a_request_is_the_same_alone_beside_others_and_with_little_memory() -> None:
+    requests = [random_request(case) for case in range(16)]
     roomy, tight = start_readable(), start_readable(kv_blocks=14)
-    together = [outcome.tokens for outcome in roomy.run(*jobs)]
-    preempted = [outcome.tokens for outcome in tight.run(*jobs)]
-    alone = [roomy.run(replace(job, job_id=f"alone {job.job_id}"))[0].tokens for job in jobs]
+    together = [outcome.tokens for outcome in roomy.run(*requests)]
+    preempted = [outcome.tokens for outcome in tight.run(*requests)]
+    alone = [
+        roomy.run(replace(request, request_id=f"alone {request.request_id}"))[0].tokens
+        for request in requests
+    ]
     for bench in (roomy, tight):
         bench.engine.close(drain=True)
     assert together == alone
@@ -160,9 +163,9 @@ def test_penalties_and_biases_matter(model: Bench) -> None:
         "repetition_penalty": 3.0,
         "logit_bias": ((5, 100.0),),
     }
-    (plain,) = model.run(make_job("plain", prompt_of(20), 40))
+    (plain,) = model.run(make_request("plain", prompt_of(20), 40))
     outcomes = model.run(
-        *(make_job(name, prompt_of(20), 40, **{name: value}) for name, value in wishes.items())
+        *(make_request(name, prompt_of(20), 40, **{name: value}) for name, value in wishes.items())
     )
     assert all(outcome.tokens != plain.tokens for outcome in outcomes)
     assert outcomes[-1].tokens == [5] * 40
@@ -171,16 +174,16 @@ def test_penalties_and_biases_matter(model: Bench) -> None:
 # Ends
 
 
-def test_a_stop_string_ends_the_job_and_says_where_it_lies(bench: Bench) -> None:
+def test_a_stop_string_ends_the_request_and_says_where_it_lies(bench: Bench) -> None:
     prompt = prompt_of(20, 3)
-    (free,) = bench.run(make_job("free", prompt, 30, temperature=1.0, seed=3))
+    (free,) = bench.run(make_request("free", prompt, 30, temperature=1.0, seed=3))
     text = text_of(free.tokens)
     for begin in range(2, len(text) - 5, 4):
         stop = text[begin : begin + 5]
-        job = make_job(
+        request = make_request(
             f"stop {begin}", prompt, 30, temperature=1.0, seed=3, stop_strings=("never seen", stop)
         )
-        (outcome,) = bench.run(job)
+        (outcome,) = bench.run(request)
         assert isinstance(outcome.last, Finished)
         hit = outcome.last.stop_hit
         assert hit is not None
@@ -192,18 +195,20 @@ def test_a_stop_string_ends_the_job_and_says_where_it_lies(bench: Bench) -> None
 
 
 def test_no_stop_id_comes_before_min_tokens(bench: Bench) -> None:
-    (free,) = bench.run(make_job("free min", prompt_of(20), 30, temperature=1.0))
+    (free,) = bench.run(make_request("free min", prompt_of(20), 30, temperature=1.0))
     stops = frozenset(free.tokens[:6])
-    job = make_job("min", prompt_of(20), 30, temperature=1.0, stop_ids=stops, min_tokens=9)
-    (outcome,) = bench.run(job)
+    request = make_request("min", prompt_of(20), 30, temperature=1.0, stop_ids=stops, min_tokens=9)
+    (outcome,) = bench.run(request)
     assert len(outcome.tokens) > 9 or isinstance(outcome.last, Finished)
     assert not stops & set(outcome.tokens[:9])
 
 
 def test_stop_ids_end_nothing_when_they_are_ignored(bench: Bench) -> None:
-    (free,) = bench.run(make_job("free eos", prompt_of(20), 12))
-    job = make_job("eos", prompt_of(20), 12, stop_ids=frozenset(free.tokens), ignore_eos=True, min_tokens=4)
-    (outcome,) = bench.run(job)
+    (free,) = bench.run(make_request("free eos", prompt_of(20), 12))
+    request = make_request(
+        "eos", prompt_of(20), 12, stop_ids=frozenset(free.tokens), ignore_eos=True, min_tokens=4
+    )
+    (outcome,) = bench.run(request)
     assert outcome.tokens == free.tokens
 
 
@@ -214,8 +219,8 @@ def test_stop_ids_end_nothing_when_they_are_ignored(bench: Bench) -> None:
 def test_each_token_comes_with_its_logprobs_when_they_are_wanted(bench: Bench, wanted: int) -> None:
     name = f"logprobs {wanted}"
     (outcome, other) = bench.run(
-        make_job(name, prompt_of(20), 8, **EVERYTHING, logprobs=wanted),
-        make_job(f"no {name}", prompt_of(20), 8),
+        make_request(name, prompt_of(20), 8, **EVERYTHING, logprobs=wanted),
+        make_request(f"no {name}", prompt_of(20), 8),
     )
     found = told(bench, name)
     assert len(found) == len(outcome.tokens) == len(other.tokens)
@@ -235,7 +240,7 @@ def test_every_prompt_token_but_the_first_is_told_of_before_the_output(bench: Be
     prompt = prompt_of(length, length)
     for turn in range(2):  # the second time, the cache has it
         name = f"prompt {length} {turn}"
-        bench.run(make_job(name, prompt, 4, prompt_logprobs=3))
+        bench.run(make_request(name, prompt, 4, prompt_logprobs=3))
         messages = bench.listener.of(name)
         parts = [m for m in messages if isinstance(m, PromptLogprobs)]
         assert messages[: len(parts)] == parts
@@ -248,23 +253,23 @@ def test_every_prompt_token_but_the_first_is_told_of_before_the_output(bench: Be
 @pytest.mark.parametrize("settings", [{}, {"token_budget": 7, "max_running": 3}, {"kv_blocks": 8}], ids=str)
 def test_logprobs_are_those_of_a_plain_forward(settings: dict[str, Any]) -> None:
     bench = start_readable(**settings)
-    jobs = [
-        make_job(str(n), prompt_of(30, n), 20, **EVERYTHING, seed=n, logprobs=5, prompt_logprobs=4)
+    requests = [
+        make_request(str(n), prompt_of(30, n), 20, **EVERYTHING, seed=n, logprobs=5, prompt_logprobs=4)
         for n in range(3)
     ]
-    outcomes = bench.run(*jobs)
+    outcomes = bench.run(*requests)
     network: Any = AutoModelForCausalLM.from_pretrained(readable_model(), dtype=torch.float32)
-    for job, outcome in zip(jobs, outcomes, strict=True):
-        tokens = [*job.prompt, *outcome.tokens]
+    for request, outcome in zip(requests, outcomes, strict=True):
+        tokens = [*request.prompt, *outcome.tokens]
         with torch.inference_mode():
             expected = network(torch.tensor([tokens])).logits[0].log_softmax(-1)
-        parts = [m for m in bench.listener.of(job.job_id) if isinstance(m, PromptLogprobs)]
-        found = [logprobs for part in parts for logprobs in part.logprobs] + told(bench, job.job_id)
+        parts = [m for m in bench.listener.of(request.request_id) if isinstance(m, PromptLogprobs)]
+        found = [logprobs for part in parts for logprobs in part.logprobs] + told(bench, request.request_id)
         assert len(found) == len(tokens) - 1
         for place, logprobs in enumerate(found, start=1):
             row = expected[place - 1]
             assert logprobs.chosen == pytest.approx(row[tokens[place]].item(), abs=1e-4)
-            wanted = 4 if place < len(job.prompt) else 5
+            wanted = 4 if place < len(request.prompt) else 5
             assert [v for _, v in logprobs.top] == pytest.approx(row.topk(wanted).values.tolist(), abs=1e-4)
             assert [row[t].item() for t, _ in logprobs.top] == pytest.approx(
                 [v for _, v in logprobs.top], abs=1e-4
@@ -273,7 +278,7 @@ def test_logprobs_are_those_of_a_plain_forward(settings: dict[str, Any]) -> None
 
 
 def test_earlier_output_is_no_prompt_to_tell_of(bench: Bench) -> None:
-    bench.run(make_job("offset", prompt_of(30), 4, prompt_logprobs=0, output_offset=10))
+    bench.run(make_request("offset", prompt_of(30), 4, prompt_logprobs=0, output_offset=10))
     parts = [m for m in bench.listener.of("offset") if isinstance(m, PromptLogprobs)]
     assert sum(len(part.logprobs) for part in parts) == 19
 
@@ -330,15 +335,15 @@ BAD: dict[str, dict[str, list[Any]]] = {
     ],
 )
 def test_a_wish_that_cannot_be_met_is_refused(bench: Bench, reason: str, name: str, value: Any) -> None:
-    job = make_job("bad", prompt_of(20), 16, **{name: value})
+    request = make_request("bad", prompt_of(20), 16, **{name: value})
     with pytest.raises(RequestRefused) as refusal:
-        bench.engine.check(job)
+        bench.engine.check(request)
     assert refusal.value.reason == reason
     assert str(refusal.value).endswith(".")
 
 
 def test_the_widest_wishes_are_met(bench: Bench) -> None:
-    job = make_job(
+    request = make_request(
         "wide",
         prompt_of(20),
         16,
@@ -351,7 +356,7 @@ def test_the_widest_wishes_are_met(bench: Bench) -> None:
         stop_strings=tuple(f"{n} never" for n in range(MAX_STOP_STRINGS)),
         logprobs=20,
     )
-    (outcome,) = bench.run(job)
+    (outcome,) = bench.run(request)
     assert isinstance(outcome.last, Finished)
     assert len(outcome.tokens) == 16
 
@@ -359,5 +364,5 @@ def test_the_widest_wishes_are_met(bench: Bench) -> None:
 def test_stop_strings_are_refused_where_tokens_have_no_text() -> None:
     bench = start_spelling(spelling=None)
     with pytest.raises(RequestRefused, match="has no tokenizer"):
-        bench.engine.check(make_job("a", [2], stop_strings=("x",)))
+        bench.engine.check(make_request("a", [2], stop_strings=("x",)))
     bench.engine.close(drain=True)

@@ -8,7 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from tests.fix_tally import Tally
-from tests.support.engines import make_job, make_prompt, save_random_model, start_model
+from tests.support.engines import make_prompt, make_request, save_random_model, start_model
 from tests.unit.engine.model.test_architectures import EXPERTS, WINDOW, generate
 
 LONG = {"max_position_embeddings": 256}
@@ -103,7 +103,7 @@ def test_greedy_tokens_of_other_architectures_equal_those_of_generate(case: Case
     )
     bench = start_model(model, token_budget=24, max_running=4)
     prompts = [make_prompt(length, salt) for salt, length in enumerate((5, 13, 29, 50))]
-    outcomes = bench.run(*(make_job(str(n), prompt, 14) for n, prompt in enumerate(prompts)))
+    outcomes = bench.run(*(make_request(str(n), prompt, 14) for n, prompt in enumerate(prompts)))
     bench.engine.close(drain=True)
     for prompt, outcome in zip(prompts, outcomes, strict=True):
         assert outcome.tokens == generate(reference, prompt, 14)

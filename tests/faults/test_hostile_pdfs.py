@@ -28,7 +28,7 @@ HOSTILE: dict[str, Callable[[], bytes]] = {
 
 READ = """
 import json, resource, sys
-from server.wire import pdf
+from server.protocol.files import pdf_extraction as pdf
 
 pdf.CPU_SECONDS, pdf._WALL_SECONDS = 3, 120.0
 try:

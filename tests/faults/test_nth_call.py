@@ -88,7 +88,7 @@ class Server:
     taker: Claimer
     keeper: Heartbeat
     taken: list[str]
-    """The jobs that the engine accepted."""
+    """The engine requests that the engine accepted."""
 
     def serve(self, kind: Kind) -> UUID:
         """Makes a response and waits for its end."""
@@ -137,9 +137,9 @@ def serving(url: str, fault: Fault | None = None) -> Iterator[Server]:
         engine = ScriptedEngine(script, deliver)
         submit = engine.submit
 
-        def take(job: EngineRequest) -> None:
-            submit(job)
-            taken.append(job.job_id)
+        def take(request: EngineRequest) -> None:
+            submit(request)
+            taken.append(request.request_id)
 
         engine.submit = take  # type: ignore[method-assign]
         served = LoadedModel(name="model", engine=engine, dialect=SpelledDialect())
@@ -192,7 +192,7 @@ def check_one(server: Server, response: UUID, kind: Kind, status: str) -> None:
     told = server.bench.hub.frames(response)
     final = msgspec.json.decode(server.bench.hub.final(response))
     assert final["status"] == status
-    ends = [message.job_id for message in server.told if isinstance(message, Finished | Failed)]
+    ends = [message.request_id for message in server.told if isinstance(message, Finished | Failed)]
     assert ends == server.taken
     if kind == "unstored":
         assert server.bench.stored(response) == []

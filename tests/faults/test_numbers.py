@@ -1,4 +1,4 @@
-"""F39: numbers that are none, in any job at any moment: that job fails or ends, and no other is touched."""
+"""F39: NaN and infinity in any request at any moment: that one fails or ends, and no other is touched."""
 
 import random
 from dataclasses import replace
@@ -8,7 +8,7 @@ import pytest
 
 from engine.request import EngineRequest, Finished, Outbound
 from tests.fix_tally import Tally
-from tests.support.engines import Bench, make_job, make_prompt, start_model, tiny_model
+from tests.support.engines import Bench, make_prompt, make_request, start_model, tiny_model
 from tests.support.poison import POISON, Poison, at_random, clean, gather_blocks
 from tests.support.rounds import rounds
 
@@ -28,16 +28,16 @@ def start(way: str, **settings: Any) -> Bench:
     return bench
 
 
-def random_jobs(dice: random.Random) -> list[EngineRequest]:
+def random_requests(dice: random.Random) -> list[EngineRequest]:
     """Of four tenants; many share a beginning, many are short, and half has the poison in its prompt."""
-    jobs = []
+    requests = []
     for number in range(JOBS):
         begin = clean(make_prompt(dice.choice((0, 0, 16, 33)), dice.randint(0, 2)))
         prompt = begin + clean(make_prompt(dice.choice((2, 4, 30, 70)), number))
         if number % 2 == 0:
             prompt[dice.randrange(len(begin), len(prompt))] = POISON
-        jobs.append(
-            make_job(
+        requests.append(
+            make_request(
                 str(number),
                 prompt,
                 dice.randint(1, 40),
@@ -48,27 +48,34 @@ def random_jobs(dice: random.Random) -> list[EngineRequest]:
                 logit_bias=((POISON, 6.0),) if number % 4 == 0 else ((POISON, -100.0),),
             )
         )
-    return jobs
+    return requests
 
 
-def again(job: EngineRequest, name: str, **fields: Any) -> EngineRequest:
-    return replace(job, job_id=f"{name} {job.job_id}", **fields)
+def again(request: EngineRequest, name: str, **fields: Any) -> EngineRequest:
+    return replace(request, request_id=f"{name} {request.request_id}", **fields)
 
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("seed", rounds(few=0, many=10))
-def test_numbers_that_are_none_fail_their_own_job_only(seed: int, way: str, tally: Tally) -> None:
+def test_numbers_that_are_none_fail_their_own_request_only(seed: int, way: str, tally: Tally) -> None:
     dice = random.Random(seed)
-    jobs = random_jobs(dice)
+    requests = random_requests(dice)
     calm = start("shelves")
-    expected = {job.job_id: calm.run(again(job, "calm", cache_salt=job.job_id))[0].tokens for job in jobs}
+    expected = {
+        request.request_id: calm.run(again(request, "calm", cache_salt=request.request_id))[0].tokens
+        for request in requests
+    }
     calm.engine.close(drain=True)
-    sick = {job.job_id for job in jobs if POISON in job.prompt or POISON in expected[job.job_id][:-1]}
+    sick = {
+        request.request_id
+        for request in requests
+        if POISON in request.prompt or POISON in expected[request.request_id][:-1]
+    }
     bench = start(way, kv_blocks=dice.choice((9, 12, 20)), token_budget=16, max_running=4)
     poison = Poison(bench, at_random(seed, dice.choice((0.5, 0.8, 1.0))))
     poison.deep = dice.random() < 0.5
     cancelled: set[str] = set()
-    waiting = jobs[JOBS // 3 :]
+    waiting = requests[JOBS // 3 :]
     seen = 0
 
     def meddle(_message: Outbound) -> None:
@@ -84,29 +91,39 @@ def test_numbers_that_are_none_fail_their_own_job_only(seed: int, way: str, tall
                     bench.engine.cancel(name)
 
     bench.listener.when_told = meddle
-    bench.run(*jobs[: JOBS // 3])
+    bench.run(*requests[: JOBS // 3])
     bench.listener.wait(lambda: not waiting)
-    outcomes = [bench.listener.outcome(job.job_id) for job in jobs]
-    for job, outcome in zip(jobs, outcomes, strict=True):
-        whole = expected[job.job_id]
+    outcomes = [bench.listener.outcome(request.request_id) for request in requests]
+    for request, outcome in zip(requests, outcomes, strict=True):
+        whole = expected[request.request_id]
         ended = isinstance(outcome.last, Finished)
-        assert ended or job.job_id in sick, f"{job.job_id} had nothing to do with it: {outcome.last}"
+        assert ended or request.request_id in sick, (
+            f"{request.request_id} had nothing to do with it: {outcome.last}"
+        )
         if ended and outcome.last.reason != "cancelled":  # type: ignore[union-attr]
             assert outcome.tokens == whole
         assert outcome.tokens == whole[: len(outcome.tokens)]
         assert ended or outcome.last.code == "engine_error"  # type: ignore[union-attr]
-        assert job.job_id in cancelled or not ended or outcome.last.reason != "cancelled"  # type: ignore[union-attr]
-        tally["F39", "jobs that failed of numbers that are none"] += not ended
-        tally["F39", "jobs with such numbers that were cancelled"] += job.job_id in cancelled and ended
+        assert request.request_id in cancelled or not ended or outcome.last.reason != "cancelled"  # type: ignore[union-attr]
+        tally["F39", "requests that failed of numbers that are none"] += not ended
+        tally["F39", "requests with such numbers that were cancelled"] += (
+            request.request_id in cancelled and ended
+        )
     bench.listener.when_told = lambda _message: None
     poison.on = False
     # Whatever is left in blocks, known by its content or not, would be met now: twice round the pool.
     for turn in ("after", "later"):
-        for job, outcome in zip(jobs, bench.run(*(again(job, turn) for job in jobs)), strict=True):
-            assert outcome.tokens == expected[job.job_id], f"{turn} {job.job_id}: {outcome.last}"
+        for request, outcome in zip(
+            requests,
+            bench.run(*(again(request, turn) for request in requests)),
+            strict=True,
+        ):
+            assert outcome.tokens == expected[request.request_id], (
+                f"{turn} {request.request_id}: {outcome.last}"
+            )
     bench.engine.close(drain=True)
     stats = bench.engine.stats()
     assert (stats.deaths, stats.kv_blocks_used) == (0, 0)
     tally["F39", "rounds of numbers that are none"] += 1
     tally["F39", "passes with numbers that are none"] += poison.hits
-    tally["F39", "jobs beside them that had to be untouched"] += JOBS - len(sick)
+    tally["F39", "requests beside them that had to be untouched"] += JOBS - len(sick)

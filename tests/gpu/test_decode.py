@@ -13,7 +13,7 @@ import torch
 from engine.attention.flash_attention import select_backend, sources
 from engine.attention.paged import LayerAttentionSpec
 from engine.request import EngineRequest, Failed, TokenLogprobs, Tokens
-from tests.support.engines import Bench, make_job, make_prompt, save_random_model, start_model
+from tests.support.engines import Bench, make_prompt, make_request, save_random_model, start_model
 
 pytestmark = [
     pytest.mark.gpu,
@@ -31,7 +31,7 @@ MODELS: dict[str, dict[str, Any]] = {
 RECORDABLE = ("Qwen3Config", "MistralConfig", "Gemma2Config")
 """In float32. For experts torch's grouped product is there in bfloat16 only; without it the host is asked."""
 
-JOBS = [make_job(str(n), make_prompt(4 + 9 * n, n), 8 + 7 * n) for n in range(6)]
+JOBS = [make_request(str(n), make_prompt(4 + 9 * n, n), 8 + 7 * n) for n in range(6)]
 WAYS: list[dict[str, Any]] = [
     {"decode": "auto", "ahead": False},
     {"decode": "auto", "ahead": True},
@@ -48,8 +48,8 @@ def start_on_gpu(config_name: str, **settings: Any) -> Bench:
     return start_model(path, **{"device": "cuda", "max_running": 4, "token_budget": 24, **settings})
 
 
-def run(bench: Bench, *jobs: EngineRequest) -> list[list[int]]:
-    outcomes = bench.run(*jobs)
+def run(bench: Bench, *requests: EngineRequest) -> list[list[int]]:
+    outcomes = bench.run(*requests)
     bench.engine.close(drain=True)
     assert not any(isinstance(outcome.last, Failed) for outcome in outcomes)
     return [outcome.tokens for outcome in outcomes]
@@ -85,17 +85,17 @@ def test_in_bfloat16_likelihoods_are_about_those_of_plain_steps(
     told = []
     for way in (PLAIN, settings):
         bench = start_on_gpu(config_name, dtype="bfloat16", **way)
-        # The job says what it reads: tokens of its own could differ, and all after them.
-        job = make_job("a", make_prompt(60), 1, logprobs=0, prompt_logprobs=0)
-        bench.run(job, *(replace(other, job_id=f"{other.job_id}!") for other in JOBS[:3]))
+        # The request says what it reads: tokens of its own could differ, and all after them.
+        request = make_request("a", make_prompt(60), 1, logprobs=0, prompt_logprobs=0)
+        bench.run(request, *(replace(other, request_id=f"{other.request_id}!") for other in JOBS[:3]))
         numbers = [said.chosen for said in _logprobs(bench, "a")]
         bench.engine.close(drain=True)
         told.append(numbers)
     assert told[0] == pytest.approx(told[1], abs=0.15, rel=0.05)
 
 
-def _logprobs(bench: Bench, job_id: str) -> Iterator[TokenLogprobs]:
-    for message in bench.listener.of(job_id):
+def _logprobs(bench: Bench, request_id: str) -> Iterator[TokenLogprobs]:
+    for message in bench.listener.of(request_id):
         yield from getattr(message, "logprobs", None) or ()
 
 
@@ -118,7 +118,7 @@ def _is_there(load: Callable[[], object]) -> bool:
 
 def test_a_gpu_without_memory_for_a_step_computes_less_at_a_time_and_goes_on() -> None:
     bench = start_on_gpu("Qwen3Config", token_budget=4096, max_running=8, kv_blocks=2000)
-    expected = bench.run(*(replace(job, job_id=f"first {job.job_id}") for job in JOBS))
+    expected = bench.run(*(replace(request, request_id=f"first {request.request_id}") for request in JOBS))
     torch.cuda.empty_cache()
     free, _ = torch.cuda.mem_get_info()
     hog = torch.empty(max(free - 8 * 2**20, 0), dtype=torch.uint8, device="cuda")
@@ -133,18 +133,18 @@ def test_a_gpu_without_memory_for_a_step_computes_less_at_a_time_and_goes_on() -
             assert outcome.last.code == "out_of_memory"
         else:
             assert outcome.tokens == other.tokens
-    again = bench.run(*(replace(job, job_id=f"again {job.job_id}") for job in JOBS))
+    again = bench.run(*(replace(request, request_id=f"again {request.request_id}") for request in JOBS))
     assert [outcome.tokens for outcome in again] == [outcome.tokens for outcome in expected]
     bench.engine.close(drain=True)
 
 
 @pytest.mark.parametrize("way", WAYS, ids=str)
 def test_a_tiny_pool_preempts_and_gives_the_same(way: dict[str, Any]) -> None:
-    jobs = [make_job(str(n), make_prompt(7 + 11 * n, n), 30) for n in range(5)]
-    expected = run(start_on_gpu("Qwen3Config", **PLAIN), *jobs)
+    requests = [make_request(str(n), make_prompt(7 + 11 * n, n), 30) for n in range(5)]
+    expected = run(start_on_gpu("Qwen3Config", **PLAIN), *requests)
     settings = {"kv_blocks": 8, "max_running": 64, "token_budget": 512, "attention": "sdpa"}
     bench = start_on_gpu("Qwen3Config", **settings, **way)
-    assert run(bench, *jobs) == expected
+    assert run(bench, *requests) == expected
     assert bench.engine.stats().preemptions > 0
 
 
@@ -156,7 +156,7 @@ def test_a_tiny_pool_preempts_and_gives_the_same(way: dict[str, Any]) -> None:
 def test_a_step_ahead_never_makes_the_host_wait(fields: dict[str, Any]) -> None:
     """torch raises where a call would wait for the device; tokens are read by an event, which is none."""
     bench = start_on_gpu("Qwen3Config")
-    bench.run(make_job("warm", make_prompt(20), 40, **fields))
+    bench.run(make_request("warm", make_prompt(20), 40, **fields))
     seen = 0
 
     def watch(message: object) -> None:
@@ -166,14 +166,14 @@ def test_a_step_ahead_never_makes_the_host_wait(fields: dict[str, Any]) -> None:
 
     bench.listener.when_told = watch
     try:
-        (outcome,) = bench.run(make_job("a", make_prompt(20, 1), 40, **fields))
+        (outcome,) = bench.run(make_request("a", make_prompt(20, 1), 40, **fields))
     finally:
         torch.cuda.set_sync_debug_mode("default")
     bench.engine.close(drain=True)
     assert len(outcome.tokens) == 40
 
 
-def test_a_job_cancelled_on_a_gpu_is_told_of_once_more() -> None:
+def test_a_request_cancelled_on_a_gpu_is_told_of_once_more() -> None:
     bench = start_on_gpu("Qwen3Config")
     heard = 0
 
@@ -184,6 +184,6 @@ def test_a_job_cancelled_on_a_gpu_is_told_of_once_more() -> None:
             bench.engine.cancel("a")
 
     bench.listener.when_told = cancel
-    (outcome,) = bench.run(make_job("a", make_prompt(20), 200))
+    (outcome,) = bench.run(make_request("a", make_prompt(20), 200))
     bench.engine.close(drain=True)
     assert len(outcome.tokens) == 5

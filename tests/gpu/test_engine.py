@@ -1,4 +1,4 @@
-"""The engine on a GPU gives what it gives on a CPU, many jobs at once, in the memory that it may take.
+"""The engine on a GPU gives what it gives on a CPU, many requests at once, in the memory that it may take.
 
 Not run by `make test`, which asks for no device. Here nothing is compared with other numbers than the
 CPU's in float32, because in bfloat16 two right answers may differ.
@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from engine.request import Failed
-from tests.support.engines import Bench, make_job, make_prompt, save_random_model, start_model
+from tests.support.engines import Bench, make_prompt, make_request, save_random_model, start_model
 
 pytestmark = [
     pytest.mark.gpu,
@@ -43,8 +43,8 @@ DEEPSEEK = {
 
 
 def tokens_of(bench: Bench, count: int) -> list[list[int]]:
-    jobs = [make_job(str(n), make_prompt(5 + 4 * n, n), 20) for n in range(count)]
-    outcomes = bench.run(*jobs)
+    requests = [make_request(str(n), make_prompt(5 + 4 * n, n), 20) for n in range(count)]
+    outcomes = bench.run(*requests)
     bench.engine.close(drain=True)
     assert not any(isinstance(outcome.last, Failed) for outcome in outcomes)
     return [outcome.tokens for outcome in outcomes]
@@ -56,12 +56,12 @@ def test_greedy_tokens_are_those_of_the_cpu(start: Start) -> None:
     assert tokens_of(start(device="cuda", **settings), 6) == expected
 
 
-def test_thirty_two_jobs_at_once_give_what_each_gives_alone(start: Start) -> None:
+def test_thirty_two_requests_at_once_give_what_each_gives_alone(start: Start) -> None:
     together = tokens_of(start(device="cuda"), 32)
     assert together == tokens_of(start(device="cuda", max_running=1), 32)
 
 
-def test_bfloat16_ends_every_job(start: Start) -> None:
+def test_bfloat16_ends_every_request(start: Start) -> None:
     assert [len(tokens) for tokens in tokens_of(start(device="cuda", dtype="bfloat16"), 32)] == [20] * 32
 
 
@@ -78,13 +78,13 @@ def test_the_cache_is_made_to_fit_what_is_free() -> None:
 def test_a_step_waits_for_the_device_only_where_tokens_are_read() -> None:
     """In a step that generates greedily: the ids, and whether they are numbers."""
     bench = start_model(save_random_model("Qwen3Config", num_hidden_layers=2), device="cuda")
-    bench.run(make_job("warm", make_prompt(20), 4))
+    bench.run(make_request("warm", make_prompt(20), 4))
     with warnings.catch_warnings(record=True) as waits:
         warnings.simplefilter("always")
         torch.cuda.set_sync_debug_mode("warn")
         try:
             steps = bench.engine.stats().steps
-            bench.run(make_job("a", make_prompt(20, 1), 30))
+            bench.run(make_request("a", make_prompt(20, 1), 30))
             steps = bench.engine.stats().steps - steps
         finally:
             torch.cuda.set_sync_debug_mode("default")

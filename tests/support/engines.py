@@ -1,4 +1,4 @@
-"""Engines for tests: a listener that can be waited for, jobs, tiny random models, sabotage.
+"""Engines for tests: a listener that can be waited for, requests, tiny random models, sabotage.
 
 torch is imported only by what needs it, so that tests of the scripted engine do without.
 """
@@ -29,16 +29,16 @@ VOCABULARY = 97
 
 @dataclass(frozen=True)
 class Outcome:
-    """All that was said of one job."""
+    """All that was said of one request."""
 
     tokens: list[int]
     last: Finished | Failed
     deliveries: int
-    """In how many deliveries the job was mentioned."""
+    """In how many deliveries the request was mentioned."""
 
 
 class Listener:
-    """Takes an engine's deliveries; checks that no job is mentioned after its end."""
+    """Takes an engine's deliveries; checks that no request is mentioned after its end."""
 
     def __init__(self) -> None:
         self.batches: list[list[Outbound]] = []
@@ -73,21 +73,21 @@ class Listener:
         with self._news:
             assert self._news.wait_for(condition, PATIENCE), f"only came: {self.batches[-3:]}"
 
-    def of(self, job_id: str) -> list[Outbound]:
-        """What was said of the job so far."""
-        return [m for batch in list(self.batches) for m in batch if m.job_id == job_id]
+    def of(self, request_id: str) -> list[Outbound]:
+        """What was said of the request so far."""
+        return [m for batch in list(self.batches) for m in batch if m.request_id == request_id]
 
-    def outcome(self, job_id: str) -> Outcome:
-        """Waits for the job's end."""
-        self.wait(lambda: any(isinstance(m, Finished | Failed) for m in self.of(job_id)))
-        told = self.of(job_id)
+    def outcome(self, request_id: str) -> Outcome:
+        """Waits for the request's end."""
+        self.wait(lambda: any(isinstance(m, Finished | Failed) for m in self.of(request_id)))
+        told = self.of(request_id)
         *before, last = told
-        assert isinstance(last, Finished | Failed), f"{job_id} was told of after its end"
+        assert isinstance(last, Finished | Failed), f"{request_id} was told of after its end"
         tokens: list[int] = []
         for message in before:
-            assert not isinstance(message, Finished | Failed), f"{job_id} ended twice"
+            assert not isinstance(message, Finished | Failed), f"{request_id} ended twice"
             tokens += message.token_ids if isinstance(message, Tokens) else ()
-        mentions = sum(any(m.job_id == job_id for m in batch) for batch in list(self.batches))
+        mentions = sum(any(m.request_id == request_id for m in batch) for batch in list(self.batches))
         return Outcome(tokens, last, mentions)
 
 
@@ -98,14 +98,14 @@ class Bench:
     engine: ThreadedEngine
     listener: Listener
 
-    def run(self, *jobs: EngineRequest) -> list[Outcome]:
-        """Submits the jobs together, so that they share their steps, and waits for all."""
-        first, *rest = jobs
+    def run(self, *requests: EngineRequest) -> list[Outcome]:
+        """Submits the requests together, so that they share their steps, and waits for all."""
+        first, *rest = requests
         with self.listener.held():
             self.engine.submit(first)
-            for job in rest:
-                self.engine.submit(job)
-        return [self.listener.outcome(job.job_id) for job in jobs]
+            for request in rest:
+                self.engine.submit(request)
+        return [self.listener.outcome(request.request_id) for request in requests]
 
     def fail_steps(self, error: BaseException, *, times: int = 1) -> None:
         """The next steps raise the error instead of computing."""
@@ -124,13 +124,15 @@ class Bench:
         setattr(executor, name, sabotaged)
 
 
-def make_job(job_id: str, prompt: Sequence[int], max_tokens: int = 16, **fields: Any) -> EngineRequest:
-    """A greedy job, unless `temperature` or other fields of `SamplingParams` are given."""
+def make_request(
+    request_id: str, prompt: Sequence[int], max_tokens: int = 16, **fields: Any
+) -> EngineRequest:
+    """A greedy request, unless `temperature` or other fields of `SamplingParams` are given."""
     sampling = {
         field.name: fields.pop(field.name) for field in dc_fields(SamplingParams) if field.name in fields
     }
     return EngineRequest(
-        job_id=job_id,
+        request_id=request_id,
         prompt=tuple(prompt),
         max_tokens=max_tokens,
         sampling=SamplingParams(**{"seed": 0, "temperature": 0.0, **sampling}),
@@ -145,7 +147,7 @@ def make_prompt(length: int, salt: int = 0) -> list[int]:
 
 def start_scripted(
     *,
-    scripts: Callable[[EngineRequest], Script | None] = lambda _job: None,
+    scripts: Callable[[EngineRequest], Script | None] = lambda _request: None,
     on_dead: OnEngineDeath = lambda _why: None,
     **settings: Any,
 ) -> Bench:

@@ -114,7 +114,7 @@ def fits(value: Any, wanted: dict[str, Any]) -> bool:
     return value is None
 
 
-def sequence_of(job: EngineRequest, compiler: GrammarCompiler) -> TokenSequence:
-    """The sequence of a job that was accepted with its grammar compiled."""
-    compiled = compiler.compiled(job.grammar, job.share) if job.grammar else None
-    return TokenSequence(job, 1, compiled=compiled)
+def sequence_of(request: EngineRequest, compiler: GrammarCompiler) -> TokenSequence:
+    """The sequence of a request that was accepted with its grammar compiled."""
+    compiled = compiler.compiled(request.grammar, request.share) if request.grammar else None
+    return TokenSequence(request, 1, compiled=compiled)

@@ -7,7 +7,7 @@ from engine.config import Limits
 from engine.request import FinishReason
 from engine.scheduling.scheduler import Scheduler, SchedulerOutput
 from engine.scheduling.sequence import TokenSequence
-from tests.support.engines import make_job, make_prompt
+from tests.support.engines import make_prompt, make_request
 
 
 def limits(**settings: Any) -> Limits:
@@ -26,8 +26,8 @@ class Play:
 
     def add(self, prompt: int, output: int, salt: int = 0, **fields: Any) -> TokenSequence:
         self.arrivals += 1
-        job = make_job(str(self.arrivals), make_prompt(prompt, salt), output, **fields)
-        sequence = TokenSequence(job, self.arrivals)
+        request = make_request(str(self.arrivals), make_prompt(prompt, salt), output, **fields)
+        sequence = TokenSequence(request, self.arrivals)
         self.scheduler.add(sequence)
         return sequence
 
@@ -50,6 +50,6 @@ class Play:
             self.step()
 
     def end(self, sequence: TokenSequence, reason: FinishReason) -> None:
-        assert sequence.job.job_id not in self.ended, "a job ended twice"
-        self.ended[sequence.job.job_id] = reason
+        assert sequence.request.request_id not in self.ended, "a request ended twice"
+        self.ended[sequence.request.request_id] = reason
         self.scheduler.remove(sequence)

@@ -83,63 +83,69 @@ class Timer:
 
 
 class PlayedEngine:
-    """Gives `answer_of` every job's response, so many tokens at a time as the dice say."""
+    """Gives `answer_of` every engine request's response, so many tokens at a time as the dice say."""
 
     def __init__(self, dice: random.Random, deliver: Callable[[list[Outbound]], None]) -> None:
         self.capabilities = CAPABILITIES
-        self.jobs: dict[str, tuple[EngineRequest, int]] = {}
+        self.engine_requests: dict[str, tuple[EngineRequest, int]] = {}
         """With how many tokens each has got."""
         self.cancelled: set[str] = set()
         self.most = 4
         self._dice = dice
         self._deliver = deliver
 
-    def check(self, job: EngineRequest) -> None: ...
+    def check(self, engine_request: EngineRequest) -> None: ...
 
     def hold(self, held: bool) -> None: ...
 
-    def submit(self, job: EngineRequest) -> None:
-        if len(self.jobs) >= self.most:
+    def submit(self, engine_request: EngineRequest) -> None:
+        if len(self.engine_requests) >= self.most:
             raise RequestRefused("overloaded", "No room.")
-        assert job.job_id not in self.jobs, "a response is generated twice at once"
-        self.jobs[job.job_id] = (job, 0)
+        assert engine_request.request_id not in self.engine_requests, "a response is generated twice at once"
+        self.engine_requests[engine_request.request_id] = (engine_request, 0)
 
-    def cancel(self, job_id: str) -> None:
-        if job_id in self.jobs:
-            self.cancelled.add(job_id)
+    def cancel(self, engine_request_id: str) -> None:
+        if engine_request_id in self.engine_requests:
+            self.cancelled.add(engine_request_id)
 
     def stats(self) -> Stats:
         return Stats(running=0, waiting=0, kv_blocks_used=0, kv_blocks_total=1, steps=0, tokens=0, alive=True)
 
     def step(self) -> None:
         told: list[Outbound] = []
-        for job_id, (job, before) in list(self.jobs.items()):
-            answer = answer_of(UUID(hex=job_id))[job.output_offset : job.output_offset + job.max_tokens]
+        for engine_request_id, (engine_request, before) in list(self.engine_requests.items()):
+            answer = answer_of(UUID(hex=engine_request_id))[
+                engine_request.output_offset : engine_request.output_offset + engine_request.max_tokens
+            ]
             more = answer[before : before + self._dice.randint(0, 2)]
-            cancelled = job_id in self.cancelled
+            cancelled = engine_request_id in self.cancelled
             given = before if cancelled else before + len(more)
             if given > before:
-                told.append(Tokens(job_id, tuple(more)))
-                self.jobs[job_id] = (job, given)
+                told.append(Tokens(engine_request_id, tuple(more)))
+                self.engine_requests[engine_request_id] = (engine_request, given)
             if cancelled or given == len(answer):
-                self._forget(job_id)
-                usage = Usage(len(job.prompt), 0, given)
-                told.append(Finished(job_id, "cancelled" if cancelled else "stop", usage))
+                self._forget(engine_request_id)
+                usage = Usage(len(engine_request.prompt), 0, given)
+                told.append(Finished(engine_request_id, "cancelled" if cancelled else "stop", usage))
         if told:
             self._deliver(told)
 
     def fail(self) -> None:
         """The engine dies, and comes back."""
         told: list[Outbound] = []
-        for job_id, (job, given) in list(self.jobs.items()):
-            self._forget(job_id)
-            told.append(Failed(job_id, "engine_dead", "It died.", Usage(len(job.prompt), 0, given)))
+        for engine_request_id, (engine_request, given) in list(self.engine_requests.items()):
+            self._forget(engine_request_id)
+            told.append(
+                Failed(
+                    engine_request_id, "engine_dead", "It died.", Usage(len(engine_request.prompt), 0, given)
+                )
+            )
         if told:
             self._deliver(told)
 
-    def _forget(self, job_id: str) -> None:
-        del self.jobs[job_id]
-        self.cancelled.discard(job_id)
+    def _forget(self, engine_request_id: str) -> None:
+        del self.engine_requests[engine_request_id]
+        self.cancelled.discard(engine_request_id)
 
 
 @dataclass

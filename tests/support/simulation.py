@@ -262,7 +262,11 @@ class World:
         return (
             all(row.stored.status in ENDED for row in self.memory.rows.values())
             and all(client.done or self.is_cut_off(client) for client in self.clients)
-            and all(one.recorder.load == 0 and not one.engine.jobs for one in self.replicas if not one.gone)
+            and all(
+                one.recorder.load == 0 and not one.engine.engine_requests
+                for one in self.replicas
+                if not one.gone
+            )
         )
 
 

@@ -47,7 +47,7 @@ _TEMPLATES_KEPT = 8
 
 
 class ChatTemplateFormat:
-    """One model folder's dialect. Thread-safe; every job gets a parser of its own."""
+    """One model folder's dialect. Thread-safe; every engine request gets a parser of its own."""
 
     def __init__(
         self,

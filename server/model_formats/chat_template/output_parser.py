@@ -1,4 +1,4 @@
-"""Tokens of one job → text with signs for markup → reasoning, answer and calls."""
+"""Tokens of one engine request → text with signs for markup → reasoning, answer and calls."""
 
 from collections.abc import Iterator, Sequence
 

@@ -49,7 +49,7 @@ def _today() -> date:
 
 @dataclass(frozen=True, slots=True)
 class HarmonyFormat:
-    """gpt-oss's dialect. Thread-safe; every job gets a parser of its own."""
+    """gpt-oss's dialect. Thread-safe; every engine request gets a parser of its own."""
 
     encoding: HarmonyEncoding
     today: Callable[[], date] = _today

@@ -44,7 +44,7 @@ _BETWEEN_THOUGHTS = "\n"
 
 
 class HarmonyParser:
-    """One job's output."""
+    """One engine request's output."""
 
     def __init__(self, tokens: Sequence[bytes], prompt: Prompt) -> None:
         """`tokens` are the bytes of each id. Where the output begins is read from the end of the prompt."""

@@ -105,9 +105,7 @@ def test_postgres_stops_when_the_whole_process_group_is_killed(embedded_dir: Pat
     assert the_next_start_finds_the_row(embedded_dir)
 
 
-def test_a_start_works_while_the_postgres_of_a_killed_owner_still_stops(
-    embedded_dir: Path,
-) -> None:
+def test_a_start_works_while_the_postgres_of_a_killed_owner_still_stops(embedded_dir: Path) -> None:
     with owner_with_a_row(embedded_dir) as (owner, _):
         owner.kill()
         owner.wait()
@@ -224,9 +222,7 @@ def test_ensure_changes_nothing_when_no_connection_is_left(embedded_dir: Path) -
         assert postmaster_of(embedded_dir) == running
 
 
-def test_one_of_many_that_start_at_once_owns_the_database_and_all_share_it(
-    embedded_dir: Path,
-) -> None:
+def test_one_of_many_that_start_at_once_owns_the_database_and_all_share_it(embedded_dir: Path) -> None:
     with contextlib.ExitStack() as stack:
         processes = [stack.enter_context(EmbeddedProcess(embedded_dir, CRASH_SAFE)) for _ in range(6)]
         reports = [process.report() for process in processes]
@@ -236,9 +232,7 @@ def test_one_of_many_that_start_at_once_owns_the_database_and_all_share_it(
         psycopg.connect(reports[0].url).close()
 
 
-def test_an_attached_process_shares_the_rows_and_leaves_the_database_running(
-    embedded_dir: Path,
-) -> None:
+def test_an_attached_process_shares_the_rows_and_leaves_the_database_running(embedded_dir: Path) -> None:
     with owner_with_a_row(embedded_dir) as (_, report):
         with EmbeddedPostgres(embedded_dir) as attached:
             assert not attached.is_owner
@@ -259,9 +253,7 @@ def test_an_attached_process_takes_the_database_over_when_its_owner_ends(
         assert not is_running(embedded_dir)
 
 
-def test_one_of_several_attached_processes_takes_over_and_the_others_attach_to_it(
-    embedded_dir: Path,
-) -> None:
+def test_one_of_several_attached_processes_takes_over_and_the_others_attach_to_it(embedded_dir: Path) -> None:
     with contextlib.ExitStack() as stack:
         owner, _ = stack.enter_context(owner_with_a_row(embedded_dir))
         attached = [stack.enter_context(EmbeddedProcess(embedded_dir, CRASH_SAFE)) for _ in range(3)]

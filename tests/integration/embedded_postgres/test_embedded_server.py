@@ -51,9 +51,7 @@ def mode_of(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def test_a_first_start_makes_a_database_that_answers_and_the_next_finds_it(
-    embedded_dir: Path,
-) -> None:
+def test_a_first_start_makes_a_database_that_answers_and_the_next_finds_it(embedded_dir: Path) -> None:
     said: list[str] = []
     postgres = EmbeddedPostgres(embedded_dir)
     url = postgres.start(said.append)
@@ -73,9 +71,7 @@ def test_a_first_start_makes_a_database_that_answers_and_the_next_finds_it(
         assert connection.execute("SELECT answer FROM kept").fetchone() == (42,)
 
 
-def test_nobody_else_may_enter_the_directories_that_trust_whoever_comes(
-    embedded_dir: Path,
-) -> None:
+def test_nobody_else_may_enter_the_directories_that_trust_whoever_comes(embedded_dir: Path) -> None:
     with EmbeddedPostgres(embedded_dir, options=IN_A_HURRY):
         for directory in (embedded_dir, embedded_dir / "pgdata", embedded_dir / "run"):
             assert mode_of(directory) == 0o700
@@ -90,9 +86,7 @@ def test_ensure_refuses_after_stop(embedded_dir: Path) -> None:
         postgres.ensure()
 
 
-def test_a_failed_start_tells_postgres_s_complaint_and_leaves_nothing_behind(
-    embedded_dir: Path,
-) -> None:
+def test_a_failed_start_tells_postgres_s_complaint_and_leaves_nothing_behind(embedded_dir: Path) -> None:
     with pytest.raises(EmbeddedError, match=r"did not start: .*max_connections"):
         EmbeddedPostgres(embedded_dir, options={"max_connections": "none"}).start()
     assert not is_running(embedded_dir)
@@ -153,9 +147,7 @@ def test_a_half_made_cluster_is_thrown_away(embedded_dir: Path) -> None:
         assert not partial.exists()
 
 
-def test_a_cluster_of_another_major_is_refused_with_the_way_to_upgrade_it(
-    embedded_dir: Path,
-) -> None:
+def test_a_cluster_of_another_major_is_refused_with_the_way_to_upgrade_it(embedded_dir: Path) -> None:
     with EmbeddedPostgres(embedded_dir, options=IN_A_HURRY):
         pass
     version = embedded_dir / "pgdata" / "PG_VERSION"
@@ -297,9 +289,7 @@ def test_root_is_told_which_directory_is_closed_and_leaves_it_closed(embedded_di
 
 
 @as_root
-def test_root_does_not_give_away_a_closed_directory_with_something_else_in_it(
-    embedded_dir: Path,
-) -> None:
+def test_root_does_not_give_away_a_closed_directory_with_something_else_in_it(embedded_dir: Path) -> None:
     embedded_dir.mkdir(mode=0o700)
     (embedded_dir / "letters").touch()
     with pytest.raises(EmbeddedError, match="has something else in it"):
@@ -330,17 +320,13 @@ def test_programs_out_of_reach_are_copied_once(embedded_dir: Path) -> None:
     assert mode_of(closed) == 0o700
 
 
-def test_the_data_directory_is_the_user_s_unless_postgres_cannot_get_there(
-    embedded_dir: Path,
-) -> None:
+def test_the_data_directory_is_the_user_s_unless_postgres_cannot_get_there(embedded_dir: Path) -> None:
     home = embedded_dir / "home"
     assert default_data_dir(home) == home / ".local/share/holdfast"
     assert default_data_dir(home, embedded_dir / "xdg") == embedded_dir / "xdg/holdfast"
 
 
 @as_root
-def test_the_data_directory_of_a_root_with_a_closed_home_is_under_var_lib(
-    embedded_dir: Path,
-) -> None:
+def test_the_data_directory_of_a_root_with_a_closed_home_is_under_var_lib(embedded_dir: Path) -> None:
     embedded_dir.mkdir(mode=0o700)
     assert default_data_dir(embedded_dir) == Path("/var/lib/holdfast")

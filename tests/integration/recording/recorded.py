@@ -23,11 +23,11 @@ TABLES = ("responses", "items", "response_events_hot", "response_streams", "usag
 
 
 def tokens(run: Run, given: Sequence[int]) -> Tokens:
-    return Tokens(run.job_id, tuple(given))
+    return Tokens(run.engine_request_id, tuple(given))
 
 
 def finished(run: Run, reason: FinishReason = "stop", output: int = 3) -> Finished:
-    return Finished(run.job_id, reason, Usage(prompt=5, cached=1, output=output))
+    return Finished(run.engine_request_id, reason, Usage(prompt=5, cached=1, output=output))
 
 
 @dataclass
@@ -42,7 +42,7 @@ class Bench:
     hinted: list[UUID]
     """The responses of which other replicas are to be told."""
     cancelled: list[UUID]
-    """Those whose jobs the engine is to end."""
+    """Those whose engine requests the engine is to end."""
     handled: list[Inbound]
     """What the recorder has brought forward, in order."""
 

@@ -59,22 +59,22 @@ def ids(text: str) -> list[int]:
 
 @dataclass
 class StillEngine:
-    """Takes jobs and does nothing with them."""
+    """Takes engine requests and does nothing with them."""
 
-    jobs: list[EngineRequest] = field(default_factory=list)
+    requests: list[EngineRequest] = field(default_factory=list)
     refusal: str | None = None
     capabilities: ModelInfo = ModelInfo(
         vocab_size=2**31, context_length=4096, stop_ids=frozenset(), temperature=1.0, top_p=1.0
     )
 
-    def check(self, job: EngineRequest) -> None: ...
+    def check(self, request: EngineRequest) -> None: ...
 
-    def submit(self, job: EngineRequest) -> None:
+    def submit(self, request: EngineRequest) -> None:
         if self.refusal is not None:
             raise RequestRefused(self.refusal, "No.")  # type: ignore[arg-type]
-        self.jobs.append(job)
+        self.requests.append(request)
 
-    def cancel(self, job_id: str) -> None: ...
+    def cancel(self, engine_request_id: str) -> None: ...
 
     def hold(self, held: bool) -> None: ...
 
@@ -198,7 +198,7 @@ def test_a_foreground_response_left_at_any_token_ends_as_failed_with_what_it_had
             at.taker.take()
             told = check_end(at.bench, run.facts.id, before, "failed")
             assert told["error"] == {"code": SERVER_ERROR, "message": STOPPED}
-        assert at.engine.jobs == []
+        assert at.engine.requests == []
 
 
 def test_a_background_response_left_at_any_token_goes_on_at_the_next(database_url: str) -> None:
@@ -207,14 +207,15 @@ def test_a_background_response_left_at_any_token_goes_on_at_the_next(database_ur
             run = at.leave([[token] for token in SPELLED[:cut]], background=True)
             before = at.stream(run)
             at.taker.take()
-            job = at.engine.jobs.pop()
-            done = list(job.prompt[3:])
+            request = at.engine.requests.pop()
+            done = list(request.prompt[3:])
+            usage = Usage(len(request.prompt), 2, len(SPELLED) - len(done))
             assert done == SPELLED[: len(done)], "what was told is not generated again"
-            assert job.output_offset == len(done)
+            assert request.output_offset == len(done)
             at.bench.recorder.deliver(
                 [
-                    Tokens(job.job_id, tuple(SPELLED[len(done) :])),
-                    Finished(job.job_id, "stop", Usage(len(job.prompt), 2, len(SPELLED) - len(done))),
+                    Tokens(request.request_id, tuple(SPELLED[len(done) :])),
+                    Finished(request.request_id, "stop", usage),
                 ]
             )
             told = check_end(at.bench, run.facts.id, before, "completed")
@@ -223,16 +224,14 @@ def test_a_background_response_left_at_any_token_goes_on_at_the_next(database_ur
             assert told["usage"]["output_tokens"] == len(SPELLED)
 
 
-def test_a_waiting_response_is_begun_and_one_cancelled_meanwhile_is_not(
-    database_url: str,
-) -> None:
+def test_a_waiting_response_is_begun_and_one_cancelled_meanwhile_is_not(database_url: str) -> None:
     with taking(database_url) as at:
         wanted, unwanted = (accept(at.bench.database, at.bench.replica, background=True) for _ in range(2))
         with at.bench.database.begin() as connection:
             claims.request_cancel(connection, TENANT, unwanted.facts.id)
         at.taker.take()
-        assert [job.job_id for job in at.engine.jobs] == [wanted.job_id]
-        at.bench.recorder.deliver([Finished(wanted.job_id, "stop", Usage(3, 0, 0))])
+        assert [request.request_id for request in at.engine.requests] == [wanted.engine_request_id]
+        at.bench.recorder.deliver([Finished(wanted.engine_request_id, "stop", Usage(3, 0, 0))])
         check_end(at.bench, wanted.facts.id, [], "completed")
         told = check_end(at.bench, unwanted.facts.id, [], "cancelled")
         assert told["usage"]["output_tokens"] == 0
@@ -248,10 +247,10 @@ def test_what_waited_for_a_replica_to_start_is_claimed_at_once(
         run = accept(at.bench.database, at.bench.replica, background=True)
         at.taker.start()
         try:
-            eventually(lambda: [job.job_id for job in at.engine.jobs] == [run.job_id])
+            eventually(lambda: [one.request_id for one in at.engine.requests] == [run.engine_request_id])
         finally:
             at.taker.stop()
-        at.bench.recorder.deliver([Finished(run.job_id, "stop", Usage(3, 0, 0))])
+        at.bench.recorder.deliver([Finished(run.engine_request_id, "stop", Usage(3, 0, 0))])
         check_end(at.bench, run.facts.id, [], "completed")
 
 
@@ -260,13 +259,13 @@ def test_no_more_is_claimed_than_the_engine_may_run(database_url: str) -> None:
         for _ in range(3):
             accept(at.bench.database, at.bench.replica, background=True)
         at.taker.take()
-        first = at.engine.jobs[:]
+        first = at.engine.requests[:]
         assert len(first) == 2
-        at.bench.recorder.deliver([Finished(first[0].job_id, "stop", Usage(3, 0, 0))])
-        at.bench.hub.final(UUID(hex=first[0].job_id))
+        at.bench.recorder.deliver([Finished(first[0].request_id, "stop", Usage(3, 0, 0))])
+        at.bench.hub.final(UUID(hex=first[0].request_id))
         eventually(lambda: at.bench.recorder.load == 1)
         at.taker.take()
-        assert len(at.engine.jobs) == 3
+        assert len(at.engine.requests) == 3
 
 
 @pytest.mark.parametrize("reason", ["overloaded", "share_full", "closed"])
@@ -278,8 +277,8 @@ def test_what_the_engine_has_no_room_for_is_handed_back(database_url: str, reaso
         assert at.bench.recorder.wait_idle(10)
         at.engine.refusal = None
         at.taker.take()
-        assert [job.job_id for job in at.engine.jobs] == [run.job_id]
-        at.bench.recorder.deliver([Finished(run.job_id, "stop", Usage(3, 0, 0))])
+        assert [request.request_id for request in at.engine.requests] == [run.engine_request_id]
+        at.bench.recorder.deliver([Finished(run.engine_request_id, "stop", Usage(3, 0, 0))])
         check_end(at.bench, run.facts.id, [], "completed")
 
 
@@ -290,7 +289,7 @@ def test_a_background_response_of_which_too_many_died_is_given_up(database_url: 
         at.taker.take()
         told = check_end(at.bench, run.facts.id, before, "failed")
         assert told["error"]["message"] == GIVEN_UP
-        assert at.engine.jobs == []
+        assert at.engine.requests == []
 
 
 def test_a_response_whose_prompt_is_written_otherwise_now_ends_and_is_not_spliced(database_url: str) -> None:
@@ -316,10 +315,13 @@ def test_reasoning_is_read_again_whoever_opened_it(database_url: str, opened: bo
             run = at.leave([[token] for token in given[:cut]], background=True)
             before = at.stream(run)
             at.taker.take()
-            job = at.engine.jobs.pop()
-            rest = tuple(given[job.output_offset :])
+            request = at.engine.requests.pop()
+            rest = tuple(given[request.output_offset :])
             at.bench.recorder.deliver(
-                [Tokens(job.job_id, rest), Finished(job.job_id, "stop", Usage(len(job.prompt), 0, len(rest)))]
+                [
+                    Tokens(request.request_id, rest),
+                    Finished(request.request_id, "stop", Usage(len(request.prompt), 0, len(rest))),
+                ]
             )
             told = check_end(at.bench, run.facts.id, before, "completed")
             texts = [item["content"][0]["text"] for item in told["output"]]
@@ -343,8 +345,8 @@ def test_any_tokens_in_any_steps_are_taken_up(
         before = at.stream(run)
         already = said(at.bench.stored(run.facts.id))
         at.taker.take()
-        job = at.engine.jobs.pop()
-        at.bench.recorder.deliver([Finished(job.job_id, "length", Usage(len(job.prompt), 0, 0))])
+        request = at.engine.requests.pop()
+        at.bench.recorder.deliver([Finished(request.request_id, "length", Usage(len(request.prompt), 0, 0))])
         check_end(at.bench, run.facts.id, before, "incomplete")
         assert said(at.bench.stored(run.facts.id))[: len(already) - 1] == already[:-1]
 
@@ -373,7 +375,7 @@ def test_the_responses_of_living_replicas_are_left_alone(database_url: str) -> N
         at.bench.feed(tokens(run, say("mine")))
         at.leave([list(say("theirs"))], background=True, dies=False)
         at.taker.take()
-        assert at.engine.jobs == []
+        assert at.engine.requests == []
         at.bench.feed(finished(run))
         assert event_type(at.bench.stored(run.facts.id)[-1]) == "response.completed"
 
@@ -393,7 +395,7 @@ def test_two_replicas_take_each_response_once(database_url: str) -> None:
         runs = [first.leave([list(say("a"))], background=True) for _ in range(6)]
         for at in (first, second, first):
             at.taker.take()
-        taken = [job.job_id for job in [*first.engine.jobs, *second.engine.jobs]]
-        assert sorted(taken) == sorted(run.job_id for run in runs)
+        taken = [request.request_id for request in [*first.engine.requests, *second.engine.requests]]
+        assert sorted(taken) == sorted(run.engine_request_id for run in runs)
         for at in (first, second):
             at.bench.recorder.hand_back()

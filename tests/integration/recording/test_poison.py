@@ -34,13 +34,15 @@ def test_a_row_that_cannot_be_decoded_ends_its_own_response_and_no_other(
         with at.bench.database.begin() as connection:
             assert connection.exec_driver_sql(POISONS[poison], (bad.facts.id,)).rowcount > 0
         at.taker.take()
-        assert [job.job_id for job in at.engine.jobs] == [good.job_id]
+        assert [engine_request.request_id for engine_request in at.engine.requests] == [
+            good.engine_request_id
+        ]
         with psycopg.connect(database_url, autocommit=True) as connection:
             eventually(lambda: status_of(connection, bad.facts.id) == "failed")
             metered = connection.execute("select response_id, status from usage_ledger").fetchall()
         assert metered == [(bad.facts.id, "failed")]
         assert not at.bench.recorder.holds(bad.facts.id)
-        at.bench.recorder.deliver([Finished(good.job_id, "stop", Usage(3, 0, 0))])
+        at.bench.recorder.deliver([Finished(good.engine_request_id, "stop", Usage(3, 0, 0))])
         check_end(at.bench, good.facts.id, [], "completed")
 
 
@@ -57,17 +59,19 @@ def test_a_mistake_that_one_response_brings_out_ends_it_and_no_other(
         bad, good = (accept(at.bench.database, at.bench.replica, background=True) for _ in range(2))
         submit = at.engine.submit
 
-        def broken(job: EngineRequest) -> None:
-            if job.job_id == bad.job_id:
-                raise KeyError(job.job_id)
-            submit(job)
+        def broken(engine_request: EngineRequest) -> None:
+            if engine_request.request_id == bad.engine_request_id:
+                raise KeyError(engine_request.request_id)
+            submit(engine_request)
 
         monkeypatch.setattr(at.engine, "submit", broken)
         at.taker.take()
-        assert [job.job_id for job in at.engine.jobs] == [good.job_id]
+        assert [engine_request.request_id for engine_request in at.engine.requests] == [
+            good.engine_request_id
+        ]
         told = final(at.bench, bad.facts.id)
         assert told["error"]["message"] == CANNOT_GO_ON
-        at.bench.recorder.deliver([Finished(good.job_id, "stop", Usage(3, 0, 0))])
+        at.bench.recorder.deliver([Finished(good.engine_request_id, "stop", Usage(3, 0, 0))])
         check_end(at.bench, good.facts.id, [], "completed")
 
 

@@ -119,9 +119,11 @@ def test_the_stored_response_equals_the_one_in_its_last_event(
     assert msgspec.json.decode(last.body)["response"] == msgspec.to_builtins(run.final)
 
 
-def test_a_failed_job_ends_its_response_without_telling_the_cause(bench: Bench) -> None:
+def test_a_failed_engine_request_ends_its_response_without_telling_the_cause(bench: Bench) -> None:
     run = bench.begin()
-    bench.feed(tokens(run, say("part")), Failed(run.job_id, "out_of_memory", "at 0x7f", Usage(5, 0, 4)))
+    bench.feed(
+        tokens(run, say("part")), Failed(run.engine_request_id, "out_of_memory", "at 0x7f", Usage(5, 0, 4))
+    )
     final = msgspec.json.decode(bench.hub.final(run.facts.id))
     assert (final["status"], final["error"]["code"]) == ("failed", "server_error")
     assert "0x7f" not in final["error"]["message"]

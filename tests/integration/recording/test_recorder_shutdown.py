@@ -17,9 +17,9 @@ from tests.unit.server.hosted_tools.test_tool_specs import CITY, call, reading
 
 
 class NoEngine:
-    """No job may reach it."""
+    """No engine request may reach it."""
 
-    def submit(self, _job: object) -> None:
+    def submit(self, _engine_request: object) -> None:
         raise AssertionError("a turn begins after the end")
 
 

@@ -23,11 +23,13 @@ def called_and_answered(bench: Bench) -> Run:
     run.start()
     bench.recorder.begin(run)
     response = run.facts.id
-    bench.feed(Tokens(run.job_id, (0,)), Finished(run.job_id, "stop", Usage(5, 2, 7)))
+    bench.feed(Tokens(run.engine_request_id, (0,)), Finished(run.engine_request_id, "stop", Usage(5, 2, 7)))
     bench.feed(ToolCallFinished(response, 1, ToolResult("sunny")))
-    job = f"{response.hex}.1"
+    engine_request = f"{response.hex}.1"
     answer = StartTurn(response, reading([[TextDelta("Sunny.")]], HostedTools()), 15)
-    bench.recorder.deliver([answer, Tokens(job, (0,)), Finished(job, "stop", Usage(15, 5, 3))])
+    bench.recorder.deliver(
+        [answer, Tokens(engine_request, (0,)), Finished(engine_request, "stop", Usage(15, 5, 3))]
+    )
     assert b'"completed"' in bench.hub.final(response)
     return run
 

@@ -85,9 +85,7 @@ def test_make_goes_from_nothing_to_a_loadable_folder_when_it_smokes(
     assert "step 2, loss" in capsys.readouterr().out
 
 
-def test_evaluation_fails_when_a_kind_is_below_its_floor(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_evaluation_fails_when_a_kind_is_below_its_floor(capsys: pytest.CaptureFixture[str]) -> None:
     kind = KINDS[0]
     mistake = Mistake(Case((), "Hello!"), "Bye!")
 

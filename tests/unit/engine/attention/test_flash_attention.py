@@ -15,7 +15,7 @@ from engine.attention.flash_attention import FlashAttentionBackend, select_backe
 from engine.attention.paged import LayerAttentionSpec
 from engine.request import Failed
 from engine.runner import select_decoding
-from tests.support.engines import Bench, make_job, make_prompt, save_random_model, start_model
+from tests.support.engines import Bench, make_prompt, make_request, save_random_model, start_model
 from tests.support.flash import flash_attn_with_kvcache as flash
 
 CPU = torch.device("cpu")
@@ -189,12 +189,12 @@ MODELS: dict[str, dict[str, Any]] = {
     "GptOssConfig": {"sliding_window": 12, "num_local_experts": 4, "num_experts_per_tok": 2},
     "Gemma2Config": {"sliding_window": 12, "attn_logit_softcapping": 0.5, "query_pre_attn_scalar": 1},
 }
-JOBS = [make_job(str(n), make_prompt(4 + 9 * n, n), 8 + 7 * n) for n in range(6)]
+JOBS = [make_request(str(n), make_prompt(4 + 9 * n, n), 8 + 7 * n) for n in range(6)]
 
 
 def run(bench: Bench) -> list[list[int]]:
     outcomes = bench.run(*JOBS)
-    again = bench.run(make_job("again", [*JOBS[5].prompt, *outcomes[5].tokens, 5, 6], 9))
+    again = bench.run(make_request("again", [*JOBS[5].prompt, *outcomes[5].tokens, 5, 6], 9))
     assert again[0].last.usage.cached > 0
     bench.engine.close(drain=True)
     assert not any(isinstance(outcome.last, Failed) for outcome in outcomes)

@@ -1,4 +1,4 @@
-"""Jobs that ask for beams, on a real model and beside other jobs."""
+"""Requests that ask for beams, on a real model and beside other requests."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -14,8 +14,8 @@ from engine.sampling.beam_search import BeamSearch
 from tests.support.engines import (
     Bench,
     Outcome,
-    make_job,
     make_prompt,
+    make_request,
     start_model,
     start_scripted,
     tiny_model,
@@ -32,11 +32,11 @@ def model() -> Iterator[Bench]:
     bench.engine.close(drain=True)
 
 
-def jobs(prompt: list[int], name: str = "a", *, width: int = WIDTH, **fields: Any) -> list[EngineRequest]:
+def requests(prompt: list[int], name: str = "a", *, width: int = WIDTH, **fields: Any) -> list[EngineRequest]:
     """One for each output of a search."""
     fields = {"max_tokens": TOKENS, **fields}
     return [
-        make_job(f"{name}{rank}", prompt, beams=Beams(width=width, rank=rank), seed=rank, **fields)
+        make_request(f"{name}{rank}", prompt, beams=Beams(width=width, rank=rank), seed=rank, **fields)
         for rank in range(width)
     ]
 
@@ -63,7 +63,7 @@ def codes(outcomes: list[Outcome]) -> list[str]:
 
 def test_the_outputs_are_those_of_a_search_with_transformers(model: Bench) -> None:
     prompt = make_prompt(40)
-    outcomes = model.run(*jobs(prompt, logprobs=2))
+    outcomes = model.run(*requests(prompt, logprobs=2))
     assert [tuple(one.tokens) for one in outcomes] == searched(prompt)
     assert codes(outcomes) == ["length"] * WIDTH
     assert all(one.last.usage.output == TOKENS for one in outcomes)
@@ -74,80 +74,80 @@ def test_the_outputs_are_those_of_a_search_with_transformers(model: Bench) -> No
 def test_an_output_ends_with_its_stop_token(model: Bench) -> None:
     prompt = make_prompt(40)
     stop = searched(prompt)[0][4]
-    outcomes = model.run(*jobs(prompt, "s", stop_ids=frozenset({stop})))
+    outcomes = model.run(*requests(prompt, "s", stop_ids=frozenset({stop})))
     assert [tuple(one.tokens) for one in outcomes] == searched(prompt, frozenset({stop}))
     ended = ["stop" if one.tokens[-1] == stop else "length" for one in outcomes]
     assert codes(outcomes) == ended
     assert "stop" in ended
-    again = model.run(*jobs(prompt, "i", stop_ids=frozenset({stop}), ignore_eos=True))
+    again = model.run(*requests(prompt, "i", stop_ids=frozenset({stop}), ignore_eos=True))
     assert [tuple(one.tokens) for one in again] == searched(prompt)
 
 
-def test_jobs_that_ask_for_the_outputs_of_one_search_share_it(model: Bench) -> None:
+def test_requests_that_ask_for_the_outputs_of_one_search_share_it(model: Bench) -> None:
     before = model.engine.stats().tokens
-    model.run(*jobs(make_prompt(30, 5), "share"))
+    model.run(*requests(make_prompt(30, 5), "share"))
     assert model.engine.stats().tokens - before == 1 + (TOKENS - 1) * WIDTH
 
 
 def test_what_the_beams_have_in_common_is_computed_once(model: Bench) -> None:
     before = model.engine.stats().computed_tokens
-    model.run(*jobs(make_prompt(200, 8), "common"))
+    model.run(*requests(make_prompt(200, 8), "common"))
     of_steps = WIDTH * TOKENS * 2 * EngineConfig(model=tiny_model()).block_size
     assert model.engine.stats().computed_tokens - before < 200 + of_steps
 
 
-def test_a_job_that_was_cut_goes_on_with_the_output_that_it_had(model: Bench) -> None:
+def test_a_request_that_was_cut_goes_on_with_the_output_that_it_had(model: Bench) -> None:
     prompt = make_prompt(40)
     whole = searched(prompt)
     for cut in (1, 7, TOKENS - 1):
-        job = jobs(prompt, f"c{cut}-")[1]
-        rest = replace(job, prompt=(*prompt, *whole[1][:cut]), max_tokens=TOKENS - cut, output_offset=cut)
+        request = requests(prompt, f"c{cut}-")[1]
+        rest = replace(request, prompt=(*prompt, *whole[1][:cut]), max_tokens=TOKENS - cut, output_offset=cut)
         (outcome,) = model.run(rest)
         assert tuple(outcome.tokens) == whole[1][cut:]
 
 
 def test_what_is_computed_beside_a_search_is_not_changed_by_it(model: Bench) -> None:
-    other = make_job("other", make_prompt(25, 9), 40)
+    other = make_request("other", make_prompt(25, 9), 40)
     (alone,) = model.run(other)
-    together = model.run(*jobs(make_prompt(33, 2), "x"), replace(other, job_id="beside"))
+    together = model.run(*requests(make_prompt(33, 2), "x"), replace(other, request_id="beside"))
     assert together[-1].tokens == alone.tokens
 
 
-def test_a_job_that_is_cancelled_ends_and_the_others_get_their_outputs(model: Bench) -> None:
+def test_a_request_that_is_cancelled_ends_and_the_others_get_their_outputs(model: Bench) -> None:
     prompt = make_prompt(40)
-    first, second, third = jobs(prompt, "k", max_tokens=100)
+    first, second, third = requests(prompt, "k", max_tokens=100)
     with model.listener.held():
-        for job in (first, second, third):
-            model.engine.submit(job)
+        for request in (first, second, third):
+            model.engine.submit(request)
         model.engine.cancel("k1")
-    outcomes = [model.listener.outcome(job.job_id) for job in (first, second, third)]
+    outcomes = [model.listener.outcome(request.request_id) for request in (first, second, third)]
     assert codes(outcomes) == ["length", "cancelled", "length"]
     assert outcomes[1].tokens == []
 
 
 def test_a_search_ends_when_all_that_wanted_it_are_cancelled(model: Bench) -> None:
-    wanted = jobs(make_prompt(40), "z", max_tokens=200)
+    wanted = requests(make_prompt(40), "z", max_tokens=200)
     with model.listener.held():
-        for job in wanted:
-            model.engine.submit(job)
-        for job in wanted:
-            model.engine.cancel(job.job_id)
-    outcomes = [model.listener.outcome(job.job_id) for job in wanted]
+        for request in wanted:
+            model.engine.submit(request)
+        for request in wanted:
+            model.engine.cancel(request.request_id)
+    outcomes = [model.listener.outcome(request.request_id) for request in wanted]
     assert codes(outcomes) == ["cancelled"] * WIDTH
-    (after,) = model.run(make_job("after", make_prompt(10), 3))
+    (after,) = model.run(make_request("after", make_prompt(10), 3))
     assert len(after.tokens) == 3
     assert (model.engine.stats().running, model.engine.stats().waiting) == (0, 0)
 
 
-def test_nobody_is_told_of_the_jobs_that_a_search_is_made_of(model: Bench) -> None:
-    model.run(*jobs(make_prompt(20, 3), "quiet"))
-    assert not [m for batch in model.listener.batches for m in batch if "/" in m.job_id]
+def test_nobody_is_told_of_the_requests_that_a_search_is_made_of(model: Bench) -> None:
+    model.run(*requests(make_prompt(20, 3), "quiet"))
+    assert not [m for batch in model.listener.batches for m in batch if "/" in m.request_id]
 
 
 def test_an_engine_that_dies_tells_all_that_wait_for_a_search() -> None:
     bench = start_scripted()
     bench.fail_steps(RuntimeError("broken"), times=1)
-    outcomes = bench.run(*jobs(make_prompt(20)))
+    outcomes = bench.run(*requests(make_prompt(20)))
     assert codes(outcomes) == ["engine_error"] * WIDTH
     assert all(isinstance(one.last, Failed) for one in outcomes)
     bench.engine.close(drain=True)
@@ -156,8 +156,8 @@ def test_an_engine_that_dies_tells_all_that_wait_for_a_search() -> None:
 def test_an_engine_that_is_closed_ends_what_it_searches() -> None:
     bench = start_scripted()
     with bench.listener.held():
-        for job in jobs(make_prompt(20), max_tokens=200):
-            bench.engine.submit(job)
+        for request in requests(make_prompt(20), max_tokens=200):
+            bench.engine.submit(request)
         bench.engine._ledger.close("The engine is closed.")
     outcomes = [bench.listener.outcome(f"a{rank}") for rank in range(WIDTH)]
     assert {type(one.last) for one in outcomes} == {Finished}
@@ -169,22 +169,22 @@ def test_a_full_engine_refuses_a_search_and_keeps_nothing_of_it() -> None:
     bench = start_scripted(max_running=1, max_waiting=1)
     with bench.listener.held():
         for name in ("one", "two"):
-            bench.engine.submit(make_job(name, make_prompt(20)))
+            bench.engine.submit(make_request(name, make_prompt(20)))
         with pytest.raises(RequestRefused) as refusal:
-            bench.engine.submit(jobs(make_prompt(20))[0])
+            bench.engine.submit(requests(make_prompt(20))[0])
     assert refusal.value.reason == "overloaded"
     assert len(bench.listener.outcome("two").tokens) == 16
-    assert not bench.engine._beam_jobs._searches
-    assert not bench.engine._beam_jobs._by_step
+    assert not bench.engine._beam_requests._searches
+    assert not bench.engine._beam_requests._by_step
     bench.engine.close(drain=True)
 
 
-def test_a_second_job_of_the_same_id_is_refused() -> None:
+def test_a_second_request_of_the_same_id_is_refused() -> None:
     bench = start_scripted()
     with bench.listener.held():
-        bench.engine.submit(jobs(make_prompt(20))[0])
+        bench.engine.submit(requests(make_prompt(20))[0])
         with pytest.raises(RequestRefused) as refusal:
-            bench.engine.submit(jobs(make_prompt(20))[0])
+            bench.engine.submit(requests(make_prompt(20))[0])
     assert refusal.value.reason == "duplicate"
     bench.engine.close(drain=True)
 
@@ -203,5 +203,5 @@ def test_a_second_job_of_the_same_id_is_refused() -> None:
 )
 def test_a_search_that_cannot_be_made_is_refused(model: Bench, fields: dict[str, Any]) -> None:
     with pytest.raises(RequestRefused) as refusal:
-        model.engine.check(make_job("a", make_prompt(20), **fields))
+        model.engine.check(make_request("a", make_prompt(20), **fields))
     assert refusal.value.reason == "bad_beams"

@@ -12,7 +12,7 @@ from engine.core.metrics import EngineMetrics
 from engine.executor import OutOfMemory
 from engine.request import Failed, Outbound, RequestRefused
 from engine.scheduling import block_pool
-from tests.support.engines import Bench, make_job, make_prompt, start_scripted
+from tests.support.engines import Bench, make_prompt, make_request, start_scripted
 from tests.support.eventually import eventually
 
 
@@ -33,9 +33,9 @@ def bench() -> Iterator[Bench]:
     bench.engine.close(drain=False)
 
 
-def test_the_jobs_go_on_when_the_listener_raises(bench: Bench) -> None:
+def test_the_requests_go_on_when_the_listener_raises(bench: Bench) -> None:
     bench.listener.broken = RuntimeError("a listener's mistake")
-    (outcome,) = bench.run(make_job("a", make_prompt(20), max_tokens=5))
+    (outcome,) = bench.run(make_request("a", make_prompt(20), max_tokens=5))
     assert len(outcome.tokens) == 5
     assert bench.engine.stats().alive
 
@@ -43,7 +43,7 @@ def test_the_jobs_go_on_when_the_listener_raises(bench: Bench) -> None:
 def test_a_long_prompt_is_computed_in_smaller_pieces_when_memory_runs_out() -> None:
     bench = start_scripted(token_budget=128)
     bench.fail_steps(OutOfMemory("none left"))
-    (outcome,) = bench.run(make_job("a", make_prompt(200), max_tokens=1))
+    (outcome,) = bench.run(make_request("a", make_prompt(200), max_tokens=1))
     assert len(outcome.tokens) == 1
     assert bench.engine.stats().steps == 4
     bench.engine.close(drain=True)
@@ -51,7 +51,7 @@ def test_a_long_prompt_is_computed_in_smaller_pieces_when_memory_runs_out() -> N
 
 def test_a_long_prompt_fails_when_the_smallest_piece_is_too_much(bench: Bench) -> None:
     bench.fail_steps(OutOfMemory("none left"), times=100)
-    (outcome,) = bench.run(make_job("a", make_prompt(200)))
+    (outcome,) = bench.run(make_request("a", make_prompt(200)))
     assert outcome.last == Failed("a", "out_of_memory", "none left", outcome.last.usage)
 
 
@@ -60,7 +60,7 @@ def test_an_idle_engine_checks_its_books_and_dies_when_they_are_wrong(
 ) -> None:
     monkeypatch.setattr(engine_core, "IDLE_CHECK_AFTER", 0.01)
     bench = start_scripted()
-    bench.run(make_job("a", make_prompt(20)))
+    bench.run(make_request("a", make_prompt(20)))
     bench.engine._supervisor.loop._scheduler.pool._holders[1] += 1
     bench.engine.cancel("nobody")  # wakes it, so that it becomes idle again
     eventually(lambda: bench.engine.stats().deaths == 1)
@@ -71,21 +71,21 @@ def test_an_idle_engine_whose_books_are_right_lives_on(monkeypatch: pytest.Monke
     monkeypatch.setattr(engine_core, "IDLE_CHECK_AFTER", 0.0)
     bench = start_scripted()
     for n in range(3):
-        bench.run(make_job(str(n), make_prompt(20)))
+        bench.run(make_request(str(n), make_prompt(20)))
     bench.engine.close(drain=True)
     assert len(bench.listener.of("2")) == 17
 
 
 def test_the_engine_thread_makes_other_threads_give_way_sooner(bench: Bench) -> None:
-    bench.run(make_job("a", make_prompt(20)))
+    bench.run(make_request("a", make_prompt(20)))
     assert sys.getswitchinterval() <= supervisor.SWITCH_INTERVAL
 
 
-def test_a_failed_job_is_logged_by_its_id(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failed_request_is_logged_by_its_id(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         bench.fail_steps(ValueError("a broken step"))
-        bench.run(make_job("job-77", make_prompt(20)))
-    assert "job-77" in caplog.text
+        bench.run(make_request("request-77", make_prompt(20)))
+    assert "request-77" in caplog.text
     assert "a broken step" in caplog.text
 
 
@@ -100,13 +100,14 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def test_a_job_fails_when_its_time_is_over_and_what_it_gave_stands(bench: Bench, clock: Clock) -> None:
+def test_a_request_fails_when_its_time_is_over_and_what_it_gave_stands(bench: Bench, clock: Clock) -> None:
     def pass_time(_message: Outbound) -> None:
         clock.now += 1.0
 
     bench.listener.when_told = pass_time
     late, free = bench.run(
-        make_job("late", make_prompt(20), 50, deadline_seconds=9.5), make_job("free", make_prompt(20, 1), 20)
+        make_request("late", make_prompt(20), 50, deadline_seconds=9.5),
+        make_request("free", make_prompt(20, 1), 20),
     )
     assert isinstance(late.last, Failed)
     assert late.last.code == "deadline"
@@ -115,7 +116,7 @@ def test_a_job_fails_when_its_time_is_over_and_what_it_gave_stands(bench: Bench,
     assert bench.engine.stats().alive
 
 
-def test_the_time_of_a_waiting_job_counts_from_its_submission(clock: Clock) -> None:
+def test_the_time_of_a_waiting_request_counts_from_its_submission(clock: Clock) -> None:
     bench = start_scripted(max_running=1)
 
     def pass_time(_message: Outbound) -> None:
@@ -123,7 +124,8 @@ def test_the_time_of_a_waiting_job_counts_from_its_submission(clock: Clock) -> N
 
     bench.listener.when_told = pass_time
     runs, waits = bench.run(
-        make_job("runs", make_prompt(20), 30), make_job("waits", make_prompt(20, 1), deadline_seconds=10.0)
+        make_request("runs", make_prompt(20), 30),
+        make_request("waits", make_prompt(20, 1), deadline_seconds=10.0),
     )
     assert isinstance(waits.last, Failed)
     assert (waits.last.code, waits.tokens) == ("deadline", [])
@@ -131,38 +133,38 @@ def test_the_time_of_a_waiting_job_counts_from_its_submission(clock: Clock) -> N
     bench.engine.close(drain=True)
 
 
-def test_a_job_in_time_is_left_alone_and_so_is_the_next_of_its_id(bench: Bench, clock: Clock) -> None:
-    (first,) = bench.run(make_job("a", make_prompt(20), deadline_seconds=5.0))
+def test_a_request_in_time_is_left_alone_and_so_is_the_next_of_its_id(bench: Bench, clock: Clock) -> None:
+    (first,) = bench.run(make_request("a", make_prompt(20), deadline_seconds=5.0))
     bench.listener.batches.clear()
     clock.now += 100.0
-    (second,) = bench.run(make_job("a", make_prompt(20)))
+    (second,) = bench.run(make_request("a", make_prompt(20)))
     assert len(first.tokens) == len(second.tokens) == 16
 
 
 @pytest.mark.parametrize(
     "fields", [{"deadline_seconds": 0.0}, {"deadline_seconds": math.nan}, {"priority": 2**40}]
 )
-def test_a_job_with_a_limit_that_is_none_is_refused(bench: Bench, fields: dict[str, Any]) -> None:
+def test_a_request_with_a_limit_that_is_none_is_refused(bench: Bench, fields: dict[str, Any]) -> None:
     with pytest.raises(RequestRefused) as refusal:
-        bench.engine.submit(make_job("a", make_prompt(20), **fields))
+        bench.engine.submit(make_request("a", make_prompt(20), **fields))
     assert refusal.value.reason == "bad_limit"
 
 
 # Limits
 
 
-def test_a_share_is_refused_when_it_has_as_many_jobs_as_one_may() -> None:
+def test_a_share_is_refused_when_it_has_as_many_requests_as_one_may() -> None:
     bench = start_scripted(max_of_share=2)
     with bench.listener.held():
         for n in range(2):
-            bench.engine.submit(make_job(str(n), make_prompt(20, n), share="greedy"))
+            bench.engine.submit(make_request(str(n), make_prompt(20, n), share="greedy"))
         with pytest.raises(RequestRefused) as refusal:
-            bench.engine.submit(make_job("2", make_prompt(20), share="greedy"))
-        bench.engine.submit(make_job("other", make_prompt(20), share="modest"))
+            bench.engine.submit(make_request("2", make_prompt(20), share="greedy"))
+        bench.engine.submit(make_request("other", make_prompt(20), share="modest"))
     assert refusal.value.reason == "share_full"
-    for job_id in ("0", "1", "other"):
-        assert len(bench.listener.outcome(job_id).tokens) == 16
-    bench.engine.submit(make_job("2", make_prompt(20), share="greedy"))
+    for request_id in ("0", "1", "other"):
+        assert len(bench.listener.outcome(request_id).tokens) == 16
+    bench.engine.submit(make_request("2", make_prompt(20), share="greedy"))
     bench.engine.close(drain=True)
 
 
@@ -176,7 +178,7 @@ def test_a_limit_of_shares_that_is_none_is_refused() -> None:
 # Memory
 
 
-def test_the_last_jobs_in_the_order_wait_when_generating_alone_is_too_much(bench: Bench) -> None:
+def test_the_last_requests_in_the_order_wait_when_generating_alone_is_too_much(bench: Bench) -> None:
     def starve_when_all_generate(_message: Outbound) -> None:
         if len(bench.listener.of("urgent")) == 3:
             bench.listener.when_told = lambda _message: None
@@ -184,10 +186,10 @@ def test_the_last_jobs_in_the_order_wait_when_generating_alone_is_too_much(bench
 
     bench.listener.when_told = starve_when_all_generate
     first, second, third, urgent = bench.run(
-        make_job("first", make_prompt(20)),
-        make_job("second", make_prompt(20, 1)),
-        make_job("third", make_prompt(20, 2)),
-        make_job("urgent", make_prompt(20, 3), priority=-1),
+        make_request("first", make_prompt(20)),
+        make_request("second", make_prompt(20, 1)),
+        make_request("third", make_prompt(20, 2)),
+        make_request("urgent", make_prompt(20, 3), priority=-1),
     )
     assert {len(outcome.tokens) for outcome in (first, second, third, urgent)} == {16}
     assert bench.engine.stats().alive
@@ -197,8 +199,8 @@ def test_the_last_jobs_in_the_order_wait_when_generating_alone_is_too_much(bench
 
 
 def test_figures_tell_of_prompts_the_cache_and_recent_steps(bench: Bench) -> None:
-    bench.run(make_job("a", make_prompt(40)))
-    bench.run(make_job("b", make_prompt(40)))
+    bench.run(make_request("a", make_prompt(40)))
+    bench.run(make_request("b", make_prompt(40)))
     stats = bench.engine.stats()
     assert (stats.prompt_tokens, stats.cached_tokens, stats.tokens) == (80, 32, 32)
     assert stats.prefix_hit_rate == 0.4
@@ -211,7 +213,7 @@ def test_figures_tell_of_prompts_the_cache_and_recent_steps(bench: Bench) -> Non
 def test_an_idle_engine_has_no_speed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_core, "IDLE_CHECK_AFTER", 0.01)
     bench = start_scripted()
-    bench.run(make_job("a", make_prompt(20)))
+    bench.run(make_request("a", make_prompt(20)))
     eventually(lambda: bench.engine.stats().tokens_per_second == 0.0)
     assert bench.engine.stats().tokens == 16
     bench.engine.close(drain=True)
@@ -219,7 +221,7 @@ def test_an_idle_engine_has_no_speed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_preemptions_are_counted() -> None:
     bench = start_scripted(kv_blocks=9)
-    bench.run(*(make_job(str(n), make_prompt(20, n), 40) for n in range(4)))
+    bench.run(*(make_request(str(n), make_prompt(20, n), 40) for n in range(4)))
     assert bench.engine.stats().preemptions > 0
     bench.engine.close(drain=True)
 
@@ -251,7 +253,7 @@ def test_the_thread_that_submits_does_the_slow_work_for_a_long_prompt(
         return make(previous, token_ids)
 
     monkeypatch.setattr(block_pool, "chained_digest", noted)
-    bench.run(make_job("a", make_prompt(100_000), 4))
+    bench.run(make_request("a", make_prompt(100_000), 4))
     assert threads.count("holdfast-engine") == 0
     assert len(threads) == 6250
     bench.engine.close(drain=True)

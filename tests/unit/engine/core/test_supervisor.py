@@ -21,8 +21,8 @@ from engine.scripted_engine import Fault, Script
 from tests.support.engines import (
     PATIENCE,
     Bench,
-    make_job,
     make_prompt,
+    make_request,
     start_model,
     start_scripted,
     tiny_model,
@@ -31,7 +31,7 @@ from tests.support.eventually import eventually
 
 
 class Broken(BaseException):
-    """What no handler of one job's errors keeps, and no failure of the device."""
+    """What no handler of one request's errors keeps, and no failure of the device."""
 
 
 class Owner:
@@ -58,29 +58,29 @@ def bench(owner: Owner) -> Iterator[Bench]:
     bench.engine.close(drain=False)
 
 
-def codes(bench: Bench, *job_ids: str) -> list[str]:
-    lasts = [bench.listener.outcome(job_id).last for job_id in job_ids]
+def codes(bench: Bench, *request_ids: str) -> list[str]:
+    lasts = [bench.listener.outcome(request_id).last for request_id in request_ids]
     return [last.code if isinstance(last, Failed) else last.reason for last in lasts]
 
 
-def kill(bench: Bench, job_id: str, error: BaseException | None = None) -> None:
-    """Has the engine die in the step of this job."""
+def kill(bench: Bench, request_id: str, error: BaseException | None = None) -> None:
+    """Has the engine die in the step of this request."""
     bench.fail_steps(error or Broken("a broken book"))
-    bench.run(make_job(job_id, make_prompt(20)))
+    bench.run(make_request(request_id, make_prompt(20)))
 
 
 def test_the_engine_lives_on_after_a_first_death(bench: Bench, owner: Owner) -> None:
-    (before,) = bench.run(make_job("before", make_prompt(40)))
+    (before,) = bench.run(make_request("before", make_prompt(40)))
     kill(bench, "victim")
     assert codes(bench, "victim") == ["engine_dead"]
-    (after,) = bench.run(make_job("after", make_prompt(40)))
+    (after,) = bench.run(make_request("after", make_prompt(40)))
     assert after.tokens == before.tokens
     assert after.last.usage.cached == 0, "what the old life had cached is not trusted"
     assert (bench.engine.stats().alive, bench.engine.stats().deaths) == (True, 1)
     assert not owner.told
 
 
-def test_every_job_is_told_of_a_death_before_another_life_begins(bench: Bench) -> None:
+def test_every_request_is_told_of_a_death_before_another_life_begins(bench: Bench) -> None:
     alive: list[bool] = []
 
     def look(message: Outbound) -> None:
@@ -89,19 +89,19 @@ def test_every_job_is_told_of_a_death_before_another_life_begins(bench: Bench) -
 
     bench.listener.when_told = look
     bench.fail_steps(Broken("a broken book"))
-    jobs = [make_job(str(n), make_prompt(20, n)) for n in range(5)]
+    requests = [make_request(str(n), make_prompt(20, n)) for n in range(5)]
     bench.engine.hold(True)  # until all of them are there: they die together
-    for job in jobs:
-        bench.engine.submit(job)
+    for request in requests:
+        bench.engine.submit(request)
     bench.engine.hold(False)
-    for job in jobs:
-        bench.listener.outcome(job.job_id)
+    for request in requests:
+        bench.listener.outcome(request.request_id)
     assert alive == [False] * 5
     assert [len(batch) for batch in bench.listener.batches] == [5]
     eventually(lambda: bench.engine.stats().alive)
 
 
-def test_a_death_is_told_to_hundreds_of_jobs_within_a_second() -> None:
+def test_a_death_is_told_to_hundreds_of_requests_within_a_second() -> None:
     bench = start_scripted(max_waiting=600)
     executor: Any = bench.engine._executor
     died_at: list[float] = []
@@ -117,20 +117,20 @@ def test_a_death_is_told_to_hundreds_of_jobs_within_a_second() -> None:
 
     bench.listener.when_told = note
     with bench.listener.held():
-        bench.engine.submit(make_job("first", make_prompt(20)))
+        bench.engine.submit(make_request("first", make_prompt(20)))
         bench.listener.wait(lambda: bool(bench.listener.batches))
         for n in range(600):
-            bench.engine.submit(make_job(str(n), make_prompt(20, n)))
+            bench.engine.submit(make_request(str(n), make_prompt(20, n)))
         executor.execute = die
     eventually(lambda: len(told_after) == 601)
     assert max(told_after) < 1.0
     bench.engine.close(drain=False)
 
 
-def test_a_job_that_comes_between_two_lives_is_served(bench: Bench) -> None:
+def test_a_request_that_comes_between_two_lives_is_served(bench: Bench) -> None:
     def submit_another(message: Outbound) -> None:
         if isinstance(message, Failed):
-            bench.engine.submit(make_job("between", make_prompt(20)))
+            bench.engine.submit(make_request("between", make_prompt(20)))
 
     bench.listener.when_told = submit_another
     kill(bench, "victim")
@@ -139,8 +139,8 @@ def test_a_job_that_comes_between_two_lives_is_served(bench: Bench) -> None:
 
 def test_a_crash_of_the_script_is_survived(bench: Bench, owner: Owner) -> None:
     bench.engine.order(Fault(kind="crash", at_token=2))  # type: ignore[attr-defined]
-    bench.run(make_job("victim", make_prompt(20)))
-    bench.run(make_job("after", make_prompt(20)))
+    bench.run(make_request("victim", make_prompt(20)))
+    bench.run(make_request("after", make_prompt(20)))
     assert codes(bench, "victim", "after") == ["engine_dead", "length"]
     assert not owner.told
 
@@ -153,7 +153,7 @@ def test_a_second_death_within_a_minute_is_final(bench: Bench, owner: Owner) -> 
     assert not bench.engine.stats().alive
     assert bench.engine.stats().deaths == 2
     with pytest.raises(RequestRefused) as refusal:
-        bench.engine.submit(make_job("late", make_prompt(20)))
+        bench.engine.submit(make_request("late", make_prompt(20)))
     assert refusal.value.reason == "closed"
     assert owner.told == ["Broken: a broken book"]
 
@@ -166,7 +166,7 @@ def test_a_second_death_after_a_minute_is_survived(
     for n in range(3):
         kill(bench, str(n))
         now += supervisor.RECOVERY_SECONDS
-    (after,) = bench.run(make_job("after", make_prompt(20)))
+    (after,) = bench.run(make_request("after", make_prompt(20)))
     assert len(after.tokens) == 16
     assert not owner.told
 
@@ -180,7 +180,7 @@ def test_a_failure_of_the_device_is_final_at_once(bench: Bench, owner: Owner) ->
 
 def test_a_death_while_closing_is_no_news_to_the_owner(bench: Bench, owner: Owner) -> None:
     with bench.listener.held():
-        bench.engine.submit(make_job("a", make_prompt(20)))
+        bench.engine.submit(make_request("a", make_prompt(20)))
         bench.listener.wait(lambda: bool(bench.listener.batches))
         bench.fail_steps(Broken("a broken book"))
         closing = threading.Thread(target=lambda: bench.engine.close(drain=True))
@@ -196,13 +196,13 @@ def test_an_engine_that_hangs_is_declared_dead_from_outside(owner: Owner) -> Non
     engine: Any = bench.engine
     engine.order(Fault(kind="hang", at_token=2))
     for n in range(3):
-        engine.submit(make_job(str(n), make_prompt(20, n)))
+        engine.submit(make_request(str(n), make_prompt(20, n)))
     assert owner.news.wait(PATIENCE)
     assert codes(bench, "0", "1", "2") == ["engine_dead"] * 3
     assert not engine.stats().alive
     assert engine.hanging.is_set(), "the thread hangs still"
     with pytest.raises(RequestRefused):
-        engine.submit(make_job("late", make_prompt(20)))
+        engine.submit(make_request("late", make_prompt(20)))
     told = sum(map(len, bench.listener.batches))
     engine.close(drain=True)  # does not wait for the thread, but lets it go
     engine._supervisor._thread.join(PATIENCE)
@@ -213,7 +213,7 @@ def test_an_engine_that_hangs_is_declared_dead_from_outside(owner: Owner) -> Non
 def test_a_listener_that_does_not_come_back_is_the_engines_death_too(owner: Owner) -> None:
     bench = start_scripted(on_dead=owner, hang_seconds=0.2)
     with bench.listener.held():
-        bench.engine.submit(make_job("a", make_prompt(20)))
+        bench.engine.submit(make_request("a", make_prompt(20)))
         assert owner.news.wait(PATIENCE)
         assert not bench.engine.stats().alive
     assert codes(bench, "a") == ["engine_dead"]
@@ -232,7 +232,7 @@ def test_a_host_that_hangs_between_two_steps_is_the_engines_death_too(
 
     monkeypatch.setattr("engine.scheduling.scheduler.Scheduler.plan", hang)
     bench = start_scripted(on_dead=owner, hang_seconds=0.2)
-    bench.engine.submit(make_job("a", make_prompt(20)))
+    bench.engine.submit(make_request("a", make_prompt(20)))
     assert owner.news.wait(PATIENCE)
     assert codes(bench, "a") == ["engine_dead"]
     released.set()
@@ -259,8 +259,8 @@ def test_a_life_after_a_death_has_nothing_of_the_one_before(
         raise Broken("a broken book")
 
     executor.execute = break_once
-    bench.run(make_job("victim", make_prompt(20)))
-    bench.run(make_job("after", make_prompt(20)))
+    bench.run(make_request("victim", make_prompt(20)))
+    bench.run(make_request("after", make_prompt(20)))
     gc.collect()
     assert [each() for each in left] == [None]
 
@@ -269,7 +269,7 @@ def test_a_slow_step_within_the_limit_is_no_death() -> None:
     bench = start_scripted(hang_seconds=PATIENCE)
     engine: Any = bench.engine
     engine.order(Fault(kind="hang", at_token=2))
-    engine.submit(make_job("a", make_prompt(20)))
+    engine.submit(make_request("a", make_prompt(20)))
     assert engine.hanging.wait(PATIENCE)
     engine.resume()
     assert codes(bench, "a") == ["length"]
@@ -293,7 +293,7 @@ def test_fifty_lives_leave_no_thread_and_no_memory(kind: str) -> None:
     def live(cycle: int) -> None:
         bench = start_scripted() if kind == "scripted" else start_model(tiny_model(), kv_blocks=64)
         for n in range(3):
-            bench.engine.submit(make_job(str(n), make_prompt(20, n), max_tokens=4))
+            bench.engine.submit(make_request(str(n), make_prompt(20, n), max_tokens=4))
         if cycle % 5 == 4:
             bench.fail_steps(Broken("a broken book"))
         bench.engine.close(drain=cycle % 2 == 0)
@@ -323,7 +323,7 @@ def count(kind: str) -> int:
     return sum(issubclass(type(thing), torch.Tensor) for thing in gc.get_objects())
 
 
-def test_five_hundred_jobs_of_which_some_are_cancelled_leave_every_block_free() -> None:
+def test_five_hundred_requests_of_which_some_are_cancelled_leave_every_block_free() -> None:
     random = Random(5)
     bench = start_scripted(kv_blocks=40, max_running=12, max_waiting=600)
     most = 0
@@ -334,7 +334,7 @@ def test_five_hundred_jobs_of_which_some_are_cancelled_leave_every_block_free() 
 
     bench.listener.when_told = look
     for n in range(500):
-        job = make_job(
+        request = make_request(
             str(n),
             make_prompt(random.randint(1, 200), random.randint(0, 5)),
             random.randint(1, 40),
@@ -342,7 +342,7 @@ def test_five_hundred_jobs_of_which_some_are_cancelled_leave_every_block_free() 
             share=random.choice("abc"),
             deadline_seconds=random.choice([None, None, 0.0005, 60.0]),
         )
-        bench.engine.submit(job)
+        bench.engine.submit(request)
         if random.random() < 0.3:
             bench.engine.cancel(str(random.randint(0, n)))
     ends = codes(bench, *map(str, range(500)))
@@ -355,17 +355,17 @@ def test_five_hundred_jobs_of_which_some_are_cancelled_leave_every_block_free() 
 
 
 @pytest.mark.slow
-def test_memory_is_flat_over_ten_thousand_jobs() -> None:
+def test_memory_is_flat_over_ten_thousand_requests() -> None:
     bench = start_scripted(kv_blocks=64, script=Script(length=8))
     engine: ThreadedEngine = bench.engine
 
     def run_thousand(begin: int) -> int:
         for n in range(begin, begin + 1000, 50):
-            jobs = [
-                make_job(str(i), make_prompt(30, i), 8, share=str(i), deadline_seconds=1e6)
+            requests = [
+                make_request(str(i), make_prompt(30, i), 8, share=str(i), deadline_seconds=1e6)
                 for i in range(n, n + 50)
             ]
-            bench.run(*jobs)
+            bench.run(*requests)
             bench.listener.batches.clear()
         gc.collect()
         return resident()

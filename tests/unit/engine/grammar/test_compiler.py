@@ -14,7 +14,7 @@ from engine.grammar.compiler import COMPILE_SECONDS, STACK_BYTES, GrammarCompile
 from engine.grammar.limits import MAX_CHAIN, MAX_OPTIONAL
 from engine.request import RequestRefused, StructuredOutput
 from engine.sampling.grammar_masks import GrammarMatchers
-from tests.support.engines import make_job
+from tests.support.engines import make_request
 from tests.support.eventually import eventually
 from tests.support.grammars import END, TOKENS, VOCABULARY, grammar, ids_of, schema, sequence_of
 
@@ -269,11 +269,11 @@ def test_a_grammar_that_another_share_uses_is_compiled_again(compiler: GrammarCo
     assert compiler.compiled(grammar("regex", "abc"), "one") is first
 
 
-def test_a_job_is_followed_by_the_grammar_it_was_accepted_with_whatever_is_kept(
+def test_a_request_is_followed_by_the_grammar_it_was_accepted_with_whatever_is_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     compiler = GrammarCompiler(VOCABULARY, cache_bytes=1)
-    sequence = sequence_of(make_job("a", [5], grammar=grammar("regex", "a")), compiler)
+    sequence = sequence_of(make_request("a", [5], grammar=grammar("regex", "a")), compiler)
     compiler.compiled(grammar("regex", "b"))
 
     def compile_nothing(*_given: object) -> None:
@@ -334,7 +334,7 @@ def test_neither_torch_nor_the_library_is_imported_before_a_grammar_comes() -> N
     assert said.stdout.strip() == "set()"
 
 
-def test_a_job_starts_anew_when_its_grammar_remembers_too_much(
+def test_a_request_starts_anew_when_its_grammar_remembers_too_much(
     compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("engine.grammar.compiler.MAX_STATES", 400)
@@ -345,8 +345,8 @@ def test_a_job_starts_anew_when_its_grammar_remembers_too_much(
     kept = compiler.compiled(wanted)
     told = []
     for letter in "abcd":  # each alone stays within the limit, all together do not
-        job = make_job(letter, [5], stop_ids=frozenset({END}), grammar=wanted)
-        sequence = sequence_of(job, compiler)
+        request = make_request(letter, [5], stop_ids=frozenset({END}), grammar=wanted)
+        sequence = sequence_of(request, compiler)
         for _ in range(150):
             masks = followers.masks([sequence])
             assert masks is not None
@@ -356,15 +356,15 @@ def test_a_job_starts_anew_when_its_grammar_remembers_too_much(
     assert compiler.compiled(wanted) is not kept
 
 
-def test_a_job_fails_when_it_alone_needs_more_than_a_grammar_may_remember(
+def test_a_request_fails_when_it_alone_needs_more_than_a_grammar_may_remember(
     compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("engine.grammar.compiler.MAX_STATES", 400)
     followers = GrammarMatchers(compiler)
     wanted = grammar("regex", "a{1000}")
     sequences = [
-        sequence_of(make_job("a", [5, *ids_of("a" * 999)], grammar=wanted, output_offset=999), compiler),
-        sequence_of(make_job("b", [5], grammar=grammar("regex", "b")), compiler),
+        sequence_of(make_request("a", [5, *ids_of("a" * 999)], grammar=wanted, output_offset=999), compiler),
+        sequence_of(make_request("b", [5], grammar=grammar("regex", "b")), compiler),
     ]
     masks = followers.masks(sequences)
     assert masks is not None

@@ -1,4 +1,4 @@
-"""Jobs that generate are read side by side or gathered from their blocks; their tokens do not show which."""
+"""Requests are read side by side or gathered from their blocks; their tokens do not show which."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,9 +10,9 @@ from engine.kv.contiguous_cache import ContiguousBuffer, ContiguousKVCache
 from engine.kv.kv_cache import KVCache, LayerShape
 from engine.scheduling.scheduler import ScheduledChunk
 from engine.scheduling.sequence import TokenSequence
-from tests.support.engines import Bench, make_job, make_prompt, save_random_model, start_model
+from tests.support.engines import Bench, make_prompt, make_request, save_random_model, start_model
 
-JOBS = [make_job(str(n), make_prompt(7 + 29 * n, n), 6 + 16 * n) for n in range(6)]
+JOBS = [make_request(str(n), make_prompt(7 + 29 * n, n), 6 + 16 * n) for n in range(6)]
 SHAPES = [LayerShape(2, 4, 3)] * 2
 
 
@@ -50,7 +50,7 @@ def make_store() -> KVCache:
 
 
 def make_chunk(name: int, held: int, blocks: list[int]) -> ScheduledChunk:
-    sequence = TokenSequence(make_job(str(name), make_prompt(held + 1, name)), name)
+    sequence = TokenSequence(make_request(str(name), make_prompt(held + 1, name)), name)
     sequence.blocks = blocks
     sequence.computed = held
     return ScheduledChunk(sequence, held, 1)
@@ -80,7 +80,7 @@ def test_the_last_row_takes_the_place_of_one_that_goes() -> None:
     assert slots_of(shelf, 1)[:6] == [64, 65, 66, 67, 68, 69]
 
 
-def test_a_row_is_copied_anew_when_its_job_began_again() -> None:
+def test_a_row_is_copied_anew_when_its_request_began_again() -> None:
     shelves = ContiguousKVCache(make_store())
     chunk = make_chunk(0, 5, [1])
     shelves.arrange([chunk])
@@ -89,7 +89,7 @@ def test_a_row_is_copied_anew_when_its_job_began_again() -> None:
     assert slots_of(shelf, 0)[:6] == [32, 33, 34, 35, 36, 0]
 
 
-def test_a_job_moves_to_longer_rows_when_it_has_outgrown_its_own() -> None:
+def test_a_request_moves_to_longer_rows_when_it_has_outgrown_its_own() -> None:
     shelves = ContiguousKVCache(make_store())
     chunk = make_chunk(0, 90, list(range(1, 10)))
     (((shelf, _),), _) = shelves.arrange([chunk])

@@ -1,4 +1,4 @@
-"""Jobs with LoRA adapters get the tokens of the model that the adapter was merged into, in any company."""
+"""Requests with LoRA adapters get the tokens of the merged model, in any company."""
 
 import warnings
 from collections.abc import Iterator
@@ -23,8 +23,8 @@ from engine.request import EngineRequest, RequestRefused, Tokens
 from tests.support.adapters import ATTENTION, DENSE, MadeAdapter, make_adapter, merge
 from tests.support.engines import (
     Bench,
-    make_job,
     make_prompt,
+    make_request,
     save_random_model,
     start_model,
     start_scripted,
@@ -87,14 +87,14 @@ def test_tokens_are_those_of_the_merged_model(case: Case) -> None:
     # A budget below the prompts' lengths: they are computed in chunks, beside those that generate.
     bench = start(model, adapters, token_budget=24, max_running=8)
     names = ["", "one", "other", "one", "", "other"]
-    jobs = [
-        make_job(str(n), make_prompt(5 + 9 * (n // 2), n // 2), COUNT, adapter=name)
+    requests = [
+        make_request(str(n), make_prompt(5 + 9 * (n // 2), n // 2), COUNT, adapter=name)
         for n, name in enumerate(names)
     ]
     merged = {name: merge(model, adapters.get(name)) for name in set(names)}
-    expected = [generate(merged[job.adapter], list(job.prompt)) for job in jobs]
-    assert [outcome.tokens for outcome in bench.run(*jobs)] == expected
-    assert len({tuple(tokens) for tokens in expected}) == len(jobs)
+    expected = [generate(merged[request.adapter], list(request.prompt)) for request in requests]
+    assert [outcome.tokens for outcome in bench.run(*requests)] == expected
+    assert len({tuple(tokens) for tokens in expected}) == len(requests)
     bench.engine.close(drain=True)
 
 
@@ -127,8 +127,8 @@ def bench(model: Path, adapters: dict[str, MadeAdapter]) -> Iterator[Bench]:
     bench.engine.close(drain=True)
 
 
-def jobs_for(names: list[str]) -> list[EngineRequest]:
-    return [make_job(f"{n}", make_prompt(37), 30, adapter=name) for n, name in enumerate(names)]
+def requests_for(names: list[str]) -> list[EngineRequest]:
+    return [make_request(f"{n}", make_prompt(37), 30, adapter=name) for n, name in enumerate(names)]
 
 
 @pytest.mark.parametrize(
@@ -136,10 +136,10 @@ def jobs_for(names: list[str]) -> list[EngineRequest]:
     [["a1"], ["a0", "a8"], ["", "a3", ""], ["a2", "a2", "a2"], ["", ""], ["a8", "", "a4", "a0", "a8", "a1"]],
     ids=" ".join,
 )
-def test_a_jobs_company_changes_nothing(
+def test_a_requests_company_changes_nothing(
     bench: Bench, expected: dict[str, list[int]], names: list[str]
 ) -> None:
-    outcomes = bench.run(*jobs_for(names))
+    outcomes = bench.run(*requests_for(names))
     assert [outcome.tokens for outcome in outcomes] == [expected[name] for name in names]
 
 
@@ -160,42 +160,51 @@ def test_little_room_changes_nothing(
 ) -> None:
     bench = start(model, adapters, **settings)
     names = ["a0", "", "a5", "a0", "a7"]
-    outcomes = bench.run(*jobs_for(names))
+    outcomes = bench.run(*requests_for(names))
     assert [outcome.tokens for outcome in outcomes] == [expected[name] for name in names]
     if settings == {"kv_blocks": 9}:
         assert bench.engine.stats().preemptions > 0
     bench.engine.close(drain=True)
 
 
-def test_a_beginning_is_reused_by_jobs_of_the_same_adapter_only(
+def test_a_beginning_is_reused_by_requests_of_the_same_adapter_only(
     bench: Bench, expected: dict[str, list[int]]
 ) -> None:
     cached = {}
     for n, name in enumerate(["a0", "a1", "", "a0", "a1", ""]):
-        (outcome,) = bench.run(make_job(f"{n} {name}", make_prompt(37), 30, adapter=name))
+        (outcome,) = bench.run(make_request(f"{n} {name}", make_prompt(37), 30, adapter=name))
         assert outcome.tokens == expected[name]
         cached[n] = outcome.last.usage.cached
     assert list(cached.values()) == [0, 0, 0, 32, 32, 32]
 
 
 def test_salts_and_adapters_are_not_taken_for_each_other(bench: Bench) -> None:
-    bench.run(make_job("a", make_prompt(37), adapter="a1", cache_salt="x"))
+    bench.run(make_request("a", make_prompt(37), adapter="a1", cache_salt="x"))
     for n, (salt, adapter) in enumerate([("xa1", ""), ("a1", ""), ("", "a1"), ("a1", "a1")]):
-        (outcome,) = bench.run(make_job(f"b{n}", make_prompt(37), cache_salt=salt, adapter=adapter))
+        (outcome,) = bench.run(make_request(f"b{n}", make_prompt(37), cache_salt=salt, adapter=adapter))
         assert outcome.last.usage.cached == 0
 
 
 def test_logprobs_are_those_of_the_merged_model(
     model: Path, adapters: dict[str, MadeAdapter], bench: Bench
 ) -> None:
-    jobs = [make_job(name, make_prompt(23), 8, adapter=name, logprobs=5) for name in ("a0", "a4", "a8")]
-    outcomes = bench.run(*jobs)
-    for job, outcome in zip(jobs, outcomes, strict=True):
-        row = torch.tensor([[*job.prompt, *outcome.tokens[:-1]]])
+    requests = [
+        make_request(name, make_prompt(23), 8, adapter=name, logprobs=5) for name in ("a0", "a4", "a8")
+    ]
+    outcomes = bench.run(*requests)
+    for request, outcome in zip(requests, outcomes, strict=True):
+        row = torch.tensor([[*request.prompt, *outcome.tokens[:-1]]])
         with torch.inference_mode():
-            truth = merge(model, adapters[job.adapter])(row).logits[0, len(job.prompt) - 1 :].log_softmax(-1)
+            truth = (
+                merge(model, adapters[request.adapter])(row)
+                .logits[0, len(request.prompt) - 1 :]
+                .log_softmax(-1)
+            )
         told = [
-            one for m in bench.listener.of(job.job_id) if isinstance(m, Tokens) for one in m.logprobs or ()
+            one
+            for m in bench.listener.of(request.request_id)
+            if isinstance(m, Tokens)
+            for one in m.logprobs or ()
         ]
         for row_truth, one in zip(truth, told, strict=True):
             for token_id, logprob in one.top:
@@ -229,7 +238,7 @@ def test_rows_that_are_not_the_steps_are_not_guessed_at() -> None:
 @pytest.mark.parametrize("name", ["a9", "A0", " "])
 def test_an_adapter_that_is_not_there_is_refused(bench: Bench, name: str) -> None:
     with pytest.raises(RequestRefused, match="There is no adapter") as refusal:
-        bench.engine.check(make_job("a", make_prompt(5), adapter=name))
+        bench.engine.check(make_request("a", make_prompt(5), adapter=name))
     assert refusal.value.reason == "bad_adapter"
 
 
@@ -240,10 +249,12 @@ def test_the_names_of_the_adapters_are_told(bench: Bench, adapters: dict[str, Ma
 def test_the_scripted_engine_has_adapters_by_name_too() -> None:
     bench = start_scripted(adapters=("pirate",))
     assert bench.engine.capabilities.adapters == ("pirate",)
-    base, pirate = bench.run(make_job("a", make_prompt(9)), make_job("b", make_prompt(9), adapter="pirate"))
+    base, pirate = bench.run(
+        make_request("a", make_prompt(9)), make_request("b", make_prompt(9), adapter="pirate")
+    )
     assert base.tokens != pirate.tokens
     with pytest.raises(RequestRefused):
-        bench.engine.submit(make_job("c", make_prompt(9), adapter="ninja"))
+        bench.engine.submit(make_request("c", make_prompt(9), adapter="ninja"))
     bench.engine.close(drain=True)
 
 
@@ -287,5 +298,5 @@ def test_peft_reads_the_same_of_a_folder(model: Path, bench: Bench, adapters: di
         with warnings.catch_warnings(action="ignore"):
             network = peft.PeftModel.from_pretrained(merge(model, None), adapters[name].folder)
             theirs = generate(network, make_prompt(37))
-        (outcome,) = bench.run(make_job(name, make_prompt(37), COUNT, adapter=name))
+        (outcome,) = bench.run(make_request(name, make_prompt(37), COUNT, adapter=name))
         assert outcome.tokens == theirs

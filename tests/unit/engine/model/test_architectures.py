@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from tests.support.engines import make_job, make_prompt, save_random_model, start_model
+from tests.support.engines import make_prompt, make_request, save_random_model, start_model
 
 DEMO = Path(__file__).parents[4] / "demo" / "holdfast-demo"
 
@@ -63,7 +63,7 @@ def test_greedy_tokens_equal_those_of_generate(case: Case) -> None:
     prompts = [
         make_prompt(length, salt) for salt, length in enumerate((5, WINDOW["sliding_window"] + 1, 29, 50))
     ]
-    outcomes = bench.run(*(make_job(str(n), p, 14) for n, p in enumerate(prompts)))
+    outcomes = bench.run(*(make_request(str(n), p, 14) for n, p in enumerate(prompts)))
     for prompt, outcome in zip(prompts, outcomes, strict=True):
         assert outcome.tokens == generate(reference, prompt, 14)
     assert len({token for outcome in outcomes for token in outcome.tokens}) > 6, (
@@ -71,7 +71,7 @@ def test_greedy_tokens_equal_those_of_generate(case: Case) -> None:
     )
 
     second_turn = prompts[3] + outcomes[3].tokens + make_prompt(9, 4)
-    (outcome,) = bench.run(make_job("second turn", second_turn, 10))
+    (outcome,) = bench.run(make_request("second turn", second_turn, 10))
     assert outcome.last.usage.cached == 48
     assert outcome.tokens == generate(reference, second_turn, 10)
     bench.engine.close(drain=True)
@@ -81,10 +81,11 @@ def test_the_demo_model_is_served_as_generate_would_run_it() -> None:
     reference: Any = AutoModelForCausalLM.from_pretrained(DEMO, dtype=torch.float32)
     bench = start_model(DEMO)
     prompts = [make_prompt(20 + 30 * n, n) for n in range(4)]
-    jobs = [
-        make_job(str(n), p, 30, stop_ids=bench.engine.capabilities.stop_ids) for n, p in enumerate(prompts)
+    requests = [
+        make_request(str(n), p, 30, stop_ids=bench.engine.capabilities.stop_ids)
+        for n, p in enumerate(prompts)
     ]
-    for prompt, outcome in zip(prompts, bench.run(*jobs), strict=True):
+    for prompt, outcome in zip(prompts, bench.run(*requests), strict=True):
         assert outcome.tokens == generate(reference, prompt, 30)
     bench.engine.close(drain=True)
 

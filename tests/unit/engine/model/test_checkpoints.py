@@ -14,7 +14,7 @@ from engine.engine import load
 from engine.model import loader as model_module
 from engine.model.loader import load_model
 from engine.request import Finished, RequestRefused
-from tests.support.engines import make_job, make_prompt, start_model, tiny_model
+from tests.support.engines import make_prompt, make_request, start_model, tiny_model
 
 
 @pytest.fixture
@@ -114,18 +114,18 @@ def test_end_tokens_beyond_the_vocabulary_are_left_out_and_logged(
     assert bench.engine.capabilities.stop_ids == {5}
     assert "end token 97 is left out" in caplog.text
     stops = bench.engine.capabilities.stop_ids
-    (outcome,) = bench.run(make_job("a", make_prompt(20), 9, stop_ids=stops, min_tokens=4))
+    (outcome,) = bench.run(make_request("a", make_prompt(20), 9, stop_ids=stops, min_tokens=4))
     assert isinstance(outcome.last, Finished)
     bench.engine.close(drain=True)
 
 
 @pytest.mark.parametrize("stop", [97, 1_000_000, -1, "5", 2.0])
-def test_a_job_whose_stop_id_is_no_token_is_refused_and_its_neighbour_goes_on(stop: Any) -> None:
+def test_a_request_whose_stop_id_is_no_token_is_refused_and_its_neighbour_goes_on(stop: Any) -> None:
     bench = start_model(tiny_model())
     with pytest.raises(RequestRefused, match="stop_ids must be") as refused:
-        bench.engine.submit(make_job("bad", make_prompt(9), stop_ids=frozenset({stop}), min_tokens=3))
+        bench.engine.submit(make_request("bad", make_prompt(9), stop_ids=frozenset({stop}), min_tokens=3))
     assert refused.value.reason == "bad_stop"
-    (outcome,) = bench.run(make_job("good", make_prompt(9), 5))
+    (outcome,) = bench.run(make_request("good", make_prompt(9), 5))
     assert len(outcome.tokens) == 5
     bench.engine.close(drain=True)
 

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 import engine.model.prepacked_linear
 from engine.lora.adapter_weights import sizes_of
 from engine.model.prepacked_linear import FEW, SMALLEST, WIDE, PrepackedLinear, prepack_weights
-from tests.support.engines import make_job, make_prompt, save_random_model, start_model
+from tests.support.engines import make_prompt, make_request, save_random_model, start_model
 from tests.unit.engine.model.test_architectures import generate
 
 INPUTS = 128
@@ -83,7 +83,7 @@ def test_bfloat16_layers_stay_plain_and_generate_where_onednn_has_no_bfloat16(
     executor: Any = bench.engine._executor
     linear = [module for module in executor._network.modules() if isinstance(module, nn.Linear)]
     assert {(type(layer), layer.weight.dtype) for layer in linear} == {(nn.Linear, torch.bfloat16)}
-    (outcome,) = bench.run(make_job("a", make_prompt(29, 1), 14))
+    (outcome,) = bench.run(make_request("a", make_prompt(29, 1), 14))
     assert len(outcome.tokens) == 14
     bench.engine.close(drain=True)
 
@@ -103,7 +103,7 @@ def test_greedy_tokens_equal_those_of_generate_when_all_layers_are_arranged(
     executor: Any = bench.engine._executor
     assert any(isinstance(module, PrepackedLinear) for module in executor._network.modules())
     prompts = [make_prompt(length, length) for length in (5, 29, 50)]
-    outcomes = bench.run(*(make_job(str(n), p, 14) for n, p in enumerate(prompts)))
+    outcomes = bench.run(*(make_request(str(n), p, 14) for n, p in enumerate(prompts)))
     for prompt, outcome in zip(prompts, outcomes, strict=True):
         assert outcome.tokens == generate(reference, prompt, 14)
     bench.engine.close(drain=True)

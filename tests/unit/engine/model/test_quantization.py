@@ -13,7 +13,7 @@ from engine.config import EngineConfig, ModelRefused
 from engine.model import loader, quantization
 from engine.model.loader import load_model
 from engine.model.quantization import ways_to_read
-from tests.support.engines import make_job, make_prompt, save_random_model, start_model, tiny_model
+from tests.support.engines import make_prompt, make_request, save_random_model, start_model, tiny_model
 
 FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 """What three bits stand for; the fourth is the sign."""
@@ -63,7 +63,7 @@ def test_mxfp4_is_written_out_on_a_cpu_and_served_as_generate_would_run_it() -> 
     for name, weight in plain.items():
         assert torch.equal(found[name], weight), name
     prompts = [make_prompt(5 + 12 * n, n) for n in range(3)]
-    outcomes = bench.run(*(make_job(str(n), prompt, 12) for n, prompt in enumerate(prompts)))
+    outcomes = bench.run(*(make_request(str(n), prompt, 12) for n, prompt in enumerate(prompts)))
     bench.engine.close(drain=True)
     reference: Any = AutoModelForCausalLM.from_pretrained(
         path,

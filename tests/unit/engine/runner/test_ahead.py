@@ -9,7 +9,7 @@ import pytest
 
 from engine.executor import OutOfMemory
 from engine.request import EngineRequest, Failed, Finished, Outbound, ThinkingBudget, Tokens
-from tests.support.engines import Bench, make_job, make_prompt, save_random_model, start_model, tiny_model
+from tests.support.engines import Bench, make_prompt, make_request, save_random_model, start_model, tiny_model
 from tests.support.grammars import END, SIZE, readable_model, schema
 
 MODELS: dict[str, dict[str, Any]] = {
@@ -29,20 +29,20 @@ def ahead(start: Callable[..., Bench], decode: str = "static", **settings: Any) 
     return start(ahead=True, decode=decode, **settings)
 
 
-def told_of(bench: Bench, *jobs: EngineRequest) -> list[list[Any]]:
-    """All that was said of each job but for likelihoods, which rounding may change."""
-    bench.run(*jobs)
+def told_of(bench: Bench, *requests: EngineRequest) -> list[list[Any]]:
+    """All that was said of each request but for likelihoods, which rounding may change."""
+    bench.run(*requests)
     bench.engine.close(drain=True)
     told: list[list[Any]] = []
-    for job in jobs:
-        *before, last = bench.listener.of(job.job_id)
+    for request in requests:
+        *before, last = bench.listener.of(request.request_id)
         tokens = [token for message in before if isinstance(message, Tokens) for token in message.token_ids]
         count = sum(len(getattr(message, "logprobs", None) or ()) for message in before)
         told.append([tokens, count, replace(last, usage=replace(last.usage, cached=0))])  # type: ignore[arg-type,union-attr]
     return told
 
 
-JOBS = [make_job(str(n), make_prompt(4 + 9 * n, n), 8 + 7 * n) for n in range(6)]
+JOBS = [make_request(str(n), make_prompt(4 + 9 * n, n), 8 + 7 * n) for n in range(6)]
 
 
 @pytest.mark.parametrize("decode", DECODES)
@@ -64,7 +64,7 @@ def test_tokens_are_the_same_however_little_room_there_is(
 
 
 @pytest.mark.parametrize("decode", DECODES)
-def test_all_that_jobs_may_ask_for_is_the_same(decode: str) -> None:
+def test_all_that_requests_may_ask_for_is_the_same(decode: str) -> None:
     """Masks, counts, seeds and ends depend on tokens that are still in flight when a step begins."""
     prompt = [t % (SIZE - 2) + 2 for t in make_prompt(20)]
     wishes: list[dict[str, Any]] = [
@@ -81,14 +81,14 @@ def test_all_that_jobs_may_ask_for_is_the_same(decode: str) -> None:
         {"thinking_budget": ThinkingBudget(tokens=6, start=(3,), end=(7, 8), open=True)},
         {},
     ]
-    jobs = [
-        make_job(str(n), [*prompt, n + 2], 30, stop_ids=frozenset({END}), **wish)
+    requests = [
+        make_request(str(n), [*prompt, n + 2], 30, stop_ids=frozenset({END}), **wish)
         for n, wish in enumerate(wishes)
     ]
     for settings in ({}, {"kv_blocks": 14, "token_budget": 16, "max_running": 5}):
-        expected = told_of(start_model(readable_model(), **settings), *jobs)
+        expected = told_of(start_model(readable_model(), **settings), *requests)
         bench = ahead(lambda **more: start_model(readable_model(), **more), decode, **settings)
-        assert told_of(bench, *jobs) == expected
+        assert told_of(bench, *requests) == expected
 
 
 def test_a_pass_begins_before_the_last_steps_tokens_are_read() -> None:
@@ -107,29 +107,29 @@ def test_a_pass_begins_before_the_last_steps_tokens_are_read() -> None:
 
     executor.begin, executor.draw = noted_begin, noted_draw
     bench.listener.when_told = lambda message: acts.append("told") if isinstance(message, Tokens) else None
-    bench.run(make_job("a", make_prompt(20), 5))
+    bench.run(make_request("a", make_prompt(20), 5))
     bench.engine.close(drain=True)
     turn = ["begin", "draw", "told"]
     assert acts == ["begin", "draw", *turn * 4, "told"]
 
 
 @pytest.mark.parametrize("decode", DECODES)
-def test_a_cancelled_job_is_told_of_once_more(start: Callable[..., Bench], decode: str) -> None:
+def test_a_cancelled_request_is_told_of_once_more(start: Callable[..., Bench], decode: str) -> None:
     """Its token in flight is nobody's, and its neighbours' tokens are what they were."""
     expected = told_of(start(), *JOBS)
     bench = ahead(start, decode)
     heard: dict[str, int] = {}
 
     def cancel_after_three(message: Outbound) -> None:
-        heard[message.job_id] = heard.get(message.job_id, 0) + 1
-        if message.job_id in "135" and heard[message.job_id] == 3:
-            bench.engine.cancel(message.job_id)
+        heard[message.request_id] = heard.get(message.request_id, 0) + 1
+        if message.request_id in "135" and heard[message.request_id] == 3:
+            bench.engine.cancel(message.request_id)
 
     bench.listener.when_told = cancel_after_three
     outcomes = bench.run(*JOBS)
     bench.engine.close(drain=True)
-    for job, outcome, (tokens, _, _) in zip(JOBS, outcomes, expected, strict=True):
-        if job.job_id in "135":
+    for request, outcome, (tokens, _, _) in zip(JOBS, outcomes, expected, strict=True):
+        if request.request_id in "135":
             assert isinstance(outcome.last, Finished)
             assert (outcome.last.reason, outcome.last.usage.output) == ("cancelled", 3)
             assert outcome.tokens == tokens[:3]
@@ -137,22 +137,22 @@ def test_a_cancelled_job_is_told_of_once_more(start: Callable[..., Bench], decod
             assert outcome.tokens == tokens
 
 
-def test_a_stop_id_ends_a_job_whose_next_pass_was_begun(start: Callable[..., Bench]) -> None:
+def test_a_stop_id_ends_a_request_whose_next_pass_was_begun(start: Callable[..., Bench]) -> None:
     ((tokens, _, _), *_) = told_of(start(), JOBS[5])
     stop = tokens[20]
-    job = replace(JOBS[5], stop_ids=frozenset({stop}))
-    expected = told_of(start(), job, *JOBS[:5])
+    request = replace(JOBS[5], stop_ids=frozenset({stop}))
+    expected = told_of(start(), request, *JOBS[:5])
     assert expected[0][0][-1] == stop
-    assert told_of(ahead(start), job, *JOBS[:5]) == expected
+    assert told_of(ahead(start), request, *JOBS[:5]) == expected
 
 
 # Trouble
 
 
 @pytest.mark.parametrize("step", ["begin", "draw"])
-def test_a_step_that_fails_ends_its_jobs_with_what_they_have(step: str) -> None:
+def test_a_step_that_fails_ends_its_requests_with_what_they_have(step: str) -> None:
     bench = ahead(lambda **more: start_model(tiny_model(), **more))
-    expected = bench.run(make_job("whole", make_prompt(20), 12))[0].tokens
+    expected = bench.run(make_request("whole", make_prompt(20), 12))[0].tokens
     executor: Any = bench.engine._executor
     act, calls = getattr(executor, step), 0
 
@@ -164,11 +164,11 @@ def test_a_step_that_fails_ends_its_jobs_with_what_they_have(step: str) -> None:
         return act(*args)
 
     setattr(executor, step, fail_at_the_fifth)
-    (outcome,) = bench.run(make_job("a", make_prompt(20), 12))
+    (outcome,) = bench.run(make_request("a", make_prompt(20), 12))
     # Four tokens were drawn before, and the fourth was in flight.
     assert outcome.last == Failed("a", "engine_error", "ValueError: a mistake", outcome.last.usage)
     assert outcome.tokens == expected[:4]
-    assert bench.run(make_job("b", make_prompt(20), 12))[0].tokens == expected
+    assert bench.run(make_request("b", make_prompt(20), 12))[0].tokens == expected
     bench.engine.close(drain=True)
 
 
@@ -176,42 +176,48 @@ def test_a_long_prompt_beside_a_token_in_flight_is_computed_in_smaller_pieces() 
     def start(**more: Any) -> Bench:
         return start_model(tiny_model(), token_budget=128, max_running=4, **more)
 
-    jobs = [make_job("short", make_prompt(9), 12), make_job("long", make_prompt(150, 1), 3)]
-    expected = told_of(start(), *jobs)
+    requests = [make_request("short", make_prompt(9), 12), make_request("long", make_prompt(150, 1), 3)]
+    expected = told_of(start(), *requests)
     bench = ahead(start)
     bench.fail_steps(OutOfMemory("none left"))
-    assert told_of(bench, *jobs) == expected
+    assert told_of(bench, *requests) == expected
 
 
-def test_numbers_that_are_none_reach_no_other_job() -> None:
+def test_numbers_that_are_none_reach_no_other_request() -> None:
     import torch
 
     bench = ahead(lambda **more: start_model(tiny_model(), **more), kv_blocks=12)
     executor: Any = bench.engine._executor
     with torch.no_grad():
         executor._network.get_input_embeddings().weight[96] = float("nan")
-    bad = make_job("bad", [*(t % 96 for t in make_prompt(39, 9)), 96, 5, 6], 20)
-    fine = [make_job(str(n), [t % 96 for t in make_prompt(20, n)], 12) for n in range(3)]
-    expected = [bench.run(replace(job, job_id=f"first {job.job_id}"))[0].tokens for job in fine]
+    bad = make_request("bad", [*(t % 96 for t in make_prompt(39, 9)), 96, 5, 6], 20)
+    fine = [make_request(str(n), [t % 96 for t in make_prompt(20, n)], 12) for n in range(3)]
+    expected = [
+        bench.run(replace(request, request_id=f"first {request.request_id}"))[0].tokens for request in fine
+    ]
     *others, failed = bench.run(*fine, bad)
     assert isinstance(failed.last, Failed)
     assert failed.last.code == "engine_error"
-    after = [bench.run(replace(job, job_id=f"{job.job_id} {n}"))[0] for n in range(3) for job in fine]
+    after = [
+        bench.run(replace(request, request_id=f"{request.request_id} {n}"))[0]
+        for n in range(3)
+        for request in fine
+    ]
     assert [other.tokens for other in others] == expected
     assert [outcome.tokens for outcome in after] == expected * 3
     bench.engine.close(drain=True)
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_every_job_ends_once_and_every_block_comes_back(seed: int) -> None:
-    """Jobs come while others run, are cancelled at any moment, fail, and take each other's memory."""
+def test_every_request_ends_once_and_every_block_comes_back(seed: int) -> None:
+    """Requests come while others run, are cancelled at any moment, fail, and take each other's memory."""
     dice = random.Random(seed)
     bench = ahead(
         lambda **more: start_model(tiny_model(), **more),
         kv_blocks=8, max_running=5, token_budget=11, max_waiting=200,
     )  # fmt: skip
-    jobs = [
-        make_job(
+    requests = [
+        make_request(
             str(n),
             make_prompt(dice.randint(1, 40), dice.randint(0, 9)),
             dice.randint(1, 80),
@@ -221,27 +227,32 @@ def test_every_job_ends_once_and_every_block_comes_back(seed: int) -> None:
         )
         for n in range(60)
     ]
-    waiting = jobs[20:]
+    waiting = requests[20:]
     ends: list[str] = []
 
     def meddle(message: Outbound) -> None:
         if isinstance(message, Finished | Failed):
-            ends.append(message.job_id)
+            ends.append(message.request_id)
         if waiting and dice.random() < 0.3:
             bench.engine.submit(waiting.pop())
         if dice.random() < 0.05:
-            bench.engine.cancel(message.job_id)
+            bench.engine.cancel(message.request_id)
         if dice.random() < 0.01:
             bench.fail_steps(OutOfMemory("none left"))
 
     bench.listener.when_told = meddle
-    bench.run(*jobs[:20])
+    bench.run(*requests[:20])
     bench.listener.wait(lambda: not waiting and len(ends) == 60)
     bench.engine.close(drain=True)
-    assert sorted(ends) == sorted(job.job_id for job in jobs)
+    assert sorted(ends) == sorted(request.request_id for request in requests)
     # An engine that ends has checked its books.
     stats = bench.engine.stats()
     assert (stats.deaths, stats.kv_blocks_used) == (0, 0)
     assert stats.preemptions > 0
-    reasons = {m.reason for job in jobs for m in bench.listener.of(job.job_id) if isinstance(m, Finished)}
+    reasons = {
+        m.reason
+        for request in requests
+        for m in bench.listener.of(request.request_id)
+        if isinstance(m, Finished)
+    }
     assert reasons == {"stop", "length", "cancelled"}

@@ -16,14 +16,14 @@ from server.configuration.shipped_files import demo_model_folder
 from tests.support.engines import (
     Bench,
     Outcome,
-    make_job,
     make_prompt,
+    make_request,
     save_random_model,
     start_model,
     tiny_model,
 )
 
-JOBS = [make_job(str(n), make_prompt(7 + 11 * n, n), 30) for n in range(5)]
+JOBS = [make_request(str(n), make_prompt(7 + 11 * n, n), 30) for n in range(5)]
 
 
 @pytest.fixture(scope="module", params=["Qwen3Config", "GptOssConfig"])
@@ -41,11 +41,11 @@ def tokens(outcomes: list[Outcome]) -> list[list[int]]:
 
 
 def run_alone(start: Callable[..., Bench]) -> list[list[int]]:
-    """Each job with an engine of its own and nothing to share."""
+    """Each request with an engine of its own and nothing to share."""
     result = []
-    for job in JOBS:
+    for request in JOBS:
         bench = start(max_running=1)
-        result += tokens(bench.run(job))
+        result += tokens(bench.run(request))
         bench.engine.close(drain=True)
     return result
 
@@ -82,25 +82,25 @@ def test_a_tiny_pool_preempts() -> None:
 def test_tokens_are_the_same_when_the_beginning_is_reused(model: Callable[..., Bench]) -> None:
     fresh, warm = model(), model()
     history = make_prompt(60)
-    warm.run(make_job("first", history, 20))
-    (expected,) = fresh.run(make_job("second", history + make_prompt(15, 2), 20))
-    (outcome,) = warm.run(make_job("second", history + make_prompt(15, 2), 20))
+    warm.run(make_request("first", history, 20))
+    (expected,) = fresh.run(make_request("second", history + make_prompt(15, 2), 20))
+    (outcome,) = warm.run(make_request("second", history + make_prompt(15, 2), 20))
     assert (expected.last.usage.cached, outcome.last.usage.cached) == (0, 48)
     assert outcome.tokens == expected.tokens
     for bench in (fresh, warm):
         bench.engine.close(drain=True)
 
 
-def test_a_running_jobs_beginning_is_reused_while_it_runs(model: Callable[..., Bench]) -> None:
+def test_a_running_requests_beginning_is_reused_while_it_runs(model: Callable[..., Bench]) -> None:
     bench = model()
-    (expected,) = bench.run(make_job("alone", make_prompt(40), 20, cache_salt="other"))
+    (expected,) = bench.run(make_request("alone", make_prompt(40), 20, cache_salt="other"))
 
     def submit_second(message: object) -> None:
         if len(bench.listener.of("first")) == 3 and isinstance(message, Tokens):
-            bench.engine.submit(make_job("second", make_prompt(40), 20))
+            bench.engine.submit(make_request("second", make_prompt(40), 20))
 
     bench.listener.when_told = submit_second
-    (first,) = bench.run(make_job("first", make_prompt(40), 20))
+    (first,) = bench.run(make_request("first", make_prompt(40), 20))
     bench.listener.when_told = lambda _message: None
     second = bench.listener.outcome("second")
     assert second.last.usage.cached == 32
@@ -108,23 +108,29 @@ def test_a_running_jobs_beginning_is_reused_while_it_runs(model: Callable[..., B
     bench.engine.close(drain=True)
 
 
-def test_numbers_that_are_none_fail_their_job_and_reach_no_other() -> None:
+def test_numbers_that_are_none_fail_their_request_and_reach_no_other() -> None:
     bench = start_model(tiny_model(), kv_blocks=8)
     poison = 96
     executor: Any = bench.engine._executor
     with torch.no_grad():
         executor._network.get_input_embeddings().weight[poison] = float("nan")
-    bad = make_job("bad", [*(t % 96 for t in make_prompt(39, 9)), poison, 5, 6], 20)
-    fine = [make_job(str(n), [t % 96 for t in make_prompt(20, n)], 12, temperature=0.0) for n in range(3)]
-    expected = [bench.run(replace(job, job_id=f"first {job.job_id}"))[0].tokens for job in fine]
+    bad = make_request("bad", [*(t % 96 for t in make_prompt(39, 9)), poison, 5, 6], 20)
+    fine = [make_request(str(n), [t % 96 for t in make_prompt(20, n)], 12, temperature=0.0) for n in range(3)]
+    expected = [
+        bench.run(replace(request, request_id=f"first {request.request_id}"))[0].tokens for request in fine
+    ]
     *others, failed = bench.run(*fine, bad)
     assert isinstance(failed.last, Failed)
     assert failed.last.code == "engine_error"
-    # Three times round the pool: whatever the bad job left behind would be met.
-    after = [bench.run(replace(job, job_id=f"{job.job_id} {n}"))[0] for n in range(3) for job in fine]
+    # Three times round the pool: whatever the bad request left behind would be met.
+    after = [
+        bench.run(replace(request, request_id=f"{request.request_id} {n}"))[0]
+        for n in range(3)
+        for request in fine
+    ]
     assert tokens(others) == expected
     assert tokens(after) == expected * 3
-    (again,) = bench.run(replace(bad, job_id="again"))
+    (again,) = bench.run(replace(bad, request_id="again"))
     assert again.last.usage.cached == 0
     assert isinstance(again.last, Failed)
     bench.engine.close(drain=True)
@@ -138,7 +144,7 @@ def test_a_failed_device_ends_the_engine() -> None:
         raise torch.AcceleratorError("unspecified launch failure")
 
     executor._network.forward = fault
-    (outcome,) = bench.run(make_job("a", make_prompt(20)))
+    (outcome,) = bench.run(make_request("a", make_prompt(20)))
     assert isinstance(outcome.last, Failed)
     assert outcome.last.code == "engine_dead"
     assert not bench.engine.stats().alive
@@ -181,7 +187,7 @@ def test_a_lack_of_memory_is_known_as_such(error: Exception) -> None:
 
     starve.__signature__ = None  # type: ignore[attr-defined]
     executor._network.forward = starve
-    (outcome,) = bench.run(make_job("a", [5]))
+    (outcome,) = bench.run(make_request("a", [5]))
     assert isinstance(outcome.last, Failed)
     assert outcome.last.code == "out_of_memory"
     assert bench.engine.stats().alive

@@ -12,7 +12,7 @@ from engine.request import Failed, SamplingParams
 from engine.runner.cuda_graphs import choose_shapes
 from engine.runner.model_runner import ModelRunner
 from engine.runner.static_decode import GraphBucket
-from tests.support.engines import Bench, make_job, make_prompt, save_random_model, start_model
+from tests.support.engines import Bench, make_prompt, make_request, save_random_model, start_model
 
 SMALL: dict[str, Any] = {"num_hidden_layers": 2, "sliding_window": 12, "num_local_experts": 4}
 MODELS: dict[str, dict[str, Any]] = {
@@ -34,11 +34,11 @@ def model(request: pytest.FixtureRequest) -> Any:
     return lambda **settings: start_model(path, **settings)
 
 
-JOBS = [make_job(str(n), make_prompt(4 + 9 * n, n), 8 + 7 * n) for n in range(6)]
+JOBS = [make_request(str(n), make_prompt(4 + 9 * n, n), 8 + 7 * n) for n in range(6)]
 
 
-def run(bench: Bench, jobs: list[Any]) -> list[list[int]]:
-    outcomes = bench.run(*jobs)
+def run(bench: Bench, requests: list[Any]) -> list[list[int]]:
+    outcomes = bench.run(*requests)
     bench.engine.close(drain=True)
     assert not any(isinstance(outcome.last, Failed) for outcome in outcomes)
     return [outcome.tokens for outcome in outcomes]
@@ -86,27 +86,34 @@ def test_rows_are_padded_to_a_power_of_two(model: Any) -> None:
     ],
     ids=str,
 )
-def test_all_that_jobs_may_ask_for_is_told_alike(model: Any, fields: dict[str, Any]) -> None:
+def test_all_that_requests_may_ask_for_is_told_alike(model: Any, fields: dict[str, Any]) -> None:
     sampling = {k: v for k, v in fields.items() if k in SamplingParams.__dataclass_fields__}
     others = {k: v for k, v in fields.items() if k not in sampling}
-    jobs = [
-        replace(job, sampling=replace(job.sampling, **sampling), **others, job_id=f"{job.job_id}!")
-        for job in JOBS
+    requests = [
+        replace(
+            request,
+            sampling=replace(request.sampling, **sampling),
+            **others,
+            request_id=f"{request.request_id}!",
+        )
+        for request in JOBS
     ]
     told = []
     for settings in ({}, {"decode": "static"}):
         bench = model(**settings)
-        outcomes = bench.run(*jobs)
+        outcomes = bench.run(*requests)
         bench.engine.close(drain=True)
         tokens = [outcome.tokens for outcome in outcomes]
-        told.append((tokens, [number for job in jobs for number in _logprobs(bench, job.job_id)]))
+        told.append(
+            (tokens, [number for request in requests for number in _logprobs(bench, request.request_id)])
+        )
     assert told[0][0] == told[1][0]
     assert told[0][1] == pytest.approx(told[1][1], abs=1e-4)
     assert bool(told[0][1]) == bool(others)
 
 
-def _logprobs(bench: Bench, job_id: str) -> Iterator[float]:
-    for message in bench.listener.of(job_id):
+def _logprobs(bench: Bench, request_id: str) -> Iterator[float]:
+    for message in bench.listener.of(request_id):
         for told in getattr(message, "logprobs", None) or ():
             yield told.chosen
             yield from (number for _, number in told.top)
@@ -127,25 +134,31 @@ def test_a_step_that_failed_leaves_no_doubt_about_the_tables(model: Any) -> None
         return result
 
     decoder._compute = fail_sometimes
-    outcomes = bench.run(*(replace(job, job_id=f"first {job.job_id}") for job in JOBS))
+    outcomes = bench.run(*(replace(request, request_id=f"first {request.request_id}") for request in JOBS))
     assert any(isinstance(outcome.last, Failed) for outcome in outcomes)
     assert run(bench, JOBS) == expected
 
 
-def test_numbers_that_are_none_reach_no_other_job(model: Any) -> None:
+def test_numbers_that_are_none_reach_no_other_request(model: Any) -> None:
     bench = model(decode="static", kv_blocks=12)
     executor: Any = bench.engine._executor
-    fine = [make_job(str(n), [t % 96 for t in make_prompt(20, n)], 12) for n in range(3)]
-    expected = [bench.run(replace(job, job_id=f"first {job.job_id}"))[0].tokens for job in fine]
+    fine = [make_request(str(n), [t % 96 for t in make_prompt(20, n)], 12) for n in range(3)]
+    expected = [
+        bench.run(replace(request, request_id=f"first {request.request_id}"))[0].tokens for request in fine
+    ]
     if any(96 in tokens for tokens in expected):
         pytest.skip("this model draws the poisoned token by itself")
     with torch.no_grad():
         executor._network.get_input_embeddings().weight[96] = float("nan")
-    bad = make_job("bad", [*(t % 96 for t in make_prompt(20, 9)), 96, 5], 20)
+    bad = make_request("bad", [*(t % 96 for t in make_prompt(20, 9)), 96, 5], 20)
     *others, failed = bench.run(*fine, bad)
     assert isinstance(failed.last, Failed)
     assert [other.tokens for other in others] == expected
-    after = [bench.run(replace(job, job_id=f"{job.job_id} {n}"))[0] for n in range(3) for job in fine]
+    after = [
+        bench.run(replace(request, request_id=f"{request.request_id} {n}"))[0]
+        for n in range(3)
+        for request in fine
+    ]
     assert [outcome.tokens for outcome in after] == expected * 3
     bench.engine.close(drain=True)
 

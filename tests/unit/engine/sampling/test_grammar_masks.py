@@ -8,7 +8,7 @@ from engine.grammar.compiler import GrammarCompiler
 from engine.request import StructuredOutput
 from engine.sampling.grammar_masks import GrammarMatchers
 from engine.vocabulary import Vocabulary
-from tests.support.engines import make_job
+from tests.support.engines import make_request
 from tests.support.grammars import CALL, END, SIZE, TOKENS, VOCABULARY, grammar, ids_of, schema, sequence_of
 
 
@@ -21,8 +21,10 @@ def compiler() -> Iterator[GrammarCompiler]:
 
 def allowed(compiler: GrammarCompiler, wanted: StructuredOutput, output: list[int]) -> set[int]:
     """The tokens that may come after this output."""
-    job = make_job("a", [5, *output], stop_ids=frozenset({END}), grammar=wanted, output_offset=len(output))
-    masks = GrammarMatchers(compiler).masks([sequence_of(job, compiler)])
+    request = make_request(
+        "a", [5, *output], stop_ids=frozenset({END}), grammar=wanted, output_offset=len(output)
+    )
+    masks = GrammarMatchers(compiler).masks([sequence_of(request, compiler)])
     assert masks is not None
     assert not masks.failed
     mask = masks.of(0)
@@ -120,8 +122,8 @@ def test_a_vocabulary_of_any_size_has_its_last_token_and_its_end_apart() -> None
     for size in (31, 32, 33, 63, 64, 65):
         tokens = (b"", *(b"x" for _ in range(size - 2)), b"a")
         compiler = GrammarCompiler(Vocabulary(tokens, frozenset({0})))
-        job = make_job("a", [1], stop_ids=frozenset({0, -1, 9999}), grammar=grammar("regex", "a"))
-        sequence = sequence_of(job, compiler)
+        request = make_request("a", [1], stop_ids=frozenset({0, -1, 9999}), grammar=grammar("regex", "a"))
+        sequence = sequence_of(request, compiler)
         followers = GrammarMatchers(compiler)
         told = []
         for token_id in (size - 1, 0):

@@ -29,16 +29,16 @@ def logits_of(rows: int, seed: int = 0) -> torch.Tensor:
 
 
 def counts_of(prompt: list[int], output: list[int], offset: int = 0, **fields: Any) -> TokenCounts:
-    """Of a job with this output, of which `offset` tokens came before it was cut."""
+    """Of a request with this output, of which `offset` tokens came before it was cut."""
     given_prompt = [*prompt, *output[:offset]]
-    job = EngineRequest(
-        job_id="a",
+    request = EngineRequest(
+        request_id="a",
         prompt=tuple(given_prompt),
         max_tokens=1,
         sampling=SamplingParams(seed=1, **fields),
         output_offset=offset,
     )
-    counts = TokenCounts(job)
+    counts = TokenCounts(request)
     for n in range(offset, len(output) + 1):
         counts.catch_up([*prompt, *output[:n]])
     return counts
@@ -93,7 +93,7 @@ wishes = st.fixed_dictionaries(
 
 @settings(max_examples=150, deadline=None)
 @given(token_lists, token_lists, wishes, st.data())
-def test_logits_are_changed_as_defined_however_the_job_was_cut(
+def test_logits_are_changed_as_defined_however_the_request_was_cut(
     prompt: list[int], output: list[int], fields: dict[str, Any], data: st.DataObject
 ) -> None:
     logits = logits_of(1)
@@ -119,7 +119,7 @@ def test_a_row_is_changed_alike_alone_beside_others_and_in_any_order(
     assert torch.equal(together, alone)
 
 
-def test_a_job_without_tokens_to_count_changes_nothing() -> None:
+def test_a_request_without_tokens_to_count_changes_nothing() -> None:
     logits = logits_of(2)
     together = logits.clone()
     change_logits(together, [0, 1], [counts_of([1], []), counts_of([3], [4], presence_penalty=1.0)])

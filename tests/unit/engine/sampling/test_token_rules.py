@@ -8,7 +8,7 @@ import pytest
 
 from engine.request import EngineRequest, Finished, RequestRefused, ThinkingBudget, Tokens
 from engine.sampling.token_rules import ThinkingState
-from tests.support.engines import Bench, make_job, make_prompt, start_model
+from tests.support.engines import Bench, make_prompt, make_request, start_model
 from tests.support.grammars import CALL, END, SIZE, ids_of, readable_model, schema, text_of
 
 PROMPT = [t % (SIZE - 2) + 2 for t in make_prompt(20)]
@@ -25,11 +25,11 @@ def bench(request: pytest.FixtureRequest) -> Any:
 
 
 def wishing(name: str, count: int = 20, **fields: Any) -> EngineRequest:
-    return make_job(name, PROMPT, count, **{"stop_ids": frozenset({END}), **fields})
+    return make_request(name, PROMPT, count, **{"stop_ids": frozenset({END}), **fields})
 
 
-def tokens_of(bench: Bench, *jobs: EngineRequest) -> list[list[int]]:
-    return [outcome.tokens for outcome in bench.run(*jobs)]
+def tokens_of(bench: Bench, *requests: EngineRequest) -> list[list[int]]:
+    return [outcome.tokens for outcome in bench.run(*requests)]
 
 
 def has(tokens: Sequence[int], word: Sequence[int]) -> bool:
@@ -41,7 +41,7 @@ def test_only_allowed_tokens_are_drawn_and_neighbours_draw_as_alone(bench: Bench
     (alone,) = tokens_of(bench, free)
     bound = wishing("bound", temperature=1.0, seed=3, allowed_token_ids=DIGITS)
     greedy = wishing("greedy", allowed_token_ids=DIGITS[:1])
-    drawn, zeros, beside = tokens_of(bench, bound, greedy, replace(free, job_id="beside"))
+    drawn, zeros, beside = tokens_of(bench, bound, greedy, replace(free, request_id="beside"))
     assert set(drawn) <= set(DIGITS)
     assert len(drawn) == 20
     assert zeros == [DIGITS[0]] * 20
@@ -66,7 +66,9 @@ def test_rules_hold_beside_a_grammar_which_says_where_the_answer_may_end(bench: 
     assert told[1:] == ['"no"', '"yes"']  # a grammar comes before a bad word
 
 
-def test_where_grammar_and_allowed_tokens_have_nothing_in_common_the_job_alone_fails(bench: Bench) -> None:
+def test_where_grammar_and_allowed_tokens_have_nothing_in_common_the_request_alone_fails(
+    bench: Bench,
+) -> None:
     stuck = wishing("stuck", grammar=schema({"type": "boolean"}), allowed_token_ids=DIGITS)
     fine = wishing("fine", allowed_token_ids=DIGITS)
     failed, ended = bench.run(stuck, fine)
@@ -74,7 +76,7 @@ def test_where_grammar_and_allowed_tokens_have_nothing_in_common_the_job_alone_f
     assert isinstance(ended.last, Finished)
 
 
-def test_stop_tokens_end_a_job_even_where_the_models_own_are_ignored(bench: Bench) -> None:
+def test_stop_tokens_end_a_request_even_where_the_models_own_are_ignored(bench: Bench) -> None:
     (free,) = tokens_of(bench, wishing("free"))
     stop = free[6]
     fields: dict[str, Any] = {"stop_token_ids": frozenset({stop}), "ignore_eos": True}
@@ -104,7 +106,7 @@ def test_likelihoods_of_named_tokens_are_those_that_a_longer_list_of_the_likelie
             assert logprob == pytest.approx(known[token], abs=1e-4) if token in known else logprob <= least
 
 
-def test_a_job_that_goes_on_behind_its_first_tokens_gives_the_rest(bench: Bench) -> None:
+def test_a_request_that_goes_on_behind_its_first_tokens_gives_the_rest(bench: Bench) -> None:
     (free,) = tokens_of(bench, wishing("free"))
     wishes: list[dict[str, Any]] = [
         {"allowed_token_ids": DIGITS, "temperature": 1.0, "seed": 5},
@@ -115,7 +117,7 @@ def test_a_job_that_goes_on_behind_its_first_tokens_gives_the_rest(bench: Bench)
     whole = tokens_of(bench, *(wishing(f"whole{n}", **wish) for n, wish in enumerate(wishes)))
     for cut in (1, 2, 5, 7):
         rest = [
-            make_job(
+            make_request(
                 f"rest{cut}-{n}",
                 [*PROMPT, *tokens[:cut]],
                 20 - cut,

@@ -7,13 +7,13 @@ from engine.scheduling.sequence import TokenSequence
 from tests.support.play import Play, limits
 
 
-def test_a_long_prompt_is_computed_in_chunks_beside_a_job_that_generates() -> None:
+def test_a_long_prompt_is_computed_in_chunks_beside_a_request_that_generates() -> None:
     play = Play(limits())
     short = play.add(3, 20)
     play.step()
     long = play.add(70, 1, salt=1)
     counts = []
-    while long.job.job_id not in play.ended:
+    while long.request.request_id not in play.ended:
         counts.append({chunk.sequence: chunk.count for chunk in play.step()})
     assert [step[long] for step in counts] == [31, 31, 8]
     assert [step[short] for step in counts] == [1, 1, 1]
@@ -39,10 +39,10 @@ def test_the_youngest_gives_way_when_memory_runs_out_and_comes_back() -> None:
     assert {old} in seen, "the young one had to wait"
     assert all(old in step for step in seen[: seen.index({young})])
     assert play.ended == {"1": "length", "2": "length"}
-    assert young.tokens == [*young.job.prompt, *range(4, 20)]
+    assert young.tokens == [*young.request.prompt, *range(4, 20)]
 
 
-def test_a_job_waits_when_it_would_soon_be_preempted() -> None:
+def test_a_request_waits_when_it_would_soon_be_preempted() -> None:
     play = Play(limits(kv_blocks=3))
     play.add(4, 8)
     play.add(5, 3, salt=1)
@@ -50,7 +50,7 @@ def test_a_job_waits_when_it_would_soon_be_preempted() -> None:
     assert play.scheduler.running == 1
 
 
-def test_jobs_start_in_the_order_of_their_acceptance() -> None:
+def test_requests_start_in_the_order_of_their_acceptance() -> None:
     play = Play(limits(max_running=2, token_budget=8))
     sequences = [play.add(6, 3, salt) for salt in range(6)]
     first_seen: list[TokenSequence] = []
@@ -59,7 +59,7 @@ def test_jobs_start_in_the_order_of_their_acceptance() -> None:
     assert first_seen == sequences
 
 
-def test_the_prompt_of_a_running_job_is_reused() -> None:
+def test_the_prompt_of_a_running_request_is_reused() -> None:
     play = Play(limits())
     play.add(10, 9)
     play.step()
@@ -78,7 +78,7 @@ def test_the_last_token_is_computed_when_all_of_the_prompt_is_cached() -> None:
     assert (chunk.start, chunk.count, again.cached) == (4, 4, 4)
 
 
-def test_the_budget_shrinks_to_one_token_a_job_and_recovers() -> None:
+def test_the_budget_shrinks_to_one_token_a_request_and_recovers() -> None:
     play = Play(limits())
     assert [play.scheduler.shrink() for _ in range(3)] == [True, True, False]
     sequence = play.add(20, CALM_STEPS * 2)
@@ -91,7 +91,7 @@ def test_the_budget_shrinks_to_one_token_a_job_and_recovers() -> None:
 
 
 @pytest.mark.parametrize("state", ["waiting", "prefilling", "generating", "preempted"])
-def test_a_cancelled_job_gives_all_its_blocks_back(state: str) -> None:
+def test_a_cancelled_request_gives_all_its_blocks_back(state: str) -> None:
     play = Play(limits(kv_blocks=10, max_running=1 if state == "waiting" else 8))
     other = play.add(4, 30)
     play.step()
@@ -110,14 +110,14 @@ def test_a_cancelled_job_gives_all_its_blocks_back(state: str) -> None:
 # Priorities
 
 
-def test_a_job_of_better_priority_starts_before_those_that_came_first() -> None:
+def test_a_request_of_better_priority_starts_before_those_that_came_first() -> None:
     play = Play(limits(max_running=1))
     first, second, urgent = play.add(6, 3), play.add(6, 3, 1), play.add(6, 3, 2, priority=-1)
     play.finish()
     assert [s.turn for s in (urgent, first, second)] == [1, 2, 3]
 
 
-def test_an_urgent_job_takes_the_place_of_the_least_urgent_and_youngest() -> None:
+def test_an_urgent_request_takes_the_place_of_the_least_urgent_and_youngest() -> None:
     play = Play(limits(max_running=3))
     fine, old, young = (
         play.add(6, 20, priority=1),
@@ -133,7 +133,7 @@ def test_an_urgent_job_takes_the_place_of_the_least_urgent_and_youngest() -> Non
     assert len(young.tokens) == 26
 
 
-def test_an_urgent_job_takes_the_memory_of_as_many_as_it_needs() -> None:
+def test_an_urgent_request_takes_the_memory_of_as_many_as_it_needs() -> None:
     play = Play(limits(kv_blocks=11))
     others = [play.add(8, 8, salt, priority=5) for salt in range(3)]
     play.step()
@@ -142,7 +142,7 @@ def test_an_urgent_job_takes_the_memory_of_as_many_as_it_needs() -> None:
     assert [bool(other.blocks) for other in others] == [True, False, False]
 
 
-def test_an_urgent_job_preempts_nobody_when_that_would_not_be_enough() -> None:
+def test_an_urgent_request_preempts_nobody_when_that_would_not_be_enough() -> None:
     play = Play(limits(kv_blocks=12))
     play.add(24, 16)
     lesser = play.add(4, 8, 1, priority=5)
@@ -153,12 +153,12 @@ def test_an_urgent_job_preempts_nobody_when_that_would_not_be_enough() -> None:
     assert play.scheduler.tally.preemptions == 0
 
 
-def test_a_job_is_never_preempted_for_one_of_its_own_priority_that_came_later() -> None:
+def test_a_request_is_never_preempted_for_one_of_its_own_priority_that_came_later() -> None:
     play = Play(limits(kv_blocks=8, max_running=2))
     first = play.add(12, 16)
     play.step()
     play.add(12, 4, 1)
-    while first.job.job_id not in play.ended:
+    while first.request.request_id not in play.ended:
         assert first in {chunk.sequence for chunk in play.step()}
 
 
@@ -181,34 +181,34 @@ def test_a_share_that_runs_nothing_gets_a_place_of_one_that_has_them_all(blocks:
     modest = play.add(4, 3, 9, share="modest")
     play.step()
     assert modest.blocks
-    assert [bool(job.blocks) for job in greedy] == [True, True, True, False]
-    while modest.job.job_id not in play.ended:
+    assert [bool(request.blocks) for request in greedy] == [True, True, True, False]
+    while modest.request.request_id not in play.ended:
         play.step()
     play.step()
-    assert all(job.blocks for job in greedy), "the one that made room is back"
+    assert all(request.blocks for request in greedy), "the one that made room is back"
 
 
-def test_a_share_keeps_the_one_job_that_it_runs() -> None:
+def test_a_share_keeps_the_one_request_that_it_runs() -> None:
     play = Play(limits(max_running=2))
     running = [play.add(6, 20, salt, share=share) for salt, share in enumerate("ab")]
     play.step()
     waiting = play.add(6, 20, 5, share="c")
     for _ in range(5):
         play.step()
-    assert all(job.blocks for job in running)
+    assert all(request.blocks for request in running)
     assert not waiting.blocks
 
 
-def test_a_more_urgent_job_makes_no_room_for_another_share() -> None:
+def test_a_more_urgent_request_makes_no_room_for_another_share() -> None:
     play = Play(limits(max_running=2))
     urgent = [play.add(6, 20, salt, priority=-1, share="a") for salt in range(2)]
     play.step()
     play.add(6, 20, 5, share="b")
     play.step()
-    assert all(job.blocks for job in urgent)
+    assert all(request.blocks for request in urgent)
 
 
-def test_a_share_whose_less_urgent_job_gave_way_still_gets_a_place_for_an_urgent_one() -> None:
+def test_a_share_whose_less_urgent_request_gave_way_still_gets_a_place_for_an_urgent_one() -> None:
     play = Play(limits(max_running=2))
     lesser = play.add(6, 20, priority=5, share="modest")
     play.step()
@@ -219,7 +219,7 @@ def test_a_share_whose_less_urgent_job_gave_way_still_gets_a_place_for_an_urgent
     for _ in range(2):
         play.step()
     assert urgent.blocks
-    assert [bool(job.blocks) for job in greedy] == [True, False, False]
+    assert [bool(request.blocks) for request in greedy] == [True, False, False]
     play.finish()
     assert len(lesser.tokens) == 26
 
@@ -229,7 +229,7 @@ def test_a_share_whose_less_urgent_job_gave_way_still_gets_a_place_for_an_urgent
 
 @settings(max_examples=150, deadline=None)
 @given(st.data())
-def test_every_job_ends_once_and_no_block_is_lost_whatever_comes(data: st.DataObject) -> None:
+def test_every_request_ends_once_and_no_block_is_lost_whatever_comes(data: st.DataObject) -> None:
     blocks = data.draw(st.integers(4, 20), label="blocks")
     running = data.draw(st.integers(1, 6), label="running")
     play = Play(
@@ -245,7 +245,7 @@ def test_every_job_ends_once_and_no_block_is_lost_whatever_comes(data: st.DataOb
             case "add":
                 prompt = data.draw(st.integers(1, blocks * 4 - 1))
                 output = data.draw(st.integers(1, min(12, blocks * 4 - prompt)))
-                # Three salts: most jobs share a beginning with some other.
+                # Three salts: most requests share a beginning with some other.
                 salt = data.draw(st.integers(0, 2))
                 priority = data.draw(st.sampled_from([0, 0, 0, -1, 5]))
                 share = data.draw(st.sampled_from("abc"))
@@ -254,7 +254,7 @@ def test_every_job_ends_once_and_no_block_is_lost_whatever_comes(data: st.DataOb
                 check_step(play)
             case "cancel" if live:
                 sequence = live.pop(data.draw(st.integers(0, len(live) - 1)))
-                if sequence.job.job_id not in play.ended:
+                if sequence.request.request_id not in play.ended:
                     play.end(sequence, "cancelled")
             case "shrink":
                 play.scheduler.shrink()
@@ -262,7 +262,7 @@ def test_every_job_ends_once_and_no_block_is_lost_whatever_comes(data: st.DataOb
     while not play.scheduler.idle:
         check_step(play)
         steps += 1
-        assert steps < 5000, "a job starves"
+        assert steps < 5000, "a request starves"
     assert len(play.ended) == play.arrivals
     assert play.scheduler.pool.free == blocks
     assert not play.scheduler._coming
@@ -272,18 +272,18 @@ def test_every_job_ends_once_and_no_block_is_lost_whatever_comes(data: st.DataOb
 def check_step(play: Play) -> None:
     """Steps, and checks what must hold of any plan."""
     before = list(play.scheduler.sequences())
-    best = min(sequence.job.priority for sequence in before)
-    turned = [s for s in before if s.job.priority == best and s.turn is not None]
+    best = min(sequence.request.priority for sequence in before)
+    turned = [s for s in before if s.request.priority == best and s.turn is not None]
     plan = play.step()
     chunks = {chunk.sequence for chunk in plan}
     if turned:
         first = min(turned, key=rank)
-        others = {s.job.share for s in chunks} - {first.job.share}
+        others = {s.request.share for s in chunks} - {first.request.share}
         made_room = not first.blocks and others
-        assert first in chunks or made_room, "the first job in the order must move, unless it made room"
+        assert first in chunks or made_room, "the first request in the order must move, unless it made room"
     else:
-        best_moves = best in {s.job.priority for s in chunks}
-        assert best_moves or len({s.job.share for s in before}) > 1, "the first in the order must move"
+        best_moves = best in {s.request.priority for s in chunks}
+        assert best_moves or len({s.request.share for s in before}) > 1, "the first in the order must move"
     assert len(chunks) == len(plan) <= play.limits.max_running
     assert sum(chunk.count for chunk in plan) <= play.limits.token_budget
     assert all(chunk.count >= 1 for chunk in plan)
@@ -294,10 +294,10 @@ def check_step(play: Play) -> None:
     put_back = [s for s in after if not s.blocks and s.turn is not None]
     for later in running:
         earlier = [s for s in put_back if rank(s) < rank(later)]
-        shares = {s.job.share for s in earlier}
-        assert later.job.share not in shares, "one was preempted for a later one of its share"
+        shares = {s.request.share for s in earlier}
+        assert later.request.share not in shares, "one was preempted for a later one of its share"
 
 
 def rank(sequence: TokenSequence) -> tuple[int, int]:
     assert sequence.turn is not None
-    return sequence.job.priority, sequence.turn
+    return sequence.request.priority, sequence.turn

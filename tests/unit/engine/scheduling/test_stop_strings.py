@@ -11,7 +11,7 @@ from engine.vocabulary import Vocabulary
 
 
 def run(pieces: list[bytes], texts: list[str], cut: int = 0) -> tuple[int, StopMatch] | None:
-    """After how many tokens the output ends, and why; the first `cut` came before the job was cut."""
+    """After how many tokens the output ends, and why; the first `cut` came before the request was cut."""
     stops = StopStrings(texts, Vocabulary(tuple(pieces)), range(cut))
     for token in range(cut, len(pieces)):
         hit = stops.push(token, ends=True)
@@ -94,8 +94,8 @@ def test_no_more_is_kept_than_a_stop_string_may_need() -> None:
 def test_a_stop_string_counts_after_min_tokens_only(offset: int) -> None:
     vocabulary = Vocabulary((b"a", b"b", b"."))
     tokens = [0, 1, 0, 1, 0, 1]
-    job = EngineRequest(
-        job_id="a",
+    request = EngineRequest(
+        request_id="a",
         prompt=(2, *tokens[:offset]),
         max_tokens=9,
         sampling=SamplingParams(seed=0),
@@ -103,7 +103,7 @@ def test_a_stop_string_counts_after_min_tokens_only(offset: int) -> None:
         stop_strings=("ab",),
         output_offset=offset,
     )
-    sequence = TokenSequence(job, 1, vocabulary)
+    sequence = TokenSequence(request, 1, vocabulary)
     ends = [sequence.append(token) for token in tokens[offset:]]
     assert ends.index("stop") == 3 - offset
     assert sequence.stop_hit == StopMatch("ab", 2, 0, 0)
@@ -111,12 +111,12 @@ def test_a_stop_string_counts_after_min_tokens_only(offset: int) -> None:
 
 @pytest.mark.parametrize(("ignore", "reason"), [(False, "stop"), (True, None)])
 def test_stop_ids_are_tokens_like_others_when_they_are_ignored(ignore: bool, reason: str | None) -> None:
-    job = EngineRequest(
-        job_id="a",
+    request = EngineRequest(
+        request_id="a",
         prompt=(1,),
         max_tokens=9,
         sampling=SamplingParams(seed=0),
         stop_ids=frozenset({7}),
         ignore_eos=ignore,
     )
-    assert TokenSequence(job, 1).append(7) == reason
+    assert TokenSequence(request, 1).append(7) == reason

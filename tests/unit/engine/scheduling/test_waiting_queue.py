@@ -1,4 +1,4 @@
-"""Turns of the shares, and jobs that begin alike."""
+"""Turns of the shares, and requests that begin alike."""
 
 import time
 
@@ -17,11 +17,11 @@ SIZES = st.lists(st.tuples(st.integers(1, 20), st.integers(1, 10)), min_size=1, 
 
 
 def shares_by_turn(sequences: list[TokenSequence]) -> str:
-    turned = sorted((s.turn, s.job.share) for s in sequences if s.turn is not None)
+    turned = sorted((s.turn, s.request.share) for s in sequences if s.turn is not None)
     return "".join(share for _, share in turned)
 
 
-def test_one_job_of_a_share_is_next_when_another_share_has_queued_a_thousand() -> None:
+def test_one_request_of_a_share_is_next_when_another_share_has_queued_a_thousand() -> None:
     play = Play(limits(max_running=2))
     many = [play.add(6, 3, salt, share="a") for salt in range(1000)]
     for _ in range(20):
@@ -33,14 +33,14 @@ def test_one_job_of_a_share_is_next_when_another_share_has_queued_a_thousand() -
     assert one.turn == turns + 1
 
 
-def test_shares_take_turns_when_their_jobs_are_alike() -> None:
+def test_shares_take_turns_when_their_requests_are_alike() -> None:
     play = Play(limits(max_running=1))
-    jobs = [play.add(6, 3, n, share=share) for n, share in enumerate("aaaabbbbcccc")]
+    requests = [play.add(6, 3, n, share=share) for n, share in enumerate("aaaabbbbcccc")]
     play.finish()
-    assert shares_by_turn(jobs) == "abcabcabcabc"
+    assert shares_by_turn(requests) == "abcabcabcabc"
 
 
-def test_a_share_with_long_jobs_gets_fewer_of_them_done() -> None:
+def test_a_share_with_long_requests_gets_fewer_of_them_done() -> None:
     play = Play(limits(max_running=1))
     long = [play.add(18, 6, n, share="a") for n in range(4)]
     short = [play.add(6, 2, 10 + n, share="b") for n in range(12)]
@@ -53,12 +53,12 @@ def test_a_share_that_was_away_has_earned_no_credit() -> None:
     play = Play(limits(max_running=1))
     play.add(6, 3, share="b")
     play.finish()
-    jobs = [play.add(6, 3, 1 + n, share="a") for n in range(20)]
-    while shares_by_turn(jobs) != "a" * 8:
+    requests = [play.add(6, 3, 1 + n, share="a") for n in range(20)]
+    while shares_by_turn(requests) != "a" * 8:
         play.step()
-    jobs += [play.add(6, 3, 30 + n, share="b") for n in range(6)]
+    requests += [play.add(6, 3, 30 + n, share="b") for n in range(6)]
     play.finish()
-    assert shares_by_turn(jobs)[8:18] == "ba" * 5
+    assert shares_by_turn(requests)[8:18] == "ba" * 5
 
 
 def test_what_the_cache_had_costs_a_share_nothing() -> None:
@@ -93,7 +93,7 @@ def test_accounts_that_are_settled_are_forgotten() -> None:
 def test_shares_that_wait_are_given_the_same(
     sizes: list[tuple[int, int]], others: list[tuple[int, int]], running: int
 ) -> None:
-    """No more apart than what jobs can run up between two turns: a prompt, and all running outputs."""
+    """No more apart than what requests can run up between two turns: a prompt, and all running outputs."""
     play = Play(limits(max_running=running))
     most = 20 + running * 10
     for n in range(12):
@@ -114,14 +114,14 @@ def test_shares_that_wait_are_given_the_same(
     running=st.integers(1, 4),
     ahead=st.integers(0, 8),
 )
-def test_a_share_that_lowers_jobs_of_its_own_is_given_no_more_than_another_that_waits(
+def test_a_share_that_lowers_requests_of_its_own_is_given_no_more_than_another_that_waits(
     sizes: list[tuple[int, int]],
     others: list[tuple[int, int]],
     priorities: list[int],
     running: int,
     ahead: int,
 ) -> None:
-    """Whatever ran before the other came; from then on no more than jobs can run up between two turns."""
+    """Whatever ran before the other came; from then on no more than requests can run up between two turns."""
     play = Play(limits(max_running=running, kv_blocks=128))
     lowering = [
         play.add(*sizes[n % len(sizes)], n, share="b", priority=priorities[n % len(priorities)])
@@ -132,22 +132,22 @@ def test_a_share_that_lowers_jobs_of_its_own_is_given_no_more_than_another_that_
     before = given_to(lowering)
     waiting = [play.add(*others[n % len(others)], 50 + n, share="a") for n in range(12)]
     most = 20 + running * 10
-    while any(job.turn is None for job in waiting):
+    while any(request.turn is None for request in waiting):
         play.step()
         assert given_to(lowering) - before <= given_to(waiting) + most
 
 
-def given_to(jobs: list[TokenSequence]) -> int:
+def given_to(requests: list[TokenSequence]) -> int:
     """Tokens of the prompts that had their turn, and of the outputs."""
-    return sum(len(job.tokens) for job in jobs if job.turn is not None)
+    return sum(len(request.tokens) for request in requests if request.turn is not None)
 
 
-def test_a_job_of_lower_urgency_waits_for_all_shares() -> None:
+def test_a_request_of_lower_urgency_waits_for_all_shares() -> None:
     play = Play(limits(max_running=1))
     lesser = play.add(6, 3, priority=5, share="b")
-    jobs = [play.add(6, 3, 1 + n, share=share) for n, share in enumerate("aabb")]
+    requests = [play.add(6, 3, 1 + n, share=share) for n, share in enumerate("aabb")]
     play.finish()
-    assert shares_by_turn(jobs) == "abab"
+    assert shares_by_turn(requests) == "abab"
     assert lesser.turn == 5
 
 
@@ -161,23 +161,23 @@ def test_the_order_costs_little_when_thousands_wait() -> None:
         for chunk in plan:
             if chunk.draws and (reason := chunk.sequence.append(1)):
                 play.end(chunk.sequence, reason)
-    assert time.process_time() - began < 2.0, "a step with thousands of waiting jobs takes 20 ms"
+    assert time.process_time() - began < 2.0, "a step with thousands of waiting requests takes 20 ms"
 
 
-# Jobs that begin alike
+# Requests that begin alike
 
 
-def test_jobs_of_one_prompt_cost_one_prefill() -> None:
+def test_requests_of_one_prompt_cost_one_prefill() -> None:
     play = Play(limits(token_budget=16))
-    jobs = [play.add(50, 5) for _ in range(6)]
+    requests = [play.add(50, 5) for _ in range(6)]
     play.finish()
     # The rest of the prompt after its last whole block, and the outputs but for the last of each.
     assert play.scheduler.tally.computed_tokens == 48 + 6 * (50 - 48) + 6 * 4
-    assert [job.cached for job in jobs] == [0, 48, 48, 48, 48, 48]
+    assert [request.cached for request in requests] == [0, 48, 48, 48, 48, 48]
     assert len(play.ended) == 6
 
 
-def test_jobs_that_join_during_the_prefill_wait_for_it() -> None:
+def test_requests_that_join_during_the_prefill_wait_for_it() -> None:
     play = Play(limits(token_budget=16))
     first = play.add(50, 5)
     play.step()
@@ -191,7 +191,7 @@ def test_jobs_that_join_during_the_prefill_wait_for_it() -> None:
     assert late.cached == 48
 
 
-def test_a_job_that_shares_only_a_beginning_waits_for_no_more_than_that() -> None:
+def test_a_request_that_shares_only_a_beginning_waits_for_no_more_than_that() -> None:
     play = Play(limits(token_budget=16, kv_blocks=128))
     long = play.add(200, 1)
     play.step()
@@ -212,7 +212,7 @@ def test_the_next_takes_over_when_the_one_that_computes_is_cancelled() -> None:
     assert len(play.ended) == 3
 
 
-def test_nobody_waits_for_a_job_of_worse_priority() -> None:
+def test_nobody_waits_for_a_request_of_worse_priority() -> None:
     play = Play(limits(token_budget=16))
     lesser = play.add(50, 5, priority=3)
     play.step()
@@ -224,7 +224,7 @@ def test_nobody_waits_for_a_job_of_worse_priority() -> None:
     assert len(lesser.tokens) == len(urgent.tokens) == 55
 
 
-def test_nobody_waits_for_a_job_of_another_salt() -> None:
+def test_nobody_waits_for_a_request_of_another_salt() -> None:
     play = Play(limits(token_budget=64, kv_blocks=128))
     play.add(20, 5, cache_salt="one")
     other = play.add(20, 5, cache_salt="another")
@@ -233,7 +233,7 @@ def test_nobody_waits_for_a_job_of_another_salt() -> None:
 
 
 @pytest.mark.parametrize("running", [1, 2, 8])
-def test_jobs_that_each_begin_with_the_one_before_all_end(running: int) -> None:
+def test_requests_that_each_begin_with_the_one_before_all_end(running: int) -> None:
     play = Play(limits(max_running=running, kv_blocks=20))
     for n in range(1, 12):
         play.add(4 * n + 1, 6)

@@ -84,11 +84,15 @@ def test_the_prompt_of_all_choices_of_a_chat_is_written_once(
     assert database.read_times == 1
     assert [new.request.choice for new in prepared] == list(range(16))  # type: ignore[attr-defined]
     assert len({new.response for new in prepared}) == 16
-    assert [new.prepared.job.job_id for new in prepared] == [new.response.hex for new in prepared]
-    assert len({new.prepared.job.sampling.seed for new in prepared}) == 16
+    assert [new.prepared.engine_request.request_id for new in prepared] == [
+        new.response.hex for new in prepared
+    ]
+    assert len({new.prepared.engine_request.sampling.seed for new in prepared}) == 16
     assert len({item.id for new in prepared for item in new.found.new}) == 16
     assert [new.turns.response for new in prepared] == [new.response for new in prepared]
-    assert [new.turns.seed for new in prepared] == [new.prepared.job.sampling.seed for new in prepared]
+    assert [new.turns.seed for new in prepared] == [
+        new.prepared.engine_request.sampling.seed for new in prepared
+    ]
 
 
 def test_each_choice_is_prepared_as_if_it_were_alone(prepare: Callable[..., list[NewRun]]) -> None:
@@ -99,14 +103,17 @@ def test_each_choice_is_prepared_as_if_it_were_alone(prepare: Callable[..., list
     requests = [as_response_request(wanted, place) for place in range(3)]
     given = read_messages(wanted.messages)
     together = prepare(requests, given)
-    assert [new.prepared.job.sampling.seed for new in together] == [7, 8, 9]
+    assert [new.prepared.engine_request.sampling.seed for new in together] == [7, 8, 9]
     for new, request in zip(together, requests, strict=True):
         (alone,) = prepare([request], given)
         assert new.request == alone.request
         assert new.prepared.echo == alone.prepared.echo
         # the room for log probabilities is shared by all choices of a request
-        unlike = {"job_id": alone.prepared.job.job_id, "max_tokens": alone.prepared.job.max_tokens}
-        assert replace(new.prepared.job, **unlike) == alone.prepared.job  # type: ignore[arg-type]
+        unlike = {
+            "engine_request_id": alone.prepared.engine_request.request_id,
+            "max_tokens": alone.prepared.engine_request.max_tokens,
+        }
+        assert replace(new.prepared.engine_request, **unlike) == alone.prepared.engine_request  # type: ignore[arg-type]
         assert [type(item) for item in new.found.new] == [type(item) for item in alone.found.new]
 
 
@@ -119,6 +126,6 @@ def test_what_completions_read_is_looked_up_once_for_all_their_prompts(
     requests = [msgspec.structs.replace(one, enable_response_messages=None) for one in requests]
     prepared = prepare(requests, [])
     assert database.read_times == 1
-    assert [new.prepared.job.prompt for new in prepared] == [(1,), (1,), (2, 3), (2, 3)]
-    assert [new.prepared.job.prompt_logprobs for new in prepared] == [1, None, 1, None]
+    assert [new.prepared.engine_request.prompt for new in prepared] == [(1,), (1,), (2, 3), (2, 3)]
+    assert [new.prepared.engine_request.prompt_logprobs for new in prepared] == [1, None, 1, None]
     assert len({new.response for new in prepared}) == 4

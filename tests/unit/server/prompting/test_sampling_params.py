@@ -1,4 +1,4 @@
-"""What a request asks of the sampler, as the engine's job has it, and as a stored request has it again."""
+"""What a request asks of the sampler, in the engine's request and in a stored one that is read again."""
 
 from dataclasses import replace
 from typing import Any
@@ -35,11 +35,11 @@ def served(dialect: ModelFormat = DEMO, **model: Any) -> LoadedModel:
     return LoadedModel(name="m", engine=engine, dialect=dialect)
 
 
-def job_of(request: CreateResponse, where: LoadedModel | None = None) -> EngineRequest:
-    return prepare(where or served(), "tenant", request, ITEMS, RESPONSE, 7).job
+def engine_request_of(request: CreateResponse, where: LoadedModel | None = None) -> EngineRequest:
+    return prepare(where or served(), "tenant", request, ITEMS, RESPONSE, 7).engine_request
 
 
-def test_stored_request_gives_the_same_job_again() -> None:
+def test_stored_request_gives_the_same_engine_request_again() -> None:
     request = CreateResponse(
         model="m",
         stop_token_ids=[5, 3],
@@ -51,12 +51,14 @@ def test_stored_request_gives_the_same_job_again() -> None:
         truncation_side="right",
         thinking_token_budget=12,
     )
-    job = job_of(request)
-    assert job == job_of(msgspec.json.decode(msgspec.json.encode(request), type=CreateResponse))
-    assert (job.stop_token_ids, job.logprob_token_ids) == (frozenset({3, 5}), (4, 1))
-    assert job.sampling.allowed_token_ids == (2, 9)
-    assert len(job.prompt) == 7
-    assert job.thinking_budget is not None
+    engine_request = engine_request_of(request)
+    assert engine_request == engine_request_of(
+        msgspec.json.decode(msgspec.json.encode(request), type=CreateResponse)
+    )
+    assert (engine_request.stop_token_ids, engine_request.logprob_token_ids) == (frozenset({3, 5}), (4, 1))
+    assert engine_request.sampling.allowed_token_ids == (2, 9)
+    assert len(engine_request.prompt) == 7
+    assert engine_request.thinking_budget is not None
 
 
 def test_bad_word_is_banned_at_the_beginning_of_a_text_and_where_it_is_a_token_with_its_space() -> None:
@@ -65,34 +67,36 @@ def test_bad_word_is_banned_at_the_beginning_of_a_text_and_where_it_is_a_token_w
             known = {"one": (1,), " one": (2,), "two": (3, 4), " two": (5, 3, 4), "six": (6,), " six": (6,)}
             return known[text]
 
-    job = job_of(CreateResponse(model="m", bad_words=["one", "  two", "six"]), served(Spaced()))
-    assert job.sampling.bad_words == ((1,), (2,), (3, 4), (6,))
+    engine_request = engine_request_of(
+        CreateResponse(model="m", bad_words=["one", "  two", "six"]), served(Spaced())
+    )
+    assert engine_request.sampling.bad_words == ((1,), (2,), (3, 4), (6,))
 
 
 @pytest.mark.parametrize(("effort", "opened"), [("none", False), ("high", True)])
 def test_reasoning_that_the_prompt_opens_is_counted_from_there(effort: str, opened: bool) -> None:
     asked = {"model": "m", "thinking_token_budget": 0, "reasoning": {"effort": effort}}
-    budget = job_of(msgspec.convert(asked, CreateResponse)).thinking_budget
+    budget = engine_request_of(msgspec.convert(asked, CreateResponse)).thinking_budget
     assert budget is not None
     assert (budget.start, budget.end) == ((THINK[0],), (THINK[1],))
     assert (budget.tokens, budget.open, budget.spent) == (0, opened, int(opened))
 
 
 def test_budget_of_minus_one_is_none() -> None:
-    assert job_of(CreateResponse(model="m", thinking_token_budget=-1)).thinking_budget is None
+    assert engine_request_of(CreateResponse(model="m", thinking_token_budget=-1)).thinking_budget is None
 
 
 def test_model_without_marks_of_reasoning_has_no_budget_for_it() -> None:
     with pytest.raises(InvalidRequest, match="reasoning") as refused:
-        job_of(CreateResponse(model="m", thinking_token_budget=4), served(SpelledDialect()))
+        engine_request_of(CreateResponse(model="m", thinking_token_budget=4), served(SpelledDialect()))
     assert refused.value.param == "thinking_token_budget"
 
 
 def test_models_longest_output_counts_where_the_request_gives_no_limit() -> None:
     model = served(max_new_tokens=30)
-    assert job_of(CreateResponse(model="m"), model).max_tokens == 30
-    assert job_of(CreateResponse(model="m", max_output_tokens=50), model).max_tokens == 50
-    assert job_of(CreateResponse(model="m"), served()).max_tokens > 4000
+    assert engine_request_of(CreateResponse(model="m"), model).max_tokens == 30
+    assert engine_request_of(CreateResponse(model="m", max_output_tokens=50), model).max_tokens == 50
+    assert engine_request_of(CreateResponse(model="m"), served()).max_tokens > 4000
 
 
 @pytest.mark.parametrize(

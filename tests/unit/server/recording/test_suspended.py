@@ -25,7 +25,7 @@ def new(*, background: bool = False) -> Run:
 
 
 def tokens(run: Run, text: str) -> Tokens:
-    return Tokens(run.job_id, say(text))
+    return Tokens(run.engine_request_id, say(text))
 
 
 def test_messages_to_a_suspended_run_are_retained_in_order_and_all_others_pass() -> None:

@@ -14,7 +14,7 @@ from server.model_formats.grammar.enforceable_schema import MAX_REFERENCES, enfo
 from server.model_formats.grammar.forced_calls import alternatives, forced_levels
 from server.model_formats.interface import CallDelta, CallEnd, Conversation, Tool, ToolChoice
 from server.protocol.responses.items import InputText, Message
-from tests.support.engines import make_job
+from tests.support.engines import make_request
 from tests.support.families import CALLERS, dialect_of
 from tests.support.schemas import random_parameters
 from tests.support.walks import compiler_of, hints_of, walk
@@ -87,8 +87,8 @@ def conversation(parameters: dict[str, Any] | None, *, strict: bool = False) -> 
 
 def followed(compiler: Any, grammar: StructuredOutput) -> StructuredOutput:
     """What the engine follows in its place."""
-    job = make_job("forced", [1], grammar=grammar, stop_ids=frozenset({0}))
-    compiled = check_grammar(job, compiler)
+    engine_request = make_request("forced", [1], grammar=grammar, stop_ids=frozenset({0}))
+    compiled = check_grammar(engine_request, compiler)
     assert compiled is not None
     return compiled.grammar
 

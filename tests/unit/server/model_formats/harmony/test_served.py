@@ -33,7 +33,7 @@ from server.protocol.responses.items import (
     Reasoning,
     ReasoningText,
 )
-from tests.support.engines import Bench, make_job, start_model
+from tests.support.engines import Bench, make_request, start_model
 from tests.support.harmony import user
 from tests.support.tiny_gpt_oss import GREETING, OUTSIDE, QUESTION, WEATHER, tiny_gpt_oss
 
@@ -65,7 +65,7 @@ class Talk:
         return self._dialect.write(Conversation(items=items, **fields))
 
     def say(self, prompt: Prompt, **fields: Any) -> list[Delta]:
-        job = make_job(
+        engine_request = make_request(
             uuid4().hex,
             prompt.token_ids,
             fields.pop("max_tokens", 100),
@@ -73,7 +73,7 @@ class Talk:
             grammar=prompt.grammar,
             **fields,
         )
-        (outcome,) = self._bench.run(job)
+        (outcome,) = self._bench.run(engine_request)
         assert isinstance(outcome.last, Finished)
         self.reason = outcome.last.reason
         parser = self._dialect.parser(prompt)
