@@ -1,4 +1,4 @@
-"""What keeps the code findable: sizes, borders that imports cannot show, and pages that are generated from it."""
+"""What keeps the code findable: sizes, borders that imports cannot show, and pages made from the code."""
 
 import ast
 import re
@@ -102,9 +102,7 @@ def test_a_generated_page_is_what_the_code_says(page: Path) -> None:
 
 def test_every_folder_and_file_in_the_tree_says_what_it_is_for() -> None:
     silent = [
-        line
-        for line in documents.tree().splitlines()
-        if line != "tests/" and len(line.split(maxsplit=1)) < 2
+        line for line in documents.tree().splitlines() if line != "tests/" and len(line.split(maxsplit=1)) < 2
     ]
     assert silent == []
 

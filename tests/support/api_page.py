@@ -1,4 +1,4 @@
-"""The tables of `docs/api.md`, made from the routes and from the rows by which parameters are taken and refused.
+"""The tables of `docs/api.md`, made from the routes and from the rows by which parameters are checked.
 
 `python -m tests.support.documents` writes them; a test fails while they differ.
 """
@@ -6,8 +6,8 @@
 import json
 from pathlib import Path
 
-from server.wire.parameter_rows import SLIPS, TABLES, Endpoint, Row
 from server.routes import OPEN_ROUTES, ROUTES
+from server.wire.parameter_rows import SLIPS, TABLES, Endpoint, Row
 from tests.support.anchor_parameters import OPENAI, VLLM
 from tests.support.documents import between
 
@@ -17,6 +17,7 @@ TITLES: dict[Endpoint, str] = {
     "chat": "POST /v1/chat/completions",
     "completions": "POST /v1/completions",
 }
+
 
 def page() -> str:
     """The page as it should be."""
@@ -60,4 +61,3 @@ def _remarks(row: Row) -> str:
         return row.reason
     values = " or ".join(f"`{json.dumps(value)}`" for value in row.neutral)
     return f"{row.reason} {values} is accepted."
-
