@@ -61,3 +61,7 @@ def _remarks(row: Row) -> str:
         return row.reason
     values = " or ".join(f"`{json.dumps(value)}`" for value in row.neutral)
     return f"{row.reason} {values} is accepted."
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
