@@ -10,7 +10,9 @@ import io
 import json
 import re
 import shlex
+import socket
 import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,8 +20,8 @@ from typing import Any, NamedTuple
 import psycopg
 import pytest
 
-from tests.acceptance.test_mcp import Mcp, running
 from tests.support.documents import README, pages
+from tests.support.eventually import eventually
 from tests.support.invariants import check
 from tests.support.server_process import ServerProcess, free_port, run_command
 
@@ -42,6 +44,7 @@ def _read(path: Path) -> list[Block]:
 
 BLOCKS = {path.name: _read(path) for path in pages() if path.parent.name != "demo"}
 NOT_RUN: dict[str, str] = {
+    "# city.py": "it serves until it is stopped: the server of these tests has it as a tool server",
     "create role holdfast login password 'SECRET';": "a database cannot be made within a transaction",
 }
 """The first line of a block of `sh`, `sql` or `python` that is not run, and why."""
@@ -59,15 +62,36 @@ def blocks(kind: str) -> list[Block]:
 WITH_PYTHON = list(dict.fromkeys(block.page for block in blocks("python")))
 
 
+@contextlib.contextmanager
+def _city(program: Path) -> Iterator[str]:
+    """The MCP server of docs/tools.md, on a port of its own; its address."""
+    (block,) = [block for block in BLOCKS["tools.md"] if block.text.startswith("# city.py\n")]
+    port = free_port()
+    assert "port=8300" in block.text
+    program.write_text(block.text.replace("port=8300", f"port={port}"))
+    process = subprocess.Popen([sys.executable, str(program)], stderr=subprocess.DEVNULL)
+    try:
+        eventually(lambda: _listens(port), within=60)
+        yield f"http://127.0.0.1:{port}/mcp"
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as client:
+        return client.connect_ex(("127.0.0.1", port)) == 0
+
+
 @pytest.fixture(scope="module")
 def server(module_database: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """The demo model, with the MCP server that docs/tools.md asks for and the prompt of docs/guides.md."""
+    """The demo model, with the MCP server of docs/tools.md and the prompt of docs/guides.md."""
     greeting = tmp_path_factory.mktemp("prompts") / "greeting.txt"
     greeting.write_text("Greet {{name}}.")
     put = run_command("prompts", "put", "greeting", str(greeting), database_url=module_database)
     assert put.returncode == 0, put.stderr
-    with running(Mcp(free_port(), tmp_path_factory.mktemp("city"))) as city:
-        process = ServerProcess(module_database, settings={"tool_server": f"city={city.url}"})
+    with _city(tmp_path_factory.mktemp("city") / "city.py") as url:
+        process = ServerProcess(module_database, settings={"tool_server": f"city={url}"})
         try:
             process.start()
             yield process
