@@ -152,3 +152,10 @@ def test_every_command_that_a_document_shows_is_one() -> None:
 def test_the_table_of_tool_call_formats_has_every_name() -> None:
     table = TEXTS[ROOT / "docs" / "models.md"].partition("## Tool-call formats")[2].partition("\n## ")[0]
     assert set(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == CALL_FORMATS.keys()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=_name)
+def test_every_path_that_a_document_names_exists(page: Path) -> None:
+    folders = r"(?:server|engine|runner|migrations|tests|bench|demo|docs|\.ci)"
+    named = re.findall(rf"`({folders}/[\w./-]*)`", _FENCED.sub("", TEXTS[page]))
+    assert [path for path in named if not (ROOT / path).exists()] == []
