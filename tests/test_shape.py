@@ -1,4 +1,4 @@
-"""What keeps the code findable: sizes, borders that imports cannot show, and a README that is true."""
+"""What keeps the code findable: sizes, borders that imports cannot show, and pages made from the code."""
 
 import ast
 import re
@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from server.protocol.responses import states
-from tests.support import readme
+from tests.support import documents
 
-ROOT = readme.ROOT
+ROOT = documents.ROOT
 SOURCES = sorted(
     path
     for folder in ("server", "engine", "runner", "migrations", "demo", "bench", "tests")
@@ -92,24 +92,17 @@ def test_a_handler_has_at_most_25_lines() -> None:
     assert long == []
 
 
-def test_the_readme_has_every_setting_and_every_file() -> None:
-    written = readme.README.read_text(encoding="utf-8")
-    assert written == readme.expected(), "run: python -m tests.support.readme"
+@pytest.mark.parametrize("page", documents.expected(), ids=lambda page: page.name)
+def test_a_generated_page_is_what_the_code_says(page: Path) -> None:
+    written = page.read_text(encoding="utf-8")
+    assert written == documents.expected()[page], "run: python -m tests.support.documents"
 
 
-def test_every_file_in_the_readme_says_what_it_is_for() -> None:
+def test_every_folder_and_file_in_the_tree_says_what_it_is_for() -> None:
     silent = [
-        line
-        for line in readme.tree().splitlines()
-        if not line.endswith("/") and len(line.split(maxsplit=1)) < 2
+        line for line in documents.tree().splitlines() if line != "tests/" and len(line.split(maxsplit=1)) < 2
     ]
     assert silent == []
-
-
-def test_every_make_target_that_the_readme_names_exists() -> None:
-    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    named = set(re.findall(r"(?:`|\$ )make ([a-z-]+)", readme.README.read_text(encoding="utf-8")))
-    assert named <= targets
 
 
 def test_the_drawn_states_are_the_states() -> None:

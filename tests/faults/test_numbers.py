@@ -114,9 +114,7 @@ def test_numbers_that_are_none_fail_their_own_request_only(seed: int, way: str, 
     # Whatever is left in blocks, known by its content or not, would be met now: twice round the pool.
     for turn in ("after", "later"):
         for request, outcome in zip(
-            requests,
-            bench.run(*(again(request, turn) for request in requests)),
-            strict=True,
+            requests, bench.run(*(again(request, turn) for request in requests)), strict=True
         ):
             assert outcome.tokens == expected[request.request_id], (
                 f"{turn} {request.request_id}: {outcome.last}"

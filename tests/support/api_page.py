@@ -1,13 +1,15 @@
-"""`docs/api.md`, made from the rows by which the server takes and refuses parameters.
+"""The tables of `docs/api.md`, made from the routes and from the rows by which parameters are checked.
 
-`python -m tests.support.api_page` writes it; a test fails while it differs.
+`python -m tests.support.documents` writes them; a test fails while they differ.
 """
 
 import json
 from pathlib import Path
 
+from server.http.routes import OPEN_ROUTES, ROUTES
 from server.protocol.parameter_rows import SLIPS, TABLES, Endpoint, Row
 from tests.support.anchor_parameters import OPENAI, VLLM
+from tests.support.documents import between
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "api.md"
 TITLES: dict[Endpoint, str] = {
@@ -16,32 +18,23 @@ TITLES: dict[Endpoint, str] = {
     "completions": "POST /v1/completions",
 }
 
-HEAD = """# Parameters
-
-For users: what the server does with every parameter of OpenAI's documents and of vLLM's request classes, one
-table for each endpoint. This page is made from the rows that the server itself reads.
-
-- **works**: it does what its document says.
-- **refused**: it would change the answer and is not built: 400 `unsupported_parameter`, with the name as
-  `param`. Values that ask for nothing are accepted.
-- **ignored**: it cannot change the answer.
-
-Null is the default everywhere. A name of another API or of another endpoint is refused with the right one,
-and so is a name that is all but one of the names here (`temprature`, `maxTokens`), unless the request has
-that one, too: 400 `unknown_parameter`. Any other unknown name is ignored, because clients and gateways send
-fields of their own. Messages over a WebSocket, `/v1/responses/input_tokens` and `/v1/responses/compact` take
-the names of `/v1/responses`. What bounds the values is in [limits](limits.md).
-"""
-
 
 def page() -> str:
     """The page as it should be."""
-    return HEAD + "".join(_section(endpoint) for endpoint in TITLES)
+    text = between(PAGE.read_text(encoding="utf-8"), "addresses", _addresses())
+    return between(text, "parameters", "".join(_section(endpoint) for endpoint in TITLES) + "\n")
+
+
+def _addresses() -> str:
+    lines = ["| address | does |", "| --- | --- |"]
+    for method, path, _, contract in [*ROUTES, *OPEN_ROUTES]:
+        lines.append(f"| `{method} {path}` | {contract.says} |")
+    return "\n".join(lines) + "\n"
 
 
 def _section(endpoint: Endpoint) -> str:
     lines = [
-        f"\n## {TITLES[endpoint]}\n",
+        f"\n### {TITLES[endpoint]}\n",
         "| parameter | of | verdict | remarks |",
         "| --- | --- | --- | --- |",
     ]

@@ -49,7 +49,7 @@ def test_history_of_a_request_is_of_one_moment(
         found.append(connection.execute(text("show transaction_isolation")).scalar_one())
         raise NotFound("Enough.")
 
-    monkeypatch.setattr(resolve_input, "gather", gather)
+    monkeypatch.setattr(resolve_input, "resolve_input", gather)
     database = Database(database_url, pool_size=1)
     try:
         with pytest.raises(NotFound):

@@ -105,7 +105,7 @@ def test_what_could_not_be_said_is_said_later_and_logged_once(
             sessions(database_url, "notifier", ended=True)
         say(connection, hints)
 
-    monkeypatch.setattr(notifications, "say", sometimes)
+    monkeypatch.setattr(notifications, "notify", sometimes)
     notifier.events([second])
     listen_until(ear, Hints({short_id(second)}))
     assert [record.levelname for record in caplog.records if record.name == "holdfast.notify"] == ["WARNING"]

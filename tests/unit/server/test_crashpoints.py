@@ -5,7 +5,7 @@ import ast
 import pytest
 
 from server.crashpoints import CRASHPOINTS, arm
-from tests.support.readme import ROOT
+from tests.support.documents import ROOT
 
 
 def placed() -> set[object]:

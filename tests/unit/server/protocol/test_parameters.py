@@ -73,7 +73,7 @@ def test_every_row_that_does_not_work_says_why() -> None:
 
 
 def test_the_page_of_parameters_is_as_the_rows_are() -> None:
-    assert PAGE.read_text(encoding="utf-8") == page(), "python -m tests.support.api_page"
+    assert PAGE.read_text(encoding="utf-8") == page(), "python -m tests.support.documents"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,178 @@
+"""The parts of the documents that are made from the code: the tables of settings and the tree of files.
+
+`python -m tests.support.documents` writes them, and docs/api.md with them; tests fail while they differ.
+"""
+
+import ast
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+from server.configuration.settings import Setting, settings
+
+ROOT = Path(__file__).resolve().parents[2]
+README = ROOT / "README.md"
+CONFIGURATION = ROOT / "docs" / "configuration.md"
+ARCHITECTURE = ROOT / "docs" / "architecture.md"
+FOLDERS = ("server", "engine", "runner", "migrations", "demo", "bench")
+"""Shown file by file; of `tests` the folders are enough."""
+
+GROUPS = {
+    "host": "Address",
+    "data_dir": "Database connection",
+    "model": "Model",
+    "engine": "Scripted engine",
+    "max_running": "Admission and queues",
+    "hang_seconds": "Engine",
+    "tool_server": "Tools",
+    "max_body_bytes": "HTTP",
+    "drain_seconds": "Process and replicas",
+    "retention_days": "Storage",
+    "durability": "Durability and delivery",
+    "event_names": "API behaviour",
+    "seal_key": "Secrets and log",
+}
+"""By the first setting of each: the headings between the settings, which come in the order of the code."""
+
+
+def pages() -> Iterator[Path]:
+    """Every hand-written document of the project, the README first."""
+    yield README
+    for name in ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"):
+        yield ROOT / name
+    yield from sorted((ROOT / "docs").glob("*.md"))
+    yield ROOT / "demo" / "README.md"
+
+
+def expected() -> dict[Path, str]:
+    """The pages with generated parts, as they should be."""
+    return {
+        CONFIGURATION: between(_text(CONFIGURATION), "settings", settings_tables()),
+        ARCHITECTURE: between(_text(ARCHITECTURE), "tree", f"```\n{tree()}```\n"),
+    }
+
+
+def between(text: str, name: str, content: str) -> str:
+    """The page with `content` between the comments `<!-- name: ... -->` and `<!-- end of name -->`."""
+    start = text.index(f"<!-- {name}: ")
+    head_end = text.index("-->\n", start) + len("-->\n")
+    return text[:head_end] + content + text[text.index(f"<!-- end of {name} -->") :]
+
+
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
+
+
+def settings_tables() -> str:
+    """Markdown: flag, variable, default and meaning of every setting, in a table for each group."""
+    lines: list[str] = []
+    known = settings()
+    missing = set(GROUPS) - {setting.name for setting in known}
+    assert not missing, f"a group begins with a setting that does not exist: {missing}"
+    for setting in known:
+        if setting.name in GROUPS:
+            lines += ["", f"### {GROUPS[setting.name]}", ""]
+            lines += ["| flag | variable | default | meaning |", "| --- | --- | --- | --- |"]
+        lines.append(_row(setting))
+    return "\n".join(lines) + "\n\n"
+
+
+def _row(setting: Setting) -> str:
+    default = "" if setting.default is None else f"`{setting.default}`"
+    choices = f" ({', '.join(f'`{choice}`' for choice in setting.choices)})" if setting.choices else ""
+    meaning = f"{setting.help}{choices}".replace("|", "\\|")
+    return f"| `{setting.flag}` | `{setting.variable}` | {default} | {meaning} |"
+
+
+def tree() -> str:
+    """Every source file with the first sentence of its docstring, and the folders of the tests."""
+    lines = []
+    for folder in FOLDERS:
+        lines += _folder_lines(folder)
+    lines.append("tests/")
+    tests = {Path(path).parts[1] for path in _tracked("tests") if len(Path(path).parts) > 2}
+    lines += [f"    {name + '/':26}{TESTS[name]}" for name in sorted(tests)]
+    return "\n".join(lines) + "\n"
+
+
+TESTS = {
+    "acceptance": "the real process over HTTP, with the official client",
+    "clients": "other people's clients, unchanged; `make clients` installs them, without them skipped",
+    "contract": "one suite over every engine",
+    "faults": "kills and other accidents, repeated",
+    "gpu": "what only an accelerator can show",
+    "integration": "the store and the recorder on a real Postgres",
+    "migration": "the schema: up, down and at once",
+    "peers": "vLLM's and OGX's own tests, fetched and unchanged; `make peers-tests` runs them",
+    "support": "code that tests share",
+    "unit": "the pure core, file by file",
+}
+
+OTHER = {
+    "migrations": "the schema, step by step, by Alembic",
+    "migrations/versions": "one file a step of the schema",
+    "migrations/views": "the views that migrations create",
+    "demo/holdfast-demo": "the demo model, an ordinary Hugging Face folder",
+    "script.py.mako": "the template of a new migration",
+    "chat_template.jinja": "how a conversation is written for the demo model",
+    "config.json": "the demo model's architecture",
+    "generation_config.json": "its default sampling parameters",
+    "model.safetensors": "its weights",
+    "tokenizer.json": "its vocabulary",
+    "tokenizer_config.json": "its special tokens",
+}
+"""Purposes of files and folders that have no docstring."""
+
+
+def _folder_lines(folder: str) -> list[str]:
+    lines: list[str] = []
+    seen: set[Path] = set()
+    for name in _tracked(folder):
+        path = Path(name)
+        for parent in reversed(path.parents[:-1]):
+            if parent not in seen:
+                seen.add(parent)
+                purpose = _purpose(ROOT / parent / "__init__.py") or OTHER.get(str(parent), "")
+                lines.append(_line(len(parent.parts) - 1, parent.name + "/", purpose))
+        if path.name not in ("__init__.py", "README.md"):
+            lines.append(_line(len(path.parts) - 1, path.name, _purpose(ROOT / path)))
+    return lines
+
+
+def _line(depth: int, name: str, purpose: str) -> str:
+    return f"{'    ' * depth + name:34}  {purpose}".rstrip()
+
+
+def _purpose(path: Path) -> str:
+    if not path.is_file():
+        return ""
+    if path.suffix == ".sql":
+        return _text(path).splitlines()[0].removeprefix("--").strip().rstrip(".")
+    if path.suffix != ".py":
+        return OTHER.get(path.name, "")
+    docstring = ast.get_docstring(ast.parse(_text(path))) or ""
+    return docstring.splitlines()[0].rstrip(".") if docstring else ""
+
+
+def _tracked(folder: str) -> list[str]:
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", folder],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    return sorted(path for path in listed.stdout.splitlines() if (ROOT / path).is_file())
+
+
+def write() -> None:
+    """Writes every page of which a part is generated."""
+    from tests.support import api_page
+
+    for path, text in expected().items():
+        path.write_text(text, encoding="utf-8")
+    api_page.PAGE.write_text(api_page.page(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write()
