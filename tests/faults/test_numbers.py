@@ -55,6 +55,18 @@ def again(request: EngineRequest, name: str, **fields: Any) -> EngineRequest:
     return replace(request, request_id=f"{name} {request.request_id}", **fields)
 
 
+def check_no_number_is_left(
+    bench: Bench, requests: list[EngineRequest], expected: dict[str, list[int]]
+) -> None:
+    """Whatever is left in blocks, known by its content or not, would be met now: twice round the pool."""
+    for turn in ("after", "later"):
+        repeated = bench.run(*(again(request, turn) for request in requests))
+        for request, outcome in zip(requests, repeated, strict=True):
+            assert outcome.tokens == expected[request.request_id], (
+                f"{turn} {request.request_id}: {outcome.last}"
+            )
+
+
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("seed", rounds(few=0, many=10))
 def test_numbers_that_are_none_fail_their_own_request_only(seed: int, way: str, tally: Tally) -> None:
@@ -111,14 +123,7 @@ def test_numbers_that_are_none_fail_their_own_request_only(seed: int, way: str, 
         )
     bench.listener.when_told = lambda _message: None
     poison.on = False
-    # Whatever is left in blocks, known by its content or not, would be met now: twice round the pool.
-    for turn in ("after", "later"):
-        for request, outcome in zip(
-            requests, bench.run(*(again(request, turn) for request in requests)), strict=True
-        ):
-            assert outcome.tokens == expected[request.request_id], (
-                f"{turn} {request.request_id}: {outcome.last}"
-            )
+    check_no_number_is_left(bench, requests, expected)
     bench.engine.close(drain=True)
     stats = bench.engine.stats()
     assert (stats.deaths, stats.kv_blocks_used) == (0, 0)

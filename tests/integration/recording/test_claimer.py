@@ -317,12 +317,9 @@ def test_reasoning_is_read_again_whoever_opened_it(database_url: str, opened: bo
             at.taker.take()
             request = at.engine.requests.pop()
             rest = tuple(given[request.output_offset :])
-            at.bench.recorder.deliver(
-                [
-                    Tokens(request.request_id, rest),
-                    Finished(request.request_id, "stop", Usage(len(request.prompt), 0, len(rest))),
-                ]
-            )
+            usage = Usage(len(request.prompt), 0, len(rest))
+            ended = Finished(request.request_id, "stop", usage)
+            at.bench.recorder.deliver([Tokens(request.request_id, rest), ended])
             told = check_end(at.bench, run.facts.id, before, "completed")
             texts = [item["content"][0]["text"] for item in told["output"]]
             assert texts == ["Let me think… 😀", "It is é😀!"]
