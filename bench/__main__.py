@@ -5,6 +5,7 @@ from importlib import import_module
 
 BENCHES = (
     "serving",
+    "path",
     "wire",
     "dialect_harmony",
     "dialect_parsers",
