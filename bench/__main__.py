@@ -6,8 +6,8 @@ from importlib import import_module
 BENCHES = (
     "serving",
     "wire",
-    "dialect_harmony",
-    "dialect_parsers",
+    "model_format_harmony",
+    "model_format_parsers",
     "stored",
     "chat",
     "many_responses",

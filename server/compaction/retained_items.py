@@ -1,4 +1,4 @@
-"""What of a conversation stays as it is when the rest of it is summed up. Pure but for the dialect."""
+"""Selects the items that compaction keeps verbatim. Pure but for the model format."""
 
 from collections.abc import Iterator, Sequence
 
@@ -86,7 +86,7 @@ def _tokens(served: LoadedModel, text: str, most: int) -> int:
     """How many there are, or some number above `most`."""
     alone = Message("", "completed", "user", [InputText(text)])
     try:
-        return len(served.dialect.write(Conversation(items=[alone], limit=most)).token_ids)
+        return len(served.model_format.write(Conversation(items=[alone], limit=most)).token_ids)
     except PromptError:
         return len(text)
     except PromptTooLong:

@@ -1,4 +1,4 @@
-"""What every dialect gives: a prompt written from a conversation, and a parser that reads tokens as deltas.
+"""The interface of a model format: it writes a conversation as a prompt and parses output tokens into deltas.
 
 Pure: no thread, no clock, no I/O after construction. Tokens come from the engine, deltas go to the emitter.
 """
@@ -219,7 +219,7 @@ class Messages(NamedTuple):
 
 @runtime_checkable
 class KeepsMessagesApart(Protocol):
-    """A dialect whose tokens are messages to the model, too."""
+    """A model format whose tokens are messages to the model, too."""
 
     def messages(self, token_ids: Sequence[int]) -> Messages:
         """The messages in these tokens, which begin between two messages. Raises nothing."""

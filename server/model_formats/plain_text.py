@@ -1,4 +1,4 @@
-"""Text that no dialect has a part in: what a model says to a prompt that was given as it is. Pure."""
+"""Text that no model format has a part in: what a model says to a prompt that was given as it is. Pure."""
 
 import codecs
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Which dialect a model folder speaks."""
+"""Which model format a model folder speaks."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ def pick(
     *,
     tool_parser: str | None = None,
 ) -> ModelFormat:
-    """The dialect of the model in `folder`, whose generation ends with one of `stop_ids`.
+    """The model format of the model in `folder`, whose generation ends with one of `stop_ids`.
 
     `places` are where gpt-oss's vocabulary may lie beside its folder. `tool_parser` names the format in which
     another model writes calls, one of `families.CALL_FORMATS`; without, its folder shows it. Raises

@@ -1,4 +1,4 @@
-"""The model that a server serves: its folder, its name, its engine and its dialect."""
+"""The model that a server serves: its folder, name, engine and model format."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -24,7 +24,7 @@ def load_model(
     else:
         engine = _real(config, folder, deliver, say, on_dead)
     try:
-        dialect = pick(
+        model_format = pick(
             folder, engine.capabilities.stop_ids, _vocabulary_places(config), tool_parser=config.tool_parser
         )
     except (OSError, ValueError) as error:
@@ -34,7 +34,7 @@ def load_model(
     return LoadedModel(
         name=model_name(config),
         engine=engine,
-        dialect=dialect,
+        model_format=model_format,
         vocabulary=vocabulary,
         most_calls=config.max_hosted_calls,
         summarizes=config.reasoning_summary == "reasoning",

@@ -34,7 +34,7 @@ class LoadedModel:
 
     name: str
     engine: Engine
-    dialect: ModelFormat
+    model_format: ModelFormat
     vocabulary: Vocabulary | None = None
     """What its tokens spell; without it nobody is told of single tokens."""
     seal: Seal = field(default_factory=Seal.of_this_process)
@@ -85,7 +85,7 @@ class LoadedModel:
             shows_special = request.skip_special_tokens is False
             ends = frozenset() if shows_special and request.ignore_eos else prompt.stop_ids
             return PlainParser(self.vocabulary, ends, shows_special=shows_special)
-        parser = self.dialect.parser(prompt)
+        parser = self.model_format.parser(prompt)
         # A chat completion is a view of a response that has its reasoning.
         hidden = request.include_reasoning is False and not isinstance(request, ChoiceRequest)
         return WithoutReasoning(parser) if hidden else parser
@@ -93,7 +93,7 @@ class LoadedModel:
     def _raw_messages(self, request: CreateResponse, prompt: Prompt) -> TokenDump | None:
         if not request.enable_response_messages or self.vocabulary is None:
             return None
-        apart = isinstance(self.dialect, KeepsMessagesApart) and not isinstance(request, ChoiceRequest)
-        read = self.dialect.messages if apart else None  # type: ignore[attr-defined]
+        apart = isinstance(self.model_format, KeepsMessagesApart) and not isinstance(request, ChoiceRequest)
+        read = self.model_format.messages if apart else None  # type: ignore[attr-defined]
         likelihood = prompt_logprobs(request) is not None
         return TokenDump(self.vocabulary, prompt.token_ids, tells_likelihood=likelihood, read=read)

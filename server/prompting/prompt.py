@@ -53,7 +53,7 @@ def write_prompt(
         limit = max(limit, COUNTED * context)
     try:
         with served.reading_turns.hold(tenant, characters_of(conversation)):
-            prompt = write_within(served.dialect, conversation, limit, truncates=truncates)
+            prompt = write_within(served.model_format, conversation, limit, truncates=truncates)
         most, side = request.truncate_prompt_tokens, request.truncation_side
         kept = cut_tokens(prompt.token_ids, most, side, context=context, asked=request.max_output_tokens)
         return replace(prompt, token_ids=kept)

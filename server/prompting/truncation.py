@@ -15,19 +15,21 @@ from server.protocol.responses.items import Item, Message
 from server.protocol.responses.request import Side
 
 
-def write_within(dialect: ModelFormat, conversation: Conversation, limit: int, *, truncates: bool) -> Prompt:
+def write_within(
+    model_format: ModelFormat, conversation: Conversation, limit: int, *, truncates: bool
+) -> Prompt:
     """The prompt of a conversation, or, if that is too long and it `truncates`, of its last turns.
 
     What must be too long by its characters is not written. Raises PromptTooLong for what was not written
     to its end, and PromptError; a prompt that was may have more than `limit` tokens.
     """
-    longest = dialect.longest_token
+    longest = model_format.longest_token
     most = None if longest is None else longest * limit
 
     def write(kept: Sequence[Item]) -> Prompt:
         if most is not None and characters_of(replace(conversation, items=kept)) > most:
             raise PromptTooLong(limit)
-        return dialect.write(replace(conversation, items=items_for_model(kept), limit=limit))
+        return model_format.write(replace(conversation, items=items_for_model(kept), limit=limit))
 
     prompt = None
     try:

@@ -108,7 +108,7 @@ class SpelledParser:
         return [ReasoningDelta(chr(token - THINK))]
 
 
-class SpelledDialect:
+class SpelledFormat:
     """Prompts do not matter to it; its parsers are spelled ones."""
 
     def write(self, conversation: Conversation) -> Prompt:

@@ -89,13 +89,13 @@ def tokenizer_of(family: Family) -> Tokenizer:
 
 
 @functools.cache
-def dialect_of(name: str) -> ChatTemplateFormat:
+def format_of(name: str) -> ChatTemplateFormat:
     family = FAMILIES[name]
     stop = tokenizer_at(name).token_to_id(family.eos)
     assert stop is not None
-    dialect = pick(folder_of(name), frozenset({stop}))
-    assert isinstance(dialect, ChatTemplateFormat)
-    return dialect
+    model_format = pick(folder_of(name), frozenset({stop}))
+    assert isinstance(model_format, ChatTemplateFormat)
+    return model_format
 
 
 @functools.cache

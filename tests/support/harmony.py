@@ -55,7 +55,7 @@ def encoding() -> HarmonyEncoding:
 
 
 @functools.cache
-def dialect() -> HarmonyFormat:
+def harmony_format() -> HarmonyFormat:
     """On a day that does not pass."""
     return HarmonyFormat(encoding(), lambda: TODAY)
 

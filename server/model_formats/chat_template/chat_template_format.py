@@ -1,4 +1,4 @@
-"""The dialect of models with an ordinary Hugging Face chat template, whatever their family."""
+"""The model format of models with an ordinary Hugging Face chat template, whatever their family."""
 
 import copy
 from collections.abc import Mapping, Sequence
@@ -47,7 +47,7 @@ _TEMPLATES_KEPT = 8
 
 
 class ChatTemplateFormat:
-    """One model folder's dialect. Thread-safe; every engine request gets a parser of its own."""
+    """One model folder's model format. Thread-safe; every engine request gets a parser of its own."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""The dialect of gpt-oss: OpenAI's harmony format.
+"""The model format of gpt-oss: OpenAI's harmony format.
 
 What the model reads is written from items with the format's own tokens; what it writes is read by a parser
 that never fails; what it may write is held to the tools and formats of the request by a grammar.
@@ -49,7 +49,7 @@ def _today() -> date:
 
 @dataclass(frozen=True, slots=True)
 class HarmonyFormat:
-    """gpt-oss's dialect. Thread-safe; every engine request gets a parser of its own."""
+    """gpt-oss's model format. Thread-safe; every engine request gets a parser of its own."""
 
     encoding: HarmonyEncoding
     today: Callable[[], date] = _today

@@ -35,7 +35,7 @@ from tests.support.builders import (
     HALF,
     LATER,
     TENANT,
-    SpelledDialect,
+    SpelledFormat,
     accept,
     examples,
     kill,
@@ -91,7 +91,7 @@ class RealParsers:
         self._real = pick(DEMO, frozenset({STOP}))
         self._prompt = prompted(opens_reasoning)
 
-    def write(self, conversation: Conversation) -> Prompt:  # noqa: ARG002 - a dialect's
+    def write(self, conversation: Conversation) -> Prompt:  # noqa: ARG002 - a model format's
         return self._prompt
 
     def encode(self, text: str, *, special: bool, limit: int | None = None) -> tuple[int, ...]:
@@ -114,7 +114,7 @@ class Taking:
     bench: Bench
     engine: StillEngine
     taker: Claimer
-    dialect: ModelFormat
+    model_format: ModelFormat
 
     def leave(self, given: list[list[int]], *, background: bool = False, dies: bool = True) -> Run:
         """A response of which another replica has written these steps before it died."""
@@ -122,7 +122,7 @@ class Taking:
         other = register(database)
         begun = accept(database, other, background=background)
         facts = make_facts(id=begun.facts.id, created_at=begun.facts.created_at, echo=begun.facts.echo)
-        parser = self.dialect.parser(self.dialect.write(Conversation(items=[])))
+        parser = self.model_format.parser(self.model_format.write(Conversation(items=[])))
         run = Run(facts, DecodingSpec(parser))
         run.begin()
         if background:
@@ -153,10 +153,10 @@ class Taking:
 
 
 @contextmanager
-def taking(url: str, dialect: ModelFormat | None = None, **limits: Any) -> Iterator[Taking]:
+def taking(url: str, model_format: ModelFormat | None = None, **limits: Any) -> Iterator[Taking]:
     with recording(url) as bench:
         engine = StillEngine()
-        served = LoadedModel(name="model", engine=engine, dialect=dialect or SpelledDialect())
+        served = LoadedModel(name="model", engine=engine, model_format=model_format or SpelledFormat())
         taker = Claimer(
             bench.database,
             bench.replica,
@@ -165,7 +165,7 @@ def taking(url: str, dialect: ModelFormat | None = None, **limits: Any) -> Itera
             ToolLoop(engine, McpServers(RegisteredServers(), 1), bench.recorder.deliver),
             **{"most_running": 64, "most_deaths": 3, **limits},
         )
-        yield Taking(bench, engine, taker, served.dialect)
+        yield Taking(bench, engine, taker, served.model_format)
 
 
 def check_end(bench: Bench, response: UUID, before: list[bytes], status: str) -> dict[str, Any]:

@@ -98,7 +98,7 @@ def test_formats_and_grammars_beyond_the_bounds_are_refused_by_their_parameter()
 
 
 class Counting:
-    """A dialect that writes a token for each character, and refuses as it was told to."""
+    """A model format that writes a token for each character, and refuses as it was told to."""
 
     longest_token = 10
 
@@ -126,23 +126,23 @@ def turns(count: int, size: int) -> list[Item]:
 
 
 def within(items: list[Item], limit: int, *, truncates: bool) -> tuple[Counting, Prompt]:
-    dialect = Counting()
-    prompt = write_within(dialect, Conversation(items=items), limit, truncates=truncates)  # type: ignore[arg-type]
-    return dialect, prompt
+    model_format = Counting()
+    prompt = write_within(model_format, Conversation(items=items), limit, truncates=truncates)  # type: ignore[arg-type]
+    return model_format, prompt
 
 
 def test_what_must_be_too_long_by_its_characters_is_not_written() -> None:
-    dialect = Counting()
+    model_format = Counting()
     with pytest.raises(PromptTooLong):
-        write_within(dialect, Conversation(items=turns(1, 1001)), 100, truncates=False)  # type: ignore[arg-type]
-    assert dialect.written == []
+        write_within(model_format, Conversation(items=turns(1, 1001)), 100, truncates=False)  # type: ignore[arg-type]
+    assert model_format.written == []
 
 
 def test_a_long_conversation_is_shortened_in_few_tries_of_what_may_fit() -> None:
-    dialect, prompt = within(turns(4096, 10), 100, truncates=True)
+    model_format, prompt = within(turns(4096, 10), 100, truncates=True)
     assert len(prompt.token_ids) == 100
-    assert len(dialect.written) < 12
-    assert max(dialect.written) <= 1000
+    assert len(model_format.written) < 12
+    assert max(model_format.written) <= 1000
 
 
 def test_a_prompt_that_is_a_little_too_long_is_counted_to_its_end() -> None:

@@ -32,8 +32,8 @@ from tests.support.families import (
     PATCH,
     TOOLS,
     WEATHER,
-    dialect_of,
     folder_of,
+    format_of,
     ids_of,
     shown,
     tokenizer_at,
@@ -56,7 +56,7 @@ def output(call_id: str, text: str) -> FunctionCallOutput:
 
 
 def write(name: str, *items: Item, **more: Any) -> str:
-    prompt = dialect_of(name).write(Conversation(items=items, **more))
+    prompt = format_of(name).write(Conversation(items=items, **more))
     text: str = tokenizer_at(name).decode(list(prompt.token_ids), skip_special_tokens=False)
     return text
 
@@ -78,7 +78,7 @@ def test_a_call_in_the_history_is_written_as_the_model_writes_it(name: str) -> N
     _, _, after = text.rpartition("Weather?")
     written = CALL_FORMATS[name](Markup({}))
     start = min(place for sign in (*written.openers, written.lead) if (place := after.find(sign)) >= 0)
-    parser = dialect_of(name).parser(Prompt(token_ids=(), stop_ids=frozenset(), tools=TOOLS))
+    parser = format_of(name).parser(Prompt(token_ids=(), stop_ids=frozenset(), tools=TOOLS))
     call, arguments, end = shown(parser.feed(ids_of(name, after[start:])))[:3]
     assert call.split()[:2] == ["function", "get_weather"]
     assert (arguments, end) == (ARGUMENTS, "end")
@@ -122,7 +122,7 @@ def test_prompts_are_those_of_transformers(name: str) -> None:
         expected = reference.apply_chat_template(
             [*system, *talk], tools=functions, add_generation_prompt=True, return_dict=False
         )
-        prompt = dialect_of(name).write(Conversation(items=items, instructions=instructions, tools=offered))
+        prompt = format_of(name).write(Conversation(items=items, instructions=instructions, tools=offered))
         assert list(prompt.token_ids) == list(expected)
 
 
@@ -133,7 +133,7 @@ def test_prompts_with_calls_and_a_continued_message_are_those_of_transformers(na
     from transformers import AutoTokenizer
 
     reference = AutoTokenizer.from_pretrained(folder_of(name))
-    shape = dialect_of(name)._shape
+    shape = format_of(name)._shape
     call_id = {"mistral": "Ab3dEf7hI", "kimi_k2": "functions.get_weather:0"}.get(name, "a")
     arguments = json.loads(ARGUMENTS) if shape.parsed else ARGUMENTS
     function = {"name": "get_weather", "arguments": arguments}
@@ -154,13 +154,13 @@ def test_prompts_with_calls_and_a_continued_message_are_those_of_transformers(na
     made, came = called(call_id), output(call_id, "Rain.")
     items: list[Item] = [ASKED, made, came, message("assistant", "It will  ")]
     conversation = Conversation(items=items, tools=[WEATHER, CLOCK], continues=True)
-    assert list(dialect_of(name).write(conversation).token_ids) == list(expected)
+    assert list(format_of(name).write(conversation).token_ids) == list(expected)
 
 
 @pytest.mark.parametrize("name", CALLERS)
 def test_nothing_that_others_write_is_markup(name: str) -> None:
     """Control tokens in words, tools, arguments and outputs: none more than in a prompt without them."""
-    family, dialect = FAMILIES[name], dialect_of(name)
+    family, model_format = FAMILIES[name], format_of(name)
     controls = {tokenizer_at(name).token_to_id(text) for text in family.added}
 
     def count(evil: str) -> int:
@@ -180,7 +180,7 @@ def test_nothing_that_others_write_is_markup(name: str) -> None:
             output("call_1", evil),
             message("user", "x" + evil),
         ]
-        prompt = dialect.write(Conversation(items=items, instructions="x" + evil, tools=[tool, PATCH]))
+        prompt = model_format.write(Conversation(items=items, instructions="x" + evil, tools=[tool, PATCH]))
         return sum(token in controls for token in prompt.token_ids)
 
     plain = count("evil")
@@ -310,8 +310,8 @@ def test_an_output_without_its_call_is_refused() -> None:
 
 
 @pytest.fixture
-def made_dialect(tmp_path: Path) -> Callable[[str], ChatTemplateFormat]:
-    """A dialect with hermes' tokenizer and this template."""
+def make_format(tmp_path: Path) -> Callable[[str], ChatTemplateFormat]:
+    """A model format with hermes' tokenizer and this template."""
 
     def make(source: str) -> ChatTemplateFormat:
         (tmp_path / "tokenizer.json").write_bytes((folder_of("hermes") / "tokenizer.json").read_bytes())
@@ -343,22 +343,25 @@ PLAIN = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
     ],
 )
 def test_what_a_template_cannot_write_is_refused_by_its_parameter(
-    made_dialect: Callable[[str], ChatTemplateFormat], source: str, conversation: Conversation, param: str
+    make_format: Callable[[str], ChatTemplateFormat],
+    source: str,
+    conversation: Conversation,
+    param: str,
 ) -> None:
     with pytest.raises(PromptError) as refusal:
-        made_dialect(source).write(conversation)
+        make_format(source).write(conversation)
     assert refusal.value.param == param
 
 
 def test_conversations_with_tools_may_have_a_template_of_their_own(
-    made_dialect: Callable[[str], ChatTemplateFormat], tmp_path: Path
+    make_format: Callable[[str], ChatTemplateFormat], tmp_path: Path
 ) -> None:
     (tmp_path / "additional_chat_templates").mkdir()
     own = "{{ tools | tojson }}<tool_call>" + PLAIN
     (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text(own)
-    dialect = made_dialect(PLAIN)
-    with_tools = dialect.write(Conversation(items=[ASKED], tools=[CLOCK]))
-    without = dialect.write(Conversation(items=[ASKED]))
+    model_format = make_format(PLAIN)
+    with_tools = model_format.write(Conversation(items=[ASKED], tools=[CLOCK]))
+    without = model_format.write(Conversation(items=[ASKED]))
     decode = tokenizer_at("hermes").decode
     assert decode(list(with_tools.token_ids)).startswith(
         '[{"type": "function", "function": {"name": "get_time"'

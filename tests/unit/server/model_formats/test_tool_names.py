@@ -6,7 +6,7 @@ from server.model_formats.harmony.tools import by_recipient, tool_of
 from server.model_formats.interface import Conversation, Tool, ToolChoice
 from server.model_formats.tool_names import Toolbox, find_tool, without_labels
 from server.protocol.responses.items import FunctionCall
-from tests.support.families import dialect_of, tokenizer_at
+from tests.support.families import format_of, tokenizer_at
 
 
 def served(label: str, name: str, *, prefixed: bool = False) -> Tool:
@@ -79,7 +79,7 @@ def test_calls_in_a_history_have_the_names_that_the_model_knows_now() -> None:
 
     def written(*tools: Tool) -> str:
         conversation = Conversation(items=[call], tools=tools, choice=ToolChoice())
-        return tokenizer_at("hermes").decode(dialect_of("hermes").write(conversation).token_ids)
+        return tokenizer_at("hermes").decode(format_of("hermes").write(conversation).token_ids)
 
     assert '"name": "weather", "arguments"' in written(served("city", "weather"))
     assert '"name": "city__weather", "arguments"' in written(served("city", "weather", prefixed=True))

@@ -15,7 +15,7 @@ from server.model_formats.grammar.forced_calls import alternatives, forced_level
 from server.model_formats.interface import CallDelta, CallEnd, Conversation, Tool, ToolChoice
 from server.protocol.responses.items import InputText, Message
 from tests.support.engines import make_request
-from tests.support.families import CALLERS, dialect_of
+from tests.support.families import CALLERS, format_of
 from tests.support.schemas import random_parameters
 from tests.support.walks import compiler_of, hints_of, walk
 
@@ -97,12 +97,12 @@ def arguments(family: str, parameters: dict[str, Any] | None, seed: str, rounds:
     """Of forced calls that were drawn at random, as far as the grammar allows it."""
     compiler, chance = compiler_of(family), random.Random(seed)
     try:
-        prompt = dialect_of(family).write(conversation(parameters))
+        prompt = format_of(family).write(conversation(parameters))
         assert prompt.grammar is not None
         grammar = followed(compiler, prompt.grammar)
         found = []
         for _ in range(rounds):
-            parser = dialect_of(family).parser(prompt)
+            parser = format_of(family).parser(prompt)
             deltas = parser.feed(walk(compiler, grammar, chance, hints_of(family))) + parser.close()
             assert deltas[-1] == CallEnd(), deltas
             found.append(json.loads("".join(one.text for one in deltas if isinstance(one, CallDelta))))
@@ -203,7 +203,7 @@ def test_many_functions_that_take_anything_need_one_schema() -> None:
     tools = [Tool(name=f"f{number}") for number in range(128)]
     choice = ToolChoice(mode="required")
     for family in ("hermes", "qwen3_coder", "gemma4"):
-        prompt = dialect_of(family).write(Conversation(items=[USER], tools=tools, choice=choice))
+        prompt = format_of(family).write(Conversation(items=[USER], tools=tools, choice=choice))
         compiler = compiler_of(family)
         assert prompt.grammar is not None
         assert followed(compiler, prompt.grammar) == prompt.grammar

@@ -24,7 +24,7 @@ from tests.support.harmony import (
     answer,
     call,
     developer,
-    dialect,
+    harmony_format,
     oracle,
     output,
     text_of,
@@ -44,7 +44,7 @@ WEATHER: dict[str, Any] = {
 
 
 def written(items: Sequence[Item], **fields: Any) -> str:
-    return text_of(dialect().write(Conversation(items=items, **fields)).token_ids)
+    return text_of(harmony_format().write(Conversation(items=items, **fields)).token_ids)
 
 
 def turns(items: Sequence[Item], **fields: Any) -> str:
@@ -63,7 +63,7 @@ def test_a_prompt_begins_with_what_the_model_is_and_ends_where_it_begins() -> No
 
 
 def test_generation_stops_at_a_return_a_call_and_the_end_of_text() -> None:
-    assert dialect().write(Conversation(items=[user("Hi")])).stop_ids == STOPS
+    assert harmony_format().write(Conversation(items=[user("Hi")])).stop_ids == STOPS
     assert {*oracle().stop_tokens_for_assistant_actions(), CONTROL["<|endoftext|>"]} == STOPS
 
 
@@ -150,7 +150,7 @@ def test_a_turn_with_tools_is_written_as_the_library_writes_it() -> None:
         effort="high",
         variables={"builtin_tools": ["browser", "python"]},
     )
-    assert list(dialect().write(conversation).token_ids) == expected
+    assert list(harmony_format().write(conversation).token_ids) == expected
 
 
 def test_random_conversations_are_written_as_the_library_writes_them() -> None:
@@ -183,7 +183,9 @@ def test_random_conversations_are_written_as_the_library_writes_them() -> None:
                 said("assistant", texts[4], "analysis"),
             ]
         )
-        written_ids = dialect().write(Conversation(items=items, instructions=texts[0] or "-")).token_ids
+        written_ids = (
+            harmony_format().write(Conversation(items=items, instructions=texts[0] or "-")).token_ids
+        )
         assert list(written_ids) == expected
 
 
@@ -379,7 +381,7 @@ def test_control_tokens_that_users_write_are_text_wherever_they_stand() -> None:
             format=OutputFormat(kind="json_schema", name=text, description=text, schema={"const": text}),
             variables={"model_identity": text},
         )
-        return list(dialect().write(conversation).token_ids)
+        return list(harmony_format().write(conversation).token_ids)
 
     hostile, harmless = prompt(CONTROLS), prompt("x")
     controls = set(range(199_998, 201_088))

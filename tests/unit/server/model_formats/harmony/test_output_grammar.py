@@ -11,7 +11,7 @@ from engine.vocabulary import Vocabulary
 from server.model_formats.harmony.vocabulary import TEXT_TOKENS, VOCABULARY
 from server.model_formats.interface import Conversation, OutputFormat, PromptError, Tool, ToolChoice
 from server.protocol.responses.items import InputText, Message, OutputText
-from tests.support.harmony import CONTROL, dialect, encoding, ids_of
+from tests.support.harmony import CONTROL, encoding, harmony_format, ids_of
 
 WEATHER: dict[str, Any] = {
     "type": "object",
@@ -48,7 +48,7 @@ def compiler() -> Iterator[GrammarCompiler]:
 
 def asked(**fields: Any) -> StructuredOutput | None:
     items = [Message("m", "completed", "user", [InputText("Hi")])]
-    return dialect().write(Conversation(items=items, **fields)).grammar
+    return harmony_format().write(Conversation(items=items, **fields)).grammar
 
 
 def judge(compiler: GrammarCompiler, grammar: StructuredOutput | None, output: str) -> str:
@@ -242,5 +242,7 @@ def test_a_call_of_nothing_is_refused(fields: dict[str, Any]) -> None:
 def test_what_goes_on_can_have_no_format() -> None:
     items = [Message("m", "completed", "assistant", [OutputText("Once")])]
     with pytest.raises(PromptError):
-        dialect().write(Conversation(items=items, continues=True, format=OutputFormat(kind="json_object")))
-    assert dialect().write(Conversation(items=items, continues=True, tools=[LOOSE])).grammar is None
+        harmony_format().write(
+            Conversation(items=items, continues=True, format=OutputFormat(kind="json_object"))
+        )
+    assert harmony_format().write(Conversation(items=items, continues=True, tools=[LOOSE])).grammar is None

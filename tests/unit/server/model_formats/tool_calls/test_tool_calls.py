@@ -15,8 +15,8 @@ from tests.support.families import (
     THINKERS,
     TOOLS,
     WEATHER,
-    dialect_of,
     folder_of,
+    format_of,
     ids_of,
     shown,
 )
@@ -32,7 +32,7 @@ def prompt(tools: Sequence[Tool] = TOOLS, *, opened: bool = False) -> Prompt:
 
 
 def read(name: str, text: str, tools: Sequence[Tool] = TOOLS, *, opened: bool = False) -> list[Delta]:
-    parser = dialect_of(name).parser(prompt(tools, opened=opened))
+    parser = format_of(name).parser(prompt(tools, opened=opened))
     return [delta for token in ids_of(name, text) for delta in parser.feed([token])] + parser.close()
 
 
@@ -98,7 +98,7 @@ def test_reasoning_comes_before_a_call(name: str, opened: bool) -> None:
 
 @pytest.mark.parametrize("name", CALLERS)
 def test_arguments_are_told_as_they_come(name: str) -> None:
-    parser = dialect_of(name).parser(prompt())
+    parser = format_of(name).parser(prompt())
     tokens = ids_of(name, FAMILIES[name].patch.replace("a ", "zyxwvuts "))
     words = [word for token in tokens for word in shown(parser.feed([token]))]
     told = [word for word in words if not word.startswith("custom") and word != "end"]
@@ -137,7 +137,7 @@ def test_a_name_that_two_tools_end_in_is_taken_for_neither() -> None:
 @pytest.mark.parametrize("name", CALLERS)
 def test_where_a_grammar_allows_only_offered_tools_another_name_is_text(name: str) -> None:
     bound = replace(prompt([CLOCK]), grammar=StructuredOutput(kind="lark", text="start: /.*/"))
-    parser = dialect_of(name).parser(bound)
+    parser = format_of(name).parser(bound)
     words = shown(parser.feed(ids_of(name, FAMILIES[name].call)) + parser.close())
     assert all(word.startswith("text") for word in words), words
 
@@ -146,7 +146,7 @@ def test_where_a_grammar_allows_only_offered_tools_another_name_is_text(name: st
 def test_of_a_call_that_must_come_no_markup_is_shown_where_it_is_cut_off(name: str) -> None:
     ids = ids_of(name, FAMILIES[name].two)
     for size in range(len(ids)):
-        parser = dialect_of(name).parser(replace(prompt(), must_call=True))
+        parser = format_of(name).parser(replace(prompt(), must_call=True))
         words = shown(parser.feed(ids[:size]) + parser.close())
         assert not any(word.startswith("text") for word in words), (size, words)
 
@@ -203,14 +203,14 @@ def test_without_tools_a_call_is_text(name: str) -> None:
 def test_a_call_that_is_cut_off_has_no_end_or_is_text(name: str) -> None:
     ids = ids_of(name, FAMILIES[name].call)
     for size in range(len(ids)):
-        parser = dialect_of(name).parser(prompt())
+        parser = format_of(name).parser(prompt())
         words = shown(parser.feed(ids[:size]) + parser.close())
         if words and words[0].startswith("function"):
             assert "end" not in words or "".join(words[1 : words.index("end")]) == ARGUMENTS
             assert not any(word.startswith("text") for word in words), words
         else:
             assert len(words) <= 1
-    assert "end" in shown(dialect_of(name).parser(prompt()).feed(ids))
+    assert "end" in shown(format_of(name).parser(prompt()).feed(ids))
 
 
 @pytest.mark.parametrize(
@@ -289,7 +289,7 @@ def test_what_is_unusual_or_broken_is_read_as_far_as_it_makes_sense(
 
 def test_a_marker_that_is_only_spelled_is_text() -> None:
     text = FAMILIES["mistral"].call
-    parser = dialect_of("mistral").parser(prompt())
+    parser = format_of("mistral").parser(prompt())
     spelled = [token for letter in text for token in ids_of("mistral", letter)]
     assert shown(parser.feed(spelled) + parser.close()) == [f"text {text}"]
 
@@ -306,7 +306,7 @@ def test_tools_of_one_name_in_two_groups_are_told_apart() -> None:
 
 
 def test_what_is_held_back_has_a_bound() -> None:
-    parser = dialect_of("hermes").parser(prompt())
+    parser = format_of("hermes").parser(prompt())
     deltas = parser.feed(ids_of("hermes", '<tool_call>{"description": "' + "long " * 2_000))
     assert deltas
     assert isinstance(deltas[0], TextDelta)
