@@ -111,8 +111,8 @@ def test_the_drawn_states_and_edges_are_those_of_the_code() -> None:
     (drawing,) = [block for _, kind, block in _FENCED.findall(TEXTS[ARCHITECTURE]) if kind == "mermaid"]
     arrows = re.findall(r"^ *(\S+) --> (\S+)$", drawing, re.MULTILINE)
     drawn = {(old, new) for old, new in arrows if "[*]" not in (old, new)}
-    assert drawn == {(old, new) for old, others in states.EDGES.items() for new in others}
-    assert {old for old, new in arrows if new == "[*]"} == states.ENDED
+    assert drawn == {(old, new) for old, others in states.TRANSITIONS.items() for new in others}
+    assert {old for old, new in arrows if new == "[*]"} == states.TERMINAL_STATUSES
 
 
 def test_every_setting_that_a_document_names_exists() -> None:

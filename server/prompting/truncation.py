@@ -12,7 +12,7 @@ from server.hosted_tools.tool_specs import items_for_model
 from server.limits.tools_and_grammars import characters_of, text_size
 from server.model_formats.interface import Conversation, ModelFormat, Prompt, PromptTooLong
 from server.protocol.responses.items import Item, Message
-from server.protocol.responses.request import Side
+from server.protocol.responses.request import TruncationSide
 
 
 def write_within(
@@ -45,7 +45,12 @@ def write_within(
 
 
 def cut_tokens(
-    token_ids: tuple[int, ...], most: int | None, side: Side | None, *, context: int, asked: int | None
+    token_ids: tuple[int, ...],
+    most: int | None,
+    side: TruncationSide | None,
+    *,
+    context: int,
+    asked: int | None,
 ) -> tuple[int, ...]:
     """The `most` last tokens of a prompt, or the first ones where what is on the `right` is cut off.
 

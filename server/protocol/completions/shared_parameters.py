@@ -85,7 +85,7 @@ class CompletionUsage(msgspec.Struct, frozen=True):
     completion_tokens_details: dict[str, int] | msgspec.UnsetType = msgspec.UNSET
 
 
-def whole_usage(prompt: int, cached: int, output: int, reasoning: int) -> CompletionUsage:
+def completion_usage(prompt: int, cached: int, output: int, reasoning: int) -> CompletionUsage:
     """The tokens of a completion that has ended, in OpenAI's shape; there is no audio and no prediction."""
     of_prompt = {"cached_tokens": cached, "audio_tokens": 0}
     of_output = {
