@@ -37,7 +37,7 @@ from server.model_formats.interface import (
     Prompt,
     TextDelta,
 )
-from server.model_formats.select_format import pick
+from server.model_formats.select_format import load_model_format
 from server.process.scripted_model import scripted_engine
 from server.prompting.loaded_model import LoadedModel
 from server.prompting.request_echo import request_echo
@@ -195,7 +195,7 @@ class _Written:
         self._prompt = prompt
         self.parser = model_format.parser
         self.encode = model_format.encode
-        self.longest_token = model_format.longest_token
+        self.max_chars_per_token = model_format.max_chars_per_token
         self.reasoning_marks = model_format.reasoning_marks
 
     def write(self, _conversation: Conversation) -> Prompt:
@@ -211,7 +211,7 @@ def _admission(written: int | None) -> Iterator[Callable[[bytes], object]]:
             upgrade(postgres.url)
             with recording(postgres.url) as at:
                 engine = _engine(at.recorder.deliver)
-                model_format = pick(demo_model_folder(), engine.capabilities.stop_ids)
+                model_format = load_model_format(demo_model_folder(), engine.capabilities.stop_ids)
                 if written is not None:
                     prompt = Prompt(token_ids=tuple([5] * written), stop_ids=engine.capabilities.stop_ids)
                     model_format = _Written(model_format, prompt)

@@ -10,7 +10,7 @@ import pytest
 from server.cli import commands as cli
 from server.configuration import settings as config
 from server.configuration.removed_settings import REMOVED
-from server.model_formats.tool_calls.formats import CALL_FORMATS
+from server.model_formats.tool_calls.formats import TOOL_CALL_FORMATS
 from server.protocol.responses import states
 from tests.support.documents import ARCHITECTURE, README, ROOT, pages
 
@@ -152,7 +152,7 @@ def test_every_command_that_a_document_shows_is_one() -> None:
 
 def test_the_table_of_tool_call_formats_has_every_name() -> None:
     table = TEXTS[ROOT / "docs" / "models.md"].partition("## Tool-call formats")[2].partition("\n## ")[0]
-    assert set(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == CALL_FORMATS.keys()
+    assert set(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == TOOL_CALL_FORMATS.keys()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=_name)

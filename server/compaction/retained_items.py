@@ -86,7 +86,7 @@ def _tokens(served: LoadedModel, text: str, most: int) -> int:
     """How many there are, or some number above `most`."""
     alone = Message("", "completed", "user", [InputText(text)])
     try:
-        return len(served.model_format.write(Conversation(items=[alone], limit=most)).token_ids)
+        return len(served.model_format.write(Conversation(items=[alone], max_tokens=most)).token_ids)
     except PromptError:
         return len(text)
     except PromptTooLong:

@@ -93,7 +93,7 @@ class TokenDump:
             if turn:
                 of_tools = takewhile(lambda one: one["role"] == "tool", reversed(before[:closed]))
                 output += reversed(list(of_tools))
-            output += self._read([*given, *came]).told[closed:]
+            output += self._read([*given, *came]).messages[closed:]
         return output
 
     def _likely(self, token_id: int, told: TokenLogprobs) -> PromptLogprobs:

@@ -32,18 +32,18 @@ class Tool:
     """The group that the tool was given in; two groups may have tools of one name."""
     builtin: bool = False
     """One that some models were trained on, who are not told of it as of the others."""
-    served: bool = False
+    hosted: bool = False
     """The server itself makes its calls; `namespace` is the label of the MCP server that has it."""
     prefixed: bool = True
     """A chat template writes its name with the namespace before it; see `toolbox.without_labels`."""
 
     @property
-    def spoken(self) -> str:
+    def prompt_name(self) -> str:
         """The name by which models with a chat template know it."""
-        return spoken_name(self.name, self.namespace if self.prefixed else None)
+        return qualified_name(self.name, self.namespace if self.prefixed else None)
 
 
-def spoken_name(name: str, namespace: str | None) -> str:
+def qualified_name(name: str, namespace: str | None) -> str:
     """A tool's name with that of its namespace before it."""
     return f"{namespace}__{name}" if namespace else name
 
@@ -77,25 +77,25 @@ class Conversation:
     items: Sequence[Item]
     instructions: str | None = None
     tools: Sequence[Tool] = ()
-    choice: ToolChoice = ToolChoice()
+    tool_choice: ToolChoice = ToolChoice()
     format: OutputFormat = OutputFormat()
-    effort: Effort | None = None
+    reasoning_effort: Effort | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
-    variables: Mapping[str, Any] = field(default_factory=dict)
+    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     """More for the chat template, from the names that callers may set."""
-    template: str | None = None
+    chat_template: str | None = None
     """The chat template that writes it, in place of the model's own."""
     documents: Sequence[Mapping[str, Any]] = ()
-    continues: bool = False
+    continue_final_message: bool = False
     """The last item is an assistant's message that the model goes on with, in place of a new turn."""
-    moment: datetime | None = None
+    created_at: datetime | None = None
     """When the answer was asked for; a prompt may tell the date, and must be the same when written again.
     Without one it is the present."""
-    generates: bool = True
+    add_generation_prompt: bool = True
     """The prompt ends where the model's turn begins; without, after the last item."""
-    adds_special_tokens: bool = False
+    add_special_tokens: bool = False
     """The tokenizer puts around the prompt what it puts around texts, beside what the template writes."""
-    limit: int | None = None
+    max_tokens: int | None = None
     """Tokens that there is room for. A longer prompt may be refused before it is written whole."""
 
 
@@ -128,7 +128,7 @@ class TextDelta:
     """More of the answer."""
 
     text: str
-    tokens: tuple[int, ...] = field(default=(), compare=False)
+    token_indices: tuple[int, ...] = field(default=(), compare=False)
     """The places in the engine request's output, from 0, of the tokens that begin in this text, rising.
 
     So each token's probability is told with the text that it gave. A token is in one delta at most; those of
@@ -176,7 +176,7 @@ class CallEnd:
 Delta = TextDelta | ReasoningDelta | MessageStart | CallStart | CallDelta | CallEnd
 
 
-class Parser(Protocol):
+class OutputParser(Protocol):
     """Reads one engine request's tokens. Never raises, whatever the model says.
 
     Any split of the same tokens gives the same deltas, once neighbours of a kind are joined.
@@ -212,13 +212,13 @@ class PromptTooLong(Exception):
 class Messages(NamedTuple):
     """What tokens say in a format that keeps messages apart."""
 
-    told: list[dict[str, Any]]
-    closed: int
+    messages: list[dict[str, Any]]
+    complete: int
     """How many of them have ended; the last may be open."""
 
 
 @runtime_checkable
-class KeepsMessagesApart(Protocol):
+class MessageFormat(Protocol):
     """A model format whose tokens are messages to the model, too."""
 
     def messages(self, token_ids: Sequence[int]) -> Messages:
@@ -227,7 +227,7 @@ class KeepsMessagesApart(Protocol):
 
 class ModelFormat(Protocol):
     @property
-    def longest_token(self) -> int | None:
+    def max_chars_per_token(self) -> int | None:
         """Characters of a prompt that one token stands for at most; None if there is no such number."""
 
     @property
@@ -248,5 +248,5 @@ class ModelFormat(Protocol):
         and PromptTooLong for what has more than `limit` tokens and was not counted to its end.
         """
 
-    def parser(self, prompt: Prompt) -> Parser:
+    def parser(self, prompt: Prompt) -> OutputParser:
         """A fresh parser for one engine request with that prompt."""

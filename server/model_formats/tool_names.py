@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from server.model_formats.interface import PromptError, Tool, spoken_name
+from server.model_formats.interface import PromptError, Tool, qualified_name
 
 ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 SEPARATORS = ("__", "-", ".")
@@ -20,17 +20,17 @@ def without_labels(tools: Sequence[Tool]) -> list[Tool]:
 
     Models leave such labels out. One whose `prefixed` is set already keeps its label.
     """
-    names = Counter(name for tool in tools for name in {tool.name, spoken_name(tool.name, tool.namespace)})
+    names = Counter(name for tool in tools for name in {tool.name, qualified_name(tool.name, tool.namespace)})
     return [
-        replace(tool, prefixed=tool.prefixed or names[tool.name] > 1) if tool.served else tool
+        replace(tool, prefixed=tool.prefixed or names[tool.name] > 1) if tool.hosted else tool
         for tool in tools
     ]
 
 
 def choice_names(tool: Tool) -> frozenset[str]:
     """The names by which a request's `tool_choice` means the tool: an MCP server's only with the label."""
-    own = spoken_name(tool.name, tool.namespace)
-    return frozenset({own} if tool.served else {own, tool.name})
+    own = qualified_name(tool.name, tool.namespace)
+    return frozenset({own} if tool.hosted else {own, tool.name})
 
 
 def find_tool(name: str, tools: Iterable[Tool]) -> Tool | None:
@@ -39,27 +39,27 @@ def find_tool(name: str, tools: Iterable[Tool]) -> Tool | None:
     Models leave prefixes out (`get_weather` for `W-get_weather`), and write a label before the name of a
     tool that has one, in one way or another (`city.get_weather`).
     """
-    meant = [tool for tool in tools if name and _is_meant(name, tool)]
+    meant = [tool for tool in tools if name and _matches(name, tool)]
     return meant[0] if len(meant) == 1 else None
 
 
-def _is_meant(name: str, tool: Tool) -> bool:
+def _matches(name: str, tool: Tool) -> bool:
     if tool.namespace and any(name == f"{tool.namespace}{between}{tool.name}" for between in SEPARATORS):
         return True
-    return name == tool.name or tool.spoken.endswith(tuple(between + name for between in SEPARATORS))
+    return name == tool.name or tool.prompt_name.endswith(tuple(between + name for between in SEPARATORS))
 
 
-class Toolbox:
+class ToolIndex:
     """Tools by their spoken names."""
 
-    def __init__(self, tools: Iterable[Tool], *, takes_unknown: bool = False) -> None:
-        """With `takes_unknown`, `resolve` takes any name. Raises PromptError for two tools of one name."""
-        self.takes_unknown = takes_unknown
+    def __init__(self, tools: Iterable[Tool], *, accepts_unknown: bool = False) -> None:
+        """With `accepts_unknown`, `resolve` takes any name. Raises PromptError for two tools of one name."""
+        self.accepts_unknown = accepts_unknown
         self.tools: dict[str, Tool] = {}
         for tool in tools:
-            if tool.spoken in self.tools:
-                raise PromptError(f"There are two tools called {tool.spoken!r}.", "tools")
-            self.tools[tool.spoken] = tool
+            if tool.prompt_name in self.tools:
+                raise PromptError(f"There are two tools called {tool.prompt_name!r}.", "tools")
+            self.tools[tool.prompt_name] = tool
 
     def __bool__(self) -> bool:
         return bool(self.tools)
@@ -71,11 +71,11 @@ class Toolbox:
     def resolve(self, name: str) -> Tool | None:
         """The same; for a name of none a function without parameters, where unknown names are taken."""
         known = self.find(name)
-        if known is None and self.takes_unknown and _UNKNOWN_NAME.fullmatch(name):
+        if known is None and self.accepts_unknown and _UNKNOWN_NAME.fullmatch(name):
             return Tool(name=name)
         return known
 
-    def only(self, allowed: Sequence[str] | None) -> "Toolbox":
+    def only(self, allowed: Sequence[str] | None) -> "ToolIndex":
         """Those that a choice names. Raises PromptError for a name of none."""
         if allowed is None:
             return self
@@ -84,10 +84,10 @@ class Toolbox:
         known = {name for tool in kept for name in choice_names(tool)}
         if unknown := sorted(wanted - known):
             raise PromptError(f"There is no tool called {unknown[0]!r}.", "tool_choice")
-        return Toolbox(kept)
+        return ToolIndex(kept)
 
 
-def as_function(name: str, tool: Tool) -> dict[str, Any]:
+def function_schema(name: str, tool: Tool) -> dict[str, Any]:
     """The tool as chat templates are given functions, in the shape that transformers makes."""
     description = tool.description or ""
     if tool.kind == "custom":
@@ -133,7 +133,7 @@ def properties_of(schema: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     }
 
 
-def takes_others(schema: Mapping[str, Any]) -> bool:
+def allows_additional(schema: Mapping[str, Any]) -> bool:
     """Whether an object is a free one, or says more than `properties` does of what else may be in it."""
     others = schema.get("additionalProperties")
     return others is not False and (
@@ -150,11 +150,11 @@ def additional_of(schema: Mapping[str, Any]) -> Mapping[str, Any]:
 def repeated(schema: Mapping[str, Any], *, after_first: bool = False) -> str:
     """How often a free object's properties may come, as a Lark grammar says it; those `after_first`."""
     least = schema.get("minProperties")
-    count = least if isinstance(least, int) and 0 < least <= _MOST_REPEATED else 0
+    count = least if isinstance(least, int) and 0 < least <= _MAX_REPEATED else 0
     return f"{{{max(count - after_first, 0)},}}"
 
 
-_MOST_REPEATED = 16
+_MAX_REPEATED = 16
 
 
 def required_of(schema: Mapping[str, Any]) -> frozenset[str]:

@@ -23,13 +23,13 @@ def write_within(
     What must be too long by its characters is not written. Raises PromptTooLong for what was not written
     to its end, and PromptError; a prompt that was may have more than `limit` tokens.
     """
-    longest = model_format.longest_token
+    longest = model_format.max_chars_per_token
     most = None if longest is None else longest * limit
 
     def write(kept: Sequence[Item]) -> Prompt:
         if most is not None and characters_of(replace(conversation, items=kept)) > most:
             raise PromptTooLong(limit)
-        return model_format.write(replace(conversation, items=items_for_model(kept), limit=limit))
+        return model_format.write(replace(conversation, items=items_for_model(kept), max_tokens=limit))
 
     prompt = None
     try:

@@ -118,7 +118,7 @@ class SpelledFormat:
         return tuple(text.encode())
 
     @property
-    def longest_token(self) -> int | None:
+    def max_chars_per_token(self) -> int | None:
         return None
 
     @property

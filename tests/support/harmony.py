@@ -83,7 +83,7 @@ def text_of(token_ids: Iterable[int]) -> str:
 
 def places_of(deltas: Iterable[Delta]) -> list[int]:
     """Of the tokens that the deltas' text came from."""
-    return [place for delta in deltas if isinstance(delta, TextDelta) for place in delta.tokens]
+    return [place for delta in deltas if isinstance(delta, TextDelta) for place in delta.token_indices]
 
 
 # Items

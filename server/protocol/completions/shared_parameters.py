@@ -56,7 +56,7 @@ class ChoiceRequest(CreateResponse, frozen=True, kw_only=True):
     include_reasoning: bool = True
     echo: bool = False
     return_token_ids: bool = False
-    tells_tokens: bool = False
+    streams_token_ids: bool = False
     """The stream tells of tokens as they come."""
     prompt_logprobs: int | None = None
     add_special_tokens: bool = False

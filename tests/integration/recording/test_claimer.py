@@ -17,8 +17,8 @@ from server.generation.output_decoding import DecodingSpec
 from server.generation.run import Run
 from server.hosted_tools.mcp.client import McpServers
 from server.hosted_tools.mcp.registered_servers import RegisteredServers
-from server.model_formats.interface import Conversation, ModelFormat, Parser, Prompt, ReasoningMarks
-from server.model_formats.select_format import pick
+from server.model_formats.interface import Conversation, ModelFormat, OutputParser, Prompt, ReasoningMarks
+from server.model_formats.select_format import load_model_format
 from server.prompting.loaded_model import LoadedModel
 from server.protocol.responses.events import event_type, is_terminal, render
 from server.recording.run_registry import SERVER_ERROR
@@ -88,7 +88,7 @@ class RealParsers:
     """The demo model's parser behind a prompt that does not matter."""
 
     def __init__(self, *, opens_reasoning: bool) -> None:
-        self._real = pick(DEMO, frozenset({STOP}))
+        self._real = load_model_format(DEMO, frozenset({STOP}))
         self._prompt = prompted(opens_reasoning)
 
     def write(self, conversation: Conversation) -> Prompt:  # noqa: ARG002 - a model format's
@@ -98,14 +98,14 @@ class RealParsers:
         return self._real.encode(text, special=special, limit=limit)
 
     @property
-    def longest_token(self) -> int | None:
+    def max_chars_per_token(self) -> int | None:
         return None
 
     @property
     def reasoning_marks(self) -> ReasoningMarks | None:
         return None
 
-    def parser(self, prompt: Prompt) -> Parser:
+    def parser(self, prompt: Prompt) -> OutputParser:
         return self._real.parser(prompt)
 
 

@@ -64,9 +64,9 @@ def test_what_is_not_enforced_of_a_tool_may_be_larger() -> None:
     loose = Tool(name="f", parameters={"properties": {"a": {"maxLength": 10**6, "pattern": "a" * 600}}})
     refuse_unbounded(Conversation(items=[], tools=[loose]), None)
     strict = function({"type": "string", "maxLength": 10**6})
-    uncalled = Conversation(items=[], tools=[strict], choice=ToolChoice(mode="none"))
+    uncalled = Conversation(items=[], tools=[strict], tool_choice=ToolChoice(mode="none"))
     refuse_unbounded(uncalled, None)
-    others = Conversation(items=[], tools=[strict, Tool(name="g")], choice=ToolChoice(allowed=("g",)))
+    others = Conversation(items=[], tools=[strict, Tool(name="g")], tool_choice=ToolChoice(allowed=("g",)))
     refuse_unbounded(others, None)
 
 
@@ -100,7 +100,7 @@ def test_formats_and_grammars_beyond_the_bounds_are_refused_by_their_parameter()
 class Counting:
     """A model format that writes a token for each character, and refuses as it was told to."""
 
-    longest_token = 10
+    max_chars_per_token = 10
 
     def __init__(self) -> None:
         self.written: list[int] = []
@@ -108,9 +108,9 @@ class Counting:
     def write(self, conversation: Conversation) -> Prompt:
         size = sum(len(_text(item)) for item in conversation.items)
         self.written.append(size)
-        assert conversation.limit is not None
-        if size > conversation.limit * 2:
-            raise PromptTooLong(conversation.limit)
+        assert conversation.max_tokens is not None
+        if size > conversation.max_tokens * 2:
+            raise PromptTooLong(conversation.max_tokens)
         return Prompt(token_ids=(1,) * size, stop_ids=frozenset())
 
 

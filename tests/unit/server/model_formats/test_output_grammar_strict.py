@@ -21,7 +21,7 @@ REQUIRED = ToolChoice(mode="required", parallel=False)
 
 def strict(parameters: dict[str, Any]) -> Conversation:
     tool = Tool(name="f", parameters=parameters, strict=True)
-    return Conversation(items=[USER], tools=[tool], choice=REQUIRED, effort="none")
+    return Conversation(items=[USER], tools=[tool], tool_choice=REQUIRED, reasoning_effort="none")
 
 
 @pytest.mark.parametrize("family", CALLERS)

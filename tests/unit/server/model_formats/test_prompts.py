@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from server.model_formats.chat_template.chat_template_format import VARIABLES, ChatTemplateFormat
+from server.model_formats.chat_template.chat_template_format import CHAT_TEMPLATE_KWARGS, ChatTemplateFormat
 from server.model_formats.interface import Conversation, Prompt, PromptError, Tool, ToolChoice
 from server.model_formats.text_stream.special_tokens import Markup
-from server.model_formats.tool_calls.formats import CALL_FORMATS
-from server.model_formats.tool_names import as_function
+from server.model_formats.tool_calls.formats import TOOL_CALL_FORMATS
+from server.model_formats.tool_names import function_schema
 from server.protocol.responses.items import (
     CustomToolCall,
     CustomToolCallOutput,
@@ -73,11 +73,11 @@ TURN: list[Item] = [
 @pytest.mark.parametrize("name", CALLERS)
 def test_a_call_in_the_history_is_written_as_the_model_writes_it(name: str) -> None:
     """What the model reads of its own call is what its parser would read as that call."""
-    text = write(name, *TURN, tools=TOOLS, choice=ToolChoice(mode="auto"))
+    text = write(name, *TURN, tools=TOOLS, tool_choice=ToolChoice(mode="auto"))
     assert "Rain." in text
     _, _, after = text.rpartition("Weather?")
-    written = CALL_FORMATS[name](Markup({}))
-    start = min(place for sign in (*written.openers, written.lead) if (place := after.find(sign)) >= 0)
+    written = TOOL_CALL_FORMATS[name](Markup({}))
+    start = min(place for sign in (*written.openers, written.prefix) if (place := after.find(sign)) >= 0)
     parser = format_of(name).parser(Prompt(token_ids=(), stop_ids=frozenset(), tools=TOOLS))
     call, arguments, end = shown(parser.feed(ids_of(name, after[start:])))[:3]
     assert call.split()[:2] == ["function", "get_weather"]
@@ -118,7 +118,7 @@ def test_prompts_are_those_of_transformers(name: str) -> None:
     instructions = "Be brief. 😀" if system else None
     tools = [] if name == "gemma2" else [WEATHER, CLOCK]
     for offered in ([], tools):
-        functions: Any = [as_function(tool.name, tool) for tool in offered] or None
+        functions: Any = [function_schema(tool.name, tool) for tool in offered] or None
         expected = reference.apply_chat_template(
             [*system, *talk], tools=functions, add_generation_prompt=True, return_dict=False
         )
@@ -133,27 +133,27 @@ def test_prompts_with_calls_and_a_continued_message_are_those_of_transformers(na
     from transformers import AutoTokenizer
 
     reference = AutoTokenizer.from_pretrained(folder_of(name))
-    shape = format_of(name)._shape
+    shape = format_of(name)._capabilities
     call_id = {"mistral": "Ab3dEf7hI", "kimi_k2": "functions.get_weather:0"}.get(name, "a")
-    arguments = json.loads(ARGUMENTS) if shape.parsed else ARGUMENTS
+    arguments = json.loads(ARGUMENTS) if shape.arguments_as_object else ARGUMENTS
     function = {"name": "get_weather", "arguments": arguments}
     talk: list[Any] = [
         {"role": "user", "content": "Weather?"},
         {
             "role": "assistant",
-            "content": shape.empty,
+            "content": shape.empty_content,
             "tool_calls": [{"type": "function", "id": call_id, "function": function}],
         },
         {"role": "tool", "content": "Rain.", "name": "get_weather", "tool_call_id": call_id},
         {"role": "assistant", "content": "It will  "},
     ]
-    functions: list[Any] = [as_function(tool.name, tool) for tool in (WEATHER, CLOCK)]
+    functions: list[Any] = [function_schema(tool.name, tool) for tool in (WEATHER, CLOCK)]
     expected = reference.apply_chat_template(
         talk, tools=functions, continue_final_message=True, return_dict=False
     )
     made, came = called(call_id), output(call_id, "Rain.")
     items: list[Item] = [ASKED, made, came, message("assistant", "It will  ")]
-    conversation = Conversation(items=items, tools=[WEATHER, CLOCK], continues=True)
+    conversation = Conversation(items=items, tools=[WEATHER, CLOCK], continue_final_message=True)
     assert list(format_of(name).write(conversation).token_ids) == list(expected)
 
 
@@ -271,32 +271,32 @@ def test_documents_are_written_where_the_template_knows_them() -> None:
 
 
 def test_effort_is_told_in_the_templates_words() -> None:
-    assert write("deepseek_v31", ASKED, effort="high").endswith("<｜Assistant｜><think>")
-    assert write("deepseek_v31", ASKED, effort="none").endswith("<｜Assistant｜></think>")
-    assert write("hermes", ASKED, effort="minimal").endswith("<think>\n\n</think>\n\n")
+    assert write("deepseek_v31", ASKED, reasoning_effort="high").endswith("<｜Assistant｜><think>")
+    assert write("deepseek_v31", ASKED, reasoning_effort="none").endswith("<｜Assistant｜></think>")
+    assert write("hermes", ASKED, reasoning_effort="minimal").endswith("<think>\n\n</think>\n\n")
 
 
 def test_variables_of_callers_come_before_effort_and_are_few() -> None:
-    text = write("hermes", ASKED, effort="none", variables={"enable_thinking": True})
+    text = write("hermes", ASKED, reasoning_effort="none", chat_template_kwargs={"enable_thinking": True})
     assert text.endswith("<|im_start|>assistant\n")
     for name, value in (("tools", "x"), ("bos_token", "x"), ("thinking", {}), ("date_string", "x" * 5_000)):
         with pytest.raises(PromptError) as refusal:
-            write("hermes", ASKED, variables={name: value})
+            write("hermes", ASKED, chat_template_kwargs={name: value})
         assert refusal.value.param == f"chat_template_kwargs.{name}"
-    assert not VARIABLES & {"messages", "tools", "documents", "add_generation_prompt"}
+    assert not CHAT_TEMPLATE_KWARGS & {"messages", "tools", "documents", "add_generation_prompt"}
 
 
 def test_a_prompt_may_end_after_the_last_message() -> None:
-    assert write("hermes", ASKED, generates=False).endswith("Weather?<|im_end|>\n")
+    assert write("hermes", ASKED, add_generation_prompt=False).endswith("Weather?<|im_end|>\n")
 
 
 def test_a_message_is_continued_where_it_ends() -> None:
-    assert write("hermes", ASKED, message("assistant", "It is "), continues=True).endswith(
+    assert write("hermes", ASKED, message("assistant", "It is "), continue_final_message=True).endswith(
         "assistant\nIt is "
     )
     for items in ([ASKED], [message("assistant", "")], []):
         with pytest.raises(PromptError):
-            write("hermes", *items, continues=True)
+            write("hermes", *items, continue_final_message=True)
 
 
 def test_an_item_without_a_meaning_here_is_left_out() -> None:
@@ -332,12 +332,12 @@ PLAIN = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
         (PLAIN, Conversation(items=TURN), "input"),
         (
             PLAIN + "{{ raise_exception('No.') if reasoning_effort == 'high' }}",
-            Conversation(items=[ASKED], effort="high"),
+            Conversation(items=[ASKED], reasoning_effort="high"),
             "reasoning.effort",
         ),
         (
             PLAIN + "{{ raise_exception('No.') if thinking }}",
-            Conversation(items=[ASKED], variables={"thinking": True}),
+            Conversation(items=[ASKED], chat_template_kwargs={"thinking": True}),
             "chat_template_kwargs",
         ),
     ],

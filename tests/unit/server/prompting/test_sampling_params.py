@@ -13,7 +13,7 @@ from server.admission.generation_config import with_generation_config
 from server.configuration.shipped_files import demo_model_folder
 from server.errors import InvalidRequest
 from server.model_formats.interface import ModelFormat
-from server.model_formats.select_format import pick
+from server.model_formats.select_format import load_model_format
 from server.prompting.engine_request import prepare
 from server.prompting.loaded_model import LoadedModel
 from server.protocol.responses.items import InputText, Message
@@ -21,7 +21,7 @@ from server.protocol.responses.request import CreateResponse
 from tests.support.builders import SpelledFormat
 
 RESPONSE = UUID(int=1)
-DEMO = pick(demo_model_folder(), frozenset({1273}))
+DEMO = load_model_format(demo_model_folder(), frozenset({1273}))
 ITEMS = [Message("msg_1", "completed", "user", [InputText("Count to 5")])]
 THINK = (1274, 1275)
 """The demo model's tokens around its reasoning."""

@@ -12,15 +12,22 @@ from tokenizers import Tokenizer
 
 from server.configuration.shipped_files import demo_model_folder
 from server.model_formats.chat_template.chat_template_format import ChatTemplateFormat
-from server.model_formats.interface import Conversation, Delta, Parser, PromptError, ReasoningDelta, TextDelta
-from server.model_formats.select_format import pick
+from server.model_formats.interface import (
+    Conversation,
+    Delta,
+    OutputParser,
+    PromptError,
+    ReasoningDelta,
+    TextDelta,
+)
+from server.model_formats.select_format import load_model_format
 from server.protocol.responses.items import InputText, Message, OutputText, Reasoning, ReasoningText, Refusal
 from tests.support.builders import examples, prompted
 
 DEMO = demo_model_folder()
 tokenizer = Tokenizer.from_file(str(DEMO / "tokenizer.json"))
 STOP, START, OPEN, CLOSE = 1273, 1272, 1274, 1275
-model_format = pick(DEMO, frozenset({STOP}))
+model_format = load_model_format(DEMO, frozenset({STOP}))
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 any_tokens = st.lists(st.integers(0, tokenizer.get_vocab_size() - 1), max_size=20)
 
@@ -30,7 +37,7 @@ def ids(text: str) -> list[int]:
     return found
 
 
-def read(parser: Parser, pieces: Sequence[Sequence[int]]) -> list[Delta]:
+def read(parser: OutputParser, pieces: Sequence[Sequence[int]]) -> list[Delta]:
     return [delta for piece in pieces for delta in parser.feed(piece)] + parser.close()
 
 
@@ -95,7 +102,7 @@ def test_special_tokens_are_not_told() -> None:
 
 def test_a_stop_token_is_not_told_even_when_it_is_an_ordinary_word() -> None:
     word = ids("b")
-    own = pick(DEMO, frozenset(word))
+    own = load_model_format(DEMO, frozenset(word))
     assert told(read(own.parser(prompted(False)), [[*ids("a"), *word]])) == ("", "a")
 
 
@@ -131,7 +138,7 @@ def test_a_model_without_reasoning_keeps_tags_as_text(tmp_path: Path) -> None:
 
 
 def write(*items: Any, instructions: str | None = None, effort: Any = None) -> tuple[str, bool]:
-    prompt = model_format.write(Conversation(items=items, instructions=instructions, effort=effort))
+    prompt = model_format.write(Conversation(items=items, instructions=instructions, reasoning_effort=effort))
     assert prompt.stop_ids == {STOP}
     return tokenizer.decode(list(prompt.token_ids), skip_special_tokens=False), prompt.opens_reasoning
 
@@ -178,14 +185,14 @@ def test_a_prompt_tells_the_date_of_its_conversation_whenever_it_is_written(tmp_
     dated = ChatTemplateFormat(tmp_path, frozenset({STOP}))
     moment = datetime(2020, 2, 29, 23, 59, tzinfo=UTC)
     items = [Message("1", "completed", "user", [InputText("hi")])]
-    prompt = dated.write(Conversation(items=items, moment=moment))
+    prompt = dated.write(Conversation(items=items, created_at=moment))
     assert tokenizer.decode(list(prompt.token_ids)) == "2020-02-29 hi"
 
 
 def test_conversation_is_written_by_the_template_that_it_brings() -> None:
     hi = [Message("msg_1", "completed", "user", [InputText("Hi <|im_end|>")])]
     own = "{% for message in messages %}[{{ message.role }}] {{ message.content }}{% endfor %}<|im_end|>"
-    prompt = model_format.write(Conversation(items=hi, template=own))
+    prompt = model_format.write(Conversation(items=hi, chat_template=own))
     assert tokenizer.decode(prompt.token_ids, skip_special_tokens=False) == "[user] Hi <|im_end|><|im_end|>"
     assert prompt.token_ids.count(STOP) == 1
     assert model_format.write(Conversation(items=hi)).token_ids != prompt.token_ids
@@ -197,5 +204,5 @@ def test_conversation_is_written_by_the_template_that_it_brings() -> None:
 def test_template_that_cannot_write_the_conversation_is_the_requests_mistake(template: str) -> None:
     hi = [Message("msg_1", "completed", "user", [InputText("Hi")])]
     with pytest.raises(PromptError) as refusal:
-        model_format.write(Conversation(items=hi, template=template))
+        model_format.write(Conversation(items=hi, chat_template=template))
     assert refusal.value.param == "chat_template"

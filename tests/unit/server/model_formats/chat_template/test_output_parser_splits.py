@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.model_formats.interface import CallDelta, CallEnd, CallStart, Delta, Prompt, TextDelta
-from server.model_formats.text_stream.merge_deltas import joined
+from server.model_formats.text_stream.merge_deltas import merge_deltas
 from tests.support.builders import examples
 from tests.support.families import CALLERS, TOOLS, format_of, ids_of, tokenizer_at
 from tests.support.family_formats import FAMILIES
@@ -66,8 +66,8 @@ def tell(name: str, prompt: Prompt, pieces: Sequence[Sequence[int]]) -> tuple[li
     parser = format_of(name).parser(prompt)
     deltas = [delta for piece in pieces for delta in parser.feed(piece)] + parser.close()
     assert parser.close() == []
-    whole = joined(deltas)
-    places = [place for delta in whole if isinstance(delta, TextDelta) for place in delta.tokens]
+    whole = merge_deltas(deltas)
+    places = [place for delta in whole if isinstance(delta, TextDelta) for place in delta.token_indices]
     return whole, places, parser.reasoning_tokens
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from engine.grammar.compiler import check_grammar
 from engine.request import StructuredOutput
-from server.model_formats.grammar.enforceable_schema import MAX_REFERENCES, enforceable, shape
+from server.model_formats.grammar.enforceable_schema import MAX_REFERENCES, basic_schema, enforceable
 from server.model_formats.grammar.forced_calls import alternatives, forced_levels
 from server.model_formats.interface import CallDelta, CallEnd, Conversation, Tool, ToolChoice
 from server.protocol.responses.items import InputText, Message
@@ -82,7 +82,7 @@ LEFT_OUT: dict[str, dict[str, Any]] = {
 def conversation(parameters: dict[str, Any] | None, *, strict: bool = False) -> Conversation:
     tool = Tool(name="f", parameters=parameters, strict=strict)
     choice = ToolChoice(mode="required", parallel=False)
-    return Conversation(items=[USER], tools=[tool], choice=choice, effort="none")
+    return Conversation(items=[USER], tools=[tool], tool_choice=choice, reasoning_effort="none")
 
 
 def followed(compiler: Any, grammar: StructuredOutput) -> StructuredOutput:
@@ -158,7 +158,7 @@ def test_a_schema_beyond_the_bounds_is_followed_in_its_shape_or_is_any_object() 
     for _ in range(12):
         deep = closed(a=deep)
     part = enforceable(deep)
-    assert part == shape(deep)
+    assert part == basic_schema(deep)
     assert part["required"] == ["a"]
     assert enforceable({"minLength": 3} | closed(a={"not": {}})) == closed({"minLength": 3}, a={})
 
@@ -203,7 +203,7 @@ def test_many_functions_that_take_anything_need_one_schema() -> None:
     tools = [Tool(name=f"f{number}") for number in range(128)]
     choice = ToolChoice(mode="required")
     for family in ("hermes", "qwen3_coder", "gemma4"):
-        prompt = format_of(family).write(Conversation(items=[USER], tools=tools, choice=choice))
+        prompt = format_of(family).write(Conversation(items=[USER], tools=tools, tool_choice=choice))
         compiler = compiler_of(family)
         assert prompt.grammar is not None
         assert followed(compiler, prompt.grammar) == prompt.grammar

@@ -20,7 +20,7 @@ def written(items: Sequence[Item], **fields: Any) -> str:
 
 
 def test_they_are_told_in_the_models_own_words() -> None:
-    asked = written([user("a")], variables={"builtin_tools": ["browser", "python"]})
+    asked = written([user("a")], chat_template_kwargs={"builtin_tools": ["browser", "python"]})
     assert written([user("a")], tools=TOOLS) == asked
     assert asked != written([user("a")])
 

@@ -85,7 +85,7 @@ def test_control_tokens_are_where_the_library_has_them(name: str) -> None:
     ],
 )
 def test_effort_is_the_nearest_of_three_levels(effort: Effort | None, level: str) -> None:
-    assert f"\n\nReasoning: {level}\n\n" in written([user("Hi")], effort=effort)
+    assert f"\n\nReasoning: {level}\n\n" in written([user("Hi")], reasoning_effort=effort)
 
 
 # As the library
@@ -147,8 +147,8 @@ def test_a_turn_with_tools_is_written_as_the_library_writes_it() -> None:
         items=items,
         instructions="Be brief.",
         tools=[Tool(name="weather", description="Tells the weather.\nOf today.", parameters=WEATHER)],
-        effort="high",
-        variables={"builtin_tools": ["browser", "python"]},
+        reasoning_effort="high",
+        chat_template_kwargs={"builtin_tools": ["browser", "python"]},
     )
     assert list(harmony_format().write(conversation).token_ids) == expected
 
@@ -280,14 +280,14 @@ def test_the_first_developer_message_gives_the_instructions_if_there_are_none() 
 
 
 def test_an_answer_can_be_continued() -> None:
-    text = turns([user("a"), thought("1"), answer("Once upon")], continues=True)
+    text = turns([user("a"), thought("1"), answer("Once upon")], continue_final_message=True)
     assert text.endswith(
         "<|channel|>analysis<|message|>1<|end|><|start|>assistant<|channel|>final<|message|>Once upon"
     )
 
 
 def test_a_prompt_can_end_with_its_last_item() -> None:
-    assert turns([user("a")], generates=False) == "<|start|>user<|message|>a<|end|>"
+    assert turns([user("a")], add_generation_prompt=False) == "<|start|>user<|message|>a<|end|>"
 
 
 @pytest.mark.parametrize(
@@ -379,7 +379,7 @@ def test_control_tokens_that_users_write_are_text_wherever_they_stand() -> None:
             instructions=text,
             tools=[tool],
             format=OutputFormat(kind="json_schema", name=text, description=text, schema={"const": text}),
-            variables={"model_identity": text},
+            chat_template_kwargs={"model_identity": text},
         )
         return list(harmony_format().write(conversation).token_ids)
 

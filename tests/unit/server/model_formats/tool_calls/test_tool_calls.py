@@ -7,8 +7,8 @@ import pytest
 
 from engine.request import StructuredOutput
 from server.model_formats.interface import CallStart, Delta, Prompt, TextDelta, Tool
-from server.model_formats.select_format import pick
-from server.model_formats.tool_calls.formats import CALL_FORMATS, find_format
+from server.model_formats.select_format import load_model_format
+from server.model_formats.tool_calls.formats import TOOL_CALL_FORMATS, detect_tool_call_format
 from tests.support.families import (
     CALLERS,
     CLOCK,
@@ -44,17 +44,17 @@ def call(name: str) -> list[str]:
 @pytest.mark.parametrize("name", CALLERS)
 def test_the_template_shows_the_format(name: str) -> None:
     template = (folder_of(name) / "chat_template.jinja").read_text()
-    assert find_format(template, None) is CALL_FORMATS[name]
+    assert detect_tool_call_format(template, None) is TOOL_CALL_FORMATS[name]
 
 
 def test_a_template_without_signs_leaves_it_to_the_type() -> None:
-    assert find_format("{{ tools }}", "qwen3") is CALL_FORMATS["hermes"]
-    assert find_format("{{ tools }}", "bert") is None
-    assert find_format("{{ tools }}", None) is None
+    assert detect_tool_call_format("{{ tools }}", "qwen3") is TOOL_CALL_FORMATS["hermes"]
+    assert detect_tool_call_format("{{ tools }}", "bert") is None
+    assert detect_tool_call_format("{{ tools }}", None) is None
 
 
 def test_the_format_can_be_named() -> None:
-    named = pick(folder_of("hermes"), frozenset(), tool_parser="qwen3_coder")
+    named = load_model_format(folder_of("hermes"), frozenset(), tool_parser="qwen3_coder")
     parser = named.parser(prompt())
     deltas = parser.feed(ids_of("hermes", FAMILIES["qwen3_coder"].call)) + parser.close()
     assert shown(deltas) == ["function get_weather", ARGUMENTS, "end"]
@@ -62,7 +62,7 @@ def test_the_format_can_be_named() -> None:
 
 def test_a_format_that_does_not_exist_is_refused_with_those_that_do() -> None:
     with pytest.raises(ValueError, match=r"'hermse'.*glm45, granite, hermes"):
-        pick(folder_of("hermes"), frozenset(), tool_parser="hermse")
+        load_model_format(folder_of("hermes"), frozenset(), tool_parser="hermse")
 
 
 @pytest.mark.parametrize("name", CALLERS)
@@ -123,7 +123,7 @@ def test_a_name_without_its_prefix_is_taken_for_the_only_tool_that_has_it(name: 
 @pytest.mark.parametrize("name", CALLERS)
 @pytest.mark.parametrize("said", ["city__get_weather", "city-get_weather", "city.get_weather"])
 def test_a_name_with_its_label_is_taken_for_the_tool_that_is_offered_without(name: str, said: str) -> None:
-    tools = [replace(WEATHER, namespace="city", served=True, prefixed=False), CLOCK]
+    tools = [replace(WEATHER, namespace="city", hosted=True, prefixed=False), CLOCK]
     text = FAMILIES[name].call.replace("get_weather", said)
     (start,) = [one for one in read(name, text, tools) if isinstance(one, CallStart)]
     assert (start.name, start.namespace) == ("get_weather", "city")
