@@ -20,9 +20,9 @@ def load_model_format(
 ) -> ModelFormat:
     """The model format of the model in `folder`, whose generation ends with one of `stop_ids`.
 
-    `places` lists further locations of gpt-oss's vocabulary. `tool_parser` is a key of `TOOL_CALL_FORMATS`; by
-    default the format is detected from the chat template. Raises FileNotFoundError or ValueError, naming the
-    file or the setting, for an unusable folder.
+    `places` lists further locations of gpt-oss's vocabulary. `tool_parser` is a key of `TOOL_CALL_FORMATS`;
+    by default the format is detected from the chat template. Raises FileNotFoundError or ValueError, naming
+    the file or the setting, for an unusable folder.
     """
     if tool_parser is not None and tool_parser not in TOOL_CALL_FORMATS:
         known = ", ".join(sorted(TOOL_CALL_FORMATS))
