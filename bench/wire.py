@@ -37,7 +37,7 @@ from server.model_formats.interface import (
     Prompt,
     TextDelta,
 )
-from server.model_formats.select_format import pick
+from server.model_formats.select_format import load_model_format
 from server.process.scripted_model import scripted_engine
 from server.prompting.loaded_model import LoadedModel
 from server.prompting.request_echo import request_echo
@@ -189,14 +189,14 @@ def _read(body: bytes) -> None:
 
 
 class _Written:
-    """The demo model's dialect with the prompt written before: what is left is the server's own."""
+    """The demo model's format with a prompt that is written in advance, so that only the server is timed."""
 
-    def __init__(self, dialect: ModelFormat, prompt: Prompt) -> None:
+    def __init__(self, model_format: ModelFormat, prompt: Prompt) -> None:
         self._prompt = prompt
-        self.parser = dialect.parser
-        self.encode = dialect.encode
-        self.longest_token = dialect.longest_token
-        self.reasoning_marks = dialect.reasoning_marks
+        self.parser = model_format.parser
+        self.encode = model_format.encode
+        self.max_chars_per_token = model_format.max_chars_per_token
+        self.reasoning_marks = model_format.reasoning_marks
 
     def write(self, _conversation: Conversation) -> Prompt:
         return self._prompt
@@ -211,13 +211,13 @@ def _admission(written: int | None) -> Iterator[Callable[[bytes], object]]:
             upgrade(postgres.url)
             with recording(postgres.url) as at:
                 engine = _engine(at.recorder.deliver)
-                dialect = pick(demo_model_folder(), engine.capabilities.stop_ids)
+                model_format = load_model_format(demo_model_folder(), engine.capabilities.stop_ids)
                 if written is not None:
                     prompt = Prompt(token_ids=tuple([5] * written), stop_ids=engine.capabilities.stop_ids)
-                    dialect = _Written(dialect, prompt)
+                    model_format = _Written(model_format, prompt)
                 servers = McpServers(RegisteredServers(), 1)
                 admission = Admission(
-                    LoadedModel(name="model", engine=engine, dialect=dialect),
+                    LoadedModel(name="model", engine=engine, model_format=model_format),
                     at.database,
                     at.replica,
                     at.recorder,

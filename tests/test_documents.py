@@ -10,7 +10,7 @@ import pytest
 from server.cli import commands as cli
 from server.configuration import settings as config
 from server.configuration.removed_settings import REMOVED
-from server.model_formats.tool_calls.formats import CALL_FORMATS
+from server.model_formats.tool_calls.formats import TOOL_CALL_FORMATS
 from server.protocol.responses import states
 from tests.support.documents import ARCHITECTURE, README, ROOT, pages
 
@@ -111,8 +111,8 @@ def test_the_drawn_states_and_edges_are_those_of_the_code() -> None:
     (drawing,) = [block for _, kind, block in _FENCED.findall(TEXTS[ARCHITECTURE]) if kind == "mermaid"]
     arrows = re.findall(r"^ *(\S+) --> (\S+)$", drawing, re.MULTILINE)
     drawn = {(old, new) for old, new in arrows if "[*]" not in (old, new)}
-    assert drawn == {(old, new) for old, others in states.EDGES.items() for new in others}
-    assert {old for old, new in arrows if new == "[*]"} == states.ENDED
+    assert drawn == {(old, new) for old, others in states.TRANSITIONS.items() for new in others}
+    assert {old for old, new in arrows if new == "[*]"} == states.TERMINAL_STATUSES
 
 
 def test_every_setting_that_a_document_names_exists() -> None:
@@ -152,7 +152,7 @@ def test_every_command_that_a_document_shows_is_one() -> None:
 
 def test_the_table_of_tool_call_formats_has_every_name() -> None:
     table = TEXTS[ROOT / "docs" / "models.md"].partition("## Tool-call formats")[2].partition("\n## ")[0]
-    assert set(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == CALL_FORMATS.keys()
+    assert set(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == TOOL_CALL_FORMATS.keys()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=_name)

@@ -109,6 +109,10 @@ def test_the_drawn_states_are_the_states() -> None:
     drawn = set(
         re.findall(r"\b(queued|in_progress|completed|incomplete|failed|cancelled)\b", states.__doc__ or "")
     )
-    assert drawn == set(states.EDGES)
-    assert states.is_edge("queued", "in_progress")
-    assert not any(states.is_edge(ended, other) for ended in states.ENDED for other in states.EDGES)
+    assert drawn == set(states.TRANSITIONS)
+    assert states.is_transition("queued", "in_progress")
+    assert not any(
+        states.is_transition(ended, other)
+        for ended in states.TERMINAL_STATUSES
+        for other in states.TRANSITIONS
+    )

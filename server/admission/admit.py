@@ -40,7 +40,7 @@ from server.prompting.next_turn import TurnBuilder
 from server.prompting.unsupported_parameters import refuse_unserved
 from server.protocol.ids import choice_id, new_uuid
 from server.protocol.responses.events import Event
-from server.protocol.responses.input import Given
+from server.protocol.responses.input import InputItem
 from server.protocol.responses.items import Item
 from server.protocol.responses.request import CreateResponse
 from server.recording.recorder import Recorder
@@ -95,7 +95,7 @@ class Admission:
         caller: Caller,
         request: CreateResponse,
         repeatable: IdempotencyKey | None = None,
-        given: Sequence[Given] | None = None,
+        given: Sequence[InputItem] | None = None,
         *,
         held: Sequence[Item] | None = None,
         generate: bool = True,
@@ -116,7 +116,7 @@ class Admission:
         caller: Caller,
         requests: Sequence[CreateResponse],
         repeatable: IdempotencyKey | None,
-        given: Sequence[Given] | None,
+        given: Sequence[InputItem] | None,
         *,
         held: Sequence[Item] | None = None,
         generate: bool = True,
@@ -170,7 +170,7 @@ class Admission:
         caller: Caller,
         requests: Sequence[CreateResponse],
         repeatable: IdempotencyKey | None,
-        given: Sequence[Given],
+        given: Sequence[InputItem],
         held: Sequence[Item] | None,
         generate: bool,
     ) -> list[NewRun]:
@@ -195,7 +195,7 @@ class Admission:
         request: CreateResponse,
         response: UUID,
         repeatable: IdempotencyKey | None,
-        given: Sequence[Given],
+        given: Sequence[InputItem],
         held: Sequence[Item] | None,
         generate: bool,
         choices: int,
@@ -209,7 +209,7 @@ class Admission:
         caller: Caller,
         request: CreateResponse,
         response: UUID,
-        given: Sequence[Given],
+        given: Sequence[InputItem],
         held: Sequence[Item] | None,
         reads: TenantReads,
     ) -> ResolvedInput:

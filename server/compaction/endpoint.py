@@ -24,7 +24,7 @@ from server.prompting.unsupported_parameters import refuse_unserved
 from server.protocol import ids
 from server.protocol.responses.items import Compaction, Item, Message, plain_text
 from server.protocol.responses.request import CreateResponse
-from server.protocol.responses.response import CompactedResponse, Usage, usage
+from server.protocol.responses.response import CompactedResponse, Usage, make_usage
 from server.protocol.typed import decode_as
 from server.sealing.unseal_items import unseal_items
 from server.store.database import Connection, Database
@@ -56,9 +56,9 @@ class PendingCompaction:
         items = [*self.kept, Compaction("", "completed", sealed), *self.pending]
         return CompactedResponse(
             id=ids.response_id(self.id),
-            created_at=ids.seconds_of(self.id),
+            created_at=ids.unix_seconds(self.id),
             output=[self._own(item, index) for index, item in enumerate(items)],
-            usage=written.usage if written else usage(0, 0, 0, 0),
+            usage=written.usage if written else make_usage(0, 0, 0, 0),
         )
 
     def _own(self, item: Item, index: int) -> Item:

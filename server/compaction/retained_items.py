@@ -1,4 +1,4 @@
-"""What of a conversation stays as it is when the rest of it is summed up. Pure but for the dialect."""
+"""Selects the items that compaction keeps verbatim. Pure but for the model format."""
 
 from collections.abc import Iterator, Sequence
 
@@ -6,7 +6,7 @@ from server.model_formats.interface import Conversation, PromptError, PromptTooL
 from server.prompting.loaded_model import LoadedModel
 from server.protocol.responses.hosted_items import McpApprovalRequest, McpApprovalResponse
 from server.protocol.responses.items import (
-    PREFIXES,
+    ID_PREFIXES,
     Compaction,
     CustomToolCall,
     CustomToolCallOutput,
@@ -35,7 +35,7 @@ def retained_messages(served: LoadedModel, items: Sequence[Item], most_tokens: i
 
 def _is_kept(message: Message) -> bool:
     """A summary, which has the id of the compaction that it was in, is summed up with the rest."""
-    return message.role != "assistant" and not message.id.startswith(PREFIXES[Compaction] + "_")
+    return message.role != "assistant" and not message.id.startswith(ID_PREFIXES[Compaction] + "_")
 
 
 def pending_calls(items: Sequence[Item]) -> list[Item]:
@@ -86,7 +86,7 @@ def _tokens(served: LoadedModel, text: str, most: int) -> int:
     """How many there are, or some number above `most`."""
     alone = Message("", "completed", "user", [InputText(text)])
     try:
-        return len(served.dialect.write(Conversation(items=[alone], limit=most)).token_ids)
+        return len(served.model_format.write(Conversation(items=[alone], max_tokens=most)).token_ids)
     except PromptError:
         return len(text)
     except PromptTooLong:

@@ -1,7 +1,8 @@
 """What was said, made short: the transcript itself if it is short, else what the model makes of it.
 
 A short transcript costs nothing and gets nothing wrong. A longer one is summed up by the model; if that gives
-nothing, it is cut in its middle. Thoughts are left out: they led to what was said. Pure but for the dialect.
+nothing, it is cut in its middle. Thoughts are left out: they led to what was said. Pure but for the
+model format.
 """
 
 from dataclasses import dataclass

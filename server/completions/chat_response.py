@@ -31,9 +31,9 @@ from server.protocol.completions.chat import (
     TokenLogprob,
     ToolCall,
 )
-from server.protocol.completions.chat_messages import echo_of, role_of_answer
+from server.protocol.completions.chat_messages import answer_role, echo_text
 from server.protocol.completions.shared_parameters import ChoiceRequest, CompletionUsage
-from server.protocol.responses.input import Given
+from server.protocol.responses.input import InputItem
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,17 +61,17 @@ class CompletionFormat:
     """Of a stored completion."""
 
 
-def format_of(request: ChoiceRequest, first: UUID, given: Sequence[Given]) -> CompletionFormat:
+def format_of(request: ChoiceRequest, first: UUID, given: Sequence[InputItem]) -> CompletionFormat:
     """How the completion is told whose first choice this request asks for, after these messages."""
-    role = role_of_answer(given, request)
+    role = answer_role(given, request)
     choice = request.tool_choice
     return CompletionFormat(
         id=ids.completion_id(first),
-        created=ids.seconds_of(first),
+        created=ids.unix_seconds(first),
         model=request.model,
         reasoning=request.include_reasoning,
         role=role,
-        echo=echo_of(given, role) if request.echo else "",
+        echo=echo_text(given, role) if request.echo else "",
         token_ids=request.return_token_ids,
         forced=isinstance(choice, dict) and choice.get("type") == "function",
         metadata=(request.metadata or {}) if request.store else None,

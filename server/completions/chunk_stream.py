@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from server.protocol.completions.shared_parameters import CompletionUsage, whole_usage
+from server.protocol.completions.shared_parameters import CompletionUsage, completion_usage
 
 _encode = msgspec.json.Encoder().encode
 
@@ -72,4 +72,4 @@ def total_usage(finals: Sequence[dict[str, Any]]) -> CompletionUsage:
     cached = max((usage["input_tokens_details"]["cached_tokens"] for usage in told), default=0)
     output = sum(usage["output_tokens"] for usage in told)
     reasoning = sum(usage["output_tokens_details"]["reasoning_tokens"] for usage in told)
-    return whole_usage(prompt, cached, output, reasoning)
+    return completion_usage(prompt, cached, output, reasoning)

@@ -1,4 +1,4 @@
-"""A completion of plain text as responses: one for each answer to each prompt. Pure but for the dialect."""
+"""A legacy completions request as response requests, one for each choice. Pure but for the model format."""
 
 import json
 from collections.abc import Sequence

@@ -28,7 +28,7 @@ from server.protocol.completions.legacy import (
     TextFinish,
     TextRequest,
 )
-from server.protocol.completions.shared_parameters import CompletionUsage, whole_usage
+from server.protocol.completions.shared_parameters import CompletionUsage, completion_usage
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ def format_of(request: TextRequest, prompts: Sequence[LegacyPrompt], first: UUID
     """How the completion is told whose first answer has that id."""
     return LegacyFormat(
         id=ids.text_completion_id(first),
-        created=ids.seconds_of(first),
+        created=ids.unix_seconds(first),
         model=request.model,
         prompts=[prompt.text for prompt in prompts],
         heads=[prompt.head for prompt in prompts],
@@ -164,7 +164,7 @@ def legacy(told: Sequence[_Told], offset: int) -> LegacyLogprobs:
 def _sum(usages: Iterable[CompletionUsage]) -> CompletionUsage:
     """Of several prompts."""
     told = list(usages)
-    return whole_usage(
+    return completion_usage(
         sum(usage.prompt_tokens for usage in told),
         sum(map(_cached, told)),
         sum(usage.completion_tokens for usage in told),

@@ -19,9 +19,9 @@ from server.errors import InvalidRequest, NotFound
 from server.generation.token_dump import asks_for_stops, wants_token_dump
 from server.protocol import ids
 from server.protocol.completions.chat import StoredCompletion
-from server.protocol.completions.chat_messages import as_messages
+from server.protocol.completions.chat_messages import stored_messages
 from server.protocol.completions.shared_parameters import MAX_CHOICES, ChoiceRequest
-from server.protocol.list_pages import MAX_BYTES, Page, fitting, make_page
+from server.protocol.list_pages import MAX_BYTES, Page, make_page, within_page_bytes
 from server.protocol.responses.items import decode_item
 from server.protocol.responses.request import Metadata
 from server.protocol.responses.response import Echo
@@ -105,7 +105,7 @@ def list_messages(
         _there(chat_choices.get(connection, tenant, _candidates(first)), first)
         return responses.input_items(connection, tenant, first)
 
-    messages = as_messages(map(decode_item, database.read(work)), ids.completion_id(first))
+    messages = stored_messages(map(decode_item, database.read(work)), ids.completion_id(first))
     messages = messages[::-1] if newest_first else messages
     begin = 0
     if after is not None:
@@ -114,7 +114,7 @@ def list_messages(
             raise _bad_cursor(after, "a message of this completion")
         begin = named.index(after) + 1
     rest = messages[begin:]
-    told = list(fitting(msgspec.json.encode(message) for message in rest[:limit]))
+    told = list(within_page_bytes(msgspec.json.encode(message) for message in rest[:limit]))
     return make_page(told, limit, more=len(rest) > len(told))
 
 

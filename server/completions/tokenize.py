@@ -1,4 +1,4 @@
-"""What a model would be given of a text or a chat, token by token. Pure but for the dialect."""
+"""/tokenize and /detokenize: texts and chats as the tokens that a model reads. Pure but for its format."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -64,7 +64,7 @@ def encode_text(
     """The tokens of a text, in its tenant's turn. Raises InvalidRequest for more than `room`."""
     try:
         with served.reading_turns.hold(tenant, len(text)):
-            return served.dialect.encode(text, special=special, limit=room)
+            return served.model_format.encode(text, special=special, limit=room)
     except PromptError as error:
         raise InvalidRequest(str(error), param=param) from error
     except PromptTooLong:

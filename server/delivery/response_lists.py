@@ -10,7 +10,7 @@ from server.delivery.stored_responses import as_response, with_turns
 from server.errors import InvalidRequest
 from server.protocol import ids
 from server.protocol.list_pages import MAX_BYTES, Page, make_page
-from server.protocol.responses.states import ENDED
+from server.protocol.responses.states import TERMINAL_STATUSES
 from server.store.content import list_pages, responses
 from server.store.content.list_pages import Filters, PageCursor, Slice
 from server.store.content.responses import StoredResponse
@@ -33,7 +33,7 @@ def list_responses(
             found, more = list_pages.bounded_page(
                 connection, tenant, filters, place, limit, MAX_BYTES, newest_first=newest_first
             )
-            ended = [stored.id for stored in found if stored.status in ENDED]
+            ended = [stored.id for stored in found if stored.status in TERMINAL_STATUSES]
             outputs = list_pages.outputs(connection, tenant, ended)
             listed = [
                 whole

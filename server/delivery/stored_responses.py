@@ -16,10 +16,10 @@ from server.generation.response_builder import assemble
 from server.generation.token_dump import restore_token_dump, wants_token_dump
 from server.protocol.earlier_releases import with_logprobs
 from server.protocol.responses.events import Event
-from server.protocol.responses.hosted_items import ServedCall
+from server.protocol.responses.hosted_items import HostedCall
 from server.protocol.responses.items import Compaction
 from server.protocol.responses.response import Echo, Response
-from server.protocol.responses.states import ENDED, Ending, read_turns
+from server.protocol.responses.states import TERMINAL_STATUSES, Ending, read_turns
 from server.protocol.typed import decode_as
 from server.store.content import responses
 from server.store.content.responses import StoredResponse
@@ -30,7 +30,7 @@ from server.store.log.stream_cache import CachedStream
 log = logging.getLogger("holdfast.read")
 
 _BETWEEN_TURNS = tuple(
-    f'{{"type":"{kind.__struct_config__.tag}"' for kind in (*get_args(ServedCall), Compaction)
+    f'{{"type":"{kind.__struct_config__.tag}"' for kind in (*get_args(HostedCall), Compaction)
 )
 """How an item begins in whose place the model has waited for the server."""
 PAGE_EVENTS = 1024
@@ -43,7 +43,7 @@ def read_response(connection: Connection, tenant: str, response: UUID) -> Respon
     stored = responses.get(connection, tenant, response)
     if stored is None:
         return None
-    if stored.status not in ENDED:  # else its end may be written between these two queries
+    if stored.status not in TERMINAL_STATUSES:  # else its end may be written between these two queries
         return as_response(stored, [])
     output = responses.output_items(connection, tenant, response)
     found = as_response(stored, output)
@@ -85,7 +85,7 @@ def as_response(stored: StoredResponse, output: Sequence[str]) -> Response:
 
 
 def _ending(stored: StoredResponse) -> Ending | None:
-    if stored.status not in ENDED or stored.finished_at is None:
+    if stored.status not in TERMINAL_STATUSES or stored.finished_at is None:
         return None
     return Ending(
         status=stored.status,  # type: ignore[arg-type]  # ENDED holds no other
@@ -110,7 +110,7 @@ def find_response(database: Database, tenant: str, response: UUID) -> Response |
 def final_responses(database: Database, tenant: str, wanted: Sequence[UUID]) -> list[bytes] | None:
     """These responses as JSON once all of them have ended, without those that were deleted; else None."""
     found = [one for response in wanted if (one := find_response(database, tenant, response)) is not None]
-    if any(one.status not in ENDED for one in found):
+    if any(one.status not in TERMINAL_STATUSES for one in found):
         return None
     return [msgspec.json.encode(one) for one in found]
 
@@ -154,7 +154,7 @@ class StreamReader:
         if stored is None:
             return None
         self.background = stored.background
-        if stored.status in ENDED:
+        if stored.status in TERMINAL_STATUSES:
             self._held = self._hold(connection)
             return self._page_of(self._held, first)
         found = events.read(connection, self._tenant, self._response, first, PAGE_EVENTS)

@@ -32,7 +32,7 @@ from server.model_formats.interface import (
 from server.protocol import ids
 from server.protocol.responses import events as wire
 from server.protocol.responses.events import Event, Kind, event_type
-from server.protocol.responses.hosted_items import McpListTools, ServedCall
+from server.protocol.responses.hosted_items import HostedCall, McpListTools
 from server.protocol.responses.items import (
     Compaction,
     CustomToolCall,
@@ -143,11 +143,11 @@ class EventEmitter:
     def begin(self) -> list[Event]:
         """What a stream starts with: it was created, and waits if it is one for the background."""
         if not self._echo.background:
-            return [wire.whole(wire.ResponseCreated(self._number(), self._unended("in_progress")))]
+            return [wire.whole_event(wire.ResponseCreated(self._number(), self._unended("in_progress")))]
         queued = self._unended("queued")
         return [
-            wire.whole(wire.ResponseCreated(self._number(), queued)),
-            wire.whole(wire.ResponseQueued(self._number(), queued)),
+            wire.whole_event(wire.ResponseCreated(self._number(), queued)),
+            wire.whole_event(wire.ResponseQueued(self._number(), queued)),
         ]
 
     @property
@@ -162,11 +162,11 @@ class EventEmitter:
     def start(self) -> list[Event]:
         """It is being generated; and what is told before the model says anything."""
         progress = wire.ResponseInProgress(self._number(), self._unended("in_progress"))
-        return [wire.whole(progress), *self._hosted.begin()]
+        return [wire.whole_event(progress), *self._hosted.begin()]
 
     def tokens(self, side: Literal["prompt", "output"], token_ids: Sequence[int]) -> Event:
         """They were given or came; what they say is told by the events after this one."""
-        return wire.whole(wire.TokensTold(self._number(), side, list(token_ids)))
+        return wire.whole_event(wire.TokenIdsEvent(self._number(), side, list(token_ids)))
 
     def delta(self, delta: Delta, logprobs: Sequence[Logprob] = ()) -> list[Event]:
         """The events of one delta; a change from one kind of item to another closes and opens them.
@@ -206,15 +206,15 @@ class EventEmitter:
         self._compaction = ids.item_id("cmp", self._response, "o", index)
         item = Compaction(self._compaction, "in_progress", "")
         return [
-            wire.whole(wire.OutputItemAdded(self._number(), index, item)),
-            wire.whole(wire.CompactionCompacting(self._number(), item.id, index)),
+            wire.whole_event(wire.OutputItemAdded(self._number(), index, item)),
+            wire.whole_event(wire.CompactionCompacting(self._number(), item.id, index)),
         ]
 
     def compacted(self, seal: Callable[[str], str], status: ItemStatus = "completed") -> list[Event]:
         """It is made; `seal` gives its content by its id."""
         assert self._compaction is not None
         item = Compaction(self._compaction, status, seal(self._compaction))
-        events = [wire.whole(wire.OutputItemDone(self._number(), self._index, item))]
+        events = [wire.whole_event(wire.OutputItemDone(self._number(), self._index, item))]
         self.output.append(item)
         self._compaction = None
         return events
@@ -265,7 +265,7 @@ class EventEmitter:
         completed = ending.status == "completed"
         events = self._close(self._status_when_cut_off if completed else "incomplete")
         events += self._hosted.rest() + self._hosted.give_up()
-        told = Reasoning | Compaction | McpListTools | ServedCall
+        told = Reasoning | Compaction | McpListTools | HostedCall
         silent = self._answers and all(isinstance(item, told) for item in self.output)
         if completed and ending.output_tokens and silent:
             events += self._change_to(Kind.OUTPUT_TEXT_DELTA, MessageStart())
@@ -276,7 +276,7 @@ class EventEmitter:
         if facts is not None:
             final = facts.add_to(final)
         terminal = _TERMINAL[ending.status]
-        events.append(wire.whole(terminal(self._number(), final)))
+        events.append(wire.whole_event(terminal(self._number(), final)))
         return events, final
 
     @property
@@ -316,9 +316,11 @@ class EventEmitter:
         item_id = ids.item_id(wire.ITEM_PREFIX[kind], self._response, "o", self._index)
         self._open = _OpenItem(begun, kind, item_id, call_id, self._seal)
         item = self._open.item("in_progress", None)
-        events.append(wire.whole(wire.OutputItemAdded(self._number(), self._index, item)))
+        events.append(wire.whole_event(wire.OutputItemAdded(self._number(), self._index, item)))
         if (part := self._open.part("")) is not None:
-            events.append(wire.whole(wire.ContentPartAdded(self._number(), item_id, self._index, 0, part)))
+            events.append(
+                wire.whole_event(wire.ContentPartAdded(self._number(), item_id, self._index, 0, part))
+            )
         if self._summarizes and isinstance(begun, ReasoningDelta):
             self._open.summary = Summary(item_id, self._index, self._number)
             events += self._open.summary.begin()
@@ -339,12 +341,14 @@ class EventEmitter:
             return self._hosted.rest()
         text = "".join(self._open.text)
         item = self._open.item(status, text)
-        events = [wire.whole(self._text_done(item, text))]
+        events = [wire.whole_event(self._text_done(item, text))]
         if (part := self._open.part(text)) is not None:
-            events.append(wire.whole(wire.ContentPartDone(self._number(), item.id, self._index, 0, part)))
+            events.append(
+                wire.whole_event(wire.ContentPartDone(self._number(), item.id, self._index, 0, part))
+            )
         if self._open.summary is not None:
             events += self._open.summary.end(text)
-        events.append(wire.whole(wire.OutputItemDone(self._number(), self._index, item)))
+        events.append(wire.whole_event(wire.OutputItemDone(self._number(), self._index, item)))
         self.output.append(item)
         self._open = None
         return events

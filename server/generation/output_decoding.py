@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from engine.vocabulary import Vocabulary
 from server.generation.token_dump import TokenDump
 from server.hosted_tools.tool_specs import HostedTools
-from server.model_formats.interface import Delta, Parser, ReasoningDelta
+from server.model_formats.interface import Delta, OutputParser, ReasoningDelta
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class CompactionSpec:
 class DecodingSpec:
     """How the tokens of one answer are read."""
 
-    parser: Parser
+    parser: OutputParser
     stops: Sequence[str] = ()
     tells_stop: bool = False
     """The stop string that ends the answer is a part of it."""
@@ -57,7 +57,7 @@ class DecodingSpec:
 class WithoutReasoning:
     """A parser's deltas without the reasoning, which is counted all the same."""
 
-    def __init__(self, parser: Parser) -> None:
+    def __init__(self, parser: OutputParser) -> None:
         self.reasoning_tokens = 0
         self._parser = parser
 

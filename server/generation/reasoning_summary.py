@@ -27,7 +27,9 @@ class Summary:
 
     def begin(self) -> list[Event]:
         """What is told before its first word."""
-        return [wire.whole(wire.ReasoningSummaryPartAdded(self._number(), *self._place, SummaryText("")))]
+        return [
+            wire.whole_event(wire.ReasoningSummaryPartAdded(self._number(), *self._place, SummaryText("")))
+        ]
 
     def more(self, text: str) -> list[Event]:
         """The words that are complete with this text."""
@@ -41,11 +43,11 @@ class Summary:
         """What is left, and that this is the whole text."""
         return [
             *self._deltas(self._rest),
-            wire.whole(wire.ReasoningSummaryTextDone(self._number(), *self._place, text)),
-            wire.whole(wire.ReasoningSummaryPartDone(self._number(), *self._place, SummaryText(text))),
+            wire.whole_event(wire.ReasoningSummaryTextDone(self._number(), *self._place, text)),
+            wire.whole_event(wire.ReasoningSummaryPartDone(self._number(), *self._place, SummaryText(text))),
         ]
 
     def _deltas(self, text: str) -> list[Event]:
         if not text:
             return []
-        return [wire.whole(wire.ReasoningSummaryTextDelta(self._number(), *self._place, text))]
+        return [wire.whole_event(wire.ReasoningSummaryTextDelta(self._number(), *self._place, text))]

@@ -18,7 +18,7 @@ from server.protocol.responses.response import (
     ResponseError,
     Status,
     Usage,
-    usage,
+    make_usage,
 )
 from server.protocol.responses.states import Ending
 
@@ -52,7 +52,7 @@ def _usage(ending: Ending | None) -> Usage | None:
     if ending is None:
         return None
     turns = ending.turns if len(ending.turns) > 1 else None
-    return usage(
+    return make_usage(
         ending.input_tokens, ending.cached_tokens, ending.output_tokens, ending.reasoning_tokens, turns
     )
 

@@ -382,7 +382,9 @@ class Run:
             return self._release(None) + self._emitter.delta(delta)
         events = self._release(None) if type(delta) is not self._stopped_kind else []
         self._stopped_kind = type(delta)
-        told = self._logprobs.of(delta.tokens) if self._logprobs and isinstance(delta, TextDelta) else []
+        told = (
+            self._logprobs.of(delta.token_indices) if self._logprobs and isinstance(delta, TextDelta) else []
+        )
         text = self._stops.feed(delta.text)
         if text or told:
             events += self._emitter.delta(self._stopped_kind(text), told)

@@ -23,7 +23,7 @@ from server.protocol.responses.response import (
     Response,
     TurnUsage,
     Usage,
-    by_turn,
+    with_turn_usage,
 )
 from server.protocol.typed import decode_as
 
@@ -71,7 +71,7 @@ class TokenDump:
         """The response with the prompts and with all tokens that have come, counted by turn, too."""
         return msgspec.structs.replace(
             response,
-            usage=None if response.usage is None else by_turn(response.usage, turns),
+            usage=None if response.usage is None else with_turn_usage(response.usage, turns),
             input_messages=self._input(),
             output_messages=self._output(),
             prompt_logprobs=self._likelihood if self._likelihood is not None else msgspec.UNSET,
@@ -93,7 +93,7 @@ class TokenDump:
             if turn:
                 of_tools = takewhile(lambda one: one["role"] == "tool", reversed(before[:closed]))
                 output += reversed(list(of_tools))
-            output += self._read([*given, *came]).told[closed:]
+            output += self._read([*given, *came]).messages[closed:]
         return output
 
     def _likely(self, token_id: int, told: TokenLogprobs) -> PromptLogprobs:

@@ -17,13 +17,13 @@ from server.protocol import ids
 from server.protocol.responses import events as wire
 from server.protocol.responses.events import Event
 from server.protocol.responses.hosted_items import (
-    HOSTED,
+    HOSTED_ID_PREFIXES,
     CodeInterpreterCall,
+    HostedCall,
     HostedItem,
     McpApprovalRequest,
     McpCall,
     McpListTools,
-    ServedCall,
     WebSearchCall,
 )
 from server.protocol.responses.items import Item, ItemStatus
@@ -66,7 +66,7 @@ class ToolCallEvents:
     def due(self) -> list[DueCall]:
         """The pending calls, as their servers are asked, and which of them the request allows."""
         most = self._hosted.most_calls
-        made = sum(isinstance(item, ServedCall) for item in self._output) - len(self.pending)
+        made = sum(isinstance(item, HostedCall) for item in self._output) - len(self.pending)
         return [
             DueCall(
                 index,
@@ -98,10 +98,10 @@ class ToolCallEvents:
         done = McpListTools(item.id, listed.label, list(listed.tools), listed.error)
         self._output.append(done)
         return [
-            wire.whole(wire.OutputItemAdded(self._number(), index, item)),
-            wire.whole(wire.McpListToolsInProgress(self._number(), item.id, index)),
-            wire.whole(end(self._number(), item.id, index)),
-            wire.whole(wire.OutputItemDone(self._number(), index, done)),
+            wire.whole_event(wire.OutputItemAdded(self._number(), index, item)),
+            wire.whole_event(wire.McpListToolsInProgress(self._number(), item.id, index)),
+            wire.whole_event(end(self._number(), item.id, index)),
+            wire.whole_event(wire.OutputItemDone(self._number(), index, done)),
         ]
 
     def write(self, label: str, name: str, *, is_code: bool) -> list[Event]:
@@ -142,14 +142,14 @@ class ToolCallEvents:
             return []
         match self._output[index]:
             case McpCall(name, arguments=arguments):
-                return [wire.whole(wire.McpCallArgumentsDone(self._number(), name, index, arguments))]
+                return [wire.whole_event(wire.McpCallArgumentsDone(self._number(), name, index, arguments))]
             case CodeInterpreterCall(name, code=code):
                 return [
-                    wire.whole(wire.CodeDone(self._number(), name, index, code or "")),
-                    wire.whole(wire.CodeInterpreting(self._number(), name, index)),
+                    wire.whole_event(wire.CodeDone(self._number(), name, index, code or "")),
+                    wire.whole_event(wire.CodeInterpreting(self._number(), name, index)),
                 ]
             case item:
-                return [wire.whole(wire.SearchSearching(self._number(), item.id, index))]
+                return [wire.whole_event(wire.SearchSearching(self._number(), item.id, index))]
 
     def called(self, index: int, outcome: ToolResult) -> list[Event]:
         """What came of a pending call."""
@@ -157,7 +157,7 @@ class ToolCallEvents:
         item, failed = self._output[index], outcome.error is not None
         end = ended(self._form(self._calls[index].server_label), failed=failed)
         return [
-            wire.whole(end(self._number(), item.id, index)),
+            wire.whole_event(end(self._number(), item.id, index)),
             self._done(index, "failed" if failed else "completed", outcome),
         ]
 
@@ -171,7 +171,7 @@ class ToolCallEvents:
         """Takes an added item over from a log, if it is one of these."""
         if isinstance(item, HostedItem):
             self._output.append(item)
-            if isinstance(item, ServedCall):
+            if isinstance(item, HostedCall):
                 self.pending.append(len(self._output) - 1)
             return True
         return False
@@ -184,22 +184,24 @@ class ToolCallEvents:
         self._calls[index] = call
         self._output.append(item)
         return [
-            wire.whole(wire.OutputItemAdded(self._number(), index, item)),
-            wire.whole(BEGUN[form](self._number(), item.id, index)),
+            wire.whole_event(wire.OutputItemAdded(self._number(), index, item)),
+            wire.whole_event(BEGUN[form](self._number(), item.id, index)),
         ]
 
     def _arguments(self, arguments: str) -> list[Event]:
         index = len(self._output) - 1
         item = self._output[index]
-        assert isinstance(item, ServedCall)
+        assert isinstance(item, HostedCall)
         self._calls[index] = call = msgspec.structs.replace(self._calls[index], arguments=arguments)
         self._output[index] = item = given(item, call)
         self._undone = index
         match item:
             case McpCall():
-                return [wire.whole(wire.McpCallArgumentsDelta(self._number(), item.id, index, arguments))]
+                return [
+                    wire.whole_event(wire.McpCallArgumentsDelta(self._number(), item.id, index, arguments))
+                ]
             case CodeInterpreterCall():
-                return [wire.whole(wire.CodeDelta(self._number(), item.id, index, item.code or ""))]
+                return [wire.whole_event(wire.CodeDelta(self._number(), item.id, index, item.code or ""))]
             case WebSearchCall():
                 return []
 
@@ -214,16 +216,16 @@ class ToolCallEvents:
             item = self._hosted.tag(item)
         self._output.append(item)
         return [
-            wire.whole(wire.OutputItemAdded(self._number(), index, item)),
-            wire.whole(wire.OutputItemDone(self._number(), index, item)),
+            wire.whole_event(wire.OutputItemAdded(self._number(), index, item)),
+            wire.whole_event(wire.OutputItemDone(self._number(), index, item)),
         ]
 
     def _done(self, index: int, status: Ended, outcome: ToolResult) -> Event:
         item = self._output[index]
-        assert isinstance(item, ServedCall)
+        assert isinstance(item, HostedCall)
         left = done(item, status, outcome, tells_sources=self._hosted.tells_sources)
         self._output[index] = left
-        return wire.whole(wire.OutputItemDone(self._number(), index, left))
+        return wire.whole_event(wire.OutputItemDone(self._number(), index, left))
 
     def _id(self, kind: type[HostedItem]) -> str:
-        return ids.item_id(HOSTED[kind], self._response, "o", len(self._output))
+        return ids.item_id(HOSTED_ID_PREFIXES[kind], self._response, "o", len(self._output))

@@ -9,10 +9,10 @@ import msgspec
 
 from server.hosted_tools.tool_specs import Form, ToolResult, told
 from server.protocol.responses import events as wire
-from server.protocol.responses.hosted_items import CodeInterpreterCall, McpCall, ServedCall, WebSearchCall
+from server.protocol.responses.hosted_items import CodeInterpreterCall, HostedCall, McpCall, WebSearchCall
 
 Ended = Literal["completed", "failed", "incomplete"]
-KINDS: dict[Form, type[ServedCall]] = {"mcp": McpCall, "code": CodeInterpreterCall, "search": WebSearchCall}
+KINDS: dict[Form, type[HostedCall]] = {"mcp": McpCall, "code": CodeInterpreterCall, "search": WebSearchCall}
 BEGUN: dict[Form, type[wire.McpCallInProgress | wire.CodeInProgress | wire.SearchInProgress]] = {
     "mcp": wire.McpCallInProgress,
     "code": wire.CodeInProgress,
@@ -22,7 +22,7 @@ MOST_SOURCES = 50
 _URL = re.compile(r"https?://[^\s<>\"')\]\u3011]+")
 
 
-def begun(form: Form, item_id: str, response: UUID, call: McpCall) -> ServedCall:
+def begun(form: Form, item_id: str, response: UUID, call: McpCall) -> HostedCall:
     """The item as it is added."""
     match form:
         case "mcp":
@@ -33,7 +33,7 @@ def begun(form: Form, item_id: str, response: UUID, call: McpCall) -> ServedCall
             return WebSearchCall(item_id, "in_progress", {"type": "search", "query": ""})
 
 
-def given(item: ServedCall, call: McpCall) -> ServedCall:
+def given(item: HostedCall, call: McpCall) -> HostedCall:
     """The item with what the call is given."""
     match item:
         case McpCall():
@@ -44,7 +44,7 @@ def given(item: ServedCall, call: McpCall) -> ServedCall:
             return msgspec.structs.replace(item, action=_action(call.name, _object(call.arguments)))
 
 
-def done(item: ServedCall, status: Ended, outcome: ToolResult, *, tells_sources: bool) -> ServedCall:
+def done(item: HostedCall, status: Ended, outcome: ToolResult, *, tells_sources: bool) -> HostedCall:
     """The item as the call has left it. What a call gave is always told: the conversation goes on from it."""
     gave = outcome.output is not None or outcome.error is not None
     match item:

@@ -23,12 +23,12 @@ from server.protocol.responses.hosted_items import McpListTools
 from server.protocol.responses.items import Item
 from server.protocol.responses.request import CreateResponse
 from server.protocol.responses.tools import (
-    EVERY_TOOL,
-    INTERNAL,
+    ALL_TOOLS,
+    INTERNAL_FIELDS,
     McpTool,
     Tool,
-    names_of,
-    note_left_out,
+    callable_names,
+    log_ignored_tools,
     read_tools,
 )
 
@@ -70,13 +70,13 @@ def list_tools(
     """
     access: dict[str, McpCredentials] = {}
     tools: list[dict[str, Any]] = []
-    names = names_of(_others(request))
+    names = callable_names(_others(request))
     asked = _Asked(servers, caller)
     for index, element in enumerate(request.tools or []):
         bare = asked.declared(element)
         if bare is None:
             tools.append(element)
-            note_left_out([element])
+            log_ignored_tools([element])
             continue
         (tool,) = read_tools([bare], "tools")
         assert isinstance(tool, McpTool)
@@ -99,7 +99,7 @@ def list_tools(
         )
         told = before is not None or _told_in(items, listed)
         listed = msgspec.structs.replace(listed, listed_before=told)
-        names |= names_of([listed])
+        names |= callable_names([listed])
         access[tool.server_label] = reach
         tools.append(msgspec.to_builtins(listed))
     asked.check_ready()
@@ -127,7 +127,7 @@ class _Asked:
         """
         if element.get("type") != "mcp":
             return _standing_in(self.labels, element)
-        bare = {name: value for name, value in element.items() if name not in INTERNAL}
+        bare = {name: value for name, value in element.items() if name not in INTERNAL_FIELDS}
         label, url = bare.get("server_label"), bare.get("server_url")
         if label in self.labels:
             own = url is not None and url == self._servers.registered.places.get(str(label))
@@ -181,7 +181,7 @@ def _standing_in(
     if label is None or label not in labels:
         return None
     tools = list(BUILTIN_TOOLS[label])
-    if isinstance(allowed, list) and EVERY_TOOL not in allowed:
+    if isinstance(allowed, list) and ALL_TOOLS not in allowed:
         tools = [name for name in tools if name in allowed] or tools
     return {
         "type": "mcp",
@@ -217,7 +217,7 @@ def _listed_in(items: Sequence[Item], tool: McpTool) -> ToolList | None:
         if is_output_id(item.id):  # else a client has written it
             known = ToolList(usable(tool.server_label, item.tools))
             wanted = tool.allowed_tools if isinstance(tool.allowed_tools, list) else []
-            wanted = [name for name in wanted if name != EVERY_TOOL]
+            wanted = [name for name in wanted if name != ALL_TOOLS]
             return known if {offered.name for offered in known.tools} >= set(wanted) else None
     return None
 

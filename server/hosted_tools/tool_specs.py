@@ -11,13 +11,13 @@ import msgspec
 
 from server.protocol.responses.hosted_items import (
     CodeInterpreterCall,
+    HostedCall,
     ListedTool,
     McpApprovalRequest,
     McpApprovalResponse,
     McpCall,
     McpError,
     McpListTools,
-    ServedCall,
     WebSearchCall,
 )
 from server.protocol.responses.items import (
@@ -244,7 +244,7 @@ def _searched(action: Mapping[str, Any]) -> tuple[str, dict[str, object]]:
     return "search", {"query": action.get("query") or ""}
 
 
-def tool_result_of(item: ServedCall) -> ToolResult:
+def tool_result_of(item: HostedCall) -> ToolResult:
     """What came of a call, from its item."""
     match item:
         case McpCall():

@@ -21,7 +21,7 @@ from server.errors import (
     TooManyRequests,
     UnsupportedEncoding,
 )
-from server.protocol.errors import DecodeFailure, ErrorBody, ErrorDetail, ReaderBusy
+from server.protocol.errors import DecodeFailure, ErrorBody, ErrorDetail, ExtractionBusy
 from server.protocol.ids import new_request_id
 from server.store.database import DatabaseError, is_disk_full, is_too_slow
 
@@ -53,7 +53,7 @@ def translate(error: Exception) -> ApiError:
             return error
         case DecodeFailure():
             return InvalidRequest(str(error), param=error.param, code=error.code)
-        case ReaderBusy(own=own):
+        case ExtractionBusy(own=own):
             return TooManyRequests(str(error)) if own else Overloaded(str(error))
         case DatabaseError() if is_disk_full(error):
             log.error("the database's disk is full")

@@ -32,7 +32,7 @@ from server.protocol.responses import input as given
 from server.protocol.responses import tools
 from server.protocol.responses.events import StreamEvent
 from server.protocol.responses.items import Item, OtherItem
-from server.protocol.responses.parts import PARTS
+from server.protocol.responses.parts import CONTENT_READERS
 from server.version import VERSION
 
 Json = dict[str, Any]
@@ -202,7 +202,7 @@ class _Schemas:
     """The schemas of all types there are."""
 
     def __init__(self, kinds: Iterable[Any]) -> None:
-        readers = [*given.ITEMS.values(), *PARTS.values()]
+        readers = [*given.ITEM_READERS.values(), *CONTENT_READERS.values()]
         shapes = [*_NAMED.values(), *(reader.shape for reader in readers), ErrorBody]
         used = [kind for kind in kinds if kind is not None]
         found, self._components = msgspec.json.schema_components(
@@ -221,7 +221,7 @@ class _Schemas:
         components = {name: self._within(schema) for name, schema in self._components.items()}
         components |= self._unions | self._by_hand()
         told_apart = components["Item"]["discriminator"]
-        kept = dict.fromkeys(sorted(given.WITHOUT_MEANING), _SCHEMAS + "OtherItem")
+        kept = dict.fromkeys(sorted(given.OPAQUE_ITEM_TYPES), _SCHEMAS + "OtherItem")
         told_apart["mapping"] = kept | {
             tag: ref for tag, ref in told_apart["mapping"].items() if tag != _OTHER
         }
@@ -247,21 +247,23 @@ class _Schemas:
 
     def _by_hand(self) -> Json:
         """What is read, or written, field by field."""
-        items = {kind: self._of_type(kind, reader.shape, "Given") for kind, reader in given.ITEMS.items()}
-        parts = {kind: self._of_type(kind, reader.shape, "Part") for kind, reader in PARTS.items()}
+        items = {
+            kind: self._of_type(kind, reader.shape, "Param") for kind, reader in given.ITEM_READERS.items()
+        }
+        parts = {kind: self._of_type(kind, reader.shape, "Part") for kind, reader in CONTENT_READERS.items()}
         for kind in ("message", "item_reference"):
             items[kind]["required"].remove("type")
-        kept = _object({"type": {"enum": sorted(given.WITHOUT_MEANING)}}, "type")
-        left_out = _object({"type": {"type": "string", "not": {"enum": sorted(tools.KINDS)}}}, "type")
+        kept = _object({"type": {"enum": sorted(given.OPAQUE_ITEM_TYPES)}}, "type")
+        left_out = _object({"type": {"type": "string", "not": {"enum": sorted(tools.TOOL_TYPES)}}}, "type")
         shapes = {schema["title"]: schema for schema in (*items.values(), *parts.values())}
         return {
             **shapes,
-            "GivenItem": {"anyOf": [*(_ref(one["title"]) for one in items.values()), kept]},
-            "GivenPart": {"anyOf": [_ref(one["title"]) for one in parts.values()]},
-            "GivenTool": {"anyOf": [_ref("Tool"), left_out]},
+            "InputItemParam": {"anyOf": [*(_ref(one["title"]) for one in items.values()), kept]},
+            "InputContentParam": {"anyOf": [_ref(one["title"]) for one in parts.values()]},
+            "ToolParam": {"anyOf": [_ref("Tool"), left_out]},
             "OtherItem": _object(
                 {
-                    "type": {"enum": sorted(given.WITHOUT_MEANING | given.READ_AS_STORED)},
+                    "type": {"enum": sorted(given.OPAQUE_ITEM_TYPES | given.STORED_FORM_TYPES)},
                     "id": {"type": "string"},
                 },
                 "type",

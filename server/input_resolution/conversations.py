@@ -14,7 +14,7 @@ from server.protocol.conversations import Conversation, CreateConversation
 from server.protocol.earlier_releases import with_logprobs
 from server.protocol.errors import DecodeFailure
 from server.protocol.list_pages import MAX_BYTES, Page, make_page
-from server.protocol.responses.input import AdditionalTools, CompactionTrigger, Given, read_input
+from server.protocol.responses.input import AdditionalTools, CompactionTrigger, InputItem, read_input
 from server.protocol.responses.request import Metadata
 from server.sealing.cipher import Seal
 from server.store.content import conversations as store
@@ -159,7 +159,7 @@ def _there(found: StoredConversation | None, conversation: UUID) -> StoredConver
     return found
 
 
-def _read(items: Sequence[dict[str, Any]]) -> list[Given]:
+def _read(items: Sequence[dict[str, Any]]) -> list[InputItem]:
     given = read_input(list(items), "items")
     for item in given:
         if isinstance(item, CompactionTrigger):
@@ -178,7 +178,7 @@ def _read(items: Sequence[dict[str, Any]]) -> list[Given]:
 
 
 def _own(
-    connection: Connection, tenant: str, given: Sequence[Given], source: UUID, seal: Seal
+    connection: Connection, tenant: str, given: Sequence[InputItem], source: UUID, seal: Seal
 ) -> list[NewItem]:
     """The items as a conversation keeps them; `source` makes their ids, the same ones at a second try."""
     resolved = resolve_input.resolve_all(connection, tenant, given)

@@ -11,7 +11,7 @@ import msgspec
 
 from server.errors import InvalidRequest
 from server.hosted_tools.tool_specs import approved
-from server.protocol.ids import is_output_id, split_tag
+from server.protocol.ids import is_output_id, split_id_tag
 from server.protocol.responses.hosted_items import McpApprovalRequest
 from server.protocol.responses.items import Item
 from server.sealing.cipher import Seal
@@ -25,7 +25,7 @@ def tagged(seal: Seal, tenant: str, request: McpApprovalRequest) -> McpApprovalR
 
 def is_tagged(seal: Seal, tenant: str, request: McpApprovalRequest) -> bool:
     """Whether this server has made that request for this tenant, whoever brings it."""
-    place, tag = split_tag(request.id)
+    place, tag = split_id_tag(request.id)
     return bool(tag) and seal.is_tag(tag, "approval", tenant, *_parts(place, request))
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from server.protocol.completions.chat_messages import read_elements, read_message
 from server.protocol.errors import DecodeFailure
-from server.protocol.responses.input import Given
+from server.protocol.responses.input import InputItem
 from server.protocol.responses.items import CustomToolCall, FunctionCall
 
 PARAM = "previous_input_messages"
@@ -17,9 +17,9 @@ _FUNCTIONS = "functions."
 _LEFT_OUT = ("system", "developer")
 
 
-def read_previous(messages: Sequence[dict[str, Any]]) -> list[Given]:
+def read_previous(messages: Sequence[dict[str, Any]]) -> list[InputItem]:
     """The messages as items, in order. Raises DecodeFailure with the message's path."""
-    given: list[Given] = []
+    given: list[InputItem] = []
     unanswered: dict[str, list[str]] = {}
     for index, message in enumerate(messages):
         path = f"{PARAM}[{index}]"

@@ -4,7 +4,7 @@ import msgspec
 
 from server.errors import NotFound
 from server.input_resolution.resolve_input import read_given
-from server.protocol.responses.input import Given
+from server.protocol.responses.input import InputItem
 from server.protocol.responses.items import Item
 from server.protocol.responses.prompt_templates import Template, fill, read_template
 from server.protocol.responses.request import CreateResponse, PromptReference
@@ -17,7 +17,7 @@ MOST_DIGITS = 9
 
 def read_request(
     database: Database, tenant: str, request: CreateResponse
-) -> tuple[CreateResponse, list[Given]]:
+) -> tuple[CreateResponse, list[InputItem]]:
     """What `context.read_given` gives, with what the stored prompt says put before it."""
     if request.prompt is None:
         return read_given(request)

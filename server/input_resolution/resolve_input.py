@@ -17,12 +17,12 @@ from server.protocol.responses.hosted_items import McpApprovalRequest, McpApprov
 from server.protocol.responses.input import (
     AdditionalTools,
     CompactionTrigger,
-    Given,
+    InputItem,
     ItemReference,
     read_input,
 )
 from server.protocol.responses.items import (
-    PREFIXES,
+    ID_PREFIXES,
     CustomToolCall,
     CustomToolCallOutput,
     FunctionCall,
@@ -31,8 +31,8 @@ from server.protocol.responses.items import (
     decode_item,
 )
 from server.protocol.responses.request import ContextManagement, CreateResponse
-from server.protocol.responses.states import ENDED
-from server.protocol.responses.tools import as_given
+from server.protocol.responses.states import TERMINAL_STATUSES
+from server.protocol.responses.tools import declaration
 from server.sealing.cipher import Seal
 from server.sealing.unseal_items import unseal_items
 from server.store.content import conversations, responses
@@ -73,7 +73,7 @@ def resolve_input(
     connection: Connection,
     tenant: str,
     request: CreateResponse,
-    given: Sequence[Given],
+    given: Sequence[InputItem],
     response: UUID,
     seal: Seal,
     held: Sequence[Item] | None = None,
@@ -98,7 +98,7 @@ def resolve_input(
     return ResolvedInput(previous, before, new, standing)
 
 
-def read_given(request: CreateResponse) -> tuple[CreateResponse, list[Given]]:
+def read_given(request: CreateResponse) -> tuple[CreateResponse, list[InputItem]]:
     """The request's input, and the request with the tools and wishes that came in it. Raises DecodeFailure.
 
     Pure.
@@ -113,12 +113,12 @@ def read_given(request: CreateResponse) -> tuple[CreateResponse, list[Given]]:
         request = _triggered(request, given)
     more = [tool for item in given if isinstance(item, AdditionalTools) for tool in item.tools]
     if more:
-        tools = [*(request.tools or []), *map(as_given, more)]
+        tools = [*(request.tools or []), *map(declaration, more)]
         request = msgspec.structs.replace(request, tools=tools)
     return request, given
 
 
-def _triggered(request: CreateResponse, given: Sequence[Given]) -> CreateResponse:
+def _triggered(request: CreateResponse, given: Sequence[InputItem]) -> CreateResponse:
     """The wish is noted where it is stored with the request: a trigger is no item."""
     if given.count(CompactionTrigger()) > 1:
         raise DecodeFailure("Only one compaction_trigger may be given.", "input", "invalid_value")
@@ -139,13 +139,18 @@ def _input(request: CreateResponse) -> str | list[dict[str, Any]]:
     return []
 
 
-def with_own_id(item: Item, response: UUID, side: ids.Side, index: int) -> Item:
+def with_own_id(item: Item, response: UUID, side: ids.ItemSource, index: int) -> Item:
     """The item as one of this response, or of what else it came with, with the id that its place gives it."""
-    return msgspec.structs.replace(item, id=ids.item_id(PREFIXES[type(item)], response, side, index))
+    return msgspec.structs.replace(item, id=ids.item_id(ID_PREFIXES[type(item)], response, side, index))
 
 
 def with_own_ids(
-    given: Sequence[Given], resolved: Sequence[Item], source: UUID, side: ids.Side, seal: Seal, tenant: str
+    given: Sequence[InputItem],
+    resolved: Sequence[Item],
+    source: UUID,
+    side: ids.ItemSource,
+    seal: Seal,
+    tenant: str,
 ) -> list[Item]:
     """The items with ids of their own, by which those that refer to others of them do so.
 
@@ -159,7 +164,7 @@ def with_own_ids(
     return _renamed(resolved, new)
 
 
-def _answer_path(given: Sequence[Given]) -> str:
+def _answer_path(given: Sequence[InputItem]) -> str:
     """The place of the input's last answer to a request for approval."""
     places = [index for index, item in enumerate(given) if isinstance(item, McpApprovalResponse)]
     return f"input[{places[-1]}]" if places else "input"
@@ -229,7 +234,7 @@ def _conversation(
 
 
 def resolve_all(
-    connection: Connection, tenant: str, given: Sequence[Given], reserve: Reserve = unbounded
+    connection: Connection, tenant: str, given: Sequence[InputItem], reserve: Reserve = unbounded
 ) -> list[Item]:
     """The items that are meant. Raises NotFound, or InvalidRequest if references name too many bytes."""
     resolved: list[Item] = []
@@ -309,7 +314,7 @@ def _previous(
     stored = responses.get(connection, tenant, found) if found else None
     if found is None or stored is None:
         raise unknown_previous(given)
-    if stored.status not in ENDED:
+    if stored.status not in TERMINAL_STATUSES:
         raise InvalidRequest(
             f"The response '{given}' is still {stored.status}; wait for its end before going on from it.",
             param="previous_response_id",

@@ -110,7 +110,7 @@ def _size(tool: Tool) -> int:
 
 
 def _may_be_called(conversation: Conversation, tool: Tool) -> bool:
-    choice = conversation.choice
+    choice = conversation.tool_choice
     return choice.mode != "none" and (
         choice.allowed is None or not choice_names(tool).isdisjoint(choice.allowed)
     )

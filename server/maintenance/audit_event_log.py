@@ -16,7 +16,7 @@ from server.generation.token_dump import NOT_STORED
 from server.protocol.earlier_releases import with_logprobs
 from server.protocol.ids import response_id
 from server.protocol.responses.events import TERMINAL, Event, render
-from server.protocol.responses.states import ENDED
+from server.protocol.responses.states import TERMINAL_STATUSES
 from server.store.audit.stored_responses import AuditedResponse
 from server.store.content.responses import OUTPUT
 from server.store.log.events import CODEC_ROWS, LogRow, unfold, unpack
@@ -72,13 +72,13 @@ def check_log(response: AuditedResponse, now: datetime) -> Iterator[Finding]:
 
 def _check_place(response: AuditedResponse) -> Iterator[Finding]:
     status = response.stored.status
-    if status not in ENDED and response.folded is not None:
+    if status not in TERMINAL_STATUSES and response.folded is not None:
         yield "I2", f"it is {status}, but its events are folded as if it had ended."
-    if status in ENDED and response.hot:
+    if status in TERMINAL_STATUSES and response.hot:
         yield "I2", f"it is {status}, but {len(response.hot)} rows of its running log are left."
-    if status in ENDED and response.folded is None and response.standing.deleted_at is None:
+    if status in TERMINAL_STATUSES and response.folded is None and response.standing.deleted_at is None:
         yield "I2", f"it is {status}, but its events are not there."
-    if status not in ENDED and response.folded is None and not response.hot:
+    if status not in TERMINAL_STATUSES and response.folded is None and not response.hot:
         yield "I2", f"it is {status}, but it has no event."
     attempts = [row.attempt for row in response.hot]
     if any(after < before for before, after in pairwise(attempts)):
@@ -154,7 +154,7 @@ def _check_ends(response: AuditedResponse, told: Sequence[Told]) -> Iterator[Fin
     if told[0]["type"] != "response.created" or told[0]["response"]["id"] != response_id(stored.id):
         yield "I3", "its first event is not its response.created."
     terminal = [number for number, event in enumerate(told) if event["type"] in TERMINAL]
-    if stored.status not in ENDED:
+    if stored.status not in TERMINAL_STATUSES:
         if terminal:
             yield "I3", f"it is {stored.status}, but event {terminal[0]} ends it."
         return
@@ -209,7 +209,7 @@ def _check_words(response: AuditedResponse, told: Sequence[Told]) -> Iterator[Fi
             for sentence in _take(items, event):
                 yield "I6", sentence
                 return
-    if response.stored.status not in ENDED:
+    if response.stored.status not in TERMINAL_STATUSES:
         return
     payloads = [with_logprobs(item.payload) for item in response.items if item.side == OUTPUT]
     stored = [msgspec.json.decode(payload) for payload in payloads]

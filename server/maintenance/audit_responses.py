@@ -15,7 +15,7 @@ from server.maintenance.audit_event_log import SLACK, Finding, check_log
 from server.protocol import ids
 from server.protocol.responses.items import Message, decode_item
 from server.protocol.responses.response import Echo
-from server.protocol.responses.states import ENDED
+from server.protocol.responses.states import TERMINAL_STATUSES
 from server.protocol.typed import decode_as
 from server.store.audit.orphans import KeyTrouble, Orphan
 from server.store.audit.stored_responses import AuditedItem, AuditedResponse, Moment
@@ -104,7 +104,7 @@ def check_keys(shared: Iterable[KeyTrouble], lost: Iterable[KeyTrouble]) -> list
 
 
 def is_unfinished(response: AuditedResponse) -> bool:
-    return response.stored.status not in ENDED
+    return response.stored.status not in TERMINAL_STATUSES
 
 
 def _check_end(response: AuditedResponse, moment: Moment, limits: Limits) -> Iterator[Finding]:
@@ -200,7 +200,7 @@ def _check_items(response: AuditedResponse) -> Iterator[Finding]:
 
 def _check_item(response: UUID, item: AuditedItem, name: str) -> Iterator[Finding]:
     prefix = item.id.partition("_")[0]
-    if ids.split_tag(item.id)[0] != ids.item_id(
+    if ids.split_id_tag(item.id)[0] != ids.item_id(
         prefix, response, "i" if item.side == INPUT else "o", item.idx
     ):
         yield "I9", f"its {name} has the id of another place, {item.id}."

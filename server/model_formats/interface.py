@@ -1,4 +1,4 @@
-"""What every dialect gives: a prompt written from a conversation, and a parser that reads tokens as deltas.
+"""The interface of a model format: it writes a conversation as a prompt and parses output tokens into deltas.
 
 Pure: no thread, no clock, no I/O after construction. Tokens come from the engine, deltas go to the emitter.
 """
@@ -15,53 +15,53 @@ from server.protocol.responses.request import Effort
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tool:
-    """Something that the model may call, whoever carries the call out."""
+    """A tool that the model may call, executed by the client or by the server."""
 
     name: str
     description: str | None = None
     kind: Literal["function", "custom"] = "function"
-    """A function takes a JSON object, a custom tool free text."""
+    """The arguments of a function are a JSON object, those of a custom tool free text."""
     parameters: Mapping[str, Any] | None = None
-    """A function's JSON schema; None takes any object."""
+    """A function's JSON schema; None allows any object."""
     strict: bool = False
-    """The arguments must follow the schema, which is then enforced while they are generated."""
+    """Whether the output grammar enforces the schema."""
     syntax: Literal["text", "lark", "regex"] = "text"
-    """Of a custom tool's input; `definition` is the grammar in it."""
+    """Syntax of a custom tool's grammar `definition`; `text` for none."""
     definition: str = ""
     namespace: str | None = None
-    """The group that the tool was given in; two groups may have tools of one name."""
+    """The request's namespace of the tool; names are unique within a namespace."""
     builtin: bool = False
-    """One that some models were trained on, who are not told of it as of the others."""
-    served: bool = False
-    """The server itself makes its calls; `namespace` is the label of the MCP server that has it."""
+    """A tool that gpt-oss was trained on, described in its system message."""
+    hosted: bool = False
+    """A tool that the server executes; `namespace` is its MCP server's label."""
     prefixed: bool = True
-    """A chat template writes its name with the namespace before it; see `toolbox.without_labels`."""
+    """Whether `prompt_name` has the namespace as a prefix; see `tool_names.without_labels`."""
 
     @property
-    def spoken(self) -> str:
-        """The name by which models with a chat template know it."""
-        return spoken_name(self.name, self.namespace if self.prefixed else None)
+    def prompt_name(self) -> str:
+        """The tool's name in a chat template's prompt."""
+        return qualified_name(self.name, self.namespace if self.prefixed else None)
 
 
-def spoken_name(name: str, namespace: str | None) -> str:
-    """A tool's name with that of its namespace before it."""
+def qualified_name(name: str, namespace: str | None) -> str:
+    """The tool's name, prefixed with its namespace if it has one."""
     return f"{namespace}__{name}" if namespace else name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolChoice:
-    """Whether the model must, may or must not call, and what."""
+    """A request's `tool_choice` and `parallel_tool_calls`."""
 
     mode: Literal["none", "auto", "required"] = "auto"
     allowed: tuple[str, ...] | None = None
-    """The only tools that may be called, by name; None allows all. The prompt shows all of them anyway."""
+    """Names of the only tools that may be called; None allows all. The prompt lists all tools in any case."""
     parallel: bool = True
-    """More than one call may come in one turn."""
+    """Whether one turn may contain several calls."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputFormat:
-    """What the final answer must be."""
+    """The format of the final answer, `text.format` of a request."""
 
     kind: Literal["text", "json_object", "json_schema"] = "text"
     schema: Mapping[str, Any] | None = None
@@ -72,52 +72,51 @@ class OutputFormat:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversation:
-    """Everything that a prompt is written from."""
+    """The input of `ModelFormat.write`."""
 
     items: Sequence[Item]
     instructions: str | None = None
     tools: Sequence[Tool] = ()
-    choice: ToolChoice = ToolChoice()
+    tool_choice: ToolChoice = ToolChoice()
     format: OutputFormat = OutputFormat()
-    effort: Effort | None = None
+    reasoning_effort: Effort | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
-    variables: Mapping[str, Any] = field(default_factory=dict)
-    """More for the chat template, from the names that callers may set."""
-    template: str | None = None
-    """The chat template that writes it, in place of the model's own."""
+    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    """Extra variables of the chat template, from `chat_template_format.CHAT_TEMPLATE_KWARGS`."""
+    chat_template: str | None = None
+    """A Jinja chat template that replaces the model's own."""
     documents: Sequence[Mapping[str, Any]] = ()
-    continues: bool = False
-    """The last item is an assistant's message that the model goes on with, in place of a new turn."""
-    moment: datetime | None = None
-    """When the answer was asked for; a prompt may tell the date, and must be the same when written again.
-    Without one it is the present."""
-    generates: bool = True
-    """The prompt ends where the model's turn begins; without, after the last item."""
-    adds_special_tokens: bool = False
-    """The tokenizer puts around the prompt what it puts around texts, beside what the template writes."""
-    limit: int | None = None
-    """Tokens that there is room for. A longer prompt may be refused before it is written whole."""
+    continue_final_message: bool = False
+    """The prompt ends within the last item, an assistant message, which the model continues."""
+    created_at: datetime | None = None
+    """The time for dates in the prompt, so that a rebuilt prompt has the same tokens; None for now."""
+    add_generation_prompt: bool = True
+    """Whether the prompt ends with the beginning of the assistant's turn, or after the last item."""
+    add_special_tokens: bool = False
+    """Whether the tokenizer's own special tokens (BOS, EOS) are added around the rendered template."""
+    max_tokens: int | None = None
+    """Maximum length of the prompt in tokens; a longer one may be refused before it is encoded completely."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """What the engine needs of a conversation, and what the parser must know to read the answer."""
+    """An encoded conversation: the engine's input and the output parser's parameters."""
 
     token_ids: tuple[int, ...]
     stop_ids: frozenset[int]
     opens_reasoning: bool = False
-    """The prompt itself has opened the model's reasoning; the first token belongs to it."""
+    """The prompt ends with the start of the reasoning, so the first output token is reasoning."""
     grammar: StructuredOutput | None = None
-    """What enforces the conversation's tool choice and format."""
+    """The grammar that enforces the tool choice and the output format."""
     tools: Sequence[Tool] = ()
-    """What may be called, so that a call is told from text that looks like one."""
+    """The callable tools, by which the parser distinguishes calls from text that looks like one."""
     must_call: bool = False
-    """Nothing but calls may come after the reasoning, so markup that the end cuts off is never text."""
+    """Only calls may follow the reasoning, so truncated call markup is not emitted as text."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReasoningMarks:
-    """The tokens around a model's reasoning."""
+    """The tokens before and after a model's reasoning."""
 
     start: tuple[int, ...]
     end: tuple[int, ...]
@@ -128,81 +127,81 @@ class TextDelta:
     """More of the answer."""
 
     text: str
-    tokens: tuple[int, ...] = field(default=(), compare=False)
-    """The places in the engine request's output, from 0, of the tokens that begin in this text, rising.
+    token_indices: tuple[int, ...] = field(default=(), compare=False)
+    """Ascending indices, from 0, into the engine request's output of the tokens that begin in this text.
 
-    So each token's probability is told with the text that it gave. A token is in one delta at most; those of
-    markup, of reasoning and of calls are in none. Neighbours are joined by joining both fields.
+    The emitter attaches their logprobs to this delta. A token is in at most one delta; tokens of markup,
+    reasoning and calls are in none. Merging adjacent deltas concatenates both fields.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class ReasoningDelta:
-    """More of the model's thinking."""
+    """More of the reasoning."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class MessageStart:
-    """A message begins, even if no text comes. Without one, the first text begins a message."""
+    """A message begins, possibly an empty one. Without this delta the first text begins a message."""
 
     phase: Literal["commentary", "final_answer"] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class CallStart:
-    """A call begins; whatever was open is over. The tool's name is known from here on."""
+    """A tool call begins; the item before it is complete."""
 
     name: str
     call_id: str | None = None
-    """The id that the model gave its call, where its format has one."""
+    """The call's id from the output, if the format has one."""
     kind: Literal["function", "custom"] = "function"
     namespace: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class CallDelta:
-    """More of the open call's arguments: JSON text of a function, the input of a custom tool."""
+    """More of the current call's arguments: JSON text of a function, the input of a custom tool."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class CallEnd:
-    """The open call is complete. A call that never gets one was cut off."""
+    """The current call is complete. A call without this delta was truncated."""
 
 
 Delta = TextDelta | ReasoningDelta | MessageStart | CallStart | CallDelta | CallEnd
 
 
-class Parser(Protocol):
-    """Reads one engine request's tokens. Never raises, whatever the model says.
+class OutputParser(Protocol):
+    """Parses the output tokens of one engine request. Raises nothing, whatever the output.
 
-    Any split of the same tokens gives the same deltas, once neighbours of a kind are joined.
+    Any split of the same tokens into `feed` calls returns the same deltas after `merge_deltas`.
     """
 
     reasoning_tokens: int
-    """How many of the tokens so far belonged to reasoning."""
+    """The number of reasoning tokens so far."""
 
     def feed(self, token_ids: Sequence[int]) -> list[Delta]:
-        """Deltas that have become certain; text that could still turn into markup is held back."""
+        """The deltas of these tokens; text that may be the beginning of markup stays buffered."""
 
     def close(self) -> list[Delta]:
-        """What was held back, once no token will come any more."""
+        """The deltas of the buffered text, after the last token."""
 
 
 class PromptError(Exception):
-    """The conversation cannot be written for this model; the sentence is for the caller."""
+    """The conversation cannot be written for this model; the message is sent to the client."""
 
     def __init__(self, message: str, param: str = "input") -> None:
         super().__init__(message)
         self.param = param
-        """The parameter of the request that is to blame."""
+        """The request parameter that causes the error."""
 
 
 class PromptTooLong(Exception):
-    """A text has more tokens than there is room for. How many was not counted."""
+    """A text has more than `limit` tokens; their exact number is not counted."""
 
     def __init__(self, limit: int) -> None:
         super().__init__(f"There is room for {limit} tokens.")
@@ -210,43 +209,45 @@ class PromptTooLong(Exception):
 
 
 class Messages(NamedTuple):
-    """What tokens say in a format that keeps messages apart."""
+    """Messages decoded from tokens, for vLLM's `input_messages` and `output_messages`."""
 
-    told: list[dict[str, Any]]
-    closed: int
-    """How many of them have ended; the last may be open."""
+    messages: list[dict[str, Any]]
+    complete: int
+    """The number of complete messages; the last one may be incomplete."""
 
 
 @runtime_checkable
-class KeepsMessagesApart(Protocol):
-    """A dialect whose tokens are messages to the model, too."""
+class MessageFormat(Protocol):
+    """A model format whose tokens decode to separate messages (harmony)."""
 
     def messages(self, token_ids: Sequence[int]) -> Messages:
-        """The messages in these tokens, which begin between two messages. Raises nothing."""
+        """The messages in these tokens, which begin at a message boundary. Raises nothing."""
 
 
 class ModelFormat(Protocol):
+    """A model family's chat template, tool-call parser and reasoning parser. Thread-safe."""
+
     @property
-    def longest_token(self) -> int | None:
-        """Characters of a prompt that one token stands for at most; None if there is no such number."""
+    def max_chars_per_token(self) -> int | None:
+        """Upper bound of the characters that one prompt token stands for; None if unbounded."""
 
     @property
     def reasoning_marks(self) -> ReasoningMarks | None:
-        """None where the model does not reason, or its reasoning ends with no token of its own."""
+        """None for models that do not reason or whose reasoning does not end with a single token."""
 
     def write(self, conversation: Conversation) -> Prompt:
-        """The conversation as a prompt that ends where the model's answer begins.
+        """The conversation as a prompt.
 
-        Raises PromptError when the model's template refuses the conversation, and PromptTooLong if the
-        conversation has a limit.
+        Raises PromptError if the model's template refuses the conversation, and PromptTooLong beyond its
+        `max_tokens`.
         """
 
     def encode(self, text: str, *, special: bool, limit: int | None = None) -> tuple[int, ...]:
-        """Text as it stands, the control tokens that are written in it included.
+        """The tokens of a text, in which control tokens may be spelled out.
 
-        `special` lets the tokenizer put before and after it what it puts around texts. Raises PromptError,
-        and PromptTooLong for what has more than `limit` tokens and was not counted to its end.
+        `special` adds the tokenizer's own special tokens (BOS, EOS). Raises PromptError, and PromptTooLong
+        beyond `limit` tokens.
         """
 
-    def parser(self, prompt: Prompt) -> Parser:
-        """A fresh parser for one engine request with that prompt."""
+    def parser(self, prompt: Prompt) -> OutputParser:
+        """A new parser for the output of one engine request with that prompt."""

@@ -1,7 +1,7 @@
-"""What a conversation's tool choice and format ask of the output, as one grammar.
+"""Builds the output grammar that enforces a conversation's tool choice and output format (chat templates).
 
-It allows nothing that the same format's parser would not read as meant: the reasoning first, where the
-model reasons; then an answer, calls, or either. Where nothing is asked there is no grammar.
+The grammar allows the reasoning first, if the model reasons, then an answer, tool calls, or either, and only
+text that the model format's own parser reads back as such. Without constraints there is no grammar.
 """
 
 import json
@@ -12,49 +12,55 @@ from typing import Literal
 
 from engine.request import StructuredOutput
 from server.model_formats.grammar.forced_calls import alternatives, forced_levels
-from server.model_formats.grammar.lark_rules import Lark
+from server.model_formats.grammar.lark_rules import GrammarBuilder
 from server.model_formats.grammar.unenforced_keywords import without_unenforced
 from server.model_formats.interface import OutputFormat, PromptError, ToolChoice
-from server.model_formats.reasoning import ReasoningForm
+from server.model_formats.reasoning import ReasoningFormat
 from server.model_formats.text_stream.special_tokens import Markup
-from server.model_formats.tool_calls.interface import CallFormat
-from server.model_formats.tool_names import Toolbox
+from server.model_formats.tool_calls.interface import ToolCallFormat
+from server.model_formats.tool_names import ToolIndex
 
-Thinking = Literal["no", "maybe", "open"]
-"""Whether reasoning may come first, or has been opened by the prompt."""
+ReasoningStart = Literal["no", "maybe", "open"]
+"""Whether the output may begin with reasoning (`maybe`) or the prompt has already started it (`open`)."""
 _SPACE = "/[ \\n]{0,4}/"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """All that a grammar is made from."""
+class OutputConstraints:
+    """The inputs of a grammar."""
 
-    tools: Toolbox
-    """Those that may be called; with the choice `none`, those that were shown."""
+    tools: ToolIndex
+    """The tools that may be called; with the choice `none`, all tools of the prompt."""
     choice: ToolChoice
     format: OutputFormat
-    thinking: Thinking
+    thinking: ReasoningStart
 
 
-def constrain(
-    markup: Markup, calls: CallFormat | None, form: ReasoningForm | None, asked: Asked
+def build_grammar(
+    markup: Markup,
+    calls: ToolCallFormat | None,
+    reasoning: ReasoningFormat | None,
+    constraints: OutputConstraints,
 ) -> StructuredOutput | None:
-    """Raises PromptError for what cannot be enforced."""
-    required = asked.choice.mode == "required"
-    if required and not asked.tools:
+    """The grammar, or None if nothing is constrained. Raises PromptError for what cannot be enforced.
+
+    Required calls get a chain of grammars, from the most to the least strict schema.
+    """
+    required = constraints.choice.mode == "required"
+    if required and not constraints.tools:
         raise PromptError("A call is required, but there are no tools.", "tool_choice")
     if not required:
-        return _grammar(markup, calls, form, asked)
-    return chained(
-        partial(_grammar, markup, calls, form, replace(asked, tools=Toolbox(tools)))
-        for tools in forced_levels(asked.tools.tools.values())
+        return _grammar(markup, calls, reasoning, constraints)
+    return chain_relaxed(
+        partial(_grammar, markup, calls, reasoning, replace(constraints, tools=ToolIndex(tools)))
+        for tools in forced_levels(constraints.tools.tools.values())
     )
 
 
-def chained(levels: Iterable[Callable[[], StructuredOutput | None]]) -> StructuredOutput | None:
-    """The first grammar, with the ones behind it for where it cannot be compiled.
+def chain_relaxed(levels: Iterable[Callable[[], StructuredOutput | None]]) -> StructuredOutput | None:
+    """The first grammar, linked by `relaxed` to the ones to use if it does not compile.
 
-    Raises the first PromptError where no level can be written.
+    Raises the first PromptError if no level can be written.
     """
     error: PromptError | None = None
     grammars: list[StructuredOutput | None] = []
@@ -73,32 +79,37 @@ def chained(levels: Iterable[Callable[[], StructuredOutput | None]]) -> Structur
 
 
 def _grammar(
-    markup: Markup, calls: CallFormat | None, form: ReasoningForm | None, asked: Asked
+    markup: Markup,
+    calls: ToolCallFormat | None,
+    reasoning: ReasoningFormat | None,
+    constraints: OutputConstraints,
 ) -> StructuredOutput | None:
-    lark = Lark(markup)
-    body = _body(lark, calls, asked, _forbidden_start(markup, form, asked))
+    lark = GrammarBuilder(markup)
+    body = _body(lark, calls, constraints, _forbidden_start(markup, reasoning, constraints))
     if body is None:
         return None
-    return lark.grammar(_with_reasoning(lark, form, asked.thinking, body))
+    return lark.grammar(_with_reasoning(lark, reasoning, constraints.thinking, body))
 
 
-def _body(lark: Lark, calls: CallFormat | None, asked: Asked, forbidden: str) -> str | None:
-    """What comes after the reasoning; None for anything."""
-    answer = _answer(lark, asked.format)
-    if calls is None or not asked.tools:
+def _body(
+    lark: GrammarBuilder, calls: ToolCallFormat | None, constraints: OutputConstraints, forbidden: str
+) -> str | None:
+    """The expression for the output after the reasoning; None if anything is allowed."""
+    answer = _answer(lark, constraints.format)
+    if calls is None or not constraints.tools:
         return answer
-    match asked.choice.mode:
+    match constraints.choice.mode:
         case "required":
-            return _calls(lark, calls, asked, calls.lead)
+            return _calls(lark, calls, constraints, calls.prefix)
         case "none":
-            banned = [] if calls.heads else list(calls.openers)
-            return answer or (lark.without([*banned]) if banned else None)
+            banned = [] if calls.bare_starts else list(calls.openers)
+            return answer or (lark.text_without([*banned]) if banned else None)
     if answer is not None:
-        return f"{answer} | {_calls(lark, calls, asked, calls.lead)}"
-    return _free(lark, calls, asked, forbidden) if _is_bound(asked) else None
+        return f"{answer} | {_calls(lark, calls, constraints, calls.prefix)}"
+    return _text_or_calls(lark, calls, constraints, forbidden) if _restricts_calls(constraints) else None
 
 
-def _answer(lark: Lark, wanted: OutputFormat) -> str | None:
+def _answer(lark: GrammarBuilder, wanted: OutputFormat) -> str | None:
     match wanted.kind:
         case "json_schema":
             schema = wanted.schema if wanted.schema is not None else {"type": "object"}
@@ -108,60 +119,65 @@ def _answer(lark: Lark, wanted: OutputFormat) -> str | None:
     return None
 
 
-def _is_bound(asked: Asked) -> bool:
-    """Something is asked of calls that a model need not make."""
+def _restricts_calls(constraints: OutputConstraints) -> bool:
+    """Whether optional calls are constrained."""
     return (
-        not asked.choice.parallel
-        or asked.choice.allowed is not None
-        or any(tool.strict or tool.syntax != "text" for tool in asked.tools.tools.values())
+        not constraints.choice.parallel
+        or constraints.choice.allowed is not None
+        or any(tool.strict or tool.syntax != "text" for tool in constraints.tools.tools.values())
     )
 
 
-def _free(lark: Lark, calls: CallFormat, asked: Asked, forbidden: str) -> str:
-    """Any text, and calls after it."""
-    if calls.heads:
-        start = f"[^\\s{_in_class(calls.heads + forbidden)}]"
+def _text_or_calls(
+    lark: GrammarBuilder, calls: ToolCallFormat, constraints: OutputConstraints, forbidden: str
+) -> str:
+    """Free text, optionally followed by calls."""
+    if calls.bare_starts:
+        start = f"[^\\s{_in_class(calls.bare_starts + forbidden)}]"
         text = lark.rule("FREE", f"/[ \\n\\t]*{start}(.|\\n)*/")
-        return f"({text} | {_calls(lark, calls, asked, calls.lead)})?"
+        return f"({text} | {_calls(lark, calls, constraints, calls.prefix)})?"
     opener = calls.openers[0]
-    rest = _calls(lark, calls, asked, calls.lead.removeprefix(opener))
+    rest = _calls(lark, calls, constraints, calls.prefix.removeprefix(opener))
     if calls.markup.is_sign(opener):
-        return (
-            f"({lark.without(calls.openers)} | {lark.without(calls.openers)} {lark.literal(opener)} {rest})?"
-        )
+        text = lark.text_without(calls.openers)
+        return f"({text} | {text} {lark.literal(opener)} {rest})?"
     start = f"[^\\s{_in_class(forbidden)}]" if forbidden else ""
-    text = lark.rule("FREE", lark.plain(calls.openers, start))
-    before = lark.rule("BEFORE", lark.plain(calls.openers[1:], start, empty=True))
+    text = lark.rule("FREE", lark.text_body(calls.openers, start))
+    before = lark.rule("BEFORE", lark.text_body(calls.openers[1:], start, empty=True))
     head = lark.rule("head[lazy]", f"{before} {json.dumps(opener)}")
     return f"({text} | {head} {rest})?"
 
 
-def _calls(lark: Lark, calls: CallFormat, asked: Asked, lead: str) -> str:
-    """One call, or more of them where they may be parallel, from behind what of the lead is already there."""
+def _calls(lark: GrammarBuilder, calls: ToolCallFormat, constraints: OutputConstraints, lead: str) -> str:
+    """One call, or several if parallel calls are allowed; `lead` is the rest of the prefix to be written."""
     own = [
-        calls.own(lark, name, one)
-        for name, tool in asked.tools.tools.items()
-        for one in (alternatives(tool) if calls.spreads else [tool])
+        calls.call_grammar(lark, name, one)
+        for name, tool in constraints.tools.tools.items()
+        for one in (alternatives(tool) if calls.per_property else [tool])
     ]
     one = lark.rule("call", " | ".join(own))
-    more = f" ({lark.literal(calls.again)} {one})*" if asked.choice.parallel else ""
-    return f"({lark.literal(lead)} {one}{more} {lark.literal(calls.tail)})"
+    more = f" ({lark.literal(calls.separator)} {one})*" if constraints.choice.parallel else ""
+    return f"({lark.literal(lead)} {one}{more} {lark.literal(calls.suffix)})"
 
 
-def _forbidden_start(markup: Markup, form: ReasoningForm | None, asked: Asked) -> str:
-    """What an answer of any text must not begin with, or it could be taken for reasoning."""
-    if form is None or asked.thinking != "maybe":
+def _forbidden_start(
+    markup: Markup, reasoning: ReasoningFormat | None, constraints: OutputConstraints
+) -> str:
+    """Characters that free text must not begin with, because it would be parsed as reasoning."""
+    if reasoning is None or constraints.thinking != "maybe":
         return ""
-    return "".join({opening[0] for opening in form.opens if not markup.is_sign(opening)})
+    return "".join({opening[0] for opening in reasoning.start_tags if not markup.is_sign(opening)})
 
 
-def _with_reasoning(lark: Lark, form: ReasoningForm | None, thinking: Thinking, body: str) -> str:
-    if form is None or thinking == "no":
+def _with_reasoning(
+    lark: GrammarBuilder, reasoning: ReasoningFormat | None, thinking: ReasoningStart, body: str
+) -> str:
+    if reasoning is None or thinking == "no":
         return body
-    thought = lark.until(form.closes[0])
+    thought = lark.until(reasoning.end_tags[0])
     if thinking == "open":
         return f"{thought} {_SPACE} ({body})"
-    return f"({lark.literal(form.opens[0])} {thought} {_SPACE})? ({body})"
+    return f"({lark.literal(reasoning.start_tags[0])} {thought} {_SPACE})? ({body})"
 
 
 def _in_class(characters: str) -> str:

@@ -1,4 +1,4 @@
-"""Text that no dialect has a part in: what a model says to a prompt that was given as it is. Pure."""
+"""Output parser of /v1/completions: plain text without reasoning, tool calls or markup. Pure."""
 
 import codecs
 from collections.abc import Sequence
@@ -8,8 +8,9 @@ from server.model_formats.interface import Delta, TextDelta
 
 
 class PlainParser:
-    """See `base.Parser`. Control tokens have no text unless they are shown; half characters wait for their
-    rest.
+    """An `interface.OutputParser`. Special tokens have no text unless `shows_special`.
+
+    An incomplete UTF-8 character is buffered until its remaining bytes arrive.
     """
 
     def __init__(
@@ -20,24 +21,24 @@ class PlainParser:
         self._silent = stop_ids if shows_special else vocabulary.special | stop_ids
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._count = 0
-        self._untold: list[int] = []
-        """The places of tokens whose text is not whole."""
+        self._pending: list[int] = []
+        """Indices of the tokens whose bytes are an incomplete character."""
 
     def feed(self, token_ids: Sequence[int]) -> list[Delta]:
-        told: list[str] = []
-        places: list[int] = []
+        texts: list[str] = []
+        indices: list[int] = []
         for token in token_ids:
             self._count += 1
             if token in self._silent:
                 continue
-            self._untold.append(self._count - 1)
+            self._pending.append(self._count - 1)
             if text := self._decoder.decode(self._tokens[token]):
-                told.append(text)
-                places += self._untold
-                self._untold.clear()
-        return [TextDelta("".join(told), tuple(places))] if told else []
+                texts.append(text)
+                indices += self._pending
+                self._pending.clear()
+        return [TextDelta("".join(texts), tuple(indices))] if texts else []
 
     def close(self) -> list[Delta]:
         rest = self._decoder.decode(b"", final=True)
-        places, self._untold = tuple(self._untold), []
-        return [TextDelta(rest, places)] if rest else []
+        indices, self._pending = tuple(self._pending), []
+        return [TextDelta(rest, indices)] if rest else []

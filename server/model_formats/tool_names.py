@@ -1,4 +1,4 @@
-"""The tools of one conversation under the names that a model knows them by, and their arguments' schemas."""
+"""Tools of one conversation: lookup by the name that the model uses, and their arguments' JSON schemas."""
 
 import re
 from collections import Counter
@@ -6,89 +6,89 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from server.model_formats.interface import PromptError, Tool, spoken_name
+from server.model_formats.interface import PromptError, Tool, qualified_name
 
 ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 SEPARATORS = ("__", "-", ".")
-"""What clients and models write between a namespace, plugin or server label and a tool's name."""
+"""Separators that clients and models put between a namespace, plugin or server label and a tool's name."""
 _UNKNOWN_NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
-"""A name that a tool of a request may have, and so may be sent back with a call."""
+"""Names that a request allows for tools, and which a response may therefore contain."""
 
 
 def without_labels(tools: Sequence[Tool]) -> list[Tool]:
-    """The tools, those of MCP servers without the label before their names where no two names collide.
+    """The tools, with MCP tools' labels removed from their prompt names unless two names would collide.
 
-    Models leave such labels out. One whose `prefixed` is set already keeps its label.
+    Models tend to omit such labels. A tool that is `prefixed` already keeps its label.
     """
-    names = Counter(name for tool in tools for name in {tool.name, spoken_name(tool.name, tool.namespace)})
+    names = Counter(name for tool in tools for name in {tool.name, qualified_name(tool.name, tool.namespace)})
     return [
-        replace(tool, prefixed=tool.prefixed or names[tool.name] > 1) if tool.served else tool
+        replace(tool, prefixed=tool.prefixed or names[tool.name] > 1) if tool.hosted else tool
         for tool in tools
     ]
 
 
 def choice_names(tool: Tool) -> frozenset[str]:
-    """The names by which a request's `tool_choice` means the tool: an MCP server's only with the label."""
-    own = spoken_name(tool.name, tool.namespace)
-    return frozenset({own} if tool.served else {own, tool.name})
+    """The names of the tool in a request's `tool_choice`; an MCP tool's name needs the label."""
+    own = qualified_name(tool.name, tool.namespace)
+    return frozenset({own} if tool.hosted else {own, tool.name})
 
 
 def find_tool(name: str, tools: Iterable[Tool]) -> Tool | None:
-    """The only tool that a model can mean by a name that is no tool's own; None if there is not exactly one.
+    """The only tool that matches an inexact name; None if none or several match.
 
-    Models leave prefixes out (`get_weather` for `W-get_weather`), and write a label before the name of a
-    tool that has one, in one way or another (`city.get_weather`).
+    Models omit prefixes (`get_weather` for `W-get_weather`), or add a tool's label with another separator
+    (`city.get_weather`).
     """
-    meant = [tool for tool in tools if name and _is_meant(name, tool)]
-    return meant[0] if len(meant) == 1 else None
+    matches = [tool for tool in tools if name and _matches(name, tool)]
+    return matches[0] if len(matches) == 1 else None
 
 
-def _is_meant(name: str, tool: Tool) -> bool:
+def _matches(name: str, tool: Tool) -> bool:
     if tool.namespace and any(name == f"{tool.namespace}{between}{tool.name}" for between in SEPARATORS):
         return True
-    return name == tool.name or tool.spoken.endswith(tuple(between + name for between in SEPARATORS))
+    return name == tool.name or tool.prompt_name.endswith(tuple(between + name for between in SEPARATORS))
 
 
-class Toolbox:
-    """Tools by their spoken names."""
+class ToolIndex:
+    """Tools by their prompt names."""
 
-    def __init__(self, tools: Iterable[Tool], *, takes_unknown: bool = False) -> None:
-        """With `takes_unknown`, `resolve` takes any name. Raises PromptError for two tools of one name."""
-        self.takes_unknown = takes_unknown
+    def __init__(self, tools: Iterable[Tool], *, accepts_unknown: bool = False) -> None:
+        """With `accepts_unknown`, `resolve` accepts any name. Raises PromptError for duplicate names."""
+        self.accepts_unknown = accepts_unknown
         self.tools: dict[str, Tool] = {}
         for tool in tools:
-            if tool.spoken in self.tools:
-                raise PromptError(f"There are two tools called {tool.spoken!r}.", "tools")
-            self.tools[tool.spoken] = tool
+            if tool.prompt_name in self.tools:
+                raise PromptError(f"There are two tools called {tool.prompt_name!r}.", "tools")
+            self.tools[tool.prompt_name] = tool
 
     def __bool__(self) -> bool:
         return bool(self.tools)
 
     def find(self, name: str) -> Tool | None:
-        """The tool of that name, or else the only one that a model can mean by it."""
+        """The tool of that name, or the only one that matches it inexactly."""
         return self.tools.get(name) or find_tool(name, self.tools.values())
 
     def resolve(self, name: str) -> Tool | None:
-        """The same; for a name of none a function without parameters, where unknown names are taken."""
+        """As `find`; with `accepts_unknown`, an unknown name returns a function without parameters."""
         known = self.find(name)
-        if known is None and self.takes_unknown and _UNKNOWN_NAME.fullmatch(name):
+        if known is None and self.accepts_unknown and _UNKNOWN_NAME.fullmatch(name):
             return Tool(name=name)
         return known
 
-    def only(self, allowed: Sequence[str] | None) -> "Toolbox":
-        """Those that a choice names. Raises PromptError for a name of none."""
+    def only(self, allowed: Sequence[str] | None) -> "ToolIndex":
+        """The tools that a tool choice allows. Raises PromptError for an unknown name."""
         if allowed is None:
             return self
-        wanted = set(allowed)
-        kept = [tool for tool in self.tools.values() if choice_names(tool) & wanted]
-        known = {name for tool in kept for name in choice_names(tool)}
-        if unknown := sorted(wanted - known):
+        names = set(allowed)
+        tools = [tool for tool in self.tools.values() if choice_names(tool) & names]
+        known = {name for tool in tools for name in choice_names(tool)}
+        if unknown := sorted(names - known):
             raise PromptError(f"There is no tool called {unknown[0]!r}.", "tool_choice")
-        return Toolbox(kept)
+        return ToolIndex(tools)
 
 
-def as_function(name: str, tool: Tool) -> dict[str, Any]:
-    """The tool as chat templates are given functions, in the shape that transformers makes."""
+def function_schema(name: str, tool: Tool) -> dict[str, Any]:
+    """The tool as a function in transformers' `tools` format for chat templates."""
     description = tool.description or ""
     if tool.kind == "custom":
         if tool.syntax != "text":
@@ -101,7 +101,7 @@ def as_function(name: str, tool: Tool) -> dict[str, Any]:
 
 
 def custom_parameters(**more: Any) -> dict[str, Any]:
-    """A custom tool's arguments: one string."""
+    """The schema of a custom tool's arguments: an object with the string `input`."""
     return {
         "type": "object",
         "properties": {"input": {"type": "string", **more}},
@@ -111,19 +111,19 @@ def custom_parameters(**more: Any) -> dict[str, Any]:
 
 
 def schema_of(tool: Tool) -> Mapping[str, Any]:
-    """What a function's arguments must follow, or are said to follow."""
+    """The declared schema of a tool's arguments."""
     if tool.kind == "custom":
         return custom_parameters()
     return tool.parameters or ANY_OBJECT
 
 
 def enforced_schema(tool: Tool) -> Mapping[str, Any]:
-    """What the arguments are held to: the schema of a strict function, of another any object."""
+    """The schema that the output grammar enforces: of a function that is not strict, any object."""
     return schema_of(tool) if tool.strict or tool.kind == "custom" else ANY_OBJECT
 
 
 def properties_of(schema: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """The named properties, each with the definitions that it may refer to."""
+    """The named properties' schemas, each with the definitions that it may reference."""
     properties = schema.get("properties")
     if not isinstance(properties, Mapping):
         return {}
@@ -133,45 +133,44 @@ def properties_of(schema: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     }
 
 
-def takes_others(schema: Mapping[str, Any]) -> bool:
-    """Whether an object is a free one, or says more than `properties` does of what else may be in it."""
-    others = schema.get("additionalProperties")
-    return others is not False and (
-        "properties" not in schema or others is True or isinstance(others, Mapping)
+def allows_additional(schema: Mapping[str, Any]) -> bool:
+    """Whether an object has no `properties`, or has `additionalProperties` explicitly."""
+    additional = schema.get("additionalProperties")
+    return additional is not False and (
+        "properties" not in schema or additional is True or isinstance(additional, Mapping)
     )
 
 
 def additional_of(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What any other property must be, with the definitions that it may refer to."""
-    others = schema.get("additionalProperties")
-    return {**definitions_of(schema), **others} if isinstance(others, Mapping) else {}
+    """The schema of additional properties, with the definitions that it may reference."""
+    additional = schema.get("additionalProperties")
+    return {**definitions_of(schema), **additional} if isinstance(additional, Mapping) else {}
 
 
 def repeated(schema: Mapping[str, Any], *, after_first: bool = False) -> str:
-    """How often a free object's properties may come, as a Lark grammar says it; those `after_first`."""
+    """The Lark repetition for an object's `minProperties`; with `after_first`, for the rest of them."""
     least = schema.get("minProperties")
-    count = least if isinstance(least, int) and 0 < least <= _MOST_REPEATED else 0
+    count = least if isinstance(least, int) and 0 < least <= _MAX_REPEATED else 0
     return f"{{{max(count - after_first, 0)},}}"
 
 
-_MOST_REPEATED = 16
+_MAX_REPEATED = 16
 
 
 def required_of(schema: Mapping[str, Any]) -> frozenset[str]:
-    wanted = schema.get("required")
-    return frozenset(name for name in _list(wanted) if isinstance(name, str)) if wanted else frozenset()
+    return frozenset(name for name in _list(schema.get("required")) if isinstance(name, str))
 
 
 def definition_of(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The schema that this one refers to, if it does; an empty one where that leads nowhere."""
+    """The target of the schema's `$ref`, or the schema itself; empty for a dangling reference."""
     for _ in range(8):
         reference = schema.get("$ref")
         if not isinstance(reference, str):
             return schema
-        found: Any = schema
+        target: Any = schema
         for part in reference.removeprefix("#").strip("/").split("/"):
-            found = found.get(part) if isinstance(found, Mapping) else None
-        schema = {**definitions_of(schema), **found} if isinstance(found, Mapping) else {}
+            target = target.get(part) if isinstance(target, Mapping) else None
+        schema = {**definitions_of(schema), **target} if isinstance(target, Mapping) else {}
     return {}
 
 
@@ -179,7 +178,7 @@ ALL_TYPES = frozenset({"array", "boolean", "integer", "null", "number", "object"
 
 
 def types_of(schema: Mapping[str, Any]) -> frozenset[str]:
-    """The JSON types that a schema leaves; none if it does not say. A number may be an integer."""
+    """The JSON types that a schema allows, empty for all; `number` includes integers."""
     types = _types_left(schema, 0)
     if types == ALL_TYPES:
         return frozenset()
@@ -205,12 +204,12 @@ def _types_left(schema: Any, depth: int) -> frozenset[str]:
 
 
 def definitions_of(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """What references within the schema may lead to."""
+    """The schema's `$defs` and `definitions`."""
     return {key: schema[key] for key in ("$defs", "definitions") if key in schema}
 
 
 def _list(value: object) -> list[Any]:
-    """A schema's keyword as a list, whatever a caller wrote there."""
+    """A schema keyword's value as a list; empty if it is neither a list nor a string."""
     if isinstance(value, list | tuple):
         return list(value)
     return [value] if isinstance(value, str) else []

@@ -1,4 +1,4 @@
-"""The model that a server serves: its folder, its name, its engine and its dialect."""
+"""The model that a server serves: its folder, name, engine and model format."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +9,7 @@ from server.configuration.settings import Config, tiktoken_folders
 from server.configuration.shipped_files import model_folder
 from server.errors import ConfigError
 from server.model_formats.harmony.vocabulary import VocabularyPlaces
-from server.model_formats.select_format import pick
+from server.model_formats.select_format import load_model_format
 from server.process.open_database import data_dir
 from server.prompting.loaded_model import LoadedModel
 
@@ -24,7 +24,7 @@ def load_model(
     else:
         engine = _real(config, folder, deliver, say, on_dead)
     try:
-        dialect = pick(
+        model_format = load_model_format(
             folder, engine.capabilities.stop_ids, _vocabulary_places(config), tool_parser=config.tool_parser
         )
     except (OSError, ValueError) as error:
@@ -34,7 +34,7 @@ def load_model(
     return LoadedModel(
         name=model_name(config),
         engine=engine,
-        dialect=dialect,
+        model_format=model_format,
         vocabulary=vocabulary,
         most_calls=config.max_hosted_calls,
         summarizes=config.reasoning_summary == "reasoning",

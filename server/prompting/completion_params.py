@@ -99,7 +99,9 @@ def shared(request: CompletionParameters, place: int, prompt_logprobs: int | Non
         "user": request.user,
         "echo": bool(request.echo),
         "return_token_ids": bool(request.return_token_ids),
-        "tells_tokens": bool(request.stream and (request.return_token_ids or tells_usage_so_far(request))),
+        "streams_token_ids": bool(
+            request.stream and (request.return_token_ids or tells_usage_so_far(request))
+        ),
         "prompt_logprobs": prompt_logprobs if tells_prompt else None,
         "beams": request.n or 1 if request.use_beam_search else None,
         "beam_rank": place,

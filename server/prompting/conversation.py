@@ -22,19 +22,20 @@ def make_conversation(
         items=items,
         instructions=request.instructions,
         tools=without_labels([tool for declared in given for tool in _tools(declared)]),
-        choice=ToolChoice(
+        tool_choice=ToolChoice(
             mode=choice.mode, allowed=choice.allowed, parallel=request.parallel_tool_calls is not False
         ),
         format=_format(request),
-        effort=request.reasoning.effort if request.reasoning else None,
+        reasoning_effort=request.reasoning.effort if request.reasoning else None,
         verbosity=text.verbosity if text else None,
-        template=request.chat_template,
-        variables=request.chat_template_kwargs or {},
+        chat_template=request.chat_template,
+        chat_template_kwargs=request.chat_template_kwargs or {},
         documents=request.documents or (),
-        moment=moment,
-        continues=bool(request.continue_final_message),
-        adds_special_tokens=isinstance(request, ChoiceRequest) and request.add_special_tokens,
-        generates=request.add_generation_prompt is not False and not request.continue_final_message,
+        created_at=moment,
+        continue_final_message=bool(request.continue_final_message),
+        add_special_tokens=isinstance(request, ChoiceRequest) and request.add_special_tokens,
+        add_generation_prompt=request.add_generation_prompt is not False
+        and not request.continue_final_message,
     )
 
 
@@ -50,7 +51,7 @@ def _tools(declared: wire.Tool, namespace: str | None = None) -> list[Tool]:
                     parameters=listed.input_schema,
                     namespace=label,
                     builtin=label in ("python", "browser"),
-                    served=True,
+                    hosted=True,
                     prefixed=not declared.plain_names,
                 )
                 for listed in declared.offered

@@ -11,7 +11,7 @@ from server.generation.token_dump import TokenDump
 from server.hosted_tools.tool_specs import hosted_tools_of
 from server.input_resolution.mcp_approvals import tagged
 from server.limits.long_prompts import LongPromptLimit
-from server.model_formats.interface import KeepsMessagesApart, ModelFormat, Parser, Prompt
+from server.model_formats.interface import MessageFormat, ModelFormat, OutputParser, Prompt
 from server.model_formats.plain_text import PlainParser
 from server.prompting.output_options import (
     SEALED_REASONING,
@@ -34,7 +34,7 @@ class LoadedModel:
 
     name: str
     engine: Engine
-    dialect: ModelFormat
+    model_format: ModelFormat
     vocabulary: Vocabulary | None = None
     """What its tokens spell; without it nobody is told of single tokens."""
     seal: Seal = field(default_factory=Seal.of_this_process)
@@ -71,7 +71,7 @@ class LoadedModel:
             vocabulary=self.vocabulary if wants_logprobs(request) else None,
             raw=self._raw_messages(request, prompt),
             tokens_of=prompt.token_ids
-            if isinstance(request, ChoiceRequest) and request.tells_tokens
+            if isinstance(request, ChoiceRequest) and request.streams_token_ids
             else None,
             seal=partial(self.seal.seal, "reasoning", tenant)
             if SEALED_REASONING in (request.include or ())
@@ -80,12 +80,12 @@ class LoadedModel:
             hosted=hosted_tools_of(request, items, partial(tagged, self.seal, tenant), self.most_calls),
         )
 
-    def _parser(self, request: CreateResponse, prompt: Prompt) -> Parser:
+    def _parser(self, request: CreateResponse, prompt: Prompt) -> OutputParser:
         if isinstance(request, PlainRequest) and self.vocabulary is not None:
             shows_special = request.skip_special_tokens is False
             ends = frozenset() if shows_special and request.ignore_eos else prompt.stop_ids
             return PlainParser(self.vocabulary, ends, shows_special=shows_special)
-        parser = self.dialect.parser(prompt)
+        parser = self.model_format.parser(prompt)
         # A chat completion is a view of a response that has its reasoning.
         hidden = request.include_reasoning is False and not isinstance(request, ChoiceRequest)
         return WithoutReasoning(parser) if hidden else parser
@@ -93,7 +93,7 @@ class LoadedModel:
     def _raw_messages(self, request: CreateResponse, prompt: Prompt) -> TokenDump | None:
         if not request.enable_response_messages or self.vocabulary is None:
             return None
-        apart = isinstance(self.dialect, KeepsMessagesApart) and not isinstance(request, ChoiceRequest)
-        read = self.dialect.messages if apart else None  # type: ignore[attr-defined]
+        apart = isinstance(self.model_format, MessageFormat) and not isinstance(request, ChoiceRequest)
+        read = self.model_format.messages if apart else None  # type: ignore[attr-defined]
         likelihood = prompt_logprobs(request) is not None
         return TokenDump(self.vocabulary, prompt.token_ids, tells_likelihood=likelihood, read=read)

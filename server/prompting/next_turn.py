@@ -11,7 +11,7 @@ from server.generation.output_decoding import DecodingSpec
 from server.hosted_tools.tool_specs import McpCredentials, call_limit
 from server.prompting.engine_request import prepare
 from server.prompting.loaded_model import LoadedModel
-from server.protocol.responses.hosted_items import ServedCall
+from server.protocol.responses.hosted_items import HostedCall
 from server.protocol.responses.items import Item, encode_item
 from server.protocol.responses.request import CreateResponse
 from server.protocol.responses.tools import McpTool, read_choice, read_tools
@@ -79,10 +79,10 @@ class TurnBuilder:
 
     def _choice(self, output: Sequence[Item]) -> str | dict[str, object] | None:
         most = call_limit(self.request, self.served.most_calls)
-        if most is not None and sum(isinstance(item, ServedCall) for item in output) >= most:
+        if most is not None and sum(isinstance(item, HostedCall) for item in output) >= most:
             return "none"
         given = self.request.tool_choice
-        if not any(isinstance(item, ServedCall) for item in output):
+        if not any(isinstance(item, HostedCall) for item in output):
             return given
         forced = read_choice(given, read_tools(self.request.tools)).mode == "required"
         if not forced:

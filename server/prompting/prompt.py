@@ -19,7 +19,7 @@ from server.prompting.loaded_model import LoadedModel
 from server.prompting.structured_outputs import structured_output_grammar
 from server.prompting.truncation import cut_tokens, write_within
 from server.protocol.completions.legacy import PlainRequest
-from server.protocol.ids import seconds_of
+from server.protocol.ids import unix_seconds
 from server.protocol.responses.items import Item
 from server.protocol.responses.request import CreateResponse
 from server.sealing.unseal_items import unseal_items
@@ -53,7 +53,7 @@ def write_prompt(
         limit = max(limit, COUNTED * context)
     try:
         with served.reading_turns.hold(tenant, characters_of(conversation)):
-            prompt = write_within(served.dialect, conversation, limit, truncates=truncates)
+            prompt = write_within(served.model_format, conversation, limit, truncates=truncates)
         most, side = request.truncate_prompt_tokens, request.truncation_side
         kept = cut_tokens(prompt.token_ids, most, side, context=context, asked=request.max_output_tokens)
         return replace(prompt, token_ids=kept)
@@ -65,4 +65,4 @@ def write_prompt(
 
 def moment_of(response: UUID) -> datetime:
     """When a response was asked for, to the second."""
-    return datetime.fromtimestamp(seconds_of(response), UTC)
+    return datetime.fromtimestamp(unix_seconds(response), UTC)

@@ -1,6 +1,6 @@
 """What a request asks of the engine's sampler, checked against the model that is served.
 
-Pure but for the dialect, which spells bad words and knows the marks of reasoning.
+Pure but for the model_format, which spells bad words and knows the marks of reasoning.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ UNLIMITED = -1
 
 
 def make_sampling(
-    model: ModelInfo, dialect: ModelFormat, request: CreateResponse, echo: Echo, seed: int
+    model: ModelInfo, model_format: ModelFormat, request: CreateResponse, echo: Echo, seed: int
 ) -> SamplingParams:
     """Raises InvalidRequest for tokens that the model does not have."""
     return SamplingParams(
@@ -36,7 +36,7 @@ def make_sampling(
         frequency_penalty=echo.frequency_penalty,
         logit_bias=_biases(request.logit_bias or {}),
         allowed_token_ids=tuple(sorted(set(token_ids(request, "allowed_token_ids", model)))),
-        bad_words=_bad_words(request.bad_words or (), dialect),
+        bad_words=_bad_words(request.bad_words or (), model_format),
     )
 
 
@@ -57,13 +57,13 @@ def token_ids(request: CreateResponse, param: str, model: ModelInfo) -> tuple[in
 
 
 def thinking_budget(
-    request: CreateResponse, dialect: ModelFormat, prompt: Sequence[int]
+    request: CreateResponse, model_format: ModelFormat, prompt: Sequence[int]
 ) -> ThinkingBudget | None:
     """How long the model may reason before its answer. Raises InvalidRequest where that cannot be told."""
     limit = request.thinking_token_budget
     if limit is None or limit == UNLIMITED:
         return None
-    marks = dialect.reasoning_marks
+    marks = model_format.reasoning_marks
     if marks is None:
         raise InvalidRequest(
             "This model does not mark where its reasoning ends with a token of its own, so its length cannot "
@@ -98,7 +98,7 @@ def _biases(given: dict[str, float]) -> tuple[tuple[int, float], ...]:
     return tuple(sorted((int(token), bias) for token, bias in given.items()))
 
 
-def _bad_words(words: Sequence[str], dialect: ModelFormat) -> tuple[tuple[int, ...], ...]:
+def _bad_words(words: Sequence[str], model_format: ModelFormat) -> tuple[tuple[int, ...], ...]:
     """Each as the tokens of a text that begins with it, and as those of a word behind a space.
 
     As in vLLM, the second form counts only if it has as many tokens and another first one.
@@ -106,13 +106,13 @@ def _bad_words(words: Sequence[str], dialect: ModelFormat) -> tuple[tuple[int, .
     found: dict[tuple[int, ...], None] = {}
     for place, word in enumerate(words):
         bare = word.lstrip()
-        plain = dialect.encode(bare, special=False) if bare else ()
+        plain = model_format.encode(bare, special=False) if bare else ()
         if not plain:
             raise InvalidRequest(
                 "A bad word needs a token that is no white space.", param=f"bad_words[{place}]"
             )
         found[plain] = None
-        spaced = dialect.encode(f" {bare}", special=False)
+        spaced = model_format.encode(f" {bare}", special=False)
         if len(spaced) == len(plain) and spaced[0] != plain[0]:
             found[spaced] = None
     if len(found) > MAX_BAD_WORDS or sum(map(len, found)) > MAX_BAD_TOKENS:

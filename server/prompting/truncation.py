@@ -12,22 +12,24 @@ from server.hosted_tools.tool_specs import items_for_model
 from server.limits.tools_and_grammars import characters_of, text_size
 from server.model_formats.interface import Conversation, ModelFormat, Prompt, PromptTooLong
 from server.protocol.responses.items import Item, Message
-from server.protocol.responses.request import Side
+from server.protocol.responses.request import TruncationSide
 
 
-def write_within(dialect: ModelFormat, conversation: Conversation, limit: int, *, truncates: bool) -> Prompt:
+def write_within(
+    model_format: ModelFormat, conversation: Conversation, limit: int, *, truncates: bool
+) -> Prompt:
     """The prompt of a conversation, or, if that is too long and it `truncates`, of its last turns.
 
     What must be too long by its characters is not written. Raises PromptTooLong for what was not written
     to its end, and PromptError; a prompt that was may have more than `limit` tokens.
     """
-    longest = dialect.longest_token
+    longest = model_format.max_chars_per_token
     most = None if longest is None else longest * limit
 
     def write(kept: Sequence[Item]) -> Prompt:
         if most is not None and characters_of(replace(conversation, items=kept)) > most:
             raise PromptTooLong(limit)
-        return dialect.write(replace(conversation, items=items_for_model(kept), limit=limit))
+        return model_format.write(replace(conversation, items=items_for_model(kept), max_tokens=limit))
 
     prompt = None
     try:
@@ -43,7 +45,12 @@ def write_within(dialect: ModelFormat, conversation: Conversation, limit: int, *
 
 
 def cut_tokens(
-    token_ids: tuple[int, ...], most: int | None, side: Side | None, *, context: int, asked: int | None
+    token_ids: tuple[int, ...],
+    most: int | None,
+    side: TruncationSide | None,
+    *,
+    context: int,
+    asked: int | None,
 ) -> tuple[int, ...]:
     """The `most` last tokens of a prompt, or the first ones where what is on the `right` is cut off.
 

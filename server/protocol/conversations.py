@@ -5,17 +5,17 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from server.protocol.openapi_types import GivenItem, RawMetadata
+from server.protocol.openapi_types import InputItemParam, RawMetadata
 from server.protocol.responses.request import Metadata
 
-MOST_AT_ONCE = 20
+MAX_ITEMS = 20
 """Items that one request may bring."""
 
 
 class CreateConversation(msgspec.Struct, frozen=True):
     """The body of POST /v1/conversations."""
 
-    items: Annotated[list[GivenItem], Meta(max_length=MOST_AT_ONCE)] | None = None
+    items: Annotated[list[InputItemParam], Meta(max_length=MAX_ITEMS)] | None = None
     metadata: Metadata | None = None
 
 
@@ -28,7 +28,7 @@ class UpdateConversation(msgspec.Struct, frozen=True):
 class CreateItems(msgspec.Struct, frozen=True):
     """The body of POST /v1/conversations/{id}/items."""
 
-    items: Annotated[list[GivenItem], Meta(min_length=1, max_length=MOST_AT_ONCE)]
+    items: Annotated[list[InputItemParam], Meta(min_length=1, max_length=MAX_ITEMS)]
 
 
 class Conversation(msgspec.Struct, frozen=True, kw_only=True):

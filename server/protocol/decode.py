@@ -10,15 +10,15 @@ from typing import Any, TypeVar
 import msgspec
 
 from server.protocol.errors import DecodeFailure
-from server.protocol.json_bounds import MOST_NUMBERS, check_size
+from server.protocol.json_bounds import MAX_VALUES, check_size
 from server.protocol.parameter_rows import Endpoint
 from server.protocol.parameters import check_names
 from server.protocol.typed import convert_to, decode_as
 
 T = TypeVar("T")
 
-_BOUND = re.compile(r"Expected `(?P<kind>int|float|str|array|object)` (?:of length )?(?P<sign><=|>=) ")
-_KINDS = {
+_BOUND_ERROR = re.compile(r"Expected `(?P<kind>int|float|str|array|object)` (?:of length )?(?P<sign><=|>=) ")
+_BOUND_CODES = {
     "int": "integer_{}_value",
     "float": "decimal_{}_value",
     "str": "string_{}_length",
@@ -26,11 +26,11 @@ _KINDS = {
     "object": "object_{}_properties",
 }
 """To msgspec's name of a type, OpenAI's codes for a value of it that is out of bounds."""
-_PATH = re.compile(r" - at `(?:key` in `)?\$\.?(?P<path>[^`]*)`$")
+_ERROR_PATH = re.compile(r" - at `(?:key` in `)?\$\.?(?P<path>[^`]*)`$")
 
 
 def decode(
-    data: bytes, kind: type[T], most_numbers: int = MOST_NUMBERS, *, endpoint: Endpoint | None = None
+    data: bytes, kind: type[T], most_numbers: int = MAX_VALUES, *, endpoint: Endpoint | None = None
 ) -> T:
     """`data` as one JSON document of the given type, with so many values at most. Raises DecodeFailure.
 
@@ -44,7 +44,7 @@ def decode(
         if rb"\u0000" in data:
             _refuse_nul(msgspec.json.decode(data))
     except msgspec.ValidationError as error:
-        raise _located(error) from error
+        raise _decode_failure(error) from error
     except msgspec.DecodeError as error:
         message = f"The request body is not valid JSON: {error}."
         raise DecodeFailure(message, code="invalid_json") from error
@@ -60,12 +60,12 @@ def convert(value: object, kind: Any, param: str) -> Any:
     try:
         return convert_to(value, kind)
     except msgspec.ValidationError as error:
-        raise _located(error, param) from error
+        raise _decode_failure(error, param) from error
 
 
-def _located(error: msgspec.ValidationError, prefix: str = "") -> DecodeFailure:
+def _decode_failure(error: msgspec.ValidationError, prefix: str = "") -> DecodeFailure:
     text = str(error)
-    found = _PATH.search(text)
+    found = _ERROR_PATH.search(text)
     path = found["path"] if found else ""
     message = text[: found.start()] if found else text
     if missing := re.search(r"missing required field `([^`]+)`", message):
@@ -77,8 +77,8 @@ def _located(error: msgspec.ValidationError, prefix: str = "") -> DecodeFailure:
 
 def _code(message: str) -> str:
     """OpenAI's code for a mistake of which msgspec says so."""
-    if bound := _BOUND.match(message):
-        return _KINDS[bound["kind"]].format("above_max" if bound["sign"] == "<=" else "below_min")
+    if bound := _BOUND_ERROR.match(message):
+        return _BOUND_CODES[bound["kind"]].format("above_max" if bound["sign"] == "<=" else "below_min")
     if "missing required field" in message:
         return "missing_required_parameter"
     return "invalid_value" if message.startswith("Invalid enum value") else "invalid_type"

@@ -12,14 +12,14 @@ import msgspec
 
 _TEXT_PART = '"type":"output_text"'
 _LOGPROBS = '"logprobs":'
-_LAST_FIELD = '"annotations":[]}'
+_END_WITHOUT_LOGPROBS = '"annotations":[]}'
 """How a part of text ended while it had no `logprobs`. Within a JSON string each quote has a backslash."""
 
 
 def with_logprobs(payload: str) -> str:
     """An event's or item's JSON in which each part of output text has `logprobs`, an empty list at least."""
     parts = payload.count(_TEXT_PART)
-    if not parts or (_LAST_FIELD not in payload and payload.count(_LOGPROBS) >= parts):
+    if not parts or (_END_WITHOUT_LOGPROBS not in payload and payload.count(_LOGPROBS) >= parts):
         return payload
     with suppress(msgspec.DecodeError):  # damaged JSON is for its reader to report
         value = msgspec.json.decode(payload)

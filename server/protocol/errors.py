@@ -16,7 +16,7 @@ class ErrorBody(msgspec.Struct, frozen=True):
     error: ErrorDetail
 
 
-class ReaderBusy(Exception):
+class ExtractionBusy(Exception):
     """What a part of the request would be read with is in use; the same request can be tried again."""
 
     def __init__(self, message: str, *, own: bool = False) -> None:

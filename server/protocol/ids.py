@@ -11,9 +11,9 @@ from typing import Literal
 from uuid import UUID
 
 _OUTPUT_ID = re.compile(r"[a-z]{2,8}_[0-9a-f]{32}o[0-9a-f]{1,8}(_[0-9a-f]{32})?")
-_TAGGED = re.compile(r"(mcpr_[0-9a-f]{32}[ioc][0-9a-f]{1,8})_([0-9a-f]{32})")
+_TAGGED_ID = re.compile(r"(mcpr_[0-9a-f]{32}[ioc][0-9a-f]{1,8})_([0-9a-f]{32})")
 MAX_REQUEST_ID = 128
-Side = Literal["i", "o", "c"]
+ItemSource = Literal["i", "o", "c"]
 """Input or output of a response; or put into a conversation by hand, together with others."""
 
 
@@ -26,7 +26,7 @@ def new_uuid() -> UUID:
     return UUID(int=(high << 64) | low)
 
 
-def lowest_uuid(milliseconds: int) -> UUID:
+def min_uuid_at(milliseconds: int) -> UUID:
     """What every UUID made from that Unix time on is at least."""
     return UUID(int=max(milliseconds, 0) << 80)
 
@@ -36,7 +36,7 @@ def choice_id(first: UUID, index: int) -> UUID:
     return UUID(int=first.int ^ index)
 
 
-def seconds_of(uuid: UUID) -> int:
+def unix_seconds(uuid: UUID) -> int:
     """The Unix time at which a UUIDv7 was made; 0 of any other."""
     return (uuid.int >> 80) // 1000 if uuid.version == 7 else 0
 
@@ -79,7 +79,7 @@ def _parse(wanted: str, text: str, divider: str = "_") -> UUID | None:
     return UUID(hex=digits)
 
 
-def item_id(prefix: str, response: UUID, side: Side, index: int) -> str:
+def item_id(prefix: str, response: UUID, side: ItemSource, index: int) -> str:
     """The id of the item at `index` of a response's input or output, or of what was put at once by hand.
 
     `prefix` is OpenAI's for the item's type: `msg` for messages, `rs` for reasoning, `fc` for calls.
@@ -87,9 +87,9 @@ def item_id(prefix: str, response: UUID, side: Side, index: int) -> str:
     return f"{prefix}_{response.hex}{side}{index:x}"
 
 
-def split_tag(text: str) -> tuple[str, str]:
+def split_id_tag(text: str) -> tuple[str, str]:
     """An item's id as its place gives it, and the tag behind it, by which some are known; empty if none."""
-    found = _TAGGED.fullmatch(text)
+    found = _TAGGED_ID.fullmatch(text)
     return (found[1], found[2]) if found else (text, "")
 
 

@@ -10,25 +10,25 @@ from collections.abc import Iterator
 
 from server.protocol.errors import DecodeFailure
 
-MOST_VALUES = 65_536
+MAX_STRINGS = 65_536
 """Strings, keys among them; and as many lists and objects together."""
-MOST_NUMBERS = 131_072
+MAX_VALUES = 131_072
 """Values of all kinds, of which numbers are the cheapest."""
-MOST_TOKENS = 1_000_000
+MAX_TOKEN_VALUES = 1_000_000
 """The same of a request that may have the tokens of long prompts, which are whole numbers."""
-MOST_DECIMALS = 2_048
+MAX_DECIMALS = 2_048
 """Numbers with a fraction or an exponent. Reading one takes up to 30 microseconds, `1e308` for example."""
-MOST_DIGITS = 64
+MAX_DIGITS = 64
 """In a row. The time that is taken by a whole number grows with the square of its digits."""
-_SMALL = 4 * MOST_DECIMALS
+_SMALL = 4 * MAX_DECIMALS
 """Bytes in which there cannot be too much of anything."""
-PIECE = 2**18
+PIECE_BYTES = 2**18
 """Bytes that are looked at without letting another thread run."""
 _BACKSLASHES = re.compile(rb"\\*")
 _AS_ZEROS = bytes.maketrans(b"123456789", b"0" * 9)
 
 
-def check_size(data: bytes, most_numbers: int = MOST_NUMBERS) -> None:
+def check_size(data: bytes, most_numbers: int = MAX_VALUES) -> None:
     """Raises DecodeFailure for more values than any request needs. Linear.
 
     What precedes the first mistake of a document that is no valid JSON is counted right, and no more of it is
@@ -44,15 +44,15 @@ def check_size(data: bytes, most_numbers: int = MOST_NUMBERS) -> None:
         nested += outside.count(b"{") + outside.count(b"[")
         values += outside.count(b",")
         decimals += outside.count(b".") + outside.count(b"E") + _exponents(outside)
-        if quotes > 2 * MOST_VALUES or nested > MOST_VALUES or values > most_numbers:
+        if quotes > 2 * MAX_STRINGS or nested > MAX_STRINGS or values > most_numbers:
             raise _too_much(
-                f"it may have {MOST_VALUES} strings, as many lists and objects, and {most_numbers} values in "
+                f"it may have {MAX_STRINGS} strings, as many lists and objects, and {most_numbers} values in "
                 "all"
             )
-        if decimals > MOST_DECIMALS or b"0" * (MOST_DIGITS + 1) in outside.translate(_AS_ZEROS):
+        if decimals > MAX_DECIMALS or b"0" * (MAX_DIGITS + 1) in outside.translate(_AS_ZEROS):
             raise _too_much(
-                f"it may have {MOST_DECIMALS} numbers with a fraction or an exponent, and numbers of "
-                f"{MOST_DIGITS} digits in a row"
+                f"it may have {MAX_DECIMALS} numbers with a fraction or an exponent, and numbers of "
+                f"{MAX_DIGITS} digits in a row"
             )
 
 
@@ -60,7 +60,7 @@ def _pieces(data: bytes) -> Iterator[bytes]:
     """The document without its escapes of backslashes and quotes, cut at no escape."""
     start = 0
     while start < len(data):
-        run = _BACKSLASHES.match(data, start + PIECE)
+        run = _BACKSLASHES.match(data, start + PIECE_BYTES)
         end = len(data) if run is None else run.end() + 1  # with what the last backslash escapes
         piece = data[start:end]
         yield piece.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in piece else piece

@@ -40,7 +40,7 @@ class ResponsePage(Page[Response], frozen=True, kw_only=True):
     """What a page of responses says."""
 
 
-class _Listed(msgspec.Struct):
+class _IdField(msgspec.Struct):
     id: str
 
 
@@ -54,12 +54,12 @@ def make_page(found: Sequence[bytes], limit: int, *, more: bool | None = None) -
     `more` says whether others follow them; by default `found` has one beyond the limit if there are.
     """
     data = [msgspec.Raw(with_logprobs(payload.decode()).encode()) for payload in found[:limit]]
-    ends = [decode_as(data[place], _Listed).id for place in (0, -1)] if data else [None, None]
+    ends = [decode_as(data[place], _IdField).id for place in (0, -1)] if data else [None, None]
     has_more = len(found) > limit if more is None else more
     return Page(data=data, first_id=ends[0], last_id=ends[1], has_more=has_more)
 
 
-def fitting(found: Iterable[bytes]) -> Iterator[bytes]:
+def within_page_bytes(found: Iterable[bytes]) -> Iterator[bytes]:
     """The first objects, up to the one with which they have more than a page's bytes."""
     total = 0
     for payload in found:

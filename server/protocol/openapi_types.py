@@ -1,4 +1,4 @@
-"""Values that are read or written by hand, with what `/openapi.json` says of them."""
+"""Types of JSON values that are decoded by hand, annotated with their schemas for `/openapi.json`."""
 
 from typing import Annotated, Any
 
@@ -6,31 +6,31 @@ import msgspec
 from msgspec import Meta
 
 
-def _named(name: str) -> Meta:
-    """It has a schema of that name."""
+def _schema_ref(name: str) -> Meta:
+    """A reference to the component schema `name`."""
     return Meta(extra_json_schema={"$ref": f"#/components/schemas/{name}"})
 
 
-_SAID: dict[str, Any] = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}]}
+_CONTENT: dict[str, Any] = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}]}
 
-GivenItem = Annotated[dict[str, Any], _named("GivenItem")]
-GivenPart = Annotated[dict[str, Any], _named("GivenPart")]
-GivenTool = Annotated[dict[str, Any], _named("GivenTool")]
-ChoiceWord = Annotated[str, Meta(extra_json_schema={"enum": ["none", "auto", "required"]})]
-GivenChoice = Annotated[
+InputItemParam = Annotated[dict[str, Any], _schema_ref("InputItemParam")]
+InputContentParam = Annotated[dict[str, Any], _schema_ref("InputContentParam")]
+ToolParam = Annotated[dict[str, Any], _schema_ref("ToolParam")]
+ToolChoiceMode = Annotated[str, Meta(extra_json_schema={"enum": ["none", "auto", "required"]})]
+ToolChoiceParam = Annotated[
     dict[str, Any], Meta(extra_json_schema={"properties": {"type": {"type": "string"}}, "required": ["type"]})
 ]
-ToldItem = Annotated[Any, _named("Item")]
-"""An item, or its JSON as the store has it."""
-ToldTool = Annotated[dict[str, Any], _named("Tool")]
-"""As `tools.echo` makes it."""
-GivenMessage = Annotated[
+OutputItem = Annotated[Any, _schema_ref("Item")]
+"""An `Item`, or an item's JSON from the store as `msgspec.Raw`."""
+ToolEcho = Annotated[dict[str, Any], _schema_ref("Tool")]
+"""A tool in a response, made by `tools.echo`."""
+ChatMessageParam = Annotated[
     dict[str, Any],
     Meta(
         extra_json_schema={
             "anyOf": [
                 {
-                    "properties": {"role": {"enum": ["system", "developer", "user"]}, "content": _SAID},
+                    "properties": {"role": {"enum": ["system", "developer", "user"]}, "content": _CONTENT},
                     "required": ["role", "content"],
                 },
                 {"properties": {"role": {"const": "assistant"}}, "required": ["role"]},
@@ -38,7 +38,7 @@ GivenMessage = Annotated[
                     "properties": {
                         "role": {"const": "tool"},
                         "tool_call_id": {"type": "string"},
-                        "content": _SAID,
+                        "content": _CONTENT,
                     },
                     "required": ["role", "tool_call_id", "content"],
                 },
@@ -46,9 +46,9 @@ GivenMessage = Annotated[
         }
     ),
 ]
-"""A message of a chat, in OpenAI's shape."""
+"""A message of a Chat Completions request."""
 RawMetadata = Annotated[
     msgspec.Raw,
     Meta(extra_json_schema={"type": "object", "additionalProperties": {"type": "string"}}),
 ]
-"""Metadata as the store has it."""
+"""Metadata as JSON from the store."""

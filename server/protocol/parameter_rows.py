@@ -203,7 +203,7 @@ _ANYWHERE: Rows = {
     "structural_tag": _use("`structured_outputs.structural_tag`"),
 }
 
-SLIPS: Mapping[Endpoint, Rows] = {
+MISPLACED: Mapping[Endpoint, Rows] = {
     "responses": {
         **_ANYWHERE,
         **dict.fromkeys(

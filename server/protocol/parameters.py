@@ -13,52 +13,52 @@ from typing import Any
 import msgspec
 
 from server.protocol.errors import DecodeFailure
-from server.protocol.parameter_rows import SLIPS, TABLES, Endpoint, Row
+from server.protocol.parameter_rows import MISPLACED, TABLES, Endpoint, Row
 
-MOST_UNKNOWN = 16
+MAX_UNKNOWN_NAMES = 16
 """Unknown names of one request that are compared with the known ones."""
-LONGEST_NAME = 64
+MAX_NAME = 64
 """Characters of a name that is compared, and of JSON that may ask for nothing."""
-CLOSE = 0.88
+MIN_SIMILARITY = 0.88
 """How alike a misspelt name and a known one are, as difflib measures it."""
-_ADDRESSES: Mapping[Endpoint, str] = {
+_PATHS: Mapping[Endpoint, str] = {
     "responses": "/v1/responses",
     "chat": "/v1/chat/completions",
     "completions": "/v1/completions",
 }
-_OF_SOCKETS = frozenset({"type", "generate", "stream_id"})
+_WEBSOCKET_FIELDS = frozenset({"type", "generate", "stream_id"})
 """What a message over a WebSocket has beside the parameters."""
 
 
 def check_names(endpoint: Endpoint, given: Mapping[str, msgspec.Raw]) -> None:
     """Raises DecodeFailure for the first parameter, with its JSON, that is refused on that endpoint."""
-    table, slips = TABLES[endpoint], SLIPS[endpoint]
+    table, slips = TABLES[endpoint], MISPLACED[endpoint]
     unknown = 0
     for name, value in given.items():
         row = table.get(name) or slips.get(name)
         if row is None:
-            if unknown < MOST_UNKNOWN and name not in _OF_SOCKETS:
+            if unknown < MAX_UNKNOWN_NAMES and name not in _WEBSOCKET_FIELDS:
                 unknown += 1
                 _refuse_misspelt(endpoint, name, given)
-        elif row.verdict == "refused" and not _asks_nothing(row, value):
+        elif row.verdict == "refused" and not _is_neutral(row, value):
             raise _refusal(endpoint, name, row)
 
 
-def _asks_nothing(row: Row, value: msgspec.Raw) -> bool:
-    if len(value) > LONGEST_NAME:
+def _is_neutral(row: Row, value: msgspec.Raw) -> bool:
+    if len(value) > MAX_NAME:
         return False
     read = msgspec.json.decode(value)
     return read is None or read in row.neutral
 
 
 def _refusal(endpoint: Endpoint, name: str, row: Row) -> DecodeFailure:
-    message = f"Unsupported parameter: '{name}' is not supported on {_ADDRESSES[endpoint]}. {row.reason}"
+    message = f"Unsupported parameter: '{name}' is not supported on {_PATHS[endpoint]}. {row.reason}"
     return DecodeFailure(message, name, "unsupported_parameter")
 
 
 def _refuse_misspelt(endpoint: Endpoint, name: str, given: Mapping[str, Any]) -> None:
     """Raises DecodeFailure if the name is close to one that has an effect and that the request lacks."""
-    meant = _closest(endpoint, name) if len(name) <= LONGEST_NAME else None
+    meant = _closest(endpoint, name) if len(name) <= MAX_NAME else None
     if meant is not None and meant not in given:
         message = f"Unknown parameter: '{name}'. Did you mean '{meant}'?"
         raise DecodeFailure(message, name, "unknown_parameter")
@@ -66,11 +66,11 @@ def _refuse_misspelt(endpoint: Endpoint, name: str, given: Mapping[str, Any]) ->
 
 @lru_cache(maxsize=1024)
 def _closest(endpoint: Endpoint, name: str) -> str | None:
-    """The known name that is most like this one, if one is as alike as `CLOSE`, whatever the case."""
-    plain = _plain(name)
+    """The most similar known name, ignoring case; None if none reaches `MIN_SIMILARITY`."""
+    plain = _normalized(name)
     matcher: SequenceMatcher[str] = SequenceMatcher(None, "", plain)
-    best, alike = None, CLOSE
-    for known, other in _known(endpoint):
+    best, alike = None, MIN_SIMILARITY
+    for known, other in _known_names(endpoint):
         matcher.set_seq1(other)
         if matcher.real_quick_ratio() >= alike and matcher.quick_ratio() >= alike:
             ratio = matcher.ratio()
@@ -80,9 +80,11 @@ def _closest(endpoint: Endpoint, name: str) -> str | None:
 
 
 @lru_cache
-def _known(endpoint: Endpoint) -> tuple[tuple[str, str], ...]:
-    return tuple((name, _plain(name)) for name, row in TABLES[endpoint].items() if row.verdict != "ignored")
+def _known_names(endpoint: Endpoint) -> tuple[tuple[str, str], ...]:
+    return tuple(
+        (name, _normalized(name)) for name, row in TABLES[endpoint].items() if row.verdict != "ignored"
+    )
 
 
-def _plain(name: str) -> str:
+def _normalized(name: str) -> str:
     return name.replace("_", "").replace("-", "").lower()

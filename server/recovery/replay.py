@@ -13,7 +13,7 @@ from server.hosted_tools.tool_specs import ToolResult, tool_result_of
 from server.prompting.engine_request import Prepared, engine_request_after
 from server.prompting.next_turn import TurnBuilder
 from server.protocol.responses.events import Event, Kind, OutputItemDone, delta_of, event_type
-from server.protocol.responses.hosted_items import ServedCall
+from server.protocol.responses.hosted_items import HostedCall
 from server.protocol.responses.items import Compaction
 from server.store.log.events import LogProgress
 
@@ -62,7 +62,7 @@ def parted(progress: LogProgress, told: Sequence[Event], *, sums_up: bool = Fals
             done = _decode_done(event.body)
             if sums_up and isinstance(done.item, Compaction):
                 calling, turns[-1].summed_up = True, True
-            elif calling and isinstance(done.item, ServedCall):
+            elif calling and isinstance(done.item, HostedCall):
                 turns[-1].called[done.output_index] = tool_result_of(done.item)
     return turns
 

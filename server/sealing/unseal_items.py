@@ -24,7 +24,7 @@ def unseal_items(items: Iterable[Item], seal: Seal, tenant: str) -> list[Item]:
     """Items as a model is given them: what was compacted is told by the developer.
 
     A compaction within a response stands for everything before it. Sealed reasoning that is not ours stays
-    without content, which every dialect leaves out.
+    without content, which every model format leaves out.
     """
     found: list[Item] = []
     for item in items:

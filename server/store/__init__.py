@@ -1,1 +1,1 @@
-"""The only SQL: one Postgres dialect, the tenant first in every function and every key."""
+"""The only SQL: Postgres alone, with the tenant first in every function and every key."""

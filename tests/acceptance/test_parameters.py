@@ -5,7 +5,7 @@ from typing import Any, get_args
 import httpx
 import pytest
 
-from server.protocol.parameter_rows import SLIPS, TABLES, Endpoint
+from server.protocol.parameter_rows import MISPLACED, TABLES, Endpoint
 from tests.support.server_process import MODEL, ServerProcess
 from tests.support.websocket import WebSocket
 
@@ -154,7 +154,7 @@ def test_every_row_is_answered_as_it_says(
 
 @pytest.mark.parametrize("endpoint", ENDPOINTS)
 def test_every_name_of_another_api_is_refused(scripted_server: ServerProcess, endpoint: Endpoint) -> None:
-    for name in SLIPS[endpoint]:
+    for name in MISPLACED[endpoint]:
         answer = ask(scripted_server, endpoint, {name: [7]})
         assert answer.status_code == 400, name
         assert answer.json()["error"]["param"] == name
@@ -162,7 +162,7 @@ def test_every_name_of_another_api_is_refused(scripted_server: ServerProcess, en
 
 @pytest.mark.parametrize("endpoint", ENDPOINTS)
 def test_null_and_what_asks_for_nothing_are_taken(scripted_server: ServerProcess, endpoint: Endpoint) -> None:
-    rows = {**TABLES[endpoint], **SLIPS[endpoint]}
+    rows = {**TABLES[endpoint], **MISPLACED[endpoint]}
     required = {"model", "input", "messages", "prompt"}
     answer = ask(scripted_server, endpoint, dict.fromkeys(rows.keys() - required))
     assert answer.status_code == 200, answer.text

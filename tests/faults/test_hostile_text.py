@@ -19,7 +19,7 @@ from engine.request import StructuredOutput
 from server.embedded_postgres.embedded_server import EmbeddedPostgres
 from server.model_formats.grammar.lark_in_json_string import escaped_grammar
 from server.model_formats.grammar.unquoted_strings import strings_of
-from server.model_formats.harmony.typescript_schema import tame
+from server.model_formats.harmony.typescript_schema import encodable
 from server.model_formats.interface import PromptError
 from tests.fix_postgres import temporary_database
 from tests.fix_tally import Tally
@@ -210,7 +210,7 @@ def at_the_door(chance: random.Random) -> None:
         case 3:
             strings_of(a_schema(chance))
         case 4:
-            tame(text * 10)
+            encodable(text * 10)
 
 
 def test_no_fuzzed_schema_pattern_or_grammar_takes_long(tally: Tally) -> None:

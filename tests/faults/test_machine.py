@@ -21,7 +21,7 @@ from hypothesis.stateful import (
 )
 
 from server.protocol.ids import parse_response_id
-from server.protocol.responses.states import EDGES, ENDED
+from server.protocol.responses.states import TERMINAL_STATUSES, TRANSITIONS
 from server.store.content import retention
 from server.store.database import Database
 from tests.fix_server import StartServer
@@ -62,7 +62,7 @@ class Known:
         self.status = status
         if self.final is not None:
             assert body == self.final, "an ended response has changed"
-        elif status in ENDED:
+        elif status in TERMINAL_STATUSES:
             self.final = body
 
     def told(self, raw: bytes) -> None:
@@ -81,8 +81,8 @@ class Known:
 def is_way(old: str, new: str) -> bool:
     """Whether one status may be seen some time after the other."""
     return any(
-        before == old and (new in after or (ENDED & after and new in ENDED))
-        for before, after in EDGES.items()
+        before == old and (new in after or (TERMINAL_STATUSES & after and new in TERMINAL_STATUSES))
+        for before, after in TRANSITIONS.items()
     )
 
 
@@ -122,7 +122,7 @@ class Machine(RuleBasedStateMachine):
         assert answer.status_code == 200, answer.text
         known = Known(answer.json()["id"], True, background)
         known.answered(answer.json())
-        assert background or known.status in ENDED
+        assert background or known.status in TERMINAL_STATUSES
         self.known.append(known)
 
     @rule(
@@ -207,7 +207,7 @@ class Machine(RuleBasedStateMachine):
             answer = self.ask("GET", f"/responses/{known.id}", at)
             assert not answer.json()["background"]
         self.expect(known, answer)
-        assert known.gone or not known.stored or known.status in ENDED
+        assert known.gone or not known.stored or known.status in TERMINAL_STATUSES
 
     @precondition(lambda self: self.known)
     @rule(which=PLACES, at=st.integers(0, 1))

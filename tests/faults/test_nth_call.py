@@ -35,7 +35,7 @@ from server.store.disk_space import Disk
 from server.tool_loop import ToolLoop
 from tests.fix_tally import Tally
 from tests.integration.recording.recorded import Bench, recording
-from tests.support.builders import TENANT, SpelledDialect
+from tests.support.builders import TENANT, SpelledFormat
 from tests.support.invariants import check, watch_statuses
 from tests.support.rounds import faults_only
 
@@ -142,7 +142,7 @@ def serving(url: str, fault: Fault | None = None) -> Iterator[Server]:
             taken.append(request.request_id)
 
         engine.submit = take  # type: ignore[method-assign]
-        served = LoadedModel(name="model", engine=engine, dialect=SpelledDialect())
+        served = LoadedModel(name="model", engine=engine, model_format=SpelledFormat())
         tool_loop = ToolLoop(engine, McpServers(RegisteredServers(), 1), bench.recorder.deliver)
         at = (bench.database, bench.replica)
         taker = Claimer(*at, served, bench.recorder, tool_loop, most_running=4, most_deaths=3)

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 from server.http.routes import OPEN_ROUTES, ROUTES
-from server.protocol.parameter_rows import SLIPS, TABLES, Endpoint, Row
+from server.protocol.parameter_rows import MISPLACED, TABLES, Endpoint, Row
 from tests.support.anchor_parameters import OPENAI, VLLM
 from tests.support.documents import between
 
@@ -47,7 +47,7 @@ def _section(endpoint: Endpoint) -> str:
         "| name | remarks |",
         "| --- | --- |",
     ]
-    lines += [f"| `{name}` | {_remarks(row)} |" for name, row in sorted(SLIPS[endpoint].items())]
+    lines += [f"| `{name}` | {_remarks(row)} |" for name, row in sorted(MISPLACED[endpoint].items())]
     return "\n".join(lines) + "\n"
 
 

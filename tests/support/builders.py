@@ -108,7 +108,7 @@ class SpelledParser:
         return [ReasoningDelta(chr(token - THINK))]
 
 
-class SpelledDialect:
+class SpelledFormat:
     """Prompts do not matter to it; its parsers are spelled ones."""
 
     def write(self, conversation: Conversation) -> Prompt:
@@ -118,7 +118,7 @@ class SpelledDialect:
         return tuple(text.encode())
 
     @property
-    def longest_token(self) -> int | None:
+    def max_chars_per_token(self) -> int | None:
         return None
 
     @property

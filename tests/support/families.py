@@ -24,8 +24,8 @@ from server.model_formats.interface import (
     TextDelta,
     Tool,
 )
-from server.model_formats.select_format import pick
-from server.model_formats.text_stream.merge_deltas import joined
+from server.model_formats.select_format import load_model_format
+from server.model_formats.text_stream.merge_deltas import merge_deltas
 from tests.support.family_formats import FAMILIES, Family
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -89,13 +89,13 @@ def tokenizer_of(family: Family) -> Tokenizer:
 
 
 @functools.cache
-def dialect_of(name: str) -> ChatTemplateFormat:
+def format_of(name: str) -> ChatTemplateFormat:
     family = FAMILIES[name]
     stop = tokenizer_at(name).token_to_id(family.eos)
     assert stop is not None
-    dialect = pick(folder_of(name), frozenset({stop}))
-    assert isinstance(dialect, ChatTemplateFormat)
-    return dialect
+    model_format = load_model_format(folder_of(name), frozenset({stop}))
+    assert isinstance(model_format, ChatTemplateFormat)
+    return model_format
 
 
 @functools.cache
@@ -111,7 +111,7 @@ def ids_of(name: str, text: str) -> list[int]:
 def shown(deltas: list[Delta]) -> list[str]:
     """Deltas in a word each, neighbours joined."""
     words = []
-    for delta in joined(deltas):
+    for delta in merge_deltas(deltas):
         match delta:
             case TextDelta(text):
                 words.append(f"text {text}")

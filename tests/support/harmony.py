@@ -55,7 +55,7 @@ def encoding() -> HarmonyEncoding:
 
 
 @functools.cache
-def dialect() -> HarmonyFormat:
+def harmony_format() -> HarmonyFormat:
     """On a day that does not pass."""
     return HarmonyFormat(encoding(), lambda: TODAY)
 
@@ -83,7 +83,7 @@ def text_of(token_ids: Iterable[int]) -> str:
 
 def places_of(deltas: Iterable[Delta]) -> list[int]:
     """Of the tokens that the deltas' text came from."""
-    return [place for delta in deltas if isinstance(delta, TextDelta) for place in delta.tokens]
+    return [place for delta in deltas if isinstance(delta, TextDelta) for place in delta.token_indices]
 
 
 # Items

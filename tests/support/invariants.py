@@ -67,5 +67,5 @@ def strange_changes(database_url: str) -> list[str]:
 
 def _is_way(old: object, new: object) -> bool:
     if old is None:
-        return new in states.EDGES and new not in states.ENDED
-    return any(states.is_edge(before, new) for before in states.EDGES if before == old)  # type: ignore[arg-type]
+        return new in states.TRANSITIONS and new not in states.TERMINAL_STATUSES
+    return any(states.is_transition(before, new) for before in states.TRANSITIONS if before == old)  # type: ignore[arg-type]

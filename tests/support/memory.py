@@ -82,7 +82,7 @@ class Memory:
         before = row.stored
         row.stored = _replaced(before, changes)
         if row.stored.status != before.status:
-            assert states.is_edge(before.status, row.stored.status), (before.status, row.stored.status)
+            assert states.is_transition(before.status, row.stored.status), (before.status, row.stored.status)
         self.undo.append(lambda: setattr(row, "stored", before))
 
     def lock(self, response: UUID) -> None:

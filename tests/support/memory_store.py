@@ -17,7 +17,7 @@ import msgspec
 
 from server.admission import accept
 from server.protocol.responses.events import Event
-from server.protocol.responses.states import ENDED, Ending, columns_of
+from server.protocol.responses.states import TERMINAL_STATUSES, Ending, columns_of
 from server.recording import commit, committer, persist, side_writer
 from server.store.cluster import claims, leases
 from server.store.cluster.claims import ResponseKey
@@ -67,7 +67,7 @@ def abandon(at: Memory) -> int:
 
 
 def _unfinished(at: Memory) -> list[Row]:
-    return [row for row in at.rows.values() if row.stored.status not in ENDED]
+    return [row for row in at.rows.values() if row.stored.status not in TERMINAL_STATUSES]
 
 
 def _take(at: Memory, me: UUID, which: Callable[[StoredResponse], bool], limit: int) -> list[StoredResponse]:
@@ -124,7 +124,7 @@ def waiting(at: Memory, most: int) -> int:
 
 def request_cancel(at: Memory, tenant: str, response_id: UUID) -> None:
     row = at.rows.get(response_id)
-    if row and not row.deleted and row.stored.status not in ENDED:
+    if row and not row.deleted and row.stored.status not in TERMINAL_STATUSES:
         at.change(row, cancel_requested_at=row.stored.cancel_requested_at or at.now)
 
 
@@ -198,7 +198,7 @@ def catch_up(at: Memory, watched: Sequence[Subscription]) -> list[SubscriptionUp
         row = at.rows.get(one.response_id)
         if row is None or row.deleted:
             found.append(SubscriptionUpdate(one, "gone", 0, []))
-        elif row.stored.status in ENDED:
+        elif row.stored.status in TERMINAL_STATUSES:
             found.append(SubscriptionUpdate(one, "ended", 0, []))
         elif one.next_seq is None:
             found.append(SubscriptionUpdate(one, "running", next_seq(at, one.tenant, one.response_id), []))
@@ -267,7 +267,7 @@ def finish(
 
 def owner(at: Memory, tenant: str, response_id: UUID) -> Owner | None:
     stored = at.rows[response_id].stored
-    return Owner(stored.replica_id, stored.attempt, stored.status in ENDED)
+    return Owner(stored.replica_id, stored.attempt, stored.status in TERMINAL_STATUSES)
 
 
 def record_usage(at: Memory, *, response_id: UUID, ending: Ending, **_other: Any) -> None:
@@ -286,7 +286,7 @@ def delete(at: Memory, tenant: str, response_id: UUID) -> bool | None:
     request_cancel(at, tenant, response_id)
     row.deleted = True
     at.undo.append(lambda: setattr(row, "deleted", False))
-    return row.stored.status not in ENDED
+    return row.stored.status not in TERMINAL_STATUSES
 
 
 def purge(at: Memory, tenant: str, response_id: UUID) -> None:

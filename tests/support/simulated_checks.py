@@ -8,7 +8,7 @@ import msgspec
 from server.delivery.event_frames import frame
 from server.delivery.stored_responses import StreamReader, read_response
 from server.protocol.responses.events import Event, is_terminal
-from server.protocol.responses.states import ENDED
+from server.protocol.responses.states import TERMINAL_STATUSES
 from server.store.log import events
 from tests.support.builders import BREAK_PARSER, TENANT, SpelledParser
 from tests.support.memory import MemoryDatabase, Row
@@ -44,7 +44,7 @@ def _place(chunk: events.Chunk) -> tuple[int, int, int]:
 
 def _check_end(world: World, row: Row, log: list[Event]) -> None:
     stored = row.stored
-    assert stored.status in ENDED
+    assert stored.status in TERMINAL_STATUSES
     assert [is_terminal(event) for event in log] == [False] * (len(log) - 1) + [True]
     assert row.folded, "an ended response whose log is not folded"
     told = msgspec.json.decode(log[-1].body)["response"]

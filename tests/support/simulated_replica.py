@@ -21,7 +21,7 @@ from server.store.database import Database
 from server.store.disk_space import Disk
 from server.store.log import events
 from server.tool_loop import ToolLoop
-from tests.support.builders import SpelledDialect
+from tests.support.builders import SpelledFormat
 from tests.support.memory import MemoryDatabase
 from tests.support.simulated_parts import PlayedEngine, SimulatedLoop
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from tests.support.simulation import World
 
 LEASE_S = 10.0
-DIALECT = SpelledDialect()
+MODEL_FORMAT = SpelledFormat()
 CONFIG = Config(grace_seconds=3, lease_seconds=LEASE_S)
 
 
@@ -58,7 +58,7 @@ class Replica:
             clock=lambda: world.memory.seconds,
         )
         self.engine = PlayedEngine(world.dice, self.recorder.deliver)
-        served = LoadedModel(name="model", engine=self.engine, dialect=DIALECT)  # type: ignore[arg-type]
+        served = LoadedModel(name="model", engine=self.engine, model_format=MODEL_FORMAT)  # type: ignore[arg-type]
         tool_loop = ToolLoop(self.engine, McpServers(RegisteredServers(), 1), self.recorder.deliver)  # type: ignore[arg-type]
         at = (self.database, self.id)
         unread = Abandonment(is_unread=self.hub.is_unread, cancel=tool_loop.cancel)

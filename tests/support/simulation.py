@@ -25,7 +25,7 @@ from server.delivery.stored_responses import StreamReader
 from server.errors import ApiError
 from server.http.handlers.responses import watch
 from server.protocol.responses.request import CreateResponse
-from server.protocol.responses.states import ENDED
+from server.protocol.responses.states import TERMINAL_STATUSES
 from server.recording import commit, committer, persist, recorder
 from server.recovery import claimer, heartbeat
 from server.store.cluster import claims
@@ -260,7 +260,7 @@ class World:
 
     def rests(self) -> bool:
         return (
-            all(row.stored.status in ENDED for row in self.memory.rows.values())
+            all(row.stored.status in TERMINAL_STATUSES for row in self.memory.rows.values())
             and all(client.done or self.is_cut_off(client) for client in self.clients)
             and all(
                 one.recorder.load == 0 and not one.engine.engine_requests

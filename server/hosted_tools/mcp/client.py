@@ -31,7 +31,7 @@ from server.hosted_tools.tool_specs import McpCredentials, ToolResult
 from server.limits.concurrency import SharedLimit
 from server.outbound_http.allowed_addresses import Allowed, Refused, check_url, host_and_port, only, read_url
 from server.protocol.responses.hosted_items import ListedTool, McpError
-from server.protocol.responses.parts import is_deeper
+from server.protocol.responses.parts import is_nested_deeper
 
 if TYPE_CHECKING:
     from mcp.types import CallToolResult
@@ -286,7 +286,7 @@ def _listed(tool: "OfferedTool | ListedTool") -> ListedTool:
 
 def _size(tool: ListedTool) -> int | None:
     """Of its description and its schema, as JSON; None if they are not what can be kept or used."""
-    if is_deeper(tool.input_schema, MOST_DEPTH):
+    if is_nested_deeper(tool.input_schema, MOST_DEPTH):
         return None
     try:
         encoded = msgspec.json.encode([tool.description, tool.input_schema])

@@ -15,12 +15,12 @@ from server.http.request_id import take_request_id
 from server.http.services import Services
 from server.protocol.completions.legacy import TextCompletion, TextRequest
 from server.protocol.decode import decode
-from server.protocol.json_bounds import MOST_TOKENS
+from server.protocol.json_bounds import MAX_TOKEN_VALUES
 
 
 def create(services: Services, caller: Caller, request: Request, body: bytes) -> Answer:
     """POST /v1/completions"""
-    wanted = decode(body, TextRequest, MOST_TOKENS, endpoint="completions")
+    wanted = decode(body, TextRequest, MAX_TOKEN_VALUES, endpoint="completions")
     take_request_id(request, wanted.request_id)
     wanted = with_generation_config(wanted, "max_tokens")
     refuse_wrong(wanted)

@@ -27,7 +27,7 @@ from server.protocol import ids
 from server.protocol.decode import decode
 from server.protocol.responses.request import CreateResponse
 from server.protocol.responses.response import Deleted, Response
-from server.protocol.responses.states import ENDED
+from server.protocol.responses.states import TERMINAL_STATUSES
 from server.sealing.unseal_items import with_sealed
 from server.store.cluster import claims
 from server.store.content import deletion
@@ -108,7 +108,7 @@ def cancel(services: Services, caller: Caller, request: Request, _body: bytes) -
     """POST /v1/responses/{response_id}/cancel, for running foreground responses too"""
     response = response_id(request)
     found = _read(services, caller, request, response)
-    if found.status in ENDED:
+    if found.status in TERMINAL_STATUSES:
         if not found.background and found.status != "cancelled":
             raise InvalidRequest("Cannot cancel a synchronous response.")
         return as_json(request, found)

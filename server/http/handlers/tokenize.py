@@ -14,7 +14,7 @@ from server.http.services import Services
 from server.model_formats.chat_template.template import read_json
 from server.protocol.completions.tokenize import Detokenized, DetokenizeRequest, Tokenized, TokenizeRequest
 from server.protocol.decode import decode
-from server.protocol.json_bounds import MOST_TOKENS
+from server.protocol.json_bounds import MAX_TOKEN_VALUES
 
 
 def tokenize(services: Services, caller: Caller, request: Request, body: bytes) -> Response:
@@ -45,7 +45,7 @@ def info(services: Services, _caller: Caller, request: Request, _body: bytes) ->
 
 def detokenize(services: Services, _caller: Caller, request: Request, body: bytes) -> Response:
     """POST /detokenize"""
-    wanted = decode(body, DetokenizeRequest, MOST_TOKENS)
+    wanted = decode(body, DetokenizeRequest, MAX_TOKEN_VALUES)
     vocabulary = runs.vocabulary_of(services.served, wanted.model)
     runs.refuse_many(wanted.tokens, services.served)
     check_tokens(wanted.tokens, "tokens", vocabulary)

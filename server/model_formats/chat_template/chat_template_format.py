@@ -1,4 +1,4 @@
-"""The dialect of models with an ordinary Hugging Face chat template, whatever their family."""
+"""The model format of models with an ordinary Hugging Face chat template, whatever their family."""
 
 import copy
 from collections.abc import Mapping, Sequence
@@ -9,17 +9,17 @@ from typing import Any, Self
 from server.model_formats.chat_template.messages import write_messages
 from server.model_formats.chat_template.output_parser import ChatParser
 from server.model_formats.chat_template.template import ChatTemplate
-from server.model_formats.chat_template.template_probe import find_shape
+from server.model_formats.chat_template.template_probe import probe_template
 from server.model_formats.interface import Conversation, Prompt, PromptError, ReasoningMarks
-from server.model_formats.output_grammar import Asked, Thinking, constrain
-from server.model_formats.reasoning import find_form
+from server.model_formats.output_grammar import OutputConstraints, ReasoningStart, build_grammar
+from server.model_formats.reasoning import detect_reasoning_format
 from server.model_formats.text_stream.special_tokens import markup_of
-from server.model_formats.tool_calls.formats import find_format
-from server.model_formats.tool_calls.interface import CallFormat
-from server.model_formats.tool_names import Toolbox, as_function
+from server.model_formats.tool_calls.formats import detect_tool_call_format
+from server.model_formats.tool_calls.interface import ToolCallFormat
+from server.model_formats.tool_names import ToolIndex, function_schema
 from server.protocol.responses.request import Effort
 
-VARIABLES = frozenset(
+CHAT_TEMPLATE_KWARGS = frozenset(
     {
         "add_vision_id",
         "clear_thinking",
@@ -39,40 +39,40 @@ VARIABLES = frozenset(
     }
 )
 """What callers may tell a chat template. A template that does not know a name ignores it."""
-_SWITCHES = ("enable_thinking", "thinking")
+_THINKING_SWITCHES = ("enable_thinking", "thinking")
 """By which templates are told whether the model is to reason."""
-_MAX_VARIABLE = 4096
-_TEMPLATES_KEPT = 8
+_MAX_KWARG = 4096
+_TEMPLATE_CACHE_SIZE = 8
 """Of those that requests bring: each is compiled, and tried out for what it can write."""
 
 
 class ChatTemplateFormat:
-    """One model folder's dialect. Thread-safe; every engine request gets a parser of its own."""
+    """One model folder's model format. Thread-safe; every engine request gets a parser of its own."""
 
     def __init__(
         self,
         folder: Path,
         stop_ids: frozenset[int],
         *,
-        call_format: type[CallFormat] | None = None,
+        call_format: type[ToolCallFormat] | None = None,
         model_type: str | None = None,
     ) -> None:
         """Without a `call_format`, the folder's template or `model_type` shows it."""
         self._template = ChatTemplate(folder)
         self._stop_ids = stop_ids
         self._markup = markup_of(self._template.tokenizer)
-        found = call_format or find_format(self._template.source, model_type)
+        found = call_format or detect_tool_call_format(self._template.source, model_type)
         self._calls = found(self._markup) if found else None
-        form = find_form(self._template.source)
-        self._form = form.signed(self._markup) if form else None
+        reasoning_format = detect_reasoning_format(self._template.source)
+        self._reasoning_format = reasoning_format.with_signs(self._markup) if reasoning_format else None
         self._marks = self._find_marks()
         self._write_with(self._template)
-        self._with_template = lru_cache(_TEMPLATES_KEPT)(self._replaced)
+        self._with_template = lru_cache(_TEMPLATE_CACHE_SIZE)(self._replaced)
 
     def _write_with(self, template: ChatTemplate) -> None:
         self._template = template
-        self._shape = find_shape(template)
-        self._opens_when_asked = self._opened(self._render_thinking())
+        self._capabilities = probe_template(template)
+        self._opens_with_switches = self._opened(self._render_thinking())
 
     def _replaced(self, template: str) -> Self:
         """The same model, told of conversations by another template; it answers as it was trained to."""
@@ -82,38 +82,38 @@ class ChatTemplateFormat:
 
     def write(self, conversation: Conversation) -> Prompt:
         """Raises PromptError or PromptTooLong."""
-        own = conversation.template
+        own = conversation.chat_template
         return (self if own is None else self._with_template(own))._write(conversation)
 
     def _write(self, conversation: Conversation) -> Prompt:
-        shown = self._tools(conversation)
-        choice = conversation.choice
-        callable_ = Toolbox(()) if choice.mode == "none" else shown.only(choice.allowed)
-        messages = write_messages(conversation, self._template, self._shape, self._calls)
-        continues = conversation.continues
+        tool_index = self._tools(conversation)
+        choice = conversation.tool_choice
+        callable_ = ToolIndex(()) if choice.mode == "none" else tool_index.only(choice.allowed)
+        messages = write_messages(conversation, self._template, self._capabilities, self._calls)
+        continues = conversation.continue_final_message
         if continues and (not messages or messages[-1]["role"] != "assistant" or not messages[-1]["content"]):
             raise PromptError("Only an assistant's message, with text and last, can be continued.")
         rendered = self._render(
             messages,
             conversation,
-            tools=[as_function(name, tool) for name, tool in shown.tools.items()] or None,
+            tools=[function_schema(name, tool) for name, tool in tool_index.tools.items()] or None,
             documents=self._documents(conversation),
-            generates=conversation.generates,
+            generates=conversation.add_generation_prompt,
             continues=continues,
         )
-        thinking = "no" if continues else self._thinking(rendered, conversation.effort)
-        asked = Asked(
-            tools=shown if choice.mode == "none" else callable_,
+        thinking = "no" if continues else self._thinking(rendered, conversation.reasoning_effort)
+        constraints = OutputConstraints(
+            tools=tool_index if choice.mode == "none" else callable_,
             choice=choice,
             format=conversation.format,
             thinking=thinking,
         )
-        token_ids = self._template.encode(rendered, conversation.limit)
+        token_ids = self._template.encode(rendered, conversation.max_tokens)
         return Prompt(
-            token_ids=self._template.surround(token_ids) if conversation.adds_special_tokens else token_ids,
+            token_ids=self._template.surround(token_ids) if conversation.add_special_tokens else token_ids,
             stop_ids=self._stop_ids,
             opens_reasoning=thinking == "open",
-            grammar=constrain(self._markup, self._calls, self._form, asked),
+            grammar=build_grammar(self._markup, self._calls, self._reasoning_format, constraints),
             tools=tuple(callable_.tools.values()),
             must_call=choice.mode == "required",
         )
@@ -123,8 +123,8 @@ class ChatTemplateFormat:
         return tuple(ids)
 
     @property
-    def longest_token(self) -> int | None:
-        return self._template.tokens.longest
+    def max_chars_per_token(self) -> int | None:
+        return self._template.tokens.max_chars_per_token
 
     @property
     def reasoning_marks(self) -> ReasoningMarks | None:
@@ -132,9 +132,12 @@ class ChatTemplateFormat:
 
     def _find_marks(self) -> ReasoningMarks | None:
         """What ends the reasoning must be one token: texts are spelled in more ways than one."""
-        if self._form is None:
+        if self._reasoning_format is None:
             return None
-        texts = [self._markup.restore(mark).strip() for mark in (self._form.opens[0], self._form.closes[0])]
+        texts = [
+            self._markup.restore(mark).strip()
+            for mark in (self._reasoning_format.start_tags[0], self._reasoning_format.end_tags[0])
+        ]
         start, end = (tuple(ids) for ids in self._template.tokens.encode(texts, None, special=False))
         return ReasoningMarks(start, end) if len(end) == 1 and start else None
 
@@ -142,17 +145,17 @@ class ChatTemplateFormat:
         return ChatParser(
             self._template.tokenizer,
             self._markup,
-            self._form,
+            self._reasoning_format,
             self._calls if prompt.tools else None,
-            Toolbox(prompt.tools, takes_unknown=prompt.grammar is None),
+            ToolIndex(prompt.tools, accepts_unknown=prompt.grammar is None),
             self._stop_ids,
             opens_reasoning=prompt.opens_reasoning,
             must_call=prompt.must_call,
         )
 
-    def _tools(self, conversation: Conversation) -> Toolbox:
-        tools = Toolbox(conversation.tools)
-        if tools and not self._shape.tools:
+    def _tools(self, conversation: Conversation) -> ToolIndex:
+        tools = ToolIndex(conversation.tools)
+        if tools and not self._capabilities.tools:
             raise PromptError("The model's chat template cannot write tools.", "tools")
         if tools and self._calls is None:
             raise PromptError(
@@ -166,10 +169,10 @@ class ChatTemplateFormat:
         return conversation.documents or None
 
     def _render(self, messages: Sequence[dict[str, Any]], conversation: Conversation, **told: Any) -> str:
-        named = _checked(conversation.variables)
+        named = _checked_kwargs(conversation.chat_template_kwargs)
         wished = {**self._wishes(conversation), **named}
-        if conversation.moment is not None:
-            told["strftime_now"] = conversation.moment.strftime
+        if conversation.created_at is not None:
+            told["strftime_now"] = conversation.created_at.strftime
         try:
             return self._template.render(messages, **told, **wished)
         except PromptError as error:
@@ -191,52 +194,57 @@ class ChatTemplateFormat:
 
     def _wishes(self, conversation: Conversation) -> dict[str, Any]:
         """Effort and verbosity in the words that the template knows."""
-        known, effort = self._template.variables, conversation.effort
+        known, effort = self._template.variables, conversation.reasoning_effort
         wishes: dict[str, Any] = {}
         if effort is not None:
             thinks = effort not in ("none", "minimal")
-            wishes = {name: thinks for name in _SWITCHES if name in known}
+            wishes = {name: thinks for name in _THINKING_SWITCHES if name in known}
             if "reasoning_effort" in known:
                 wishes["reasoning_effort"] = effort
         if conversation.verbosity is not None and "verbosity" in known:
             wishes["verbosity"] = conversation.verbosity
         return wishes
 
-    def _thinking(self, rendered: str, effort: Effort | None) -> Thinking:
+    def _thinking(self, rendered: str, effort: Effort | None) -> ReasoningStart:
         """Whether the prompt's end, which the template wrote, has opened or closed the reasoning.
 
         Where it has done neither, a grammar leaves it to the model, unless the caller wants no reasoning, or
         the template would have opened it for one who does.
         """
-        if self._form is None:
+        if self._reasoning_format is None:
             return "no"
         if self._opened(rendered):
             return "open"
         end = rendered.rstrip()
-        closed = any(end.endswith(self._markup.restore(closing).rstrip()) for closing in self._form.closes)
-        return "no" if closed or self._opens_when_asked or effort in ("none", "minimal") else "maybe"
+        closed = any(
+            end.endswith(self._markup.restore(closing).rstrip())
+            for closing in self._reasoning_format.end_tags
+        )
+        return "no" if closed or self._opens_with_switches or effort in ("none", "minimal") else "maybe"
 
     def _opened(self, rendered: str) -> bool:
-        end, forms = rendered.rstrip(), self._form.opens if self._form else ()
+        end, forms = rendered.rstrip(), self._reasoning_format.start_tags if self._reasoning_format else ()
         return any(end.endswith(self._markup.restore(opening).rstrip()) for opening in forms)
 
     def _render_thinking(self) -> str:
         """A prompt whose model is to reason, as the template writes it; empty where it cannot be told to."""
-        switches: dict[str, Any] = {name: True for name in _SWITCHES if name in self._template.variables}
+        switches: dict[str, Any] = {
+            name: True for name in _THINKING_SWITCHES if name in self._template.variables
+        }
         try:
             return self._template.render([{"role": "user", "content": "Hi"}], **switches) if switches else ""
         except PromptError:
             return ""
 
 
-def _checked(variables: Mapping[str, Any]) -> dict[str, Any]:
+def _checked_kwargs(variables: Mapping[str, Any]) -> dict[str, Any]:
     """Raises PromptError for names that callers may not set, and for values that are large or nested."""
     for name, value in variables.items():
         param = f"chat_template_kwargs.{name}"
-        if name not in VARIABLES:
+        if name not in CHAT_TEMPLATE_KWARGS:
             raise PromptError(f"{name[:100]!r} cannot be told to a chat template.", param)
         if not isinstance(value, str | int | float | bool | None):
             raise PromptError(f"{name} must be text, a number, true, false or null.", param)
-        if isinstance(value, str) and len(value) > _MAX_VARIABLE:
-            raise PromptError(f"{name} may have {_MAX_VARIABLE} characters.", param)
+        if isinstance(value, str) and len(value) > _MAX_KWARG:
+            raise PromptError(f"{name} may have {_MAX_KWARG} characters.", param)
     return dict(variables)

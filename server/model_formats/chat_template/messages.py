@@ -13,10 +13,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from server.model_formats.chat_template.template import ChatTemplate, Message, Written
-from server.model_formats.chat_template.template_probe import Shape
-from server.model_formats.interface import Conversation, PromptError, Tool, spoken_name
-from server.model_formats.tool_calls.interface import CallFormat
+from server.model_formats.chat_template.template import ChatTemplate, MarkupText, Message
+from server.model_formats.chat_template.template_probe import TemplateCapabilities
+from server.model_formats.interface import Conversation, PromptError, Tool, qualified_name
+from server.model_formats.tool_calls.interface import ToolCallFormat
 from server.protocol.errors import DecodeFailure
 from server.protocol.json_bounds import check_size
 from server.protocol.responses.items import (
@@ -33,7 +33,7 @@ from server.protocol.responses.items import (
 from server.protocol.responses.items import Message as MessageItem
 
 _LETTERS = string.ascii_letters + string.digits
-_MOST_ARGUMENTS = 2**20
+_MAX_ARGUMENTS = 2**20
 """Characters of a call's arguments that are parsed for a template, which keeps other threads waiting."""
 _NINE = re.compile(r"[A-Za-z0-9]{9}")
 
@@ -64,19 +64,22 @@ class Turn:
 
 
 def write_messages(
-    conversation: Conversation, template: ChatTemplate, shape: Shape, calls: CallFormat | None
+    conversation: Conversation,
+    template: ChatTemplate,
+    capabilities: TemplateCapabilities,
+    calls: ToolCallFormat | None,
 ) -> list[Message]:
-    """Messages in the shape that transformers takes. Raises PromptError."""
-    turns = list(_turns(conversation, calls.ids if calls else "any"))
-    if not shape.systems:
-        turns = _one_system(turns)
-    if not shape.system:
+    """Messages in the capabilities that transformers takes. Raises PromptError."""
+    turns = list(_turns(conversation, calls.call_id_style if calls else "any"))
+    if not capabilities.later_systems:
+        turns = _merge_systems(turns)
+    if not capabilities.first_system:
         turns = _system_as_user(turns)
-    if not shape.users_in_row:
-        turns = list(_joined_users(turns))
-    if not shape.parallel:
-        turns = list(_one_by_one(turns))
-    writer = _Writer(template, shape, calls)
+    if not capabilities.consecutive_users:
+        turns = list(_merge_users(turns))
+    if not capabilities.parallel_calls:
+        turns = list(_split_parallel_calls(turns))
+    writer = _Writer(template, capabilities, calls)
     return [message for turn in turns for message in writer.write(turn)]
 
 
@@ -84,13 +87,13 @@ def _turns(conversation: Conversation, ids: str) -> Iterator[Turn]:
     """Who said what, in order; all that a model said without being answered between is one turn."""
     if conversation.instructions:
         yield Turn("system", conversation.instructions)
-    names = _Ids(ids, conversation.tools)
+    names = _CallIds(ids, conversation.tools)
     spoken: Turn | None = None
     for item in conversation.items:
         if isinstance(item, OtherItem):
             continue
-        if _is_assistants(item):
-            if spoken is not None and _begins_anew(spoken, item):
+        if _is_from_assistant(item):
+            if spoken is not None and _starts_new_message(spoken, item):
                 yield spoken
                 spoken = None
             spoken = spoken or Turn("assistant")
@@ -104,20 +107,20 @@ def _turns(conversation: Conversation, ids: str) -> Iterator[Turn]:
         yield spoken
 
 
-def _is_assistants(item: Item) -> bool:
+def _is_from_assistant(item: Item) -> bool:
     if isinstance(item, MessageItem):
         return item.role == "assistant"
     return isinstance(item, Reasoning | FunctionCall | CustomToolCall)
 
 
-def _begins_anew(turn: Turn, item: Item) -> bool:
+def _starts_new_message(turn: Turn, item: Item) -> bool:
     """A model's second message, or what it thought after the first, is a message of its own."""
     if isinstance(item, MessageItem):
         return turn.said or bool(turn.calls)
     return isinstance(item, Reasoning) and (turn.said or bool(turn.calls))
 
 
-def _add(turn: Turn, item: Item, ids: "_Ids") -> None:
+def _add(turn: Turn, item: Item, ids: "_CallIds") -> None:
     match item:
         case MessageItem():
             turn.text, turn.said = plain_text(item.content), True
@@ -131,7 +134,7 @@ def _add(turn: Turn, item: Item, ids: "_Ids") -> None:
             turn.calls.append(ids.call(item.call_id, ids.name(item), arguments))
 
 
-def _turn_of(item: Item, ids: "_Ids") -> Turn:
+def _turn_of(item: Item, ids: "_CallIds") -> Turn:
     if isinstance(item, FunctionCallOutput | CustomToolCallOutput):
         return Turn("tool", _output_text(item.output), call=ids.answered(item.call_id))
     assert isinstance(item, MessageItem)
@@ -143,19 +146,19 @@ def _output_text(output: str | list[ContentPart]) -> str:
     return output if isinstance(output, str) else plain_text(output)
 
 
-class _Ids:
+class _CallIds:
     """Call ids as a family wants them, and names. A call and its output keep their bond: the id they had."""
 
     def __init__(self, wanted: str, tools: Sequence[Tool] = ()) -> None:
         self._wanted = wanted
-        self._spoken = {(tool.namespace, tool.name): tool.spoken for tool in tools}
+        self._spoken = {(tool.namespace, tool.name): tool.prompt_name for tool in tools}
         self._calls: dict[str, Call] = {}
         self._count = 0
 
     def name(self, item: FunctionCall | CustomToolCall) -> str:
         """What the model knows the called tool by, or did where it is not offered any more."""
         namespace = item.namespace or None
-        return self._spoken.get((namespace, item.name)) or spoken_name(item.name, namespace)
+        return self._spoken.get((namespace, item.name)) or qualified_name(item.name, namespace)
 
     def call(self, call_id: str, name: str, arguments: str) -> Call:
         match self._wanted:
@@ -185,7 +188,7 @@ def _nine_letters(call_id: str) -> str:
     return letters
 
 
-def _one_system(turns: Sequence[Turn]) -> list[Turn]:
+def _merge_systems(turns: Sequence[Turn]) -> list[Turn]:
     """All system messages as one, which comes first."""
     texts = [turn.text for turn in turns if turn.role == "system"]
     rest = [turn for turn in turns if turn.role != "system"]
@@ -207,7 +210,7 @@ def _system_as_user(turns: Sequence[Turn]) -> list[Turn]:
     return [*written, Turn("user", "\n\n".join(waiting))] if waiting else written
 
 
-def _joined_users(turns: Sequence[Turn]) -> Iterator[Turn]:
+def _merge_users(turns: Sequence[Turn]) -> Iterator[Turn]:
     before: Turn | None = None
     for turn in turns:
         if before is not None and before.role == turn.role == "user":
@@ -220,7 +223,7 @@ def _joined_users(turns: Sequence[Turn]) -> Iterator[Turn]:
         yield before
 
 
-def _one_by_one(turns: Sequence[Turn]) -> Iterator[Turn]:
+def _split_parallel_calls(turns: Sequence[Turn]) -> Iterator[Turn]:
     """Each call in a message of its own, with its output after it."""
     outputs = {id(turn.call): turn for turn in turns if turn.call is not None}
     told: set[int] = set()
@@ -241,15 +244,17 @@ def _one_by_one(turns: Sequence[Turn]) -> Iterator[Turn]:
 class _Writer:
     """Turns as messages."""
 
-    def __init__(self, template: ChatTemplate, shape: Shape, calls: CallFormat | None) -> None:
+    def __init__(
+        self, template: ChatTemplate, capabilities: TemplateCapabilities, calls: ToolCallFormat | None
+    ) -> None:
         self._template = template
-        self._shape = shape
+        self._capabilities = capabilities
         self._calls = calls
 
     def write(self, turn: Turn) -> Iterator[Message]:
         if turn.role == "tool":
             assert turn.call is not None
-            if not self._shape.outputs:
+            if not self._capabilities.outputs:
                 raise PromptError("The model's chat template cannot write the outputs of tools.")
             yield {
                 "role": "tool",
@@ -259,7 +264,7 @@ class _Writer:
             }
         elif turn.role != "assistant":
             yield {"role": turn.role, "content": turn.text}
-        elif turn.calls and turn.text and self._shape.calls and not self._shape.text_with_calls:
+        elif turn.calls and turn.text and self._capabilities.calls and not self._capabilities.text_with_calls:
             yield from self._assistant(replace(turn, calls=[]))
             yield from self._assistant(replace(turn, text="", thought=""))
         else:
@@ -267,15 +272,15 @@ class _Writer:
 
     def _assistant(self, turn: Turn) -> Iterator[Message]:
         message: Message = {"role": "assistant", "content": turn.text}
-        if turn.thought and self._shape.thought_parts:
+        if turn.thought and self._capabilities.reasoning_as_part:
             thinking = {"type": "thinking", "thinking": turn.thought}
             text = [{"type": "text", "text": turn.text}] if turn.text else []
             message["content"] = [thinking, *text]
         elif turn.thought:
             message |= {"thinking": turn.thought, "reasoning_content": turn.thought}
-        if turn.calls and self._shape.calls:
+        if turn.calls and self._capabilities.calls:
             if not turn.text and not isinstance(message["content"], list):
-                message["content"] = self._shape.empty
+                message["content"] = self._capabilities.empty_content
             message["tool_calls"] = [self._call(call) for call in turn.calls]
         elif turn.calls:
             message["content"] = self._calls_as_text(turn)
@@ -283,9 +288,9 @@ class _Writer:
 
     def _call(self, call: Call) -> dict[str, Any]:
         arguments: Any = call.arguments
-        if self._shape.parsed:
-            if len(call.arguments) > _MOST_ARGUMENTS:
-                raise PromptError(f"The arguments of a call may have {_MOST_ARGUMENTS} characters.")
+        if self._capabilities.arguments_as_object:
+            if len(call.arguments) > _MAX_ARGUMENTS:
+                raise PromptError(f"The arguments of a call may have {_MAX_ARGUMENTS} characters.")
             try:
                 check_size(call.arguments.encode(errors="replace"))
                 arguments = json.loads(call.arguments)
@@ -296,11 +301,11 @@ class _Writer:
         function = {"name": call.name, "arguments": arguments}
         return {"type": "function", "id": call.call_id, "function": function}
 
-    def _calls_as_text(self, turn: Turn) -> Written:
+    def _calls_as_text(self, turn: Turn) -> MarkupText:
         """For a template that writes no calls: as the model itself writes them."""
         guard = self._template.guard
         pairs = [(guard(call.name), guard(call.arguments)) for call in turn.calls]
-        written = self._calls.written(pairs) if self._calls else None
+        written = self._calls.render_calls(pairs) if self._calls else None
         if written is None:
             raise PromptError("The model's chat template cannot write calls of tools.")
-        return Written(guard(turn.text) + written)
+        return MarkupText(guard(turn.text) + written)

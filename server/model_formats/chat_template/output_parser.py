@@ -6,13 +6,13 @@ from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
 from server.model_formats.interface import Delta
-from server.model_formats.reasoning import ReasoningForm, read_reasoning
-from server.model_formats.text_stream.merge_deltas import joined
+from server.model_formats.reasoning import ReasoningFormat, read_reasoning
+from server.model_formats.text_stream.merge_deltas import merge_deltas
 from server.model_formats.text_stream.scanner import Scanner
 from server.model_formats.text_stream.special_tokens import Markup
-from server.model_formats.text_stream.surrounding_whitespace import Prose
-from server.model_formats.tool_calls.interface import CallFormat, Calling, read_answer
-from server.model_formats.tool_names import Toolbox
+from server.model_formats.text_stream.surrounding_whitespace import TextEmitter
+from server.model_formats.tool_calls.interface import ToolCallEmitter, ToolCallFormat, read_answer
+from server.model_formats.tool_names import ToolIndex
 
 
 class ChatParser:
@@ -22,9 +22,9 @@ class ChatParser:
         self,
         tokenizer: Tokenizer,
         markup: Markup,
-        form: ReasoningForm | None,
-        calls: CallFormat | None,
-        tools: Toolbox,
+        reasoning_format: ReasoningFormat | None,
+        calls: ToolCallFormat | None,
+        tools: ToolIndex,
         stop_ids: frozenset[int],
         *,
         opens_reasoning: bool,
@@ -41,7 +41,7 @@ class ChatParser:
         self._count = 0
         self._scanner = Scanner()
         self._reader = _read(
-            self._scanner, markup, form, calls, tools, opened=opens_reasoning, must_call=must_call
+            self._scanner, markup, reasoning_format, calls, tools, opened=opens_reasoning, must_call=must_call
         )
         next(self._reader, None)
 
@@ -56,14 +56,14 @@ class ChatParser:
             text = self._decode(token)
             if text:
                 self._read_on(text)
-        return joined(scanner.take())
+        return merge_deltas(scanner.take_deltas())
 
     def close(self) -> list[Delta]:
         self._flush()
         self._scanner.ended = True
         for _ in self._reader:
             pass
-        return joined(self._scanner.take())
+        return merge_deltas(self._scanner.take_deltas())
 
     def _read_on(self, text: str) -> None:
         self._scanner.feed(text, self._places)
@@ -98,19 +98,24 @@ class ChatParser:
 def _read(
     scanner: Scanner,
     markup: Markup,
-    form: ReasoningForm | None,
-    calls: CallFormat | None,
-    tools: Toolbox,
+    reasoning_format: ReasoningFormat | None,
+    calls: ToolCallFormat | None,
+    tools: ToolIndex,
     *,
     opened: bool,
     must_call: bool,
 ) -> Iterator[None]:
-    answer = Prose(scanner, "answer", markup.clean)
-    if form is not None:
-        reasoning = Prose(scanner, "reasoning", markup.clean, strips=True)
+    answer = TextEmitter(scanner, "answer", markup.clean)
+    if reasoning_format is not None:
+        reasoning = TextEmitter(scanner, "reasoning", markup.clean, strips=True)
         ends = [opener for opener in calls.openers if markup.is_sign(opener)] if calls else []
-        yield from read_reasoning(scanner, form, reasoning, answer, opened=opened, also_ends=ends)
-    dropped = form.dropped if form is not None else ()
+        yield from read_reasoning(scanner, reasoning_format, reasoning, answer, opened=opened, also_ends=ends)
+    dropped = reasoning_format.answer_tags if reasoning_format is not None else ()
     yield from read_answer(
-        scanner, calls, Calling(scanner, tools), answer, dropped, must_call=must_call and calls is not None
+        scanner,
+        calls,
+        ToolCallEmitter(scanner, tools),
+        answer,
+        dropped,
+        must_call=must_call and calls is not None,
     )

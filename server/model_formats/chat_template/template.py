@@ -30,13 +30,13 @@ _END = "\ufdd1"
 _DROPPED = re.compile(f"[{_MARKER}{_END}\ud800-\udfff]")
 _LOOKS_LIKE_CONTROL = re.compile(r"<[|｜].*[|｜]>|\[/?[A-Z_]+\]", re.DOTALL)
 
-_TEMPLATE_MISTAKES = (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError)
+_TEMPLATE_ERRORS = (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError)
 """What a template raises, beside its own errors, that was not written for this conversation."""
 
 Message = dict[str, Any]
 
 
-class Written(str):
+class MarkupText(str):
     """Text with markup that is meant: what others wrote in it has been through `ChatTemplate.guard`."""
 
     __slots__ = ()
@@ -60,7 +60,7 @@ class ChatTemplate:
         except TemplateError as error:
             raise ValueError(f"The chat template of {folder} is not valid: {error}.") from error
         self._special = _special_tokens(config)
-        self._lead = _lead_of(self.tokenizer)
+        self._lead = _prefix_of(self.tokenizer)
         self._lead_size = len(self.tokenizer.encode(self._lead, add_special_tokens=False).ids)
 
     def _read(self, sources: Mapping[str, str]) -> None:
@@ -77,7 +77,7 @@ class ChatTemplate:
         other._param = "chat_template"
         try:
             other._read({"default": source})
-        except (TemplateError, *_TEMPLATE_MISTAKES) as error:
+        except (TemplateError, *_TEMPLATE_ERRORS) as error:
             raise PromptError(f"chat_template is not valid: {error}.", other._param) from error
         return other
 
@@ -108,10 +108,10 @@ class ChatTemplate:
                 **self._special,
                 **self.guard(variables),
             )
-        except (TemplateError, *_TEMPLATE_MISTAKES) as error:
+        except (TemplateError, *_TEMPLATE_ERRORS) as error:
             sentence = f"The model's chat template refused the conversation: {error}."
             raise PromptError(sentence, self._param) from error
-        return _cut(rendered) if continues else rendered
+        return _cut_at_end_mark(rendered) if continues else rendered
 
     def encode(self, rendered: str, limit: int | None = None) -> tuple[int, ...]:
         """Token ids of what `render` gave. Raises PromptTooLong, see `BoundedTokenizer.encode`."""
@@ -142,7 +142,7 @@ class ChatTemplate:
     def guard(self, value: Any) -> Any:
         """The same with all control tokens in texts split, names in mappings included."""
         match value:
-            case Written():
+            case MarkupText():
                 return value
             case str():
                 return self._control_start.sub(lambda found: found[0] + _MARKER, _DROPPED.sub("", value))
@@ -153,7 +153,7 @@ class ChatTemplate:
         return value
 
 
-def _cut(rendered: str) -> str:
+def _cut_at_end_mark(rendered: str) -> str:
     """The text up to where the continued message ends; a template may have trimmed what follows."""
     place = rendered.rfind(_END)
     if place < 0:
@@ -191,7 +191,7 @@ def _start_of_any(controls: Iterable[str]) -> re.Pattern[str]:
     return re.compile("|".join(starts) or r"(?!)")
 
 
-def _lead_of(tokenizer: Tokenizer) -> str:
+def _prefix_of(tokenizer: Tokenizer) -> str:
     """What to begin a later piece with, so that a tokenizer which puts a space before all text puts none.
 
     As in transformers: a line break, whose own tokens are taken off again.

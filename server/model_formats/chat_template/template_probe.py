@@ -18,38 +18,38 @@ _USER: Message = {"role": "user", "content": _ASKED}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
+class TemplateCapabilities:
     """One template's wishes."""
 
-    system: bool
+    first_system: bool
     """It writes a system message that comes first."""
-    systems: bool
+    later_systems: bool
     """And others, wherever they come."""
-    users_in_row: bool
+    consecutive_users: bool
     """It writes two messages of the user one after the other."""
     tools: bool
     calls: bool
     outputs: bool
     """It writes tools, calls in the history, and their outputs."""
-    parsed: bool
+    arguments_as_object: bool
     """A call's arguments are an object; otherwise JSON text."""
-    empty: str | None
+    empty_content: str | None
     """The content of a message that has only calls."""
     text_with_calls: bool
-    parallel: bool
+    parallel_calls: bool
     """One message may have text and calls, and more than one call."""
-    thought_parts: bool
+    reasoning_as_part: bool
     """Reasoning is a part of the content; otherwise a field of the message, which may be ignored."""
 
 
-def find_shape(template: ChatTemplate) -> Shape:
+def probe_template(template: ChatTemplate) -> TemplateCapabilities:
     """Renders with each wish in turn; what raises or does not show is not wished."""
     probe = _Probe(template)
     system = {"role": "system", "content": _SYSTEM}
     later = {"role": "system", "content": _LATER}
     answer = {"role": "assistant", "content": _TEXT}
     again = {"role": "user", "content": _AGAIN}
-    call = next((shape for shape in _CALL_SHAPES if probe.shows_call(*shape)), None)
+    call = next((shape for shape in _CALL_VARIANTS if probe.shows_call(*shape)), None)
     parsed, empty = call or (True, "")
     one = {"role": "assistant", "content": empty, "tool_calls": [_call(_FUNCTION, parsed)]}
     output = {"role": "tool", "content": _OUTPUT, "name": _FUNCTION, "tool_call_id": _ID}
@@ -57,24 +57,24 @@ def find_shape(template: ChatTemplate) -> Shape:
     two = {**one, "tool_calls": [_call(_FUNCTION, parsed), _call(_OTHER, parsed)]}
     thought = [{"type": "thinking", "thinking": _THOUGHT}, {"type": "text", "text": _TEXT}]
     thinking = {"role": "assistant", "content": thought}
-    return Shape(
-        system=probe.shows([system, _USER], _SYSTEM, _ASKED),
-        systems=probe.shows([system, later, _USER, answer, later, again], _SYSTEM, twice=_LATER),
-        users_in_row=probe.shows([_USER, again], _ASKED, _AGAIN),
+    return TemplateCapabilities(
+        first_system=probe.shows([system, _USER], _SYSTEM, _ASKED),
+        later_systems=probe.shows([system, later, _USER, answer, later, again], _SYSTEM, twice=_LATER),
+        consecutive_users=probe.shows([_USER, again], _ASKED, _AGAIN),
         tools=probe.shows([_USER], _FUNCTION, tools=True),
         calls=call is not None,
         outputs=any(probe.shows([_USER, made, output], _OUTPUT, tools=True) for made in (one, answer)),
-        parsed=parsed,
-        empty=empty,
+        arguments_as_object=parsed,
+        empty_content=empty,
         text_with_calls=probe.shows([_USER, beside, output], _TEXT, _VALUE, tools=True),
-        parallel=probe.shows([_USER, two, output, output], _FUNCTION + '"', _OTHER, tools=True)
+        parallel_calls=probe.shows([_USER, two, output, output], _FUNCTION + '"', _OTHER, tools=True)
         or probe.shows([_USER, two, output, output], _OTHER, tools=True),
-        thought_parts=probe.shows([_USER, thinking, again], _THOUGHT, _TEXT)
+        reasoning_as_part=probe.shows([_USER, thinking, again], _THOUGHT, _TEXT)
         and "thinking'" in template.source,
     )
 
 
-_CALL_SHAPES: tuple[tuple[bool, str | None], ...] = ((True, ""), (True, None), (False, ""), (False, None))
+_CALL_VARIANTS: tuple[tuple[bool, str | None], ...] = ((True, ""), (True, None), (False, ""), (False, None))
 
 
 def _call(name: str, parsed: bool) -> dict[str, Any]:

@@ -13,11 +13,11 @@ from server.model_formats.interface import PromptTooLong
 
 PIECE = 65_536
 """Characters that are counted at once; 1 million tokens at once take 380 MB and 1 s, these 25 MB at most."""
-CERTAIN = 2
+CHARACTERS_PER_TOKEN = 2
 """A text of so many characters for each token of room is tokenized without having been counted."""
-SLACK = 32
+TOKENS_PER_CUT = 32
 """Tokens that a cut may add to a count: what is cut in a word, and the merges next to it."""
-COMPOSED = 4
+MAX_COMPOSED = 4
 """Characters of which the composing normal forms may make one."""
 
 
@@ -26,7 +26,7 @@ class BoundedTokenizer:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self.longest = _longest(tokenizer)
+        self.max_chars_per_token = _max_chars_per_token(tokenizer)
         """Characters that a token stands for at most; None where a tokenizer may drop or join any number."""
 
     def encode(
@@ -44,14 +44,14 @@ class BoundedTokenizer:
 
     def _refuse_long(self, texts: Sequence[str], limit: int) -> None:
         size = sum(map(len, texts))
-        if self.longest is not None and size > limit * self.longest:
+        if self.max_chars_per_token is not None and size > limit * self.max_chars_per_token:
             raise PromptTooLong(limit)
-        if size <= max(PIECE, limit * CERTAIN):
+        if size <= max(PIECE, limit * CHARACTERS_PER_TOKEN):
             return
         count = 0
         for cuts, batch in enumerate(_batches(texts), 1):
             count += sum(map(len, self._tokenizer.encode_batch_fast(batch, add_special_tokens=False)))
-            if count > limit + SLACK * cuts:
+            if count > limit + TOKENS_PER_CUT * cuts:
                 raise PromptTooLong(limit)
 
 
@@ -70,7 +70,7 @@ def _batches(texts: Sequence[str]) -> list[list[str]]:
     return batches
 
 
-def _longest(tokenizer: Tokenizer) -> int | None:
+def _max_chars_per_token(tokenizer: Tokenizer) -> int | None:
     """Known for byte-level BPE, whose tokens together spell all of a text and nothing else."""
     normalizer = type(tokenizer.normalizer).__name__
     if normalizer not in ("NoneType", "NFC", "NFKC") or type(tokenizer.model).__name__ != "BPE":
@@ -81,7 +81,7 @@ def _longest(tokenizer: Tokenizer) -> int | None:
     if any(token.lstrip or token.rstrip for token in added):
         return None
     longest = max(map(len, tokenizer.get_vocab(with_added_tokens=True)), default=1)
-    return longest * (1 if normalizer == "NoneType" else COMPOSED)
+    return longest * (1 if normalizer == "NoneType" else MAX_COMPOSED)
 
 
 def _state(part: object) -> bytes:

@@ -21,8 +21,8 @@ FORMATS = frozenset(
 """Those that every family's calls can be held to, or that are left out where one cannot."""
 MAX_REFERENCES = 200
 _MAX_DEPTH = 64
-_SHAPE_DEPTH = 6
-_SHAPE_VALUES = 100
+_BASIC_DEPTH = 6
+_BASIC_VALUES = 100
 _DIGITS = 5
 """Of multipleOf, its point included: a grammar needs a state for every remainder."""
 _EXACT = 2**53
@@ -38,7 +38,7 @@ _ESCAPES = frozenset("dDwWsSnrtfvxu")
 
 def enforceable(schema: Mapping[str, Any]) -> Mapping[str, Any]:
     """A part of a function's parameters that can be compiled; a smaller one where that is too large."""
-    for part in (_Part(schema).of_object(), shape(schema)):
+    for part in (_EnforceablePart(schema).of_object(), basic_schema(schema)):
         try:
             check_schema(part)
         except BadGrammar:
@@ -47,35 +47,35 @@ def enforceable(schema: Mapping[str, Any]) -> Mapping[str, Any]:
     return ANY_OBJECT
 
 
-def shape(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+def basic_schema(schema: Mapping[str, Any]) -> Mapping[str, Any]:
     """Types, properties and enumerations alone, down to a few levels: what always compiles, and fast."""
-    part = _shape(schema, 0)
+    part = _basic(schema, 0)
     return {**part, "type": "object"} if "object" in types_of(part) or "type" not in part else ANY_OBJECT
 
 
-def _shape(schema: Any, depth: int) -> dict[str, Any]:
-    if not isinstance(schema, Mapping) or depth > _SHAPE_DEPTH:
+def _basic(schema: Any, depth: int) -> dict[str, Any]:
+    if not isinstance(schema, Mapping) or depth > _BASIC_DEPTH:
         return {}
     part = dict(_types(schema))
     values = schema.get("enum")
-    if isinstance(values, list) and 0 < len(values) <= _SHAPE_VALUES:
+    if isinstance(values, list) and 0 < len(values) <= _BASIC_VALUES:
         texts = [value for value in values if isinstance(value, str) and _is_text(value)]
         if len(texts) == len(values) and part.get("type", "string") == "string":
             part["enum"] = texts
     properties = schema.get("properties")
     if isinstance(properties, Mapping):
         part["properties"] = {
-            name: _shape(inner, depth + 1) for name, inner in properties.items() if _is_text(name)
+            name: _basic(inner, depth + 1) for name, inner in properties.items() if _is_text(name)
         }
         part["required"] = [name for name in _required(schema) if name in part["properties"]]
         if schema.get("additionalProperties") is False and not schema.get("patternProperties"):
             part["additionalProperties"] = False
     if isinstance(schema.get("items"), Mapping):
-        part["items"] = _shape(schema["items"], depth + 1)
+        part["items"] = _basic(schema["items"], depth + 1)
     return part
 
 
-class _Part:
+class _EnforceablePart:
     """The part of one schema, whose references it collects."""
 
     def __init__(self, root: Mapping[str, Any]) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from server.model_formats.grammar.enforceable_schema import enforceable, shape
+from server.model_formats.grammar.enforceable_schema import basic_schema, enforceable
 from server.model_formats.interface import Tool
 from server.model_formats.tool_names import (
     ANY_OBJECT,
@@ -19,7 +19,7 @@ from server.model_formats.tool_names import (
     schema_of,
 )
 
-MOST_ALTERNATIVES = 16
+MAX_ALTERNATIVES = 16
 """Of one schema, written out as objects that each have their own properties."""
 _MAX_DEPTH = 8
 _JOINING = {"$ref", "anyOf", "oneOf", "allOf"}
@@ -33,10 +33,10 @@ def forced_levels(tools: Iterable[Tool]) -> list[list[Tool]]:
     tools = list(tools)
     if all(tool.strict or tool.kind == "custom" for tool in tools):
         return [tools]
-    return [[_following(tool, part) for tool in tools] for part in (enforceable, shape, _anything)]
+    return [[_enforcing(tool, part) for tool in tools] for part in (enforceable, basic_schema, _anything)]
 
 
-def _following(tool: Tool, part: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> Tool:
+def _enforcing(tool: Tool, part: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> Tool:
     if tool.strict or tool.kind == "custom":
         return tool
     return replace(tool, strict=True, parameters=part(tool.parameters or ANY_OBJECT))
@@ -64,7 +64,7 @@ def objects_of(schema: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     if not schema.keys() & _JOINING:
         return [schema]
     found = _alternatives(schema, 0)
-    if len(found) > MOST_ALTERNATIVES:
+    if len(found) > MAX_ALTERNATIVES:
         return [definition_of(schema)]
     return [{**definitions_of(schema), **one} for one in found]
 
@@ -105,8 +105,8 @@ def _branch(schema: Mapping[str, Any], inner: Any, depth: int) -> list[dict[str,
 
 
 def _crossed(some: list[dict[str, Any]], others: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    if len(some) * len(others) > MOST_ALTERNATIVES:
-        return [{}] * (MOST_ALTERNATIVES + 1)
+    if len(some) * len(others) > MAX_ALTERNATIVES:
+        return [{}] * (MAX_ALTERNATIVES + 1)
     return [_merged(one, other) for one in some for other in others]
 
 

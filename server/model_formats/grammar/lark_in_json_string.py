@@ -64,19 +64,19 @@ def _rewrite(found: re.Match[str]) -> str:
         case "comment":
             return found[0]
         case "range":
-            first, last = _said(found["first"]), _said(found["last"])
+            first, last = _literal_text(found["first"]), _literal_text(found["last"])
             return _atom(f"[{re.escape(first)}-{re.escape(last)}]", "")
     if found["text"] is not None:
-        letters = [_atom(re.escape(letter), found["case"]) for letter in _said(found["text"])]
+        letters = [_atom(re.escape(letter), found["case"]) for letter in _literal_text(found["text"])]
         return f"({' '.join(letters)})" if letters else '""'
     if found["regex"] is not None:
         return f"({' '.join(_expression(found['regex'], found['flags']))})"
     if found["import"] is not None:
         if found["import"] not in _COMMON:
-            raise _not_served(found[0])
+            raise _unsupported(found[0])
         return f"{_rule(found['import'])}: {escaped_grammar(_COMMON[found['import']])}"
     if found["directive"] is not None or found["open"] is not None:
-        raise _not_served(found[0])
+        raise _unsupported(found[0])
     return _rule(found["name"])
 
 
@@ -84,21 +84,21 @@ def _rule(name: str) -> str:
     return f"term_{name.lower()}"
 
 
-def _said(text: str) -> str:
+def _literal_text(text: str) -> str:
     try:
         said: str = json.loads(text.replace("\\'", "'"))
     except ValueError:
-        raise _not_served(text) from None
+        raise _unsupported(text) from None
     return said
 
 
 def _expression(pattern: str, flags: str) -> Iterator[str]:
     """A regular expression as one of Lark: groups, choices and repetitions are written alike."""
     if flags.strip("is"):
-        raise _not_served(f"/{pattern}/{flags}")
+        raise _unsupported(f"/{pattern}/{flags}")
     for part in _ATOM.finditer(pattern):
         if part["anchor"]:
-            raise _not_served(f"/{pattern}/")
+            raise _unsupported(f"/{pattern}/")
         if part["open"]:
             yield "("
         elif part["atom"]:
@@ -127,16 +127,16 @@ def _for_python(atom: str) -> str:
     try:
         re.compile(atom or "(?!)")
     except re.error:
-        raise _not_served(atom) from None
+        raise _unsupported(atom) from None
     return atom if atom not in ("", "[]") else "(?!)"
 
 
 def _code(found: re.Match[str]) -> str:
     number = found[1].lstrip("0") or "0"
     if len(number) > 6 or int(number, 16) > 0x10FFFF:
-        raise _not_served(found[0])
+        raise _unsupported(found[0])
     return f"\\U{int(number, 16):08x}"
 
 
-def _not_served(what: str) -> PromptError:
+def _unsupported(what: str) -> PromptError:
     return PromptError(f"{what[:100]} in the grammar of a custom tool is not served.", "tools")

@@ -17,7 +17,7 @@ from server.model_formats.tool_names import enforced_schema
 _TERMINALS = "TEXT: /(.|\\n)+/\nANY: /(.|\\n)*/\n"
 
 
-class Lark:
+class GrammarBuilder:
     """Expressions for one grammar; `grammar` ends it."""
 
     def __init__(self, markup: Markup) -> None:
@@ -46,31 +46,31 @@ class Lark:
         first, *rest = self._markup.pieces(self._markup.restore(end))
         if isinstance(first, int):
             return f"TEXT? {self.literal(end)}"
-        name = self.numbered("until", f"ANY {json.dumps(first)}", "[lazy]")
+        name = self.shared_rule("until", f"ANY {json.dumps(first)}", "[lazy]")
         return " ".join([name, *map(_piece, rest)])
 
-    def ended(self, text: str, end: str, banned: str) -> str:
+    def terminated_string(self, text: str, end: str, banned: str) -> str:
         """What this terminal's body allows and has nothing `banned` in it, and the `end`."""
         pieces = self._markup.pieces(self._markup.restore(end))
         stop = self._markup.pieces(self._markup.restore(banned))[0]
         apart = f" & ~/(.|\\n)*{regex_of(stop)}(.|\\n)*/" if isinstance(stop, str) else ""
-        name = self.numbered("STRING", f"({text}){apart}")
+        name = self.shared_rule("STRING", f"({text}){apart}")
         if isinstance(pieces[0], str):
-            name = self.numbered("string", f"{name} {json.dumps(pieces.pop(0))}", "[lazy]")
+            name = self.shared_rule("string", f"{name} {json.dumps(pieces.pop(0))}", "[lazy]")
         return " ".join([name, *map(_piece, pieces)])
 
-    def without(self, texts: Iterable[str]) -> str:
+    def text_without(self, texts: Iterable[str]) -> str:
         """Any text that has none of these, which may be nothing."""
-        return self.rule("PLAIN", self.plain(texts, empty=True))
+        return self.rule("PLAIN", self.text_body(texts, empty=True))
 
-    def plain(self, texts: Iterable[str], start: str = "", *, empty: bool = False) -> str:
+    def text_body(self, texts: Iterable[str], start: str = "", *, empty: bool = False) -> str:
         """A terminal's body: text that has none of these, and whose first visible character is of `start`."""
         parts = [self._markup.pieces(self._markup.restore(text))[0] for text in texts]
         banned = [f" & ~/(.|\n)*{regex_of(part)}(.|\n)*/" for part in parts if isinstance(part, str)]
         whole = f"[ \n\t]*({start}(.|\n)*)?" if start else "(.|\n)*" if empty else "(.|\n)+"
         return f"/{whole}/{''.join(banned)}"
 
-    def numbered(self, name: str, body: str, attributes: str = "") -> str:
+    def shared_rule(self, name: str, body: str, attributes: str = "") -> str:
         """The name of a rule with this body; equal bodies share one."""
         for head, known in self._rules.items():
             if known == body and head.endswith(attributes) and head.startswith(f"{name}_"):
@@ -79,20 +79,22 @@ class Lark:
         self._rules[head + attributes] = body
         return head
 
-    def listed(self, parts: Sequence[tuple[str, bool]], separator: str) -> str:
+    def separated(self, parts: Sequence[tuple[str, bool]], separator: str) -> str:
         """Expressions with separators between; each may be left out unless it is marked as wanted."""
         after, begin = '""', '""'
         comma = self.literal(separator)
         for part, wanted in reversed(parts):
             rest = after
-            after = self.numbered("more", f"{comma} {part} {rest}" if wanted else f"({comma} {part})? {rest}")
+            after = self.shared_rule(
+                "more", f"{comma} {part} {rest}" if wanted else f"({comma} {part})? {rest}"
+            )
             begin = f"{part} {rest}" if wanted else f"{part} {rest} | {begin}"
-            begin = self.numbered("some", begin)
+            begin = self.shared_rule("some", begin)
         return begin if parts else '""'
 
     def json(self, schema: Mapping[str, Any] | bool) -> str:
         """JSON of a schema; equal ones are in the grammar once."""
-        return self.numbered("json", f"%json {json.dumps(schema if isinstance(schema, Mapping) else {})}")
+        return self.shared_rule("json", f"%json {json.dumps(schema if isinstance(schema, Mapping) else {})}")
 
     def name(self) -> str:
         """The name of an argument that no schema names."""

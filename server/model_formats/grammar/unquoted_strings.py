@@ -65,7 +65,9 @@ def strings_of(schema: Any) -> str | None:
     return " | ".join(f"({' & '.join(parts) or _ANY})" for parts in alternatives)
 
 
-def told_from(strings: str, others: frozenset[str], schema: Mapping[str, Any]) -> tuple[str, frozenset[str]]:
+def distinguish_strings(
+    strings: str, others: frozenset[str], schema: Mapping[str, Any]
+) -> tuple[str, frozenset[str]]:
     """The strings and values of `others` as one terminal, for a text that does not say which of them it is.
 
     What would be read as something else is no string. Gives also the types that the terminal leaves out:
@@ -102,24 +104,24 @@ def _alternatives(schema: Any, depth: int) -> list[list[str]]:
     schema = definition_of(schema)
     if "string" not in _listed(schema.get("type", "string")):
         return []
-    found = [own] if (own := _own(schema)) is not None else []
+    found = [own] if (own := _own_constraints(schema)) is not None else []
     for key in ("anyOf", "oneOf"):
         if isinstance(branches := schema.get(key), list):
-            found = _both(
+            found = _conjoined(
                 found, [a for branch in _inner(schema, branches) for a in _alternatives(branch, depth + 1)]
             )
     for branch in _inner(schema, _listed(schema.get("allOf", []))):
-        found = _both(found, _alternatives(branch, depth + 1))
+        found = _conjoined(found, _alternatives(branch, depth + 1))
     return found
 
 
-def _both(some: list[list[str]], others: list[list[str]]) -> list[list[str]]:
+def _conjoined(some: list[list[str]], others: list[list[str]]) -> list[list[str]]:
     if len(some) * len(others) > _MAX_ALTERNATIVES:
         raise PromptError(f"A string may have {_MAX_ALTERNATIVES} alternatives in its schema.", "tools")
     return [[*one, *other] for one in some for other in others]
 
 
-def _own(schema: Mapping[str, Any]) -> list[str] | None:
+def _own_constraints(schema: Mapping[str, Any]) -> list[str] | None:
     """What the schema itself asks of a string; None if no string can do that."""
     parts = []
     for values in ([schema["const"]] if "const" in schema else None, schema.get("enum")):

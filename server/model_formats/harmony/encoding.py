@@ -38,7 +38,7 @@ class HarmonyEncoding:
         """
         self.tokens = read_tokens(vocabulary)
         """The bytes of every token id; control tokens have none."""
-        self.longest = max(map(len, self.tokens))
+        self.max_bytes_per_token = max(map(len, self.tokens))
         """Bytes of a token, and so characters that one stands for at most."""
         self._encoding = _load(vocabulary, user_folder)
         self._encode_word = lru_cache(maxsize=4096)(lambda text: tuple(self.encode(text)))
@@ -48,7 +48,7 @@ class HarmonyEncoding:
 
         Raises PromptError where the library fails, and PromptTooLong as soon as there are more than `limit`.
         """
-        if limit is not None and len(text) > limit * self.longest:
+        if limit is not None and len(text) > limit * self.max_bytes_per_token:
             raise PromptTooLong(limit)
         tokens: list[int] = []
         encode = partial(self._encoding.encode, disallowed_special=())
@@ -60,7 +60,7 @@ class HarmonyEncoding:
 
     def encode_with_control(self, text: str, limit: int | None = None) -> list[int]:
         """The same, but what is written as a control token is one. Raises PromptError and PromptTooLong."""
-        if limit is not None and len(text) > limit * self.longest:
+        if limit is not None and len(text) > limit * self.max_bytes_per_token:
             raise PromptTooLong(limit)
         tokens: list[int] = []
         start = 0

@@ -1,4 +1,4 @@
-"""The dialect of gpt-oss: OpenAI's harmony format.
+"""The model format of gpt-oss: OpenAI's harmony format.
 
 What the model reads is written from items with the format's own tokens; what it writes is read by a parser
 that never fails; what it may write is held to the tools and formats of the request by a grammar.
@@ -14,14 +14,14 @@ from server.model_formats.harmony.message_dump import read_messages
 from server.model_formats.harmony.output_grammar import make_grammar
 from server.model_formats.harmony.output_parser import HarmonyParser
 from server.model_formats.harmony.prompt_messages import (
-    Speech,
+    PromptMessage,
     developer_text,
     format_section,
-    split_head,
+    prompt_messages,
+    split_instructions,
     system_text,
-    turns,
 )
-from server.model_formats.harmony.tools import BUILTIN, namespaces, read_builtin
+from server.model_formats.harmony.tools import BUILTIN, read_builtin, tools_by_namespace
 from server.model_formats.harmony.vocabulary import (
     CALL,
     CHANNEL,
@@ -49,7 +49,7 @@ def _today() -> date:
 
 @dataclass(frozen=True, slots=True)
 class HarmonyFormat:
-    """gpt-oss's dialect. Thread-safe; every engine request gets a parser of its own."""
+    """gpt-oss's model format. Thread-safe; every engine request gets a parser of its own."""
 
     encoding: HarmonyEncoding
     today: Callable[[], date] = _today
@@ -62,31 +62,31 @@ class HarmonyFormat:
 
     def write(self, conversation: Conversation) -> Prompt:
         """Heeds the variables `builtin_tools` (browser, python) and `model_identity`. Raises PromptError."""
-        if conversation.template is not None:
+        if conversation.chat_template is not None:
             raise PromptError("This model's prompts are not written by a chat template.", "chat_template")
         if conversation.documents:
             raise PromptError("This model has no place for documents; put them into a message.", "documents")
-        asked = read_builtin(conversation.variables.get("builtin_tools", ()))
+        asked = read_builtin(conversation.chat_template_kwargs.get("builtin_tools", ()))
         served = {tool.namespace for tool in conversation.tools if tool.builtin}
         builtin = tuple(name for name in BUILTIN if name in asked or name in served)
         conversation = replace(conversation, tools=[tool for tool in conversation.tools if not tool.builtin])
-        tokens = self._speak(Speech(author="system", text=self._system(conversation, builtin)))
-        instructions, items = split_head(conversation)
+        tokens = self._speak(PromptMessage(author="system", text=self._system(conversation, builtin)))
+        instructions, items = split_instructions(conversation)
         told = developer_text(instructions, self._tools(conversation), format_section(conversation.format))
         if told:
-            tokens += self._speak(Speech(author="developer", text=told), conversation.limit)
-        for speech in turns(items, continues=conversation.continues):
-            tokens += self._speak(speech, conversation.limit)
-            if conversation.limit is not None and len(tokens) > conversation.limit:
-                raise PromptTooLong(conversation.limit)
-        if conversation.generates and not conversation.continues:
+            tokens += self._speak(PromptMessage(author="developer", text=told), conversation.max_tokens)
+        for speech in prompt_messages(items, continues=conversation.continue_final_message):
+            tokens += self._speak(speech, conversation.max_tokens)
+            if conversation.max_tokens is not None and len(tokens) > conversation.max_tokens:
+                raise PromptTooLong(conversation.max_tokens)
+        if conversation.add_generation_prompt and not conversation.continue_final_message:
             tokens += (START, *self.encoding.word("assistant"))
         return Prompt(
             token_ids=tuple(tokens),
             stop_ids=STOPS,
             grammar=make_grammar(conversation, builtin),
             tools=conversation.tools,
-            must_call=conversation.choice.mode == "required",
+            must_call=conversation.tool_choice.mode == "required",
         )
 
     def encode(
@@ -99,8 +99,8 @@ class HarmonyFormat:
         return tuple(self.encoding.encode_with_control(text, limit))
 
     @property
-    def longest_token(self) -> int | None:
-        return self.encoding.longest
+    def max_chars_per_token(self) -> int | None:
+        return self.encoding.max_bytes_per_token
 
     @property
     def reasoning_marks(self) -> ReasoningMarks:
@@ -114,14 +114,14 @@ class HarmonyFormat:
 
     def _system(self, conversation: Conversation, builtin: tuple[str, ...]) -> str:
         section = self.encoding.builtin_section(builtin) if builtin else ""
-        today = conversation.moment.date() if conversation.moment else self.today()
+        today = conversation.created_at.date() if conversation.created_at else self.today()
         return system_text(conversation, today, section)
 
     def _tools(self, conversation: Conversation) -> str:
-        groups = namespaces(conversation.tools)
+        groups = tools_by_namespace(conversation.tools)
         return self.encoding.tools_section(groups) if groups else ""
 
-    def _speak(self, speech: Speech, limit: int | None = None) -> list[int]:
+    def _speak(self, speech: PromptMessage, limit: int | None = None) -> list[int]:
         """A message as tokens, as the format's own renderer writes it."""
         word = self.encoding.word
         tokens = [START, *word(clean(speech.author))]
@@ -129,12 +129,12 @@ class HarmonyFormat:
             tokens += word(clean(f" to={speech.recipient}"))
         if speech.channel:
             tokens += (CHANNEL, *word(speech.channel))
-        if speech.data == "json":
+        if speech.content_type == "json":
             tokens += (*word(" "), CONSTRAIN, *word("json"))
-        elif speech.data:
-            tokens += word(f" {speech.data}")
+        elif speech.content_type:
+            tokens += word(f" {speech.content_type}")
         tokens += (MESSAGE, *self.encoding.encode(speech.text, limit))
-        if not speech.open:
+        if not speech.unfinished:
             calls = speech.author == "assistant" and speech.recipient
             tokens.append(CALL if calls else END)
         return tokens

@@ -54,7 +54,7 @@ def _message(header_ids: Sequence[int], content: Sequence[int], tokens: Sequence
         message["channel"] = header.channel
     if header.recipient is not None:
         message["recipient"] = header.recipient
-    if header.data is not None:
+    if header.content_type is not None:
         constrained = "<|constrain|>" if CONSTRAIN in header_ids else ""
-        message["content_type"] = constrained + header.data
+        message["content_type"] = constrained + header.content_type
     return message

@@ -19,7 +19,7 @@ _TO = re.compile(r"to=\s*([^\s<]*)")
 _ASSISTANT = re.compile(rb"\s*(assistant)\b")
 _AUTHOR = re.compile(rb"\s*(assistant|\S+)")
 _CHANNEL = re.compile(rb"\s*(analysis|commentary|final)\b")
-_CALLED = re.compile(rb"\s*to=\s*([^\s<{]+)")
+_RECIPIENT = re.compile(rb"\s*to=\s*([^\s<{]+)")
 _TYPE = re.compile(rb"\s*(json|code|text)\b")
 
 
@@ -30,9 +30,9 @@ class Header:
     author: str = "assistant"
     channel: str | None = None
     recipient: str | None = None
-    data: str | None = None
+    content_type: str | None = None
     """The type of the content."""
-    odd: bool = False
+    malformed: bool = False
     """Something had to be guessed or was left out."""
 
 
@@ -83,12 +83,12 @@ def read_headerless(
             said = said[found.end() :] if found else said
         if marker == CHANNEL and (found := _CHANNEL.match(said)):
             channel, said = found[1].decode(), said[found.end() :]
-        if found := _CALLED.match(said):
+        if found := _RECIPIENT.match(said):
             recipient, said = found[1].decode(errors="replace"), said[found.end() :]
         if marker == CONSTRAIN and (found := _TYPE.match(said)):
             said = said[found.end() :]
         content += said
-    return Header(author, channel, recipient, odd=True), content.lstrip()
+    return Header(author, channel, recipient, malformed=True), content.lstrip()
 
 
 def last_tokens(content: bytes, token_ids: Sequence[int], tokens: Sequence[bytes]) -> int:

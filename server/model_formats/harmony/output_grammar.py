@@ -15,7 +15,7 @@ from server.model_formats.grammar.unenforced_keywords import without_unenforced
 from server.model_formats.harmony.tools import BROWSER, BROWSER_TOOLS, PYTHON, recipient
 from server.model_formats.harmony.vocabulary import CHANNEL, CONSTRAIN, END, MESSAGE, START
 from server.model_formats.interface import Conversation, PromptError, Tool
-from server.model_formats.output_grammar import chained
+from server.model_formats.output_grammar import chain_relaxed
 from server.model_formats.tool_names import choice_names
 
 _ANY_TEXT = "TEXT?"
@@ -26,8 +26,8 @@ def make_grammar(conversation: Conversation, builtin: tuple[str, ...] = ()) -> S
 
     Raises PromptError for what cannot be asked for together.
     """
-    choice, tools = conversation.choice, _callable(conversation)
-    if conversation.continues:
+    choice, tools = conversation.tool_choice, _callable(conversation)
+    if conversation.continue_final_message:
         if choice.mode == "required" or conversation.format.kind != "text":
             raise PromptError("A message that is continued has no format and calls no tool.", "tool_choice")
         return None
@@ -38,14 +38,14 @@ def make_grammar(conversation: Conversation, builtin: tuple[str, ...] = ()) -> S
         return _grammar(conversation, [*_calls(tools), *_builtin_calls(offered)])
     if not tools and not offered:
         raise PromptError("A tool must be called, but there is none that may be.", "tool_choice")
-    return chained(
+    return chain_relaxed(
         partial(_grammar, conversation, [*_calls(level), *_builtin_calls(offered)])
         for level in forced_levels(tools)
     )
 
 
 def _grammar(conversation: Conversation, calls: Sequence[tuple[str, str, str]]) -> StructuredOutput:
-    choice = conversation.choice
+    choice = conversation.tool_choice
     last = [f"c{number}" for number in range(len(calls))]
     answers = list(_final(conversation)) if choice.mode != "required" else []
     lines = [
@@ -70,7 +70,7 @@ def _grammar(conversation: Conversation, calls: Sequence[tuple[str, str, str]]) 
 
 
 def _callable(conversation: Conversation) -> list[Tool]:
-    choice = conversation.choice
+    choice = conversation.tool_choice
     if choice.mode == "none":
         return []
     return [
@@ -86,7 +86,7 @@ def _may_call(allowed: Sequence[str] | None, builtin: str) -> bool:
 
 def _restricts(conversation: Conversation, tools: list[Tool]) -> bool:
     """Whether anything is asked for beyond what the model does of itself."""
-    choice = conversation.choice
+    choice = conversation.tool_choice
     return (
         choice.mode == "required"
         or (choice.mode == "none" and bool(conversation.tools))

@@ -10,7 +10,7 @@ import codecs
 from collections.abc import Sequence
 
 from server.model_formats.harmony.message_header import Header, last_tokens, read_header, read_headerless
-from server.model_formats.harmony.tools import by_recipient, tool_of
+from server.model_formats.harmony.tools import tool_of, tools_by_recipient
 from server.model_formats.harmony.vocabulary import (
     CALL,
     CHANNEL,
@@ -32,14 +32,14 @@ from server.model_formats.interface import (
     ReasoningDelta,
     TextDelta,
 )
-from server.model_formats.text_stream.merge_deltas import joined
+from server.model_formats.text_stream.merge_deltas import merge_deltas
 
 MAX_HEADER = 160
 """Tokens. A namespace and a name of 64 characters each have fewer, so what is longer is no header."""
 MAX_BEFORE_CHANNEL = 8
 """Tokens before the channel, if no recipient is among them and the prompt has named the author."""
 _ENDS = frozenset({END, RETURN, CALL, ENDOFTEXT})
-_BETWEEN_THOUGHTS = "\n"
+_REASONING_SEPARATOR = "\n"
 """Two messages of reasoning that follow each other are one item."""
 
 
@@ -52,7 +52,7 @@ class HarmonyParser:
         self.repairs = 0
         """How often the model broke the format."""
         self._tokens = tokens
-        self._tools = by_recipient(prompt.tools)
+        self._tools = tools_by_recipient(prompt.tools)
         self._must_call = prompt.must_call
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._deltas: list[Delta] = []
@@ -183,7 +183,7 @@ class HarmonyParser:
 
     def _open(self, header: Header) -> None:
         """A message begins."""
-        self.repairs += header.odd
+        self.repairs += header.malformed
         self._header, self._inside = None, True
         self._decoder.reset()
         self._places.clear()
@@ -195,7 +195,7 @@ class HarmonyParser:
             self._tell(CallStart(tool.name, kind=tool.kind, namespace=tool.namespace), CallDelta)
         elif header.channel == "analysis":
             self._text = ReasoningDelta
-            self._gap = _BETWEEN_THOUGHTS if self._thought else ""
+            self._gap = _REASONING_SEPARATOR if self._thought else ""
         else:
             phase = {"commentary": "commentary", "final": "final_answer"}.get(header.channel or "")
             self._tell(MessageStart(phase), TextDelta)  # type: ignore[arg-type]
@@ -234,4 +234,4 @@ class HarmonyParser:
     def _take(self) -> list[Delta]:
         """What has come up, with neighbours of a kind joined."""
         deltas, self._deltas = self._deltas, []
-        return joined(deltas)
+        return merge_deltas(deltas)

@@ -35,7 +35,7 @@ _EFFORTS = {"none": "low", "minimal": "low", "xhigh": "high", "max": "high"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Speech:
+class PromptMessage:
     """One message of the prompt."""
 
     author: str
@@ -43,18 +43,18 @@ class Speech:
     text: str
     channel: str | None = None
     recipient: str | None = None
-    data: str | None = None
+    content_type: str | None = None
     """The type of the content, if it is said: `json`, which is constrained, or `code`."""
-    open: bool = False
+    unfinished: bool = False
     """It goes on: the model writes its end."""
 
 
 def system_text(conversation: Conversation, today: date, builtin_section: str) -> str:
     """The system message: what the model is, when it is, how much it shall think."""
-    identity = conversation.variables.get("model_identity", IDENTITY)
+    identity = conversation.chat_template_kwargs.get("model_identity", IDENTITY)
     if not isinstance(identity, str):
         raise PromptError("model_identity must be a string.", "chat_template_kwargs")
-    effort = conversation.effort or "medium"
+    effort = conversation.reasoning_effort or "medium"
     facts = f"{identity}\nKnowledge cutoff: {KNOWLEDGE_CUTOFF}\nCurrent date: {today.isoformat()}"
     channels = CHANNELS
     if any((tool.namespace or FUNCTIONS) == FUNCTIONS for tool in conversation.tools):
@@ -85,16 +85,16 @@ def format_section(wanted: OutputFormat) -> str:
     return "\n".join(["# Response Formats", "", f"## {wanted.name or wanted.kind}", "", *about, schema])
 
 
-def split_head(conversation: Conversation) -> tuple[str | None, Sequence[Item]]:
+def split_instructions(conversation: Conversation) -> tuple[str | None, Sequence[Item]]:
     """The instructions, and the items after them. Without any, a developer's first message gives them."""
     items = conversation.items
     first = items[0] if items else None
-    if conversation.instructions is None and isinstance(first, Message) and _instructs(first):
+    if conversation.instructions is None and isinstance(first, Message) and _is_instructions(first):
         return plain_text(first.content), items[1:]
     return conversation.instructions, items
 
 
-def turns(items: Sequence[Item], *, continues: bool) -> Iterator[Speech]:
+def prompt_messages(items: Sequence[Item], *, continues: bool) -> Iterator[PromptMessage]:
     """The items as messages. Raises PromptError for an output without its call, and a bad last item."""
     answered = _last_answer(items[:-1] if continues else items)
     callees: dict[str, str] = {}
@@ -103,7 +103,7 @@ def turns(items: Sequence[Item], *, continues: bool) -> Iterator[Speech]:
             case Message():
                 yield _message(item, items, index, open=continues and index == len(items) - 1)
             case Reasoning(content=list() as content) if index > answered and content:
-                yield Speech(
+                yield PromptMessage(
                     author="assistant", channel="analysis", text="\n".join(part.text for part in content)
                 )
             case FunctionCall() | CustomToolCall():
@@ -115,17 +115,17 @@ def turns(items: Sequence[Item], *, continues: bool) -> Iterator[Speech]:
         raise PromptError("Only a last message of the assistant's can be continued.")
 
 
-def _message(item: Message, items: Sequence[Item], index: int, *, open: bool) -> Speech:  # noqa: A002
+def _message(item: Message, items: Sequence[Item], index: int, *, open: bool) -> PromptMessage:  # noqa: A002
     text = plain_text(item.content)
-    if _instructs(item):
-        return Speech(author="developer", text=f"# Instructions\n\n{text}")
+    if _is_instructions(item):
+        return PromptMessage(author="developer", text=f"# Instructions\n\n{text}")
     if item.role == "user":
-        return Speech(author="user", text=text)
+        return PromptMessage(author="user", text=text)
     channel = "commentary" if not open and _is_preamble(item, items, index) else "final"
-    return Speech(author="assistant", channel=channel, text=text, open=open)
+    return PromptMessage(author="assistant", channel=channel, text=text, unfinished=open)
 
 
-def _instructs(item: Message) -> bool:
+def _is_instructions(item: Message) -> bool:
     """What OpenAI's API calls `system` is a developer here: the format's system message is the server's."""
     return item.role in ("system", "developer")
 
@@ -149,17 +149,17 @@ def _last_answer(items: Sequence[Item]) -> int:
     return -1
 
 
-def _call(item: FunctionCall | CustomToolCall, callee: str) -> Speech:
+def _call(item: FunctionCall | CustomToolCall, callee: str) -> PromptMessage:
     text = item.arguments if isinstance(item, FunctionCall) else item.input
     if callee == PYTHON and isinstance(item, FunctionCall):
         text = _code(text)
     builtin = is_builtin(callee)
     data = "code" if builtin else "json" if isinstance(item, FunctionCall) else None
-    return Speech(
+    return PromptMessage(
         author="assistant",
         recipient=callee,
         channel="analysis" if builtin else "commentary",
-        data=data,
+        content_type=data,
         text=text,
     )
 
@@ -175,11 +175,11 @@ def _code(arguments: str) -> str:
     return code if isinstance(code, str) else arguments
 
 
-def _output(output: str | list[ContentPart], call_id: str, callees: dict[str, str]) -> Speech:
+def _output(output: str | list[ContentPart], call_id: str, callees: dict[str, str]) -> PromptMessage:
     if call_id not in callees:
         raise PromptError(f"There is no call {call_id[:100]!r} before its output.")
     callee = callees[call_id]
-    return Speech(
+    return PromptMessage(
         author=callee,
         recipient="assistant",
         channel="analysis" if is_builtin(callee) else "commentary",

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from server.model_formats.harmony.typescript_schema import tame, typed
+from server.model_formats.harmony.typescript_schema import encodable, inlined_schema
 from server.model_formats.interface import PromptError, Tool
 from server.model_formats.tool_names import find_tool
 
@@ -24,7 +24,7 @@ def recipient(name: str, namespace: str | None) -> str:
 
 
 def tool_of(called: str, tools: Mapping[str, Tool]) -> Tool:
-    """The tool that a call's recipient names, out of `by_recipient`'s; an unknown one is made up."""
+    """The tool that a call's recipient names, out of `tools_by_recipient`'s; an unknown one is made up."""
     if found := tools.get(called) or tools.get(f"{FUNCTIONS}.{called}"):
         return found
     if found := find_tool(called.removeprefix(f"{FUNCTIONS}."), tools.values()):
@@ -37,7 +37,7 @@ def tool_of(called: str, tools: Mapping[str, Tool]) -> Tool:
     return Tool(name=name, namespace=None if namespace == FUNCTIONS else namespace)
 
 
-def by_recipient(tools: Sequence[Tool]) -> dict[str, Tool]:
+def tools_by_recipient(tools: Sequence[Tool]) -> dict[str, Tool]:
     return {recipient(tool.name, tool.namespace): tool for tool in tools}
 
 
@@ -46,16 +46,16 @@ def is_builtin(called: str) -> bool:
     return called.partition(".")[0] in BUILTIN
 
 
-def namespaces(tools: Sequence[Tool]) -> dict[str, list[dict[str, Any]]]:
+def tools_by_namespace(tools: Sequence[Tool]) -> dict[str, list[dict[str, Any]]]:
     """The tools as `HarmonyEncoding.tools_section` takes them. Raises PromptError."""
     groups: dict[str, list[dict[str, Any]]] = {}
     for tool in tools:
         described = {
-            "name": tame(tool.name),
-            "description": tame(_description(tool)),
+            "name": encodable(tool.name),
+            "description": encodable(_description(tool)),
             "parameters": _parameters(tool),
         }
-        groups.setdefault(tame(tool.namespace or FUNCTIONS), []).append(described)
+        groups.setdefault(encodable(tool.namespace or FUNCTIONS), []).append(described)
     return groups
 
 
@@ -81,6 +81,6 @@ def _parameters(tool: Tool) -> dict[str, Any] | None:
         return {"type": "string"}
     if tool.parameters is None:
         return None
-    written = typed(tool.parameters)
+    written = inlined_schema(tool.parameters)
     # The model was trained on `()`, not on `(_: {})`, for what takes no arguments.
     return None if written.get("type") == "object" and not written.get("properties") else written

@@ -23,12 +23,12 @@ _LONG_WORD = re.compile(rf"(?<!\S)\S{{{MAX_RUN + 1},}}+")
 _LONG_SPACE = re.compile(rf"(?<!\s)(\s{{{MAX_RUN}}})\s++")
 
 
-def typed(schema: Mapping[str, Any]) -> dict[str, Any]:
+def inlined_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
     """The schema of a tool's arguments, without references. Raises PromptError if it is too large."""
     return _Writer(schema).write(schema, 0, ())
 
 
-def tame(text: str) -> str:
+def encodable(text: str) -> str:
     """The text without half characters and without runs that are too long to encode."""
     return _LONG_SPACE.sub(r"\1", _LONG_WORD.sub(_cut, clean(text)))
 
@@ -52,7 +52,7 @@ class _Writer:
             return {}
         schema, inside = self._merged(schema, inside)
         written = {
-            key: _tamed(schema[key])
+            key: _encodable_value(schema[key])
             for key in ("type", "title", "description", "default", "examples", "required", "nullable")
             if key in schema
         }
@@ -64,7 +64,8 @@ class _Writer:
         if properties := _mapping(schema, "properties"):
             written["type"] = "object"
             written["properties"] = {
-                tame(str(name)): self.write(inner, depth + 1, inside) for name, inner in properties.items()
+                encodable(str(name)): self.write(inner, depth + 1, inside)
+                for name, inner in properties.items()
             }
         if isinstance(items := schema.get("items"), Mapping):
             written["items"] = self.write(items, depth + 1, inside)
@@ -125,9 +126,9 @@ def _literals(schema: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(values, list) or not values:
         return {}
     if all(isinstance(value, str) for value in values):
-        return {"type": "string", "enum": [tame(value) for value in values]}
+        return {"type": "string", "enum": [encodable(value) for value in values]}
     # The library writes the names of types as they are, with bars between: so it does values.
-    return {"type": [tame(json.dumps(value, ensure_ascii=False)) for value in values]}
+    return {"type": [encodable(json.dumps(value, ensure_ascii=False)) for value in values]}
 
 
 def _mapping(schema: Mapping[str, Any], key: str) -> Mapping[str, Any]:
@@ -140,15 +141,17 @@ def _list(schema: Mapping[str, Any], key: str) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def _tamed(value: Any, depth: int = 0) -> Any:
+def _encodable_value(value: Any, depth: int = 0) -> Any:
     """Every text in a value tamed."""
     if depth > MAX_DEPTH:
         raise PromptError("A value in the parameters of a tool is nested too deeply.", "tools")
     match value:
         case str():
-            return tame(value)
+            return encodable(value)
         case list():
-            return [_tamed(element, depth + 1) for element in value]
+            return [_encodable_value(element, depth + 1) for element in value]
         case Mapping():
-            return {tame(str(key)): _tamed(element, depth + 1) for key, element in value.items()}
+            return {
+                encodable(str(key)): _encodable_value(element, depth + 1) for key, element in value.items()
+            }
     return value

@@ -1,9 +1,9 @@
-"""The text of one answer while it comes: read forwards, piece by piece, by generators that wait for more.
+"""Incremental scanner of one output's text: generators read it forwards as it arrives.
 
-Sans-IO and linear. A reader is a generator that yields whenever it needs more text than there is; whoever
-feeds the scanner resumes it. At the end of the text nothing more comes, and no reader yields. Where a
-reader can only tell later whether something was markup, it sets a mark: what was read since the mark can
-still be told as text. Ignorant of tokens but for their places, of families and of tools.
+Sans-IO, in linear time. A reader is a generator that yields when it needs more text; the caller feeds the
+scanner and resumes the reader. Once `ended` is set no reader yields. A reader that cannot know yet whether
+the text is markup sets a mark: the text since the mark can still be emitted as text. The scanner knows the
+indices of tokens, but neither model families nor tools.
 """
 
 import re
@@ -15,16 +15,16 @@ from server.model_formats.interface import Delta
 
 T = TypeVar("T")
 Reader = Generator[None, None, T]
-"""Yields when it needs more text; returns what it has read."""
-Give = Callable[[str], None]
+"""A generator that yields when it needs more text and returns its result."""
+TextSink = Callable[[str], None]
 
-MAX_HELD = 4096
-"""Characters that may be read before it is certain that a call begins; then they are text."""
+MAX_BUFFERED = 4096
+"""Characters buffered while a tool call is possible but not certain; beyond that they are text."""
 SPACE = re.compile(r"\s*")
 
 
-class Stops:
-    """Texts to look for, none of which contains another but at its beginning."""
+class StopTexts:
+    """Texts to search for; one may be a prefix of another, but not contain it elsewhere."""
 
     def __init__(self, texts: Iterable[str]) -> None:
         self.texts = tuple(sorted(set(texts), key=lambda text: (-len(text), text)))
@@ -36,60 +36,60 @@ class Stops:
             rf"(?:{'|'.join(map(re.escape, ordered))})\Z" if ordered else r"(?!)"
         ).search
         self.growing = beginnings & set(self.texts)
-        """Those that another one begins with."""
+        """Texts that are prefixes of others."""
 
-    def held_from(self, text: str, start: int) -> int:
-        """Where, at the end of the text, something begins that could become one of them."""
-        found = self.search_beginning(text, max(start, len(text) - self.longest + 1))
-        return found.start() if found else len(text)
+    def partial_match_start(self, text: str, start: int) -> int:
+        """The index of an incomplete match at the end of the text; the text's length without one."""
+        match = self.search_beginning(text, max(start, len(text) - self.longest + 1))
+        return match.start() if match else len(text)
 
 
 class Scanner:
-    """The text so far, and where in it its reader stands."""
+    """The buffered text and the reader's position in it."""
 
     def __init__(self) -> None:
         self.deltas: list[Delta] = []
-        """What was read since `take`."""
+        """Deltas since the last `take_deltas`."""
         self.in_reasoning = False
-        """The next text belongs to the reasoning, as far as is known."""
+        """Whether the next text is reasoning, as far as is known yet."""
         self.ended = False
         self._text = ""
         self._at = 0
         self._before = 0
-        """How much text there was before what is kept in `_text`."""
+        """Length of the text that was dropped before `_text`."""
         self._mark: int | None = None
         self._starts: deque[tuple[int, int]] = deque()
-        """Where in all the text a token begins, and its place; those that may still be claimed."""
+        """(offset in the whole text, token index) of tokens that no delta has yet."""
 
     def feed(self, text: str, tokens: Iterable[int]) -> None:
-        """More text, that of the tokens at these places."""
+        """Appends the text of the tokens with these indices."""
         size = self._before + len(self._text)
         self._starts.extend((size, token) for token in tokens)
-        kept = self._at if self._mark is None else min(self._at, self._mark - self._before)
-        self._text = self._text[kept:] + text
-        self._before += kept
-        self._at -= kept
+        dropped = self._at if self._mark is None else min(self._at, self._mark - self._before)
+        self._text = self._text[dropped:] + text
+        self._before += dropped
+        self._at -= dropped
 
     @property
     def offset(self) -> int:
-        """How much text was read."""
+        """The number of characters read."""
         return self._before + self._at
 
-    def take(self) -> list[Delta]:
+    def take_deltas(self) -> list[Delta]:
         deltas, self.deltas = self.deltas, []
         return deltas
 
-    def claim(self, start: int, end: int) -> tuple[int, ...]:
-        """The places of the tokens that begin within this stretch. Stretches must rise."""
-        claimed = []
+    def take_token_indices(self, start: int, end: int) -> tuple[int, ...]:
+        """The indices of the tokens that begin in [start, end). Calls must come in ascending order."""
+        indices = []
         while self._starts and self._starts[0][0] < end:
             begin, token = self._starts.popleft()
             if begin >= start:
-                claimed.append(token)
-        return tuple(claimed)
+                indices.append(token)
+        return tuple(indices)
 
     def mark(self, back: int = 0) -> None:
-        """What is read from here on, or from so many characters before, may turn out to be text."""
+        """Marks the position, or `back` characters before it: text read since may still be emitted."""
         self._mark = self.offset - back
 
     @property
@@ -98,22 +98,22 @@ class Scanner:
 
     @property
     def overlong(self) -> bool:
-        """More was read since the mark than may be held back."""
-        return self._mark is not None and self.offset - self._mark > MAX_HELD
+        """Whether more than `MAX_BUFFERED` characters were read since the mark."""
+        return self._mark is not None and self.offset - self._mark > MAX_BUFFERED
 
     def unmark(self) -> str:
-        """What was read since the mark, which is gone."""
+        """Removes the mark; returns the text read since."""
         assert self._mark is not None
         text = self._text[self._mark - self._before : self._at]
         self._mark = None
         return text
 
-    def put_back(self, count: int) -> None:
-        """The last characters read are to be read again."""
+    def unread(self, count: int) -> None:
+        """Moves back by `count` characters."""
         self._at -= count
 
     def peek(self) -> Reader[str]:
-        """The next character; nothing at the end."""
+        """The next character, not consumed; empty at the end."""
         while self._at >= len(self._text):
             if self.ended:
                 return ""
@@ -121,7 +121,7 @@ class Scanner:
         return self._text[self._at]
 
     def skip(self) -> None:
-        """Reads the character that `peek` gave."""
+        """Consumes the character that `peek` returned."""
         self._at += 1
 
     def skip_space(self) -> Reader[None]:
@@ -132,7 +132,7 @@ class Scanner:
             yield
 
     def accept(self, *texts: str) -> Reader[str]:
-        """Reads the first of these that is next; gives nothing if none is. Longer ones come first."""
+        """Consumes and returns the first of `texts` that comes next, or returns "". Longer ones first."""
         while True:
             waits = False
             for text in texts:
@@ -147,17 +147,17 @@ class Scanner:
             yield
 
     def skip_rest(self) -> None:
-        """Reads all that there is."""
+        """Consumes all buffered text."""
         self._at = len(self._text)
 
     def drop_half_of(self, *texts: str) -> None:
-        """Reads, at the end, a rest that is the beginning of one of these."""
+        """At the end, consumes a rest that is a proper prefix of one of `texts`."""
         rest = self._text[self._at :]
         if self.ended and rest and any(text.startswith(rest) for text in texts):
             self._at = len(self._text)
 
     def take_while(self, pattern: re.Pattern[str], limit: int) -> Reader[str]:
-        """As many characters as the pattern of one character fits; at most one more than `limit`."""
+        """The characters that match the one-character pattern; at most `limit` + 1."""
         taken: list[str] = []
         count = 0
         while True:
@@ -170,35 +170,38 @@ class Scanner:
                 return "".join(taken)
             yield
 
-    def copy_until(self, stops: Stops, give: Give, *, drops_half: bool = False) -> Reader[str]:
-        """Gives the text up to one of the stops, which is read and returned; up to the end if none comes.
+    def copy_until(self, stops: StopTexts, sink: TextSink, *, drops_half: bool = False) -> Reader[str]:
+        """Passes the text before the first stop text to `sink`; consumes and returns the stop, or "".
 
-        It `drops_half` of a stop, if the end cuts one off.
+        With `drops_half`, a stop that the end cuts off is not passed on.
         """
         while True:
-            found = stops.search(self._text, self._at)
-            if found and not self.ended and found.end() == len(self._text) and found[0] in stops.growing:
-                end, found = found.start(), None
-            elif found or (self.ended and not drops_half):
-                end = found.start() if found else len(self._text)
+            match = stops.search(self._text, self._at)
+            if match and not self.ended and match.end() == len(self._text) and match[0] in stops.growing:
+                end, match = match.start(), None
+            elif match or (self.ended and not drops_half):
+                end = match.start() if match else len(self._text)
             else:
-                end = stops.held_from(self._text, self._at)
+                end = stops.partial_match_start(self._text, self._at)
             if end > self._at:
-                give(self._read_to(end))
-            if found:
-                self._at = found.end()
-                return found[0]
+                sink(self._read_to(end))
+            if match:
+                self._at = match.end()
+                return match[0]
             if self.ended:
                 self._at = len(self._text)
                 return ""
             yield
 
-    def copy_run(self, pattern: re.Pattern[str], give: Give) -> Reader[bool]:
-        """Gives what the pattern, which must not need to see ahead, fits here; True at something else."""
+    def copy_run(self, pattern: re.Pattern[str], sink: TextSink) -> Reader[bool]:
+        """Passes matching text to `sink`; True before other text, False at the end.
+
+        The pattern must need no lookahead.
+        """
         while True:
             end = _end_of(pattern, self._text, self._at)
             if end > self._at:
-                give(self._read_to(end))
+                sink(self._read_to(end))
             if self._at < len(self._text):
                 return True
             if self.ended:
@@ -212,12 +215,12 @@ class Scanner:
 
 
 def _end_of(pattern: re.Pattern[str], text: str, start: int) -> int:
-    found = pattern.match(text, start)
-    return found.end() if found else start
+    match = pattern.match(text, start)
+    return match.end() if match else start
 
 
 def bounded(scanner: Scanner, reader: Reader[None]) -> Iterator[None]:
-    """Goes on with the reader until it returns, or until more is held back than may be."""
+    """Runs the reader until it returns, or closes it once more than `MAX_BUFFERED` is buffered."""
     for _ in reader:
         if scanner.overlong:
             reader.close()

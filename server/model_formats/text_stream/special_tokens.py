@@ -1,8 +1,8 @@
-"""Special tokens as characters: how markup is told from text that only looks like it.
+"""Encodes special tokens as single characters, so that parsers distinguish markup from look-alike text.
 
-In the text that parsers read, a special token is one lone surrogate. The text of other tokens never has
-any, for it is decoded from UTF-8, so a model that spells `[TOOL_CALLS]` letter by letter has said text.
-Markup that is no special token of the tokenizer at hand is text everywhere, and found as such.
+In parsed text a special token is one lone surrogate, its sign. The text of other tokens is decoded from UTF-8
+and never contains one, so `[TOOL_CALLS]` spelled letter by letter is text. Markup that is no special token of
+the tokenizer is matched as plain text.
 """
 
 import re
@@ -16,40 +16,40 @@ _ANY = re.compile("[\ud800-\udfff]")
 
 
 class Markup:
-    """The special tokens of one tokenizer, as far as formats name them."""
+    """The special tokens of one tokenizer; those that a format names get a sign."""
 
     def __init__(self, special: Mapping[str, int]) -> None:
-        """`special` are the special tokens' texts and ids."""
+        """`special` maps the texts of special tokens to their ids."""
         self.special = dict(special)
         self.signs: dict[int, str] = {}
-        """By token id: the character that stands for it."""
+        """Signs by token id."""
         longest_first = sorted(special, key=lambda text: (-len(text), text))
         self._find = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
         self._texts: dict[str, str] = {}
 
     def sign(self, text: str) -> str:
-        """The text with a sign in place of each special token in it."""
+        """The text with each special token replaced by its sign."""
         return self._find.sub(lambda found: self._sign_of(found[0]), text)
 
     def restore(self, text: str) -> str:
-        """The text with special tokens written out."""
+        """The text with each sign replaced by its special token's text."""
         return _ANY.sub(lambda found: self._texts.get(found[0], ""), text) if self.signs else text
 
     def clean(self, text: str) -> str:
-        """The text without special tokens."""
+        """The text without signs."""
         return _ANY.sub("", text) if self.signs else text
 
     def is_sign(self, text: str) -> bool:
         return bool(_ANY.match(text))
 
     def pieces(self, text: str) -> list[str | int]:
-        """The text cut at special tokens, which are given as ids."""
-        found: list[str | int] = []
+        """The text split at special tokens: strings, and ids of special tokens."""
+        split: list[str | int] = []
         start = 0
         for token in self._find.finditer(text):
-            found += [text[start : token.start()], self.special[token[0]]]
+            split += [text[start : token.start()], self.special[token[0]]]
             start = token.end()
-        return [piece for piece in [*found, text[start:]] if piece != ""]
+        return [piece for piece in [*split, text[start:]] if piece != ""]
 
     def _sign_of(self, text: str) -> str:
         token = self.special[text]

@@ -1,13 +1,13 @@
 """The formats of tool calls by name, and which of them a model folder speaks."""
 
 from server.model_formats.tool_calls.gemma import FunctionGemma, Gemma4
-from server.model_formats.tool_calls.interface import CallFormat
+from server.model_formats.tool_calls.interface import ToolCallFormat
 from server.model_formats.tool_calls.json_object import Cohere, Granite, Hermes, Llama, MistralList, Phi
 from server.model_formats.tool_calls.name_header import DeepSeekV3, DeepSeekV31, Kimi, MistralArgs
 from server.model_formats.tool_calls.pythonic import Pythonic
 from server.model_formats.tool_calls.xml_elements import DeepSeekV4, DeepSeekV32, Glm, MiniMax, QwenCoder
 
-CALL_FORMATS: dict[str, type[CallFormat]] = {
+TOOL_CALL_FORMATS: dict[str, type[ToolCallFormat]] = {
     each.name: each
     for each in (
         Cohere,
@@ -32,7 +32,7 @@ CALL_FORMATS: dict[str, type[CallFormat]] = {
 }
 """What the setting `tool_parser` may name."""
 
-_SIGNS: tuple[tuple[tuple[str, ...], type[CallFormat]], ...] = (
+_TEMPLATE_MARKS: tuple[tuple[tuple[str, ...], type[ToolCallFormat]], ...] = (
     (("｜DSML｜", "function_calls"), DeepSeekV32),
     (("｜DSML｜", "tool_calls"), DeepSeekV4),
     (("<｜tool▁call▁begin｜>", "```json"), DeepSeekV3),
@@ -56,7 +56,7 @@ _SIGNS: tuple[tuple[tuple[str, ...], type[CallFormat]], ...] = (
 )
 """What in a chat template shows which format its model was taught; the first that is all there counts."""
 
-_BY_TYPE = {
+_FORMAT_OF_MODEL_TYPE = {
     "deepseek_v3": "deepseek_v3",
     "gemma4": "gemma4",
     "gemma4_text": "gemma4",
@@ -81,9 +81,9 @@ _BY_TYPE = {
 """By `model_type`, for templates that show tools but no calls."""
 
 
-def find_format(template: str, model_type: str | None) -> type[CallFormat] | None:
+def detect_tool_call_format(template: str, model_type: str | None) -> type[ToolCallFormat] | None:
     """The format that the template writes, or that models of this type are taught; None if unknown."""
-    for signs, call_format in _SIGNS:
+    for signs, call_format in _TEMPLATE_MARKS:
         if all(sign in template for sign in signs):
             return call_format
-    return CALL_FORMATS.get(_BY_TYPE.get(model_type or "", ""))
+    return TOOL_CALL_FORMATS.get(_FORMAT_OF_MODEL_TYPE.get(model_type or "", ""))

@@ -6,15 +6,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from server.model_formats.grammar.forced_calls import objects_of
-from server.model_formats.grammar.lark_rules import Lark
+from server.model_formats.grammar.lark_rules import GrammarBuilder
 from server.model_formats.grammar.unquoted_strings import strings_of
 from server.model_formats.interface import Tool
-from server.model_formats.text_stream.scanner import Give, Reader, Scanner, Stops
+from server.model_formats.text_stream.scanner import Reader, Scanner, StopTexts, TextSink
 from server.model_formats.text_stream.special_tokens import Markup
-from server.model_formats.tool_calls.interface import MAX_NAME, CallFormat, Calling
+from server.model_formats.tool_calls.interface import MAX_NAME, ToolCallEmitter, ToolCallFormat
 from server.model_formats.tool_calls.streamed_json import copy_json, escaped
 from server.model_formats.tool_names import (
     additional_of,
+    allows_additional,
     definition_of,
     definitions_of,
     enforced_schema,
@@ -22,7 +23,6 @@ from server.model_formats.tool_names import (
     repeated,
     required_of,
     schema_of,
-    takes_others,
     types_of,
 )
 
@@ -34,37 +34,37 @@ _MAX_DEPTH = 32
 _MAX_BARE = 4096
 
 
-class FunctionGemma(CallFormat):
+class FunctionGemma(ToolCallFormat):
     """`<start_function_call>call:NAME{key:<escape>text<escape>}<end_function_call>`: FunctionGemma."""
 
     name = "functiongemma"
-    spreads = True
+    per_property = True
     begin, end, quote = "<start_function_call>", "<end_function_call>", "<escape>"
 
     def __init__(self, markup: Markup) -> None:
         super().__init__(markup)
         self.openers, self.closers = self.sign(self.begin), self.sign(self.end, "<start_function_response>")
         (self._quote,) = self.sign(self.quote)
-        self._string_end = Stops([self._quote])
-        self.lead = markup.sign(f"{self.begin}call:")
-        self.again = markup.sign(f"{self.end}{self.begin}call:")
-        self.tail = markup.sign(self.end)
+        self._string_end = StopTexts([self._quote])
+        self.prefix = markup.sign(f"{self.begin}call:")
+        self.separator = markup.sign(f"{self.end}{self.begin}call:")
+        self.suffix = markup.sign(self.end)
 
-    def read(self, calling: Calling, opener: str) -> Reader[None]:
+    def read(self, emitter: ToolCallEmitter, opener: str) -> Reader[None]:
         del opener  # there is one
-        scanner = calling.scanner
+        scanner = emitter.scanner
         yield from scanner.skip_space()
         if not (yield from scanner.accept("call:")):
             return
         name = yield from scanner.take_while(_NAME, MAX_NAME)
-        tool = calling.tools.resolve(name)
+        tool = emitter.tools.resolve(name)
         if tool is None or not (yield from scanner.accept("{")):
             return
-        calling.start(tool)
-        if (yield from self._object(scanner, calling.give, 0)):
-            calling.end()
+        emitter.start(tool)
+        if (yield from self._object(scanner, emitter.add_arguments, 0)):
+            emitter.end()
 
-    def _object(self, scanner: Scanner, give: Give, depth: int) -> Reader[bool]:
+    def _object(self, scanner: Scanner, give: TextSink, depth: int) -> Reader[bool]:
         """Members and the closing brace."""
         give("{")
         before = ""
@@ -86,7 +86,7 @@ class FunctionGemma(CallFormat):
             yield from scanner.skip_space()
             yield from scanner.accept(",")
 
-    def _list(self, scanner: Scanner, give: Give, depth: int) -> Reader[bool]:
+    def _list(self, scanner: Scanner, give: TextSink, depth: int) -> Reader[bool]:
         give("[")
         before = ""
         while True:
@@ -102,11 +102,13 @@ class FunctionGemma(CallFormat):
             if not (yield from scanner.accept(",")) and (yield from scanner.peek()) != "]":
                 return False
 
-    def _value(self, scanner: Scanner, give: Give, depth: int) -> Reader[bool]:
+    def _value(self, scanner: Scanner, give: TextSink, depth: int) -> Reader[bool]:
         yield from scanner.skip_space()
         if (yield from scanner.accept(self._quote)):
             give('"')
-            if not (yield from scanner.copy_until(self._string_end, lambda text: give(inside(text)))):
+            if not (
+                yield from scanner.copy_until(self._string_end, lambda text: give(json_string_content(text)))
+            ):
                 return False
             give('"')
             return True
@@ -127,7 +129,7 @@ class FunctionGemma(CallFormat):
             give(json.dumps(word, ensure_ascii=False))
         return bool(word)
 
-    def own(self, lark: Lark, name: str, tool: Tool) -> str:
+    def call_grammar(self, lark: GrammarBuilder, name: str, tool: Tool) -> str:
         schema = schema_of(tool) if tool.strict or tool.kind == "custom" else enforced_schema(tool)
         if tool.kind == "custom" and (custom := lark.input(tool)):
             inside_quotes = f"{lark.literal(self._quote)} {custom} {lark.literal(self._quote)}"
@@ -136,25 +138,25 @@ class FunctionGemma(CallFormat):
             schema = schema_of(tool)
         return f"{lark.literal(name)} {self._object_grammar(lark, schema, 0)}"
 
-    def _object_grammar(self, lark: Lark, schema: Mapping[str, Any], depth: int) -> str:
+    def _object_grammar(self, lark: GrammarBuilder, schema: Mapping[str, Any], depth: int) -> str:
         alternatives = objects_of(schema)
         if len(alternatives) > 1:
             return f"({' | '.join(self._object_grammar(lark, one, depth) for one in alternatives)})"
         (schema,) = alternatives
-        if not properties_of(schema) and takes_others(schema) and depth < _MAX_DEPTH // 4:
+        if not properties_of(schema) and allows_additional(schema) and depth < _MAX_DEPTH // 4:
             value = self._grammar(lark, additional_of(schema), depth + 1)
             pair = f"{lark.name()} {lark.literal(':')} {value}"
             more = f"({pair} ({lark.literal(',')} {pair}){repeated(schema, after_first=True)})"
             more += "" if schema.get("minProperties") else "?"
-            return lark.numbered("others", f"{lark.literal('{')} {more} {lark.literal('}')}")
+            return lark.shared_rule("others", f"{lark.literal('{')} {more} {lark.literal('}')}")
         required = required_of(schema)
         pairs = [
             (f"{lark.literal(f'{key}:')} {self._grammar(lark, inner, depth + 1)}", key in required)
             for key, inner in properties_of(schema).items()
         ]
-        return f"{lark.literal('{')} {lark.listed(pairs, ',')} {lark.literal('}')}"
+        return f"{lark.literal('{')} {lark.separated(pairs, ',')} {lark.literal('}')}"
 
-    def _grammar(self, lark: Lark, schema: Mapping[str, Any], depth: int) -> str:
+    def _grammar(self, lark: GrammarBuilder, schema: Mapping[str, Any], depth: int) -> str:
         """Any value that the schema allows, as far as it is not nested too deeply."""
         schema = definition_of(schema)
         values = [schema["const"]] if "const" in schema else schema.get("enum")
@@ -169,12 +171,14 @@ class FunctionGemma(CallFormat):
         types = types_of(schema) or {"string", "number", "boolean", "null"}
         return f"({' | '.join(self._of_type(lark, type_, schema, depth) for type_ in sorted(types))})"
 
-    def _of_type(self, lark: Lark, type_: str, schema: Mapping[str, Any], depth: int) -> str:
+    def _of_type(self, lark: GrammarBuilder, type_: str, schema: Mapping[str, Any], depth: int) -> str:
         match type_:
             case "string":
                 strings = strings_of({**schema, "type": "string"})
                 assert strings is not None  # enumerations are told by their values
-                return f"{lark.literal(self._quote)} {lark.ended(strings, self._quote, self._quote)}"
+                return (
+                    f"{lark.literal(self._quote)} {lark.terminated_string(strings, self._quote, self._quote)}"
+                )
             case "array" if depth < _MAX_DEPTH // 4:
                 items = schema.get("items")
                 inner = {**definitions_of(schema), **items} if isinstance(items, Mapping) else {}
@@ -204,7 +208,7 @@ class FunctionGemma(CallFormat):
         return json.dumps(value)
 
 
-def inside(text: str) -> str:
+def json_string_content(text: str) -> str:
     """Text as it stands in a JSON string, without the signs of special tokens."""
     return escaped("".join(character for character in text if not "\ud800" <= character <= "\udfff"))
 

@@ -9,22 +9,22 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import ClassVar
 
-from server.model_formats.grammar.lark_rules import Lark
+from server.model_formats.grammar.lark_rules import GrammarBuilder
 from server.model_formats.interface import CallDelta, CallEnd, CallStart, Tool
-from server.model_formats.text_stream.scanner import SPACE, Reader, Scanner, Stops, bounded
+from server.model_formats.text_stream.scanner import SPACE, Reader, Scanner, StopTexts, bounded
 from server.model_formats.text_stream.special_tokens import Markup
-from server.model_formats.text_stream.surrounding_whitespace import Prose
+from server.model_formats.text_stream.surrounding_whitespace import TextEmitter
 from server.model_formats.tool_calls.streamed_json import CustomInput
-from server.model_formats.tool_names import Toolbox
+from server.model_formats.tool_names import ToolIndex
 
 MAX_NAME = 256
 """Characters of a tool's name, or of an id, that are read before they are no name."""
 
 
-class Calling:
+class ToolCallEmitter:
     """Where a format's reader tells of calls, one after the other."""
 
-    def __init__(self, scanner: Scanner, tools: Toolbox) -> None:
+    def __init__(self, scanner: Scanner, tools: ToolIndex) -> None:
         self.scanner = scanner
         self.tools = tools
         self.count = 0
@@ -44,7 +44,7 @@ class Calling:
         self._custom = CustomInput(self._give) if tool.kind == "custom" else None
         self.scanner.deltas.append(CallStart(tool.name, call_id, tool.kind, tool.namespace))
 
-    def give(self, arguments: str) -> None:
+    def add_arguments(self, arguments: str) -> None:
         """More of the arguments' JSON."""
         if self._custom is not None:
             self._custom.feed(arguments)
@@ -61,42 +61,42 @@ class Calling:
             self.scanner.deltas.append(CallDelta(text))
 
 
-class CallFormat(ABC):
+class ToolCallFormat(ABC):
     """One family's way to write calls. Its texts have signs for special tokens."""
 
     name: ClassVar[str]
-    lead: str
+    prefix: str
     """What comes before the first call's name, or what stands for it; it begins with the first opener."""
-    again: str
+    separator: str
     """What comes between what is one call's own and what is the next one's."""
-    tail: str
+    suffix: str
     """What comes after the last call."""
     openers: tuple[str, ...] = ()
     closers: tuple[str, ...] = ()
     """What may follow a call and is never shown there."""
-    within: tuple[str, ...] = ()
+    inner_markup: tuple[str, ...] = ()
     """Markup inside a call, of which a half is never shown where the output is cut off in it."""
-    heads: str = ""
+    bare_starts: str = ""
     """The characters that may begin a call, without any opener, at the beginning of an answer."""
-    spreads = False
+    per_property = False
     """A call has a place for each property of its arguments, and none for the object that they are."""
     inline = False
     """They may begin one behind text, too, where no grammar says otherwise."""
-    ids: ClassVar[str] = "any"
+    call_id_style: ClassVar[str] = "any"
     """What call ids must be in prompts: `any`, `mistral` for nine letters, `kimi` for function and number."""
 
     def __init__(self, markup: Markup) -> None:
         self.markup = markup
 
     @abstractmethod
-    def read(self, calling: Calling, opener: str) -> Reader[None]:
+    def read(self, emitter: ToolCallEmitter, opener: str) -> Reader[None]:
         """Reads calls, from behind the opener; at the beginning of an answer there may be none."""
 
     @abstractmethod
-    def own(self, lark: Lark, name: str, tool: Tool) -> str:
+    def call_grammar(self, lark: GrammarBuilder, name: str, tool: Tool) -> str:
         """The Lark expression of what is one call's own: its name and its arguments."""
 
-    def written(self, calls: Sequence[tuple[str, str]]) -> str | None:
+    def render_calls(self, calls: Sequence[tuple[str, str]]) -> str | None:
         """Names and arguments as an answer has them; None where only a chat template can write it."""
         del calls
         return None
@@ -107,9 +107,9 @@ class CallFormat(ABC):
 
 def read_answer(
     scanner: Scanner,
-    calls: CallFormat | None,
-    calling: Calling,
-    answer: Prose,
+    calls: ToolCallFormat | None,
+    emitter: ToolCallEmitter,
+    answer: TextEmitter,
     dropped: Sequence[str] = (),
     *,
     must_call: bool = False,
@@ -118,45 +118,45 @@ def read_answer(
 
     Where the answer `must_call`, the beginning of a call that the end cuts off is not shown either.
     """
-    answer.holds = calls is not None
-    inline = calls is not None and calls.inline and calling.tools.takes_unknown
-    stops = Stops([*(calls.openers if calls else ()), *dropped, *("{}" if inline else "")])
+    answer.buffers_space = calls is not None
+    inline = calls is not None and calls.inline and emitter.tools.accepts_unknown
+    stops = StopTexts([*(calls.openers if calls else ()), *dropped, *("{}" if inline else "")])
     depth = 0
     """Of the braces around the text that is read; an object within another is no call."""
-    if calls and calls.heads:
+    if calls and calls.bare_starts:
         yield from scanner.copy_run(SPACE, answer.add)
         first = yield from scanner.peek()
-        if first and first in calls.heads:
-            depth = yield from _read_calls(calls, calling, answer, "", must_call=must_call)
+        if first and first in calls.bare_starts:
+            depth = yield from _read_calls(calls, emitter, answer, "", must_call=must_call)
     while True:
         found = yield from scanner.copy_until(stops, answer.add, drops_half=must_call)
         if not found:
             answer.flush()
             return
         if calls and found in calls.openers:
-            depth = yield from _read_calls(calls, calling, answer, found, must_call=must_call)
+            depth = yield from _read_calls(calls, emitter, answer, found, must_call=must_call)
         elif calls and found == "{" and depth == 0:
-            scanner.put_back(1)
-            depth = yield from _read_calls(calls, calling, answer, "", must_call=must_call)
+            scanner.unread(1)
+            depth = yield from _read_calls(calls, emitter, answer, "", must_call=must_call)
         elif found in ("{", "}"):
             depth = max(0, depth + (1 if found == "{" else -1))
             answer.add(found)
 
 
 def _read_calls(
-    calls: CallFormat, calling: Calling, answer: Prose, opener: str, *, must_call: bool
+    calls: ToolCallFormat, emitter: ToolCallEmitter, answer: TextEmitter, opener: str, *, must_call: bool
 ) -> Reader[int]:
     """Returns how many braces are open in what was read and is text."""
-    scanner = calling.scanner
-    before = calling.count
+    scanner = emitter.scanner
+    before = emitter.count
     scanner.mark(back=len(opener))
-    yield from bounded(scanner, calls.read(calling, opener))
+    yield from bounded(scanner, calls.read(emitter, opener))
     if scanner.marked and must_call and scanner.ended:
         scanner.unmark()
         scanner.skip_rest()
         return 0
     if scanner.marked:
-        if calling.count > before:
+        if emitter.count > before:
             answer.restart()
         text = answer.add_marked(calls.markup.restore)
         return max(0, text.count("{") - text.count("}"))
@@ -164,5 +164,5 @@ def _read_calls(
     yield from scanner.skip_space()
     while (yield from scanner.accept(*calls.closers)):
         yield from scanner.skip_space()
-    scanner.drop_half_of(*calls.closers, *calls.within)
+    scanner.drop_half_of(*calls.closers, *calls.inner_markup)
     return 0

@@ -6,11 +6,11 @@ otherwise they wait for it.
 
 from collections.abc import Sequence
 
-from server.model_formats.grammar.lark_rules import Lark
+from server.model_formats.grammar.lark_rules import GrammarBuilder
 from server.model_formats.interface import Tool
-from server.model_formats.text_stream.scanner import Give, Reader, Scanner
+from server.model_formats.text_stream.scanner import Reader, Scanner, TextSink
 from server.model_formats.text_stream.special_tokens import Markup
-from server.model_formats.tool_calls.interface import MAX_NAME, CallFormat, Calling
+from server.model_formats.tool_calls.interface import MAX_NAME, ToolCallEmitter, ToolCallFormat
 from server.model_formats.tool_calls.streamed_json import copy_json, copy_string
 
 _NAMES = {"name", "tool_name", "function_name"}
@@ -20,20 +20,20 @@ _OTHERS = {"type", "function", "description", "id", "tool_call_id"}
 _MAX_MEMBERS = 16
 
 
-class JsonCalls(CallFormat):
+class JsonCalls(ToolCallFormat):
     """Objects, alone or in a list; what differs between families are the texts around them."""
 
     bare = False
     """Calls may come without an opener, so that an object must show at once that it is a call."""
     middle = '", "arguments": '
 
-    def read(self, calling: Calling, opener: str) -> Reader[None]:
-        scanner = calling.scanner
+    def read(self, emitter: ToolCallEmitter, opener: str) -> Reader[None]:
+        scanner = emitter.scanner
         yield from scanner.skip_space()
         listed = yield from scanner.accept("[")
         while True:
             yield from scanner.skip_space()
-            if not (yield from _Object(calling, picky=self.bare and not opener).read()):
+            if not (yield from _Object(emitter, exact=self.bare and not opener).read()):
                 return
             scanner.mark()
             yield from scanner.skip_space()
@@ -48,32 +48,32 @@ class JsonCalls(CallFormat):
         found = yield from scanner.accept(";", ",")
         return bool(found) or (yield from scanner.peek()) == "{"
 
-    def own(self, lark: Lark, name: str, tool: Tool) -> str:
+    def call_grammar(self, lark: GrammarBuilder, name: str, tool: Tool) -> str:
         return f"{lark.literal(name + self.middle)} {lark.arguments(tool)}"
 
-    def written(self, calls: Sequence[tuple[str, str]]) -> str:
+    def render_calls(self, calls: Sequence[tuple[str, str]]) -> str:
         own = [f"{name}{self.middle}{arguments}" for name, arguments in calls]
         return (
-            self.markup.restore(self.lead)
-            + self.markup.restore(self.again).join(own)
-            + self.markup.restore(self.tail)
+            self.markup.restore(self.prefix)
+            + self.markup.restore(self.separator).join(own)
+            + self.markup.restore(self.suffix)
         )
 
 
 class _Object:
     """One object, which is a call if it names a tool."""
 
-    def __init__(self, calling: Calling, *, picky: bool) -> None:
-        self._calling = calling
-        self._scanner = calling.scanner
-        self._picky = picky
+    def __init__(self, emitter: ToolCallEmitter, *, exact: bool) -> None:
+        self._emitter = emitter
+        self._scanner = emitter.scanner
+        self._exact = exact
         self._tool: Tool | None = None
         self._id: str | None = None
         self._is_guess = False
         """The name is no offered tool's, so only `{"name": ..., "parameters": {...}}` is a call of it."""
         self._early: list[str] | None = None
         """Arguments that came before the name."""
-        self._told = False
+        self._started = False
 
     def read(self) -> Reader[bool]:
         """True if this was a whole call, False if not, or not whole."""
@@ -106,61 +106,61 @@ class _Object:
         scanner = self._scanner
         if key in _NAMES or (key == "function" and self._tool is None):
             return self._name((yield from read_string(scanner)) or "")
-        if key in _ARGUMENTS and not self._told:
+        if key in _ARGUMENTS and not self._started:
             if self._is_guess and (key != "parameters" or (yield from scanner.peek()) != "{"):
                 return False
             return (yield from self._arguments())
-        if key == "id" and not self._told:
+        if key == "id" and not self._started:
             self._id = yield from read_string(scanner)
             return self._id is not None
-        if self._picky and not self._told and key not in _OTHERS:
+        if self._exact and not self._started and key not in _OTHERS:
             return False
         return (yield from copy_json(scanner, _ignore))
 
     def _name(self, name: str) -> bool:
         """Takes the called tool's name; False if it can be none's."""
-        tools = self._calling.tools
+        tools = self._emitter.tools
         known = tools.find(name)
         self._tool = known or tools.resolve(name)
-        self._is_guess = self._picky and known is None
+        self._is_guess = self._exact and known is None
         if self._tool is None or (self._is_guess and self._early is not None):
             return False
         if self._early is not None:
-            self._tell_early()
+            self._emit_early()
         return True
 
     def _arguments(self) -> Reader[bool]:
-        give: Give = self._calling.give
+        give: TextSink = self._emitter.add_arguments
         if self._tool is None:
             self._early = []
             give = self._early.append
         else:
             self._start()
         whole = yield from read_arguments(self._scanner, give)
-        if whole and self._told:
-            self._calling.end()
+        if whole and self._started:
+            self._emitter.end()
         return whole
 
     def _start(self) -> None:
         assert self._tool is not None
-        self._calling.start(self._tool, self._id)
-        self._told = True
+        self._emitter.start(self._tool, self._id)
+        self._started = True
 
-    def _tell_early(self) -> None:
+    def _emit_early(self) -> None:
         self._start()
-        self._calling.give("".join(self._early or ()))
-        self._calling.end()
+        self._emitter.add_arguments("".join(self._early or ()))
+        self._emitter.end()
 
     def _finish(self) -> bool:
-        if self._tool is None or (self._is_guess and not self._told):
+        if self._tool is None or (self._is_guess and not self._started):
             return False
-        if not self._told:
+        if not self._started:
             self._early = ["{}"]
-            self._tell_early()
+            self._emit_early()
         return True
 
 
-def read_arguments(scanner: Scanner, give: Give) -> Reader[bool]:
+def read_arguments(scanner: Scanner, give: TextSink) -> Reader[bool]:
     """An object, or the text of one in a string."""
     if (yield from scanner.accept('"')):
         return (yield from copy_string(scanner, give))
@@ -189,9 +189,9 @@ class Hermes(JsonCalls):
     def __init__(self, markup: Markup) -> None:
         super().__init__(markup)
         self.openers, self.closers = self.sign("<tool_call>"), self.sign("</tool_call>")
-        self.lead = markup.sign('<tool_call>\n{"name": "')
-        self.again = markup.sign('}\n</tool_call>\n<tool_call>\n{"name": "')
-        self.tail = markup.sign("}\n</tool_call>")
+        self.prefix = markup.sign('<tool_call>\n{"name": "')
+        self.separator = markup.sign('}\n</tool_call>\n<tool_call>\n{"name": "')
+        self.suffix = markup.sign("}\n</tool_call>")
 
 
 class Llama(JsonCalls):
@@ -199,27 +199,27 @@ class Llama(JsonCalls):
 
     name = "llama3_json"
     bare = True
-    heads = "{"
+    bare_starts = "{"
     inline = True
     middle = '", "parameters": '
 
     def __init__(self, markup: Markup) -> None:
         super().__init__(markup)
         self.openers = self.sign("<|python_tag|>")
-        self.lead, self.again, self.tail = '{"name": "', '}; {"name": "', "}"
+        self.prefix, self.separator, self.suffix = '{"name": "', '}; {"name": "', "}"
 
 
 class MistralList(JsonCalls):
     """`[TOOL_CALLS] [{"name": ..., "arguments": ...}]`: Mistral until its tokenizer v7."""
 
     name = "mistral"
-    ids = "mistral"
+    call_id_style = "mistral"
 
     def __init__(self, markup: Markup) -> None:
         super().__init__(markup)
         self.openers = self.sign("[TOOL_CALLS]")
-        self.lead = markup.sign('[TOOL_CALLS] [{"name": "')
-        self.again, self.tail = '}, {"name": "', "}]"
+        self.prefix = markup.sign('[TOOL_CALLS] [{"name": "')
+        self.separator, self.suffix = '}, {"name": "', "}]"
 
 
 class Granite(JsonCalls):
@@ -231,8 +231,8 @@ class Granite(JsonCalls):
         super().__init__(markup)
         self.openers = self.sign("<|tool_call|>", "<tool_call>")
         self.closers = self.sign("</tool_call>")
-        self.lead = markup.sign('<|tool_call|>[{"name": "')
-        self.again, self.tail = '}, {"name": "', "}]"
+        self.prefix = markup.sign('<|tool_call|>[{"name": "')
+        self.separator, self.suffix = '}, {"name": "', "}]"
 
 
 class Phi(JsonCalls):
@@ -244,8 +244,8 @@ class Phi(JsonCalls):
         super().__init__(markup)
         self.openers = self.sign("<|tool_call|>", "functools")
         self.closers = self.sign("<|/tool_call|>")
-        self.lead = markup.sign('<|tool_call|>[{"name": "')
-        self.again, self.tail = '}, {"name": "', markup.sign("}]<|/tool_call|>")
+        self.prefix = markup.sign('<|tool_call|>[{"name": "')
+        self.separator, self.suffix = '}, {"name": "', markup.sign("}]<|/tool_call|>")
 
 
 class Cohere(JsonCalls):
@@ -258,5 +258,5 @@ class Cohere(JsonCalls):
         super().__init__(markup)
         self.openers = self.sign("<|START_ACTION|>")
         self.closers = self.sign("<|END_ACTION|>")
-        self.lead = markup.sign('<|START_ACTION|>[\n    {"tool_name": "')
-        self.again, self.tail = '},\n    {"tool_name": "', markup.sign("}\n]<|END_ACTION|>")
+        self.prefix = markup.sign('<|START_ACTION|>[\n    {"tool_name": "')
+        self.separator, self.suffix = '},\n    {"tool_name": "', markup.sign("}\n]<|END_ACTION|>")

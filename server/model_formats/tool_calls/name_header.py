@@ -2,11 +2,11 @@
 
 import re
 
-from server.model_formats.grammar.lark_rules import Lark
+from server.model_formats.grammar.lark_rules import GrammarBuilder
 from server.model_formats.interface import Tool
 from server.model_formats.text_stream.scanner import Reader, Scanner
 from server.model_formats.text_stream.special_tokens import Markup
-from server.model_formats.tool_calls.interface import MAX_NAME, CallFormat, Calling
+from server.model_formats.tool_calls.interface import MAX_NAME, ToolCallEmitter, ToolCallFormat
 from server.model_formats.tool_calls.json_object import MistralList, read_arguments
 
 _NAME = re.compile(r"[^\s\[\](){}<>:\"'`\ud800-\udfff]")
@@ -14,7 +14,7 @@ _NUMBER = re.compile(r"[0-9]")
 _LETTER = re.compile(r"[A-Za-z0-9]")
 
 
-def _reach(scanner: Scanner, opener: str, begin: str) -> Reader[bool]:
+def _skip_to_first_call(scanner: Scanner, opener: str, begin: str) -> Reader[bool]:
     """Goes on from what opened a list of calls to where its first one begins; False if none does."""
     if opener != begin:
         yield from scanner.skip_space()
@@ -24,7 +24,7 @@ def _reach(scanner: Scanner, opener: str, begin: str) -> Reader[bool]:
     return True
 
 
-class DeepSeekV3(CallFormat):
+class DeepSeekV3(ToolCallFormat):
     """`function<sep>NAME`, then the arguments in a fenced block: DeepSeek V3 and R1."""
 
     name = "deepseek_v3"
@@ -35,13 +35,13 @@ class DeepSeekV3(CallFormat):
         self.closers = self.sign("<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>", "```")
         (self._begin,) = self.sign("<｜tool▁call▁begin｜>")
         (self._separator,) = self.sign("<｜tool▁sep｜>")
-        self.lead = markup.sign("<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>")
-        self.again = markup.sign("<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>")
-        self.tail = markup.sign("<｜tool▁call▁end｜><｜tool▁calls▁end｜>")
+        self.prefix = markup.sign("<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>")
+        self.separator = markup.sign("<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>")
+        self.suffix = markup.sign("<｜tool▁call▁end｜><｜tool▁calls▁end｜>")
 
-    def read(self, calling: Calling, opener: str) -> Reader[None]:
-        scanner = calling.scanner
-        if not (yield from _reach(scanner, opener, self._begin)):
+    def read(self, emitter: ToolCallEmitter, opener: str) -> Reader[None]:
+        scanner = emitter.scanner
+        if not (yield from _skip_to_first_call(scanner, opener, self._begin)):
             return
         name = yield from scanner.take_while(_NAME, MAX_NAME)
         if not (yield from scanner.accept(self._separator)):
@@ -52,14 +52,14 @@ class DeepSeekV3(CallFormat):
             yield from scanner.skip_space()
         if (yield from scanner.accept("```json", "```")):
             yield from scanner.skip_space()
-        tool = calling.tools.resolve(name)
+        tool = emitter.tools.resolve(name)
         if tool is None or (yield from scanner.peek()) not in ("{", '"'):
             return
-        calling.start(tool)
-        if (yield from read_arguments(scanner, calling.give)):
-            calling.end()
+        emitter.start(tool)
+        if (yield from read_arguments(scanner, emitter.add_arguments)):
+            emitter.end()
 
-    def own(self, lark: Lark, name: str, tool: Tool) -> str:
+    def call_grammar(self, lark: GrammarBuilder, name: str, tool: Tool) -> str:
         begin, end = lark.literal(name + "\n```json\n"), lark.literal("\n```")
         return f"{begin} {lark.arguments(tool)} {end}"
 
@@ -71,18 +71,18 @@ class DeepSeekV31(DeepSeekV3):
 
     def __init__(self, markup: Markup) -> None:
         super().__init__(markup)
-        self.lead = markup.sign("<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>")
-        self.again = markup.sign("<｜tool▁call▁end｜><｜tool▁call▁begin｜>")
+        self.prefix = markup.sign("<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>")
+        self.separator = markup.sign("<｜tool▁call▁end｜><｜tool▁call▁begin｜>")
 
-    def own(self, lark: Lark, name: str, tool: Tool) -> str:
+    def call_grammar(self, lark: GrammarBuilder, name: str, tool: Tool) -> str:
         return f"{lark.literal(name + self._separator)} {lark.arguments(tool)}"
 
 
-class Kimi(CallFormat):
+class Kimi(ToolCallFormat):
     """`functions.NAME:NUMBER` is the call's id and its name in one: Kimi K2."""
 
     name = "kimi_k2"
-    ids = "kimi"
+    call_id_style = "kimi"
 
     def __init__(self, markup: Markup) -> None:
         super().__init__(markup)
@@ -90,28 +90,28 @@ class Kimi(CallFormat):
         self.closers = self.sign("<|tool_call_end|>", "<|tool_calls_section_end|>")
         (self._begin,) = self.sign("<|tool_call_begin|>")
         (self._arguments,) = self.sign("<|tool_call_argument_begin|>")
-        self.lead = markup.sign("<|tool_calls_section_begin|><|tool_call_begin|>functions.")
-        self.again = markup.sign("<|tool_call_end|><|tool_call_begin|>functions.")
-        self.tail = markup.sign("<|tool_call_end|><|tool_calls_section_end|>")
+        self.prefix = markup.sign("<|tool_calls_section_begin|><|tool_call_begin|>functions.")
+        self.separator = markup.sign("<|tool_call_end|><|tool_call_begin|>functions.")
+        self.suffix = markup.sign("<|tool_call_end|><|tool_calls_section_end|>")
 
-    def read(self, calling: Calling, opener: str) -> Reader[None]:
-        scanner = calling.scanner
-        if not (yield from _reach(scanner, opener, self._begin)):
+    def read(self, emitter: ToolCallEmitter, opener: str) -> Reader[None]:
+        scanner = emitter.scanner
+        if not (yield from _skip_to_first_call(scanner, opener, self._begin)):
             return
         name = yield from scanner.take_while(_NAME, MAX_NAME)
         number = ""
         if (yield from scanner.accept(":")):
             number = yield from scanner.take_while(_NUMBER, 9)
         yield from scanner.skip_space()
-        tool = calling.tools.resolve(name.removeprefix("functions."))
+        tool = emitter.tools.resolve(name.removeprefix("functions."))
         if tool is None or not (yield from scanner.accept(self._arguments)):
             return
-        calling.start(tool, f"{name}:{number}" if number else None)
+        emitter.start(tool, f"{name}:{number}" if number else None)
         yield from scanner.skip_space()
-        if (yield from read_arguments(scanner, calling.give)):
-            calling.end()
+        if (yield from read_arguments(scanner, emitter.add_arguments)):
+            emitter.end()
 
-    def own(self, lark: Lark, name: str, tool: Tool) -> str:
+    def call_grammar(self, lark: GrammarBuilder, name: str, tool: Tool) -> str:
         begin = f"{lark.literal(f'{name}:')} /[0-9]{{1,3}}/ {lark.literal(self._arguments)}"
         return f"{begin} {lark.arguments(tool)}"
 
@@ -123,16 +123,16 @@ class MistralArgs(MistralList):
 
     def __init__(self, markup: Markup) -> None:
         super().__init__(markup)
-        self.lead = self.again = markup.sign("[TOOL_CALLS]")
-        self.tail = ""
+        self.prefix = self.separator = markup.sign("[TOOL_CALLS]")
+        self.suffix = ""
         (self._id,) = self.sign("[CALL_ID]")
         (self._arguments,) = self.sign("[ARGS]")
 
-    def read(self, calling: Calling, opener: str) -> Reader[None]:
-        scanner = calling.scanner
+    def read(self, emitter: ToolCallEmitter, opener: str) -> Reader[None]:
+        scanner = emitter.scanner
         yield from scanner.skip_space()
         if (yield from scanner.peek()) in ("[", "{"):
-            yield from super().read(calling, opener)
+            yield from super().read(emitter, opener)
             return
         name = yield from scanner.take_while(_NAME, MAX_NAME)
         call_id = ""
@@ -140,14 +140,14 @@ class MistralArgs(MistralList):
             call_id = yield from scanner.take_while(_LETTER, MAX_NAME)
         yield from scanner.accept(self._arguments)
         yield from scanner.skip_space()
-        tool = calling.tools.resolve(name)
+        tool = emitter.tools.resolve(name)
         if tool is None or (yield from scanner.peek()) not in ("{", '"'):
             return
-        calling.start(tool, call_id or None)
-        if (yield from read_arguments(scanner, calling.give)):
-            calling.end()
+        emitter.start(tool, call_id or None)
+        if (yield from read_arguments(scanner, emitter.add_arguments)):
+            emitter.end()
 
-    def own(self, lark: Lark, name: str, tool: Tool) -> str:
+    def call_grammar(self, lark: GrammarBuilder, name: str, tool: Tool) -> str:
         """With an id, where the tokenizer has a token for it."""
         own_id = f"{lark.literal(self._id)} /[A-Za-z0-9]{{9}}/ " if self.markup.is_sign(self._id) else ""
         return f"{lark.literal(name)} {own_id}{lark.literal(self._arguments)} {lark.arguments(tool)}"

@@ -5,20 +5,20 @@ Read as literals only: nothing is ever evaluated. Arguments become JSON while th
 
 import re
 
-from server.model_formats.grammar.lark_rules import Lark
+from server.model_formats.grammar.lark_rules import GrammarBuilder
 from server.model_formats.interface import Tool
-from server.model_formats.text_stream.scanner import Give, Reader, Scanner
+from server.model_formats.text_stream.scanner import Reader, Scanner, TextSink
 from server.model_formats.text_stream.special_tokens import Markup
-from server.model_formats.tool_calls.interface import MAX_NAME, CallFormat, Calling
+from server.model_formats.tool_calls.interface import MAX_NAME, ToolCallEmitter, ToolCallFormat
 from server.model_formats.tool_calls.streamed_json import escaped
 from server.model_formats.tool_names import (
     additional_of,
+    allows_additional,
     enforced_schema,
     properties_of,
     repeated,
     required_of,
     schema_of,
-    takes_others,
 )
 
 _NAME = re.compile(r"[\w.\-]")
@@ -33,37 +33,37 @@ _CLOSING = {"[": "]", "(": ")", "{": "}"}
 _MAX_DEPTH = 32
 
 
-class Pythonic(CallFormat):
+class Pythonic(ToolCallFormat):
     """A list of calls, alone or between `<|python_start|>` and `<|python_end|>`."""
 
     name = "pythonic"
-    heads = "["
-    spreads = True
+    bare_starts = "["
+    per_property = True
 
     def __init__(self, markup: Markup) -> None:
         super().__init__(markup)
         self.openers = self.sign("<|python_start|>")
         self.closers = self.sign("<|python_end|>")
-        self.lead, self.again, self.tail = "[", ", ", "]"
+        self.prefix, self.separator, self.suffix = "[", ", ", "]"
 
-    def read(self, calling: Calling, opener: str) -> Reader[None]:
-        scanner = calling.scanner
+    def read(self, emitter: ToolCallEmitter, opener: str) -> Reader[None]:
+        scanner = emitter.scanner
         yield from scanner.skip_space()
         if not (yield from scanner.accept("[")):
             return
         while True:
             yield from scanner.skip_space()
             name = yield from scanner.take_while(_NAME, MAX_NAME)
-            known = calling.tools.find(name)
-            tool = known or calling.tools.resolve(name)
+            known = emitter.tools.find(name)
+            tool = known or emitter.tools.resolve(name)
             if tool is None or not (yield from scanner.accept("(")):
                 return
-            if known is None and not opener and not (yield from _is_called(scanner)):
+            if known is None and not opener and not (yield from _has_named_arguments(scanner)):
                 return
-            calling.start(tool)
-            if not (yield from _arguments(scanner, calling.give)):
+            emitter.start(tool)
+            if not (yield from _arguments(scanner, emitter.add_arguments)):
                 return
-            calling.end()
+            emitter.end()
             scanner.mark()
             yield from scanner.skip_space()
             if not (yield from scanner.accept(",")):
@@ -71,37 +71,37 @@ class Pythonic(CallFormat):
                 scanner.unmark()
                 return
 
-    def own(self, lark: Lark, name: str, tool: Tool) -> str:
+    def call_grammar(self, lark: GrammarBuilder, name: str, tool: Tool) -> str:
         if tool.kind == "custom":
             value = lark.string_input(tool)
             return f"{lark.literal(f'{name}(input=')} {value} {lark.literal(')')}"
         schema = schema_of(tool)
         properties = properties_of(schema)
         begin, end = lark.literal(f"{name}("), lark.literal(")")
-        if not properties and takes_others(schema):
+        if not properties and allows_additional(schema):
             pair = f"{lark.name()} {lark.literal('=')} {lark.json(additional_of(schema))}"
             pairs_more = f"{pair} ({lark.literal(', ')} {pair}){repeated(schema, after_first=True)}"
-            others = lark.numbered("others", f"({pairs_more}){'' if schema.get('minProperties') else '?'}")
+            others = lark.shared_rule("others", f"({pairs_more}){'' if schema.get('minProperties') else '?'}")
             return f"{begin} {others} {end}"
         required = required_of(enforced_schema(tool)) if tool.strict else frozenset()
         pairs = [
             (f"{lark.literal(f'{key}=')} {lark.json(inner)}", key in required)
             for key, inner in properties.items()
         ]
-        return f"{begin} {lark.listed(pairs, ', ')} {end}"
+        return f"{begin} {lark.separated(pairs, ', ')} {end}"
 
 
-def _is_called(scanner: Scanner) -> Reader[bool]:
+def _has_named_arguments(scanner: Scanner) -> Reader[bool]:
     """Whether named arguments follow, or none: else a list of text is no call. Reads nothing."""
     start = scanner.offset
     name = yield from scanner.take_while(_NAME, MAX_NAME)
     ended = yield from scanner.accept("=" if name else ")")
     called = bool(ended) and (bool(name) or (yield from scanner.peek()) in ("]", ","))
-    scanner.put_back(scanner.offset - start)
+    scanner.unread(scanner.offset - start)
     return called
 
 
-def _arguments(scanner: Scanner, give: Give) -> Reader[bool]:
+def _arguments(scanner: Scanner, give: TextSink) -> Reader[bool]:
     """Named arguments up to the closing parenthesis, as a JSON object."""
     give("{")
     before = ""
@@ -123,7 +123,7 @@ def _arguments(scanner: Scanner, give: Give) -> Reader[bool]:
             return False
 
 
-def _literal(scanner: Scanner, give: Give, depth: int) -> Reader[bool]:
+def _literal(scanner: Scanner, give: TextSink, depth: int) -> Reader[bool]:
     """One Python literal as JSON; False for what is none, or not whole."""
     yield from scanner.skip_space()
     first = yield from scanner.peek()
@@ -145,7 +145,7 @@ def _literal(scanner: Scanner, give: Give, depth: int) -> Reader[bool]:
     return True
 
 
-def _collection(scanner: Scanner, give: Give, opening: str, depth: int) -> Reader[bool]:
+def _collection(scanner: Scanner, give: TextSink, opening: str, depth: int) -> Reader[bool]:
     keyed, closing = opening == "{", _CLOSING[opening]
     give("{" if keyed else "[")
     before = ""
@@ -174,7 +174,7 @@ def _collection(scanner: Scanner, give: Give, opening: str, depth: int) -> Reade
             return False
 
 
-def _string(scanner: Scanner, give: Give, quote: str) -> Reader[bool]:
+def _string(scanner: Scanner, give: TextSink, quote: str) -> Reader[bool]:
     """The rest of a string, with its escapes turned into JSON's."""
     give('"')
     high = 0

@@ -8,7 +8,7 @@ import json
 import re
 from collections.abc import Iterator
 
-from server.model_formats.text_stream.scanner import Give, Reader, Scanner
+from server.model_formats.text_stream.scanner import Reader, Scanner, TextSink
 
 _OUTSIDE = re.compile(r"[\s\w:,.+\-]+")
 """Of JSON, between strings and brackets."""
@@ -27,7 +27,7 @@ def escaped(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
-def copy_json(scanner: Scanner, give: Give) -> Reader[bool]:
+def copy_json(scanner: Scanner, give: TextSink) -> Reader[bool]:
     """Gives a JSON value as it stands; False if the text, or what can be JSON, ends before it does."""
     first = yield from scanner.peek()
     if first == '"':
@@ -42,7 +42,7 @@ def copy_json(scanner: Scanner, give: Give) -> Reader[bool]:
     return more and bool(copied)
 
 
-def copy_string(scanner: Scanner, give: Give) -> Reader[bool]:
+def copy_string(scanner: Scanner, give: TextSink) -> Reader[bool]:
     """Gives what a JSON string, from behind its first quote, says; False if it does not end."""
     decoder = StringDecoder(give)
 
@@ -55,7 +55,7 @@ def copy_string(scanner: Scanner, give: Give) -> Reader[bool]:
     return whole
 
 
-def _copy_string(scanner: Scanner, give: Give) -> Reader[bool]:
+def _copy_string(scanner: Scanner, give: TextSink) -> Reader[bool]:
     """The rest of a string as it stands, its last quote included."""
     while True:
         if not (yield from scanner.copy_run(_IN_STRING, give)):
@@ -74,7 +74,7 @@ def _copy_string(scanner: Scanner, give: Give) -> Reader[bool]:
         give(character + following)
 
 
-def _copy_nested(scanner: Scanner, give: Give) -> Reader[bool]:
+def _copy_nested(scanner: Scanner, give: TextSink) -> Reader[bool]:
     depth = 0
     while True:
         if not (yield from scanner.copy_run(_OUTSIDE, give)):
@@ -96,7 +96,7 @@ def _copy_nested(scanner: Scanner, give: Give) -> Reader[bool]:
 class StringDecoder:
     """The inside of a JSON string → what it says. Half an escape waits for its other half."""
 
-    def __init__(self, give: Give) -> None:
+    def __init__(self, give: TextSink) -> None:
         self._give = give
         self._held = ""
 
@@ -145,7 +145,7 @@ class StringDecoder:
 class CustomInput:
     """The arguments of a custom tool, `{"input": "..."}` → the input. Other JSON is given as it stands."""
 
-    def __init__(self, give: Give) -> None:
+    def __init__(self, give: TextSink) -> None:
         self._give = give
         self._decoder: StringDecoder | None = None
         self._head = self._half = ""

@@ -11,21 +11,21 @@ from functools import cached_property
 from typing import Any
 
 from server.model_formats.grammar.forced_calls import arguments_of
-from server.model_formats.grammar.lark_rules import Lark
-from server.model_formats.grammar.unquoted_strings import allows_anything, strings_of, told_from
+from server.model_formats.grammar.lark_rules import GrammarBuilder
+from server.model_formats.grammar.unquoted_strings import allows_anything, distinguish_strings, strings_of
 from server.model_formats.interface import Tool
-from server.model_formats.text_stream.scanner import MAX_HELD, SPACE, Reader, Scanner, Stops
+from server.model_formats.text_stream.scanner import MAX_BUFFERED, SPACE, Reader, Scanner, StopTexts
 from server.model_formats.text_stream.special_tokens import Markup
-from server.model_formats.tool_calls.interface import MAX_NAME, CallFormat, Calling
+from server.model_formats.tool_calls.interface import MAX_NAME, ToolCallEmitter, ToolCallFormat
 from server.model_formats.tool_calls.streamed_json import copy_json, escaped
 from server.model_formats.tool_names import (
     ALL_TYPES,
     additional_of,
+    allows_additional,
     properties_of,
     repeated,
     required_of,
     schema_of,
-    takes_others,
     types_of,
 )
 
@@ -34,7 +34,7 @@ _IN_QUOTES = re.compile(r'[^"<>\ud800-\udfff]')
 _IN_TAG = re.compile(r"[^<>\n\ud800-\udfff]")
 
 
-class ElementCalls(CallFormat):
+class ElementCalls(ToolCallFormat):
     """One element for the call, one for each argument; the texts between differ."""
 
     before_name: str
@@ -49,30 +49,30 @@ class ElementCalls(CallFormat):
     last: str
     """What ends the call."""
     in_name = _IN_TAG
-    spreads = True
+    per_property = True
     lines = False
     """A value has a line break before and after it that is not its own."""
 
     @cached_property
-    def value_stops(self) -> Stops:
-        return Stops([self.after_value])
+    def value_stops(self) -> StopTexts:
+        return StopTexts([self.after_value])
 
     @cached_property
-    def within(self) -> tuple[str, ...]:  # type: ignore[override]
+    def inner_markup(self) -> tuple[str, ...]:  # type: ignore[override]
         return (self.key, self.after_key, self.after_string_key, self.last)
 
-    def read(self, calling: Calling, opener: str) -> Reader[None]:
-        scanner = calling.scanner
+    def read(self, emitter: ToolCallEmitter, opener: str) -> Reader[None]:
+        scanner = emitter.scanner
         if not opener.endswith(self.before_name):
             yield from scanner.skip_space()
             if self.before_name and not (yield from scanner.accept(self.before_name)):
                 return
         name = (yield from scanner.take_while(self.in_name, MAX_NAME)).strip()
         ended = yield from self._end_name(scanner)
-        tool = calling.tools.resolve(name)
+        tool = emitter.tools.resolve(name)
         if tool is None or not ended:
             return
-        calling.start(tool)
+        emitter.start(tool)
         properties, others = arguments_of(tool)
         before = "{"
         while True:
@@ -83,9 +83,9 @@ class ElementCalls(CallFormat):
             types = yield from self._end_key(scanner, types_of(properties.get(argument, others)))
             if types is None:
                 return
-            calling.give(f"{before}{json.dumps(argument, ensure_ascii=False)}: ")
+            emitter.add_arguments(f"{before}{json.dumps(argument, ensure_ascii=False)}: ")
             before = ", "
-            value = _Value(calling, types, trims=self.lines)
+            value = _Value(emitter, types, trims=self.lines)
             if types and "string" not in types:
                 yield from scanner.copy_run(SPACE, value.add)
                 yield from copy_json(scanner, value.add)  # within it, what ends a value does not
@@ -94,8 +94,8 @@ class ElementCalls(CallFormat):
             if not found:
                 return
         if (yield from scanner.accept(self.last)):
-            calling.give("{}" if before == "{" else "}")
-            calling.end()
+            emitter.add_arguments("{}" if before == "{" else "}")
+            emitter.end()
 
     def _end_name(self, scanner: Scanner) -> Reader[bool]:
         return bool((yield from scanner.accept(self.after_name)))
@@ -104,7 +104,7 @@ class ElementCalls(CallFormat):
         """Reads on to the value; gives its types, or None where no value comes."""
         return types if (yield from scanner.accept(self.after_key)) else None
 
-    def own(self, lark: Lark, name: str, tool: Tool) -> str:
+    def call_grammar(self, lark: GrammarBuilder, name: str, tool: Tool) -> str:
         schema = schema_of(tool)
         properties = properties_of(schema)
         required = required_of(schema) if tool.strict or tool.kind == "custom" else frozenset()
@@ -112,12 +112,12 @@ class ElementCalls(CallFormat):
         for key, inner in properties.items():
             element = self._element(lark, tool, key, inner)
             parts.append(element if key in required else f"({element})?")
-        if not properties and (takes_others(schema) or not tool.strict):
+        if not properties and (allows_additional(schema) or not tool.strict):
             element = self._element(lark, tool, None, additional_of(schema))
-            parts.append(lark.numbered("others", f"({element}){repeated(schema)}"))
+            parts.append(lark.shared_rule("others", f"({element}){repeated(schema)}"))
         return " ".join([*parts, lark.literal(f"\n{self.last}")])
 
-    def _element(self, lark: Lark, tool: Tool, key: str | None, schema: Mapping[str, Any]) -> str:
+    def _element(self, lark: GrammarBuilder, tool: Tool, key: str | None, schema: Mapping[str, Any]) -> str:
         """One argument, from the line break before it; without a key of any name."""
         if tool.kind == "custom" and (custom := lark.input(tool)):
             return f"{self._before(lark, key, _STRING)} {custom} {lark.literal(self._value_end())}"
@@ -131,15 +131,15 @@ class ElementCalls(CallFormat):
         ways = []
         if strings is not None:
             if not self.after_string_key and others:
-                strings, others = told_from(strings, others, schema)
-            text = lark.ended(strings, self._value_end(), self.after_value)
+                strings, others = distinguish_strings(strings, others, schema)
+            text = lark.terminated_string(strings, self._value_end(), self.after_value)
             ways.append(f"{self._before(lark, key, _STRING)} {text}")
         if others or not ways:
             value = lark.json({**schema, "type": sorted(others)} if others < types else schema)
             ways.append(f"{self._before(lark, key, others)} {value} {lark.literal(self._value_end())}")
         return f"({' | '.join(ways)})"
 
-    def _before(self, lark: Lark, key: str | None, types: frozenset[str]) -> str:
+    def _before(self, lark: GrammarBuilder, key: str | None, types: frozenset[str]) -> str:
         if key is None:
             start, end = lark.literal(f"\n{self.key}"), lark.literal(self.end_of_key(types))
             return f"{start} {lark.name()} {end}"
@@ -160,8 +160,8 @@ _STRING = frozenset({"string"})
 class _Value:
     """One argument's text on its way to JSON."""
 
-    def __init__(self, calling: Calling, types: frozenset[str], *, trims: bool) -> None:
-        self._give = calling.give
+    def __init__(self, emitter: ToolCallEmitter, types: frozenset[str], *, trims: bool) -> None:
+        self._give = emitter.add_arguments
         self._types = types
         self._trims = trims
         self._how = "string" if types == _STRING else "held"
@@ -176,7 +176,7 @@ class _Value:
         if self._how == "held":
             self._pieces.append(piece)
             self._size += len(piece)
-            if self._size <= MAX_HELD:
+            if self._size <= MAX_BUFFERED:
                 return
             piece = "".join(self._pieces)
             nested = piece.lstrip()[:1] in ("{", "[") and "string" not in self._types
@@ -259,9 +259,9 @@ class QwenCoder(ElementCalls):
             "</parameter>",
             "</function>",
         )
-        self.lead = markup.sign("<tool_call>\n<function=")
-        self.again = markup.sign("\n</tool_call>\n<tool_call>\n<function=")
-        self.tail = markup.sign("\n</tool_call>")
+        self.prefix = markup.sign("<tool_call>\n<function=")
+        self.separator = markup.sign("\n</tool_call>\n<tool_call>\n<function=")
+        self.suffix = markup.sign("\n</tool_call>")
 
 
 class Glm(ElementCalls):
@@ -277,15 +277,15 @@ class Glm(ElementCalls):
             "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "</tool_call>"
         )
         self.after_key = f"{self._key_end}\n{self._value_begin}"
-        self.lead = markup.sign("<tool_call>")
-        self.again = markup.sign("\n<tool_call>")
-        self.tail = ""
+        self.prefix = markup.sign("<tool_call>")
+        self.separator = markup.sign("\n<tool_call>")
+        self.suffix = ""
 
     def _end_name(self, scanner: Scanner) -> Reader[bool]:
         """A name ends with its line or with the first argument."""
         yield from scanner.skip_space()
         following = yield from scanner.accept(self.key, self.last)
-        scanner.put_back(len(following))
+        scanner.unread(len(following))
         return bool(following)
 
     def _end_key(self, scanner: Scanner, types: frozenset[str]) -> Reader[frozenset[str] | None]:
@@ -308,9 +308,9 @@ class MiniMax(ElementCalls):
         self.before_name, self.after_name = '<invoke name="', '">'
         self.key, self.after_key = '<parameter name="', '">'
         self.after_value, self.last = "</parameter>", "</invoke>"
-        self.lead = markup.sign('<minimax:tool_call>\n<invoke name="')
-        self.again = '\n<invoke name="'
-        self.tail = markup.sign("\n</minimax:tool_call>")
+        self.prefix = markup.sign('<minimax:tool_call>\n<invoke name="')
+        self.separator = '\n<invoke name="'
+        self.suffix = markup.sign("\n</minimax:tool_call>")
 
 
 class DeepSeekV32(ElementCalls):
@@ -329,9 +329,9 @@ class DeepSeekV32(ElementCalls):
             '<｜DSML｜parameter name="', "</｜DSML｜parameter>", "</｜DSML｜invoke>"
         )
         self.after_key, self.after_string_key = '" string="false">', '" string="true">'
-        self.lead = markup.sign(f'<｜DSML｜{self.around}>\n<｜DSML｜invoke name="')
-        self.again = markup.sign('\n<｜DSML｜invoke name="')
-        self.tail = markup.sign(f"\n</｜DSML｜{self.around}>")
+        self.prefix = markup.sign(f'<｜DSML｜{self.around}>\n<｜DSML｜invoke name="')
+        self.separator = markup.sign('\n<｜DSML｜invoke name="')
+        self.suffix = markup.sign(f"\n</｜DSML｜{self.around}>")
 
     def _end_key(self, scanner: Scanner, types: frozenset[str]) -> Reader[frozenset[str] | None]:
         if (yield from scanner.accept(self.after_string_key)):

@@ -6,14 +6,14 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from server.protocol.completions.shared_parameters import FINGERPRINT, CompletionParameters, CompletionUsage
-from server.protocol.openapi_types import GivenMessage
+from server.protocol.openapi_types import ChatMessageParam
 from server.protocol.responses.request import MAX_TEMPLATE, MAX_TOOLS, Effort, Metadata
 
 
 class ChatRequest(CompletionParameters, frozen=True, kw_only=True):
     """POST /v1/chat/completions."""
 
-    messages: Annotated[list[GivenMessage], Meta(min_length=1, max_length=4096)]
+    messages: Annotated[list[ChatMessageParam], Meta(min_length=1, max_length=4096)]
     tools: Annotated[list[dict[str, Any]], Meta(max_length=MAX_TOOLS)] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None

@@ -7,7 +7,7 @@ from msgspec import UNSET
 
 from server.protocol.completions.chat import CalledFunction, CalledTool, StoredMessage, ToolCall
 from server.protocol.errors import DecodeFailure
-from server.protocol.responses.input import Given, read_input
+from server.protocol.responses.input import InputItem, read_input
 from server.protocol.responses.items import (
     ContentPart,
     CustomToolCall,
@@ -27,21 +27,21 @@ from server.protocol.responses.items import (
 from server.protocol.responses.request import CreateResponse
 
 
-def read_messages(messages: list[dict[str, Any]]) -> list[Given]:
+def read_messages(messages: list[dict[str, Any]]) -> list[InputItem]:
     """The messages as items. Raises DecodeFailure with the message's path."""
     return [
         item for index, message in enumerate(messages) for item in read_message(message, f"messages[{index}]")
     ]
 
 
-def read_message(message: dict[str, Any], path: str) -> list[Given]:
+def read_message(message: dict[str, Any], path: str) -> list[InputItem]:
     """One message as items. Raises DecodeFailure with its path."""
     return read_elements(_elements(message, path), path)
 
 
-def read_elements(elements: Iterable[dict[str, Any]], path: str) -> list[Given]:
+def read_elements(elements: Iterable[dict[str, Any]], path: str) -> list[InputItem]:
     """Elements of an input that are all of one message, which a DecodeFailure names."""
-    given: list[Given] = []
+    given: list[InputItem] = []
     for element in elements:
         try:
             given += read_input([element])
@@ -127,7 +127,7 @@ def _part(part: Any, text_type: str) -> Any:
             return part
 
 
-def as_messages(items: Iterable[Item], completion: str) -> list[StoredMessage]:
+def stored_messages(items: Iterable[Item], completion: str) -> list[StoredMessage]:
     """The messages that these items were read from, each with an id that its place gives it.
 
     An assistant's reasoning, text and calls are one message again. Content that came as one part of text is
@@ -135,11 +135,11 @@ def as_messages(items: Iterable[Item], completion: str) -> list[StoredMessage]:
     """
     messages: list[StoredMessage] = []
     for group in _grouped(items):
-        messages.append(_as_message(group, f"{completion}-{len(messages)}"))
+        messages.append(_stored_message(group, f"{completion}-{len(messages)}"))
     return messages
 
 
-def role_of_answer(items: Sequence[Given], request: CreateResponse) -> str:
+def answer_role(items: Sequence[InputItem], request: CreateResponse) -> str:
     """The assistant's, unless the model goes on without a turn of its own: then it is the last message's."""
     if request.add_generation_prompt is not False or not items:
         return "assistant"
@@ -149,7 +149,7 @@ def role_of_answer(items: Sequence[Given], request: CreateResponse) -> str:
     return "tool" if isinstance(last, FunctionCallOutput | CustomToolCallOutput) else "assistant"
 
 
-def echo_of(items: Sequence[Given], role: str) -> str:
+def echo_text(items: Sequence[InputItem], role: str) -> str:
     """What vLLM's `echo` puts before an answer: the last message's text, if its role is the answer's."""
     if not items or not isinstance(items[-1], Message) or items[-1].role != role:
         return ""
@@ -160,14 +160,14 @@ def _grouped(items: Iterable[Item]) -> list[list[Item]]:
     """Items that came in one message together."""
     groups: list[list[Item]] = []
     for item in items:
-        if groups and _goes_on(groups[-1][-1], item):
+        if groups and _is_same_message(groups[-1][-1], item):
             groups[-1].append(item)
         else:
             groups.append([item])
     return groups
 
 
-def _goes_on(before: Item, item: Item) -> bool:
+def _is_same_message(before: Item, item: Item) -> bool:
     """Whether it came in the message of the one before: reasoning, a refusal, text, calls, in that order."""
     match before, item:
         case Message(role=role), _ if role != "assistant":
@@ -181,22 +181,26 @@ def _goes_on(before: Item, item: Item) -> bool:
     return False
 
 
-def _as_message(group: Sequence[Item], message_id: str) -> StoredMessage:
+def _stored_message(group: Sequence[Item], message_id: str) -> StoredMessage:
     match group[0]:
         case FunctionCallOutput(_, _, call_id, output) | CustomToolCallOutput(_, _, call_id, output):
             parts = [] if isinstance(output, str) else output
             text = output if isinstance(output, str) else plain_text(output)
             return StoredMessage(
-                id=message_id, role="tool", content=text, content_parts=_told(parts), tool_call_id=call_id
+                id=message_id,
+                role="tool",
+                content=text,
+                content_parts=_content_parts(parts),
+                tool_call_id=call_id,
             )
         case Message(_, _, role, content) if role != "assistant":
             return StoredMessage(
-                id=message_id, role=role, content=plain_text(content), content_parts=_told(content)
+                id=message_id, role=role, content=plain_text(content), content_parts=_content_parts(content)
             )
-    return _assistants(group, message_id)
+    return _assistant_message(group, message_id)
 
 
-def _assistants(group: Sequence[Item], message_id: str) -> StoredMessage:
+def _assistant_message(group: Sequence[Item], message_id: str) -> StoredMessage:
     parts = [part for item in group if isinstance(item, Message) for part in item.content]
     refusals = [part.refusal for part in parts if isinstance(part, Refusal)]
     said = [part for part in parts if not isinstance(part, Refusal)]
@@ -205,29 +209,29 @@ def _assistants(group: Sequence[Item], message_id: str) -> StoredMessage:
         id=message_id,
         role="assistant",
         content=plain_text(said) if said else None,
-        content_parts=_told(said),
+        content_parts=_content_parts(said),
         refusal="".join(refusals) or None,
         reasoning_content="".join(thoughts) or UNSET,
-        tool_calls=[_call_of(item) for item in group if isinstance(item, FunctionCall | CustomToolCall)]
+        tool_calls=[_tool_call(item) for item in group if isinstance(item, FunctionCall | CustomToolCall)]
         or UNSET,
     )
 
 
-def _call_of(item: FunctionCall | CustomToolCall) -> ToolCall:
+def _tool_call(item: FunctionCall | CustomToolCall) -> ToolCall:
     if isinstance(item, FunctionCall):
         function = CalledFunction(item.name, item.arguments)
         return ToolCall(id=item.call_id, type="function", function=function)
     return ToolCall(id=item.call_id, type="custom", custom=CalledTool(item.name, item.input))
 
 
-def _told(parts: Sequence[ContentPart]) -> list[dict[str, Any]] | None:
+def _content_parts(parts: Sequence[ContentPart]) -> list[dict[str, Any]] | None:
     """The parts under a chat's names, if there is more to tell of them than their text."""
     if all(isinstance(part, InputText | OutputText) for part in parts) and len(parts) < 2:
         return None
-    return [_told_part(part) for part in parts]
+    return [_content_part(part) for part in parts]
 
 
-def _told_part(part: ContentPart) -> dict[str, Any]:
+def _content_part(part: ContentPart) -> dict[str, Any]:
     match part:
         case InputImage(url, _, detail):
             return {"type": "image_url", "image_url": {"url": url, "detail": detail}}

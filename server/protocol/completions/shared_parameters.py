@@ -56,7 +56,7 @@ class ChoiceRequest(CreateResponse, frozen=True, kw_only=True):
     include_reasoning: bool = True
     echo: bool = False
     return_token_ids: bool = False
-    tells_tokens: bool = False
+    streams_token_ids: bool = False
     """The stream tells of tokens as they come."""
     prompt_logprobs: int | None = None
     add_special_tokens: bool = False
@@ -85,7 +85,7 @@ class CompletionUsage(msgspec.Struct, frozen=True):
     completion_tokens_details: dict[str, int] | msgspec.UnsetType = msgspec.UNSET
 
 
-def whole_usage(prompt: int, cached: int, output: int, reasoning: int) -> CompletionUsage:
+def completion_usage(prompt: int, cached: int, output: int, reasoning: int) -> CompletionUsage:
     """The tokens of a completion that has ended, in OpenAI's shape; there is no audio and no prediction."""
     of_prompt = {"cached_tokens": cached, "audio_tokens": 0}
     of_output = {

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from server.protocol.openapi_types import GivenMessage
+from server.protocol.openapi_types import ChatMessageParam
 from server.protocol.responses.request import MAX_TOOLS
 
 
@@ -14,7 +14,7 @@ class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     model: str | None = None
     prompt: str | None = None
-    messages: Annotated[list[GivenMessage], Meta(min_length=1, max_length=4096)] | None = None
+    messages: Annotated[list[ChatMessageParam], Meta(min_length=1, max_length=4096)] | None = None
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
     add_generation_prompt: bool | None = None

@@ -17,7 +17,7 @@ class FileError(ValueError):
     """The file cannot be read; the sentence is for the caller."""
 
 
-def readable(data: str) -> str:
+def storable_file_data(data: str) -> str:
     """`file_data` as it is stored: of a PDF its text, as a data URL. Raises FileError, or ReaderBusy.
 
     So a PDF is parsed once, however often a conversation goes on from it.

@@ -12,7 +12,7 @@ from contextvars import ContextVar
 from pathlib import Path
 from weakref import WeakValueDictionary
 
-from server.protocol.errors import ReaderBusy
+from server.protocol.errors import ExtractionBusy
 
 MAX_PDF = 8 * 1024 * 1024
 """Bytes of one PDF."""
@@ -20,20 +20,20 @@ MAX_PAGES = 500
 CPU_SECONDS = 10
 MEMORY = 512 * 1024 * 1024
 """Bytes of address space of the process that reads a PDF."""
-AT_ONCE = 2
+MAX_CONCURRENT = 2
 """PDFs that are read at the same time, one of them a tenant's."""
 _WALL_SECONDS = 30.0
 """For a machine that is busy; the processor's time is what bounds the work."""
 _WAIT_SECONDS = 30.0
 _WORKER = Path(__file__).with_name("pdf_worker.py")
-_REMEMBERED = 8
-_MISTAKES = {
+_CACHE_SIZE = 8
+_ERROR_MESSAGES = {
     "encrypted": "The PDF is encrypted: send it without a password.",
     "pages": f"The PDF has more than {MAX_PAGES} pages.",
     "empty": "The PDF has no text in it, as of scanned pages: send their text.",
     "broken": "The file is not a PDF that can be read.",
 }
-_HEAVY = "The PDF takes too much time or memory to be read: send its text."
+_LIMIT_MESSAGE = "The PDF takes too much time or memory to be read: send its text."
 
 
 class PdfError(ValueError):
@@ -42,13 +42,13 @@ class PdfError(ValueError):
 
 TENANT: ContextVar[str | None] = ContextVar("tenant", default=None)
 """Who has this thread read PDFs; None where tenants are not told apart, and no share is kept for others."""
-_turns = threading.BoundedSemaphore(AT_ONCE)
-_tenant_turns: WeakValueDictionary[str, threading.Lock] = WeakValueDictionary()
+_slots = threading.BoundedSemaphore(MAX_CONCURRENT)
+_tenant_locks: WeakValueDictionary[str, threading.Lock] = WeakValueDictionary()
 """Whoever holds one is the only one of its tenant that reads, or waits for, a PDF."""
-_tenant_turns_lock = threading.Lock()
-_known: OrderedDict[bytes, dict[str, str]] = OrderedDict()
+_tenant_locks_lock = threading.Lock()
+_cache: OrderedDict[bytes, dict[str, str]] = OrderedDict()
 """What was read of the last PDFs: a request that waits for something is read again when that is there."""
-_known_lock = threading.Lock()
+_cache_lock = threading.Lock()
 
 
 def is_pdf(content: bytes) -> bool:
@@ -64,50 +64,50 @@ def pdf_text(content: bytes, most_bytes: int) -> str:
     if len(content) > MAX_PDF:
         raise PdfError(f"The PDF is larger than {MAX_PDF} bytes.")
     digest = hashlib.sha256(content).digest()
-    with _known_lock:
-        answer = _known.get(digest)
+    with _cache_lock:
+        answer = _cache.get(digest)
     if answer is None:
-        answer = _read(content, most_bytes)
-        with _known_lock:
-            _known[digest] = answer
-            while len(_known) > _REMEMBERED:
-                _known.popitem(last=False)
+        answer = _run_worker(content, most_bytes)
+        with _cache_lock:
+            _cache[digest] = answer
+            while len(_cache) > _CACHE_SIZE:
+                _cache.popitem(last=False)
     if "text" in answer:
         return answer["text"]
     if answer["error"] == "long":
         raise PdfError(f"The text of the PDF is larger than {most_bytes} bytes.")
-    raise PdfError(_MISTAKES.get(answer["error"], _HEAVY))
+    raise PdfError(_ERROR_MESSAGES.get(answer["error"], _LIMIT_MESSAGE))
 
 
-def _turns_of(tenant: str | None) -> threading.Lock:
+def _tenant_lock(tenant: str | None) -> threading.Lock:
     if tenant is None:
         return threading.Lock()
-    with _tenant_turns_lock:
-        return _tenant_turns.setdefault(tenant, threading.Lock())
+    with _tenant_locks_lock:
+        return _tenant_locks.setdefault(tenant, threading.Lock())
 
 
 @contextmanager
-def _turn() -> Iterator[None]:
+def _slot() -> Iterator[None]:
     """A turn to read, of the tenant and of all. Raises ReaderBusy if there is none in time."""
-    own = _turns_of(TENANT.get())
+    own = _tenant_lock(TENANT.get())
     if not own.acquire(timeout=_WAIT_SECONDS):
-        raise ReaderBusy("Your other PDFs are still being read; try again later.", own=True)
+        raise ExtractionBusy("Your other PDFs are still being read; try again later.", own=True)
     try:
-        if not _turns.acquire(timeout=_WAIT_SECONDS):
-            raise ReaderBusy("Too many PDFs are being read; try again later.")
+        if not _slots.acquire(timeout=_WAIT_SECONDS):
+            raise ExtractionBusy("Too many PDFs are being read; try again later.")
         try:
             yield
         finally:
-            _turns.release()
+            _slots.release()
     finally:
         own.release()
 
 
-def _read(content: bytes, most_bytes: int) -> dict[str, str]:
+def _run_worker(content: bytes, most_bytes: int) -> dict[str, str]:
     """What the worker says of it. Raises ReaderBusy if this machine has no time for it now."""
     limits = map(str, (CPU_SECONDS, MEMORY, MAX_PAGES, most_bytes))
     try:
-        with _turn():
+        with _slot():
             ran = subprocess.run(
                 [sys.executable, "-I", str(_WORKER), *limits],
                 input=content,
@@ -117,7 +117,7 @@ def _read(content: bytes, most_bytes: int) -> dict[str, str]:
                 check=False,
             )
     except subprocess.TimeoutExpired:
-        raise ReaderBusy("The server is too busy to read the PDF; try again later.") from None
+        raise ExtractionBusy("The server is too busy to read the PDF; try again later.") from None
     if ran.returncode != 0:
         return {"error": "heavy"}
     answer: dict[str, str] = json.loads(ran.stdout)

@@ -103,7 +103,7 @@ class ContentPartDone(_Event, frozen=True, tag="response.content_part.done"):
     part: OutputText | ReasoningText
 
 
-class TokensTold(_Event, frozen=True, tag="holdfast:tokens"):
+class TokenIdsEvent(_Event, frozen=True, tag="holdfast:tokens"):
     """Tokens as they are given to the model and come from it, before what they say: for those who ask."""
 
     side: Literal["prompt", "output"]
@@ -293,7 +293,7 @@ WholeEvent = (
     | ResponseCompleted
     | ResponseFailed
     | ResponseIncomplete
-    | TokensTold
+    | TokenIdsEvent
     | OutputItemAdded
     | OutputItemDone
     | ContentPartAdded
@@ -348,7 +348,7 @@ _TYPE_START = len('{"type":"')
 _encode = msgspec.json.Encoder().encode
 
 
-def whole(event: WholeEvent) -> Event:
+def whole_event(event: WholeEvent) -> Event:
     """An event that is kept as its JSON text."""
     return Event(event.sequence_number, Kind.WHOLE, 0, 0, _encode(event).decode())
 

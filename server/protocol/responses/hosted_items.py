@@ -115,10 +115,10 @@ class WebSearchCall(
     """What the model reads of it; ours alone."""
 
 
-ServedCall = McpCall | CodeInterpreterCall | WebSearchCall
+HostedCall = McpCall | CodeInterpreterCall | WebSearchCall
 """Calls that the server makes itself."""
-HostedItem = McpListTools | ServedCall | McpApprovalRequest | McpApprovalResponse
-HOSTED: dict[type[Any], str] = {
+HostedItem = McpListTools | HostedCall | McpApprovalRequest | McpApprovalResponse
+HOSTED_ID_PREFIXES: dict[type[Any], str] = {
     McpListTools: "mcpl",
     McpCall: "mcp",
     McpApprovalRequest: "mcpr",

@@ -13,7 +13,7 @@ from msgspec import UNSET
 
 from server.protocol.decode import convert
 from server.protocol.errors import DecodeFailure
-from server.protocol.openapi_types import GivenPart, GivenTool
+from server.protocol.openapi_types import InputContentParam, ToolParam
 from server.protocol.responses.hosted_items import (
     CallStatus,
     ListedTool,
@@ -44,8 +44,8 @@ from server.protocol.responses.items import (
     decode_item,
     encode_item,
 )
-from server.protocol.responses.parts import MAX_NESTING, Reader, is_deeper, read_part, shown
-from server.protocol.responses.tools import Tool, note_left_out, read_tools
+from server.protocol.responses.parts import MAX_NESTING, TypeReader, abbreviated, is_nested_deeper, read_part
+from server.protocol.responses.tools import Tool, log_ignored_tools, read_tools
 
 T = TypeVar("T")
 
@@ -70,12 +70,12 @@ class CompactionTrigger:
     """The wish that everything before it become one sealed item, and nothing else be generated."""
 
 
-Given = Item | ItemReference | AdditionalTools | CompactionTrigger
+InputItem = Item | ItemReference | AdditionalTools | CompactionTrigger
 
 
 class _Message(msgspec.Struct, kw_only=True):
     role: Role
-    content: Text | list[GivenPart]
+    content: Text | list[InputContentParam]
     phase: str | None = None
 
 
@@ -96,13 +96,13 @@ class _FunctionCall(_Call, kw_only=True):
     arguments: Text = ""
 
 
-class _CustomCall(_Call, kw_only=True):
+class _CustomToolCall(_Call, kw_only=True):
     input: Text = ""
 
 
 class _Output(msgspec.Struct, kw_only=True):
     call_id: str
-    output: Text | list[GivenPart]
+    output: Text | list[InputContentParam]
     status: ItemStatus | None = None
 
 
@@ -146,15 +146,15 @@ class _Reference(msgspec.Struct, kw_only=True):
     id: str
 
 
-class _Tools(msgspec.Struct, kw_only=True):
-    tools: list[GivenTool]
+class _AdditionalTools(msgspec.Struct, kw_only=True):
+    tools: list[ToolParam]
 
 
-class _Nothing(msgspec.Struct, kw_only=True):
+class _NoFields(msgspec.Struct, kw_only=True):
     """Of which no field is read."""
 
 
-def read_input(value: str | list[dict[str, Any]], name: str = "input") -> list[Given]:
+def read_input(value: str | list[dict[str, Any]], name: str = "input") -> list[InputItem]:
     """The `input` parameter, or one of that name; a string is one user message. Items have no ids yet.
 
     Raises DecodeFailure with the item's path for anything that this server cannot put before a model.
@@ -165,23 +165,23 @@ def read_input(value: str | list[dict[str, Any]], name: str = "input") -> list[G
     return [item for item in given if item is not None]
 
 
-def _read_item(element: dict[str, Any], path: str) -> Given | None:
+def _read_item(element: dict[str, Any], path: str) -> InputItem | None:
     kind = element.get("type", "message" if "role" in element or "content" in element else None)
     if kind is None and isinstance(element.get("id"), str):
         kind = "item_reference"  # the form of older clients
     if not isinstance(kind, str):
         raise DecodeFailure(
-            f"Input items of type {shown(kind)} are not supported.", f"{path}.type", "unsupported_value"
+            f"Input items of type {abbreviated(kind)} are not supported.", f"{path}.type", "unsupported_value"
         )
-    reader = ITEMS.get(kind)
+    reader = ITEM_READERS.get(kind)
     if reader is not None:
-        given: Given | None = reader.read(element, path)
+        given: InputItem | None = reader.read(element, path)
         return given
-    if kind not in WITHOUT_MEANING:
+    if kind not in OPAQUE_ITEM_TYPES:
         raise DecodeFailure(
-            f"Input items of type {shown(kind)} are not supported.", f"{path}.type", "unsupported_value"
+            f"Input items of type {abbreviated(kind)} are not supported.", f"{path}.type", "unsupported_value"
         )
-    if is_deeper(element, MAX_NESTING):
+    if is_nested_deeper(element, MAX_NESTING):
         raise DecodeFailure("The item is nested too deeply.", path, "unsupported_value")
     return OtherItem("", "completed", {**element, "type": kind})
 
@@ -220,8 +220,8 @@ def _read_function_call(element: dict[str, Any], path: str) -> Item:
     )
 
 
-def _read_custom_call(element: dict[str, Any], path: str) -> Item:
-    given: _CustomCall = convert(element, _CustomCall, path)
+def _read_custom_tool_call(element: dict[str, Any], path: str) -> Item:
+    given: _CustomToolCall = convert(element, _CustomToolCall, path)
     namespace = given.namespace if given.namespace is not None else UNSET
     return CustomToolCall("", given.status or "completed", given.call_id, given.name, given.input, namespace)
 
@@ -247,7 +247,7 @@ def _read_compaction(element: dict[str, Any], path: str) -> Item:
 
 
 def _read_mcp_call(element: dict[str, Any], path: str) -> Item:
-    given = _shallow(element, _McpCall, path)
+    given = _convert_bounded(element, _McpCall, path)
     return McpCall(
         given.id or "",
         given.status or "completed",
@@ -260,34 +260,34 @@ def _read_mcp_call(element: dict[str, Any], path: str) -> Item:
     )
 
 
-def _read_list(element: dict[str, Any], path: str) -> Item:
-    given = _shallow(element, _McpListTools, path)
+def _read_mcp_list_tools(element: dict[str, Any], path: str) -> Item:
+    given = _convert_bounded(element, _McpListTools, path)
     return McpListTools(given.id or "", given.server_label, given.tools, given.error)
 
 
 def _read_approval_request(element: dict[str, Any], path: str) -> Item:
     """Its id stays until it has one of its own here: the answer refers to it."""
-    given = _shallow(element, _McpApprovalRequest, path)
+    given = _convert_bounded(element, _McpApprovalRequest, path)
     return McpApprovalRequest(given.id, given.server_label, given.name, given.arguments)
 
 
 def _read_approval_response(element: dict[str, Any], path: str) -> Item:
-    given = _shallow(element, _McpApprovalResponse, path)
+    given = _convert_bounded(element, _McpApprovalResponse, path)
     return McpApprovalResponse(given.id or "", given.approval_request_id, given.approve, given.reason)
 
 
-def _read_kept(element: dict[str, Any], path: str) -> Item:
+def _read_stored_call(element: dict[str, Any], path: str) -> Item:
     """A call that only its stored form is read of: what is not ours means nothing, and is kept."""
-    if is_deeper(element, MAX_NESTING):
+    if is_nested_deeper(element, MAX_NESTING):
         raise DecodeFailure("The item is nested too deeply.", path, "unsupported_value")
     said = element.get("status")
     status: Any = said if said in ("incomplete", "failed") else "completed"
     return decode_item(encode_item(OtherItem("", status, element)))
 
 
-def _shallow(element: dict[str, Any], kind: type[T], path: str) -> T:
+def _convert_bounded(element: dict[str, Any], kind: type[T], path: str) -> T:
     """The element as such a struct, of which no part is nested too deeply."""
-    if is_deeper(element, MAX_NESTING):
+    if is_nested_deeper(element, MAX_NESTING):
         raise DecodeFailure("The item is nested too deeply.", path, "unsupported_value")
     given: T = convert(element, kind, path)
     return given
@@ -299,9 +299,9 @@ def _read_reference(element: dict[str, Any], path: str) -> ItemReference:
 
 
 def _read_additional_tools(element: dict[str, Any], path: str) -> AdditionalTools:
-    given: _Tools = convert(element, _Tools, path)
+    given: _AdditionalTools = convert(element, _AdditionalTools, path)
     tools = read_tools(given.tools, f"{path}.tools")
-    note_left_out(given.tools)
+    log_ignored_tools(given.tools)
     return AdditionalTools(tools)
 
 
@@ -313,29 +313,29 @@ def _ignore(_element: dict[str, Any], _path: str) -> None:
     """Says something to OpenAI's servers alone."""
 
 
-READ_AS_STORED = frozenset({"code_interpreter_call", "web_search_call"})
+STORED_FORM_TYPES = frozenset({"code_interpreter_call", "web_search_call"})
 """Items of ours, as far as they are as ours are; others of these types are kept as they came."""
-ITEMS: dict[str, Reader] = {
-    "message": Reader(_Message, _read_message),
-    "reasoning": Reader(_Reasoning, _read_reasoning),
-    "function_call": Reader(_FunctionCall, _read_function_call),
-    "function_call_output": Reader(_Output, _read_output(FunctionCallOutput)),
-    "custom_tool_call": Reader(_CustomCall, _read_custom_call),
-    "custom_tool_call_output": Reader(_Output, _read_output(CustomToolCallOutput)),
-    "compaction": Reader(_Compaction, _read_compaction),
-    "mcp_list_tools": Reader(_McpListTools, _read_list),
-    "mcp_call": Reader(_McpCall, _read_mcp_call),
-    "compaction_trigger": Reader(_Nothing, _read_trigger),
-    **dict.fromkeys(READ_AS_STORED, Reader(_Nothing, _read_kept)),
-    "mcp_approval_request": Reader(_McpApprovalRequest, _read_approval_request),
-    "mcp_approval_response": Reader(_McpApprovalResponse, _read_approval_response),
-    "item_reference": Reader(_Reference, _read_reference),
-    "additional_tools": Reader(_Tools, _read_additional_tools),
-    "configuration_update": Reader(_Nothing, _ignore),
+ITEM_READERS: dict[str, TypeReader] = {
+    "message": TypeReader(_Message, _read_message),
+    "reasoning": TypeReader(_Reasoning, _read_reasoning),
+    "function_call": TypeReader(_FunctionCall, _read_function_call),
+    "function_call_output": TypeReader(_Output, _read_output(FunctionCallOutput)),
+    "custom_tool_call": TypeReader(_CustomToolCall, _read_custom_tool_call),
+    "custom_tool_call_output": TypeReader(_Output, _read_output(CustomToolCallOutput)),
+    "compaction": TypeReader(_Compaction, _read_compaction),
+    "mcp_list_tools": TypeReader(_McpListTools, _read_mcp_list_tools),
+    "mcp_call": TypeReader(_McpCall, _read_mcp_call),
+    "compaction_trigger": TypeReader(_NoFields, _read_trigger),
+    **dict.fromkeys(STORED_FORM_TYPES, TypeReader(_NoFields, _read_stored_call)),
+    "mcp_approval_request": TypeReader(_McpApprovalRequest, _read_approval_request),
+    "mcp_approval_response": TypeReader(_McpApprovalResponse, _read_approval_response),
+    "item_reference": TypeReader(_Reference, _read_reference),
+    "additional_tools": TypeReader(_AdditionalTools, _read_additional_tools),
+    "configuration_update": TypeReader(_NoFields, _ignore),
 }
 """By `type`, which a message may leave out."""
 
-WITHOUT_MEANING = frozenset(
+OPAQUE_ITEM_TYPES = frozenset(
     {
         "apply_patch_call",
         "apply_patch_call_output",

@@ -8,7 +8,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from server.protocol.files.input_files import file_text
-from server.protocol.responses.hosted_items import HOSTED, HostedItem
+from server.protocol.responses.hosted_items import HOSTED_ID_PREFIXES, HostedItem
 from server.protocol.typed import decode_as
 
 Role = Literal["user", "assistant", "system", "developer"]
@@ -164,11 +164,11 @@ Item = (
     | OtherItem
 )
 
-_TYPED: dict[str, type[Item]] = {
+_ITEM_TYPES: dict[str, type[Item]] = {
     str(kind.__struct_config__.tag): kind for kind in get_args(Item) if kind is not OtherItem
 }
 
-PREFIXES: dict[type[Item], str] = {
+ID_PREFIXES: dict[type[Item], str] = {
     Message: "msg",
     Reasoning: "rs",
     FunctionCall: "fc",
@@ -176,7 +176,7 @@ PREFIXES: dict[type[Item], str] = {
     CustomToolCall: "ctc",
     CustomToolCallOutput: "ctco",
     Compaction: "cmp",
-    **HOSTED,
+    **HOSTED_ID_PREFIXES,
     OtherItem: "item",
 }
 """What the ids of items begin with."""
@@ -214,16 +214,16 @@ def encode_item(item: Item) -> bytes:
     return msgspec.json.encode(item)
 
 
-class _Typed(msgspec.Struct):
+class _TypeField(msgspec.Struct):
     type: str
 
 
 def decode_item(payload: str | bytes) -> Item:
     """An item from what `encode_item` made of it."""
-    kind = _TYPED.get(decode_as(payload, _Typed).type)
+    kind = _ITEM_TYPES.get(decode_as(payload, _TypeField).type)
     if kind is not None:
         # A client may have given one of the server's own kind that is not as ours are.
-        with suppress(*((msgspec.ValidationError,) if kind in HOSTED else ())):
+        with suppress(*((msgspec.ValidationError,) if kind in HOSTED_ID_PREFIXES else ())):
             item: Item = decode_as(payload, kind)
             return item
     given: dict[str, Any] = msgspec.json.decode(payload)

@@ -8,7 +8,7 @@ from msgspec import UNSET
 
 from server.protocol.decode import convert
 from server.protocol.errors import DecodeFailure
-from server.protocol.files.input_files import FileError, readable
+from server.protocol.files.input_files import FileError, storable_file_data
 from server.protocol.responses.items import (
     ContentPart,
     Detail,
@@ -25,7 +25,7 @@ MAX_NESTING = 32
 of the stack."""
 
 
-class Reader(NamedTuple):
+class TypeReader(NamedTuple):
     """How what clients give of one type is read."""
 
     shape: type[msgspec.Struct]
@@ -33,15 +33,15 @@ class Reader(NamedTuple):
     read: Callable[[dict[str, Any], str], Any]
 
 
-class _TextGiven(msgspec.Struct, kw_only=True):
+class _TextParam(msgspec.Struct, kw_only=True):
     text: Text
 
 
-class _RefusalGiven(msgspec.Struct, kw_only=True):
+class _RefusalParam(msgspec.Struct, kw_only=True):
     refusal: Text
 
 
-class _OutputTextGiven(msgspec.Struct, kw_only=True):
+class _OutputTextParam(msgspec.Struct, kw_only=True):
     text: Text
     annotations: list[dict[str, Any]] | None = None
 
@@ -62,10 +62,10 @@ class _File(msgspec.Struct, kw_only=True):
 def read_part(part: dict[str, Any], path: str) -> ContentPart:
     """Raises DecodeFailure with the part's path."""
     kind = part.get("type")
-    reader = PARTS.get(kind) if isinstance(kind, str) else None
+    reader = CONTENT_READERS.get(kind) if isinstance(kind, str) else None
     if reader is None:
         raise DecodeFailure(
-            f"Content of type {shown(kind)} is not supported; this model reads text.",
+            f"Content of type {abbreviated(kind)} is not supported; this model reads text.",
             f"{path}.type",
             "unsupported_value",
         )
@@ -74,12 +74,12 @@ def read_part(part: dict[str, Any], path: str) -> ContentPart:
 
 
 def _read_text(part: dict[str, Any], path: str) -> InputText:
-    given: _TextGiven = convert(part, _TextGiven, path)
+    given: _TextParam = convert(part, _TextParam, path)
     return InputText(given.text)
 
 
 def _read_refusal(part: dict[str, Any], path: str) -> Refusal:
-    given: _RefusalGiven = convert(part, _RefusalGiven, path)
+    given: _RefusalParam = convert(part, _RefusalParam, path)
     return Refusal(given.refusal)
 
 
@@ -95,9 +95,9 @@ def _read_image(part: dict[str, Any], path: str) -> InputImage:
 
 
 def _read_output_text(part: dict[str, Any], path: str) -> OutputText:
-    given: _OutputTextGiven = convert(part, _OutputTextGiven, path)
+    given: _OutputTextParam = convert(part, _OutputTextParam, path)
     annotations = given.annotations or []
-    if is_deeper(annotations, MAX_NESTING):
+    if is_nested_deeper(annotations, MAX_NESTING):
         raise DecodeFailure("Annotations are nested too deeply.", f"{path}.annotations", "unsupported_value")
     return OutputText(given.text, annotations)
 
@@ -112,23 +112,25 @@ def _read_file(part: dict[str, Any], path: str) -> InputFile:
             "unsupported_value",
         )
     try:
-        data = readable(given.file_data)
+        data = storable_file_data(given.file_data)
     except FileError as error:
         raise DecodeFailure(str(error), f"{path}.file_data", "unsupported_value") from error
     return InputFile(given.filename if given.filename is not None else UNSET, data)
 
 
-PARTS: dict[str, Reader] = {
-    **dict.fromkeys(("input_text", "text", "summary_text", "reasoning_text"), Reader(_TextGiven, _read_text)),
-    "output_text": Reader(_OutputTextGiven, _read_output_text),
-    "refusal": Reader(_RefusalGiven, _read_refusal),
-    **dict.fromkeys(("input_image", "computer_screenshot"), Reader(_Image, _read_image)),
-    "input_file": Reader(_File, _read_file),
+CONTENT_READERS: dict[str, TypeReader] = {
+    **dict.fromkeys(
+        ("input_text", "text", "summary_text", "reasoning_text"), TypeReader(_TextParam, _read_text)
+    ),
+    "output_text": TypeReader(_OutputTextParam, _read_output_text),
+    "refusal": TypeReader(_RefusalParam, _read_refusal),
+    **dict.fromkeys(("input_image", "computer_screenshot"), TypeReader(_Image, _read_image)),
+    "input_file": TypeReader(_File, _read_file),
 }
 """By `type`."""
 
 
-def is_deeper(value: object, levels: int) -> bool:
+def is_nested_deeper(value: object, levels: int) -> bool:
     """Whether lists and objects lie in each other on more levels than that."""
     match value:
         case list():
@@ -137,10 +139,10 @@ def is_deeper(value: object, levels: int) -> bool:
             inner = list(value.values())
         case _:
             return False
-    return levels == 0 or any(is_deeper(element, levels - 1) for element in inner)
+    return levels == 0 or any(is_nested_deeper(element, levels - 1) for element in inner)
 
 
-def shown(value: object) -> str:
+def abbreviated(value: object) -> str:
     """What a caller sent, short enough to be said back."""
     if not isinstance(value, str):
         return "null" if value is None else type(value).__name__

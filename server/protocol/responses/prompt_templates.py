@@ -15,7 +15,7 @@ from server.protocol.errors import DecodeFailure
 from server.protocol.responses.input import AdditionalTools, ItemReference, read_input
 from server.protocol.responses.items import MAX_TEXT, ContentPart, InputText, Item, Message, OutputText
 
-_PLACE = re.compile(r"\{\{\s*([A-Za-z_][A-Za-z0-9_]{0,63})\s*\}\}")
+_VARIABLE = re.compile(r"\{\{\s*([A-Za-z_][A-Za-z0-9_]{0,63})\s*\}\}")
 
 
 class _Content(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -33,7 +33,7 @@ class Template(msgspec.Struct, frozen=True):
     @property
     def names(self) -> set[str]:
         """The variables that it needs."""
-        return {found[1] for text in self._texts() for found in _PLACE.finditer(text)}
+        return {found[1] for text in self._texts() for found in _VARIABLE.finditer(text)}
 
     def _texts(self) -> Iterator[str]:
         yield self.instructions or ""
@@ -61,9 +61,13 @@ def fill(template: Template, variables: Mapping[str, Any]) -> Template:
     """The template with its variables' values. Raises DecodeFailure for a variable that is wrong."""
     names = template.names
     if missing := sorted(names - set(variables)):
-        raise _wrong(missing[0], f"The prompt needs the variable '{missing[0]}'.", "missing_variable")
+        raise _variable_failure(
+            missing[0], f"The prompt needs the variable '{missing[0]}'.", "missing_variable"
+        )
     if unknown := sorted(set(variables) - names):
-        raise _wrong(unknown[0], f"The prompt has no variable '{unknown[0][:64]}'.", "unknown_variable")
+        raise _variable_failure(
+            unknown[0], f"The prompt has no variable '{unknown[0][:64]}'.", "unknown_variable"
+        )
     values = {name: _text_of(name, value) for name, value in variables.items()}
     _refuse_too_long(template._texts(), values)
     instructions = template.instructions
@@ -73,7 +77,7 @@ def fill(template: Template, variables: Mapping[str, Any]) -> Template:
     )
 
 
-def _wrong(name: str, sentence: str, code: str) -> DecodeFailure:
+def _variable_failure(name: str, sentence: str, code: str) -> DecodeFailure:
     return DecodeFailure(sentence, f"prompt.variables.{name[:64]}", code)
 
 
@@ -83,12 +87,12 @@ def _text_of(name: str, value: object) -> str:
             return value
         case {"type": "input_text", "text": str(text)}:
             return text
-    raise _wrong(name, f"The variable '{name}' must be a string or an input_text.", "invalid_type")
+    raise _variable_failure(name, f"The variable '{name}' must be a string or an input_text.", "invalid_type")
 
 
 def _refuse_too_long(texts: Iterable[str], values: Mapping[str, str]) -> None:
     """Before anything is filled in: a short template can name a long value many times."""
-    size = sum(len(text) + sum(len(values[found[1]]) for found in _PLACE.finditer(text)) for text in texts)
+    size = sum(len(text) + sum(len(values[found[1]]) for found in _VARIABLE.finditer(text)) for text in texts)
     if size > MAX_TEXT:
         raise DecodeFailure(
             f"With these variables the prompt is longer than {MAX_TEXT} characters.",
@@ -98,7 +102,7 @@ def _refuse_too_long(texts: Iterable[str], values: Mapping[str, str]) -> None:
 
 
 def _filled(text: str, values: Mapping[str, str]) -> str:
-    return _PLACE.sub(lambda found: values[found[1]], text)
+    return _VARIABLE.sub(lambda found: values[found[1]], text)
 
 
 def _filled_item(item: Item, values: Mapping[str, str]) -> Item:

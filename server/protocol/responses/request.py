@@ -6,7 +6,7 @@ import msgspec
 from msgspec import Meta
 
 from server.protocol.ids import MAX_REQUEST_ID
-from server.protocol.openapi_types import ChoiceWord, GivenChoice, GivenItem, GivenTool
+from server.protocol.openapi_types import InputItemParam, ToolChoiceMode, ToolChoiceParam, ToolParam
 
 MAX_TOOLS = 128
 MAX_TEMPLATE = 65_536
@@ -23,11 +23,11 @@ StopTokens = Annotated[list[TokenId], Meta(max_length=128)]
 AllowedTokens = Annotated[list[TokenId], Meta(min_length=1, max_length=16_384)]
 BadWords = Annotated[list[Annotated[str, Meta(min_length=1, max_length=256)]], Meta(max_length=128)]
 LogprobTokens = Annotated[list[TokenId], Meta(min_length=1, max_length=128)]
-TruncatedTo = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
+PromptTokenLimit = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
 """Tokens of a prompt that are read; -1 is as many as leave room for the answer."""
-Side = Literal["left", "right"]
+TruncationSide = Literal["left", "right"]
 ThinkingTokens = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
-GivenConfig = dict[str, Any] | Annotated[str, Meta(max_length=65_536)]
+GenerationConfigParam = dict[str, Any] | Annotated[str, Meta(max_length=65_536)]
 """transformers' generation config: an object, or its JSON."""
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
@@ -120,10 +120,10 @@ class SharedParameters(StructuredOutputs, frozen=True, kw_only=True):
     allowed_token_ids: AllowedTokens | None = None
     logprob_token_ids: LogprobTokens | None = None
     return_tokens_as_token_ids: bool | None = None
-    truncate_prompt_tokens: TruncatedTo | None = None
-    truncation_side: Side | None = None
+    truncate_prompt_tokens: PromptTokenLimit | None = None
+    truncation_side: TruncationSide | None = None
     thinking_token_budget: ThinkingTokens | None = None
-    generation_config: GivenConfig | None = None
+    generation_config: GenerationConfigParam | None = None
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
     """Accepted: nothing is put between tokens here."""
@@ -139,7 +139,7 @@ class CreateResponse(SharedParameters, frozen=True, kw_only=True):
     """
 
     model: str
-    input: str | Annotated[list[GivenItem], Meta(max_length=4096)] | None = None
+    input: str | Annotated[list[InputItemParam], Meta(max_length=4096)] | None = None
     instructions: str | None = None
     previous_response_id: str | None = None
     stream: bool | None = None
@@ -150,8 +150,8 @@ class CreateResponse(SharedParameters, frozen=True, kw_only=True):
     context_management: Annotated[list[ContextManagement], Meta(min_length=1, max_length=16)] | None = None
     reasoning: ReasoningOptions | None = None
     text: TextOptions | None = None
-    tools: Annotated[list[GivenTool], Meta(max_length=MAX_TOOLS)] | None = None
-    tool_choice: ChoiceWord | GivenChoice | None = None
+    tools: Annotated[list[ToolParam], Meta(max_length=MAX_TOOLS)] | None = None
+    tool_choice: ToolChoiceMode | ToolChoiceParam | None = None
     parallel_tool_calls: bool | None = None
     max_tool_calls: Annotated[int, Meta(ge=1)] | None = None
     truncation: Literal["auto", "disabled"] | None = None

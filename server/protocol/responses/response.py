@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from server.protocol.openapi_types import ToldItem, ToldTool
+from server.protocol.openapi_types import OutputItem, ToolEcho
 from server.protocol.responses.items import Item
 from server.protocol.responses.request import PromptReference
 
@@ -56,7 +56,7 @@ class TurnUsage(NamedTuple):
     tool_output: int = 0
 
 
-def usage(
+def make_usage(
     prompt: int, cached: int, output: int, reasoning: int, turns: Sequence[TurnUsage] | None = None
 ) -> Usage:
     """Token counts in OpenAI's shape, with vLLM's of tools; without `turns`, of one turn."""
@@ -70,7 +70,7 @@ def usage(
     )
 
 
-def by_turn(whole: Usage, turns: Sequence[TurnUsage]) -> Usage:
+def with_turn_usage(whole: Usage, turns: Sequence[TurnUsage]) -> Usage:
     """The same with vLLM's lists, of one number for each turn."""
     told = whole.input_tokens_details, whole.output_tokens_details
     turns = turns or [TurnUsage(whole.input_tokens, told[0].cached_tokens, whole.output_tokens)]
@@ -123,7 +123,7 @@ class Echo(msgspec.Struct, frozen=True, kw_only=True):
     temperature: float
     text: TextEcho
     tool_choice: Any
-    tools: list[ToldTool]
+    tools: list[ToolEcho]
     top_logprobs: int
     top_p: float
     truncation: str
@@ -142,7 +142,7 @@ class RawMessage(msgspec.Struct, frozen=True, tag_field="type", tag="raw_message
     tokens: list[int]
 
 
-ToldMessage = Annotated[Any, Meta(extra_json_schema={"type": "object"})]
+ModelMessage = Annotated[Any, Meta(extra_json_schema={"type": "object"})]
 """A `RawMessage`, or for gpt-oss a message of its format: `role`, `name`, `content`, `channel`, …"""
 
 
@@ -178,7 +178,7 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
     metadata: dict[str, str]
     model: str
     moderation: None = None
-    output: list[ToldItem]
+    output: list[OutputItem]
     parallel_tool_calls: bool
     presence_penalty: float
     previous_response_id: str | None
@@ -192,15 +192,15 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
     temperature: float
     text: TextEcho
     tool_choice: Any
-    tools: list[ToldTool]
+    tools: list[ToolEcho]
     top_logprobs: int
     top_p: float
     truncation: str
     usage: Usage | None
     user: str | None
-    input_messages: list[ToldMessage] | UnsetType = UNSET
+    input_messages: list[ModelMessage] | UnsetType = UNSET
     """These two are there once it has ended, if they were asked for."""
-    output_messages: list[ToldMessage] | UnsetType = UNSET
+    output_messages: list[ModelMessage] | UnsetType = UNSET
     prompt_logprobs: list[PromptLogprobs | None] | UnsetType = UNSET
     """The same; null for the prompt's first token."""
     stop_reason: str | int | UnsetType | None = UNSET

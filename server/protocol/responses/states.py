@@ -19,7 +19,7 @@ from server.protocol.responses.response import Status, TurnUsage
 
 EndStatus = Literal["completed", "failed", "incomplete", "cancelled"]
 
-EDGES: dict[Status, frozenset[Status]] = {
+TRANSITIONS: dict[Status, frozenset[Status]] = {
     "queued": frozenset({"in_progress", "cancelled", "failed"}),
     "in_progress": frozenset({"completed", "incomplete", "failed", "cancelled"}),
     "completed": frozenset(),
@@ -28,11 +28,11 @@ EDGES: dict[Status, frozenset[Status]] = {
     "cancelled": frozenset(),
 }
 
-ENDED = frozenset(status for status, ways in EDGES.items() if not ways)
+TERMINAL_STATUSES = frozenset(status for status, ways in TRANSITIONS.items() if not ways)
 
 
-def is_edge(old: Status, new: Status) -> bool:
-    return new in EDGES[old]
+def is_transition(old: Status, new: Status) -> bool:
+    return new in TRANSITIONS[old]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

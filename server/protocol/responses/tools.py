@@ -67,7 +67,7 @@ class ApprovalFilter(msgspec.Struct, frozen=True):
     never: ToolFilter | None = None
 
 
-EVERY_TOOL = "*"
+ALL_TOOLS = "*"
 """An entry of `allowed_tools` that means all that a server offers; vLLM's."""
 
 
@@ -102,7 +102,7 @@ class McpTool(msgspec.Struct, frozen=True, tag_field="type", tag="mcp"):
         """Those of the listed tools that the request allows."""
         allowed = self.allowed_tools
         if isinstance(allowed, list):
-            allowed = None if EVERY_TOOL in allowed else ToolFilter(tool_names=allowed)
+            allowed = None if ALL_TOOLS in allowed else ToolFilter(tool_names=allowed)
         return [tool for tool in self.listed if allowed is None or allowed.has(tool)]
 
     def needs_approval(self, tool: ListedTool) -> bool:
@@ -118,7 +118,7 @@ class McpTool(msgspec.Struct, frozen=True, tag_field="type", tag="mcp"):
 
 
 Tool = FunctionTool | CustomTool | NamespaceTool | McpTool
-KINDS: dict[str, type[Tool]] = {
+TOOL_TYPES: dict[str, type[Tool]] = {
     "function": FunctionTool,
     "custom": CustomTool,
     "namespace": NamespaceTool,
@@ -134,21 +134,21 @@ class ToolChoice(msgspec.Struct, frozen=True):
     """Names of the only tools that may be called; None allows all."""
 
 
-class _Named(msgspec.Struct, frozen=True):
+class _NamedTool(msgspec.Struct, frozen=True):
     type: str
     name: str | None = None
     server_label: str | None = None
 
 
-class _Allowed(msgspec.Struct, frozen=True):
+class _AllowedTools(msgspec.Struct, frozen=True):
     mode: Literal["auto", "required"]
-    tools: Annotated[list[_Named], Meta(min_length=1, max_length=MAX_TOOLS)]
+    tools: Annotated[list[_NamedTool], Meta(min_length=1, max_length=MAX_TOOLS)]
 
 
-def note_left_out(elements: Iterable[dict[str, Any]]) -> None:
+def log_ignored_tools(elements: Iterable[dict[str, Any]]) -> None:
     """Says in the log which of these tools, which have been read, nobody here knows."""
     for kind in (element["type"] for element in elements):
-        if kind not in KINDS:
+        if kind not in TOOL_TYPES:
             log.info("a tool of type %s is left out", kind[:50])
 
 
@@ -159,9 +159,9 @@ def read_tools(given: list[dict[str, Any]] | None, path: str = "tools") -> list[
         kind = element.get("type")
         if not isinstance(kind, str):
             raise DecodeFailure("A tool needs a type.", f"{path}[{index}].type", "invalid_type")
-        if kind not in KINDS:
+        if kind not in TOOL_TYPES:
             continue
-        tools.append(convert(element, KINDS[kind], f"{path}[{index}]"))
+        tools.append(convert(element, TOOL_TYPES[kind], f"{path}[{index}]"))
     _refuse_duplicates(tools, path)
     return tools
 
@@ -174,7 +174,7 @@ def _refuse_duplicates(tools: list[Tool], path: str) -> None:
         seen.add(tool.name)
 
 
-def names_of(tools: list[Tool]) -> set[str]:
+def callable_names(tools: list[Tool]) -> set[str]:
     """What calls may name: tools, and the tools in namespaces."""
     names: set[str] = set()
     for tool in tools:
@@ -196,14 +196,14 @@ def read_choice(given: str | dict[str, Any] | None, tools: list[Tool]) -> ToolCh
         case "none":
             return ToolChoice("none")
         case "required":
-            return _of_these(None, tools)
+            return _required_choice(None, tools)
         case {"type": "allowed_tools"}:
-            allowed: _Allowed = convert(given, _Allowed, "tool_choice")
-            names = tuple(name for tool in allowed.tools for name in _names(tool, tools))
-            choice = _of_these(names, tools)
+            allowed: _AllowedTools = convert(given, _AllowedTools, "tool_choice")
+            names = tuple(name for tool in allowed.tools for name in _chosen_names(tool, tools))
+            choice = _required_choice(names, tools)
             return choice if allowed.mode == "required" else ToolChoice("auto", names)
         case {"type": str()}:
-            return _of_these(_names(convert(given, _Named, "tool_choice"), tools), tools)
+            return _required_choice(_chosen_names(convert(given, _NamedTool, "tool_choice"), tools), tools)
     raise DecodeFailure(
         "tool_choice must be 'none', 'auto', 'required', or an object that names a tool.",
         "tool_choice",
@@ -211,16 +211,16 @@ def read_choice(given: str | dict[str, Any] | None, tools: list[Tool]) -> ToolCh
     )
 
 
-def _names(named: _Named, tools: list[Tool]) -> tuple[str, ...]:
+def _chosen_names(named: _NamedTool, tools: list[Tool]) -> tuple[str, ...]:
     """What calls may name by that; an MCP server without a tool's name means all that it offers."""
     if named.type == "mcp" and named.server_label is not None:
         if named.name is not None:
             return (f"{named.server_label}__{named.name}",)
         servers = [tool for tool in tools if isinstance(tool, McpTool) and tool.name == named.server_label]
-        return tuple(sorted(names_of(list(servers)))) or (named.server_label,)
+        return tuple(sorted(callable_names(list(servers)))) or (named.server_label,)
     standing = [tool for tool in tools if isinstance(tool, McpTool) and tool.stands_for is not None]
     if served := [tool for tool in standing if (tool.stands_for or {}).get("type") == named.type]:
-        return tuple(sorted(names_of(list(served))))
+        return tuple(sorted(callable_names(list(served))))
     if named.type not in ("function", "custom") or named.name is None:
         raise DecodeFailure(
             f"Tools of type {named.type[:50]!r} are not available here, so they cannot be chosen.",
@@ -230,8 +230,8 @@ def _names(named: _Named, tools: list[Tool]) -> tuple[str, ...]:
     return (named.name,)
 
 
-def _of_these(names: tuple[str, ...] | None, tools: list[Tool]) -> ToolChoice:
-    there = names_of(tools)
+def _required_choice(names: tuple[str, ...] | None, tools: list[Tool]) -> ToolChoice:
+    there = callable_names(tools)
     missing = [name for name in names or () if name not in there]
     if missing:
         raise DecodeFailure(
@@ -244,7 +244,7 @@ def _of_these(names: tuple[str, ...] | None, tools: list[Tool]) -> ToolChoice:
     return ToolChoice("required", names)
 
 
-INTERNAL = frozenset({"listed", "listing_error", "listed_before", "plain_names", "stands_for"})
+INTERNAL_FIELDS = frozenset({"listed", "listing_error", "listed_before", "plain_names", "stands_for"})
 """Fields that are ours alone, in no request and in no answer."""
 
 
@@ -254,10 +254,12 @@ def echo(tool: Tool) -> dict[str, Any]:
         if tool.stands_for is not None:
             return tool.stands_for
         kept = msgspec.structs.replace(
-            tool, headers=None, authorization=None, server_url=_shown(tool.server_url)
+            tool, headers=None, authorization=None, server_url=_redacted_url(tool.server_url)
         )
         fields = msgspec.to_builtins(kept).items()
-        return {name: value for name, value in fields if name not in INTERNAL and _may_be_told(name, value)}
+        return {
+            name: value for name, value in fields if name not in INTERNAL_FIELDS and _is_echoed(name, value)
+        }
     told: dict[str, Any] = msgspec.to_builtins(tool)
     if isinstance(tool, FunctionTool):
         told["strict"] = bool(tool.strict)
@@ -268,18 +270,18 @@ def echo(tool: Tool) -> dict[str, Any]:
     return told
 
 
-def _may_be_told(name: str, value: object) -> bool:
+def _is_echoed(name: str, value: object) -> bool:
     return value is not None or name in ("allowed_tools", "headers", "require_approval")
 
 
-def as_given(tool: Tool) -> dict[str, Any]:
+def declaration(tool: Tool) -> dict[str, Any]:
     """A tool as a request declares it."""
     if not isinstance(tool, McpTool):
         return echo(tool)
-    return {name: value for name, value in msgspec.to_builtins(tool).items() if name not in INTERNAL}
+    return {name: value for name, value in msgspec.to_builtins(tool).items() if name not in INTERNAL_FIELDS}
 
 
-def _shown(url: str | None) -> str | None:
+def _redacted_url(url: str | None) -> str | None:
     """A server's URL without what may be secret in it, as OpenAI repeats it."""
     if url is None:
         return None

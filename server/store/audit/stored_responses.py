@@ -16,7 +16,7 @@ from uuid import UUID
 import msgspec
 from sqlalchemy import Connection, Row, TextClause, text
 
-from server.protocol.ids import lowest_uuid
+from server.protocol.ids import min_uuid_at
 from server.protocol.responses.events import Event
 from server.store.content.responses import StoredResponse
 from server.store.log import events
@@ -249,7 +249,7 @@ def responses(
 def _lowest(since: datetime | None) -> UUID:
     if since is None:
         return UUID(int=0)
-    return lowest_uuid(int((since - _CLOCKS_DIFFER).timestamp() * 1000))
+    return min_uuid_at(int((since - _CLOCKS_DIFFER).timestamp() * 1000))
 
 
 def _whole(

@@ -9,7 +9,7 @@ from uuid import UUID
 from sqlalchemy import Connection, Row, TextClause, bindparam, insert, select, text, update
 
 from server.protocol.responses.response import Status
-from server.protocol.responses.states import ENDED, Ending, columns_of
+from server.protocol.responses.states import TERMINAL_STATUSES, Ending, columns_of
 from server.store.commit_failures import OwnershipLost
 from server.store.content.storage_usage import ITEM_BYTES, ROW_BYTES, adding
 from server.store.tables import items, responses, usage_ledger
@@ -325,7 +325,7 @@ def owner(connection: Connection, tenant: str, response_id: UUID) -> Owner | Non
             responses.c.tenant == tenant, responses.c.id == response_id
         )
     ).first()
-    return None if row is None else Owner(row.replica_id, row.attempt, row.status in ENDED)
+    return None if row is None else Owner(row.replica_id, row.attempt, row.status in TERMINAL_STATUSES)
 
 
 def record_usage(

@@ -17,8 +17,8 @@ from server.generation.output_decoding import DecodingSpec
 from server.generation.run import Run
 from server.hosted_tools.mcp.client import McpServers
 from server.hosted_tools.mcp.registered_servers import RegisteredServers
-from server.model_formats.interface import Conversation, ModelFormat, Parser, Prompt, ReasoningMarks
-from server.model_formats.select_format import pick
+from server.model_formats.interface import Conversation, ModelFormat, OutputParser, Prompt, ReasoningMarks
+from server.model_formats.select_format import load_model_format
 from server.prompting.loaded_model import LoadedModel
 from server.protocol.responses.events import event_type, is_terminal, render
 from server.recording.run_registry import SERVER_ERROR
@@ -35,7 +35,7 @@ from tests.support.builders import (
     HALF,
     LATER,
     TENANT,
-    SpelledDialect,
+    SpelledFormat,
     accept,
     examples,
     kill,
@@ -88,24 +88,24 @@ class RealParsers:
     """The demo model's parser behind a prompt that does not matter."""
 
     def __init__(self, *, opens_reasoning: bool) -> None:
-        self._real = pick(DEMO, frozenset({STOP}))
+        self._real = load_model_format(DEMO, frozenset({STOP}))
         self._prompt = prompted(opens_reasoning)
 
-    def write(self, conversation: Conversation) -> Prompt:  # noqa: ARG002 - a dialect's
+    def write(self, conversation: Conversation) -> Prompt:  # noqa: ARG002 - a model format's
         return self._prompt
 
     def encode(self, text: str, *, special: bool, limit: int | None = None) -> tuple[int, ...]:
         return self._real.encode(text, special=special, limit=limit)
 
     @property
-    def longest_token(self) -> int | None:
+    def max_chars_per_token(self) -> int | None:
         return None
 
     @property
     def reasoning_marks(self) -> ReasoningMarks | None:
         return None
 
-    def parser(self, prompt: Prompt) -> Parser:
+    def parser(self, prompt: Prompt) -> OutputParser:
         return self._real.parser(prompt)
 
 
@@ -114,7 +114,7 @@ class Taking:
     bench: Bench
     engine: StillEngine
     taker: Claimer
-    dialect: ModelFormat
+    model_format: ModelFormat
 
     def leave(self, given: list[list[int]], *, background: bool = False, dies: bool = True) -> Run:
         """A response of which another replica has written these steps before it died."""
@@ -122,7 +122,7 @@ class Taking:
         other = register(database)
         begun = accept(database, other, background=background)
         facts = make_facts(id=begun.facts.id, created_at=begun.facts.created_at, echo=begun.facts.echo)
-        parser = self.dialect.parser(self.dialect.write(Conversation(items=[])))
+        parser = self.model_format.parser(self.model_format.write(Conversation(items=[])))
         run = Run(facts, DecodingSpec(parser))
         run.begin()
         if background:
@@ -153,10 +153,10 @@ class Taking:
 
 
 @contextmanager
-def taking(url: str, dialect: ModelFormat | None = None, **limits: Any) -> Iterator[Taking]:
+def taking(url: str, model_format: ModelFormat | None = None, **limits: Any) -> Iterator[Taking]:
     with recording(url) as bench:
         engine = StillEngine()
-        served = LoadedModel(name="model", engine=engine, dialect=dialect or SpelledDialect())
+        served = LoadedModel(name="model", engine=engine, model_format=model_format or SpelledFormat())
         taker = Claimer(
             bench.database,
             bench.replica,
@@ -165,7 +165,7 @@ def taking(url: str, dialect: ModelFormat | None = None, **limits: Any) -> Itera
             ToolLoop(engine, McpServers(RegisteredServers(), 1), bench.recorder.deliver),
             **{"most_running": 64, "most_deaths": 3, **limits},
         )
-        yield Taking(bench, engine, taker, served.dialect)
+        yield Taking(bench, engine, taker, served.model_format)
 
 
 def check_end(bench: Bench, response: UUID, before: list[bytes], status: str) -> dict[str, Any]:

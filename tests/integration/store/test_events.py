@@ -31,10 +31,10 @@ def write(connection: Connection, response: UUID, said: list[tuple[str, str]]) -
             case "thought":
                 event = Event(number, Kind.REASONING_TEXT_DELTA, 1, 2, text)
             case "done":
-                event = wire.whole(wire.OutputTextDone(number, item, 0, 0, text))
+                event = wire.whole_event(wire.OutputTextDone(number, item, 0, 0, text))
             case _:
                 message = Message(item, "completed", "assistant", [OutputText(text)])
-                event = wire.whole(wire.OutputItemDone(number, 17, message))
+                event = wire.whole_event(wire.OutputItemDone(number, 17, message))
         made.append(event)
     half = len(made) // 2
     for part in (made[:half], made[half:]):

@@ -21,7 +21,7 @@ from server.protocol.completions.chat import ChatRequest
 from server.protocol.completions.chat_messages import read_messages
 from server.protocol.completions.legacy import TextRequest
 from server.protocol.decode import decode
-from tests.support.builders import SpelledDialect
+from tests.support.builders import SpelledFormat
 
 ENGINE = ScriptedEngine(
     ScriptedConfig(vocabulary=tuple(range(97, 122)), stop_id=0, vocab_size=256, script=Script(length=4)),
@@ -29,7 +29,7 @@ ENGINE = ScriptedEngine(
 )
 
 
-class CountingDialect(SpelledDialect):
+class CountingFormat(SpelledFormat):
     def __init__(self) -> None:
         self.written = 0
 
@@ -48,8 +48,8 @@ class CountingDatabase:
 
 
 @pytest.fixture
-def dialect() -> CountingDialect:
-    return CountingDialect()
+def model_format() -> CountingFormat:
+    return CountingFormat()
 
 
 @pytest.fixture
@@ -58,11 +58,11 @@ def database() -> CountingDatabase:
 
 
 @pytest.fixture
-def prepare(dialect: CountingDialect, database: CountingDatabase) -> Callable[..., list[NewRun]]:
+def prepare(model_format: CountingFormat, database: CountingDatabase) -> Callable[..., list[NewRun]]:
     admission = object.__new__(Admission)
     vars(admission).update(
         _database=database,
-        _served=LoadedModel(name="model", engine=ENGINE, dialect=dialect),
+        _served=LoadedModel(name="model", engine=ENGINE, model_format=model_format),
         _tool_loop=SimpleNamespace(servers=McpServers(RegisteredServers(), 1)),
         history=HistoryReads(),
     )
@@ -74,13 +74,13 @@ def prepare(dialect: CountingDialect, database: CountingDatabase) -> Callable[..
 
 
 def test_the_prompt_of_all_choices_of_a_chat_is_written_once(
-    dialect: CountingDialect, database: CountingDatabase, prepare: Callable[..., list[NewRun]]
+    model_format: CountingFormat, database: CountingDatabase, prepare: Callable[..., list[NewRun]]
 ) -> None:
     body = b'{"model": "model", "n": 16, "store": true, "messages": [{"role": "user", "content": "Hello"}]}'
     wanted = decode(body, ChatRequest)
     requests = [as_response_request(wanted, place) for place in range(16)]
     prepared = prepare(requests, read_messages(wanted.messages))
-    assert dialect.written == 1
+    assert model_format.written == 1
     assert database.read_times == 1
     assert [new.request.choice for new in prepared] == list(range(16))  # type: ignore[attr-defined]
     assert len({new.response for new in prepared}) == 16

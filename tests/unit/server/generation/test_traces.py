@@ -56,10 +56,10 @@ def call(index: int) -> list[tuple[str, int | None, int | None]]:
     ]
 
 
-def events_of(dialect: ModelFormat, tokens: Sequence[int], size: int) -> list[dict[str, Any]]:
+def events_of(model_format: ModelFormat, tokens: Sequence[int], size: int) -> list[dict[str, Any]]:
     """The stream's events where the engine gives so many tokens at once."""
-    prompt = dialect.write(Conversation(items=[ASKED], tools=[SHOUT]))
-    run = Run(make_facts(), DecodingSpec(dialect.parser(prompt)))
+    prompt = model_format.write(Conversation(items=[ASKED], tools=[SHOUT]))
+    run = Run(make_facts(), DecodingSpec(model_format.parser(prompt)))
     made = run.begin() + run.start()
     for start in range(0, len(tokens), size):
         made += run.tokens(tokens[start : start + size], LATER)
@@ -89,19 +89,22 @@ QWEN3 = {
     f'<tool_call>\n{{"name": "shout", "arguments": {ARGUMENTS}}}\n</tool_call><|im_end|>',
 }
 MODELS: list[Any] = [
-    pytest.param(harmony.dialect, harmony.ids_of, GPT_OSS, id="gpt-oss"),
+    pytest.param(harmony.harmony_format, harmony.ids_of, GPT_OSS, id="gpt-oss"),
     pytest.param(
-        lambda: families.dialect_of("hermes"), lambda text: families.ids_of("hermes", text), QWEN3, id="qwen3"
+        lambda: families.format_of("hermes"),
+        lambda text: families.ids_of("hermes", text),
+        QWEN3,
+        id="qwen3",
     ),
 ]
 
 
 @pytest.mark.parametrize("size", [1, 7, 1000])
-@pytest.mark.parametrize(("dialect", "ids_of", "outputs"), MODELS)
+@pytest.mark.parametrize(("model_format", "ids_of", "outputs"), MODELS)
 def test_thoughts_and_an_answer_are_two_items_told_in_openais_order(
-    dialect: Any, ids_of: Any, outputs: dict[str, str], size: int
+    model_format: Any, ids_of: Any, outputs: dict[str, str], size: int
 ) -> None:
-    events = events_of(dialect(), ids_of(outputs["answer"]), size)
+    events = events_of(model_format(), ids_of(outputs["answer"]), size)
     assert places(events) == [*BEGUN, *reasoning(0), *message(1), *ENDED]
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
     deltas = {kind: "".join(e["delta"] for e in events if e["type"] == f"response.{kind}.delta")
@@ -117,11 +120,11 @@ def test_thoughts_and_an_answer_are_two_items_told_in_openais_order(
         assert ids == {item["id"]}
 
 
-@pytest.mark.parametrize(("dialect", "ids_of", "outputs"), MODELS)
+@pytest.mark.parametrize(("model_format", "ids_of", "outputs"), MODELS)
 def test_thoughts_words_and_a_call_are_three_items(
-    dialect: Any, ids_of: Any, outputs: dict[str, str]
+    model_format: Any, ids_of: Any, outputs: dict[str, str]
 ) -> None:
-    events = events_of(dialect(), ids_of(outputs["call"]), 1)
+    events = events_of(model_format(), ids_of(outputs["call"]), 1)
     assert places(events) == [*BEGUN, *reasoning(0), *message(1), *call(2), *ENDED]
     done = [event for event in events if event["type"] == "response.function_call_arguments.done"]
     assert [event["arguments"] for event in done] == [ARGUMENTS]

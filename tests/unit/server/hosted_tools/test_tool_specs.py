@@ -25,13 +25,13 @@ from server.model_formats.interface import CallDelta, CallEnd, CallStart, Delta,
 from server.protocol.responses.events import Event, event_type, render
 from server.protocol.responses.hosted_items import (
     CodeInterpreterCall,
+    HostedCall,
     ListedTool,
     McpApprovalRequest,
     McpApprovalResponse,
     McpCall,
     McpError,
     McpListTools,
-    ServedCall,
     WebSearchCall,
 )
 from server.protocol.responses.items import FunctionCall, FunctionCallOutput, InputText, Item, Message
@@ -337,7 +337,7 @@ def test_a_failed_call_of_each_form_reads_the_same_after_a_replay() -> None:
         run.called(len(run.output) - 1, failed, LATER)
         again, _ = play([call(name, listed.label)], HostedTools([listed]))
         left = run.output[-1]
-        assert isinstance(left, ServedCall)
+        assert isinstance(left, HostedCall)
         assert left.status == "failed"
         again.called(len(again.output) - 1, tool_result_of(left), LATER)
         assert again.output == run.output

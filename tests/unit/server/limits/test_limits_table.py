@@ -46,7 +46,7 @@ def test_the_table_names_the_bounds_of_files_and_bodies() -> None:
     pdf = pdf_extraction
     assert f"| {pdf.MAX_PDF >> 20} MiB, {pdf.MAX_PAGES} pages, {pdf.CPU_SECONDS} s of a core" in TABLE
     assert (
-        f"| {pdf_extraction.AT_ONCE}, each in a process of its own with {pdf_extraction.CPU_SECONDS} s"
+        f"| {pdf_extraction.MAX_CONCURRENT}, each in a process of its own with {pdf_extraction.CPU_SECONDS} s"
         in TABLE
     )
     assert f"{pdf_extraction.MEMORY >> 20} MiB of memory while it is read" in TABLE

@@ -64,9 +64,9 @@ def test_what_is_not_enforced_of_a_tool_may_be_larger() -> None:
     loose = Tool(name="f", parameters={"properties": {"a": {"maxLength": 10**6, "pattern": "a" * 600}}})
     refuse_unbounded(Conversation(items=[], tools=[loose]), None)
     strict = function({"type": "string", "maxLength": 10**6})
-    uncalled = Conversation(items=[], tools=[strict], choice=ToolChoice(mode="none"))
+    uncalled = Conversation(items=[], tools=[strict], tool_choice=ToolChoice(mode="none"))
     refuse_unbounded(uncalled, None)
-    others = Conversation(items=[], tools=[strict, Tool(name="g")], choice=ToolChoice(allowed=("g",)))
+    others = Conversation(items=[], tools=[strict, Tool(name="g")], tool_choice=ToolChoice(allowed=("g",)))
     refuse_unbounded(others, None)
 
 
@@ -98,9 +98,9 @@ def test_formats_and_grammars_beyond_the_bounds_are_refused_by_their_parameter()
 
 
 class Counting:
-    """A dialect that writes a token for each character, and refuses as it was told to."""
+    """A model format that writes a token for each character, and refuses as it was told to."""
 
-    longest_token = 10
+    max_chars_per_token = 10
 
     def __init__(self) -> None:
         self.written: list[int] = []
@@ -108,9 +108,9 @@ class Counting:
     def write(self, conversation: Conversation) -> Prompt:
         size = sum(len(_text(item)) for item in conversation.items)
         self.written.append(size)
-        assert conversation.limit is not None
-        if size > conversation.limit * 2:
-            raise PromptTooLong(conversation.limit)
+        assert conversation.max_tokens is not None
+        if size > conversation.max_tokens * 2:
+            raise PromptTooLong(conversation.max_tokens)
         return Prompt(token_ids=(1,) * size, stop_ids=frozenset())
 
 
@@ -126,23 +126,23 @@ def turns(count: int, size: int) -> list[Item]:
 
 
 def within(items: list[Item], limit: int, *, truncates: bool) -> tuple[Counting, Prompt]:
-    dialect = Counting()
-    prompt = write_within(dialect, Conversation(items=items), limit, truncates=truncates)  # type: ignore[arg-type]
-    return dialect, prompt
+    model_format = Counting()
+    prompt = write_within(model_format, Conversation(items=items), limit, truncates=truncates)  # type: ignore[arg-type]
+    return model_format, prompt
 
 
 def test_what_must_be_too_long_by_its_characters_is_not_written() -> None:
-    dialect = Counting()
+    model_format = Counting()
     with pytest.raises(PromptTooLong):
-        write_within(dialect, Conversation(items=turns(1, 1001)), 100, truncates=False)  # type: ignore[arg-type]
-    assert dialect.written == []
+        write_within(model_format, Conversation(items=turns(1, 1001)), 100, truncates=False)  # type: ignore[arg-type]
+    assert model_format.written == []
 
 
 def test_a_long_conversation_is_shortened_in_few_tries_of_what_may_fit() -> None:
-    dialect, prompt = within(turns(4096, 10), 100, truncates=True)
+    model_format, prompt = within(turns(4096, 10), 100, truncates=True)
     assert len(prompt.token_ids) == 100
-    assert len(dialect.written) < 12
-    assert max(dialect.written) <= 1000
+    assert len(model_format.written) < 12
+    assert max(model_format.written) <= 1000
 
 
 def test_a_prompt_that_is_a_little_too_long_is_counted_to_its_end() -> None:

@@ -5,7 +5,7 @@ import time
 import pytest
 
 from server.model_formats.interface import Prompt
-from tests.support.families import CALLERS, TOOLS, dialect_of, ids_of
+from tests.support.families import CALLERS, TOOLS, format_of, ids_of
 from tests.support.family_formats import FAMILIES
 
 TOKENS = 1500
@@ -44,7 +44,7 @@ def seconds(name: str, text: str, count: int) -> float:
     ids = ids_of(name, text)
     ids += ids[-1:] * (count - len(ids))
     prompt = Prompt(token_ids=(), stop_ids=frozenset(), tools=TOOLS)
-    parser = dialect_of(name).parser(prompt)
+    parser = format_of(name).parser(prompt)
     begun = time.thread_time()
     for token in ids:
         parser.feed([token])

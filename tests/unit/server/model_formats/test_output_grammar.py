@@ -25,12 +25,12 @@ from server.model_formats.interface import (
     Tool,
     ToolChoice,
 )
-from server.model_formats.select_format import pick
+from server.model_formats.select_format import load_model_format
 from server.model_formats.text_stream.special_tokens import Markup
-from server.model_formats.tool_calls.formats import CALL_FORMATS
+from server.model_formats.tool_calls.formats import TOOL_CALL_FORMATS
 from server.protocol.responses.items import InputText, Message
 from server.protocol.responses.request import Effort
-from tests.support.families import CALLERS, CLOCK, PATCH, THINKERS, WEATHER, dialect_of, ids_of
+from tests.support.families import CALLERS, CLOCK, PATCH, THINKERS, WEATHER, format_of, ids_of
 from tests.support.family_formats import FAMILIES
 from tests.support.walks import compiler_of, hints_of, walk
 
@@ -57,7 +57,7 @@ PATTERN = Tool(name="pattern", kind="custom", syntax="regex", definition=r'[a-z]
 LINES = 'start: "begin\\n" line+ "end \\"x\\""\nline: /[^\\n<>]{1,6}/ "\\n"\n'
 GRAMMAR = Tool(name="grammar", kind="custom", syntax="lark", definition=LINES)
 ALL = [WEATHER, CLOCK, PATCH, STRICT, PATTERN, GRAMMAR]
-LEADS = {name: made(Markup({})).lead for name, made in CALL_FORMATS.items()}
+LEADS = {name: made(Markup({})).prefix for name, made in TOOL_CALL_FORMATS.items()}
 USER = Message("1", "completed", "user", [InputText("hi")])
 
 
@@ -78,7 +78,7 @@ def said(family: str, compiler: GrammarCompiler, prompt: Prompt, seed: int, begi
     assert prompt.grammar is not None
     first = ids_of(family, begin)
     tokens = walk(compiler, prompt.grammar, random.Random(seed), hints_of(family), first)
-    parser = dialect_of(family).parser(prompt)
+    parser = format_of(family).parser(prompt)
     return parser.feed(tokens) + parser.close()
 
 
@@ -132,9 +132,12 @@ def test_a_required_call_is_always_a_legal_call(family: str, compiler: GrammarCo
         tools = random_.sample(ALL, random_.randint(1, len(ALL)))
         allowed = tuple(tool.name for tool in tools[: random_.randint(1, len(tools))])
         choice = ToolChoice(mode="required", parallel=seed % 2 == 0, allowed=allowed if seed % 3 else None)
-        prompt = dialect_of(family).write(
+        prompt = format_of(family).write(
             Conversation(
-                items=[USER], tools=tools, choice=choice, effort=random_.choice([None, "none", "high"])
+                items=[USER],
+                tools=tools,
+                tool_choice=choice,
+                reasoning_effort=random_.choice([None, "none", "high"]),
             )
         )
         deltas = said(family, compiler, prompt, seed)
@@ -151,7 +154,7 @@ def test_a_call_that_need_not_be_is_legal_if_it_is(family: str, compiler: Gramma
     made = 0
     for seed in range(16):
         choice = ToolChoice(parallel=seed % 2 == 0)
-        prompt = dialect_of(family).write(Conversation(items=[USER], tools=ALL, choice=choice))
+        prompt = format_of(family).write(Conversation(items=[USER], tools=ALL, tool_choice=choice))
         begin = (
             f"{FAMILIES[family].close if prompt.opens_reasoning else ''}{LEADS[family]}" if seed % 3 else ""
         )
@@ -165,7 +168,7 @@ def test_a_call_that_need_not_be_is_legal_if_it_is(family: str, compiler: Gramma
 
 def test_with_none_nothing_is_a_call_and_no_call_is_written(family: str, compiler: GrammarCompiler) -> None:
     choice = ToolChoice(mode="none")
-    prompt = dialect_of(family).write(Conversation(items=[USER], tools=ALL, choice=choice))
+    prompt = format_of(family).write(Conversation(items=[USER], tools=ALL, tool_choice=choice))
     assert not prompt.tools
     if prompt.grammar is None:
         assert family in ("llama3_json", "pythonic")  # a call is written there as other text is
@@ -181,7 +184,7 @@ def test_an_answer_in_a_format_is_json_behind_the_reasoning(family: str, compile
             OutputFormat(kind="json_schema", schema=PLACE) if seed % 2 else OutputFormat(kind="json_object")
         )
         effort: Any = ("none", "high", None)[seed % 3]
-        prompt = dialect_of(family).write(Conversation(items=[USER], format=wanted, effort=effort))
+        prompt = format_of(family).write(Conversation(items=[USER], format=wanted, reasoning_effort=effort))
         deltas = said(family, compiler, prompt, seed)
         value = json.loads("".join(delta.text for delta in deltas if isinstance(delta, TextDelta)))
         assert isinstance(value, dict)
@@ -190,7 +193,7 @@ def test_an_answer_in_a_format_is_json_behind_the_reasoning(family: str, compile
 
 def test_an_answer_in_a_format_or_calls_where_there_are_tools(family: str, compiler: GrammarCompiler) -> None:
     wanted = OutputFormat(kind="json_schema", schema={"const": {"answer": 1}})
-    prompt = dialect_of(family).write(Conversation(items=[USER], tools=[STRICT], format=wanted))
+    prompt = format_of(family).write(Conversation(items=[USER], tools=[STRICT], format=wanted))
     kinds = set()
     for seed in range(16):
         deltas = said(family, compiler, prompt, seed)
@@ -204,14 +207,16 @@ def test_an_answer_in_a_format_or_calls_where_there_are_tools(family: str, compi
 
 @pytest.mark.parametrize("name", CALLERS)
 def test_where_nothing_is_asked_there_is_no_grammar(name: str) -> None:
-    assert dialect_of(name).write(Conversation(items=[USER], tools=[WEATHER, CLOCK, PATCH])).grammar is None
-    assert dialect_of(name).write(Conversation(items=[USER])).grammar is None
+    assert format_of(name).write(Conversation(items=[USER], tools=[WEATHER, CLOCK, PATCH])).grammar is None
+    assert format_of(name).write(Conversation(items=[USER])).grammar is None
 
 
 @pytest.mark.parametrize("name", THINKERS)
 def test_a_model_that_reasons_may_do_so_before_a_required_call(name: str) -> None:
     choice = ToolChoice(mode="required")
-    prompt = dialect_of(name).write(Conversation(items=[USER], tools=[WEATHER], choice=choice, effort="high"))
+    prompt = format_of(name).write(
+        Conversation(items=[USER], tools=[WEATHER], tool_choice=choice, reasoning_effort="high")
+    )
     assert prompt.grammar is not None
     assert any(word in prompt.grammar.text for word in ("until_", "TEXT?"))
 
@@ -220,9 +225,11 @@ def test_a_model_that_reasons_may_do_so_before_a_required_call(name: str) -> Non
 def test_where_the_template_would_open_the_reasoning_a_model_that_was_not_asked_does_not(
     effort: Effort | None, reasons: bool
 ) -> None:
-    demo = pick(demo_model_folder(), frozenset())
+    demo = load_model_format(demo_model_folder(), frozenset())
     prompt = demo.write(
-        Conversation(items=[USER], tools=[WEATHER], choice=ToolChoice(mode="required"), effort=effort)
+        Conversation(
+            items=[USER], tools=[WEATHER], tool_choice=ToolChoice(mode="required"), reasoning_effort=effort
+        )
     )
     assert prompt.grammar is not None
     assert ("</think>" in prompt.grammar.text) == reasons
@@ -231,12 +238,15 @@ def test_where_the_template_would_open_the_reasoning_a_model_that_was_not_asked_
 @pytest.mark.parametrize(
     ("conversation", "param"),
     [
-        (Conversation(items=[USER], choice=ToolChoice(mode="required")), "tool_choice"),
-        (Conversation(items=[USER], tools=[CLOCK], choice=ToolChoice(allowed=("other",))), "tool_choice"),
+        (Conversation(items=[USER], tool_choice=ToolChoice(mode="required")), "tool_choice"),
+        (
+            Conversation(items=[USER], tools=[CLOCK], tool_choice=ToolChoice(allowed=("other",))),
+            "tool_choice",
+        ),
         (Conversation(items=[USER], tools=[CLOCK, CLOCK]), "tools"),
     ],
 )
 def test_what_cannot_be_asked_is_refused_by_its_parameter(conversation: Conversation, param: str) -> None:
     with pytest.raises(PromptError) as refusal:
-        dialect_of("hermes").write(conversation)
+        format_of("hermes").write(conversation)
     assert refusal.value.param == param

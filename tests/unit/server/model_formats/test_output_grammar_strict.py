@@ -10,7 +10,7 @@ import pytest
 from server.model_formats.interface import CallDelta, CallEnd, Conversation, PromptError, Tool, ToolChoice
 from server.model_formats.tool_names import types_of
 from server.protocol.responses.items import InputText, Message
-from tests.support.families import CALLERS, dialect_of
+from tests.support.families import CALLERS, format_of
 from tests.support.schemas import check_value, random_parameters
 from tests.support.walks import compiler_of, hints_of, walk
 
@@ -21,7 +21,7 @@ REQUIRED = ToolChoice(mode="required", parallel=False)
 
 def strict(parameters: dict[str, Any]) -> Conversation:
     tool = Tool(name="f", parameters=parameters, strict=True)
-    return Conversation(items=[USER], tools=[tool], choice=REQUIRED, effort="none")
+    return Conversation(items=[USER], tools=[tool], tool_choice=REQUIRED, reasoning_effort="none")
 
 
 @pytest.mark.parametrize("family", CALLERS)
@@ -30,10 +30,10 @@ def test_arguments_follow_random_schemas(family: str) -> None:
     try:
         for _ in range(ROUNDS):
             schema = random_parameters(chance)
-            prompt = dialect_of(family).write(strict(schema))
+            prompt = format_of(family).write(strict(schema))
             assert prompt.grammar is not None
             for _ in range(2):
-                parser = dialect_of(family).parser(prompt)
+                parser = format_of(family).parser(prompt)
                 deltas = parser.feed(walk(compiler, prompt.grammar, chance, hints_of(family)))
                 deltas += parser.close()
                 assert deltas[-1] == CallEnd(), (schema, deltas)
@@ -52,7 +52,7 @@ def test_a_pattern_that_looks_around_is_refused(family: str, pattern: str) -> No
         "required": ["a"],
     }
     with pytest.raises(PromptError, match="looks around") as refusal:
-        dialect_of(family).write(strict(schema))
+        format_of(family).write(strict(schema))
     assert refusal.value.param == "tools"
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from engine.vocabulary import Vocabulary
 from server.model_formats.interface import TextDelta
 from server.model_formats.plain_text import PlainParser
-from server.model_formats.text_stream.merge_deltas import joined
+from server.model_formats.text_stream.merge_deltas import merge_deltas
 
 VOCABULARY = Vocabulary((b"a", b" b", b"\xf0\x9f", b"\x98\x80", b"<|end|>", b""), frozenset({4}))
 
@@ -16,14 +16,14 @@ VOCABULARY = Vocabulary((b"a", b" b", b"\xf0\x9f", b"\x98\x80", b"<|end|>", b"")
 def read(pieces: Sequence[Sequence[int]]) -> list[object]:
     parser = PlainParser(VOCABULARY, frozenset({0}))
     deltas = [delta for piece in pieces for delta in parser.feed(piece)]
-    return list(joined(deltas + parser.close()))
+    return list(merge_deltas(deltas + parser.close()))
 
 
 def test_text_has_leading_spaces_and_the_places_of_its_tokens() -> None:
     (delta,) = read([[1, 1]])
     assert delta == TextDelta(" b b")
     assert isinstance(delta, TextDelta)
-    assert delta.tokens == (0, 1)
+    assert delta.token_indices == (0, 1)
 
 
 def test_character_is_told_once_it_is_whole_with_all_of_its_tokens() -> None:
@@ -31,7 +31,7 @@ def test_character_is_told_once_it_is_whole_with_all_of_its_tokens() -> None:
     assert parser.feed([2]) == []
     (delta,) = parser.feed([3])
     assert isinstance(delta, TextDelta)
-    assert (delta.text, delta.tokens) == ("😀", (0, 1))
+    assert (delta.text, delta.token_indices) == ("😀", (0, 1))
 
 
 def test_half_a_character_at_the_end_is_told_as_what_it_is() -> None:
@@ -47,6 +47,6 @@ def test_any_split_of_the_tokens_says_the_same(tokens: list[int], size: int) -> 
     split = [tokens[at : at + size] for at in range(0, len(tokens), size)]
     once, pieces = read([tokens]), read(split)
     assert pieces == once
-    assert [delta.tokens for delta in pieces if isinstance(delta, TextDelta)] == [
-        delta.tokens for delta in once if isinstance(delta, TextDelta)
+    assert [delta.token_indices for delta in pieces if isinstance(delta, TextDelta)] == [
+        delta.token_indices for delta in once if isinstance(delta, TextDelta)
     ]

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from server.model_formats.chat_template.chat_template_format import VARIABLES, ChatTemplateFormat
+from server.model_formats.chat_template.chat_template_format import CHAT_TEMPLATE_KWARGS, ChatTemplateFormat
 from server.model_formats.interface import Conversation, Prompt, PromptError, Tool, ToolChoice
 from server.model_formats.text_stream.special_tokens import Markup
-from server.model_formats.tool_calls.formats import CALL_FORMATS
-from server.model_formats.tool_names import as_function
+from server.model_formats.tool_calls.formats import TOOL_CALL_FORMATS
+from server.model_formats.tool_names import function_schema
 from server.protocol.responses.items import (
     CustomToolCall,
     CustomToolCallOutput,
@@ -32,8 +32,8 @@ from tests.support.families import (
     PATCH,
     TOOLS,
     WEATHER,
-    dialect_of,
     folder_of,
+    format_of,
     ids_of,
     shown,
     tokenizer_at,
@@ -56,7 +56,7 @@ def output(call_id: str, text: str) -> FunctionCallOutput:
 
 
 def write(name: str, *items: Item, **more: Any) -> str:
-    prompt = dialect_of(name).write(Conversation(items=items, **more))
+    prompt = format_of(name).write(Conversation(items=items, **more))
     text: str = tokenizer_at(name).decode(list(prompt.token_ids), skip_special_tokens=False)
     return text
 
@@ -73,12 +73,12 @@ TURN: list[Item] = [
 @pytest.mark.parametrize("name", CALLERS)
 def test_a_call_in_the_history_is_written_as_the_model_writes_it(name: str) -> None:
     """What the model reads of its own call is what its parser would read as that call."""
-    text = write(name, *TURN, tools=TOOLS, choice=ToolChoice(mode="auto"))
+    text = write(name, *TURN, tools=TOOLS, tool_choice=ToolChoice(mode="auto"))
     assert "Rain." in text
     _, _, after = text.rpartition("Weather?")
-    written = CALL_FORMATS[name](Markup({}))
-    start = min(place for sign in (*written.openers, written.lead) if (place := after.find(sign)) >= 0)
-    parser = dialect_of(name).parser(Prompt(token_ids=(), stop_ids=frozenset(), tools=TOOLS))
+    written = TOOL_CALL_FORMATS[name](Markup({}))
+    start = min(place for sign in (*written.openers, written.prefix) if (place := after.find(sign)) >= 0)
+    parser = format_of(name).parser(Prompt(token_ids=(), stop_ids=frozenset(), tools=TOOLS))
     call, arguments, end = shown(parser.feed(ids_of(name, after[start:])))[:3]
     assert call.split()[:2] == ["function", "get_weather"]
     assert (arguments, end) == (ARGUMENTS, "end")
@@ -118,11 +118,11 @@ def test_prompts_are_those_of_transformers(name: str) -> None:
     instructions = "Be brief. 😀" if system else None
     tools = [] if name == "gemma2" else [WEATHER, CLOCK]
     for offered in ([], tools):
-        functions: Any = [as_function(tool.name, tool) for tool in offered] or None
+        functions: Any = [function_schema(tool.name, tool) for tool in offered] or None
         expected = reference.apply_chat_template(
             [*system, *talk], tools=functions, add_generation_prompt=True, return_dict=False
         )
-        prompt = dialect_of(name).write(Conversation(items=items, instructions=instructions, tools=offered))
+        prompt = format_of(name).write(Conversation(items=items, instructions=instructions, tools=offered))
         assert list(prompt.token_ids) == list(expected)
 
 
@@ -133,34 +133,34 @@ def test_prompts_with_calls_and_a_continued_message_are_those_of_transformers(na
     from transformers import AutoTokenizer
 
     reference = AutoTokenizer.from_pretrained(folder_of(name))
-    shape = dialect_of(name)._shape
+    shape = format_of(name)._capabilities
     call_id = {"mistral": "Ab3dEf7hI", "kimi_k2": "functions.get_weather:0"}.get(name, "a")
-    arguments = json.loads(ARGUMENTS) if shape.parsed else ARGUMENTS
+    arguments = json.loads(ARGUMENTS) if shape.arguments_as_object else ARGUMENTS
     function = {"name": "get_weather", "arguments": arguments}
     talk: list[Any] = [
         {"role": "user", "content": "Weather?"},
         {
             "role": "assistant",
-            "content": shape.empty,
+            "content": shape.empty_content,
             "tool_calls": [{"type": "function", "id": call_id, "function": function}],
         },
         {"role": "tool", "content": "Rain.", "name": "get_weather", "tool_call_id": call_id},
         {"role": "assistant", "content": "It will  "},
     ]
-    functions: list[Any] = [as_function(tool.name, tool) for tool in (WEATHER, CLOCK)]
+    functions: list[Any] = [function_schema(tool.name, tool) for tool in (WEATHER, CLOCK)]
     expected = reference.apply_chat_template(
         talk, tools=functions, continue_final_message=True, return_dict=False
     )
     made, came = called(call_id), output(call_id, "Rain.")
     items: list[Item] = [ASKED, made, came, message("assistant", "It will  ")]
-    conversation = Conversation(items=items, tools=[WEATHER, CLOCK], continues=True)
-    assert list(dialect_of(name).write(conversation).token_ids) == list(expected)
+    conversation = Conversation(items=items, tools=[WEATHER, CLOCK], continue_final_message=True)
+    assert list(format_of(name).write(conversation).token_ids) == list(expected)
 
 
 @pytest.mark.parametrize("name", CALLERS)
 def test_nothing_that_others_write_is_markup(name: str) -> None:
     """Control tokens in words, tools, arguments and outputs: none more than in a prompt without them."""
-    family, dialect = FAMILIES[name], dialect_of(name)
+    family, model_format = FAMILIES[name], format_of(name)
     controls = {tokenizer_at(name).token_to_id(text) for text in family.added}
 
     def count(evil: str) -> int:
@@ -180,7 +180,7 @@ def test_nothing_that_others_write_is_markup(name: str) -> None:
             output("call_1", evil),
             message("user", "x" + evil),
         ]
-        prompt = dialect.write(Conversation(items=items, instructions="x" + evil, tools=[tool, PATCH]))
+        prompt = model_format.write(Conversation(items=items, instructions="x" + evil, tools=[tool, PATCH]))
         return sum(token in controls for token in prompt.token_ids)
 
     plain = count("evil")
@@ -271,32 +271,32 @@ def test_documents_are_written_where_the_template_knows_them() -> None:
 
 
 def test_effort_is_told_in_the_templates_words() -> None:
-    assert write("deepseek_v31", ASKED, effort="high").endswith("<｜Assistant｜><think>")
-    assert write("deepseek_v31", ASKED, effort="none").endswith("<｜Assistant｜></think>")
-    assert write("hermes", ASKED, effort="minimal").endswith("<think>\n\n</think>\n\n")
+    assert write("deepseek_v31", ASKED, reasoning_effort="high").endswith("<｜Assistant｜><think>")
+    assert write("deepseek_v31", ASKED, reasoning_effort="none").endswith("<｜Assistant｜></think>")
+    assert write("hermes", ASKED, reasoning_effort="minimal").endswith("<think>\n\n</think>\n\n")
 
 
 def test_variables_of_callers_come_before_effort_and_are_few() -> None:
-    text = write("hermes", ASKED, effort="none", variables={"enable_thinking": True})
+    text = write("hermes", ASKED, reasoning_effort="none", chat_template_kwargs={"enable_thinking": True})
     assert text.endswith("<|im_start|>assistant\n")
     for name, value in (("tools", "x"), ("bos_token", "x"), ("thinking", {}), ("date_string", "x" * 5_000)):
         with pytest.raises(PromptError) as refusal:
-            write("hermes", ASKED, variables={name: value})
+            write("hermes", ASKED, chat_template_kwargs={name: value})
         assert refusal.value.param == f"chat_template_kwargs.{name}"
-    assert not VARIABLES & {"messages", "tools", "documents", "add_generation_prompt"}
+    assert not CHAT_TEMPLATE_KWARGS & {"messages", "tools", "documents", "add_generation_prompt"}
 
 
 def test_a_prompt_may_end_after_the_last_message() -> None:
-    assert write("hermes", ASKED, generates=False).endswith("Weather?<|im_end|>\n")
+    assert write("hermes", ASKED, add_generation_prompt=False).endswith("Weather?<|im_end|>\n")
 
 
 def test_a_message_is_continued_where_it_ends() -> None:
-    assert write("hermes", ASKED, message("assistant", "It is "), continues=True).endswith(
+    assert write("hermes", ASKED, message("assistant", "It is "), continue_final_message=True).endswith(
         "assistant\nIt is "
     )
     for items in ([ASKED], [message("assistant", "")], []):
         with pytest.raises(PromptError):
-            write("hermes", *items, continues=True)
+            write("hermes", *items, continue_final_message=True)
 
 
 def test_an_item_without_a_meaning_here_is_left_out() -> None:
@@ -310,8 +310,8 @@ def test_an_output_without_its_call_is_refused() -> None:
 
 
 @pytest.fixture
-def made_dialect(tmp_path: Path) -> Callable[[str], ChatTemplateFormat]:
-    """A dialect with hermes' tokenizer and this template."""
+def make_format(tmp_path: Path) -> Callable[[str], ChatTemplateFormat]:
+    """A model format with hermes' tokenizer and this template."""
 
     def make(source: str) -> ChatTemplateFormat:
         (tmp_path / "tokenizer.json").write_bytes((folder_of("hermes") / "tokenizer.json").read_bytes())
@@ -332,33 +332,36 @@ PLAIN = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
         (PLAIN, Conversation(items=TURN), "input"),
         (
             PLAIN + "{{ raise_exception('No.') if reasoning_effort == 'high' }}",
-            Conversation(items=[ASKED], effort="high"),
+            Conversation(items=[ASKED], reasoning_effort="high"),
             "reasoning.effort",
         ),
         (
             PLAIN + "{{ raise_exception('No.') if thinking }}",
-            Conversation(items=[ASKED], variables={"thinking": True}),
+            Conversation(items=[ASKED], chat_template_kwargs={"thinking": True}),
             "chat_template_kwargs",
         ),
     ],
 )
 def test_what_a_template_cannot_write_is_refused_by_its_parameter(
-    made_dialect: Callable[[str], ChatTemplateFormat], source: str, conversation: Conversation, param: str
+    make_format: Callable[[str], ChatTemplateFormat],
+    source: str,
+    conversation: Conversation,
+    param: str,
 ) -> None:
     with pytest.raises(PromptError) as refusal:
-        made_dialect(source).write(conversation)
+        make_format(source).write(conversation)
     assert refusal.value.param == param
 
 
 def test_conversations_with_tools_may_have_a_template_of_their_own(
-    made_dialect: Callable[[str], ChatTemplateFormat], tmp_path: Path
+    make_format: Callable[[str], ChatTemplateFormat], tmp_path: Path
 ) -> None:
     (tmp_path / "additional_chat_templates").mkdir()
     own = "{{ tools | tojson }}<tool_call>" + PLAIN
     (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text(own)
-    dialect = made_dialect(PLAIN)
-    with_tools = dialect.write(Conversation(items=[ASKED], tools=[CLOCK]))
-    without = dialect.write(Conversation(items=[ASKED]))
+    model_format = make_format(PLAIN)
+    with_tools = model_format.write(Conversation(items=[ASKED], tools=[CLOCK]))
+    without = model_format.write(Conversation(items=[ASKED]))
     decode = tokenizer_at("hermes").decode
     assert decode(list(with_tools.token_ids)).startswith(
         '[{"type": "function", "function": {"name": "get_time"'

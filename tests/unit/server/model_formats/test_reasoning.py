@@ -7,14 +7,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.model_formats.interface import Delta, ReasoningDelta, TextDelta
-from server.model_formats.reasoning import FORMS, THINK, ReasoningForm, find_form, read_reasoning
+from server.model_formats.reasoning import (
+    REASONING_FORMATS,
+    THINK,
+    ReasoningFormat,
+    detect_reasoning_format,
+    read_reasoning,
+)
 from server.model_formats.text_stream.scanner import Reader, Scanner
-from server.model_formats.text_stream.surrounding_whitespace import Prose
-from server.model_formats.tool_calls.interface import Calling, read_answer
-from server.model_formats.tool_names import Toolbox
+from server.model_formats.text_stream.surrounding_whitespace import TextEmitter
+from server.model_formats.tool_calls.interface import ToolCallEmitter, read_answer
+from server.model_formats.tool_names import ToolIndex
 from tests.support.builders import examples
 
-OPEN, CLOSE = THINK.opens[0], THINK.closes[0]
+OPEN, CLOSE = THINK.start_tags[0], THINK.end_tags[0]
 PIECES = ["<", ">", "/", "<think", "think>", OPEN, CLOSE, "</", "</thi", " ", "\n", "\t", "a", "b<c", "é", ""]
 texts = st.lists(st.sampled_from(PIECES), max_size=12).map("".join)
 cuts = st.lists(st.integers(0, 60), max_size=15)
@@ -23,7 +29,7 @@ cuts = st.lists(st.integers(0, 60), max_size=15)
 class Splitter:
     """Text → reasoning and answer, as a parser of a model without calls reads it."""
 
-    def __init__(self, form: ReasoningForm = THINK, *, opens_reasoning: bool) -> None:
+    def __init__(self, form: ReasoningFormat = THINK, *, opens_reasoning: bool) -> None:
         self._scanner = Scanner()
         self._reader = self._read(form, opens_reasoning)
         next(self._reader, None)
@@ -35,20 +41,22 @@ class Splitter:
     def feed(self, text: str) -> list[Delta]:
         self._scanner.feed(text, [])
         next(self._reader, None)
-        return self._scanner.take()
+        return self._scanner.take_deltas()
 
     def close(self) -> list[Delta]:
         self._scanner.ended = True
         for _ in self._reader:
             pass
-        return self._scanner.take()
+        return self._scanner.take_deltas()
 
-    def _read(self, form: ReasoningForm, opened: bool) -> Reader[None]:
+    def _read(self, form: ReasoningFormat, opened: bool) -> Reader[None]:
         scanner = self._scanner
-        reasoning = Prose(scanner, "reasoning", str, strips=True)
-        answer = Prose(scanner, "answer", str)
+        reasoning = TextEmitter(scanner, "reasoning", str, strips=True)
+        answer = TextEmitter(scanner, "answer", str)
         yield from read_reasoning(scanner, form, reasoning, answer, opened=opened)
-        yield from read_answer(scanner, None, Calling(scanner, Toolbox(())), answer, form.dropped)
+        yield from read_answer(
+            scanner, None, ToolCallEmitter(scanner, ToolIndex(())), answer, form.answer_tags
+        )
 
 
 def split(pieces: Sequence[str], *, opened: bool = False) -> tuple[str, str]:
@@ -176,10 +184,10 @@ def test_the_cost_grows_with_the_length_and_not_with_its_square(unit: str, head:
     assert seconds_for(head + small * 16, opened) < 64 * max(seconds_for(head + small, opened), 0.005)
 
 
-@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
-def test_each_form_tells_reasoning_and_answer_apart(form: ReasoningForm) -> None:
-    opening, closing = form.opens[0], form.closes[0]
-    text = f"{opening} why {closing}\n{''.join(form.dropped[:1])}because{''.join(form.dropped[1:])}"
+@pytest.mark.parametrize("form", REASONING_FORMATS, ids=lambda form: form.name)
+def test_each_form_tells_reasoning_and_answer_apart(form: ReasoningFormat) -> None:
+    opening, closing = form.start_tags[0], form.end_tags[0]
+    text = f"{opening} why {closing}\n{''.join(form.answer_tags[:1])}because{''.join(form.answer_tags[1:])}"
     for shape, opened in ((text, False), (text, True), (text.removeprefix(opening), True)):
         splitter = Splitter(form, opens_reasoning=opened)
         deltas = [delta for piece in shape for delta in splitter.feed(piece)] + splitter.close()
@@ -204,5 +212,5 @@ def test_each_form_tells_reasoning_and_answer_apart(form: ReasoningForm) -> None
     ],
 )
 def test_a_template_shows_its_form_of_reasoning(template: str, name: str | None) -> None:
-    form = find_form(template)
+    form = detect_reasoning_format(template)
     assert (form.name if form else None) == name

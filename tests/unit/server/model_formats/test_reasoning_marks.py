@@ -3,14 +3,14 @@
 import pytest
 
 from server.model_formats.harmony.vocabulary import CHANNEL, END, MESSAGE
-from tests.support.families import THINKERS, dialect_of, ids_of
+from tests.support.families import THINKERS, format_of, ids_of
 from tests.support.family_formats import FAMILIES
-from tests.support.harmony import dialect
+from tests.support.harmony import harmony_format
 
 
 @pytest.mark.parametrize("name", THINKERS)
 def test_marks_are_the_familys_own_where_its_reasoning_ends_with_one_token(name: str) -> None:
-    marks = dialect_of(name).reasoning_marks
+    marks = format_of(name).reasoning_marks
     family = FAMILIES[name]
     end = ids_of(name, family.close.strip())
     if len(end) > 1:
@@ -22,6 +22,6 @@ def test_marks_are_the_familys_own_where_its_reasoning_ends_with_one_token(name:
 
 
 def test_gpt_oss_thinks_in_a_message_of_its_own() -> None:
-    marks = dialect().reasoning_marks
+    marks = harmony_format().reasoning_marks
     assert (marks.start[0], marks.start[-1], marks.end) == (CHANNEL, MESSAGE, (END,))
     assert len(marks.start) == 3

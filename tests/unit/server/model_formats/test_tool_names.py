@@ -2,19 +2,19 @@
 
 import pytest
 
-from server.model_formats.harmony.tools import by_recipient, tool_of
+from server.model_formats.harmony.tools import tool_of, tools_by_recipient
 from server.model_formats.interface import Conversation, Tool, ToolChoice
-from server.model_formats.tool_names import Toolbox, find_tool, without_labels
+from server.model_formats.tool_names import ToolIndex, find_tool, without_labels
 from server.protocol.responses.items import FunctionCall
-from tests.support.families import dialect_of, tokenizer_at
+from tests.support.families import format_of, tokenizer_at
 
 
 def served(label: str, name: str, *, prefixed: bool = False) -> Tool:
-    return Tool(name=name, namespace=label, served=True, prefixed=prefixed)
+    return Tool(name=name, namespace=label, hosted=True, prefixed=prefixed)
 
 
 def names(*tools: Tool) -> list[str]:
-    return [tool.spoken for tool in without_labels(tools)]
+    return [tool.prompt_name for tool in without_labels(tools)]
 
 
 def test_the_tools_of_an_mcp_server_have_its_label_only_where_names_collide() -> None:
@@ -33,10 +33,10 @@ def test_the_tools_of_a_request_from_an_earlier_release_keep_their_labels() -> N
 
 
 def test_a_choice_means_the_tool_of_a_server_by_its_label_alone() -> None:
-    tools = Toolbox(without_labels([served("city", "weather"), Tool(name="weather")]))
+    tools = ToolIndex(without_labels([served("city", "weather"), Tool(name="weather")]))
     assert list(tools.only(["weather"]).tools) == ["weather"]
     assert list(tools.only(["city__weather"]).tools) == ["city__weather"]
-    alone = Toolbox(without_labels([served("city", "weather")]))
+    alone = ToolIndex(without_labels([served("city", "weather")]))
     assert list(alone.only(["city__weather"]).tools) == ["weather"]
 
 
@@ -70,7 +70,7 @@ def test_a_name_means_the_only_tool_that_ends_in_it(said: str, meant: str | None
     ],
 )
 def test_gpt_oss_means_a_tool_by_the_end_of_its_name(called: str, meant: tuple[str, str | None]) -> None:
-    tool = tool_of(called, by_recipient([served("city", "weather"), Tool(name="W-time")]))
+    tool = tool_of(called, tools_by_recipient([served("city", "weather"), Tool(name="W-time")]))
     assert (tool.name, tool.namespace) == meant
 
 
@@ -78,8 +78,8 @@ def test_calls_in_a_history_have_the_names_that_the_model_knows_now() -> None:
     call = FunctionCall("fc_1", "completed", "call_1", "weather", "{}", "city")
 
     def written(*tools: Tool) -> str:
-        conversation = Conversation(items=[call], tools=tools, choice=ToolChoice())
-        return tokenizer_at("hermes").decode(dialect_of("hermes").write(conversation).token_ids)
+        conversation = Conversation(items=[call], tools=tools, tool_choice=ToolChoice())
+        return tokenizer_at("hermes").decode(format_of("hermes").write(conversation).token_ids)
 
     assert '"name": "weather", "arguments"' in written(served("city", "weather"))
     assert '"name": "city__weather", "arguments"' in written(served("city", "weather", prefixed=True))

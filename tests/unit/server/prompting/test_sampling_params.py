@@ -13,26 +13,26 @@ from server.admission.generation_config import with_generation_config
 from server.configuration.shipped_files import demo_model_folder
 from server.errors import InvalidRequest
 from server.model_formats.interface import ModelFormat
-from server.model_formats.select_format import pick
+from server.model_formats.select_format import load_model_format
 from server.prompting.engine_request import prepare
 from server.prompting.loaded_model import LoadedModel
 from server.protocol.responses.items import InputText, Message
 from server.protocol.responses.request import CreateResponse
-from tests.support.builders import SpelledDialect
+from tests.support.builders import SpelledFormat
 
 RESPONSE = UUID(int=1)
-DEMO = pick(demo_model_folder(), frozenset({1273}))
+DEMO = load_model_format(demo_model_folder(), frozenset({1273}))
 ITEMS = [Message("msg_1", "completed", "user", [InputText("Count to 5")])]
 THINK = (1274, 1275)
 """The demo model's tokens around its reasoning."""
 
 
-def served(dialect: ModelFormat = DEMO, **model: Any) -> LoadedModel:
+def served(model_format: ModelFormat = DEMO, **model: Any) -> LoadedModel:
     config = ScriptedConfig(vocabulary=(97,), stop_id=0, vocab_size=2048)
     engine = ScriptedEngine(config, lambda _messages: None)
     executor: Any = engine._executor
     executor.capabilities = replace(executor.capabilities, **model)
-    return LoadedModel(name="m", engine=engine, dialect=dialect)
+    return LoadedModel(name="m", engine=engine, model_format=model_format)
 
 
 def engine_request_of(request: CreateResponse, where: LoadedModel | None = None) -> EngineRequest:
@@ -62,7 +62,7 @@ def test_stored_request_gives_the_same_engine_request_again() -> None:
 
 
 def test_bad_word_is_banned_at_the_beginning_of_a_text_and_where_it_is_a_token_with_its_space() -> None:
-    class Spaced(SpelledDialect):
+    class Spaced(SpelledFormat):
         def encode(self, text: str, **_: object) -> tuple[int, ...]:
             known = {"one": (1,), " one": (2,), "two": (3, 4), " two": (5, 3, 4), "six": (6,), " six": (6,)}
             return known[text]
@@ -88,7 +88,7 @@ def test_budget_of_minus_one_is_none() -> None:
 
 def test_model_without_marks_of_reasoning_has_no_budget_for_it() -> None:
     with pytest.raises(InvalidRequest, match="reasoning") as refused:
-        engine_request_of(CreateResponse(model="m", thinking_token_budget=4), served(SpelledDialect()))
+        engine_request_of(CreateResponse(model="m", thinking_token_budget=4), served(SpelledFormat()))
     assert refused.value.param == "thinking_token_budget"
 
 

@@ -55,6 +55,6 @@ def test_any_text_is_parsed_or_none(text: str) -> None:
 
 
 @given(st.lists(st.tuples(st.uuids(), st.sampled_from("io"), st.integers(0, 5000)), max_size=20, unique=True))
-def test_items_of_different_places_have_different_ids(places: list[tuple[UUID, ids.Side, int]]) -> None:
+def test_items_of_different_places_have_different_ids(places: list[tuple[UUID, ids.ItemSource, int]]) -> None:
     assert len({ids.item_id("msg", *place) for place in places}) == len(places)
     assert all(len(ids.item_id("msg", *place)) <= 64 for place in places)

@@ -6,16 +6,16 @@ import pytest
 from server.protocol.decode import decode
 from server.protocol.errors import DecodeFailure
 from server.protocol.json_bounds import (
-    MOST_DECIMALS,
-    MOST_DIGITS,
-    MOST_NUMBERS,
-    MOST_TOKENS,
-    MOST_VALUES,
-    PIECE,
+    MAX_DECIMALS,
+    MAX_DIGITS,
+    MAX_STRINGS,
+    MAX_TOKEN_VALUES,
+    MAX_VALUES,
+    PIECE_BYTES,
     check_size,
 )
 
-PADDING = b" " * (MOST_VALUES + 1)
+PADDING = b" " * (MAX_STRINGS + 1)
 
 
 def code_of(data: bytes) -> str | None:
@@ -24,8 +24,8 @@ def code_of(data: bytes) -> str | None:
     return raised.value.code
 
 
-MANY = MOST_VALUES + 1
-SEVERAL = MOST_DECIMALS + 1
+MANY = MAX_STRINGS + 1
+SEVERAL = MAX_DECIMALS + 1
 
 
 @pytest.mark.parametrize(
@@ -37,12 +37,12 @@ SEVERAL = MOST_DECIMALS + 1
         b'{"a":[' + b",".join([b"[]"] * MANY) + b"]}",
         b'{"a":[' + b",".join([b'""'] * MANY) + b"]}",
         b'{"a":[' + b",".join([rb'"\"\\"'] * MANY) + b"]}",
-        b'{"a":[' + b",".join([b"1"] * (MOST_NUMBERS + 2)) + b"]}",
+        b'{"a":[' + b",".join([b"1"] * (MAX_VALUES + 2)) + b"]}",
         b'{"a":[' + b",".join([b"1e308"] * SEVERAL) + b"]}",
         b'{"a":[' + b",".join([b"1E-5"] * SEVERAL) + b"]}",
         b'{"a":[' + b",".join([b"0.5"] * SEVERAL) + b"]}",
         b'{"a":[true,false,' + b",".join([b"0.5"] * SEVERAL) + b"]}",
-        b'{"a":"' + b" " * MANY + b'","b":' + b"12345678901" * (MOST_DIGITS // 11 + 1) + b"}",
+        b'{"a":"' + b" " * MANY + b'","b":' + b"12345678901" * (MAX_DIGITS // 11 + 1) + b"}",
         b'{"a":"' + rb"\"" * MANY + b'","b":[' + b",".join([b"{}"] * MANY) + b"]}",
     ],
 )
@@ -58,11 +58,11 @@ def test_a_document_of_too_many_values_is_refused_before_it_is_decoded(data: byt
         "1" * MANY,
         '"' * MANY,
         "{[" * MANY,
-        "," * (MOST_NUMBERS + 1),
+        "," * (MAX_VALUES + 1),
         '\\"{' * MANY,
         "\\" * MANY,
-        "\\" * 3 * PIECE,
-        "\\" * (3 * PIECE + 1) + '"',
+        "\\" * 3 * PIECE_BYTES,
+        "\\" * (3 * PIECE_BYTES + 1) + '"',
         '{"a":[1,2]},' * MANY,
     ],
 )
@@ -72,8 +72,8 @@ def test_what_is_in_a_string_is_one_value(text: str) -> None:
 
 
 def test_as_many_as_are_allowed_are_read() -> None:
-    data = json.dumps({"a": [[]] * (MOST_VALUES - 8), "b": ["x"] * (MOST_VALUES - 8), "c": [1] * 10}).encode()
-    assert len(decode(data, dict[str, Any])["a"]) == MOST_VALUES - 8
+    data = json.dumps({"a": [[]] * (MAX_STRINGS - 8), "b": ["x"] * (MAX_STRINGS - 8), "c": [1] * 10}).encode()
+    assert len(decode(data, dict[str, Any])["a"]) == MAX_STRINGS - 8
 
 
 def test_a_short_document_is_not_counted() -> None:
@@ -81,20 +81,20 @@ def test_a_short_document_is_not_counted() -> None:
 
 
 def test_words_are_no_numbers_with_an_exponent() -> None:
-    data = json.dumps({"a": [True, False, None] * MOST_DECIMALS}).encode()
-    assert len(decode(data, dict[str, Any])["a"]) == 3 * MOST_DECIMALS
+    data = json.dumps({"a": [True, False, None] * MAX_DECIMALS}).encode()
+    assert len(decode(data, dict[str, Any])["a"]) == 3 * MAX_DECIMALS
 
 
 def test_tokens_may_be_more_than_other_values() -> None:
-    data = json.dumps({"a": [200_000] * MOST_NUMBERS}).encode()
-    assert len(decode(data, dict[str, Any], MOST_TOKENS)["a"]) == MOST_NUMBERS
+    data = json.dumps({"a": [200_000] * MAX_VALUES}).encode()
+    assert len(decode(data, dict[str, Any], MAX_TOKEN_VALUES)["a"]) == MAX_VALUES
     with pytest.raises(DecodeFailure):
-        decode(json.dumps([1] * (MOST_TOKENS + 2)).encode(), list[int], MOST_TOKENS)
+        decode(json.dumps([1] * (MAX_TOKEN_VALUES + 2)).encode(), list[int], MAX_TOKEN_VALUES)
 
 
 @pytest.mark.parametrize("shift", range(-4, 40))
 def test_a_document_is_cut_within_no_escape(shift: int) -> None:
-    text = "x" * (PIECE - shift) + '\\"\\\\"' * 10 + "{" * MANY
+    text = "x" * (PIECE_BYTES - shift) + '\\"\\\\"' * 10 + "{" * MANY
     check_size(json.dumps([text, text]).encode())
     with pytest.raises(DecodeFailure):
         check_size(json.dumps([text, text]).encode() + b"," + b"{" * MANY)

@@ -13,7 +13,7 @@ from openai.types.responses import response_create_params
 from server.protocol.completions.chat import ChatRequest
 from server.protocol.completions.legacy import TextRequest
 from server.protocol.errors import DecodeFailure
-from server.protocol.parameter_rows import SLIPS, TABLES, Endpoint
+from server.protocol.parameter_rows import MISPLACED, TABLES, Endpoint
 from server.protocol.parameters import check_names
 from server.protocol.responses.request import CreateResponse
 from tests.support.anchor_parameters import OPENAI, VLLM
@@ -55,7 +55,7 @@ def test_every_parameter_of_the_documents_has_a_row(endpoint: Endpoint) -> None:
     sdk = {name for kind in SDK[endpoint] for name in kind.__annotations__}
     assert OPENAI[endpoint] >= sdk, "the installed SDK has parameters that the list lacks"
     assert (OPENAI[endpoint] | VLLM[endpoint]) - TABLES[endpoint].keys() == set()
-    assert TABLES[endpoint].keys() & SLIPS[endpoint].keys() == set()
+    assert TABLES[endpoint].keys() & MISPLACED[endpoint].keys() == set()
 
 
 @pytest.mark.parametrize("endpoint", ENDPOINTS)
@@ -67,7 +67,7 @@ def test_what_works_is_a_field_of_the_request_and_every_field_has_a_row(endpoint
 
 
 def test_every_row_that_does_not_work_says_why() -> None:
-    tables = [*TABLES.values(), *SLIPS.values()]
+    tables = [*TABLES.values(), *MISPLACED.values()]
     rows = [row for table in tables for row in table.values() if row.verdict != "works"]
     assert all(row.reason.endswith(".") for row in rows)
 
@@ -131,7 +131,7 @@ def test_a_misspelt_name_beside_the_right_one_is_ignored() -> None:
 
 @pytest.mark.parametrize("endpoint", ENDPOINTS)
 def test_null_and_values_that_ask_for_nothing_are_accepted(endpoint: Endpoint) -> None:
-    for name, row in {**TABLES[endpoint], **SLIPS[endpoint]}.items():
+    for name, row in {**TABLES[endpoint], **MISPLACED[endpoint]}.items():
         for value in (None, *row.neutral):
             assert refused(endpoint, **{name: value}) is None, (name, value)
 

@@ -12,15 +12,22 @@ from tokenizers import Tokenizer
 
 from server.configuration.shipped_files import demo_model_folder
 from server.model_formats.chat_template.chat_template_format import ChatTemplateFormat
-from server.model_formats.interface import Conversation, Delta, Parser, PromptError, ReasoningDelta, TextDelta
-from server.model_formats.select_format import pick
+from server.model_formats.interface import (
+    Conversation,
+    Delta,
+    OutputParser,
+    PromptError,
+    ReasoningDelta,
+    TextDelta,
+)
+from server.model_formats.select_format import load_model_format
 from server.protocol.responses.items import InputText, Message, OutputText, Reasoning, ReasoningText, Refusal
 from tests.support.builders import examples, prompted
 
 DEMO = demo_model_folder()
 tokenizer = Tokenizer.from_file(str(DEMO / "tokenizer.json"))
 STOP, START, OPEN, CLOSE = 1273, 1272, 1274, 1275
-dialect = pick(DEMO, frozenset({STOP}))
+model_format = load_model_format(DEMO, frozenset({STOP}))
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 any_tokens = st.lists(st.integers(0, tokenizer.get_vocab_size() - 1), max_size=20)
 
@@ -30,7 +37,7 @@ def ids(text: str) -> list[int]:
     return found
 
 
-def read(parser: Parser, pieces: Sequence[Sequence[int]]) -> list[Delta]:
+def read(parser: OutputParser, pieces: Sequence[Sequence[int]]) -> list[Delta]:
     return [delta for piece in pieces for delta in parser.feed(piece)] + parser.close()
 
 
@@ -39,7 +46,7 @@ def told(deltas: list[Delta]) -> tuple[str, str]:
     return thought, "".join(delta.text for delta in deltas if isinstance(delta, TextDelta))
 
 
-def plain_dialect(folder: Path) -> ChatTemplateFormat:
+def plain_model_format(folder: Path) -> ChatTemplateFormat:
     """The demo tokenizer with a template that knows no reasoning."""
     (folder / "tokenizer.json").symlink_to(DEMO / "tokenizer.json")
     (folder / "chat_template.jinja").write_text("{{ messages[0].content }}")
@@ -47,7 +54,7 @@ def plain_dialect(folder: Path) -> ChatTemplateFormat:
 
 
 def test_characters_cut_across_tokens_are_given_whole() -> None:
-    parser = dialect.parser(prompted(False))
+    parser = model_format.parser(prompted(False))
     tokens = ids("😀é")
     assert len(tokens) > 3
     deltas = [parser.feed([token]) for token in tokens]
@@ -60,7 +67,7 @@ def test_characters_cut_across_tokens_are_given_whole() -> None:
 @examples(150)
 def test_a_text_is_read_back_whatever_its_tokens(text: str) -> None:
     tokens = ids(text)
-    parser = dialect.parser(prompted(False))
+    parser = model_format.parser(prompted(False))
     if any(token in (OPEN, START, STOP) for token in tokens):
         return
     assert told(read(parser, [[token] for token in tokens])) == ("", text)
@@ -71,7 +78,7 @@ def test_a_text_is_read_back_whatever_its_tokens(text: str) -> None:
 def test_any_split_of_any_tokens_gives_the_same_text_and_no_error(
     tokens: list[int], cuts: list[int], opened: bool
 ) -> None:
-    whole, single, pieces = (dialect.parser(prompted(opened)) for _ in range(3))
+    whole, single, pieces = (model_format.parser(prompted(opened)) for _ in range(3))
     bounds = [0, *sorted(min(cut, len(tokens)) for cut in cuts), len(tokens)]
     expected = told(read(whole, [tokens]))
     assert told(read(single, [[token] for token in tokens])) == expected
@@ -84,27 +91,27 @@ def test_any_split_of_any_tokens_gives_the_same_text_and_no_error(
 @examples(200)
 def test_nothing_that_the_tokenizer_would_decode_is_lost(tmp_tokens: list[int]) -> None:
     tokens = [token for token in tmp_tokens if token not in (OPEN, CLOSE, STOP)]
-    thought, answer = told(read(dialect.parser(prompted(False)), [tokens]))
+    thought, answer = told(read(model_format.parser(prompted(False)), [tokens]))
     assert (thought, answer) == ("", tokenizer.decode(tokens, skip_special_tokens=True))
 
 
 def test_special_tokens_are_not_told() -> None:
     tokens = [START, *ids("a"), START, *ids("b"), STOP]
-    assert told(read(dialect.parser(prompted(False)), [tokens])) == ("", "ab")
+    assert told(read(model_format.parser(prompted(False)), [tokens])) == ("", "ab")
 
 
 def test_a_stop_token_is_not_told_even_when_it_is_an_ordinary_word() -> None:
     word = ids("b")
-    own = pick(DEMO, frozenset(word))
+    own = load_model_format(DEMO, frozenset(word))
     assert told(read(own.parser(prompted(False)), [[*ids("a"), *word]])) == ("", "a")
 
 
 def test_close_gives_what_was_held_back() -> None:
-    parser = dialect.parser(prompted(False))
+    parser = model_format.parser(prompted(False))
     assert parser.feed(ids("😀")[:2]) == []
     assert parser.close() == [TextDelta("\ufffd")]
     assert parser.close() == []
-    parser = dialect.parser(prompted(True))
+    parser = model_format.parser(prompted(True))
     assert parser.feed(ids("a </th")) == [ReasoningDelta("a")]
     assert parser.close() == [ReasoningDelta(" </th")]
 
@@ -113,25 +120,25 @@ def test_close_gives_what_was_held_back() -> None:
 def test_reasoning_and_answer_are_told_apart_and_counted(opened: bool) -> None:
     thought = ids("why")
     tokens = [*([] if opened else [OPEN]), *thought, CLOSE, *ids("because"), STOP]
-    parser = dialect.parser(prompted(opened))
+    parser = model_format.parser(prompted(opened))
     assert told(read(parser, [[token] for token in tokens])) == ("why", "because")
     assert parser.reasoning_tokens == len(thought) + 1
 
 
 def test_neighbouring_deltas_of_one_kind_are_one() -> None:
-    parser = dialect.parser(prompted(True))
+    parser = model_format.parser(prompted(True))
     deltas = parser.feed([*ids("one two"), CLOSE, *ids("three four")])
     assert deltas == [ReasoningDelta("one two"), TextDelta("three four")]
 
 
 def test_a_model_without_reasoning_keeps_tags_as_text(tmp_path: Path) -> None:
-    parser = plain_dialect(tmp_path).parser(prompted(False))
+    parser = plain_model_format(tmp_path).parser(prompted(False))
     assert told(read(parser, [[OPEN, *ids("a"), CLOSE]])) == ("", "<think>a</think>")
     assert parser.reasoning_tokens == 0
 
 
 def write(*items: Any, instructions: str | None = None, effort: Any = None) -> tuple[str, bool]:
-    prompt = dialect.write(Conversation(items=items, instructions=instructions, effort=effort))
+    prompt = model_format.write(Conversation(items=items, instructions=instructions, reasoning_effort=effort))
     assert prompt.stop_ids == {STOP}
     return tokenizer.decode(list(prompt.token_ids), skip_special_tokens=False), prompt.opens_reasoning
 
@@ -178,17 +185,17 @@ def test_a_prompt_tells_the_date_of_its_conversation_whenever_it_is_written(tmp_
     dated = ChatTemplateFormat(tmp_path, frozenset({STOP}))
     moment = datetime(2020, 2, 29, 23, 59, tzinfo=UTC)
     items = [Message("1", "completed", "user", [InputText("hi")])]
-    prompt = dated.write(Conversation(items=items, moment=moment))
+    prompt = dated.write(Conversation(items=items, created_at=moment))
     assert tokenizer.decode(list(prompt.token_ids)) == "2020-02-29 hi"
 
 
 def test_conversation_is_written_by_the_template_that_it_brings() -> None:
     hi = [Message("msg_1", "completed", "user", [InputText("Hi <|im_end|>")])]
     own = "{% for message in messages %}[{{ message.role }}] {{ message.content }}{% endfor %}<|im_end|>"
-    prompt = dialect.write(Conversation(items=hi, template=own))
+    prompt = model_format.write(Conversation(items=hi, chat_template=own))
     assert tokenizer.decode(prompt.token_ids, skip_special_tokens=False) == "[user] Hi <|im_end|><|im_end|>"
     assert prompt.token_ids.count(STOP) == 1
-    assert dialect.write(Conversation(items=hi)).token_ids != prompt.token_ids
+    assert model_format.write(Conversation(items=hi)).token_ids != prompt.token_ids
 
 
 @pytest.mark.parametrize(
@@ -197,5 +204,5 @@ def test_conversation_is_written_by_the_template_that_it_brings() -> None:
 def test_template_that_cannot_write_the_conversation_is_the_requests_mistake(template: str) -> None:
     hi = [Message("msg_1", "completed", "user", [InputText("Hi")])]
     with pytest.raises(PromptError) as refusal:
-        dialect.write(Conversation(items=hi, template=template))
+        model_format.write(Conversation(items=hi, chat_template=template))
     assert refusal.value.param == "chat_template"

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.model_formats.interface import CallDelta, CallEnd, CallStart, Delta, Prompt, TextDelta
-from server.model_formats.text_stream.merge_deltas import joined
+from server.model_formats.text_stream.merge_deltas import merge_deltas
 from tests.support.builders import examples
-from tests.support.families import CALLERS, TOOLS, dialect_of, ids_of, tokenizer_at
+from tests.support.families import CALLERS, TOOLS, format_of, ids_of, tokenizer_at
 from tests.support.family_formats import FAMILIES
 
 PROMPTS = [
@@ -63,11 +63,11 @@ def pieces_of(name: str) -> list[list[int]]:
 
 def tell(name: str, prompt: Prompt, pieces: Sequence[Sequence[int]]) -> tuple[list[Delta], list[int], int]:
     """All that was told, the places of text's tokens, and how many tokens were reasoning."""
-    parser = dialect_of(name).parser(prompt)
+    parser = format_of(name).parser(prompt)
     deltas = [delta for piece in pieces for delta in parser.feed(piece)] + parser.close()
     assert parser.close() == []
-    whole = joined(deltas)
-    places = [place for delta in whole if isinstance(delta, TextDelta) for place in delta.tokens]
+    whole = merge_deltas(deltas)
+    places = [place for delta in whole if isinstance(delta, TextDelta) for place in delta.token_indices]
     return whole, places, parser.reasoning_tokens
 
 
@@ -113,7 +113,7 @@ def fuzz(name: str, count: int) -> None:
     pieces = pieces_of(name)
     size = tokenizer_at(name).get_vocab_size()
     for _ in range(count):
-        parser = dialect_of(name).parser(random_.choice(PROMPTS))
+        parser = format_of(name).parser(random_.choice(PROMPTS))
         deltas: list[Delta] = []
         for _ in range(random_.randint(1, 10)):
             stretch = random_.choice(pieces) if random_.random() < 0.7 else [random_.randrange(size)]

@@ -12,7 +12,7 @@ from tokenizers.decoders import Fuse
 from server.configuration.shipped_files import demo_model_folder
 from server.model_formats.chat_template.template import ChatTemplate
 from server.model_formats.interface import PromptError
-from server.model_formats.select_format import pick
+from server.model_formats.select_format import load_model_format
 from tests.support.builders import examples
 
 DEMO = demo_model_folder()
@@ -174,7 +174,7 @@ def test_a_folder_that_is_not_usable_is_refused_by_name(
     else:
         (folder / file).write_text(content)
     with pytest.raises((FileNotFoundError, ValueError), match=re.escape(str(folder))):
-        pick(folder, frozenset())
+        load_model_format(folder, frozenset())
 
 
 def test_the_template_may_be_in_the_tokenizers_configuration(made_folder: Callable[..., Path]) -> None:

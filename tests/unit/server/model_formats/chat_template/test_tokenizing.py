@@ -35,9 +35,9 @@ class Watched:
 def test_a_text_that_is_too_long_by_its_characters_is_not_tokenized_at_all(tokenizer: Tokenizer) -> None:
     watched = Watched(tokenizer)
     bounded = BoundedTokenizer(watched)  # type: ignore[arg-type]
-    assert bounded.longest == max(map(len, tokenizer.get_vocab(with_added_tokens=True)))
+    assert bounded.max_chars_per_token == max(map(len, tokenizer.get_vocab(with_added_tokens=True)))
     with pytest.raises(PromptTooLong):
-        bounded.encode(["a" * (100 * bounded.longest + 1)], 100)
+        bounded.encode(["a" * (100 * bounded.max_chars_per_token + 1)], 100)
     assert watched.given == 0
 
 

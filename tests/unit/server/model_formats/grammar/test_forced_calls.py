@@ -10,12 +10,12 @@ import pytest
 
 from engine.grammar.compiler import check_grammar
 from engine.request import StructuredOutput
-from server.model_formats.grammar.enforceable_schema import MAX_REFERENCES, enforceable, shape
+from server.model_formats.grammar.enforceable_schema import MAX_REFERENCES, basic_schema, enforceable
 from server.model_formats.grammar.forced_calls import alternatives, forced_levels
 from server.model_formats.interface import CallDelta, CallEnd, Conversation, Tool, ToolChoice
 from server.protocol.responses.items import InputText, Message
 from tests.support.engines import make_request
-from tests.support.families import CALLERS, dialect_of
+from tests.support.families import CALLERS, format_of
 from tests.support.schemas import random_parameters
 from tests.support.walks import compiler_of, hints_of, walk
 
@@ -82,7 +82,7 @@ LEFT_OUT: dict[str, dict[str, Any]] = {
 def conversation(parameters: dict[str, Any] | None, *, strict: bool = False) -> Conversation:
     tool = Tool(name="f", parameters=parameters, strict=strict)
     choice = ToolChoice(mode="required", parallel=False)
-    return Conversation(items=[USER], tools=[tool], choice=choice, effort="none")
+    return Conversation(items=[USER], tools=[tool], tool_choice=choice, reasoning_effort="none")
 
 
 def followed(compiler: Any, grammar: StructuredOutput) -> StructuredOutput:
@@ -97,12 +97,12 @@ def arguments(family: str, parameters: dict[str, Any] | None, seed: str, rounds:
     """Of forced calls that were drawn at random, as far as the grammar allows it."""
     compiler, chance = compiler_of(family), random.Random(seed)
     try:
-        prompt = dialect_of(family).write(conversation(parameters))
+        prompt = format_of(family).write(conversation(parameters))
         assert prompt.grammar is not None
         grammar = followed(compiler, prompt.grammar)
         found = []
         for _ in range(rounds):
-            parser = dialect_of(family).parser(prompt)
+            parser = format_of(family).parser(prompt)
             deltas = parser.feed(walk(compiler, grammar, chance, hints_of(family))) + parser.close()
             assert deltas[-1] == CallEnd(), deltas
             found.append(json.loads("".join(one.text for one in deltas if isinstance(one, CallDelta))))
@@ -158,7 +158,7 @@ def test_a_schema_beyond_the_bounds_is_followed_in_its_shape_or_is_any_object() 
     for _ in range(12):
         deep = closed(a=deep)
     part = enforceable(deep)
-    assert part == shape(deep)
+    assert part == basic_schema(deep)
     assert part["required"] == ["a"]
     assert enforceable({"minLength": 3} | closed(a={"not": {}})) == closed({"minLength": 3}, a={})
 
@@ -203,7 +203,7 @@ def test_many_functions_that_take_anything_need_one_schema() -> None:
     tools = [Tool(name=f"f{number}") for number in range(128)]
     choice = ToolChoice(mode="required")
     for family in ("hermes", "qwen3_coder", "gemma4"):
-        prompt = dialect_of(family).write(Conversation(items=[USER], tools=tools, choice=choice))
+        prompt = format_of(family).write(Conversation(items=[USER], tools=tools, tool_choice=choice))
         compiler = compiler_of(family)
         assert prompt.grammar is not None
         assert followed(compiler, prompt.grammar) == prompt.grammar

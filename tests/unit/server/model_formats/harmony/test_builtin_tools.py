@@ -7,7 +7,7 @@ from server.hosted_tools.tool_specs import items_for_model
 from server.model_formats.interface import Conversation, Tool
 from server.protocol.responses.hosted_items import CodeInterpreterCall
 from server.protocol.responses.items import Item
-from tests.support.harmony import dialect, text_of, user
+from tests.support.harmony import harmony_format, text_of, user
 
 TOOLS = [
     Tool(name="python", namespace="python", parameters={"type": "object"}, builtin=True),
@@ -16,11 +16,11 @@ TOOLS = [
 
 
 def written(items: Sequence[Item], **fields: Any) -> str:
-    return text_of(dialect().write(Conversation(items=items, **fields)).token_ids)
+    return text_of(harmony_format().write(Conversation(items=items, **fields)).token_ids)
 
 
 def test_they_are_told_in_the_models_own_words() -> None:
-    asked = written([user("a")], variables={"builtin_tools": ["browser", "python"]})
+    asked = written([user("a")], chat_template_kwargs={"builtin_tools": ["browser", "python"]})
     assert written([user("a")], tools=TOOLS) == asked
     assert asked != written([user("a")])
 

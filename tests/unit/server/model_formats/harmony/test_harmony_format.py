@@ -24,7 +24,7 @@ from tests.support.harmony import (
     answer,
     call,
     developer,
-    dialect,
+    harmony_format,
     oracle,
     output,
     text_of,
@@ -44,7 +44,7 @@ WEATHER: dict[str, Any] = {
 
 
 def written(items: Sequence[Item], **fields: Any) -> str:
-    return text_of(dialect().write(Conversation(items=items, **fields)).token_ids)
+    return text_of(harmony_format().write(Conversation(items=items, **fields)).token_ids)
 
 
 def turns(items: Sequence[Item], **fields: Any) -> str:
@@ -63,7 +63,7 @@ def test_a_prompt_begins_with_what_the_model_is_and_ends_where_it_begins() -> No
 
 
 def test_generation_stops_at_a_return_a_call_and_the_end_of_text() -> None:
-    assert dialect().write(Conversation(items=[user("Hi")])).stop_ids == STOPS
+    assert harmony_format().write(Conversation(items=[user("Hi")])).stop_ids == STOPS
     assert {*oracle().stop_tokens_for_assistant_actions(), CONTROL["<|endoftext|>"]} == STOPS
 
 
@@ -85,7 +85,7 @@ def test_control_tokens_are_where_the_library_has_them(name: str) -> None:
     ],
 )
 def test_effort_is_the_nearest_of_three_levels(effort: Effort | None, level: str) -> None:
-    assert f"\n\nReasoning: {level}\n\n" in written([user("Hi")], effort=effort)
+    assert f"\n\nReasoning: {level}\n\n" in written([user("Hi")], reasoning_effort=effort)
 
 
 # As the library
@@ -147,10 +147,10 @@ def test_a_turn_with_tools_is_written_as_the_library_writes_it() -> None:
         items=items,
         instructions="Be brief.",
         tools=[Tool(name="weather", description="Tells the weather.\nOf today.", parameters=WEATHER)],
-        effort="high",
-        variables={"builtin_tools": ["browser", "python"]},
+        reasoning_effort="high",
+        chat_template_kwargs={"builtin_tools": ["browser", "python"]},
     )
-    assert list(dialect().write(conversation).token_ids) == expected
+    assert list(harmony_format().write(conversation).token_ids) == expected
 
 
 def test_random_conversations_are_written_as_the_library_writes_them() -> None:
@@ -183,7 +183,9 @@ def test_random_conversations_are_written_as_the_library_writes_them() -> None:
                 said("assistant", texts[4], "analysis"),
             ]
         )
-        written_ids = dialect().write(Conversation(items=items, instructions=texts[0] or "-")).token_ids
+        written_ids = (
+            harmony_format().write(Conversation(items=items, instructions=texts[0] or "-")).token_ids
+        )
         assert list(written_ids) == expected
 
 
@@ -278,14 +280,14 @@ def test_the_first_developer_message_gives_the_instructions_if_there_are_none() 
 
 
 def test_an_answer_can_be_continued() -> None:
-    text = turns([user("a"), thought("1"), answer("Once upon")], continues=True)
+    text = turns([user("a"), thought("1"), answer("Once upon")], continue_final_message=True)
     assert text.endswith(
         "<|channel|>analysis<|message|>1<|end|><|start|>assistant<|channel|>final<|message|>Once upon"
     )
 
 
 def test_a_prompt_can_end_with_its_last_item() -> None:
-    assert turns([user("a")], generates=False) == "<|start|>user<|message|>a<|end|>"
+    assert turns([user("a")], add_generation_prompt=False) == "<|start|>user<|message|>a<|end|>"
 
 
 @pytest.mark.parametrize(
@@ -377,9 +379,9 @@ def test_control_tokens_that_users_write_are_text_wherever_they_stand() -> None:
             instructions=text,
             tools=[tool],
             format=OutputFormat(kind="json_schema", name=text, description=text, schema={"const": text}),
-            variables={"model_identity": text},
+            chat_template_kwargs={"model_identity": text},
         )
-        return list(dialect().write(conversation).token_ids)
+        return list(harmony_format().write(conversation).token_ids)
 
     hostile, harmless = prompt(CONTROLS), prompt("x")
     controls = set(range(199_998, 201_088))

@@ -24,16 +24,16 @@ def test_each_message_is_told_as_the_library_tells_it() -> None:
     token_ids = [token for message in RENDERED for token in oracle().render(message)]
     told = read_messages(token_ids, encoding().tokens)
     expected = [msgspec.to_builtins(one.to_dict(), str_keys=True) for one in RENDERED]
-    assert told.told == [{**one, "role": one["role"]} for one in expected]
-    assert told.closed == len(RENDERED)
+    assert told.messages == [{**one, "role": one["role"]} for one in expected]
+    assert told.complete == len(RENDERED)
 
 
 def test_last_message_may_be_open_and_a_header_alone_is_none() -> None:
     tokens = encoding().tokens
     begun = ids_of("<|start|>user<|message|>Hi<|end|><|start|>assistant")
-    assert (len(read_messages(begun, tokens).told), read_messages(begun, tokens).closed) == (1, 1)
+    assert (len(read_messages(begun, tokens).messages), read_messages(begun, tokens).complete) == (1, 1)
     open_ = read_messages([*begun, *ids_of("<|channel|>final<|message|>Hel")], tokens)
-    assert (open_.told[-1]["content"], open_.closed) == ([{"type": "text", "text": "Hel"}], 1)
+    assert (open_.messages[-1]["content"], open_.complete) == ([{"type": "text", "text": "Hel"}], 1)
 
 
 def test_any_tokens_are_read() -> None:

@@ -23,7 +23,7 @@ from server.model_formats.interface import (
     TextDelta,
     Tool,
 )
-from server.model_formats.text_stream.merge_deltas import joined
+from server.model_formats.text_stream.merge_deltas import merge_deltas
 from tests.support.harmony import CONTROL, encoding, ids_of, oracle, places_of
 
 TOOLS = (
@@ -47,7 +47,7 @@ def make_parser(prompt: str = OPENING, tools: Sequence[Tool] = TOOLS) -> Harmony
 def read(output: str | Sequence[int], prompt: str = OPENING) -> list[Delta]:
     parser = make_parser(prompt)
     deltas = parser.feed(ids_of(output) if isinstance(output, str) else output)
-    return joined(deltas + parser.close())
+    return merge_deltas(deltas + parser.close())
 
 
 WELL_FORMED: dict[str, tuple[str, list[Delta]]] = {
@@ -235,7 +235,7 @@ def test_a_character_of_several_tokens_comes_whole() -> None:
     output = ids_of("<|channel|>final<|message|>" + emoji)
     parser = make_parser()
     told = [delta for token in output for delta in parser.feed([token])]
-    assert joined(told) == [FINAL, TextDelta(emoji)]
+    assert merge_deltas(told) == [FINAL, TextDelta(emoji)]
     assert all("\ufffd" not in delta.text for delta in told if isinstance(delta, TextDelta))
     assert len(told) < len(output) - 2
 
@@ -308,7 +308,7 @@ def by_oracle(output: list[int]) -> list[Delta]:
         else:
             told.append(FINAL if message.channel == "final" else COMMENTARY)
             told += [TextDelta(text.text)] if text.text else []
-    return joined(told)
+    return merge_deltas(told)
 
 
 def test_random_well_formed_outputs_are_read_as_openai_reads_them() -> None:
@@ -357,9 +357,9 @@ def test_any_split_of_the_tokens_gives_the_same_deltas(seed: int, cuts: list[int
     for begin, end in pairwise(places):
         deltas += split.feed(output[begin:end])
     deltas += split.close()
-    expected = joined(whole.feed(output) + whole.close())
-    assert joined(deltas) == expected
-    assert places_of(joined(deltas)) == places_of(expected)
+    expected = merge_deltas(whole.feed(output) + whole.close())
+    assert merge_deltas(deltas) == expected
+    assert places_of(merge_deltas(deltas)) == places_of(expected)
     assert split.reasoning_tokens == whole.reasoning_tokens
     assert split.repairs == whole.repairs
 

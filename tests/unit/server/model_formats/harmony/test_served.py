@@ -22,8 +22,8 @@ from server.model_formats.interface import (
     Tool,
     ToolChoice,
 )
-from server.model_formats.select_format import pick
-from server.model_formats.text_stream.merge_deltas import joined
+from server.model_formats.select_format import load_model_format
+from server.model_formats.text_stream.merge_deltas import merge_deltas
 from server.protocol.responses.items import (
     FunctionCall,
     FunctionCallOutput,
@@ -48,9 +48,9 @@ def bench() -> Iterator[Bench]:
 
 
 @pytest.fixture(scope="module")
-def dialect(bench: Bench) -> HarmonyFormat:
+def model_format(bench: Bench) -> HarmonyFormat:
     """Picked by the folder, its vocabulary made from the tokenizer."""
-    picked = pick(tiny_gpt_oss(), bench.engine.capabilities.stop_ids)
+    picked = load_model_format(tiny_gpt_oss(), bench.engine.capabilities.stop_ids)
     assert isinstance(picked, HarmonyFormat)
     return picked
 
@@ -58,11 +58,11 @@ def dialect(bench: Bench) -> HarmonyFormat:
 class Talk:
     """Asks the model and reads what it says."""
 
-    def __init__(self, bench: Bench, dialect: HarmonyFormat) -> None:
-        self._bench, self._dialect = bench, dialect
+    def __init__(self, bench: Bench, model_format: HarmonyFormat) -> None:
+        self._bench, self._model_format = bench, model_format
 
     def prompt(self, items: Sequence[Item], **fields: Any) -> Prompt:
-        return self._dialect.write(Conversation(items=items, **fields))
+        return self._model_format.write(Conversation(items=items, **fields))
 
     def say(self, prompt: Prompt, **fields: Any) -> list[Delta]:
         engine_request = make_request(
@@ -76,14 +76,14 @@ class Talk:
         (outcome,) = self._bench.run(engine_request)
         assert isinstance(outcome.last, Finished)
         self.reason = outcome.last.reason
-        parser = self._dialect.parser(prompt)
+        parser = self._model_format.parser(prompt)
         told = [delta for token in outcome.tokens for delta in parser.feed([token])]
-        return joined(told + parser.close())
+        return merge_deltas(told + parser.close())
 
 
 @pytest.fixture
-def talk(bench: Bench, dialect: HarmonyFormat) -> Talk:
-    return Talk(bench, dialect)
+def talk(bench: Bench, model_format: HarmonyFormat) -> Talk:
+    return Talk(bench, model_format)
 
 
 def test_it_thinks_and_answers(talk: Talk) -> None:
@@ -123,7 +123,7 @@ def test_it_calls_a_function_and_answers_from_its_output(talk: Talk) -> None:
 
 def test_it_calls_what_it_must(talk: Talk) -> None:
     """Its script has an answer here; the grammar does not."""
-    prompt = talk.prompt([user(GREETING)], tools=[TOOL], choice=ToolChoice(mode="required"))
+    prompt = talk.prompt([user(GREETING)], tools=[TOOL], tool_choice=ToolChoice(mode="required"))
     for seed in range(8):
         deltas = talk.say(prompt, temperature=1.0, seed=seed)
         if talk.reason == "stop":

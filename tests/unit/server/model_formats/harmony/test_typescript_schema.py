@@ -4,14 +4,14 @@ from typing import Any
 
 import pytest
 
-from server.model_formats.harmony.typescript_schema import MAX_DEPTH, MAX_RUN, tame, typed
+from server.model_formats.harmony.typescript_schema import MAX_DEPTH, MAX_RUN, encodable, inlined_schema
 from server.model_formats.interface import PromptError
 from tests.support.harmony import encoding
 
 
 def shown(schema: dict[str, Any]) -> str:
     """What stands between the parentheses of the function's type."""
-    tool = {"name": "f", "description": "", "parameters": typed(schema)}
+    tool = {"name": "f", "description": "", "parameters": inlined_schema(schema)}
     text = encoding().tools_section({"functions": [tool]})
     return text[text.index("(_: ") + 4 : text.index(") => any;")]
 
@@ -109,12 +109,12 @@ def test_what_is_too_large_is_refused() -> None:
         values = [values]
     for schema in (nested(MAX_DEPTH + 1), doubling(25), of({"default": values})):
         with pytest.raises(PromptError) as refused:
-            typed(schema)
+            inlined_schema(schema)
         assert refused.value.param == "tools"
 
 
 def test_long_runs_are_broken() -> None:
-    assert tame("a" * 10**6).split() == ["a" * MAX_RUN] * 1000
-    assert tame("a" + " " * 10**6 + "b") == "a" + " " * MAX_RUN + "b"
-    assert tame("just words\n\n") == "just words\n\n"
+    assert encodable("a" * 10**6).split() == ["a" * MAX_RUN] * 1000
+    assert encodable("a" + " " * 10**6 + "b") == "a" + " " * MAX_RUN + "b"
+    assert encodable("just words\n\n") == "just words\n\n"
     assert len(shown(of({"enum": ["🙂" * 10_000]}))) > 10_000

@@ -7,14 +7,14 @@ import pytest
 from server.model_formats.harmony.output_parser import HarmonyParser
 from server.model_formats.harmony.vocabulary import STOPS
 from server.model_formats.interface import Delta, Prompt, TextDelta
-from server.model_formats.text_stream.merge_deltas import joined
+from server.model_formats.text_stream.merge_deltas import merge_deltas
 from tests.support.harmony import encoding, ids_of, places_of
 
 
 def read(output: Sequence[int]) -> list[Delta]:
     prompt = Prompt(token_ids=tuple(ids_of("<|start|>assistant")), stop_ids=STOPS)
     parser = HarmonyParser(encoding().tokens, prompt)
-    return joined([delta for token in output for delta in parser.feed([token])] + parser.close())
+    return merge_deltas([delta for token in output for delta in parser.feed([token])] + parser.close())
 
 
 def test_text_tells_which_tokens_it_came_from() -> None:
@@ -30,7 +30,7 @@ def test_text_tells_which_tokens_it_came_from() -> None:
     assert {output[place] for place in places_of(deltas)} == said
     for delta in deltas:
         if isinstance(delta, TextDelta):
-            spelled = b"".join(encoding().tokens[output[place]] for place in delta.tokens)
+            spelled = b"".join(encoding().tokens[output[place]] for place in delta.token_indices)
             assert spelled.decode() == delta.text
 
 
@@ -39,4 +39,4 @@ def test_text_without_a_header_tells_its_tokens_too(output: str) -> None:
     tokens = ids_of(output)
     (_, delta) = read(tokens)
     assert isinstance(delta, TextDelta)
-    assert list(delta.tokens) == list(range(len(tokens) - output.count("<|end|>")))
+    assert list(delta.token_indices) == list(range(len(tokens) - output.count("<|end|>")))

@@ -11,7 +11,7 @@ from server.model_formats.tool_calls.streamed_json import CustomInput, StringDec
 from server.model_formats.tool_calls.xml_elements import as_json
 from server.model_formats.tool_names import types_of
 from tests.support.builders import examples
-from tests.support.families import CALLERS, TOOLS, dialect_of, ids_of
+from tests.support.families import CALLERS, TOOLS, format_of, ids_of
 from tests.support.family_formats import FAMILIES
 
 texts = st.text(st.sampled_from('ab"\\\n\t/u0d😀é\x01'), max_size=12)
@@ -115,7 +115,7 @@ def seconds_for(name: str, tokens: list[int]) -> float:
     prompt = Prompt(token_ids=(), stop_ids=frozenset(), tools=TOOLS)
     best = float("inf")
     for _ in range(2):
-        parser = dialect_of(name).parser(prompt)
+        parser = format_of(name).parser(prompt)
         begun = time.process_time()
         for token in tokens:
             parser.feed((token,))

@@ -7,16 +7,16 @@ import pytest
 
 from engine.request import StructuredOutput
 from server.model_formats.interface import CallStart, Delta, Prompt, TextDelta, Tool
-from server.model_formats.select_format import pick
-from server.model_formats.tool_calls.formats import CALL_FORMATS, find_format
+from server.model_formats.select_format import load_model_format
+from server.model_formats.tool_calls.formats import TOOL_CALL_FORMATS, detect_tool_call_format
 from tests.support.families import (
     CALLERS,
     CLOCK,
     THINKERS,
     TOOLS,
     WEATHER,
-    dialect_of,
     folder_of,
+    format_of,
     ids_of,
     shown,
 )
@@ -32,7 +32,7 @@ def prompt(tools: Sequence[Tool] = TOOLS, *, opened: bool = False) -> Prompt:
 
 
 def read(name: str, text: str, tools: Sequence[Tool] = TOOLS, *, opened: bool = False) -> list[Delta]:
-    parser = dialect_of(name).parser(prompt(tools, opened=opened))
+    parser = format_of(name).parser(prompt(tools, opened=opened))
     return [delta for token in ids_of(name, text) for delta in parser.feed([token])] + parser.close()
 
 
@@ -44,17 +44,17 @@ def call(name: str) -> list[str]:
 @pytest.mark.parametrize("name", CALLERS)
 def test_the_template_shows_the_format(name: str) -> None:
     template = (folder_of(name) / "chat_template.jinja").read_text()
-    assert find_format(template, None) is CALL_FORMATS[name]
+    assert detect_tool_call_format(template, None) is TOOL_CALL_FORMATS[name]
 
 
 def test_a_template_without_signs_leaves_it_to_the_type() -> None:
-    assert find_format("{{ tools }}", "qwen3") is CALL_FORMATS["hermes"]
-    assert find_format("{{ tools }}", "bert") is None
-    assert find_format("{{ tools }}", None) is None
+    assert detect_tool_call_format("{{ tools }}", "qwen3") is TOOL_CALL_FORMATS["hermes"]
+    assert detect_tool_call_format("{{ tools }}", "bert") is None
+    assert detect_tool_call_format("{{ tools }}", None) is None
 
 
 def test_the_format_can_be_named() -> None:
-    named = pick(folder_of("hermes"), frozenset(), tool_parser="qwen3_coder")
+    named = load_model_format(folder_of("hermes"), frozenset(), tool_parser="qwen3_coder")
     parser = named.parser(prompt())
     deltas = parser.feed(ids_of("hermes", FAMILIES["qwen3_coder"].call)) + parser.close()
     assert shown(deltas) == ["function get_weather", ARGUMENTS, "end"]
@@ -62,7 +62,7 @@ def test_the_format_can_be_named() -> None:
 
 def test_a_format_that_does_not_exist_is_refused_with_those_that_do() -> None:
     with pytest.raises(ValueError, match=r"'hermse'.*glm45, granite, hermes"):
-        pick(folder_of("hermes"), frozenset(), tool_parser="hermse")
+        load_model_format(folder_of("hermes"), frozenset(), tool_parser="hermse")
 
 
 @pytest.mark.parametrize("name", CALLERS)
@@ -98,7 +98,7 @@ def test_reasoning_comes_before_a_call(name: str, opened: bool) -> None:
 
 @pytest.mark.parametrize("name", CALLERS)
 def test_arguments_are_told_as_they_come(name: str) -> None:
-    parser = dialect_of(name).parser(prompt())
+    parser = format_of(name).parser(prompt())
     tokens = ids_of(name, FAMILIES[name].patch.replace("a ", "zyxwvuts "))
     words = [word for token in tokens for word in shown(parser.feed([token]))]
     told = [word for word in words if not word.startswith("custom") and word != "end"]
@@ -123,7 +123,7 @@ def test_a_name_without_its_prefix_is_taken_for_the_only_tool_that_has_it(name: 
 @pytest.mark.parametrize("name", CALLERS)
 @pytest.mark.parametrize("said", ["city__get_weather", "city-get_weather", "city.get_weather"])
 def test_a_name_with_its_label_is_taken_for_the_tool_that_is_offered_without(name: str, said: str) -> None:
-    tools = [replace(WEATHER, namespace="city", served=True, prefixed=False), CLOCK]
+    tools = [replace(WEATHER, namespace="city", hosted=True, prefixed=False), CLOCK]
     text = FAMILIES[name].call.replace("get_weather", said)
     (start,) = [one for one in read(name, text, tools) if isinstance(one, CallStart)]
     assert (start.name, start.namespace) == ("get_weather", "city")
@@ -137,7 +137,7 @@ def test_a_name_that_two_tools_end_in_is_taken_for_neither() -> None:
 @pytest.mark.parametrize("name", CALLERS)
 def test_where_a_grammar_allows_only_offered_tools_another_name_is_text(name: str) -> None:
     bound = replace(prompt([CLOCK]), grammar=StructuredOutput(kind="lark", text="start: /.*/"))
-    parser = dialect_of(name).parser(bound)
+    parser = format_of(name).parser(bound)
     words = shown(parser.feed(ids_of(name, FAMILIES[name].call)) + parser.close())
     assert all(word.startswith("text") for word in words), words
 
@@ -146,7 +146,7 @@ def test_where_a_grammar_allows_only_offered_tools_another_name_is_text(name: st
 def test_of_a_call_that_must_come_no_markup_is_shown_where_it_is_cut_off(name: str) -> None:
     ids = ids_of(name, FAMILIES[name].two)
     for size in range(len(ids)):
-        parser = dialect_of(name).parser(replace(prompt(), must_call=True))
+        parser = format_of(name).parser(replace(prompt(), must_call=True))
         words = shown(parser.feed(ids[:size]) + parser.close())
         assert not any(word.startswith("text") for word in words), (size, words)
 
@@ -203,14 +203,14 @@ def test_without_tools_a_call_is_text(name: str) -> None:
 def test_a_call_that_is_cut_off_has_no_end_or_is_text(name: str) -> None:
     ids = ids_of(name, FAMILIES[name].call)
     for size in range(len(ids)):
-        parser = dialect_of(name).parser(prompt())
+        parser = format_of(name).parser(prompt())
         words = shown(parser.feed(ids[:size]) + parser.close())
         if words and words[0].startswith("function"):
             assert "end" not in words or "".join(words[1 : words.index("end")]) == ARGUMENTS
             assert not any(word.startswith("text") for word in words), words
         else:
             assert len(words) <= 1
-    assert "end" in shown(dialect_of(name).parser(prompt()).feed(ids))
+    assert "end" in shown(format_of(name).parser(prompt()).feed(ids))
 
 
 @pytest.mark.parametrize(
@@ -289,7 +289,7 @@ def test_what_is_unusual_or_broken_is_read_as_far_as_it_makes_sense(
 
 def test_a_marker_that_is_only_spelled_is_text() -> None:
     text = FAMILIES["mistral"].call
-    parser = dialect_of("mistral").parser(prompt())
+    parser = format_of("mistral").parser(prompt())
     spelled = [token for letter in text for token in ids_of("mistral", letter)]
     assert shown(parser.feed(spelled) + parser.close()) == [f"text {text}"]
 
@@ -306,7 +306,7 @@ def test_tools_of_one_name_in_two_groups_are_told_apart() -> None:
 
 
 def test_what_is_held_back_has_a_bound() -> None:
-    parser = dialect_of("hermes").parser(prompt())
+    parser = format_of("hermes").parser(prompt())
     deltas = parser.feed(ids_of("hermes", '<tool_call>{"description": "' + "long " * 2_000))
     assert deltas
     assert isinstance(deltas[0], TextDelta)

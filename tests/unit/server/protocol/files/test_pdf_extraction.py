@@ -9,16 +9,16 @@ import pypdf
 import pytest
 
 from server.http.error_responses import translate
-from server.protocol.errors import ReaderBusy
+from server.protocol.errors import ExtractionBusy
 from server.protocol.files import pdf_extraction as pdf
-from server.protocol.files.input_files import MAX_FILE_TEXT, FileError, file_text, readable
+from server.protocol.files.input_files import MAX_FILE_TEXT, FileError, file_text, storable_file_data
 from server.protocol.files.pdf_extraction import MAX_PAGES, MAX_PDF, PdfError, pdf_text
 from tests.support import pdfs
 
 
 @pytest.fixture(autouse=True)
 def _nothing_is_known() -> None:
-    pdf._known.clear()
+    pdf._cache.clear()
 
 
 def url(content: bytes, kind: str = "application/pdf") -> str:
@@ -37,14 +37,14 @@ def encrypted(password: str) -> bytes:
 def test_pdf_is_read_as_the_text_of_its_pages(kind: str) -> None:
     content = pdfs.saying("First page", "Second page")
     assert content.isascii()
-    stored = readable(url(content, kind))
+    stored = storable_file_data(url(content, kind))
     assert file_text(stored) == "First page\n\nSecond page"
-    assert readable(base64.b64encode(content).decode()) == stored
+    assert storable_file_data(base64.b64encode(content).decode()) == stored
 
 
 def test_text_that_stands_for_a_pdf_is_read_as_it_is() -> None:
-    stored = readable(url(pdfs.saying("Hello")))
-    assert readable(stored) == stored
+    stored = storable_file_data(url(pdfs.saying("Hello")))
+    assert storable_file_data(stored) == stored
 
 
 def test_pdf_that_anybody_may_open_is_read_though_it_is_encrypted() -> None:
@@ -67,7 +67,7 @@ def test_pdf_that_anybody_may_open_is_read_though_it_is_encrypted() -> None:
 )
 def test_pdf_that_cannot_be_read_is_refused_with_the_reason(content: bytes, sentence: str) -> None:
     with pytest.raises(FileError, match=sentence):
-        readable(url(content))
+        storable_file_data(url(content))
 
 
 def test_text_of_a_pdf_is_bounded() -> None:
@@ -78,20 +78,20 @@ def test_text_of_a_pdf_is_bounded() -> None:
 def test_pdf_is_parsed_once_for_a_request_that_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
     content = pdfs.saying("Once")
     assert pdf_text(content, MAX_FILE_TEXT) == "Once"
-    monkeypatch.setattr(pdf, "_read", None)
+    monkeypatch.setattr(pdf, "_run_worker", None)
     assert pdf_text(content, MAX_FILE_TEXT) == "Once"
 
 
 def test_no_more_pdfs_are_read_at_once_than_there_is_memory_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pdf, "_WAIT_SECONDS", 0.0)
-    for _ in range(pdf.AT_ONCE):
-        assert pdf._turns.acquire(blocking=False)
+    for _ in range(pdf.MAX_CONCURRENT):
+        assert pdf._slots.acquire(blocking=False)
     try:
-        with pytest.raises(ReaderBusy):
+        with pytest.raises(ExtractionBusy):
             pdf_text(pdfs.saying("Later"), MAX_FILE_TEXT)
     finally:
-        for _ in range(pdf.AT_ONCE):
-            pdf._turns.release()
+        for _ in range(pdf.MAX_CONCURRENT):
+            pdf._slots.release()
     with ThreadPoolExecutor(2) as threads:
         assert list(threads.map(lambda text: pdf_text(pdfs.saying(text), 100), ["a", "b"])) == ["a", "b"]
 
@@ -105,26 +105,26 @@ def test_tenant_whose_pdf_is_read_waits_and_another_does_not(monkeypatch: pytest
     monkeypatch.setattr(pdf, "_WAIT_SECONDS", 0.0)
     reading = Context()
     reading.run(pdf.TENANT.set, "busy")
-    turn = pdf._turn()
+    turn = pdf._slot()
     reading.run(turn.__enter__)
-    with pytest.raises(ReaderBusy, match="Your other PDFs") as refused:
+    with pytest.raises(ExtractionBusy, match="Your other PDFs") as refused:
         Context().run(read_for, "busy", "Mine")
     assert translate(refused.value).status == 429
     assert Context().run(read_for, "other", "Theirs") == "Theirs"
     reading.run(turn.__exit__, None, None, None)
     assert Context().run(read_for, "busy", "Mine") == "Mine"
-    assert "other" not in pdf._tenant_turns
+    assert "other" not in pdf._tenant_locks
 
 
 def test_where_tenants_are_not_told_apart_all_may_be_read_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pdf, "_WAIT_SECONDS", 0.0)
-    with pdf._turn():
+    with pdf._slot():
         assert Context().run(read_for, None, "The second") == "The second"
 
 
 def test_what_a_busy_machine_had_no_time_for_may_be_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as busy:
         busy.setattr(pdf, "_WALL_SECONDS", 0.0)
-        with pytest.raises(ReaderBusy, match="too busy"):
+        with pytest.raises(ExtractionBusy, match="too busy"):
             pdf_text(pdfs.saying("Again"), MAX_FILE_TEXT)
     assert pdf_text(pdfs.saying("Again"), MAX_FILE_TEXT) == "Again"

@@ -52,7 +52,7 @@ def make_whole(kind: type[Any], text: str = "a") -> Event:
     fields = kind.__struct_fields__
     if "summary_index" in fields:
         filled["part"] = SummaryText(text)
-    return wire.whole(kind(**{name: value for name, value in filled.items() if name in fields}))
+    return wire.whole_event(kind(**{name: value for name, value in filled.items() if name in fields}))
 
 
 WHOLE = [make_whole(kind) for kind in get_args(wire.WholeEvent)]
@@ -102,7 +102,7 @@ def test_a_reasoning_part_and_item_are_openais_too() -> None:
         wire.ContentPartAdded(2, REASONING.id, 0, 0, ReasoningText("")),
         wire.OutputItemDone(3, 0, REASONING),
     ):
-        SDK_EVENT.validate_json(render(RESPONSE, wire.whole(event)))
+        SDK_EVENT.validate_json(render(RESPONSE, wire.whole_event(event)))
 
 
 def test_no_delta_is_terminal_whatever_it_says() -> None:
@@ -134,7 +134,7 @@ def test_events_unpacked_from_the_log_render_to_the_same_bytes(
         number = first + offset
         match shape:
             case 0:
-                events.append(wire.whole(wire.OutputTextDone(number, "i", 0, 0, text)))
+                events.append(wire.whole_event(wire.OutputTextDone(number, "i", 0, 0, text)))
             case 1 | 2:
                 events.append(Event(number, Kind.OUTPUT_TEXT_DELTA, shape, 0, text))
             case 3:

@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from server.protocol.errors import DecodeFailure
-from server.protocol.responses.tools import ToolChoice, echo, names_of, read_choice, read_tools
+from server.protocol.responses.tools import ToolChoice, callable_names, echo, read_choice, read_tools
 
 F: dict[str, Any] = {"type": "function", "name": "f", "parameters": {"type": "object"}}
 G: dict[str, Any] = {
@@ -22,7 +22,7 @@ HOSTED: list[dict[str, Any]] = [
 def test_hosted_tools_are_left_out_and_the_others_are_kept_in_order() -> None:
     tools = read_tools([HOSTED[0], F, HOSTED[1], G, N, HOSTED[2]])
     assert [tool.name for tool in tools] == ["f", "g", "n"]
-    assert names_of(tools) == {"f", "g", "h"}
+    assert callable_names(tools) == {"f", "g", "h"}
 
 
 def test_a_tool_is_repeated_with_every_field_that_may_be_null() -> None:

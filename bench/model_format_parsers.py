@@ -5,7 +5,7 @@ import time
 
 from bench.rounds import tell
 from server.model_formats.interface import Prompt
-from tests.support.families import CALLERS, TOOLS, dialect_of, ids_of
+from tests.support.families import CALLERS, TOOLS, format_of, ids_of
 from tests.support.family_formats import FAMILIES
 
 TOKENS = 50_000
@@ -29,7 +29,7 @@ def measure(name: str, round_: int) -> float:
     prompt = Prompt(token_ids=(), stop_ids=frozenset(), tools=TOOLS)
     taken = []
     for _ in range(max(1, TOKENS // len(output))):
-        parser = dialect_of(name).parser(prompt)
+        parser = format_of(name).parser(prompt)
         begun = time.process_time()
         for token in output:
             parser.feed((token,))

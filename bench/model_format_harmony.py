@@ -1,4 +1,4 @@
-"""What gpt-oss's dialect costs a token, written and read, beside the library that OpenAI offers for it."""
+"""Time per token of writing and parsing the harmony format, compared with openai-harmony."""
 
 import random
 
@@ -9,7 +9,7 @@ from server.model_formats.harmony.output_parser import HarmonyParser
 from server.model_formats.harmony.vocabulary import STOPS
 from server.model_formats.interface import Conversation, Delta, Prompt
 from server.protocol.responses.items import InputText, Item, Message
-from tests.support.harmony import dialect, encoding, ids_of, oracle
+from tests.support.harmony import encoding, harmony_format, ids_of, oracle
 
 WORDS = [
     "The",
@@ -44,8 +44,8 @@ def run() -> None:
     text = "".join(WORDS) * 500
     items: list[Item] = [Message("m", "completed", "user", [InputText(text)]) for _ in range(10)]
     conversation = Conversation(items=items)
-    size = len(dialect().write(conversation).token_ids)
-    written = take_times({"": lambda _: dialect().write(conversation)}, ROUNDS)[""]
+    size = len(harmony_format().write(conversation).token_ids)
+    written = take_times({"": lambda _: harmony_format().write(conversation)}, ROUNDS)[""]
     tell("writing, microseconds a token", _each(written, size), f"<={GOAL_MICROSECONDS}")
 
 
