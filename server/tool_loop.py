@@ -18,7 +18,7 @@ from server.generation.run import Run
 from server.hosted_tools.mcp.client import McpServers, failure
 from server.hosted_tools.tool_specs import DueCall, PendingToolWork, ToolResult
 from server.prompting.next_turn import TurnBuilder
-from server.recording.run_registry import (
+from server.recording.messages import (
     SERVER_ERROR,
     CancelRequested,
     FailRun,

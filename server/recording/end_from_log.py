@@ -4,7 +4,10 @@ from datetime import datetime
 
 from server.generation.output_decoding import nothing_to_read
 from server.generation.run import Log, Run, RunFacts
-from server.recording.run_registry import SERVER_ERROR, RunUpdate
+from server.recording.messages import (
+    SERVER_ERROR,
+    RunUpdate,
+)
 from server.store.database import Connection, clock
 from server.store.log import events
 

@@ -15,8 +15,14 @@ from uuid import UUID
 from engine.request import RequestRefused
 from server.crashpoints import crashpoint
 from server.prompting.loaded_model import LoadedModel
+from server.recording.messages import (
+    SERVER_ERROR,
+    DropRun,
+    FailRun,
+    ReleaseRuns,
+    StartRun,
+)
 from server.recording.recorder import Recorder
-from server.recording.run_registry import SERVER_ERROR, DropRun, FailRun, ReleaseRuns, StartRun
 from server.recovery.rebuild import Rebuilt, rebuild
 from server.store.cluster import claims, leases
 from server.store.cluster.claims import ResponseKey
