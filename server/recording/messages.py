@@ -63,10 +63,10 @@ class ToolCallFinished:
 
 @dataclass(frozen=True, slots=True)
 class StartTurn:
-    """The model's next turn begins, whose tokens are read so; with no reading there is no token left."""
+    """The model's next turn begins, whose tokens are read so; with no decoding there is no token left."""
 
     response_id: UUID
-    reading: DecodingSpec | None
+    decoding: DecodingSpec | None
     prompt_tokens: int
 
 

@@ -67,11 +67,11 @@ class RunRegistry:
                 return run is None or run.stored
             case StartRun(run, starts):
                 return starts and not run.started
-            case StartTurn(_, reading):
-                return reading is None
+            case StartTurn(_, decoding):
+                return decoding is None
             case CancelRequested(response):
-                interrupted = self._runs.get(response)
-                return interrupted is not None and interrupted.calling
+                run = self._runs.get(response)
+                return run is not None and run.awaiting_tools
             case StopRecorder() | PromptLogprobs():
                 return False
             case _:
@@ -139,11 +139,11 @@ class RunRegistry:
     ) -> None:
         match message:
             case ToolCallFinished(response, index, outcome):
-                act = partial(Run.called, index=index, outcome=outcome, at=now)
-            case StartTurn(response, reading, prompt_tokens):
-                act = partial(Run.next_turn, reading=reading, prompt_tokens=prompt_tokens, at=now)
+                act = partial(Run.finish_call, index=index, outcome=outcome, at=now)
+            case StartTurn(response, decoding, prompt_tokens):
+                act = partial(Run.next_turn, decoding=decoding, prompt_tokens=prompt_tokens, at=now)
             case CancelRequested(response):
-                act = partial(Run.interrupt, at=now)
+                act = partial(Run.request_cancel, at=now)
         self._advance(steps, response, now, act)
 
     def _hand_back(
@@ -163,7 +163,7 @@ class RunRegistry:
     ) -> None:
         response = response_of(given.request_id)
         if isinstance(given, PromptLogprobs):
-            self._advance(steps, response, now, partial(Run.prompt_logprobs, logprobs=given.logprobs))
+            self._advance(steps, response, now, partial(Run.add_prompt_logprobs, logprobs=given.logprobs))
             return
         self._untold.setdefault(response, []).extend(given.token_ids)
         act = partial(Run.tokens, token_ids=given.token_ids, at=now, logprobs=given.logprobs)
@@ -192,7 +192,7 @@ class RunRegistry:
         try:
             step.events += act(run)
         except Exception:
-            log.exception("run %s failed while reading its tokens", response)
+            log.exception("run %s failed while decoding its tokens", response)
             self._fail_unreadable(step, now)
         return step
 

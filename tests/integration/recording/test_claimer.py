@@ -126,7 +126,7 @@ class Taking:
         facts = make_facts(id=begun.facts.id, created_at=begun.facts.created_at, echo=begun.facts.echo)
         parser = self.dialect.parser(self.dialect.write(Conversation(items=[])))
         run = Run(facts, DecodingSpec(parser))
-        run.begin()
+        run.accept()
         if background:
             with database.begin() as connection:
                 connection.exec_driver_sql(

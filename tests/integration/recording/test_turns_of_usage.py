@@ -22,7 +22,7 @@ def called_and_answered(bench: Bench) -> Run:
     """A run that has ended after two turns, a call of a tool between them."""
     begun = bench.accept()
     run = Run(begun.facts, reading([call()], HostedTools([CITY])))
-    run.begin()  # whose events `accept` has written
+    run.accept()  # whose events `accept` has written
     run.start()
     bench.recorder.begin(run)
     response = run.facts.id
