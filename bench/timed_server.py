@@ -11,8 +11,10 @@ from pathlib import Path
 
 from engine.request import Tokens
 from server.cli import commands
+from server.recording.messages import (
+    Inbound,
+)
 from server.recording.recorder import Recorder
-from server.recording.run_registry import Inbound
 
 
 def main(file: str, arguments: Sequence[str]) -> int:

@@ -18,7 +18,7 @@ from server.generation.run import Run
 from server.hosted_tools.mcp.client import McpServers, failure
 from server.hosted_tools.tool_specs import DueCall, PendingToolWork, ToolResult
 from server.prompting.next_turn import TurnBuilder
-from server.recording.run_registry import (
+from server.recording.messages import (
     SERVER_ERROR,
     CancelRequested,
     FailRun,
@@ -70,10 +70,10 @@ class ToolLoop:
         for step in steps:
             if step.over:
                 self.forget(step.run.facts.id)
-            elif (errand := step.run.take_errand()) is not None:
-                self.carry_on(step.run, errand)
+            elif (tool_work := step.run.take_tool_work()) is not None:
+                self.carry_on(step.run, tool_work)
 
-    def carry_on(self, run: Run, errand: PendingToolWork, *, again: bool = False) -> None:
+    def carry_on(self, run: Run, tool_work: PendingToolWork, *, again: bool = False) -> None:
         """Begins the calls, or the next turn, on other threads.
 
         `again` says that the calls may have been made before, by a replica that was stopped: those whose
@@ -84,13 +84,13 @@ class ToolLoop:
             turns = None if self._closed else self._turns.get(response)
         if turns is None:
             return
-        for due in errand.calls:
+        for due in tool_work.calls:
             if again and not due.repeatable:
                 self._deliver([ToolCallFinished(response, due.index, failure(STOPPED))])
             else:
                 self._call(turns, due)
-        if not errand.calls:
-            self._submit(self._begin_turn, turns, errand)
+        if not tool_work.calls:
+            self._submit(self._begin_turn, turns, tool_work)
 
     def _submit(self, act: Callable[..., None], *arguments: object) -> None:
         """Has a thread of the pool do it; nothing once `close` was called: others go on with the response."""
@@ -145,10 +145,10 @@ class ToolLoop:
             return
         made.add_done_callback(lambda done: deliver(done.result()))
 
-    def _begin_turn(self, turns: TurnBuilder, errand: PendingToolWork) -> None:
+    def _begin_turn(self, turns: TurnBuilder, tool_work: PendingToolWork) -> None:
         response = turns.response
         try:
-            turn = turns.after(errand.output, errand.turn, errand.spent)
+            turn = turns.after(tool_work.output, tool_work.turn, tool_work.spent)
         except ApiError as error:
             # A prompt that leaves no room ends a response as a limit of tokens does: incomplete.
             too_long = error.code == "context_length_exceeded"

@@ -76,7 +76,7 @@ class ResponseWriter:
         written = responses.get(connection, tenant, new.response) if again else None
         created_at = written.created_at if written else self._insert(connection, new)
         run = self.make_run(new, created_at)
-        begun = run.begin() if run.facts.echo.background else run.begin() + run.start()
+        begun = run.accept() if run.facts.echo.background else run.accept() + run.start()
         if written is None:
             responses.insert_items(
                 connection,
@@ -121,7 +121,7 @@ class ResponseWriter:
             created_at=created_at,
             attempt=0 if new.prepared.echo.background else 1,
             prompt_tokens=len(new.prepared.prompt.token_ids),
-            generates=new.prepared.generates,
+            wants_output=new.prepared.generates,
         )
         return Run(
             facts, first_reading(self._served, facts.tenant, new.request, new.prepared, new.turns.items)

@@ -307,7 +307,7 @@ class Admission:
                 lambda connection: self._acceptance.begin_unstored(connection, prepared)
             )
             runs = [self._acceptance.make_run(new, now) for new in prepared]
-            return [(run, run.begin() + run.start()) for run in runs]
+            return [(run, run.accept() + run.start()) for run in runs]
         except BaseException:
             for response in ids:
                 self._recorder.forget(response)
@@ -343,7 +343,7 @@ class Admission:
             on_abandoned=partial(self._unread.left if run.stored else self._tool_loop.cancel, response),
         )
         self._hub.publish([Published(response, 0, frames(response, begun), None)])
-        at_calls = run.waits_for_calls  # asked before another thread has it
+        at_calls = run.next_step_is_tools  # asked before another thread has it
         self._recorder.begin(run)
         crashpoint("accept.begun")
         if not at_calls:

@@ -120,16 +120,16 @@ class _Beginning:
         def seal(place: str, written: str) -> str:
             return seal_context(window(summary.told(written)), self.served.seal, self.tenant, place)
 
-        condensing = CompactionSpec(seal, by_model=not summary.is_short, answers=answers)
-        if not condensing.by_model:
-            return replace(answer if answers else answer.read_only(), condensing=condensing)
+        compaction = CompactionSpec(seal, by_model=not summary.is_short, answers=answers)
+        if not compaction.by_model:
+            return replace(answer if answers else answer.read_only(), condensing=compaction)
         asked, prompt = summary.asked(moment_of(self.response))
         turn = prepared_with(self.served, self.tenant, asked, prompt, self.response, self.seed)
         return replace(
             answer,
             prompt=turn.prompt,
             engine_request=turn.engine_request,
-            condensing=condensing,
+            condensing=compaction,
             next_engine_request=answer.engine_request,
         )
 
@@ -158,8 +158,8 @@ def first_reading(
     """How the tokens of a response's first turn are read. The items may allow calls that come before it."""
     allowing = items if prepared.generates else ()
     reading = served.reading(tenant, request, prepared.prompt, allowing)
-    reading = replace(reading, condensing=prepared.condensing)
+    reading = replace(reading, compaction=prepared.condensing)
     if not prepared.sums_up:
         return reading
     none: frozenset[int] = frozenset()
-    return replace(reading, stops=(), stop_token_ids=none, silent_stop_ids=none, vocabulary=None)
+    return replace(reading, stop_strings=(), stop_token_ids=none, hidden_stop_ids=none, vocabulary=None)

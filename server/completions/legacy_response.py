@@ -18,7 +18,7 @@ from server.completions.chunk_stream import (
     total_usage,
 )
 from server.completions.legacy_request import LegacyPrompt, drawn
-from server.generation.logprobs import name_of
+from server.generation.logprobs import token_id_name
 from server.prompting.completion_params import tells_usage, tells_usage_so_far
 from server.protocol import ids
 from server.protocol.completions.legacy import (
@@ -139,11 +139,11 @@ def _of_prompt(final: Mapping[str, Any], head: str, telling: LegacyFormat) -> It
     message = final["input_messages"][0]
     for token, likely in zip(message["tokens"], final["prompt_logprobs"], strict=True):
         if likely is None:
-            yield name_of(token) if telling.names_ids else head, None, None, len(head)
+            yield token_id_name(token) if telling.names_ids else head, None, None, len(head)
             continue
         own = likely[str(token)]
         names = {
-            other: name_of(int(other)) if telling.names_ids else one["decoded_token"]
+            other: token_id_name(int(other)) if telling.names_ids else one["decoded_token"]
             for other, one in likely.items()
         }
         told = {names[other]: one["logprob"] for other, one in likely.items()}

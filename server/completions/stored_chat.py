@@ -16,7 +16,7 @@ from server.completions.chat_request import chat_choice, chat_format, chat_tool
 from server.completions.chat_response import completion, format_of
 from server.delivery.stored_responses import as_response, with_last_event
 from server.errors import InvalidRequest, NotFound
-from server.generation.token_dump import asks_for_stops, wants_token_dump
+from server.generation.token_dump import may_have_stop_reason, wants_token_dump
 from server.protocol import ids
 from server.protocol.completions.chat import StoredCompletion
 from server.protocol.completions.chat_messages import stored_messages
@@ -172,7 +172,7 @@ def _told(found: Sequence[StoredResponse], connection: Connection, tenant: str) 
 
 def _final(connection: Connection, stored: StoredResponse, output: Sequence[str]) -> dict[str, Any]:
     whole = as_response(stored, output)
-    if wants_token_dump(stored.asked) or asks_for_stops(stored.asked):
+    if wants_token_dump(stored.asked) or may_have_stop_reason(stored.asked):
         whole = with_last_event(connection, stored, whole)
     final: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(whole))
     return final

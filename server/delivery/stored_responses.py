@@ -12,7 +12,7 @@ import msgspec
 from server.delivery.event_frames import FramePage, frame, frames
 from server.delivery.function_names import with_function_names
 from server.delivery.hub import TAIL_FRAMES, Published
-from server.generation.response_builder import assemble
+from server.generation.response_builder import build_response
 from server.generation.token_dump import restore_token_dump, wants_token_dump
 from server.protocol.earlier_releases import with_logprobs
 from server.protocol.responses.events import Event
@@ -81,7 +81,7 @@ def as_response(stored: StoredResponse, output: Sequence[str]) -> Response:
     """What a row and the JSON of its output items say to a reader. Pure; raises msgspec.DecodeError."""
     echo = decode_as(stored.request, Echo)
     items = [msgspec.Raw(with_logprobs(payload).encode()) for payload in output]
-    return assemble(stored.id, stored.created_at, echo, stored.status, items, _ending(stored))
+    return build_response(stored.id, stored.created_at, echo, stored.status, items, _ending(stored))
 
 
 def _ending(stored: StoredResponse) -> Ending | None:

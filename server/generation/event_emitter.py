@@ -1,8 +1,7 @@
-"""Deltas become OpenAI's events, in OpenAI's order, numbered without a gap.
+"""Turns a parser's deltas into OpenAI's stream events, in OpenAI's order, numbered without a gap.
 
-Pure: the same deltas give the same events with the same ids. What it keeps is the item that is open and the
-items that are done. Order per item: added, part added, deltas, text done, part done, item done; calls have no
-parts.
+Pure: the same deltas give the same events with the same ids. The state is the open item and the finished
+items. Order per item: added, part added, deltas, text done, part done, item done; calls have no parts.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -14,9 +13,9 @@ from uuid import UUID
 from msgspec import UNSET
 
 from server.generation.finish_details import FinishDetails
-from server.generation.item_starts import begun_by, decode_added, decode_done
-from server.generation.reasoning_summary import Summary
-from server.generation.response_builder import assemble
+from server.generation.item_starts import decode_added, decode_done, item_start
+from server.generation.reasoning_summary import ReasoningSummary
+from server.generation.response_builder import build_response
 from server.generation.token_dump import TokenDump
 from server.generation.tool_call_events import ToolCallEvents
 from server.hosted_tools.tool_specs import DueCall, HostedTools, ToolResult
@@ -59,23 +58,22 @@ _TERMINAL: dict[EndStatus, type[wire.ResponseCompleted | wire.ResponseFailed | w
 
 @dataclass(slots=True)
 class _OpenItem:
-    """The item that deltas go to."""
+    """The item that the current deltas belong to."""
 
-    begun: MessageStart | ReasoningDelta | CallStart
-    """What it began with; of reasoning only the type counts."""
+    start: MessageStart | ReasoningDelta | CallStart
+    """The delta that opened it; of a ReasoningDelta only the type counts."""
     kind: Kind
-    """Of its deltas."""
+    """The kind of its delta events."""
     id: str
     call_id: str
     seal: Callable[[str, str], str] | None = None
-    summary: Summary | None = None
-    """There if reasoning is its own summary."""
+    summary: ReasoningSummary | None = None
     text: list[str] = field(default_factory=list)
     logprobs: list[Logprob] = field(default_factory=list)
 
     def item(self, status: ItemStatus, text: str | None) -> Item:
-        """The item with that text; with none, as it is when it is added."""
-        match self.begun:
+        """The item with that text; None gives the item of `response.output_item.added`."""
+        match self.start:
             case MessageStart(phase):
                 content = [] if text is None else [self._output_text(text)]
                 return Message(self.id, status, "assistant", [*content], phase or UNSET)
@@ -87,8 +85,8 @@ class _OpenItem:
                 return CustomToolCall(self.id, status, self.call_id, name, text or "", namespace or UNSET)
 
     def part(self, text: str) -> OutputText | ReasoningText | None:
-        """The only part of a message or of reasoning; a call has none."""
-        match self.begun:
+        """The single part of a message or of reasoning; calls have no parts."""
+        match self.start:
             case MessageStart():
                 return self._output_text(text)
             case ReasoningDelta():
@@ -118,130 +116,135 @@ class EventEmitter:
         seal: Callable[[str, str], str] | None = None,
         hosted: HostedTools = HostedTools(),  # noqa: B008 - frozen
         *,
-        summarizes: bool = False,
+        summarizes_reasoning: bool = False,
     ) -> None:
-        """`seal` gives the sealed form of a reasoning item's text, always the same one. The tools of each
-        server in `hosted` are a group of its name to the model. What `summarizes` tells each reasoning's
-        text as its summary, too.
+        """`seal` encrypts a reasoning item's text, deterministically, from its id and text.
+
+        In the model's output the label of a server in `hosted` is the namespace of its tools. With
+        `summarizes_reasoning` each reasoning text is repeated as its summary.
         """
-        self._summarizes = summarizes
+        self._summarizes_reasoning = summarizes_reasoning
         self.output: list[Item] = []
-        """The items that are done, and the server's calls from their beginning on."""
+        """Finished items, and the server's own calls from the moment they are added."""
         self.next_seq = 0
         self._compaction: str | None = None
-        """The id of the compaction that is being made."""
+        """The id of the open compaction item."""
         self._answers = True
-        self._hosted = ToolCallEvents(response, hosted, self.output, self._number)
+        self._tool_calls = ToolCallEvents(response, hosted, self.output, self._new_seq)
         self._response = response
         self._created_at = created_at
         self._echo = echo
         self._seal = seal
         self._open: _OpenItem | None = None
         self._call_ids: set[str] = set()
-        """Those that were told: a model may give one twice, which nobody could answer."""
+        """Used ids: a model may repeat one, and then the client could not tell the calls apart."""
 
-    def begin(self) -> list[Event]:
-        """What a stream starts with: it was created, and waits if it is one for the background."""
+    def created(self) -> list[Event]:
+        """`response.created`, and `response.queued` in the background."""
         if not self._echo.background:
-            return [wire.whole_event(wire.ResponseCreated(self._number(), self._unended("in_progress")))]
-        queued = self._unended("queued")
+            return [
+                wire.whole_event(wire.ResponseCreated(self._new_seq(), self._unfinished_response("in_progress")))
+            ]
+        queued = self._unfinished_response("queued")
         return [
-            wire.whole_event(wire.ResponseCreated(self._number(), queued)),
-            wire.whole_event(wire.ResponseQueued(self._number(), queued)),
+            wire.whole_event(wire.ResponseCreated(self._new_seq(), queued)),
+            wire.whole_event(wire.ResponseQueued(self._new_seq(), queued)),
         ]
 
     @property
-    def pending(self) -> Sequence[int]:
-        """The places of calls that are to be made, or are being made."""
-        return self._hosted.pending
+    def pending_calls(self) -> Sequence[int]:
+        """The output indices of the server's calls that have no result yet."""
+        return self._tool_calls.pending_calls
 
-    def due(self) -> list[DueCall]:
+    def due_calls(self) -> list[DueCall]:
         """The pending calls, and which of them the request allows."""
-        return self._hosted.due()
+        return self._tool_calls.due_calls()
 
-    def start(self) -> list[Event]:
-        """It is being generated; and what is told before the model says anything."""
-        progress = wire.ResponseInProgress(self._number(), self._unended("in_progress"))
-        return [wire.whole_event(progress), *self._hosted.begin()]
+    def in_progress(self) -> list[Event]:
+        """`response.in_progress`, then the events of tool lists and approved calls."""
+        progress = wire.ResponseInProgress(self._new_seq(), self._unfinished_response("in_progress"))
+        return [wire.whole_event(progress), *self._tool_calls.start()]
 
-    def tokens(self, side: Literal["prompt", "output"], token_ids: Sequence[int]) -> Event:
-        """They were given or came; what they say is told by the events after this one."""
-        return wire.whole_event(wire.TokenIdsEvent(self._number(), side, list(token_ids)))
+    def token_ids(self, side: Literal["prompt", "output"], token_ids: Sequence[int]) -> Event:
+        """The token ids themselves; the events of their text follow."""
+        return wire.whole_event(wire.TokenIdsEvent(self._new_seq(), side, list(token_ids)))
 
     def delta(self, delta: Delta, logprobs: Sequence[Logprob] = ()) -> list[Event]:
-        """The events of one delta; a change from one kind of item to another closes and opens them.
+        """The events of one delta, with those of closing and opening an item if its kind is another one.
 
-        The logprobs are those of the tokens that begin in its text.
+        `logprobs` are those of the tokens that begin in its text.
         """
         match delta:
             case TextDelta(text):
-                events = self._open_unless(Kind.OUTPUT_TEXT_DELTA, MessageStart())
+                events = self._ensure_open(Kind.OUTPUT_TEXT_DELTA, MessageStart())
             case ReasoningDelta(text):
-                events = self._open_unless(Kind.REASONING_TEXT_DELTA, delta)
+                events = self._ensure_open(Kind.REASONING_TEXT_DELTA, delta)
             case MessageStart():
-                return self._change_to(Kind.OUTPUT_TEXT_DELTA, delta)
-            case CallStart(namespace=str(label)) if self._hosted.serves(label):
-                events = self._close(self._status_when_cut_off) + self._hosted.rest()
-                return events + self._hosted.write(label, delta.name, is_code=delta.kind == "custom")
-            case CallDelta(text) if self._hosted.writing:
-                self._hosted.more(text)
+                return self._open_item(Kind.OUTPUT_TEXT_DELTA, delta)
+            case CallStart(namespace=str(label)) if self._tool_calls.serves(label):
+                events = self._close(self._cut_off_status) + self._tool_calls.finish_arguments()
+                return events + self._tool_calls.start_draft(
+                    label, delta.name, is_code=delta.kind == "custom"
+                )
+            case CallDelta(text) if self._tool_calls.has_draft:
+                self._tool_calls.append(text)
                 return []
             case CallStart(kind="function"):
-                return self._change_to(Kind.FUNCTION_CALL_ARGUMENTS_DELTA, delta)
+                return self._open_item(Kind.FUNCTION_CALL_ARGUMENTS_DELTA, delta)
             case CallStart():
-                return self._change_to(Kind.CUSTOM_TOOL_CALL_INPUT_DELTA, delta)
+                return self._open_item(Kind.CUSTOM_TOOL_CALL_INPUT_DELTA, delta)
             case CallDelta(text):
                 events = []
             case CallEnd():
                 return self._close("completed")
-        events.append(self._more(text, logprobs))
+        events.append(self._append(text, logprobs))
         if self._open is not None and self._open.summary is not None:
-            events += self._open.summary.more(text)
+            events += self._open.summary.append(text)
         return events
 
-    def compacting(self, *, answers: bool) -> list[Event]:
-        """A compaction of the context begins; unless the response `answers`, nothing follows it."""
+    def start_compaction(self, *, answers: bool) -> list[Event]:
+        """Adds the compaction item. Unless the response `answers`, it is the only output."""
         index = self._index
         self._answers = answers
         self._compaction = ids.item_id("cmp", self._response, "o", index)
         item = Compaction(self._compaction, "in_progress", "")
         return [
-            wire.whole_event(wire.OutputItemAdded(self._number(), index, item)),
-            wire.whole_event(wire.CompactionCompacting(self._number(), item.id, index)),
+            wire.whole_event(wire.OutputItemAdded(self._new_seq(), index, item)),
+            wire.whole_event(wire.CompactionCompacting(self._new_seq(), item.id, index)),
         ]
 
-    def compacted(self, seal: Callable[[str], str], status: ItemStatus = "completed") -> list[Event]:
-        """It is made; `seal` gives its content by its id."""
+    def end_compaction(self, seal: Callable[[str], str], status: ItemStatus = "completed") -> list[Event]:
+        """Finishes the compaction item; `seal` gives its encrypted content from its id."""
         assert self._compaction is not None
         item = Compaction(self._compaction, status, seal(self._compaction))
-        events = [wire.whole_event(wire.OutputItemDone(self._number(), self._index, item))]
+        events = [wire.whole_event(wire.OutputItemDone(self._new_seq(), self._index, item))]
         self.output.append(item)
         self._compaction = None
         return events
 
-    def rest(self) -> list[Event]:
-        """Closes what is open at the end of a turn that more turns follow."""
-        return self._close(self._status_when_cut_off) + self._hosted.rest()
+    def close_turn(self) -> list[Event]:
+        """Closes the open item at the end of a turn that another turn follows."""
+        return self._close(self._cut_off_status) + self._tool_calls.finish_arguments()
 
-    def called(self, index: int, outcome: ToolResult) -> list[Event]:
-        """What came of a pending call."""
-        return self._hosted.called(index, outcome)
+    def finish_call(self, index: int, outcome: ToolResult) -> list[Event]:
+        """The events of a pending call's result."""
+        return self._tool_calls.finish_call(index, outcome)
 
-    def retell(self, told: Iterable[Event]) -> None:
-        """Takes over what a log says was told, so that its open item can be closed and nothing be lost."""
-        for event in told:
+    def restore(self, events: Iterable[Event]) -> None:
+        """Restores the state from logged events, so that an interrupted response can be closed correctly."""
+        for event in events:
             if event.kind is not Kind.WHOLE:
                 _, text, logprobs = wire.delta_of(event)
-                self._more(text, logprobs)
+                self._append(text, logprobs)
                 if self._open is not None and self._open.summary is not None:
-                    self._open.summary.more(text)
+                    self._open.summary.append(text)
             elif event_type(event) == "response.output_item.added":
                 item = decode_added(event.body).item
                 self._close("completed")
                 if isinstance(item, Compaction):
                     self._compaction = item.id
-                elif not self._hosted.retell(item):
-                    self._change_to(*begun_by(item))
+                elif not self._tool_calls.restore(item):
+                    self._open_item(*item_start(item))
             elif event_type(event) == "response.output_item.done":
                 self._open = self._compaction = None
                 done = decode_done(event.body)
@@ -249,34 +252,36 @@ class EventEmitter:
                     self.output[done.output_index] = done.item
                 else:
                     self.output.append(done.item)
-                if done.output_index in self._hosted.pending:
-                    self._hosted.pending.remove(done.output_index)
+                if done.output_index in self._tool_calls.pending_calls:
+                    self._tool_calls.pending_calls.remove(done.output_index)
 
     def end(
-        self, ending: Ending, raw: TokenDump | None = None, facts: FinishDetails | None = None
+        self, ending: Ending, token_dump: TokenDump | None = None, details: FinishDetails | None = None
     ) -> tuple[list[Event], Response]:
-        """Closes what is open, then the terminal event; also the final response that it carries.
+        """Closes the open items and emits the terminal event; also returns the final response in it.
 
-        A completed response always has a message or a call, an empty message if the model said nothing,
-        unless it was not asked for a token. A
-        cancelled one ends with `response.incomplete` whose status says so: OpenAI's SDKs know no other event
-        for it. `raw` and `facts` are told with it.
+        A completed response always has a message or a call: an empty message if the model wrote nothing
+        although it was asked for output. A cancelled one ends with `response.incomplete` and status
+        `cancelled`, because OpenAI's SDKs have no event of their own for it. `token_dump` and `details`
+        add their fields.
         """
         completed = ending.status == "completed"
-        events = self._close(self._status_when_cut_off if completed else "incomplete")
-        events += self._hosted.rest() + self._hosted.give_up()
-        told = Reasoning | Compaction | McpListTools | HostedCall
-        silent = self._answers and all(isinstance(item, told) for item in self.output)
-        if completed and ending.output_tokens and silent:
-            events += self._change_to(Kind.OUTPUT_TEXT_DELTA, MessageStart())
+        events = self._close(self._cut_off_status if completed else "incomplete")
+        events += self._tool_calls.finish_arguments() + self._tool_calls.give_up()
+        no_answer = Reasoning | Compaction | McpListTools | HostedCall
+        lacks_answer = self._answers and all(isinstance(item, no_answer) for item in self.output)
+        if completed and ending.output_tokens and lacks_answer:
+            events += self._open_item(Kind.OUTPUT_TEXT_DELTA, MessageStart())
             events += self._close("completed")
-        final = assemble(self._response, self._created_at, self._echo, ending.status, self.output, ending)
-        if raw is not None:
-            final = raw.add_to(final, ending.turns)
-        if facts is not None:
-            final = facts.add_to(final)
+        final = build_response(
+            self._response, self._created_at, self._echo, ending.status, self.output, ending
+        )
+        if token_dump is not None:
+            final = token_dump.add_to(final, ending.turns)
+        if details is not None:
+            final = details.add_to(final)
         terminal = _TERMINAL[ending.status]
-        events.append(wire.whole_event(terminal(self._number(), final)))
+        events.append(wire.whole_event(terminal(self._new_seq(), final)))
         return events, final
 
     @property
@@ -284,77 +289,77 @@ class EventEmitter:
         """The output index of the open item."""
         return len(self.output)
 
-    def _unended(self, status: Literal["queued", "in_progress"]) -> Response:
-        return assemble(self._response, self._created_at, self._echo, status, [])
+    def _unfinished_response(self, status: Literal["queued", "in_progress"]) -> Response:
+        return build_response(self._response, self._created_at, self._echo, status, [])
 
-    def _number(self) -> int:
+    def _new_seq(self) -> int:
         number = self.next_seq
         self.next_seq += 1
         return number
 
-    def _more(self, text: str, logprobs: Sequence[Logprob]) -> Event:
-        assert self._open is not None, "more of a call that has not begun"
+    def _append(self, text: str, logprobs: Sequence[Logprob]) -> Event:
+        assert self._open is not None, "a delta of a call that has not begun"
         self._open.text.append(text)
         if self._open.kind is Kind.OUTPUT_TEXT_DELTA:
             self._open.logprobs += logprobs
-            return wire.text_delta(self._number(), self._index, text, logprobs)
-        return Event(self._number(), self._open.kind, self._index, 0, text)
+            return wire.text_delta(self._new_seq(), self._index, text, logprobs)
+        return Event(self._new_seq(), self._open.kind, self._index, 0, text)
 
-    def _open_unless(self, kind: Kind, begun: MessageStart | ReasoningDelta) -> list[Event]:
-        """Opens an item for deltas of this kind, unless the open one takes them."""
+    def _ensure_open(self, kind: Kind, start: MessageStart | ReasoningDelta) -> list[Event]:
+        """Opens an item for deltas of this kind, unless the open one is of that kind."""
         if self._open is not None and self._open.kind is kind:
             return []
-        return self._change_to(kind, begun)
+        return self._open_item(kind, start)
 
-    def _change_to(self, kind: Kind, begun: MessageStart | ReasoningDelta | CallStart) -> list[Event]:
-        events = self._close(self._status_when_cut_off)
+    def _open_item(self, kind: Kind, start: MessageStart | ReasoningDelta | CallStart) -> list[Event]:
+        events = self._close(self._cut_off_status)
         call_id = ids.call_id(self._response, self._index)
-        if isinstance(begun, CallStart):
-            if begun.call_id and begun.call_id not in self._call_ids:
-                call_id = begun.call_id
+        if isinstance(start, CallStart):
+            if start.call_id and start.call_id not in self._call_ids:
+                call_id = start.call_id
             self._call_ids.add(call_id)
         item_id = ids.item_id(wire.ITEM_PREFIX[kind], self._response, "o", self._index)
-        self._open = _OpenItem(begun, kind, item_id, call_id, self._seal)
+        self._open = _OpenItem(start, kind, item_id, call_id, self._seal)
         item = self._open.item("in_progress", None)
-        events.append(wire.whole_event(wire.OutputItemAdded(self._number(), self._index, item)))
+        events.append(wire.whole_event(wire.OutputItemAdded(self._new_seq(), self._index, item)))
         if (part := self._open.part("")) is not None:
             events.append(
-                wire.whole_event(wire.ContentPartAdded(self._number(), item_id, self._index, 0, part))
+                wire.whole_event(wire.ContentPartAdded(self._new_seq(), item_id, self._index, 0, part))
             )
-        if self._summarizes and isinstance(begun, ReasoningDelta):
-            self._open.summary = Summary(item_id, self._index, self._number)
+        if self._summarizes_reasoning and isinstance(start, ReasoningDelta):
+            self._open.summary = ReasoningSummary(item_id, self._index, self._new_seq)
             events += self._open.summary.begin()
         return events
 
     @property
-    def _status_when_cut_off(self) -> ItemStatus:
-        """Of the open item if something else comes: a call that nobody said the end of is incomplete."""
-        in_call = self._open is not None and isinstance(self._open.begun, CallStart)
-        return "incomplete" if in_call or self._hosted.writing else "completed"
+    def _cut_off_status(self) -> ItemStatus:
+        """The open item's status if another item begins: a call without a CallEnd is incomplete."""
+        in_call = self._open is not None and isinstance(self._open.start, CallStart)
+        return "incomplete" if in_call or self._tool_calls.has_draft else "completed"
 
     def _close(self, status: ItemStatus) -> list[Event]:
-        if self._hosted.writing:
-            return self._hosted.close(status)
+        if self._tool_calls.has_draft:
+            return self._tool_calls.close_draft(status)
         if self._compaction is not None:
-            return self.compacted(lambda _id: "", "incomplete")
+            return self.end_compaction(lambda _id: "", "incomplete")
         if self._open is None:
-            return self._hosted.rest()
+            return self._tool_calls.finish_arguments()
         text = "".join(self._open.text)
         item = self._open.item(status, text)
         events = [wire.whole_event(self._text_done(item, text))]
         if (part := self._open.part(text)) is not None:
             events.append(
-                wire.whole_event(wire.ContentPartDone(self._number(), item.id, self._index, 0, part))
+                wire.whole_event(wire.ContentPartDone(self._new_seq(), item.id, self._index, 0, part))
             )
         if self._open.summary is not None:
             events += self._open.summary.end(text)
-        events.append(wire.whole_event(wire.OutputItemDone(self._number(), self._index, item)))
+        events.append(wire.whole_event(wire.OutputItemDone(self._new_seq(), self._index, item)))
         self.output.append(item)
         self._open = None
         return events
 
     def _text_done(self, item: Item, text: str) -> wire.WholeEvent:
-        number = self._number()
+        number = self._new_seq()
         match item:
             case Reasoning():
                 return wire.ReasoningTextDone(number, item.id, self._index, 0, text)

@@ -1,4 +1,4 @@
-"""What the end of a completion's choice says beside its status: what stopped it, how likely it was. Pure."""
+"""A final response's `stop_reason` and `cumulative_logprob`, which vLLM adds to completions. Pure."""
 
 from collections.abc import Sequence
 
@@ -6,32 +6,32 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from engine.request import StopMatch, TokenLogprobs
-from server.generation.logprobs import LEAST
+from server.generation.logprobs import MIN_LOGPROB
 from server.generation.output_decoding import DecodingSpec
 from server.protocol.responses.response import Response
 
 
 class FinishDetails:
-    """Of the tokens of one engine request."""
+    """Those of one engine request."""
 
-    def __init__(self, reading: DecodingSpec) -> None:
-        self.stop_reason: str | int | UnsetType | None = None if reading.tells_stop_reason else UNSET
-        self.cumulative_logprob: float | UnsetType = 0.0 if reading.ranked else UNSET
-        self._listed = reading.stop_token_ids
-        self._silent = reading.silent_stop_ids
-        self._last: int | None = None
+    def __init__(self, decoding: DecodingSpec) -> None:
+        self.stop_reason: str | int | UnsetType | None = None if decoding.reports_stop_reason else UNSET
+        self.cumulative_logprob: float | UnsetType = 0.0 if decoding.reports_cumulative_logprob else UNSET
+        self._stop_token_ids = decoding.stop_token_ids
+        self._hidden_stop_ids = decoding.hidden_stop_ids
+        self._last_token: int | None = None
 
-    def take(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs] | None) -> Sequence[int]:
-        """The engine request's next tokens that the parser reads: all but a stop token that is hidden."""
+    def add(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs] | None) -> Sequence[int]:
+        """Takes the next tokens; returns those for the parser, without a hidden stop token."""
         if self.cumulative_logprob is not UNSET and logprobs is not None:
-            self.cumulative_logprob += sum(max(each.chosen, LEAST) for each in logprobs)
+            self.cumulative_logprob += sum(max(each.chosen, MIN_LOGPROB) for each in logprobs)
         if not token_ids:
             return token_ids
-        self._last = token_ids[-1]
-        return token_ids[:-1] if self._last in self._silent else token_ids
+        self._last_token = token_ids[-1]
+        return token_ids[:-1] if self._last_token in self._hidden_stop_ids else token_ids
 
     def add_to(self, response: Response) -> Response:
-        """The final response with what is told of it; no column has it."""
+        """The final response with both fields. Only its last event has them; the row has no such columns."""
         if self.stop_reason is UNSET and self.cumulative_logprob is UNSET:
             return response
         return msgspec.structs.replace(
@@ -39,8 +39,8 @@ class FinishDetails:
         )
 
     def stop(self, hit: StopMatch | None) -> None:
-        """Notes the stop string or stop token that ended the engine request; null for others."""
+        """Sets `stop_reason` to the request's stop string or token that was hit; None for any other end."""
         if self.stop_reason is UNSET:
             return
-        listed = self._last if self._last in self._listed else None
-        self.stop_reason = listed if hit is None else hit.text
+        token = self._last_token if self._last_token in self._stop_token_ids else None
+        self.stop_reason = token if hit is None else hit.text

@@ -1,4 +1,4 @@
-"""Items as a log tells of them: what each began with. Pure."""
+"""Output items as the event log has them: how each one began. Pure."""
 
 from collections.abc import Iterable
 
@@ -13,20 +13,20 @@ decode_added = msgspec.json.Decoder(wire.OutputItemAdded).decode
 decode_done = msgspec.json.Decoder(wire.OutputItemDone).decode
 
 
-def has_summaries(told: Iterable[Event]) -> bool | None:
-    """Whether a log's reasoning has summaries; None if it has no reasoning."""
-    found: bool | None = None
-    for event in told:
+def has_summaries(events: Iterable[Event]) -> bool | None:
+    """Whether a log's reasoning has summaries; None if the log has no reasoning."""
+    without: bool | None = None
+    for event in events:
         kind = event_type(event)
         if kind == "response.reasoning_summary_part.added":
             return True
         if kind == "response.reasoning_text.delta":
-            found = False
-    return found
+            without = False
+    return without
 
 
-def begun_by(item: Item) -> tuple[Kind, MessageStart | ReasoningDelta | CallStart]:
-    """What an item began with that was told of."""
+def item_start(item: Item) -> tuple[Kind, MessageStart | ReasoningDelta | CallStart]:
+    """The kind of an added item's deltas, and the delta that the item began with."""
     match item:
         case Reasoning():
             return Kind.REASONING_TEXT_DELTA, ReasoningDelta("")

@@ -1,4 +1,4 @@
-"""The probabilities of an answer's tokens, kept until the text is told that they belong to. Pure."""
+"""Log probabilities of output tokens, kept until the text that the tokens belong to is streamed. Pure."""
 
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -8,53 +8,56 @@ from engine.vocabulary import Vocabulary
 from server.protocol.responses.events import Event, Kind, delta_of
 from server.protocol.responses.items import Logprob, TopLogprob
 
-LEAST = -9999.0
-"""What is said for a token that cannot come: JSON has no infinity."""
+MIN_LOGPROB = -9999.0
+"""Reported for tokens of probability 0, as by OpenAI: JSON has no infinity."""
 
 
 class TokenLogprobs:
-    """By a token's place in the output."""
+    """Pending log probabilities by the token's index in the output."""
 
-    def __init__(self, vocabulary: Vocabulary, *, names_ids: bool = False) -> None:
-        """With `names_ids` a token is called `token_id:` and its id, as in vLLM; its bytes stay its own."""
+    def __init__(self, vocabulary: Vocabulary, *, tokens_as_ids: bool = False) -> None:
+        """With `tokens_as_ids` a token's text is `token_id:` and its id, as in vLLM; its bytes are kept."""
         self._vocabulary = vocabulary
-        self._names_ids = names_ids
-        self._waiting: dict[int, Logprob] = {}
-        self._remembered: deque[Logprob] = deque()
+        self._tokens_as_ids = tokens_as_ids
+        self._pending: dict[int, Logprob] = {}
+        self._restored: deque[Logprob] = deque()
 
-    def take(self, first: int, token_ids: Sequence[int], given: Sequence[EngineLogprobs]) -> None:
-        """Notes those of tokens from place `first` on."""
-        for place, (token_id, told) in enumerate(zip(token_ids, given, strict=True), first):
-            self._waiting[place] = self._written(token_id, told)
+    def add(self, first: int, token_ids: Sequence[int], logprobs: Sequence[EngineLogprobs]) -> None:
+        """Adds those of the tokens from index `first` on."""
+        for index, (token_id, logprob) in enumerate(zip(token_ids, logprobs, strict=True), first):
+            self._pending[index] = self._to_wire(token_id, logprob)
 
-    def remember(self, told: Iterable[Event]) -> None:
-        """Takes over what a log has told: the first text that is read again gets these."""
-        for event in told:
+    def restore(self, events: Iterable[Event]) -> None:
+        """Takes them from logged deltas; the first text that is decoded again gets these."""
+        for event in events:
             if event.kind is not Kind.WHOLE:
-                self._remembered += delta_of(event)[2]
+                self._restored += delta_of(event)[2]
 
-    def of(self, places: Sequence[int]) -> list[Logprob]:
-        """Those of the tokens at these places, each told once."""
-        found: list[Logprob] = []
-        for place in places:
-            logprob = self._waiting.pop(place, None)
-            if logprob is None and self._remembered:
-                logprob = self._remembered.popleft()
+    def pop(self, indices: Sequence[int]) -> list[Logprob]:
+        """Returns and forgets those of the tokens at these indices."""
+        logprobs: list[Logprob] = []
+        for index in indices:
+            logprob = self._pending.pop(index, None)
+            if logprob is None and self._restored:
+                logprob = self._restored.popleft()
             if logprob is not None:
-                found.append(logprob)
-        return found
+                logprobs.append(logprob)
+        return logprobs
 
-    def _written(self, token_id: int, told: EngineLogprobs) -> Logprob:
-        token, spelled = self._spelled(token_id)
-        top = [TopLogprob(*self._spelled(other), max(logprob, LEAST)) for other, logprob in told.top]
-        return Logprob(token, spelled, max(told.chosen, LEAST), top)
+    def _to_wire(self, token_id: int, logprobs: EngineLogprobs) -> Logprob:
+        text, utf8 = self._text_and_bytes(token_id)
+        top = [
+            TopLogprob(*self._text_and_bytes(other), max(logprob, MIN_LOGPROB))
+            for other, logprob in logprobs.top
+        ]
+        return Logprob(text, utf8, max(logprobs.chosen, MIN_LOGPROB), top)
 
-    def _spelled(self, token_id: int) -> tuple[str, list[int]]:
-        spelled = self._vocabulary.tokens[token_id]
-        name = name_of(token_id) if self._names_ids else spelled.decode(errors="replace")
-        return name, list(spelled)
+    def _text_and_bytes(self, token_id: int) -> tuple[str, list[int]]:
+        utf8 = self._vocabulary.tokens[token_id]
+        text = token_id_name(token_id) if self._tokens_as_ids else utf8.decode(errors="replace")
+        return text, list(utf8)
 
 
-def name_of(token_id: int) -> str:
-    """A token in place of its text, for clients that cannot tell tokens by their texts."""
+def token_id_name(token_id: int) -> str:
+    """VLLM's stand-in for a token's text, for clients that must tell apart tokens with equal texts."""
     return f"token_id:{token_id}"

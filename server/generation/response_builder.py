@@ -1,7 +1,4 @@
-"""The Response object from its parts. The one place that puts them together, live or from the store.
-
-Pure.
-"""
+"""Builds the Response object, for a live run and from the store alike. Pure."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -23,7 +20,7 @@ from server.protocol.responses.response import (
 from server.protocol.responses.states import Ending
 
 
-def assemble(
+def build_response(
     response: UUID,
     created_at: datetime,
     echo: Echo,
@@ -31,7 +28,7 @@ def assemble(
     output: Sequence[Item] | Sequence[msgspec.Raw],
     ending: Ending | None = None,
 ) -> Response:
-    """The response as a client sees it; `ending` is there once it has ended."""
+    """The response as clients get it. Pass `ending` for one that has ended."""
     completed = ending is not None and ending.status == "completed"
     return Response(
         **msgspec.structs.asdict(echo),

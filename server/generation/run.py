@@ -1,7 +1,7 @@
-"""A run: one attempt by one replica to produce a response, as a sans-IO object.
+"""One attempt by one replica to generate a response: engine messages in, events out (sans-IO).
 
-Engine messages in, events out; time comes from the caller. Given the same tokens it yields the same events,
-so a crash is repaired by feeding the stored tokens to a fresh run.
+Time comes from the caller. The same tokens always give the same events, so after a crash another replica
+rebuilds the state by feeding the logged tokens to a fresh run.
 """
 
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ from server.protocol.responses.states import Ending, EndStatus
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFacts:
-    """What stays the same while a response is produced."""
+    """What does not change while a response is generated."""
 
     tenant: str
     id: UUID
@@ -39,72 +39,72 @@ class RunFacts:
     created_at: datetime
     attempt: int
     prompt_tokens: int
-    generates: bool = True
-    """Else it is over when the model has read the prompt, and the token that it draws then is nobody's."""
+    wants_output: bool = True
+    """If False, only the prompt is prefilled; the single sampled token is discarded."""
 
 
 @dataclass(frozen=True, slots=True)
-class Log:
-    """What is stored of a run that another replica began."""
+class RunLog:
+    """The stored part of a run, from an earlier attempt."""
 
     token_ids: Sequence[int]
     next_seq: int
-    told: Sequence[Event]
+    events: Sequence[Event]
     first_token_at: datetime | None
 
 
 class Run:
-    """One response in the making. `ending` and `final` are set by `finish` and `fail`."""
+    """One response in progress. `finish`, `fail` and `cancel` set `ending` and `final`."""
 
-    def __init__(self, facts: RunFacts, reading: DecodingSpec) -> None:
+    def __init__(self, facts: RunFacts, decoding: DecodingSpec) -> None:
         self.facts = facts
         self.ending: Ending | None = None
         self.final: Response | None = None
         self.turn = 0
-        """How many turns of the model are over, each of which ended in calls that the server makes."""
-        self.calling = False
-        """A turn is over and the next one has not begun: no engine request is there."""
-        self._hosted = reading.hosted
-        self._condensing = reading.condensing
-        self._written: list[str] = []
+        """The number of finished model turns that were followed by another one."""
+        self.awaiting_tools = False
+        """One turn is over and the next has not begun: the engine has no request of this run."""
+        self._hosted_tools = decoding.hosted
+        self._compaction = decoding.compaction
+        self._summary_text: list[str] = []
         """The summary that the model writes in the first turn of a compaction."""
         self._emitter = EventEmitter(
             facts.id,
             facts.created_at,
             facts.echo,
-            reading.seal,
-            self._hosted,
-            summarizes=reading.summarizes,
+            decoding.seal,
+            self._hosted_tools,
+            summarizes_reasoning=decoding.summarizes_reasoning,
         )
         self._started = False
         self._first_token_at: datetime | None = None
-        self._spent = TurnUsages()
-        self._reasoned = 0
-        self._errand: PendingToolWork | None = None
-        self._raw: TokenDump | None = None
-        self._tokens_of = reading.tokens_of
-        self._read_with(reading, facts.prompt_tokens)
+        self._usage = TurnUsages()
+        self._reasoning_tokens = 0
+        self._tool_work: PendingToolWork | None = None
+        self._token_dump: TokenDump | None = None
+        self._streamed_prompt_ids = decoding.streamed_prompt_ids
+        self._begin_decoding(decoding, facts.prompt_tokens)
 
-    def _read_with(self, reading: DecodingSpec, prompt_tokens: int) -> None:
-        """Begins to read the tokens of one engine request."""
-        self._parser = reading.parser
-        self._stops = StopStringFilter(reading.stops, told=reading.tells_stop)
-        self._stopped_kind: type[TextDelta | ReasoningDelta | CallDelta] = TextDelta
-        """What the text is a part of that the filter holds back."""
-        self._end_facts = FinishDetails(reading)
+    def _begin_decoding(self, decoding: DecodingSpec, prompt_tokens: int) -> None:
+        """Resets the decoding state for the tokens of another engine request."""
+        self._parser = decoding.parser
+        self._stops = StopStringFilter(decoding.stop_strings, include=decoding.include_stop_string)
+        self._held_kind: type[TextDelta | ReasoningDelta | CallDelta] = TextDelta
+        """The kind of the text that `_stops` holds back."""
+        self._finish_details = FinishDetails(decoding)
         self._logprobs = None
-        if reading.vocabulary is not None:
-            self._logprobs = TokenLogprobs(reading.vocabulary, names_ids=reading.names_ids)
+        if decoding.vocabulary is not None:
+            self._logprobs = TokenLogprobs(decoding.vocabulary, tokens_as_ids=decoding.tokens_as_ids)
         self._prompt_tokens = prompt_tokens
-        if reading.raw is not None:
-            self._raw = reading.raw.behind(self._raw)
+        if decoding.token_dump is not None:
+            self._token_dump = decoding.token_dump.after_turns(self._token_dump)
         self._tokens = 0
         self._resumed_tokens = 0
         self._turn_start = len(self.output)
 
     @property
     def engine_request_id(self) -> str:
-        """The id of the engine request that its tokens come from."""
+        """The id of the current turn's engine request: the response's id in hexadecimal, `.turn` after it."""
         return f"{self.facts.id.hex}.{self.turn}" if self.turn else self.facts.id.hex
 
     @property
@@ -113,80 +113,82 @@ class Run:
 
     @property
     def started(self) -> bool:
-        """The stream says that the response is in progress."""
+        """`response.in_progress` was emitted."""
         return self._started
 
     @property
     def next_seq(self) -> int:
-        """The number of the next event."""
+        """The sequence number of the next event."""
         return self._emitter.next_seq
 
     @property
     def output(self) -> list[Item]:
         return self._emitter.output
 
-    def begin(self) -> list[Event]:
-        """The events that exist from the response's acceptance on."""
-        return self._emitter.begin()
+    def accept(self) -> list[Event]:
+        """`response.created`, and `response.queued` in the background."""
+        return self._emitter.created()
 
     def start(self) -> list[Event]:
-        """What is told when it begins to be generated; nothing if that was told before."""
+        """`response.in_progress` and all events that precede the first token; none if started before."""
         if self._started:
             return []
         self._started = True
-        events = [] if self._tokens_of is None else [self._emitter.tokens("prompt", self._tokens_of)]
-        events += self._emitter.start()
-        if self._emitter.pending:
-            self._wait()
-        if self._condensing is None:
+        prompt_ids = self._streamed_prompt_ids
+        events = [] if prompt_ids is None else [self._emitter.token_ids("prompt", prompt_ids)]
+        events += self._emitter.in_progress()
+        if self._emitter.pending_calls:
+            self._await_tools()
+        if self._compaction is None:
             return events
-        events += self._emitter.compacting(answers=self._condensing.answers)
-        return events if self._condensing.by_model else events + self._emitter.compacted(self._sealed)
+        events += self._emitter.start_compaction(answers=self._compaction.answers)
+        if self._compaction.by_model:
+            return events
+        return events + self._emitter.end_compaction(self._sealed_summary)
 
     @property
-    def sums_up(self) -> bool:
-        """Its tokens are a summary, which nobody is told of."""
-        return self.turn == 0 and self._condensing is not None and self._condensing.by_model
+    def writes_summary(self) -> bool:
+        """The current turn's tokens are a compaction's summary, which is not streamed."""
+        return self.turn == 0 and self._compaction is not None and self._compaction.by_model
 
-    def _sealed(self, place: str) -> str:
-        assert self._condensing is not None
-        return self._condensing.seal(place, "".join(self._written))
+    def _sealed_summary(self, item_id: str) -> str:
+        assert self._compaction is not None
+        return self._compaction.seal(item_id, "".join(self._summary_text))
 
-    def resume(self, log: Log) -> list[Event]:
-        """Brings a fresh run to where the log ends: the tokens in it, the next number after it.
+    # --- recovery ---
 
-        Gives what the tokens say now; its deltas are cut otherwise than in the log, its text is the same.
+    def feed_logged_tokens(self, log: RunLog) -> list[Event]:
+        """The events of the log's tokens, all of them from the current engine request.
+
+        Their deltas may be cut differently from the logged ones; their text is the same.
         """
-        self.catch_up_to(log)
-        events = self.read_again(log)
-        self._emitter.next_seq = log.next_seq
-        return events
-
-    def read_again(self, log: Log) -> list[Event]:
-        """What the log's tokens say, which are all of one engine request."""
         if self._logprobs is not None:
-            self._logprobs.remember(log.told)
+            self._logprobs.restore(log.events)
         events = self.tokens(log.token_ids, log.first_token_at)
         self._resumed_tokens = len(log.token_ids)
         return events
 
-    def go_on_at(self, next_seq: int) -> None:
-        """Every event from now on is numbered from there."""
+    def set_next_seq(self, next_seq: int) -> None:
+        """Numbers all further events from `next_seq` on."""
         self._emitter.next_seq = next_seq
 
-    def resume_told(self, log: Log) -> None:
-        """The same from the log's deltas, for tokens that cannot be read again; such a run can only fail."""
-        self.catch_up_to(log)
+    def restore_output_only(self, log: RunLog) -> None:
+        """Restores the output from logged events where the tokens can no longer be decoded.
+
+        Such a run can only be ended.
+        """
+        self.emit_start_events(log)
         self._first_token_at = log.first_token_at
         self._tokens = self._resumed_tokens = len(log.token_ids)
-        self._emitter.retell(log.told)
+        self._emitter.restore(log.events)
         self._emitter.next_seq = log.next_seq
 
-    def catch_up_to(self, log: Log) -> None:
-        """Tells again what is told before the first token."""
-        begun = self.begin()
-        if log.next_seq > len(begun):
+    def emit_start_events(self, log: RunLog) -> None:
+        """Repeats the state changes of `accept` and, if the log shows it, of `start`."""
+        if log.next_seq > len(self.accept()):
             self.start()
+
+    # --- the current engine request ---
 
     def tokens(
         self,
@@ -194,126 +196,131 @@ class Run:
         at: datetime | None,
         logprobs: Sequence[EngineLogprobs] | None = None,
     ) -> list[Event]:
-        """Events for tokens that the engine gave; none while their text is still uncertain."""
-        if not self.facts.generates:
+        """The events of new tokens; none while their text is incomplete or may belong to a stop string."""
+        if not self.facts.wants_output:
             return []
         self._first_token_at = self._first_token_at or at
         if self._logprobs is not None and logprobs is not None:
-            self._logprobs.take(self._tokens, token_ids, logprobs)
+            self._logprobs.add(self._tokens, token_ids, logprobs)
         self._tokens += len(token_ids)
-        if self._raw is not None:
-            self._raw.take(token_ids)
-        told = [] if self._tokens_of is None else [self._emitter.tokens("output", token_ids)]
-        return told + self._emit(self._parser.feed(self._end_facts.take(token_ids, logprobs)))
+        if self._token_dump is not None:
+            self._token_dump.append(token_ids)
+        streamed = self._streamed_prompt_ids is not None
+        events = [self._emitter.token_ids("output", token_ids)] if streamed else []
+        return events + self._emit(self._parser.feed(self._finish_details.add(token_ids, logprobs)))
 
-    def prompt_logprobs(self, logprobs: Sequence[EngineLogprobs]) -> list[Event]:
-        """Takes note of those of the prompt's next tokens; they are told with the end."""
-        if self._raw is not None:
-            self._raw.take_of_prompt(logprobs)
+    def add_prompt_logprobs(self, logprobs: Sequence[EngineLogprobs]) -> list[Event]:
+        """Collects those of the prompt's next tokens for the final response; no event."""
+        if self._token_dump is not None:
+            self._token_dump.add_prompt_logprobs(logprobs)
         return []
 
     def finish(
         self, reason: FinishReason, usage: EngineUsage, at: datetime, stop_hit: StopMatch | None = None
     ) -> list[Event]:
-        """The last events, after the engine has ended the engine request."""
+        """The events that follow the end of the engine request: the turn's last ones, or the response's."""
         status: EndStatus
-        if not self.facts.generates:
+        if not self.facts.wants_output:
             usage = replace(usage, output=0)
         match reason:
             case "stop":
-                status, why = "completed", None
-            case "length" if not self.facts.generates:
-                status, why = "completed", None
+                status, incomplete_reason = "completed", None
+            case "length" if not self.facts.wants_output:
+                status, incomplete_reason = "completed", None
             case "length":
-                status, why = "incomplete", "max_output_tokens"
+                status, incomplete_reason = "incomplete", "max_output_tokens"
             case "cancelled":
-                status, why = "cancelled", None
+                status, incomplete_reason = "cancelled", None
         if reason == "stop":
-            self._end_facts.stop(stop_hit)
-        rest = self._emit(self._parser.close()) + self._release(stop_hit)
-        if self.sums_up and status != "cancelled":
+            self._finish_details.stop(stop_hit)
+        rest = self._emit(self._parser.close()) + self._flush_held_text(stop_hit)
+        if self.writes_summary and status != "cancelled":
             return self._end_summary(usage, at)
-        if status == "completed" and self._emitter.pending:
+        if status == "completed" and self._emitter.pending_calls:
             return rest + self._end_turn(usage)
-        return rest + self._end(status, usage, at, incomplete_reason=why)
+        return rest + self._end(status, usage, at, incomplete_reason=incomplete_reason)
 
     def _end_summary(self, usage: EngineUsage, at: datetime) -> list[Event]:
-        """The context is short now; the model answers from that, if it is to answer."""
-        assert self._condensing is not None
-        events = self._emitter.compacted(self._sealed)
-        if not self._condensing.answers:
+        """The compaction is done; the response continues with the short context, if it is to answer."""
+        assert self._compaction is not None
+        events = self._emitter.end_compaction(self._sealed_summary)
+        if not self._compaction.answers:
             return events + self._end("completed", usage, at)
-        self._spend(usage)
-        self._wait()
+        self._add_usage(usage)
+        self._await_tools()
         return events
 
     def _end_turn(self, usage: EngineUsage) -> list[Event]:
-        """The model waits for calls of the server's."""
-        self._spend(usage)
-        events = self._emitter.rest()  # what is open is over: its last word was said before the turn's end
-        self._wait()
+        """The turn ended with calls that the server makes."""
+        self._add_usage(usage)
+        events = self._emitter.close_turn()
+        self._await_tools()
         return events
 
-    def _wait(self) -> None:
-        """For its calls, or, if there are none, for its next turn."""
-        self.calling = True
-        self._errand = PendingToolWork(
-            tuple(self._emitter.due()), tuple(self.output), self.turn, self._spent.output
+    # --- between turns ---
+
+    def _await_tools(self) -> None:
+        """Waits for the turn's calls, or, if there are none, for the next turn."""
+        self.awaiting_tools = True
+        self._tool_work = PendingToolWork(
+            tuple(self._emitter.due_calls()), tuple(self.output), self.turn, self._usage.output
         )
 
-    def take_errand(self) -> PendingToolWork | None:
-        """What is to be done for the run outside, told once."""
-        errand, self._errand = self._errand, None
-        return errand
+    def take_tool_work(self) -> PendingToolWork | None:
+        """What the tool loop has to do next for this run; returned once."""
+        tool_work, self._tool_work = self._tool_work, None
+        return tool_work
 
     @property
-    def waits_for_calls(self) -> bool:
-        """Its next step is calls of the server's, or the turn behind them: no engine request is there."""
-        return self.calling or (not self._started and bool(self._hosted.approved))
+    def next_step_is_tools(self) -> bool:
+        """Tool calls, or the turn after them, come next, and no engine request."""
+        return self.awaiting_tools or (not self._started and bool(self._hosted_tools.approved))
 
     @property
-    def calls_due(self) -> bool:
-        """The model has asked for calls of the server's that are not made yet."""
-        return bool(self._emitter.pending)
+    def has_pending_calls(self) -> bool:
+        """Some of the server's calls have no result yet."""
+        return bool(self._emitter.pending_calls)
 
-    def called(self, index: int, outcome: ToolResult, at: datetime) -> list[Event]:
-        """The events of a call that was made; after the last, the model's next turn is due, or the end.
-
-        A call that is the client's to make, or to allow, ends the response as always.
+    def finish_call(self, index: int, outcome: ToolResult, at: datetime) -> list[Event]:
+        """The events of a call's result. After the last result the next turn is due, or the response ends:
+        a call that the client must make or approve ends it.
         """
-        if index not in self._emitter.pending:
+        if index not in self._emitter.pending_calls:
             return []
-        events = self._emitter.called(index, outcome)
-        if self._emitter.pending:
+        events = self._emitter.finish_call(index, outcome)
+        if self._emitter.pending_calls:
             return events
-        own = self.output[self._turn_start :]
-        if any(isinstance(item, FunctionCall | CustomToolCall | McpApprovalRequest) for item in own):
+        turn_items = self.output[self._turn_start :]
+        for_client = FunctionCall | CustomToolCall | McpApprovalRequest
+        if any(isinstance(item, for_client) for item in turn_items):
             return events + self._end("completed", EngineUsage(), at)
-        self._wait()
+        self._await_tools()
         return events
 
-    def next_turn(self, reading: DecodingSpec | None, prompt_tokens: int, at: datetime) -> list[Event]:
-        """The model goes on, behind its calls; without a reading there is no token left for that."""
-        if reading is None:
+    def next_turn(self, decoding: DecodingSpec | None, prompt_tokens: int, at: datetime) -> list[Event]:
+        """Begins the next model turn. Without `decoding` there is no token left for it: the response ends."""
+        if decoding is None:
             return self._end("incomplete", EngineUsage(), at, incomplete_reason="max_output_tokens")
         self.turn += 1
-        self.calling = False
-        self._read_with(reading, prompt_tokens)
+        self.awaiting_tools = False
+        self._begin_decoding(decoding, prompt_tokens)
         return []
 
-    def interrupt(self, at: datetime) -> list[Event]:
-        """Its end is asked for, which the engine hears of too: said here if no engine has the response."""
-        return self.cancel(at) if self.calling else []
+    def request_cancel(self, at: datetime) -> list[Event]:
+        """Ends the run between two turns. During a turn the engine ends it, which is cancelled as well."""
+        return self.cancel(at) if self.awaiting_tools else []
 
-    def _spend(self, usage: EngineUsage) -> None:
-        sums_up = self._condensing is not None and self._condensing.by_model
-        self._spent.add(usage, self._resumed_tokens, sums_up_first=sums_up)
-        self._reasoned += self._parser.reasoning_tokens
+    # --- the end ---
+
+    def _add_usage(self, usage: EngineUsage) -> None:
+        first_is_summary = self._compaction is not None and self._compaction.by_model
+        self._usage.add(usage, self._resumed_tokens, first_is_summary=first_is_summary)
+        self._reasoning_tokens += self._parser.reasoning_tokens
         self._resumed_tokens = 0
 
     def cancel(self, at: datetime) -> list[Event]:
-        """The last events of a response whose end was asked for while no engine had it."""
-        return self.finish("cancelled", self._own_usage(), at)
+        """The last events of a response that is cancelled while the engine has no request of it."""
+        return self.finish("cancelled", self._counted_usage(), at)
 
     def fail(
         self,
@@ -324,18 +331,18 @@ class Run:
         *,
         readable: bool = True,
     ) -> list[Event]:
-        """The last events of a response that cannot be finished; what there is of its output is kept.
+        """The last events of a failed response, with the output up to now.
 
-        A parser that has raised is not `readable`: what it held back is lost.
+        Pass `readable=False` after the parser has raised: the text that it held back is lost.
         """
-        readable = readable and not self.calling
-        rest = self._emit(self._parser.close()) + self._release(None) if readable else []
-        counted = usage or self._own_usage()
-        return rest + self._end("failed", counted, at, error_code=code, error_message=message)
+        readable = readable and not self.awaiting_tools
+        rest = self._emit(self._parser.close()) + self._flush_held_text(None) if readable else []
+        usage = usage or self._counted_usage()
+        return rest + self._end("failed", usage, at, error_code=code, error_message=message)
 
-    def _own_usage(self) -> EngineUsage:
-        """What the engine would say of the tokens that came, had it been asked."""
-        if self.calling:
+    def _counted_usage(self) -> EngineUsage:
+        """The current turn's usage as counted here, where the engine reports none."""
+        if self.awaiting_tools:
             return EngineUsage()
         resumed = self._resumed_tokens
         return EngineUsage(self._prompt_tokens + resumed, output=self._tokens - resumed)
@@ -350,47 +357,47 @@ class Run:
         error_message: str | None = None,
         incomplete_reason: str | None = None,
     ) -> list[Event]:
-        if not self.calling:
-            self._spend(usage)
-        self.calling = False
-        self._errand = None
+        if not self.awaiting_tools:
+            self._add_usage(usage)
+        self.awaiting_tools = False
+        self._tool_work = None
         self.ending = Ending(
             status=status,
             first_token_at=self._first_token_at,
             finished_at=at,
-            input_tokens=self._spent.prompt,
-            cached_tokens=self._spent.cached,
-            output_tokens=self._spent.output,
-            reasoning_tokens=self._reasoned,
-            turns=tuple(self._spent.turns),
+            input_tokens=self._usage.prompt,
+            cached_tokens=self._usage.cached,
+            output_tokens=self._usage.output,
+            reasoning_tokens=self._reasoning_tokens,
+            turns=tuple(self._usage.turns),
             error_code=error_code,
             error_message=error_message,
             incomplete_reason=incomplete_reason,
         )
-        events, self.final = self._emitter.end(self.ending, self._raw, self._end_facts)
+        events, self.final = self._emitter.end(self.ending, self._token_dump, self._finish_details)
         return events
 
     def _emit(self, deltas: Sequence[Delta]) -> list[Event]:
-        if self.sums_up:
-            self._written += [delta.text for delta in deltas if isinstance(delta, TextDelta)]
+        if self.writes_summary:
+            self._summary_text += [delta.text for delta in deltas if isinstance(delta, TextDelta)]
             return []
-        return [event for delta in deltas for event in self._emit_one(delta)]
+        return [event for delta in deltas for event in self._emit_delta(delta)]
 
-    def _emit_one(self, delta: Delta) -> list[Event]:
-        """The events of one delta, but for text that may belong to a stop string."""
+    def _emit_delta(self, delta: Delta) -> list[Event]:
+        """The events of one delta, without text that may belong to a stop string."""
         if not isinstance(delta, TextDelta | ReasoningDelta | CallDelta):
-            return self._release(None) + self._emitter.delta(delta)
-        events = self._release(None) if type(delta) is not self._stopped_kind else []
-        self._stopped_kind = type(delta)
-        told = (
-            self._logprobs.of(delta.token_indices) if self._logprobs and isinstance(delta, TextDelta) else []
+            return self._flush_held_text(None) + self._emitter.delta(delta)
+        events = self._flush_held_text(None) if type(delta) is not self._held_kind else []
+        self._held_kind = type(delta)
+        logprobs = (
+            self._logprobs.pop(delta.token_indices) if self._logprobs and isinstance(delta, TextDelta) else []
         )
         text = self._stops.feed(delta.text)
-        if text or told:
-            events += self._emitter.delta(self._stopped_kind(text), told)
+        if text or logprobs:
+            events += self._emitter.delta(self._held_kind(text), logprobs)
         return events
 
-    def _release(self, stop_hit: StopMatch | None) -> list[Event]:
-        """Tells what was held back, up to the stop string that ended the answer."""
+    def _flush_held_text(self, stop_hit: StopMatch | None) -> list[Event]:
+        """The events of the held-back text, up to the stop string that ended the output."""
         text = self._stops.close(stop_hit)
-        return self._emitter.delta(self._stopped_kind(text)) if text else []
+        return self._emitter.delta(self._held_kind(text)) if text else []

@@ -1,6 +1,7 @@
-"""Stop strings and the text around them: none is told before it is known whether it ends the answer.
+"""Holds back text that may be the beginning of a stop string. Pure.
 
-The engine decides where an answer ends; this holds back text that may turn out to be its stop string. Pure.
+The engine decides where an output ends. Until it has decided, text that may turn out to be a stop string
+is not streamed.
 """
 
 from collections.abc import Sequence
@@ -9,41 +10,46 @@ from engine.request import StopMatch
 
 
 class StopStringFilter:
-    """Text in, text out, the end of it held back as long as it may begin a stop string."""
+    """Text in, text out. The end of the text is held back while it may begin a stop string."""
 
-    def __init__(self, stops: Sequence[str], *, told: bool) -> None:
-        """`told`: the stop string itself belongs to the answer."""
-        self._stops = stops
-        self._told = told
+    def __init__(self, stop_strings: Sequence[str], *, include: bool) -> None:
+        """`include`: the stop string itself belongs to the output."""
+        self._stop_strings = stop_strings
+        self._include = include
         self._held = ""
 
     def feed(self, text: str) -> str:
-        """What can be told. A whole stop string that was held did not end the answer, as there is more."""
-        if not self._stops:
+        """The text that can be streamed. A complete stop string in the held-back text did not end the output,
+        because there is more text.
+        """
+        if not self._stop_strings:
             return text
         seen = len(self._held)
         whole = self._held + text
-        cut = min(self._first_open(whole, seen), len(whole))
+        cut = self._first_match(whole, seen)
         self._held = whole[cut:]
         return whole[:cut]
 
     def close(self, hit: StopMatch | None) -> str:
-        """The rest, up to the stop string that ended the answer."""
+        """The held-back text, up to the stop string that ended the output."""
         rest, self._held = self._held, ""
         if hit is None:
             return rest
-        place = rest.rfind(hit.text)
-        if place < 0:
+        start = rest.rfind(hit.text)
+        if start < 0:
             return rest
-        return rest[: place + len(hit.text)] if self._told else rest[:place]
+        return rest[: start + len(hit.text)] if self._include else rest[:start]
 
-    def _first_open(self, text: str, seen: int) -> int:
-        """Where the first stop string begins that ends behind what was seen, or may end in text to come."""
+    def _first_match(self, text: str, seen: int) -> int:
+        """The start of the first stop string that ends after `seen`, or that may end in text to come.
+
+        The length of the text if there is none.
+        """
         first = len(text)
-        for stop in self._stops:
-            place = text.find(stop, max(0, seen - len(stop) + 1))
-            if place >= 0:
-                first = min(first, place)
+        for stop in self._stop_strings:
+            start = text.find(stop, max(0, seen - len(stop) + 1))
+            if start >= 0:
+                first = min(first, start)
             for size in range(min(len(stop) - 1, len(text)), 0, -1):
                 if text.endswith(stop[:size]):
                     first = min(first, len(text) - size)

@@ -1,9 +1,7 @@
-"""What a model was given and gave, as tokens, for those who ask with `enable_response_messages`. Pure.
+"""vLLM's `enable_response_messages` and `prompt_logprobs`: prompt and output as tokens or messages. Pure.
 
-And how likely each token of the prompt was, for those who ask for that.
-
-vLLM's extension. It is told with the end of a response and kept in the last event of its stream alone: no
-column has it.
+Both are part of the final response and are stored in the last event of its stream only: the row has no such
+columns.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,7 +12,7 @@ import msgspec
 
 from engine.request import TokenLogprobs
 from engine.vocabulary import Vocabulary
-from server.generation.logprobs import LEAST
+from server.generation.logprobs import MIN_LOGPROB
 from server.model_formats.interface import Messages
 from server.protocol.responses.response import (
     PromptLogprob,
@@ -30,93 +28,97 @@ from server.protocol.typed import decode_as
 ReadMessages = Callable[[Sequence[int]], Messages]
 
 NOT_STORED = ("input_messages", "output_messages", "prompt_logprobs", "stop_reason", "cumulative_logprob")
-"""The fields of a response that are kept in its last event."""
+"""Fields of a response that only its last event has."""
 
 
 class TokenDump:
-    """One response's: what was given and what came, for each turn of its model."""
+    """The prompt and the output of each model turn of one response."""
 
     def __init__(
         self,
         vocabulary: Vocabulary,
         prompt: Sequence[int],
         *,
-        tells_likelihood: bool = False,
+        prompt_logprobs: bool = False,
         read: ReadMessages | None = None,
     ) -> None:
-        """`read` is there for a model whose format keeps messages apart: those are told, not the tokens."""
+        """With `read`, for model formats with separate messages, messages are reported in place of tokens."""
         self._read = read
         self._vocabulary = vocabulary
-        self._likelihood: list[PromptLogprobs | None] | None = [None] if tells_likelihood else None
-        self._given = [list(prompt)]
-        self._came: list[list[int]] = [[]]
+        self._prompt_logprobs: list[PromptLogprobs | None] | None = [None] if prompt_logprobs else None
+        self._prompts = [list(prompt)]
+        self._outputs: list[list[int]] = [[]]
 
-    def behind(self, earlier: "TokenDump | None") -> "TokenDump":
-        """This turn's with those of the turns before it."""
+    def after_turns(self, earlier: "TokenDump | None") -> "TokenDump":
+        """Puts the earlier turns before this one's; returns itself."""
         if earlier is not None:
-            self._given = [*earlier._given, *self._given]
-            self._came = [*earlier._came, *self._came]
+            self._prompts = [*earlier._prompts, *self._prompts]
+            self._outputs = [*earlier._outputs, *self._outputs]
         return self
 
-    def take(self, token_ids: Sequence[int]) -> None:
-        self._came[-1] += token_ids
+    def append(self, token_ids: Sequence[int]) -> None:
+        self._outputs[-1] += token_ids
 
-    def take_of_prompt(self, logprobs: Sequence[TokenLogprobs]) -> None:
-        """How likely the prompt's next tokens were; of the first one nothing is ever said."""
-        if self._likelihood is not None:
-            prompt, begin = self._given[-1], len(self._likelihood)
-            self._likelihood += map(self._likely, prompt[begin:], logprobs)
+    def add_prompt_logprobs(self, logprobs: Sequence[TokenLogprobs]) -> None:
+        """Adds those of the prompt's next tokens. The first token of a prompt has none."""
+        if self._prompt_logprobs is not None:
+            prompt, begin = self._prompts[-1], len(self._prompt_logprobs)
+            self._prompt_logprobs += map(self._ranked_logprobs, prompt[begin:], logprobs)
 
     def add_to(self, response: Response, turns: Sequence[TurnUsage]) -> Response:
-        """The response with the prompts and with all tokens that have come, counted by turn, too."""
+        """The response with prompts, outputs and the usage of each turn."""
         return msgspec.structs.replace(
             response,
             usage=None if response.usage is None else with_turn_usage(response.usage, turns),
             input_messages=self._input(),
             output_messages=self._output(),
-            prompt_logprobs=self._likelihood if self._likelihood is not None else msgspec.UNSET,
+            prompt_logprobs=self._prompt_logprobs if self._prompt_logprobs is not None else msgspec.UNSET,
         )
 
     def _input(self) -> list[Any]:
         if self._read is None:
-            return [self._message(given) for given in self._given]
-        told, closed = self._read(self._given[0])
-        return told[:closed]
+            return [self._raw_message(prompt) for prompt in self._prompts]
+        messages, complete = self._read(self._prompts[0])
+        return messages[:complete]
 
     def _output(self) -> list[Any]:
-        """What came; of messages, what the server's tools said between turns, too."""
+        """The outputs; where they are messages, the tools' results between turns as well."""
         if self._read is None:
-            return [self._message(came) for came in self._came]
+            return [self._raw_message(tokens) for tokens in self._outputs]
         output: list[Any] = []
-        for turn, (given, came) in enumerate(zip(self._given, self._came, strict=True)):
-            before, closed = self._read(given)
+        for turn, (prompt, tokens) in enumerate(zip(self._prompts, self._outputs, strict=True)):
+            before, complete = self._read(prompt)
             if turn:
-                of_tools = takewhile(lambda one: one["role"] == "tool", reversed(before[:closed]))
-                output += reversed(list(of_tools))
-            output += self._read([*given, *came]).messages[closed:]
+                results = takewhile(lambda message: message["role"] == "tool", reversed(before[:complete]))
+                output += reversed(list(results))
+            output += self._read([*prompt, *tokens]).messages[complete:]
         return output
 
-    def _likely(self, token_id: int, told: TokenLogprobs) -> PromptLogprobs:
-        """The likeliest tokens with their ranks, and the prompt's own, whose rank is known if it is one."""
-        likely = {
-            other: PromptLogprob(max(logprob, LEAST), rank, self._spelled(other))
-            for rank, (other, logprob) in enumerate(told.top, 1)
+    def _ranked_logprobs(self, token_id: int, logprobs: TokenLogprobs) -> PromptLogprobs:
+        """The most likely tokens with their ranks, the prompt's own token first. If it is not among the most
+        likely ones, its rank is None.
+        """
+        ranked = {
+            other: PromptLogprob(max(logprob, MIN_LOGPROB), rank, self._decode(other))
+            for rank, (other, logprob) in enumerate(logprobs.top, 1)
         }
-        own = likely.pop(token_id, PromptLogprob(max(told.chosen, LEAST), None, self._spelled(token_id)))
-        return {token_id: own, **likely}
+        own = ranked.pop(
+            token_id, PromptLogprob(max(logprobs.chosen, MIN_LOGPROB), None, self._decode(token_id))
+        )
+        return {token_id: own, **ranked}
 
-    def _spelled(self, token_id: int) -> str:
+    def _decode(self, token_id: int) -> str:
         return self._vocabulary.tokens[token_id].decode(errors="replace")
 
-    def _message(self, token_ids: list[int]) -> RawMessage:
+    def _raw_message(self, token_ids: list[int]) -> RawMessage:
         return RawMessage(self._vocabulary.spell(token_ids).decode(errors="replace"), token_ids)
 
 
-class _Asked(msgspec.Struct):
+class _RequestFlag(msgspec.Struct):
     enable_response_messages: bool | None = None
 
 
-class _Told(msgspec.Struct):
+class _LastResponse(msgspec.Struct):
     usage: Usage | None = None
     input_messages: list[Any] | msgspec.UnsetType = msgspec.UNSET
     output_messages: list[Any] | msgspec.UnsetType = msgspec.UNSET
@@ -124,30 +126,30 @@ class _Told(msgspec.Struct):
     stop_reason: str | int | msgspec.UnsetType | None = msgspec.UNSET
 
 
-class _Last(msgspec.Struct):
-    response: _Told
+class _LastEvent(msgspec.Struct):
+    response: _LastResponse
 
 
-def wants_token_dump(asked: str | None) -> bool:
-    """Whether a stored request does; most are not even decoded."""
-    if asked is None or '"enable_response_messages":true' not in asked:
+def wants_token_dump(request: str | None) -> bool:
+    """Whether a stored request has `enable_response_messages`. Most are not even decoded."""
+    if request is None or '"enable_response_messages":true' not in request:
         return False
-    return bool(decode_as(asked, _Asked).enable_response_messages)
+    return bool(decode_as(request, _RequestFlag).enable_response_messages)
 
 
-def asks_for_stops(asked: str | None) -> bool:
-    """Whether a stored completion may have ended at a stop of its request, which its last event says."""
-    return asked is not None and ('"stop":' in asked or '"stop_token_ids":' in asked)
+def may_have_stop_reason(request: str | None) -> bool:
+    """Whether a stored request has stop strings or tokens, so that its last event has a `stop_reason`."""
+    return request is not None and ('"stop":' in request or '"stop_token_ids":' in request)
 
 
 def restore_token_dump(response: Response, last_event: str) -> Response:
-    """A response that has ended, with what its last event alone has kept."""
-    told = decode_as(last_event, _Last).response
+    """An ended response with the fields that only its last event has."""
+    last = decode_as(last_event, _LastEvent).response
     return msgspec.structs.replace(
         response,
-        usage=told.usage,
-        input_messages=told.input_messages,
-        output_messages=told.output_messages,
-        prompt_logprobs=told.prompt_logprobs,
-        stop_reason=told.stop_reason,
+        usage=last.usage,
+        input_messages=last.input_messages,
+        output_messages=last.output_messages,
+        prompt_logprobs=last.prompt_logprobs,
+        stop_reason=last.stop_reason,
     )

@@ -1,8 +1,8 @@
-"""The events of what the server itself does for a response: lists of tools, calls, requests for approval.
+"""The events of hosted tools: lists of MCP tools, the server's own calls, requests for approval. Pure.
 
-Pure; a part of the emitter, whose output and numbers it shares. Order per call: added, in progress, its
-arguments, and, whenever that is, how it ended and done. A call that somebody must allow is told when it is
-complete, and nothing is made of it.
+Part of the event emitter, whose output and sequence numbers it shares. Order per call: added, in
+progress, arguments, and with its result completed or failed, and done. A call that needs approval becomes
+an approval request once its arguments are complete, and is not made.
 """
 
 from collections.abc import Callable
@@ -31,152 +31,158 @@ from server.protocol.responses.items import Item, ItemStatus
 
 @dataclass(slots=True)
 class _Draft:
-    """A call that the model is writing."""
+    """A call whose arguments the model is writing."""
 
     label: str
     name: str
-    asks: bool
+    needs_approval: bool
     is_code: bool
     text: list[str] = field(default_factory=list)
 
 
 class ToolCallEvents:
-    """Those of one response."""
+    """The hosted tools' events of one response."""
 
     def __init__(
-        self, response: UUID, hosted: HostedTools, output: list[Item], number: Callable[[], int]
+        self, response: UUID, hosted: HostedTools, output: list[Item], new_seq: Callable[[], int]
     ) -> None:
-        self.pending: list[int] = []
-        """The places of calls that are to be made, or are being made."""
+        self.pending_calls: list[int] = []
+        """The output indices of calls that have no result yet."""
         self._response = response
         self._hosted = hosted
         self._output = output
-        self._number = number
+        self._new_seq = new_seq
         self._draft: _Draft | None = None
         self._calls: dict[int, McpCall] = {}
-        """The calls to be made, by place, whatever their items are."""
-        self._undone: int | None = None
-        """The place of a call whose arguments are told, but not that they are complete."""
+        """Every call as its tool server gets it, by output index."""
+        self._unfinished_arguments: int | None = None
+        """The output index of a call whose arguments were emitted without their `done` event."""
 
     @property
-    def writing(self) -> bool:
-        """A call is being written, which is, or will be, the last of the output."""
+    def has_draft(self) -> bool:
+        """The model is writing a call; its item is the last of the output, or will be."""
         return self._draft is not None
 
-    def due(self) -> list[DueCall]:
-        """The pending calls, as their servers are asked, and which of them the request allows."""
-        most = self._hosted.most_calls
-        made = sum(isinstance(item, HostedCall) for item in self._output) - len(self.pending)
+    def due_calls(self) -> list[DueCall]:
+        """The pending calls as their tool servers get them, and which of them `max_tool_calls` allows."""
+        limit = self._hosted.most_calls
+        made = sum(isinstance(item, HostedCall) for item in self._output) - len(self.pending_calls)
         return [
             DueCall(
                 index,
                 call,
-                allowed=most is None or made + place < most,
+                allowed=limit is None or made + position < limit,
                 offered=self._hosted.offers(call),
                 repeatable=self._hosted.repeatable(call),
             )
-            for place, index in enumerate(self.pending)
+            for position, index in enumerate(self.pending_calls)
             for call in [self._calls[index]]
         ]
 
     def serves(self, label: str | None) -> bool:
         return label in self._hosted.labels
 
-    def begin(self) -> list[Event]:
-        """What is told before the model says anything."""
-        events = [event for listed in self._hosted.lists if listed.is_new for event in self._list(listed)]
+    def start(self) -> list[Event]:
+        """The events of new tool lists, and of calls that the request's input approves."""
+        events = [
+            event for listed in self._hosted.lists if listed.is_new for event in self._list_tools(listed)
+        ]
         for request in self._hosted.approved:
-            events += self._begin(request.server_label, request.name, request.id)
-            events += self._arguments(request.arguments) + self.rest()
-            self.pending.append(len(self._output) - 1)
+            events += self._start_call(request.server_label, request.name, request.id)
+            events += self._set_arguments(request.arguments) + self.finish_arguments()
+            self.pending_calls.append(len(self._output) - 1)
         return events
 
-    def _list(self, listed: ListedServer) -> list[Event]:
+    def _list_tools(self, listed: ListedServer) -> list[Event]:
         item = McpListTools(self._id(McpListTools), listed.label)
         index = len(self._output)
         end = wire.McpListToolsCompleted if listed.error is None else wire.McpListToolsFailed
         done = McpListTools(item.id, listed.label, list(listed.tools), listed.error)
         self._output.append(done)
         return [
-            wire.whole_event(wire.OutputItemAdded(self._number(), index, item)),
-            wire.whole_event(wire.McpListToolsInProgress(self._number(), item.id, index)),
-            wire.whole_event(end(self._number(), item.id, index)),
-            wire.whole_event(wire.OutputItemDone(self._number(), index, done)),
+            wire.whole_event(wire.OutputItemAdded(self._new_seq(), index, item)),
+            wire.whole_event(wire.McpListToolsInProgress(self._new_seq(), item.id, index)),
+            wire.whole_event(end(self._new_seq(), item.id, index)),
+            wire.whole_event(wire.OutputItemDone(self._new_seq(), index, done)),
         ]
 
-    def write(self, label: str, name: str, *, is_code: bool) -> list[Event]:
-        """The model begins a call, with bare code as its arguments, or with JSON."""
-        asks = self._hosted.asks(label, name)
-        self._draft = _Draft(label, name, asks, is_code)
-        return [] if asks else self._begin(label, name)
+    def start_draft(self, label: str, name: str, *, is_code: bool) -> list[Event]:
+        """The model begins a call. Its arguments are JSON, or bare code if `is_code`."""
+        needs_approval = self._hosted.asks(label, name)
+        self._draft = _Draft(label, name, needs_approval, is_code)
+        return [] if needs_approval else self._start_call(label, name)
 
-    def more(self, text: str) -> None:
-        """Of the arguments. OpenAI sends them in one piece, so they are told at their end."""
+    def append(self, text: str) -> None:
+        """Adds text to the draft's arguments. OpenAI streams them in one delta, so this emits nothing."""
         assert self._draft is not None
         self._draft.text.append(text)
 
-    def close(self, status: ItemStatus) -> list[Event]:
-        """The arguments are complete, and the call is to be made; or it was cut off, and is not.
+    def close_draft(self, status: ItemStatus) -> list[Event]:
+        """Ends the draft: a completed call becomes pending, one that was cut off is done as incomplete.
 
-        That they are complete is told with what comes next, or with the end of the turn: so a log that has it
-        for a turn's last call has the whole turn, and tells that the call was perhaps made.
+        `arguments.done` is delayed until the next event or the end of the turn. If the log has it for the
+        last call, the turn was finished, so on recovery the call may already have been executed.
         """
         draft, self._draft = self._draft, None
         assert draft is not None
         arguments = "".join(draft.text)
         if draft.is_code:
             arguments = msgspec.json.encode({"code": arguments}).decode()
-        if draft.asks and status == "completed":
-            return self._ask(draft, arguments)
-        begun = self._begin(draft.label, draft.name) if draft.asks else []
-        events = [*begun, *self._arguments(arguments)]
+        if draft.needs_approval and status == "completed":
+            return self._request_approval(draft, arguments)
+        added = self._start_call(draft.label, draft.name) if draft.needs_approval else []
+        events = [*added, *self._set_arguments(arguments)]
         if status == "completed":
-            self.pending.append(len(self._output) - 1)
+            self.pending_calls.append(len(self._output) - 1)
             return events
-        return [*events, *self.rest(), self._done(len(self._output) - 1, "incomplete", ToolResult())]
+        return [
+            *events,
+            *self.finish_arguments(),
+            self._done(len(self._output) - 1, "incomplete", ToolResult()),
+        ]
 
-    def rest(self) -> list[Event]:
-        """What was kept back of the last call."""
-        index, self._undone = self._undone, None
+    def finish_arguments(self) -> list[Event]:
+        """The delayed `done` event of the last call's arguments."""
+        index, self._unfinished_arguments = self._unfinished_arguments, None
         if index is None:
             return []
         match self._output[index]:
-            case McpCall(name, arguments=arguments):
-                return [wire.whole_event(wire.McpCallArgumentsDone(self._number(), name, index, arguments))]
-            case CodeInterpreterCall(name, code=code):
+            case McpCall(item_id, arguments=arguments):
+                return [wire.whole_event(wire.McpCallArgumentsDone(self._new_seq(), item_id, index, arguments))]
+            case CodeInterpreterCall(item_id, code=code):
                 return [
-                    wire.whole_event(wire.CodeDone(self._number(), name, index, code or "")),
-                    wire.whole_event(wire.CodeInterpreting(self._number(), name, index)),
+                    wire.whole_event(wire.CodeDone(self._new_seq(), item_id, index, code or "")),
+                    wire.whole_event(wire.CodeInterpreting(self._new_seq(), item_id, index)),
                 ]
             case item:
-                return [wire.whole_event(wire.SearchSearching(self._number(), item.id, index))]
+                return [wire.whole_event(wire.SearchSearching(self._new_seq(), item.id, index))]
 
-    def called(self, index: int, outcome: ToolResult) -> list[Event]:
-        """What came of a pending call."""
-        self.pending.remove(index)
+    def finish_call(self, index: int, outcome: ToolResult) -> list[Event]:
+        """The events of a pending call's result."""
+        self.pending_calls.remove(index)
         item, failed = self._output[index], outcome.error is not None
         end = ended(self._form(self._calls[index].server_label), failed=failed)
         return [
-            wire.whole_event(end(self._number(), item.id, index)),
+            wire.whole_event(end(self._new_seq(), item.id, index)),
             self._done(index, "failed" if failed else "completed", outcome),
         ]
 
     def give_up(self) -> list[Event]:
-        """The response ends before its calls."""
-        events = [self._done(index, "incomplete", ToolResult()) for index in self.pending]
-        self.pending = []
+        """The response ends before its pending calls have results: they are incomplete."""
+        events = [self._done(index, "incomplete", ToolResult()) for index in self.pending_calls]
+        self.pending_calls = []
         return events
 
-    def retell(self, item: Item) -> bool:
-        """Takes an added item over from a log, if it is one of these."""
+    def restore(self, item: Item) -> bool:
+        """Takes an added item from the log; returns False if it is not a hosted tool's."""
         if isinstance(item, HostedItem):
             self._output.append(item)
             if isinstance(item, HostedCall):
-                self.pending.append(len(self._output) - 1)
+                self.pending_calls.append(len(self._output) - 1)
             return True
         return False
 
-    def _begin(self, label: str, name: str, allowed_by: str | None = None) -> list[Event]:
+    def _start_call(self, label: str, name: str, allowed_by: str | None = None) -> list[Event]:
         index = len(self._output)
         form = self._form(label)
         call = McpCall("", "in_progress", label, name, "", approval_request_id=allowed_by)
@@ -184,24 +190,24 @@ class ToolCallEvents:
         self._calls[index] = call
         self._output.append(item)
         return [
-            wire.whole_event(wire.OutputItemAdded(self._number(), index, item)),
-            wire.whole_event(BEGUN[form](self._number(), item.id, index)),
+            wire.whole_event(wire.OutputItemAdded(self._new_seq(), index, item)),
+            wire.whole_event(BEGUN[form](self._new_seq(), item.id, index)),
         ]
 
-    def _arguments(self, arguments: str) -> list[Event]:
+    def _set_arguments(self, arguments: str) -> list[Event]:
         index = len(self._output) - 1
         item = self._output[index]
         assert isinstance(item, HostedCall)
         self._calls[index] = call = msgspec.structs.replace(self._calls[index], arguments=arguments)
         self._output[index] = item = given(item, call)
-        self._undone = index
+        self._unfinished_arguments = index
         match item:
             case McpCall():
                 return [
-                    wire.whole_event(wire.McpCallArgumentsDelta(self._number(), item.id, index, arguments))
+                    wire.whole_event(wire.McpCallArgumentsDelta(self._new_seq(), item.id, index, arguments))
                 ]
             case CodeInterpreterCall():
-                return [wire.whole_event(wire.CodeDelta(self._number(), item.id, index, item.code or ""))]
+                return [wire.whole_event(wire.CodeDelta(self._new_seq(), item.id, index, item.code or ""))]
             case WebSearchCall():
                 return []
 
@@ -209,15 +215,15 @@ class ToolCallEvents:
         listed = self._hosted.labels.get(label)
         return listed.form if listed is not None else "mcp"
 
-    def _ask(self, draft: _Draft, arguments: str) -> list[Event]:
+    def _request_approval(self, draft: _Draft, arguments: str) -> list[Event]:
         index = len(self._output)
         item = McpApprovalRequest(self._id(McpApprovalRequest), draft.label, draft.name, arguments)
         if self._hosted.tag is not None:
             item = self._hosted.tag(item)
         self._output.append(item)
         return [
-            wire.whole_event(wire.OutputItemAdded(self._number(), index, item)),
-            wire.whole_event(wire.OutputItemDone(self._number(), index, item)),
+            wire.whole_event(wire.OutputItemAdded(self._new_seq(), index, item)),
+            wire.whole_event(wire.OutputItemDone(self._new_seq(), index, item)),
         ]
 
     def _done(self, index: int, status: Ended, outcome: ToolResult) -> Event:
@@ -225,7 +231,7 @@ class ToolCallEvents:
         assert isinstance(item, HostedCall)
         left = done(item, status, outcome, tells_sources=self._hosted.tells_sources)
         self._output[index] = left
-        return wire.whole_event(wire.OutputItemDone(self._number(), index, left))
+        return wire.whole_event(wire.OutputItemDone(self._new_seq(), index, left))
 
     def _id(self, kind: type[HostedItem]) -> str:
         return ids.item_id(HOSTED_ID_PREFIXES[kind], self._response, "o", len(self._output))

@@ -1,11 +1,11 @@
-"""The tokens that the turns of a response have taken: of each, and of all."""
+"""Token usage of a response: of each model turn, and their sums. Pure."""
 
 from engine.request import Usage as EngineUsage
 from server.protocol.responses.response import TurnUsage
 
 
 class TurnUsages:
-    """By the turns of the model that are over."""
+    """The usage of the finished model turns."""
 
     def __init__(self) -> None:
         self.turns: list[TurnUsage] = []
@@ -22,14 +22,15 @@ class TurnUsages:
     def output(self) -> int:
         return sum(turn.output for turn in self.turns)
 
-    def add(self, usage: EngineUsage, resumed: int, *, sums_up_first: bool) -> None:
-        """Takes a turn's usage, whose prompt has the `resumed` tokens of earlier attempts, too.
+    def add(self, usage: EngineUsage, resumed: int, *, first_is_summary: bool) -> None:
+        """Adds a turn. Its `resumed` tokens, from earlier attempts, count as output and not as prompt.
 
-        What a prompt has beyond the turn before it is the output of tools, unless that turn made a summary.
+        The part of the prompt beyond the previous turn's input and output is tool output, unless the previous
+        turn wrote a compaction's summary.
         """
         prompt = usage.prompt - resumed
         tools = 0
-        if len(self.turns) > sums_up_first:
+        if len(self.turns) > first_is_summary:
             before = self.turns[-1]
             tools = max(0, prompt - before.input - before.output)
         self.turns.append(TurnUsage(prompt, min(usage.cached, prompt), usage.output + resumed, tools))

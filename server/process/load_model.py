@@ -37,7 +37,7 @@ def load_model(
         model_format=model_format,
         vocabulary=vocabulary,
         most_calls=config.max_hosted_calls,
-        summarizes=config.reasoning_summary == "reasoning",
+        summarizes_reasoning=config.reasoning_summary == "reasoning",
         trusts_templates=config.trust_request_chat_template == "on",
     )
 

@@ -49,8 +49,10 @@ from server.process.key_required import require_key
 from server.process.load_model import load_model, model_name, read_adapters
 from server.process.open_database import OpenDatabase
 from server.prompting.loaded_model import LoadedModel
+from server.recording.messages import (
+    Inbound,
+)
 from server.recording.recorder import Recorder
-from server.recording.run_registry import Inbound
 from server.recovery.claimer import Claimer
 from server.recovery.heartbeat import Heartbeat
 from server.sealing.cipher import Seal

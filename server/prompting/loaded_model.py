@@ -43,7 +43,7 @@ class LoadedModel:
     """Whose long prompt is tokenized."""
     most_calls: int | None = None
     """Tool calls that the server makes in one response."""
-    summarizes: bool = True
+    summarizes_reasoning: bool = True
     """Reasoning is its own summary, for requests that ask for one."""
     trusts_templates: bool = False
     """A request may bring the chat template that writes its prompt."""
@@ -61,22 +61,22 @@ class LoadedModel:
         shown = bool(request.include_stop_str_in_output)
         return DecodingSpec(
             self._parser(request, prompt),
-            stops=stop_strings(request),
-            tells_stop=shown,
+            stop_strings=stop_strings(request),
+            include_stop_string=shown,
             stop_token_ids=listed,
-            silent_stop_ids=frozenset() if shown else listed - prompt.stop_ids,
-            tells_stop_reason=isinstance(request, ChoiceRequest),
-            ranked=is_ranked(request),
-            names_ids=bool(request.return_tokens_as_token_ids),
+            hidden_stop_ids=frozenset() if shown else listed - prompt.stop_ids,
+            reports_stop_reason=isinstance(request, ChoiceRequest),
+            reports_cumulative_logprob=is_ranked(request),
+            tokens_as_ids=bool(request.return_tokens_as_token_ids),
             vocabulary=self.vocabulary if wants_logprobs(request) else None,
-            raw=self._raw_messages(request, prompt),
-            tokens_of=prompt.token_ids
+            token_dump=self._raw_messages(request, prompt),
+            streamed_prompt_ids=prompt.token_ids
             if isinstance(request, ChoiceRequest) and request.streams_token_ids
             else None,
             seal=partial(self.seal.seal, "reasoning", tenant)
             if SEALED_REASONING in (request.include or ())
             else None,
-            summarizes=self.summarizes and asks_for_summary(request),
+            summarizes_reasoning=self.summarizes_reasoning and asks_for_summary(request),
             hosted=hosted_tools_of(request, items, partial(tagged, self.seal, tenant), self.most_calls),
         )
 
@@ -96,4 +96,4 @@ class LoadedModel:
         apart = isinstance(self.model_format, MessageFormat) and not isinstance(request, ChoiceRequest)
         read = self.model_format.messages if apart else None  # type: ignore[attr-defined]
         likelihood = prompt_logprobs(request) is not None
-        return TokenDump(self.vocabulary, prompt.token_ids, tells_likelihood=likelihood, read=read)
+        return TokenDump(self.vocabulary, prompt.token_ids, prompt_logprobs=likelihood, read=read)

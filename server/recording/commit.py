@@ -7,8 +7,12 @@ from uuid import UUID
 
 from server.crashpoints import crashpoint
 from server.recording.isolation import LOCK_MS, STATEMENT_MS
+from server.recording.messages import (
+    Inbound,
+    RunUpdate,
+)
 from server.recording.persist import is_written, log_rows, write
-from server.recording.run_registry import Inbound, RunRegistry, RunUpdate
+from server.recording.run_registry import RunRegistry
 from server.recording.unsynced_commits import UnsyncedCommits
 from server.store.cluster import leases
 from server.store.database import Connection, limit_time

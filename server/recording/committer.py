@@ -8,7 +8,11 @@ from uuid import UUID
 
 from server.recording.commit import GroupCommit, JointCommit
 from server.recording.isolation import BUDGET_SECONDS, Isolation
-from server.recording.run_registry import Inbound, RunRegistry, RunUpdate
+from server.recording.messages import (
+    Inbound,
+    RunUpdate,
+)
+from server.recording.run_registry import RunRegistry
 from server.recording.unsynced_commits import UnsyncedCommits
 from server.store.cluster import leases
 from server.store.commit_failures import Trouble, classify

@@ -2,9 +2,12 @@
 
 from datetime import datetime
 
-from server.generation.output_decoding import nothing_to_read
-from server.generation.run import Log, Run, RunFacts
-from server.recording.run_registry import SERVER_ERROR, RunUpdate
+from server.generation.output_decoding import no_decoding
+from server.generation.run import Run, RunFacts, RunLog
+from server.recording.messages import (
+    SERVER_ERROR,
+    RunUpdate,
+)
 from server.store.database import Connection, clock
 from server.store.log import events
 
@@ -19,18 +22,18 @@ def fail_from_log(connection: Connection, facts: RunFacts) -> RunUpdate:
     """
     progress = events.progress(connection, facts.tenant, facts.id)
     emitted = events.read(connection, facts.tenant, facts.id, 0)
-    found = Log(progress.token_ids, progress.next_seq, emitted, progress.first_token_at)
+    found = RunLog(progress.token_ids, progress.next_seq, emitted, progress.first_token_at)
     return _fail(facts, found, clock(connection))
 
 
 def fail_unstored(connection: Connection, step: RunUpdate) -> RunUpdate:
     """The same for a response that is not stored, behind the events before that step."""
-    return _fail(step.run.facts, Log((), step.first_seq, (), None), clock(connection))
+    return _fail(step.run.facts, RunLog((), step.first_seq, (), None), clock(connection))
 
 
-def _fail(facts: RunFacts, found: Log, at: datetime) -> RunUpdate:
-    run = Run(facts, nothing_to_read())
-    run.resume_told(found)
+def _fail(facts: RunFacts, found: RunLog, at: datetime) -> RunUpdate:
+    run = Run(facts, no_decoding())
+    run.restore_output_only(found)
     step = RunUpdate(run)
     step.events += run.fail(SERVER_ERROR, NOT_STORED, at)
     return step

@@ -8,7 +8,9 @@ when the time is up, for the others' next steps wait meanwhile.
 from collections import deque
 from collections.abc import Sequence
 
-from server.recording.run_registry import RunUpdate
+from server.recording.messages import (
+    RunUpdate,
+)
 
 BUDGET_SECONDS = 0.5
 """For all tries of one isolation. With the 0.25 s after which the joint commit gives up waiting for a lock

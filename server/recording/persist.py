@@ -11,7 +11,9 @@ from server.generation.run import Run
 from server.input_resolution.history import stored_item
 from server.protocol.responses.states import Ending
 from server.recording.expiry import lifetime_after_end
-from server.recording.run_registry import RunUpdate
+from server.recording.messages import (
+    RunUpdate,
+)
 from server.recording.unsynced_commits import chunks_of
 from server.store.cluster import claims
 from server.store.cluster.claims import ResponseKey

@@ -23,16 +23,16 @@ from server.delivery.hub import Hub, Published
 from server.generation.run import Run
 from server.limits.unfinished_responses import UnfinishedResponses
 from server.recording.committer import Committer
-from server.recording.run_registry import (
+from server.recording.messages import (
     SERVER_ERROR,
     FailRun,
     Inbound,
     ReleaseRuns,
-    RunRegistry,
     RunUpdate,
     StartRun,
     StopRecorder,
 )
+from server.recording.run_registry import RunRegistry
 from server.recording.side_writer import Settled, SideWriter
 from server.recording.suspended import Suspended
 from server.store.cluster import leases

@@ -9,7 +9,9 @@ from dataclasses import dataclass, field
 from typing import Literal
 from uuid import UUID
 
-from server.recording.run_registry import RunUpdate
+from server.recording.messages import (
+    RunUpdate,
+)
 from server.store.commit_failures import Trouble
 
 MOST_TRIES = 8

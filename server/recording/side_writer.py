@@ -17,9 +17,11 @@ from uuid import UUID
 
 from server.generation.run import Run
 from server.recording.end_from_log import fail_from_log, fail_unstored
+from server.recording.messages import (
+    RunUpdate,
+)
 from server.recording.persist import is_owner, is_written, write
 from server.recording.retries import Retries, Retry
-from server.recording.run_registry import RunUpdate
 from server.store.cluster import claims, leases
 from server.store.cluster.claims import ResponseKey
 from server.store.commit_failures import Trouble, classify

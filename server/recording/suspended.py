@@ -8,7 +8,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from uuid import UUID
 
-from server.recording.run_registry import Inbound, ReleaseRuns, RunUpdate, StartRun, key_of
+from server.recording.messages import (
+    Inbound,
+    ReleaseRuns,
+    RunUpdate,
+    StartRun,
+    key_of,
+)
 
 MOST_RETAINED = 8192
 """Messages to one run; they hold a token each, or a few, so this is minutes of the fastest stream. A run

@@ -15,8 +15,14 @@ from uuid import UUID
 from engine.request import RequestRefused
 from server.crashpoints import crashpoint
 from server.prompting.loaded_model import LoadedModel
+from server.recording.messages import (
+    SERVER_ERROR,
+    DropRun,
+    FailRun,
+    ReleaseRuns,
+    StartRun,
+)
 from server.recording.recorder import Recorder
-from server.recording.run_registry import SERVER_ERROR, DropRun, FailRun, ReleaseRuns, StartRun
 from server.recovery.rebuild import Rebuilt, rebuild
 from server.store.cluster import claims, leases
 from server.store.cluster.claims import ResponseKey
@@ -201,8 +207,8 @@ class Claimer:
     def _go_on(self, rebuilt: Rebuilt, full: set[str]) -> None:
         """Begins a claimed run, or hands it back if the engine has no room for its tenant."""
         run = rebuilt.run
-        errand = run.take_errand()
-        if rebuilt.engine_request is None and not run.waits_for_calls:
+        tool_work = run.take_tool_work()
+        if rebuilt.engine_request is None and not run.next_step_is_tools:
             self._recorder.deliver(
                 [StartRun(run, starts=False), FailRun(run.facts.id, SERVER_ERROR, CHANGED)]
             )
@@ -212,8 +218,8 @@ class Claimer:
         self._recorder.begin(run)
         crashpoint("claim.begun")
         if rebuilt.engine_request is None:
-            if errand is not None:
-                self._tool_loop.carry_on(run, errand, again=True)
+            if tool_work is not None:
+                self._tool_loop.carry_on(run, tool_work, again=True)
             return
         try:
             self._served.engine.submit(rebuilt.engine_request)

@@ -15,8 +15,8 @@ from engine.request import EngineRequest
 from server.compaction.inline import first_reading, prepare_first
 from server.errors import ApiError
 from server.generation.item_starts import has_summaries
-from server.generation.output_decoding import nothing_to_read
-from server.generation.run import Log, Run, RunFacts
+from server.generation.output_decoding import no_decoding
+from server.generation.run import Run, RunFacts, RunLog
 from server.input_resolution import resolve_input
 from server.prompting.engine_request import Prepared
 from server.prompting.loaded_model import LoadedModel
@@ -65,8 +65,10 @@ def rebuild(connection: Connection, stored: StoredResponse, served: LoadedModel)
         raise
     except Exception:
         log.exception("response %s cannot go on from what is stored of it", stored.id)
-    run = Run(_facts(stored, prepared), replace(nothing_to_read(), summarizes=bool(has_summaries(told))))
-    run.resume_told(Log(progress.token_ids, progress.next_seq, told, progress.first_token_at))
+    run = Run(
+        _facts(stored, prepared), replace(no_decoding(), summarizes_reasoning=bool(has_summaries(told)))
+    )
+    run.restore_output_only(RunLog(progress.token_ids, progress.next_seq, told, progress.first_token_at))
     return Rebuilt(stored, run, None)
 
 
@@ -83,7 +85,7 @@ def _resumed(
     items = _items(connection, stored)
     reading = first_reading(served, stored.tenant, request, prepared, items)
     if (summarized := has_summaries(told)) is not None:  # an earlier release or setting told it so
-        reading = replace(reading, summarizes=summarized)
+        reading = replace(reading, summarizes_reasoning=summarized)
     run = Run(facts, reading)
     turns = TurnBuilder(
         served=served,
@@ -92,7 +94,7 @@ def _resumed(
         items=items,
         response=stored.id,
         seed=stored.seed,
-        sums_up=run.sums_up,
+        sums_up=run.writes_summary,
     )
     said_now, engine_request = replay(run, turns, prepared, progress, told)
     if said(said_now) == said(told):
@@ -110,7 +112,7 @@ def _facts(stored: StoredResponse, prepared: Prepared | None) -> RunFacts:
         created_at=stored.created_at,
         attempt=stored.attempt,
         prompt_tokens=len(prepared.prompt.token_ids) if prepared else 0,
-        generates=prepared is None or prepared.generates,
+        wants_output=prepared is None or prepared.generates,
     )
 
 

@@ -42,7 +42,7 @@ def ended(
     """A response that got these tokens, commit by commit, and ended so; None is a failure."""
     run = make_run()
     batches = [
-        run.begin(),
+        run.accept(),
         *(run.tokens(tokens, CREATED) for tokens in given or (think("why") + say("Hello"),)),
     ]
     batches.append(
@@ -76,7 +76,7 @@ def ended(
 def running(*given: Sequence[int]) -> AuditedResponse:
     """A response that got these tokens and goes on."""
     run = make_run()
-    batches = [run.begin(), *(run.tokens(tokens, CREATED) for tokens in given or (say("Hello"),))]
+    batches = [run.accept(), *(run.tokens(tokens, CREATED) for tokens in given or (say("Hello"),))]
     return AuditedResponse(
         stored=stored(status="in_progress"),
         standing=standing(),

@@ -23,7 +23,7 @@ from pydantic import TypeAdapter
 from engine.request import Usage
 from server.delivery.hub import Hub, Published
 from server.generation.output_decoding import DecodingSpec
-from server.generation.run import Run, RunFacts
+from server.generation.run import Run, RunFacts, RunLog
 from server.input_resolution.history import stored_item
 from server.input_resolution.resolve_input import read_given, with_own_id
 from server.model_formats.interface import (
@@ -183,6 +183,14 @@ def make_run(**changes: Any) -> Run:
     return Run(make_facts(**changes), DecodingSpec(SpelledParser()))
 
 
+def resume(run: Run, log: RunLog) -> list[Event]:
+    """Brings a fresh run of one turn to the end of its log; the events that its tokens give now."""
+    run.emit_start_events(log)
+    events = run.feed_logged_tokens(log)
+    run.set_next_seq(log.next_seq)
+    return events
+
+
 def make_ending(**changes: Any) -> Ending:
     fields: dict[str, Any] = {
         "status": "completed",
@@ -279,7 +287,7 @@ def accept(
     echo = make_echo(store=store, background=background)
     if not store:
         run = make_run(id=response, tenant=tenant, echo=echo, created_at=datetime.now(UTC))
-        run.begin()
+        run.accept()
         run.start()
         return run
     with database.begin() as connection:
@@ -287,7 +295,7 @@ def accept(
             connection, replica, id=response, tenant=tenant, previous=previous, echo=echo, inputs=["Hello"]
         )
         run = make_run(id=response, tenant=tenant, echo=echo, created_at=created)
-        begun = run.begin() if echo.background else run.begin() + run.start()
+        begun = run.accept() if echo.background else run.accept() + run.start()
         events.append(connection, events.pack(tenant, response, 1, begun, []))
     return run
 

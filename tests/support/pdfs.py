@@ -7,7 +7,7 @@ from collections.abc import Sequence
 FONT = b"<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>"
 
 
-def assemble(objects: Sequence[bytes], *, trailer: bytes = b"") -> bytes:
+def build_response(objects: Sequence[bytes], *, trailer: bytes = b"") -> bytes:
     """A PDF whose objects are numbered from 1; the first is its catalogue."""
     out = io.BytesIO(b"")
     out.write(b"%PDF-1.4\n")
@@ -43,7 +43,7 @@ def with_pages(*contents: bytes) -> bytes:
             b" /Resources << /Font << /F1 3 0 R >> >> >>" % (5 + 2 * index)
         )
         objects.append(content)
-    return assemble(objects)
+    return build_response(objects)
 
 
 def saying(*texts: str) -> bytes:
@@ -73,13 +73,13 @@ def unpacking_twice_to(size: int) -> bytes:
 
 def turning_in_circles() -> bytes:
     """A tree of pages that has itself as a branch."""
-    return assemble(
+    return build_response(
         [b"<< /Type /Catalog /Pages 2 0 R >>", b"<< /Type /Pages /Kids [2 0 R 2 0 R] /Count 2 >>"]
     )
 
 
 def nested(levels: int) -> bytes:
-    return assemble([b"<< /Type /Catalog /Pages 2 0 R /X %b%b >>" % (b"[" * levels, b"]" * levels)])
+    return build_response([b"<< /Type /Catalog /Pages 2 0 R /X %b%b >>" % (b"[" * levels, b"]" * levels)])
 
 
 def referring_to_itself() -> bytes:
@@ -96,7 +96,7 @@ def busy(megabytes: int) -> bytes:
 
 def calling_itself() -> bytes:
     """A page that draws a form, which draws itself."""
-    return assemble(
+    return build_response(
         [
             b"<< /Type /Catalog /Pages 2 0 R >>",
             b"<< /Type /Pages /Kids [3 0 R] /Count 1 >>",

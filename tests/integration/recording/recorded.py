@@ -12,8 +12,10 @@ from engine.request import Finished, FinishReason, Tokens, Usage
 from server.delivery.event_frames import frame
 from server.generation.run import Run
 from server.protocol.responses.events import Event
+from server.recording.messages import (
+    Inbound,
+)
 from server.recording.recorder import Recorder
-from server.recording.run_registry import Inbound
 from server.store.database import Database
 from server.store.log import events
 from tests.support.builders import TENANT, SpyHub, accept, register

@@ -21,7 +21,9 @@ from server.model_formats.interface import Conversation, ModelFormat, OutputPars
 from server.model_formats.select_format import load_model_format
 from server.prompting.loaded_model import LoadedModel
 from server.protocol.responses.events import event_type, is_terminal, render
-from server.recording.run_registry import SERVER_ERROR
+from server.recording.messages import (
+    SERVER_ERROR,
+)
 from server.recovery import claimer as taker
 from server.recovery.claimer import CHANGED, GIVEN_UP, STOPPED, Claimer
 from server.recovery.replay import said
@@ -124,7 +126,7 @@ class Taking:
         facts = make_facts(id=begun.facts.id, created_at=begun.facts.created_at, echo=begun.facts.echo)
         parser = self.model_format.parser(self.model_format.write(Conversation(items=[])))
         run = Run(facts, DecodingSpec(parser))
-        run.begin()
+        run.accept()
         if background:
             with database.begin() as connection:
                 connection.exec_driver_sql(

@@ -11,8 +11,12 @@ from server.delivery.stored_responses import read_response
 from server.generation.run import Run
 from server.protocol.responses.events import event_type, is_terminal
 from server.recording import recorder
+from server.recording.messages import (
+    FailRun,
+    Inbound,
+    StartRun,
+)
 from server.recording.recorder import Recorder
-from server.recording.run_registry import FailRun, Inbound, StartRun
 from server.store.content import deletion
 from tests.integration.recording.recorded import Bench, finished, tokens
 from tests.support.builders import BREAK_PARSER, HALF, TENANT, accept, kill, say, think

@@ -8,7 +8,9 @@ from server.hosted_tools.tool_specs import HostedTools, ToolResult
 from server.prompting.next_turn import TurnBuilder
 from server.protocol.ids import new_uuid
 from server.protocol.responses.request import CreateResponse
-from server.recording.run_registry import ToolCallFinished
+from server.recording.messages import (
+    ToolCallFinished,
+)
 from server.store.database import Database
 from server.tool_loop import ToolLoop
 from tests.integration.recording.recorded import finished, recording, tokens

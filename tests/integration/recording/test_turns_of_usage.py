@@ -8,7 +8,10 @@ from server.delivery.stored_responses import find_response
 from server.generation.run import Run
 from server.hosted_tools.tool_specs import HostedTools, ToolResult
 from server.model_formats.interface import TextDelta
-from server.recording.run_registry import StartTurn, ToolCallFinished
+from server.recording.messages import (
+    StartTurn,
+    ToolCallFinished,
+)
 from server.store.content.list_pages import Filters
 from tests.integration.recording.recorded import Bench
 from tests.support.builders import TENANT
@@ -19,7 +22,7 @@ def called_and_answered(bench: Bench) -> Run:
     """A run that has ended after two turns, a call of a tool between them."""
     begun = bench.accept()
     run = Run(begun.facts, reading([call()], HostedTools([CITY])))
-    run.begin()  # whose events `accept` has written
+    run.accept()  # whose events `accept` has written
     run.start()
     bench.recorder.begin(run)
     response = run.facts.id

@@ -22,12 +22,12 @@ def seal(place: str, written: str) -> str:
 
 def make_run(*, by_model: bool = True, answers: bool = True) -> Run:
     return Run(
-        make_facts(), DecodingSpec(SpelledParser(), condensing=CompactionSpec(seal, by_model, answers))
+        make_facts(), DecodingSpec(SpelledParser(), compaction=CompactionSpec(seal, by_model, answers))
     )
 
 
 STEPS: list[Callable[[Run], list[Event]]] = [
-    lambda run: run.begin() + run.start(),
+    lambda run: run.accept() + run.start(),
     lambda run: run.tokens(think("Hm.") + say("They "), LATER),
     lambda run: run.tokens(say("met."), LATER),
     lambda run: run.finish("length", SUMMED, LATER),
@@ -64,14 +64,14 @@ def test_run_that_ends_early_closes_what_it_had_begun(steps: int, status: str) -
 @pytest.mark.parametrize("by_model", [True, False])
 def test_run_that_does_not_answer_is_over_after_its_compaction(by_model: bool) -> None:
     run = make_run(by_model=by_model, answers=False)
-    events = run.begin() + run.start() + run.finish("stop", SUMMED, LATER)
+    events = run.accept() + run.start() + run.finish("stop", SUMMED, LATER)
     EventOrder().take_all(rendered(RESPONSE, events))
     assert [type(item) for item in run.output] == [Compaction]
 
 
 def test_short_context_is_told_before_the_first_token_of_the_answer() -> None:
     run = make_run(by_model=False)
-    events = run.begin() + run.start() + run.tokens(say("Hi!"), LATER) + run.finish("stop", ANSWERED, LATER)
+    events = run.accept() + run.start() + run.tokens(say("Hi!"), LATER) + run.finish("stop", ANSWERED, LATER)
     order = EventOrder()
     order.take_all(rendered(RESPONSE, events))
     assert [item["type"] for item in order.items] == ["compaction", "message"]

@@ -16,7 +16,7 @@ RENAMED = {
 
 def emitted(said: list[Delta]) -> list[Event]:
     emitter = EventEmitter(RESPONSE, CREATED, make_echo())
-    events = emitter.begin() + emitter.start()
+    events = emitter.created() + emitter.in_progress()
     for delta in said:
         events += emitter.delta(delta)
     return events + emitter.end(make_ending())[0]

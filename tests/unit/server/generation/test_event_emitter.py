@@ -35,7 +35,7 @@ def make_ending(status: EndStatus, **changes: Any) -> Ending:
 
 def emit(said: Sequence[Delta], status: EndStatus, **changes: Any) -> tuple[list[Event], EventEmitter]:
     emitter = EventEmitter(RESPONSE, CREATED, make_echo())
-    events = emitter.begin() + emitter.start()
+    events = emitter.created() + emitter.in_progress()
     for delta in said:
         events += emitter.delta(delta)
     last, _ = emitter.end(make_ending(status, **changes))
@@ -91,10 +91,10 @@ def test_stream_that_another_emitter_ends_after_any_commit_is_in_order(
     said: list[Delta], commits: int, status: EndStatus
 ) -> None:
     first, second = EventEmitter(RESPONSE, CREATED, make_echo()), EventEmitter(RESPONSE, CREATED, make_echo())
-    before = first.begin() + first.start()
+    before = first.created() + first.in_progress()
     for delta in said[:commits]:
         before += first.delta(delta)
-    second.retell(before)
+    second.restore(before)
     second.next_seq = len(before)
     last, _ = second.end(make_ending(status))
     EventOrder().take_all(rendered(RESPONSE, [*before, *last]))
@@ -191,7 +191,7 @@ def test_the_final_response_says_how_it_ended() -> None:
         error_message="Why.",
     )
     emitter = EventEmitter(RESPONSE, CREATED, make_echo(metadata={"k": "v"}))
-    emitter.begin()
+    emitter.created()
     _, final = emitter.end(ending)
     told = msgspec.to_builtins(final)
     assert told["error"] == {"code": "server_error", "message": "Why."}

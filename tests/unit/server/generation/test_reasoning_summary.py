@@ -10,19 +10,29 @@ from hypothesis import strategies as st
 
 from server.generation.item_starts import has_summaries
 from server.generation.output_decoding import DecodingSpec
-from server.generation.run import Log, Run
+from server.generation.run import Run, RunLog
 from server.protocol.responses.events import Event, event_type, render
-from tests.support.builders import LATER, RESPONSE, SDK_EVENT, SpelledParser, examples, make_facts, say, think
+from tests.support.builders import (
+    LATER,
+    RESPONSE,
+    SDK_EVENT,
+    SpelledParser,
+    examples,
+    make_facts,
+    resume,
+    say,
+    think,
+)
 
 WORDS = st.text("ab \n日", max_size=90)
 
 
-def make_run(*, summarizes: bool = True) -> Run:
-    return Run(make_facts(), DecodingSpec(SpelledParser(), summarizes=summarizes))
+def make_run(*, summarizes_reasoning: bool = True) -> Run:
+    return Run(make_facts(), DecodingSpec(SpelledParser(), summarizes_reasoning=summarizes_reasoning))
 
 
 def play(run: Run, tokens: Sequence[int]) -> list[Event]:
-    return run.begin() + run.start() + run.tokens(tokens, LATER) + run.fail("server_error", "Why.", LATER)
+    return run.accept() + run.start() + run.tokens(tokens, LATER) + run.fail("server_error", "Why.", LATER)
 
 
 def told(events: Sequence[Event]) -> list[dict[str, Any]]:
@@ -57,7 +67,7 @@ def test_the_summary_is_told_in_openais_events_and_in_the_item() -> None:
 
 
 def test_without_a_wish_for_it_there_is_no_summary() -> None:
-    events = play(make_run(summarizes=False), [*think("I see it."), *say("Yes")])
+    events = play(make_run(summarizes_reasoning=False), [*think("I see it."), *say("Yes")])
     assert not any("summary_" in event_type(event) for event in events)
     assert all(not event["item"]["summary"] for event in told(events) if event.get("item", {}).get("summary"))
 
@@ -70,9 +80,9 @@ def test_a_run_that_is_resumed_tells_the_summary_as_if_it_had_not_been_cut(
     tokens = [*think(thought), *say(answer)]
     unbroken = play(make_run(), tokens)
     first = make_run()
-    stored = first.begin() + first.start() + first.tokens(tokens[:cut], LATER)
+    stored = first.accept() + first.start() + first.tokens(tokens[:cut], LATER)
     second = make_run()
-    second.resume(Log(tokens[:cut], len(stored), stored, LATER))
+    resume(second, RunLog(tokens[:cut], len(stored), stored, LATER))
     rest = second.tokens(tokens[cut:], LATER) + second.fail("server_error", "Why.", LATER)
     assert told([*stored, *rest]) == told(unbroken)
 
@@ -82,14 +92,17 @@ def test_a_run_that_is_resumed_tells_the_summary_as_if_it_had_not_been_cut(
 def test_a_run_that_can_only_fail_ends_the_summary_that_was_told(thought: str, cut: int) -> None:
     tokens = think(f"x{thought}")[:cut]
     first = make_run()
-    stored = first.begin() + first.start() + first.tokens(tokens, LATER)
+    stored = first.accept() + first.start() + first.tokens(tokens, LATER)
     second = make_run()
-    second.resume_told(Log(tokens, len(stored), stored, LATER))
+    second.restore_output_only(RunLog(tokens, len(stored), stored, LATER))
     rest = second.fail("server_error", "Why.", LATER)
     assert told([*stored, *rest])[:-1] == told(play(make_run(), tokens))[:-1]
 
 
-@pytest.mark.parametrize("summarizes", [True, False])
-def test_a_log_says_whether_its_reasoning_has_summaries(summarizes: bool) -> None:
-    assert has_summaries(play(make_run(summarizes=summarizes), think("Hm"))) is summarizes
-    assert has_summaries(play(make_run(summarizes=summarizes), say("Hm"))) is None
+@pytest.mark.parametrize("summarizes_reasoning", [True, False])
+def test_a_log_says_whether_its_reasoning_has_summaries(summarizes_reasoning: bool) -> None:
+    assert (
+        has_summaries(play(make_run(summarizes_reasoning=summarizes_reasoning), think("Hm")))
+        is summarizes_reasoning
+    )
+    assert has_summaries(play(make_run(summarizes_reasoning=summarizes_reasoning), say("Hm"))) is None

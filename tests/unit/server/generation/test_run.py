@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.request import FinishReason, Usage
-from server.generation.run import Log, Run
+from server.generation.run import Run, RunLog
 from server.protocol.responses.events import Event, event_type, render
 from server.protocol.responses.items import Item, Message, Reasoning
 from tests.support.builders import (
@@ -18,6 +18,7 @@ from tests.support.builders import (
     USAGE,
     examples,
     make_run,
+    resume,
     say,
     think,
 )
@@ -35,7 +36,7 @@ def split(token_ids: Sequence[int], cuts: list[int]) -> list[tuple[int, ...]]:
 
 
 def play(run: Run, pieces: list[tuple[int, ...]], reason: FinishReason | None) -> list[Event]:
-    events = run.begin() + run.start()
+    events = run.accept() + run.start()
     for piece in pieces:
         events += run.tokens(piece, LATER)
     if reason is None:
@@ -78,11 +79,11 @@ def test_a_run_that_is_resumed_at_any_cut_goes_on_as_if_it_had_not_been_cut(
     expected = play(unbroken, pieces, reason)
     first = make_run()
     stored = (
-        first.begin() + first.start() + [event for piece in before for event in first.tokens(piece, LATER)]
+        first.accept() + first.start() + [event for piece in before for event in first.tokens(piece, LATER)]
     )
 
     second = make_run()
-    second.resume(Log([token for piece in before for token in piece], len(stored), (), LATER))
+    resume(second, RunLog([token for piece in before for token in piece], len(stored), (), LATER))
     rest = [event for piece in after for event in second.tokens(piece, LATER)]
     if reason is None:
         rest += second.fail("server_error", "Why.", LATER)
@@ -100,7 +101,7 @@ def test_a_run_that_is_resumed_at_any_cut_goes_on_as_if_it_had_not_been_cut(
 @examples(50)
 def test_a_resumed_run_takes_the_number_it_is_given(token_ids: list[int], next_seq: int) -> None:
     run = make_run()
-    run.resume(Log(token_ids, next_seq, (), None))
+    resume(run, RunLog(token_ids, next_seq, (), None))
     events = run.finish("stop", USAGE, LATER)
     assert [event.sequence_number for event in events] == [next_seq + n for n in range(len(events))]
 
@@ -127,7 +128,7 @@ def test_the_engines_reason_becomes_the_status(reason: FinishReason, status: str
 
 @pytest.mark.parametrize("reason", REASONS)
 def test_a_run_that_does_not_generate_says_and_counts_nothing(reason: FinishReason) -> None:
-    run = make_run(generates=False)
+    run = make_run(wants_output=False)
     events = play(run, [say("a")], reason)
     ended = "incomplete" if reason == "cancelled" else "completed"
     assert [event_type(event) for event in events] == [
@@ -162,6 +163,6 @@ def test_what_the_parser_held_back_is_told_at_the_end() -> None:
 
 def test_a_run_has_no_final_response_before_its_end() -> None:
     run = make_run()
-    run.begin()
+    run.accept()
     run.tokens(say("a"), LATER)
     assert (run.ending, run.final) == (None, None)

@@ -32,7 +32,7 @@ def test_text_is_told_up_to_the_stop_string_that_ends_it(
 ) -> None:
     found = hit(text, wanted)
     given_text, stop_hit = found if found is not None else (text, None)
-    filtered = StopStringFilter(wanted, told=told)
+    filtered = StopStringFilter(wanted, include=told)
     said = "".join(filtered.feed(piece) for piece in pieces_of(given_text, cuts)) + filtered.close(stop_hit)
     if stop_hit is None or told:
         assert said == given_text
@@ -41,9 +41,9 @@ def test_text_is_told_up_to_the_stop_string_that_ends_it(
 
 
 def test_a_stop_string_that_the_engine_went_on_behind_is_text() -> None:
-    filtered = StopStringFilter(["ab"], told=False)
+    filtered = StopStringFilter(["ab"], include=False)
     assert [filtered.feed("xab"), filtered.feed("y"), filtered.close(None)] == ["x", "aby", ""]
 
 
 def test_without_stop_strings_all_text_is_told_at_once() -> None:
-    assert StopStringFilter([], told=False).feed("a") == "a"
+    assert StopStringFilter([], include=False).feed("a") == "a"

@@ -60,7 +60,7 @@ def events_of(model_format: ModelFormat, tokens: Sequence[int], size: int) -> li
     """The stream's events where the engine gives so many tokens at once."""
     prompt = model_format.write(Conversation(items=[ASKED], tools=[SHOUT]))
     run = Run(make_facts(), DecodingSpec(model_format.parser(prompt)))
-    made = run.begin() + run.start()
+    made = run.accept() + run.start()
     for start in range(0, len(tokens), size):
         made += run.tokens(tokens[start : start + size], LATER)
     return rendered(RESPONSE, made + run.finish("stop", USAGE, LATER))

@@ -72,7 +72,7 @@ def play(
 ) -> tuple[Run, list[Event]]:
     """A run after its first turn, in which each token says what it stands for."""
     run = Run(make_facts(), reading(said, hosted))
-    events = run.begin() + run.start() + run.tokens(range(len(said)), LATER)
+    events = run.accept() + run.start() + run.tokens(range(len(said)), LATER)
     if ends:
         events += run.finish("stop", Usage(5, 2, len(said)), LATER)
     return run, events
@@ -98,14 +98,14 @@ def test_a_call_is_told_in_openais_order_and_the_model_goes_on_behind_it() -> No
         "mcp_call_arguments.delta",
         "mcp_call_arguments.done",
     ]
-    errand = run.take_errand()
-    assert errand is not None
-    assert [(due.index, due.allowed, due.repeatable) for due in errand.calls] == [(1, True, False)]
-    told = run.called(1, ToolResult("sunny"), LATER)
+    tool_work = run.take_tool_work()
+    assert tool_work is not None
+    assert [(due.index, due.allowed, due.repeatable) for due in tool_work.calls] == [(1, True, False)]
+    told = run.finish_call(1, ToolResult("sunny"), LATER)
     assert types(told) == ["mcp_call.completed", "output_item.done"]
-    errand = run.take_errand()
-    assert errand is not None
-    assert (errand.calls, errand.turn, errand.spent) == ((), 0, 1)
+    tool_work = run.take_tool_work()
+    assert tool_work is not None
+    assert (tool_work.calls, tool_work.turn, tool_work.spent) == ((), 0, 1)
     rest = run.next_turn(reading([[TextDelta("Sunny.")]], HostedTools()), 9, LATER)
     rest += run.tokens([0], LATER) + run.finish("stop", Usage(9, 5, 1), LATER)
     assert kinds(run) == ["mcp_list_tools", "mcp_call", "message"]
@@ -130,65 +130,65 @@ def test_a_call_that_must_be_allowed_ends_the_response_and_is_not_made() -> None
     run, events = play([call()], HostedTools([ListedServer("city", TOOLS, asks=frozenset({"find"}))]))
     assert kinds(run) == ["mcp_list_tools", "mcp_approval_request"]
     assert types(events)[-3:] == ["output_item.added", "output_item.done", "completed"]
-    assert run.take_errand() is None
+    assert run.take_tool_work() is None
 
 
 @pytest.mark.parametrize("order", [0, 1])
 def test_the_servers_calls_are_made_before_a_response_ends_with_the_clients(order: int) -> None:
     said = [call(), call("ask", None)]
     run, _ = play(said[order:] + said[:order], HostedTools([CITY]))
-    errand = run.take_errand()
-    assert errand is not None
+    tool_work = run.take_tool_work()
+    assert tool_work is not None
     assert run.ending is None
-    events = run.called(errand.calls[0].index, ToolResult("sunny"), LATER)
+    events = run.finish_call(tool_work.calls[0].index, ToolResult("sunny"), LATER)
     assert types(events)[-1] == "completed"
     assert sorted(kinds(run)) == ["function_call", "mcp_call", "mcp_list_tools"]
-    assert run.take_errand() is None
+    assert run.take_tool_work() is None
 
 
 def test_calls_beyond_the_requests_limit_are_not_allowed() -> None:
     run, _ = play([call(), call("read"), call()], HostedTools([CITY], most_calls=2))
-    errand = run.take_errand()
-    assert errand is not None
-    assert [due.allowed for due in errand.calls] == [True, True, False]
-    assert [due.repeatable for due in errand.calls] == [False, True, False]
+    tool_work = run.take_tool_work()
+    assert tool_work is not None
+    assert [due.allowed for due in tool_work.calls] == [True, True, False]
+    assert [due.repeatable for due in tool_work.calls] == [False, True, False]
 
 
 def test_a_call_that_is_cut_off_is_incomplete_and_not_made() -> None:
     run, _ = play([call()[:2]], HostedTools([CITY]), ends=False)
     run.finish("length", Usage(5, 2, 1), LATER)
     assert [item.status for item in run.output] == ["completed", "incomplete"]
-    assert run.take_errand() is None
+    assert run.take_tool_work() is None
     assert run.ending is not None
     assert run.ending.status == "incomplete"
 
 
 def test_a_response_that_is_cancelled_at_its_calls_leaves_them_incomplete() -> None:
     run, _ = play([call()], HostedTools([CITY]))
-    run.interrupt(LATER)
+    run.request_cancel(LATER)
     assert run.ending is not None
     assert run.ending.status == "cancelled"
     assert run.output[-1].status == "incomplete"
-    assert run.called(1, ToolResult("late"), LATER) == []
+    assert run.finish_call(1, ToolResult("late"), LATER) == []
 
 
 def test_calls_that_were_allowed_come_before_the_model() -> None:
     hosted = HostedTools([ListedServer("city", TOOLS, is_new=False)], approved=[ASKED])
     run = Run(make_facts(), reading([], hosted))
-    assert run.waits_for_calls
-    events = run.begin() + run.start()
+    assert run.next_step_is_tools
+    events = run.accept() + run.start()
     assert types(events)[2:] == [
         "output_item.added",
         "mcp_call.in_progress",
         "mcp_call_arguments.delta",
         "mcp_call_arguments.done",
     ]
-    errand = run.take_errand()
-    assert errand is not None
-    (due,) = errand.calls
+    tool_work = run.take_tool_work()
+    assert tool_work is not None
+    (due,) = tool_work.calls
     assert (due.call.approval_request_id, due.call.arguments) == ("mcpr_1", '{"a":1}')
-    run.called(0, ToolResult("sunny"), LATER)
-    assert run.take_errand() is not None
+    run.finish_call(0, ToolResult("sunny"), LATER)
+    assert run.take_tool_work() is not None
 
 
 def answer(approve: bool = True, to: str = "mcpr_1") -> McpApprovalResponse:
@@ -282,12 +282,12 @@ def test_code_is_told_as_code_however_the_model_wrote_it(kind: Any) -> None:
     text = '{"code": "1 + 1"}' if kind == "function" else "1 + 1"
     said: list[Delta] = [CallStart("python", kind=kind, namespace="python"), CallDelta(text), CallEnd()]
     run, events = play([said], HostedTools([CODE]))
-    errand = run.take_errand()
-    assert errand is not None
-    (due,) = errand.calls
+    tool_work = run.take_tool_work()
+    assert tool_work is not None
+    (due,) = tool_work.calls
     assert (due.call.server_label, due.call.name) == ("python", "python")
     assert msgspec.json.decode(due.call.arguments) == {"code": "1 + 1"}
-    events += run.called(0, ToolResult("2"), LATER)
+    events += run.finish_call(0, ToolResult("2"), LATER)
     assert types(events)[2:] == [
         "output_item.added",
         "code_interpreter_call.in_progress",
@@ -313,7 +313,7 @@ def test_code_is_told_as_code_however_the_model_wrote_it(kind: Any) -> None:
 def test_a_search_is_told_with_its_query_and_its_sources_if_these_are_asked_for(tells_sources: bool) -> None:
     said: list[Delta] = [CallStart("search", namespace="browser"), CallDelta('{"query": "cats"}'), CallEnd()]
     run, events = play([said], HostedTools([WEB], tells_sources=tells_sources))
-    events += run.called(0, ToolResult("Cats: https://cats.example/a."), LATER)
+    events += run.finish_call(0, ToolResult("Cats: https://cats.example/a."), LATER)
     assert types(events)[2:] == [
         "output_item.added",
         "web_search_call.in_progress",
@@ -334,17 +334,17 @@ def test_a_failed_call_of_each_form_reads_the_same_after_a_replay() -> None:
     failed = ToolResult(error=McpError("mcp_protocol_error", code=-32000, message="Gone."))
     for listed, name in ((CITY, "find"), (CODE, "python"), (WEB, "search")):
         run, _ = play([call(name, listed.label)], HostedTools([listed]))
-        run.called(len(run.output) - 1, failed, LATER)
+        run.finish_call(len(run.output) - 1, failed, LATER)
         again, _ = play([call(name, listed.label)], HostedTools([listed]))
         left = run.output[-1]
         assert isinstance(left, HostedCall)
         assert left.status == "failed"
-        again.called(len(again.output) - 1, tool_result_of(left), LATER)
+        again.finish_call(len(again.output) - 1, tool_result_of(left), LATER)
         assert again.output == run.output
 
 
 def test_a_tool_that_the_request_does_not_offer_is_not_called_at_its_server() -> None:
     run, _ = play([call("find") + call("delete")], HostedTools([CITY]))
-    errand = run.take_errand()
-    assert errand is not None
-    assert [(due.call.name, due.offered) for due in errand.calls] == [("find", True), ("delete", False)]
+    tool_work = run.take_tool_work()
+    assert tool_work is not None
+    assert [(due.call.name, due.offered) for due in tool_work.calls] == [("find", True), ("delete", False)]

@@ -4,8 +4,10 @@ from uuid import uuid4
 
 import pytest
 
+from server.recording.messages import (
+    RunUpdate,
+)
 from server.recording.retries import LONGEST_PAUSE_SECONDS, MOST_TRIES, Retries, Retry, Way
-from server.recording.run_registry import RunUpdate
 from server.store.commit_failures import Trouble
 from tests.support.builders import make_echo, make_run
 

@@ -4,22 +4,22 @@ from uuid import UUID, uuid4
 
 from engine.request import Tokens
 from server.generation.run import Run
-from server.recording.run_registry import (
+from server.recording.messages import (
     FailRun,
     Inbound,
     ReleaseRuns,
-    RunRegistry,
     RunUpdate,
     StartRun,
     StopRecorder,
 )
+from server.recording.run_registry import RunRegistry
 from server.recording.suspended import Suspended
 from tests.support.builders import LATER, make_echo, make_run, say
 
 
 def new(*, background: bool = False) -> Run:
     run = make_run(id=uuid4(), echo=make_echo(background=background))
-    run.begin()
+    run.accept()
     run.start()
     return run
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.delivery.event_frames import frame
-from server.generation.response_builder import assemble
+from server.generation.response_builder import build_response
 from server.protocol.responses import events as wire
 from server.protocol.responses.events import Event, Kind, event_type, is_terminal, render
 from server.protocol.responses.items import (
@@ -24,7 +24,7 @@ from tests.support.builders import CREATED, RESPONSE, SDK_EVENT, TENANT, example
 AWKWARD = ["", "\0", "\u2028\u2029", '"\\/', "\\u0000", "😀", "\x01\x1f\x7f", "</think>", "\r\n\n", "é"]
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20) | st.sampled_from(AWKWARD)
 
-RUNNING = assemble(RESPONSE, CREATED, make_echo(), "in_progress", [])
+RUNNING = build_response(RESPONSE, CREATED, make_echo(), "in_progress", [])
 MESSAGE = Message(f"msg_{RESPONSE.hex}o1", "completed", "assistant", [OutputText("a")])
 REASONING = Reasoning(f"rs_{RESPONSE.hex}o0", "completed", [], [ReasoningText("b")])
 
