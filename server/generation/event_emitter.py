@@ -143,7 +143,9 @@ class EventEmitter:
         """`response.created`, and `response.queued` in the background."""
         if not self._echo.background:
             return [
-                wire.whole_event(wire.ResponseCreated(self._new_seq(), self._unfinished_response("in_progress")))
+                wire.whole_event(
+                    wire.ResponseCreated(self._new_seq(), self._unfinished_response("in_progress"))
+                )
             ]
         queued = self._unfinished_response("queued")
         return [

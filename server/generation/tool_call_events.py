@@ -148,7 +148,9 @@ class ToolCallEvents:
             return []
         match self._output[index]:
             case McpCall(item_id, arguments=arguments):
-                return [wire.whole_event(wire.McpCallArgumentsDone(self._new_seq(), item_id, index, arguments))]
+                return [
+                    wire.whole_event(wire.McpCallArgumentsDone(self._new_seq(), item_id, index, arguments))
+                ]
             case CodeInterpreterCall(item_id, code=code):
                 return [
                     wire.whole_event(wire.CodeDone(self._new_seq(), item_id, index, code or "")),
