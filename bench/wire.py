@@ -27,7 +27,7 @@ from server.embedded_postgres.embedded_server import EmbeddedPostgres
 from server.generation.event_emitter import EventEmitter
 from server.hosted_tools.mcp.client import McpServers
 from server.hosted_tools.mcp.registered_servers import RegisteredServers
-from server.input_resolution.resolve_input import read_given
+from server.input_resolution.resolve_input import read_request_input
 from server.model_formats.interface import (
     CallDelta,
     CallEnd,
@@ -176,7 +176,7 @@ def _read(body: bytes) -> None:
 
     def ours(_: int) -> None:
         for _ in range(REQUESTS):
-            request_echo(read_given(decode(body, CreateResponse))[0], capabilities)
+            request_echo(read_request_input(decode(body, CreateResponse))[0], capabilities)
 
     def pydantic(_: int) -> None:
         for _ in range(REQUESTS):

@@ -15,7 +15,7 @@ from uuid import UUID
 from engine.request import Engine, RequestRefused
 from server.errors import ApiError
 from server.generation.run import Run
-from server.hosted_tools.mcp.client import McpServers, failure
+from server.hosted_tools.mcp.client import McpServers, failed_result
 from server.hosted_tools.tool_specs import DueCall, PendingToolWork, ToolResult
 from server.prompting.next_turn import TurnBuilder
 from server.recording.run_registry import (
@@ -63,7 +63,7 @@ class ToolLoop:
             self._turns.pop(response, None)
             self._engine_requests.pop(response, None)
             self._cancelled.discard(response)
-        self.servers.give_up(response)
+        self.servers.cancel_calls(response)
 
     def look(self, steps: Sequence[RunUpdate]) -> None:
         """What the recorder has committed: begins what the runs now wait for."""
@@ -86,7 +86,7 @@ class ToolLoop:
             return
         for due in errand.calls:
             if again and not due.repeatable:
-                self._deliver([ToolCallFinished(response, due.index, failure(STOPPED))])
+                self._deliver([ToolCallFinished(response, due.index, failed_result(STOPPED))])
             else:
                 self._call(turns, due)
         if not errand.calls:
@@ -122,16 +122,16 @@ class ToolLoop:
         def deliver(outcome: ToolResult) -> None:
             self._deliver([ToolCallFinished(turns.response, due.index, outcome)])
 
-        if not due.allowed:
-            deliver(failure(NO_MORE))
+        if not due.within_limit:
+            deliver(failed_result(NO_MORE))
             return
         call = due.call
         if not due.offered:
-            deliver(failure(f"There is no tool {call.name[:100]!r}."))
+            deliver(failed_result(f"There is no tool {call.name[:100]!r}."))
             return
         try:
-            access = turns.access_to(call.server_label)
-            made = self.servers.begin_call(
+            access = turns.credentials_for(call.server_label)
+            made = self.servers.start_call(
                 call.server_label,
                 call.name,
                 call.arguments,
@@ -141,14 +141,14 @@ class ToolLoop:
             )
         except Exception:
             log.exception("a tool call of response %s broke", turns.response)
-            deliver(failure("The call broke."))
+            deliver(failed_result("The call broke."))
             return
         made.add_done_callback(lambda done: deliver(done.result()))
 
     def _begin_turn(self, turns: TurnBuilder, errand: PendingToolWork) -> None:
         response = turns.response
         try:
-            turn = turns.after(errand.output, errand.turn, errand.spent)
+            turn = turns.next_turn(errand.output, errand.turn, errand.output_tokens)
         except ApiError as error:
             # A prompt that leaves no room ends a response as a limit of tokens does: incomplete.
             too_long = error.code == "context_length_exceeded"
@@ -164,7 +164,7 @@ class ToolLoop:
             return
         with self._lock:
             self._engine_requests[response] = turn.engine_request.request_id
-        self._deliver([StartTurn(response, turn.reading, len(turn.engine_request.prompt))])
+        self._deliver([StartTurn(response, turn.decoding_spec, len(turn.engine_request.prompt))])
         try:
             self._engine.submit(turn.engine_request)
         except RequestRefused as refused:

@@ -9,12 +9,12 @@ import msgspec
 
 from server.admission.idempotency import IdempotencyKey
 from server.caller import Caller
-from server.compaction.inline import first_reading
+from server.compaction.inline import first_decoding_spec
 from server.configuration.settings import Config
 from server.crashpoints import crashpoint
 from server.generation.run import Run, RunFacts
 from server.input_resolution import resolve_input
-from server.input_resolution.conversations import hold
+from server.input_resolution.conversations import lock_conversation
 from server.input_resolution.history import stored_item
 from server.input_resolution.resolve_input import ResolvedInput
 from server.limits.background_queue import QueueLimits
@@ -39,9 +39,9 @@ class NewRun:
     request: CreateResponse
     response: UUID
     prepared: Prepared
-    found: ResolvedInput
+    resolved_input: ResolvedInput
     turns: TurnBuilder
-    repeatable: IdempotencyKey | None
+    idempotency_key: IdempotencyKey | None
 
 
 StoredStart = tuple[Run, list[Event]]
@@ -63,9 +63,9 @@ class ResponseWriter:
         self._served = served
         self._replica = replica
         self._retention_days = config.retention_days
-        self.queue = QueueLimits.of(config)
+        self.queue = QueueLimits.from_config(config)
 
-    def begin_unstored(self, connection: Connection, prepared: Sequence[NewRun]) -> datetime:
+    def accept_unstored(self, connection: Connection, prepared: Sequence[NewRun]) -> datetime:
         """Claims the idempotency key of responses that are not stored; the time. Raises KeyTaken."""
         self._claim_key(connection, prepared[0])
         return clock(connection)
@@ -83,7 +83,7 @@ class ResponseWriter:
                 tenant,
                 new.response,
                 responses.INPUT,
-                [stored_item(item) for item in new.found.new],
+                [stored_item(item) for item in new.resolved_input.new],
             )
             events.append(connection, events.pack(tenant, new.response, run.facts.attempt, begun, []))
         crashpoint("accept.written")
@@ -94,10 +94,12 @@ class ResponseWriter:
             self.queue.check(connection, new.caller)
         self._claim_key(connection, new)
         # Its history was read a moment ago; from here on it cannot be deleted under its next turn.
-        if new.found.previous and not responses.hold(connection, new.caller.tenant, new.found.previous):
+        if new.resolved_input.previous_id and not responses.hold(
+            connection, new.caller.tenant, new.resolved_input.previous_id
+        ):
             raise resolve_input.unknown_previous(new.request.previous_response_id or "")
-        if standing := new.found.conversation:
-            held = hold(connection, new.caller.tenant, standing.id)
+        if standing := new.resolved_input.conversation:
+            held = lock_conversation(connection, new.caller.tenant, standing.id)
             if held.next_position != standing.next_position:
                 raise ConversationChanged
         row = _row(new, lifetime(new.request, self._retention_days))
@@ -106,7 +108,7 @@ class ResponseWriter:
         return responses.insert_running(connection, row, self._replica)
 
     def _claim_key(self, connection: Connection, new: NewRun) -> None:
-        given = new.repeatable
+        given = new.idempotency_key
         if given and not idempotency_keys.claim(
             connection, new.caller.tenant, given.key, given.digest, new.response
         ):
@@ -121,10 +123,10 @@ class ResponseWriter:
             created_at=created_at,
             attempt=0 if new.prepared.echo.background else 1,
             prompt_tokens=len(new.prepared.prompt.token_ids),
-            generates=new.prepared.generates,
+            generates=new.prepared.wants_output,
         )
         return Run(
-            facts, first_reading(self._served, facts.tenant, new.request, new.prepared, new.turns.items)
+            facts, first_decoding_spec(self._served, facts.tenant, new.request, new.prepared, new.turns.items)
         )
 
 
@@ -134,8 +136,8 @@ def _row(new: NewRun, kept: timedelta | None) -> NewResponse:
     return NewResponse(
         tenant=new.caller.tenant,
         id=new.response,
-        previous_id=new.found.previous,
-        conversation_id=new.found.conversation.id if new.found.conversation else None,
+        previous_id=new.resolved_input.previous_id,
+        conversation_id=new.resolved_input.conversation.id if new.resolved_input.conversation else None,
         stream=bool(new.request.stream),
         background=echo.background,
         model=echo.model,

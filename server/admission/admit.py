@@ -14,11 +14,11 @@ from uuid import UUID
 
 from engine.request import RequestRefused
 from server.admission.accept import ConversationChanged, KeyTaken, NewRun, ResponseWriter, StoredStart
-from server.admission.chat_choices import another_choice, context_of, has_prompt_of, seed_of
+from server.admission.chat_choices import input_of_choice, run_of_choice, seed_of, shares_prompt
 from server.admission.generation_config import with_generation_config
 from server.admission.idempotency import AcceptedResponse, IdempotencyKey, find_previous_attempt
 from server.caller import Caller
-from server.compaction.inline import prepare_first
+from server.compaction.inline import prepare_with_compaction
 from server.configuration.settings import Config
 from server.crashpoints import crashpoint
 from server.delivery.abandonment import Abandonment
@@ -26,18 +26,18 @@ from server.delivery.event_frames import FramePage, frames
 from server.delivery.hub import Channel, Hub, Published
 from server.errors import ApiError, Conflict, ConversationLocked, Overloaded, StorageFull
 from server.generation.run import Run
-from server.hosted_tools.discovery import list_tools
+from server.hosted_tools.discovery import discover_tools
 from server.input_resolution import resolve_input
-from server.input_resolution.history import HistoryReads, TenantReads
-from server.input_resolution.prompt_templates import read_request
+from server.input_resolution.history import HistoryReads, RequestReads
+from server.input_resolution.prompt_templates import read_templated_input
 from server.input_resolution.resolve_input import ResolvedInput
-from server.limits.request_cost import refuse_prompt_logprobs, refuse_urgent, share_logprobs
+from server.limits.request_cost import check_priority, check_prompt_logprobs, limit_logprobs
 from server.limits.storage_quota import StorageQuota
 from server.prompting.engine_refusals import refusal
-from server.prompting.engine_request import check, prepare
+from server.prompting.engine_request import check_runnable, prepare
 from server.prompting.loaded_model import LoadedModel
 from server.prompting.next_turn import TurnBuilder
-from server.prompting.unsupported_parameters import refuse_unserved
+from server.prompting.unsupported_parameters import validate_request
 from server.protocol.ids import choice_id, new_uuid
 from server.protocol.responses.events import Event
 from server.protocol.responses.input import Given
@@ -48,7 +48,7 @@ from server.store.database import Connection, Database
 from server.store.disk_space import Disk
 from server.tool_loop import ToolLoop
 
-MOST_CHANGES = 5
+MAX_CONVERSATION_RETRIES = 5
 """How often a conversation may change between reading it and going on with it."""
 
 
@@ -79,7 +79,7 @@ class Admission:
         self._tool_loop = tool_loop
         self._acceptance = ResponseWriter(served, replica, config)
         self.history = HistoryReads()
-        self.storage = StorageQuota.of(config, database)
+        self.storage = StorageQuota.from_config(config, database)
         self._closed = threading.Event()
 
     @property
@@ -137,14 +137,14 @@ class Admission:
             raise StorageFull
         requests = [with_generation_config(request, "max_output_tokens") for request in requests]
         for request in requests:
-            refuse_unserved(request, self._served)
-            refuse_urgent(caller, request)
+            validate_request(request, self._served)
+            check_priority(caller, request)
             if request.store is not False or request.background:
                 self.storage.check(caller)
         if not requests[0].background:
             self._recorder.capacity.check(caller.tenant, caller.key_id, len(requests))
         if given is None:
-            alone, given = read_request(self._database, caller.tenant, *requests)
+            alone, given = read_templated_input(self._database, caller.tenant, *requests)
             requests = [alone]
         try:
             return self._begin_prepared(
@@ -159,7 +159,7 @@ class Admission:
 
     def _begin_prepared(self, prepare: Callable[[], list[NewRun]]) -> list[AcceptedResponse]:
         """Prepares anew where the conversation has changed since it was read."""
-        for _ in range(MOST_CHANGES):
+        for _ in range(MAX_CONVERSATION_RETRIES):
             prepared = prepare()
             with suppress(ConversationChanged):
                 return self._begin(prepared)
@@ -180,13 +180,13 @@ class Admission:
         prepared = [begun]
         for index, request in enumerate(requests[1:], 1):
             response = choice_id(first, index)
-            found = context_of(response, begun.found)
+            found = input_of_choice(response, begun.resolved_input)
             prepared.append(
-                another_choice(request, response, found, prepared[-1])
-                if has_prompt_of(request, requests[index - 1])
+                run_of_choice(request, response, found, prepared[-1])
+                if shares_prompt(request, requests[index - 1])
                 else self._prepare_with(caller, request, response, None, found, generate, len(requests))
             )
-        refuse_prompt_logprobs([new.prepared.engine_request for new in prepared])
+        check_prompt_logprobs([new.prepared.engine_request for new in prepared])
         return prepared
 
     def _prepare(
@@ -200,7 +200,7 @@ class Admission:
         generate: bool,
         choices: int,
     ) -> NewRun:
-        with self.history.of(caller.tenant) as reads:
+        with self.history.for_request(caller.tenant) as reads:
             found = self._gather(caller, request, response, given, held, reads)
             return self._prepare_with(caller, request, response, repeatable, found, generate, choices)
 
@@ -211,7 +211,7 @@ class Admission:
         response: UUID,
         given: Sequence[Given],
         held: Sequence[Item] | None,
-        reads: TenantReads,
+        reads: RequestReads,
     ) -> ResolvedInput:
         def gather(connection: Connection) -> ResolvedInput:
             reads.start_over()
@@ -240,20 +240,20 @@ class Admission:
         generate: bool,
         choices: int,
     ) -> NewRun:
-        wanted, access = list_tools(self._tool_loop.servers, caller, request, found.items)
+        wanted, access = discover_tools(self._tool_loop.servers, caller, request, found.items)
         seed = seed_of(wanted)
-        begin = prepare_first if generate else prepare
+        begin = prepare_with_compaction if generate else prepare
         prepared = begin(self._served, caller.tenant, wanted, found.items, response, seed)
         if not generate:
-            prepared = prepared.read_only()
-        prepared = replace(prepared, engine_request=share_logprobs(prepared.engine_request, wanted, choices))
-        check(self._served.engine, prepared, wanted)
+            prepared = prepared.without_output()
+        prepared = replace(prepared, engine_request=limit_logprobs(prepared.engine_request, wanted, choices))
+        check_runnable(self._served.engine, prepared, wanted)
         return NewRun(
             caller=caller,
             request=wanted,
             response=response,
             prepared=prepared,
-            found=found,
+            resolved_input=found,
             turns=TurnBuilder(
                 served=self._served,
                 tenant=caller.tenant,
@@ -261,10 +261,10 @@ class Admission:
                 items=found.items,
                 response=response,
                 seed=seed,
-                access=access,
-                sums_up=prepared.sums_up,
+                credentials=access,
+                model_writes_summary=prepared.model_writes_summary,
             ),
-            repeatable=repeatable,
+            idempotency_key=repeatable,
         )
 
     def _begin(self, prepared: Sequence[NewRun]) -> list[AcceptedResponse]:
@@ -304,7 +304,7 @@ class Admission:
             if prepared[0].prepared.echo.has_row:
                 return self._accept(prepared)
             now = self._database.retry(
-                lambda connection: self._acceptance.begin_unstored(connection, prepared)
+                lambda connection: self._acceptance.accept_unstored(connection, prepared)
             )
             runs = [self._acceptance.make_run(new, now) for new in prepared]
             return [(run, run.begin() + run.start()) for run in runs]
@@ -334,7 +334,7 @@ class Admission:
         does, the response fails and the error is added to `refused`, to be answered.
         """
         response = run.facts.id
-        if new.turns.may_follow:
+        if new.turns.may_have_next_turn:
             self._tool_loop.expect(new.turns)
         channel = self._hub.open(
             response,
@@ -353,4 +353,4 @@ class Admission:
                 self._recorder.fail(response, "The server could not take this response; try again.")
                 refused.append(refusal(error, new.request))
         crashpoint("accept.submitted")
-        return AcceptedResponse(response, channel, [*new.found.history, *new.found.new])
+        return AcceptedResponse(response, channel, [*new.resolved_input.history, *new.resolved_input.new])

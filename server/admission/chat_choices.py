@@ -13,7 +13,7 @@ from server.protocol.completions.shared_parameters import ChoiceRequest
 from server.protocol.responses.request import CreateResponse
 
 
-def has_prompt_of(request: CreateResponse, other: CreateResponse) -> bool:
+def shares_prompt(request: CreateResponse, other: CreateResponse) -> bool:
     """Whether both are choices of a completion that the model reads the same for. Pure."""
     if not isinstance(request, ChoiceRequest) or not isinstance(other, ChoiceRequest):
         return False
@@ -27,7 +27,7 @@ def has_prompt_of(request: CreateResponse, other: CreateResponse) -> bool:
     )
 
 
-def context_of(response: UUID, first: ResolvedInput) -> ResolvedInput:
+def input_of_choice(response: UUID, first: ResolvedInput) -> ResolvedInput:
     """A choice's context: that of the first one, whose input it has as items of its own. Pure.
 
     A completion refers to nothing that is stored, so no item of its input has another origin.
@@ -42,8 +42,8 @@ def seed_of(request: CreateResponse) -> int:
     return request.seed % 2**63 if request.seed is not None else secrets.randbits(63)
 
 
-def another_choice(request: CreateResponse, response: UUID, found: ResolvedInput, like: NewRun) -> NewRun:
-    """A run for a request that `has_prompt_of` the one that `like` was prepared for."""
+def run_of_choice(request: CreateResponse, response: UUID, found: ResolvedInput, like: NewRun) -> NewRun:
+    """A run for a request that `shares_prompt` the one that `like` was prepared for."""
     wanted = msgspec.structs.replace(request, tools=like.request.tools)  # with what servers have listed
     seed = seed_of(wanted)
     engine_request = replace(
@@ -58,7 +58,7 @@ def another_choice(request: CreateResponse, response: UUID, found: ResolvedInput
         request=wanted,
         response=response,
         prepared=replace(like.prepared, engine_request=engine_request),
-        found=found,
+        resolved_input=found,
         turns=replace(like.turns, request=wanted, items=found.items, response=response, seed=seed),
-        repeatable=None,
+        idempotency_key=None,
     )

@@ -13,14 +13,14 @@ from uuid import UUID
 import msgspec
 
 from server.compaction.retained_items import pending_calls, retained_messages
-from server.compaction.summary import KEPT_SHARE, Summary
+from server.compaction.summary import RETAINED_SHARE, Summary
 from server.compaction.transcript import transcript
 from server.errors import InvalidRequest
 from server.input_resolution import resolve_input
-from server.input_resolution.history import HistoryReads, TenantReads
-from server.input_resolution.mcp_approvals import taken_over
+from server.input_resolution.history import HistoryReads, RequestReads
+from server.input_resolution.mcp_approvals import keep_approval_tag
 from server.prompting.loaded_model import LoadedModel
-from server.prompting.unsupported_parameters import refuse_unserved
+from server.prompting.unsupported_parameters import validate_request
 from server.protocol import ids
 from server.protocol.responses.items import Compaction, Item, Message, plain_text
 from server.protocol.responses.request import CreateResponse
@@ -43,17 +43,17 @@ class PendingCompaction:
     """What a conversation is to become."""
 
     id: UUID
-    kept: Sequence[Item]
+    retained: Sequence[Item]
     pending: Sequence[Item]
     """Calls without an output."""
     summary: Summary
 
-    def made(self, written: SummaryRun | None) -> CompactedResponse:
+    def finish(self, written: SummaryRun | None) -> CompactedResponse:
         """The new input. `written` is there if the transcript was too long."""
-        text = self.summary.told(written.text if written else "")
-        place = ids.item_id("cmp", self.id, "o", len(self.kept))
+        text = self.summary.text(written.text if written else "")
+        place = ids.item_id("cmp", self.id, "o", len(self.retained))
         sealed = self.summary.served.seal.seal("compaction", self.summary.tenant, place, text)
-        items = [*self.kept, Compaction("", "completed", sealed), *self.pending]
+        items = [*self.retained, Compaction("", "completed", sealed), *self.pending]
         return CompactedResponse(
             id=ids.response_id(self.id),
             created_at=ids.seconds_of(self.id),
@@ -63,24 +63,24 @@ class PendingCompaction:
 
     def _own(self, item: Item, index: int) -> Item:
         own = resolve_input.with_own_id(item, self.id, "o", index)
-        return taken_over(self.summary.served.seal, self.summary.tenant, item, own, stored=True)
+        return keep_approval_tag(self.summary.served.seal, self.summary.tenant, item, own, stored=True)
 
 
-def begin(
+def start_compaction(
     database: Database, served: LoadedModel, tenant: str, request: CreateResponse, history: HistoryReads
 ) -> PendingCompaction:
     """Looks up and divides what is to be compacted. Raises ApiError or DecodeFailure."""
-    refuse_unserved(request, served)
+    validate_request(request, served)
     made = ids.new_uuid()
-    request, given = resolve_input.read_given(request)
+    request, given = resolve_input.read_request_input(request)
 
-    def gather(connection: Connection, reads: TenantReads) -> resolve_input.ResolvedInput:
+    def gather(connection: Connection, reads: RequestReads) -> resolve_input.ResolvedInput:
         reads.start_over()
         return resolve_input.resolve_input(
             connection, tenant, request, given, made, served.seal, reserve=reads.reserve
         )
 
-    with history.of(tenant) as reads:
+    with history.for_request(tenant) as reads:
         found = database.read(partial(gather, reads=reads))
         return _divide(served, tenant, request, found, made)
 
@@ -94,12 +94,12 @@ def _divide(
         )
     length = served.engine.capabilities.context_length
     items = unseal_items(found.items, served.seal, tenant)
-    kept = retained_messages(served, items, length // KEPT_SHARE)
+    kept = retained_messages(served, items, length // RETAINED_SHARE)
     pending = pending_calls(items)
     told_already = {item.id for item in [*kept, *pending]}
     return PendingCompaction(
         id=made,
-        kept=kept,
+        retained=kept,
         pending=pending,
         summary=Summary(
             served=served,
@@ -116,7 +116,7 @@ class _Final(msgspec.Struct):
     usage: Usage
 
 
-def read_written(final: bytes) -> SummaryRun:
+def read_summary(final: bytes) -> SummaryRun:
     """The model's summary from the response that it came in; empty if it failed."""
     told = decode_as(final, _Final)
     said = [plain_text(item.content) for item in told.output if isinstance(item, Message)]

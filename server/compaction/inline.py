@@ -14,14 +14,14 @@ from uuid import UUID
 import msgspec
 
 from server.compaction.retained_items import newest_results, pending_calls, retained_messages
-from server.compaction.summary import KEPT_SHARE, Summary
+from server.compaction.summary import RETAINED_SHARE, Summary
 from server.compaction.transcript import transcript
 from server.errors import InvalidRequest
 from server.generation.output_decoding import CompactionSpec, DecodingSpec
-from server.hosted_tools.tool_specs import approved
-from server.input_resolution.resolve_input import TRIGGER
-from server.limits.tools_and_grammars import COUNTED
-from server.prompting.engine_request import Prepared, prepare, prepared_with
+from server.hosted_tools.tool_specs import approved_calls
+from server.input_resolution.resolve_input import COMPACTION_TRIGGER
+from server.limits.tools_and_grammars import MAX_COUNTED_CONTEXTS
+from server.prompting.engine_request import Prepared, prepare, prepare_from_prompt
 from server.prompting.loaded_model import LoadedModel
 from server.prompting.prompt import moment_of, write_prompt
 from server.protocol.responses.items import InputText, Item, Message, plain_text
@@ -33,7 +33,7 @@ DEFAULT_SHARE = 0.75
 """Of the model's context, where a request gives no threshold."""
 
 
-def prepare_first(
+def prepare_with_compaction(
     served: LoadedModel,
     tenant: str,
     request: CreateResponse,
@@ -51,8 +51,8 @@ def prepare_first(
         return begin.answer(items)
     context = served.engine.capabilities.context_length
     threshold = min(one.compact_threshold or int(context * DEFAULT_SHARE) for one in asked)
-    triggered = any(one.type == TRIGGER for one in asked)
-    if approved(items):
+    triggered = any(one.type == COMPACTION_TRIGGER for one in asked)
+    if approved_calls(items):
         if triggered:
             raise InvalidRequest(
                 "A compaction_trigger asks for the compaction alone, and a call that is allowed is made "
@@ -61,7 +61,7 @@ def prepare_first(
             )
         return begin.answer(items)  # its first turn is that of the calls
     uncut = msgspec.structs.replace(request, truncation=None)
-    room = min(max(threshold, context), COUNTED * context)
+    room = min(max(threshold, context), MAX_COUNTED_CONTEXTS * context)
     try:
         length = len(write_prompt(served, tenant, uncut, items, moment_of(response), room=room).token_ids)
     except InvalidRequest as refused:
@@ -71,7 +71,7 @@ def prepare_first(
     if length <= threshold and not triggered:
         return begin.answer(items)
     window, summary = begin.divide(items, min(context, threshold))
-    answer = begin.answer(window(summary.told("")).items(""))
+    answer = begin.answer(window(summary.text("")).items(""))
     if not triggered and (not summary.transcript or len(answer.prompt.token_ids) >= length):
         return begin.answer(items)  # there is nothing to win
     return begin.condensed(answer, window, summary, answers=not triggered)
@@ -91,8 +91,8 @@ class _Beginning:
     def divide(self, items: Sequence[Item], context: int) -> tuple[Callable[[str], SealedContext], Summary]:
         """What the context becomes with a summary, and what is to be summed up."""
         readable = unseal_items(items, self.served.seal, self.tenant)
-        start = _last_question(readable)
-        most = context // KEPT_SHARE
+        start = _unanswered_from(readable)
+        most = context // RETAINED_SHARE
         kept = [
             *retained_messages(self.served, readable, most),
             *readable[start : start + 1],
@@ -101,8 +101,8 @@ class _Beginning:
         ]
         told_already = {item.id for item in kept}
         places = [place for place, item in enumerate(readable) if item.id in told_already]
-        before = [_as_text(readable[place]) for place in places if place < start]
-        after = [_as_text(readable[place]) for place in places if place >= start]
+        before = [_text_only(readable[place]) for place in places if place < start]
+        after = [_text_only(readable[place]) for place in places if place >= start]
         summary = Summary(
             served=self.served,
             tenant=self.tenant,
@@ -118,23 +118,23 @@ class _Beginning:
         """The first turn of a response that begins with a compaction."""
 
         def seal(place: str, written: str) -> str:
-            return seal_context(window(summary.told(written)), self.served.seal, self.tenant, place)
+            return seal_context(window(summary.text(written)), self.served.seal, self.tenant, place)
 
         condensing = CompactionSpec(seal, by_model=not summary.is_short, answers=answers)
         if not condensing.by_model:
-            return replace(answer if answers else answer.read_only(), condensing=condensing)
-        asked, prompt = summary.asked(moment_of(self.response))
-        turn = prepared_with(self.served, self.tenant, asked, prompt, self.response, self.seed)
+            return replace(answer if answers else answer.without_output(), compaction=condensing)
+        asked, prompt = summary.make_request(moment_of(self.response))
+        turn = prepare_from_prompt(self.served, self.tenant, asked, prompt, self.response, self.seed)
         return replace(
             answer,
             prompt=turn.prompt,
             engine_request=turn.engine_request,
-            condensing=condensing,
+            compaction=condensing,
             next_engine_request=answer.engine_request,
         )
 
 
-def _last_question(items: Sequence[Item]) -> int:
+def _unanswered_from(items: Sequence[Item]) -> int:
     """Where what is to be answered begins: at the last user's message, unless it has been answered."""
     for place in range(len(items) - 1, -1, -1):
         item = items[place]
@@ -145,21 +145,21 @@ def _last_question(items: Sequence[Item]) -> int:
     return len(items)
 
 
-def _as_text(item: Item) -> Item:
+def _text_only(item: Item) -> Item:
     """A message as the model reads it, so that a sealed one holds no images."""
     if not isinstance(item, Message) or item.role == "assistant":
         return item
     return msgspec.structs.replace(item, content=[InputText(plain_text(item.content))])
 
 
-def first_reading(
+def first_decoding_spec(
     served: LoadedModel, tenant: str, request: CreateResponse, prepared: Prepared, items: Sequence[Item]
 ) -> DecodingSpec:
     """How the tokens of a response's first turn are read. The items may allow calls that come before it."""
-    allowing = items if prepared.generates else ()
-    reading = served.reading(tenant, request, prepared.prompt, allowing)
-    reading = replace(reading, condensing=prepared.condensing)
-    if not prepared.sums_up:
+    allowing = items if prepared.wants_output else ()
+    reading = served.decoding_spec(tenant, request, prepared.prompt, allowing)
+    reading = replace(reading, condensing=prepared.compaction)
+    if not prepared.model_writes_summary:
         return reading
     none: frozenset[int] = frozenset()
     return replace(reading, stops=(), stop_token_ids=none, silent_stop_ids=none, vocabulary=None)

@@ -21,7 +21,7 @@ from server.protocol.responses.items import (
 
 def retained_messages(served: LoadedModel, items: Sequence[Item], most_tokens: int) -> list[Message]:
     """The last of the messages that were not the model's; all that instruct, before any of a user."""
-    given = [item for item in items if isinstance(item, Message) and _is_kept(item)]
+    given = [item for item in items if isinstance(item, Message) and _is_retained(item)]
     chosen: set[str] = set()
     left = most_tokens
     newest_first = given[::-1]
@@ -33,7 +33,7 @@ def retained_messages(served: LoadedModel, items: Sequence[Item], most_tokens: i
     return [message for message in given if message.id in chosen]
 
 
-def _is_kept(message: Message) -> bool:
+def _is_retained(message: Message) -> bool:
     """A summary, which has the id of the compaction that it was in, is summed up with the rest."""
     return message.role != "assistant" and not message.id.startswith(PREFIXES[Compaction] + "_")
 

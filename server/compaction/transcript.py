@@ -17,9 +17,9 @@ from server.protocol.responses.items import (
     plain_text,
 )
 
-SHOWN = 200
+EXCERPT_CHARACTERS = 200
 """Characters of a message that is told elsewhere, to show what was answered."""
-CUT = "\n[…]\n"
+ELLIPSIS = "\n[…]\n"
 
 
 def transcript(items: Sequence[Item], told_already: Collection[str]) -> str:
@@ -29,25 +29,25 @@ def transcript(items: Sequence[Item], told_already: Collection[str]) -> str:
     """
     if all(item.id in told_already for item in items):
         return ""
-    told = [_told(item, shortly=item.id in told_already) for item in items_for_model(items)]
+    told = [_line(item, shortly=item.id in told_already) for item in items_for_model(items)]
     return "\n\n".join(line for line in told if line)
 
 
-def cut(text: str, characters: int) -> str:
+def shorten(text: str, characters: int) -> str:
     """The text, or its beginning and end, which together are no longer than that."""
     if len(text) <= characters:
         return text
-    if characters < len(CUT):
+    if characters < len(ELLIPSIS):
         return text[:characters]
-    half = (characters - len(CUT)) // 2
-    return text[:half] + CUT + text[len(text) - half :]
+    half = (characters - len(ELLIPSIS)) // 2
+    return text[:half] + ELLIPSIS + text[len(text) - half :]
 
 
-def _told(item: Item, *, shortly: bool) -> str:
+def _line(item: Item, *, shortly: bool) -> str:
     match item:
         case Message(role=role, content=content):
             text = plain_text(content)
-            return f"{role}: {cut(text, SHOWN) if shortly else text}"
+            return f"{role}: {shorten(text, EXCERPT_CHARACTERS) if shortly else text}"
         case FunctionCall(name=name, arguments=given) | CustomToolCall(name=name, input=given):
             return f"assistant calls {name}: {given}"
         case FunctionCallOutput(output=output) | CustomToolCallOutput(output=output):

@@ -269,7 +269,7 @@ class Run:
     @property
     def waits_for_calls(self) -> bool:
         """Its next step is calls of the server's, or the turn behind them: no engine request is there."""
-        return self.calling or (not self._started and bool(self._hosted.approved))
+        return self.calling or (not self._started and bool(self._hosted.approved_calls))
 
     @property
     def calls_due(self) -> bool:

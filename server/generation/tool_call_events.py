@@ -11,8 +11,16 @@ from uuid import UUID
 
 import msgspec
 
-from server.hosted_tools.call_items import BEGUN, KINDS, Ended, begun, done, ended, given
-from server.hosted_tools.tool_specs import DueCall, Form, HostedTools, ListedServer, ToolResult
+from server.hosted_tools.call_items import (
+    IN_PROGRESS_EVENTS,
+    ITEM_TYPES,
+    FinalStatus,
+    end_event,
+    finished_item,
+    started_item,
+    with_arguments,
+)
+from server.hosted_tools.tool_specs import CallType, DueCall, HostedTools, ListedServer, ToolResult
 from server.protocol import ids
 from server.protocol.responses import events as wire
 from server.protocol.responses.events import Event
@@ -65,13 +73,13 @@ class ToolCallEvents:
 
     def due(self) -> list[DueCall]:
         """The pending calls, as their servers are asked, and which of them the request allows."""
-        most = self._hosted.most_calls
+        most = self._hosted.max_calls
         made = sum(isinstance(item, ServedCall) for item in self._output) - len(self.pending)
         return [
             DueCall(
                 index,
                 call,
-                allowed=most is None or made + place < most,
+                within_limit=most is None or made + place < most,
                 offered=self._hosted.offers(call),
                 repeatable=self._hosted.repeatable(call),
             )
@@ -80,12 +88,12 @@ class ToolCallEvents:
         ]
 
     def serves(self, label: str | None) -> bool:
-        return label in self._hosted.labels
+        return label in self._hosted.by_label
 
     def begin(self) -> list[Event]:
         """What is told before the model says anything."""
-        events = [event for listed in self._hosted.lists if listed.is_new for event in self._list(listed)]
-        for request in self._hosted.approved:
+        events = [event for listed in self._hosted.servers if listed.is_new for event in self._list(listed)]
+        for request in self._hosted.approved_calls:
             events += self._begin(request.server_label, request.name, request.id)
             events += self._arguments(request.arguments) + self.rest()
             self.pending.append(len(self._output) - 1)
@@ -95,18 +103,18 @@ class ToolCallEvents:
         item = McpListTools(self._id(McpListTools), listed.label)
         index = len(self._output)
         end = wire.McpListToolsCompleted if listed.error is None else wire.McpListToolsFailed
-        done = McpListTools(item.id, listed.label, list(listed.tools), listed.error)
-        self._output.append(done)
+        tool_list = McpListTools(item.id, listed.label, list(listed.tools), listed.error)
+        self._output.append(tool_list)
         return [
             wire.whole(wire.OutputItemAdded(self._number(), index, item)),
             wire.whole(wire.McpListToolsInProgress(self._number(), item.id, index)),
             wire.whole(end(self._number(), item.id, index)),
-            wire.whole(wire.OutputItemDone(self._number(), index, done)),
+            wire.whole(wire.OutputItemDone(self._number(), index, tool_list)),
         ]
 
     def write(self, label: str, name: str, *, is_code: bool) -> list[Event]:
         """The model begins a call, with bare code as its arguments, or with JSON."""
-        asks = self._hosted.asks(label, name)
+        asks = self._hosted.needs_approval(label, name)
         self._draft = _Draft(label, name, asks, is_code)
         return [] if asks else self._begin(label, name)
 
@@ -128,8 +136,8 @@ class ToolCallEvents:
             arguments = msgspec.json.encode({"code": arguments}).decode()
         if draft.asks and status == "completed":
             return self._ask(draft, arguments)
-        begun = self._begin(draft.label, draft.name) if draft.asks else []
-        events = [*begun, *self._arguments(arguments)]
+        start_events = self._begin(draft.label, draft.name) if draft.asks else []
+        events = [*start_events, *self._arguments(arguments)]
         if status == "completed":
             self.pending.append(len(self._output) - 1)
             return events
@@ -155,7 +163,7 @@ class ToolCallEvents:
         """What came of a pending call."""
         self.pending.remove(index)
         item, failed = self._output[index], outcome.error is not None
-        end = ended(self._form(self._calls[index].server_label), failed=failed)
+        end = end_event(self._form(self._calls[index].server_label), failed=failed)
         return [
             wire.whole(end(self._number(), item.id, index)),
             self._done(index, "failed" if failed else "completed", outcome),
@@ -180,12 +188,12 @@ class ToolCallEvents:
         index = len(self._output)
         form = self._form(label)
         call = McpCall("", "in_progress", label, name, "", approval_request_id=allowed_by)
-        item = begun(form, self._id(KINDS[form]), self._response, call)
+        item = started_item(form, self._id(ITEM_TYPES[form]), self._response, call)
         self._calls[index] = call
         self._output.append(item)
         return [
             wire.whole(wire.OutputItemAdded(self._number(), index, item)),
-            wire.whole(BEGUN[form](self._number(), item.id, index)),
+            wire.whole(IN_PROGRESS_EVENTS[form](self._number(), item.id, index)),
         ]
 
     def _arguments(self, arguments: str) -> list[Event]:
@@ -193,7 +201,7 @@ class ToolCallEvents:
         item = self._output[index]
         assert isinstance(item, ServedCall)
         self._calls[index] = call = msgspec.structs.replace(self._calls[index], arguments=arguments)
-        self._output[index] = item = given(item, call)
+        self._output[index] = item = with_arguments(item, call)
         self._undone = index
         match item:
             case McpCall():
@@ -203,25 +211,25 @@ class ToolCallEvents:
             case WebSearchCall():
                 return []
 
-    def _form(self, label: str) -> Form:
-        listed = self._hosted.labels.get(label)
-        return listed.form if listed is not None else "mcp"
+    def _form(self, label: str) -> CallType:
+        listed = self._hosted.by_label.get(label)
+        return listed.call_type if listed is not None else "mcp"
 
     def _ask(self, draft: _Draft, arguments: str) -> list[Event]:
         index = len(self._output)
         item = McpApprovalRequest(self._id(McpApprovalRequest), draft.label, draft.name, arguments)
-        if self._hosted.tag is not None:
-            item = self._hosted.tag(item)
+        if self._hosted.tag_approval is not None:
+            item = self._hosted.tag_approval(item)
         self._output.append(item)
         return [
             wire.whole(wire.OutputItemAdded(self._number(), index, item)),
             wire.whole(wire.OutputItemDone(self._number(), index, item)),
         ]
 
-    def _done(self, index: int, status: Ended, outcome: ToolResult) -> Event:
+    def _done(self, index: int, status: FinalStatus, outcome: ToolResult) -> Event:
         item = self._output[index]
         assert isinstance(item, ServedCall)
-        left = done(item, status, outcome, tells_sources=self._hosted.tells_sources)
+        left = finished_item(item, status, outcome, tells_sources=self._hosted.include_sources)
         self._output[index] = left
         return wire.whole(wire.OutputItemDone(self._number(), index, left))
 

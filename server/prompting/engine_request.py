@@ -17,7 +17,7 @@ from server.prompting.loaded_model import LoadedModel
 from server.prompting.output_options import beams, is_ranked, prompt_logprobs, stop_strings, wants_logprobs
 from server.prompting.prompt import moment_of, write_prompt
 from server.prompting.request_echo import request_echo
-from server.prompting.sampling_params import make_sampling, thinking_budget, token_ids
+from server.prompting.sampling_params import sampling_params, thinking_budget, token_ids
 from server.prompting.structured_outputs import structured_output_grammar
 from server.protocol.responses.items import Item
 from server.protocol.responses.request import CreateResponse
@@ -31,18 +31,18 @@ class Prepared:
     prompt: Prompt
     echo: Echo
     engine_request: EngineRequest
-    generates: bool = True
-    condensing: CompactionSpec | None = None
+    wants_output: bool = True
+    compaction: CompactionSpec | None = None
     """There if the response begins with a compaction."""
     next_engine_request: EngineRequest | None = None
     """About what follows a compaction that the model writes, to be checked before there is a response."""
 
     @property
-    def sums_up(self) -> bool:
+    def model_writes_summary(self) -> bool:
         """The model writes a summary, and answers in a turn of its own."""
-        return self.condensing is not None and self.condensing.by_model
+        return self.compaction is not None and self.compaction.by_model
 
-    def read_only(self) -> "Prepared":
+    def without_output(self) -> "Prepared":
         """The same without an answer: an engine has read a prompt once it has drawn a token after it."""
         engine_request = replace(
             self.engine_request,
@@ -53,7 +53,7 @@ class Prepared:
             logprobs=None,
             beams=None,
         )
-        return replace(self, engine_request=engine_request, generates=False)
+        return replace(self, engine_request=engine_request, wants_output=False)
 
     @property
     def prompt_hash(self) -> bytes:
@@ -87,10 +87,10 @@ def prepare(
             code="unsupported_parameter",
         )
     prompt = write_prompt(served, tenant, request, items, moment_of(response))
-    return prepared_with(served, tenant, request, prompt, response, seed)
+    return prepare_from_prompt(served, tenant, request, prompt, response, seed)
 
 
-def prepared_with(
+def prepare_from_prompt(
     served: LoadedModel, tenant: str, request: CreateResponse, prompt: Prompt, response: UUID, seed: int
 ) -> Prepared:
     """The same from a prompt that is written already."""
@@ -124,7 +124,7 @@ def _make_request(
             room,
             logprobs_limit(logprobs, named),
         ),
-        sampling=make_sampling(model, served.dialect, request, echo, seed),
+        sampling=sampling_params(model, served.dialect, request, echo, seed),
         stop_ids=stops,
         stop_token_ids=frozenset(token_ids(request, "stop_token_ids", model)),
         stop_strings=stop_strings(request),
@@ -143,7 +143,7 @@ def _make_request(
     )
 
 
-def check(engine: Engine, prepared: Prepared, request: CreateResponse) -> None:
+def check_runnable(engine: Engine, prepared: Prepared, request: CreateResponse) -> None:
     """Raises ApiError for what the engine could not run."""
     try:
         for engine_request in (prepared.engine_request, prepared.next_engine_request):

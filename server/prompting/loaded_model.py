@@ -9,7 +9,7 @@ from engine.vocabulary import Vocabulary
 from server.generation.output_decoding import DecodingSpec, WithoutReasoning
 from server.generation.token_dump import TokenDump
 from server.hosted_tools.tool_specs import hosted_tools_of
-from server.input_resolution.mcp_approvals import tagged
+from server.input_resolution.mcp_approvals import with_tagged_id
 from server.limits.long_prompts import LongPromptLimit
 from server.model_formats.interface import KeepsMessagesApart, ModelFormat, Parser, Prompt
 from server.model_formats.plain_text import PlainParser
@@ -39,9 +39,9 @@ class LoadedModel:
     """What its tokens spell; without it nobody is told of single tokens."""
     seal: Seal = field(default_factory=Seal.of_this_process)
     """What is sealed here can be opened by whoever has its keys."""
-    reading_turns: LongPromptLimit = field(default_factory=LongPromptLimit)
+    long_prompts: LongPromptLimit = field(default_factory=LongPromptLimit)
     """Whose long prompt is tokenized."""
-    most_calls: int | None = None
+    max_tool_calls: int | None = None
     """Tool calls that the server makes in one response."""
     summarizes: bool = True
     """Reasoning is its own summary, for requests that ask for one."""
@@ -53,7 +53,7 @@ class LoadedModel:
         """What clients may ask for: the model and its adapters."""
         return (self.name, *self.engine.capabilities.adapters)
 
-    def reading(
+    def decoding_spec(
         self, tenant: str, request: CreateResponse, prompt: Prompt, items: Sequence[Item] = ()
     ) -> DecodingSpec:
         """How the tokens of an answer are read. The items may allow calls that come before it."""
@@ -77,7 +77,9 @@ class LoadedModel:
             if SEALED_REASONING in (request.include or ())
             else None,
             summarizes=self.summarizes and asks_for_summary(request),
-            hosted=hosted_tools_of(request, items, partial(tagged, self.seal, tenant), self.most_calls),
+            hosted=hosted_tools_of(
+                request, items, partial(with_tagged_id, self.seal, tenant), self.max_tool_calls
+            ),
         )
 
     def _parser(self, request: CreateResponse, prompt: Prompt) -> Parser:

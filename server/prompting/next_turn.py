@@ -25,7 +25,7 @@ class NextTurn:
     """What a turn is generated from, and how its tokens are read."""
 
     engine_request: EngineRequest
-    reading: DecodingSpec
+    decoding_spec: DecodingSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,24 +39,26 @@ class TurnBuilder:
     """What the model read before its first turn."""
     response: UUID
     seed: int
-    access: Mapping[str, McpCredentials] = field(default_factory=dict)
+    credentials: Mapping[str, McpCredentials] = field(default_factory=dict)
     """By server: the caller's, which is not stored with the request."""
-    sums_up: bool = False
+    model_writes_summary: bool = False
     """The first turn is that of a compaction."""
 
-    def access_to(self, label: str) -> McpCredentials:
+    def credentials_for(self, label: str) -> McpCredentials:
         """The caller's, or after a take-over what is left of it."""
-        if label in self.access:
-            return self.access[label]
+        if label in self.credentials:
+            return self.credentials[label]
         declared = [tool for tool in read_tools(self.request.tools) if isinstance(tool, McpTool)]
         return McpCredentials(next((tool.server_url for tool in declared if tool.name == label), None))
 
     @property
-    def may_follow(self) -> bool:
+    def may_have_next_turn(self) -> bool:
         """There may be more than the first: behind a compaction, or calls that the server makes."""
-        return self.sums_up or any(isinstance(tool, McpTool) for tool in read_tools(self.request.tools))
+        return self.model_writes_summary or any(
+            isinstance(tool, McpTool) for tool in read_tools(self.request.tools)
+        )
 
-    def after(self, output: Sequence[Item], turn: int, spent: int) -> NextTurn | None:
+    def next_turn(self, output: Sequence[Item], turn: int, spent: int) -> NextTurn | None:
         """The turn behind that output; None if no token or no room is left for it. Raises ApiError.
 
         No call is forced a second time, or there would be no end; and none is offered once the request's
@@ -70,15 +72,15 @@ class TurnBuilder:
         request = msgspec.structs.replace(
             self.request,
             max_output_tokens=None if most is None else most - spent,
-            tool_choice=self._choice(output),
+            tool_choice=self._tool_choice(output),
         )
         items = [*self.items, *output]
         prepared = prepare(self.served, self.tenant, request, items, self.response, self.seed)
         engine_request = replace(prepared.engine_request, request_id=f"{self.response.hex}.{turn + 1}")
-        return NextTurn(engine_request, self.served.reading(self.tenant, request, prepared.prompt))
+        return NextTurn(engine_request, self.served.decoding_spec(self.tenant, request, prepared.prompt))
 
-    def _choice(self, output: Sequence[Item]) -> str | dict[str, object] | None:
-        most = call_limit(self.request, self.served.most_calls)
+    def _tool_choice(self, output: Sequence[Item]) -> str | dict[str, object] | None:
+        most = call_limit(self.request, self.served.max_tool_calls)
         if most is not None and sum(isinstance(item, ServedCall) for item in output) >= most:
             return "none"
         given = self.request.tool_choice

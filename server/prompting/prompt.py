@@ -7,9 +7,9 @@ from uuid import UUID
 
 from server.errors import InvalidRequest
 from server.limits.tools_and_grammars import (
-    COUNTED,
+    MAX_COUNTED_CONTEXTS,
     characters_of,
-    refuse_unbounded,
+    check_tools_and_grammars,
     too_long,
     too_long_to_count,
 )
@@ -17,7 +17,7 @@ from server.model_formats.interface import Prompt, PromptError, PromptTooLong
 from server.prompting.conversation import make_conversation
 from server.prompting.loaded_model import LoadedModel
 from server.prompting.structured_outputs import structured_output_grammar
-from server.prompting.truncation import cut_tokens, write_within
+from server.prompting.truncation import truncate_tokens, write_within
 from server.protocol.completions.legacy import PlainRequest
 from server.protocol.ids import seconds_of
 from server.protocol.responses.items import Item
@@ -44,18 +44,18 @@ def write_prompt(
     given = structured_output_grammar(request)
     readable = unseal_items(items, served.seal, tenant)
     conversation = make_conversation(request, readable, moment)
-    refuse_unbounded(conversation, given)
+    check_tools_and_grammars(conversation, given)
     if isinstance(request, PlainRequest):
         stops = served.engine.capabilities.stop_ids
         return Prompt(token_ids=request.token_ids, stop_ids=stops, grammar=given)
     limit, truncates = context - 1 if room is None else room, request.truncation == "auto"
     if request.truncate_prompt_tokens is not None and not truncates:
-        limit = max(limit, COUNTED * context)
+        limit = max(limit, MAX_COUNTED_CONTEXTS * context)
     try:
-        with served.reading_turns.hold(tenant, characters_of(conversation)):
+        with served.long_prompts.slot(tenant, characters_of(conversation)):
             prompt = write_within(served.dialect, conversation, limit, truncates=truncates)
         most, side = request.truncate_prompt_tokens, request.truncation_side
-        kept = cut_tokens(prompt.token_ids, most, side, context=context, asked=request.max_output_tokens)
+        kept = truncate_tokens(prompt.token_ids, most, side, context=context, asked=request.max_output_tokens)
         return replace(prompt, token_ids=kept)
     except PromptError as error:
         raise InvalidRequest(str(error), param=error.param) from error

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from engine.request import EngineRequest
-from server.compaction.inline import first_reading, prepare_first
+from server.compaction.inline import first_decoding_spec, prepare_with_compaction
 from server.errors import ApiError
 from server.generation.item_starts import has_summaries
 from server.generation.output_decoding import nothing_to_read
@@ -81,7 +81,7 @@ def _resumed(
     """The run with the engine request that goes on; None if its tokens read otherwise now."""
     facts, request = _facts(stored, prepared), _request(stored, stored.asked or "")
     items = _items(connection, stored)
-    reading = first_reading(served, stored.tenant, request, prepared, items)
+    reading = first_decoding_spec(served, stored.tenant, request, prepared, items)
     if (summarized := has_summaries(told)) is not None:  # an earlier release or setting told it so
         reading = replace(reading, summarizes=summarized)
     run = Run(facts, reading)
@@ -92,7 +92,7 @@ def _resumed(
         items=items,
         response=stored.id,
         seed=stored.seed,
-        sums_up=run.sums_up,
+        model_writes_summary=run.sums_up,
     )
     said_now, engine_request = replay(run, turns, prepared, progress, told)
     if said(said_now) == said(told):
@@ -110,7 +110,7 @@ def _facts(stored: StoredResponse, prepared: Prepared | None) -> RunFacts:
         created_at=stored.created_at,
         attempt=stored.attempt,
         prompt_tokens=len(prepared.prompt.token_ids) if prepared else 0,
-        generates=prepared is None or prepared.generates,
+        generates=prepared is None or prepared.wants_output,
     )
 
 
@@ -121,7 +121,7 @@ def _prepare_again(connection: Connection, stored: StoredResponse, served: Loade
     request = _request(stored, stored.asked)
     try:
         items = _items(connection, stored)
-        prepared = prepare_first(served, stored.tenant, request, items, stored.id, stored.seed)
+        prepared = prepare_with_compaction(served, stored.tenant, request, items, stored.id, stored.seed)
     except (ApiError, DecodeFailure) as error:
         log.error("response %s cannot be prepared again: %s", stored.id, error)
         return None

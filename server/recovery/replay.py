@@ -96,9 +96,9 @@ def replay(
 def _begin(run: Run, turns: TurnBuilder, at: datetime) -> EngineRequest:
     errand = run.take_errand()
     assert errand is not None, "a turn that follows calls which are not made"
-    turn = turns.after(errand.output, errand.turn, errand.spent)
+    turn = turns.next_turn(errand.output, errand.turn, errand.output_tokens)
     assert turn is not None, "a turn that there was no token for"
-    run.next_turn(turn.reading, len(turn.engine_request.prompt), at)
+    run.next_turn(turn.decoding_spec, len(turn.engine_request.prompt), at)
     return turn.engine_request
 
 

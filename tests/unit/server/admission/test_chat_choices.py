@@ -88,7 +88,7 @@ def test_the_prompt_of_all_choices_of_a_chat_is_written_once(
         new.response.hex for new in prepared
     ]
     assert len({new.prepared.engine_request.sampling.seed for new in prepared}) == 16
-    assert len({item.id for new in prepared for item in new.found.new}) == 16
+    assert len({item.id for new in prepared for item in new.resolved_input.new}) == 16
     assert [new.turns.response for new in prepared] == [new.response for new in prepared]
     assert [new.turns.seed for new in prepared] == [
         new.prepared.engine_request.sampling.seed for new in prepared
@@ -114,7 +114,9 @@ def test_each_choice_is_prepared_as_if_it_were_alone(prepare: Callable[..., list
             "max_tokens": alone.prepared.engine_request.max_tokens,
         }
         assert replace(new.prepared.engine_request, **unlike) == alone.prepared.engine_request  # type: ignore[arg-type]
-        assert [type(item) for item in new.found.new] == [type(item) for item in alone.found.new]
+        assert [type(item) for item in new.resolved_input.new] == [
+            type(item) for item in alone.resolved_input.new
+        ]
 
 
 def test_what_completions_read_is_looked_up_once_for_all_their_prompts(
