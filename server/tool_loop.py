@@ -136,7 +136,7 @@ class ToolLoop:
                 call.name,
                 call.arguments,
                 access,
-                tenant=turns.tenant,
+                tenant=turns.resolved.tenant,
                 response=turns.response,
             )
         except Exception:
@@ -177,7 +177,7 @@ class ToolLoop:
     def _refused(self, turns: TurnBuilder, refused: RequestRefused) -> None:
         log.warning("the next turn of response %s is refused: %s", turns.response, refused)
         no_room = refused.reason in ("overloaded", "share_full", "closed")
-        if no_room and turns.request.background:
+        if no_room and turns.resolved.request.background:
             self._deliver([ReleaseRuns(frozenset({turns.response}))])
         else:
             self._deliver([FailRun(turns.response, SERVER_ERROR, NO_ROOM if no_room else CANNOT_GO_ON)])

@@ -1,7 +1,7 @@
-"""What was said, made short: the transcript itself if it is short, else what the model makes of it.
+"""The summary in a compaction: the transcript itself if it is short, else the model's summary of it.
 
-A short transcript costs nothing and gets nothing wrong. A longer one is summed up by the model; if that gives
-nothing, it is cut in its middle. Thoughts are left out: they led to what was said. Pure but for the dialect.
+A short transcript costs no tokens and has no mistakes. If the model's summary of a longer one is empty, the
+transcript is shortened in its middle. Reasoning is left out: its results are in the messages.
 """
 
 from dataclasses import dataclass
@@ -16,12 +16,12 @@ from server.protocol.responses.items import InputText, Message
 from server.protocol.responses.request import CreateResponse, ReasoningOptions
 
 RETAINED_SHARE = 2
-"""Kept messages have at most the context, divided by this, in tokens."""
+"""Retained messages have at most 1/2 of the context's tokens."""
 SUMMARY_SHARE = 8
-"""The same of the summary."""
+"""A summary has at most 1/8 of the context's tokens."""
 MAX_SUMMARY_TOKENS = 4096
 CHARACTERS_PER_TOKEN = 3
-"""About; only what needs no exact count is cut by it."""
+"""An estimate, for texts that are shortened without being tokenized."""
 _INSTRUCTIONS = (
     "You are given the transcript of a conversation between a user and an assistant, which is about to be "
     "forgotten. Write a summary from which the assistant can go on: what the user wants, what was decided "
@@ -32,35 +32,35 @@ _INSTRUCTIONS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """What is to be said of a transcript."""
+    """A transcript that a compaction replaces by its summary."""
 
     served: LoadedModel
     tenant: str
     request: CreateResponse
-    """Whose model writes it, and whose instructions it was said under."""
+    """Names the model that writes the summary, and has the conversation's instructions."""
     transcript: str
     context: int
-    """Tokens of the context that it is going to be a part of."""
+    """Tokens that the compacted context may have."""
 
     @property
     def is_short(self) -> bool:
-        """The transcript can be told as it is."""
+        """Whether the transcript is its own summary, so that the model need not write one."""
         return len(self.transcript) <= self._max_characters
 
     def text(self, written: str) -> str:
-        """The summary, where the model has written that."""
+        """The summary: the model's, `written`, or the shortened transcript if that is empty."""
         return shorten(written.strip() or self.transcript, self._max_characters)
 
     def make_request(self, moment: datetime | None = None) -> tuple[CreateResponse, Prompt]:
-        """The request for a summary, with as much of the transcript as the model can read."""
+        """The request for a summary and its prompt, with as much of the transcript as the model can read."""
         length = self.served.engine.capabilities.context_length
         characters = length * CHARACTERS_PER_TOKEN
         while True:
             text = self._prompt_text(characters)
             request = self._request(text)
             items = [Message("", "completed", "user", [InputText(text)])]
-            room = length * MAX_COUNTED_CONTEXTS  # what is too long is counted, and tried again with less
-            prompt = write_prompt(self.served, self.tenant, request, items, moment, room=room)
+            limit = length * MAX_COUNTED_CONTEXTS  # a prompt that is too long is counted and halved
+            prompt = write_prompt(self.served, self.tenant, request, (), items, moment, max_tokens=limit)
             if len(prompt.token_ids) < length - self._max_tokens or characters == 0:
                 return request, prompt
             characters //= 2
@@ -85,9 +85,9 @@ class Summary:
 
     @property
     def _max_tokens(self) -> int:
-        """At most half of what the whole answer may have."""
-        most = max((self.request.max_output_tokens or MAX_SUMMARY_TOKENS * 2) // 2, 1)
-        return min(max(self.context // SUMMARY_SHARE, 1), MAX_SUMMARY_TOKENS, most)
+        """At most half of the request's max_output_tokens, which the answer needs, too."""
+        half = max((self.request.max_output_tokens or MAX_SUMMARY_TOKENS * 2) // 2, 1)
+        return min(max(self.context // SUMMARY_SHARE, 1), MAX_SUMMARY_TOKENS, half)
 
     @property
     def _max_characters(self) -> int:

@@ -14,6 +14,7 @@ from server.protocol.completions.chat import ChatRequest
 from server.protocol.completions.chat_messages import read_messages
 from server.protocol.completions.tokenize import TokenizeRequest
 from server.protocol.responses.items import Item
+from server.protocol.responses.tools import read_tools
 
 
 def vocabulary_of(served: LoadedModel, model: str | None) -> Vocabulary:
@@ -50,8 +51,10 @@ def _tokens_of_chat(
     validate_chat_request(chat)
     given = read_messages(messages)
     items = [item for item in given if isinstance(item, Item)]
-    asked = as_response_request(chat, 0)
-    return write_prompt(served, tenant, asked, items, datetime.now(UTC), room=_max_counted(served)).token_ids
+    response_request = as_response_request(chat, 0)
+    tools, limit = read_tools(response_request.tools), _max_counted(served)
+    prompt = write_prompt(served, tenant, response_request, tools, items, datetime.now(UTC), max_tokens=limit)
+    return prompt.token_ids
 
 
 def _max_counted(served: LoadedModel) -> int:

@@ -61,52 +61,56 @@ _RESERVED = frozenset({"functions", "assistant", "browser", "python"})
 
 def discover_tools(
     servers: McpServers, caller: Caller, request: CreateResponse, items: Sequence[Item]
-) -> tuple[CreateResponse, dict[str, McpCredentials]]:
-    """The request with the servers' tools in it, and how they are reached, which is no longer in it.
+) -> tuple[CreateResponse, list[Tool], dict[str, McpCredentials]]:
+    """The request with the servers' tools in it, its tools parsed, and the credentials, which leave it.
 
-    Raises InvalidRequest or DecodeFailure, also for a call that the items allow and no tool makes,
-    ToolServerDown for one of OpenAI's tools, and NotReady while a server is being asked for its tools. An MCP
-    server that cannot list its own is told of in the stream.
+    Raises InvalidRequest or DecodeFailure, also for an approved call of a tool that is not offered;
+    ToolServerDown for one of OpenAI's built-in tools; and NotReady while a server is listing its tools. The
+    error of an MCP server that cannot list its tools becomes an item of the stream.
     """
-    access: dict[str, McpCredentials] = {}
-    tools: list[dict[str, Any]] = []
-    names = names_of(_others(request))
-    asked = _RequestServers(servers, caller)
+    parsed = read_tools(request.tools)
+    credentials: dict[str, McpCredentials] = {}
+    elements: list[dict[str, Any]] = []
+    names = names_of([tool for tool in parsed if not isinstance(tool, McpTool)])
+    request_servers = _RequestServers(servers, caller)
     for index, element in enumerate(request.tools or []):
-        bare = asked.as_mcp_tool(element)
-        if bare is None:
-            tools.append(element)
+        mcp_element = request_servers.as_mcp_tool(element)
+        if mcp_element is None:
+            elements.append(element)
             note_left_out([element])
             continue
-        (tool,) = read_tools([bare], "tools")
+        (tool,) = read_tools([mcp_element], "tools")
         assert isinstance(tool, McpTool)
-        reach = _credentials(tool, f"tools[{index}]")
-        asked.check_usage(tool, reach, f"tools[{index}]", background=bool(request.background))
-        before = _stored_tool_list(items, tool) if tool.stands_for is None else None
-        found = before or asked.find_tools(tool.server_label, reach)
-        if found is None:
+        own_credentials = _credentials(tool, f"tools[{index}]")
+        request_servers.check_usage(
+            tool, own_credentials, f"tools[{index}]", background=bool(request.background)
+        )
+        stored = _stored_tool_list(items, tool) if tool.stands_for is None else None
+        offered = stored or request_servers.find_tools(tool.server_label, own_credentials)
+        if offered is None:
             continue
         if tool.stands_for is not None:
-            _require_builtin_tool(found, tool)
-        listed = msgspec.structs.replace(
+            _require_builtin_tool(offered, tool)
+        tool = msgspec.structs.replace(
             tool,
             headers=None,
             authorization=None,
             server_url=_without_query(tool.server_url),
-            listed=_without_clashes(found, tool.server_label, names),
-            listing_error=found.error,
+            listed=_without_clashes(offered, tool.server_label, names),
+            listing_error=offered.error,
             plain_names=True,
         )
-        told = before is not None or _is_listed_in(items, listed)
-        listed = msgspec.structs.replace(listed, listed_before=told)
-        names |= names_of([listed])
-        access[tool.server_label] = reach
-        tools.append(msgspec.to_builtins(listed))
-    asked.check_ready()
-    if access:
-        request = msgspec.structs.replace(request, tools=tools)
-    check_approved_calls(hosted_tools_of(request, items))
-    return request, access
+        listed_before = stored is not None or _is_listed_in(items, tool)
+        tool = msgspec.structs.replace(tool, listed_before=listed_before)
+        names |= names_of([tool])
+        credentials[tool.server_label] = own_credentials
+        elements.append(msgspec.to_builtins(tool))
+    request_servers.check_ready()
+    if credentials:
+        request = msgspec.structs.replace(request, tools=elements)
+        parsed = read_tools(elements)
+    check_approved_calls(hosted_tools_of(request, parsed, items))
+    return request, parsed, credentials
 
 
 class _RequestServers:
@@ -198,10 +202,6 @@ def _require_builtin_tool(found: ToolList, tool: McpTool) -> None:
     if {*wanted}.isdisjoint(offered.name for offered in found.tools):
         kind = str((tool.stands_for or {}).get("type"))
         raise ToolServerDown(kind, tool.server_label, found.error or f"it does not offer {wanted[0]!r}.")
-
-
-def _others(request: CreateResponse) -> list[Tool]:
-    return [tool for tool in read_tools(request.tools) if not isinstance(tool, McpTool)]
 
 
 def _without_clashes(found: ToolList, label: str, names: set[str]) -> list[Any]:

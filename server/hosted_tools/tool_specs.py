@@ -30,7 +30,7 @@ from server.protocol.responses.items import (
     Reasoning,
 )
 from server.protocol.responses.request import CreateResponse
-from server.protocol.responses.tools import McpTool, read_tools
+from server.protocol.responses.tools import McpTool, Tool
 
 UNFINISHED = "The call was not finished."
 UNANSWERED = "The user has not allowed this call."
@@ -71,7 +71,7 @@ class HostedTools:
     by_label: Mapping[str, ListedServer] = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "labels", {listed.label: listed for listed in self.servers})
+        object.__setattr__(self, "by_label", {listed.label: listed for listed in self.servers})
 
     def needs_approval(self, label: str, name: str) -> bool:
         """Whether somebody must allow that call."""
@@ -134,6 +134,7 @@ class PendingToolWork:
 
 def hosted_tools_of(
     request: CreateResponse,
+    tools: Sequence[Tool],
     items: Sequence[Item] = (),
     tag: Callable[[McpApprovalRequest], McpApprovalRequest] | None = None,
     most_calls: int | None = None,
@@ -142,8 +143,7 @@ def hosted_tools_of(
 
     `most_calls` bounds what the request may have made.
     """
-    given = [tool for tool in read_tools(request.tools) if isinstance(tool, McpTool)]
-    lists = [
+    servers = [
         ListedServer(
             tool.server_label,
             tool.offered,
@@ -152,10 +152,11 @@ def hosted_tools_of(
             frozenset(listed.name for listed in tool.offered if tool.needs_approval(listed)),
             _call_type(tool),
         )
-        for tool in given
+        for tool in tools
+        if isinstance(tool, McpTool)
     ]
     most = call_limit(request, most_calls)
-    return HostedTools(lists, most, approved_calls(items), SOURCES in (request.include or ()), tag)
+    return HostedTools(servers, most, approved_calls(items), SOURCES in (request.include or ()), tag)
 
 
 def call_limit(request: CreateResponse, most_calls: int | None) -> int | None:

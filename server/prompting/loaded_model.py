@@ -1,4 +1,4 @@
-"""The model that this process serves, and how its output is decoded for a request."""
+"""`LoadedModel`: the model that this process serves, and how its output is decoded for a request."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -21,6 +21,7 @@ from server.prompting.output_options import (
     wants_logprobs,
 )
 from server.prompting.request_echo import asks_for_summary
+from server.prompting.resolved_request import ResolvedRequest
 from server.protocol.completions.legacy import PlainRequest
 from server.protocol.completions.shared_parameters import ChoiceRequest
 from server.protocol.responses.items import Item
@@ -36,27 +37,28 @@ class LoadedModel:
     engine: Engine
     dialect: ModelFormat
     vocabulary: Vocabulary | None = None
-    """What its tokens spell; without it nobody is told of single tokens."""
+    """The text of its tokens; without it no log probabilities or token dumps are sent."""
     seal: Seal = field(default_factory=Seal.of_this_process)
-    """What is sealed here can be opened by whoever has its keys."""
+    """Seals the content that clients keep for the server."""
     long_prompts: LongPromptLimit = field(default_factory=LongPromptLimit)
-    """Whose long prompt is tokenized."""
+    """Bounds the long prompts that are tokenized at a time."""
     max_tool_calls: int | None = None
-    """Tool calls that the server makes in one response."""
+    """The most tool calls that the server makes in one response; None for no limit."""
     summarizes: bool = True
-    """Reasoning is its own summary, for requests that ask for one."""
+    """Whether requests for a reasoning summary get the reasoning itself as one."""
     trusts_templates: bool = False
-    """A request may bring the chat template that writes its prompt."""
+    """Whether a request may bring its own chat template."""
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What clients may ask for: the model and its adapters."""
+        """The values of `model` that requests may have: the model and its adapters."""
         return (self.name, *self.engine.capabilities.adapters)
 
     def decoding_spec(
-        self, tenant: str, request: CreateResponse, prompt: Prompt, items: Sequence[Item] = ()
+        self, resolved: ResolvedRequest, prompt: Prompt, approving_items: Sequence[Item] = ()
     ) -> DecodingSpec:
-        """How the tokens of an answer are read. The items may allow calls that come before it."""
+        """How the tokens of one turn become output. Calls that `approving_items` allow are made before it."""
+        request, tenant = resolved.request, resolved.tenant
         listed = frozenset(request.stop_token_ids or ())
         shown = bool(request.include_stop_str_in_output)
         return DecodingSpec(
@@ -78,7 +80,11 @@ class LoadedModel:
             else None,
             summarizes=self.summarizes and asks_for_summary(request),
             hosted=hosted_tools_of(
-                request, items, partial(with_tagged_id, self.seal, tenant), self.max_tool_calls
+                request,
+                resolved.tools,
+                approving_items,
+                partial(with_tagged_id, self.seal, tenant),
+                self.max_tool_calls,
             ),
         )
 
@@ -88,7 +94,7 @@ class LoadedModel:
             ends = frozenset() if shows_special and request.ignore_eos else prompt.stop_ids
             return PlainParser(self.vocabulary, ends, shows_special=shows_special)
         parser = self.dialect.parser(prompt)
-        # A chat completion is a view of a response that has its reasoning.
+        # A chat completion's response keeps its reasoning; the chat format leaves it out.
         hidden = request.include_reasoning is False and not isinstance(request, ChoiceRequest)
         return WithoutReasoning(parser) if hidden else parser
 

@@ -97,7 +97,7 @@ def test_a_page_that_is_open_is_scrolled_without_being_fetched_again(web: Fake, 
 def test_the_oldest_pages_are_forgotten_and_the_others_keep_their_cursors(
     web: Fake, opened: BrowserTabs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(browsing, "MOST_PAGES", 2)
+    monkeypatch.setattr(browsing, "MAX_PAGES", 2)
     for name in "abc":
         web.has(f"https://{name}.example/", name, "text/plain")
         opened.open(f"https://{name}.example/")

@@ -71,7 +71,7 @@ def test_beyond_the_bytes_of_all_the_largest_tenants_sessions_end(monkeypatch: p
 def test_a_tenant_with_many_visits_under_way_keeps_nobody_else_waiting(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(mcp_server, "MOST_ACTS_OF_TENANT", 2)
+    monkeypatch.setattr(mcp_server, "MAX_ACTIONS_PER_TENANT", 2)
     sessions = Sessions(WEB)
     go_on, entered = threading.Event(), threading.Semaphore(0)
 
