@@ -27,7 +27,7 @@ from server.embedded_postgres.embedded_server import EmbeddedPostgres
 from server.generation.event_emitter import EventEmitter
 from server.hosted_tools.mcp.client import McpServers
 from server.hosted_tools.mcp.registered_servers import RegisteredServers
-from server.input_resolution.resolve_input import read_given
+from server.input_resolution.resolve_input import read_request_input
 from server.model_formats.interface import (
     CallDelta,
     CallEnd,
@@ -43,6 +43,7 @@ from server.prompting.loaded_model import LoadedModel
 from server.prompting.request_echo import request_echo
 from server.protocol.decode import decode
 from server.protocol.responses.request import CreateResponse
+from server.protocol.responses.tools import read_tools
 from server.store.database import upgrade
 from server.store.disk_space import Disk
 from server.tool_loop import ToolLoop
@@ -176,7 +177,8 @@ def _read(body: bytes) -> None:
 
     def ours(_: int) -> None:
         for _ in range(REQUESTS):
-            request_echo(read_given(decode(body, CreateResponse))[0], capabilities)
+            request, _items = read_request_input(decode(body, CreateResponse))
+            request_echo(request, read_tools(request.tools), capabilities)
 
     def pydantic(_: int) -> None:
         for _ in range(REQUESTS):

@@ -15,7 +15,7 @@ from uuid import UUID
 from engine.request import Engine, RequestRefused
 from server.errors import ApiError
 from server.generation.run import Run
-from server.hosted_tools.mcp.client import McpServers, failure
+from server.hosted_tools.mcp.client import McpServers, failed_result
 from server.hosted_tools.tool_specs import DueCall, PendingToolWork, ToolResult
 from server.prompting.next_turn import TurnBuilder
 from server.recording.messages import (
@@ -63,7 +63,7 @@ class ToolLoop:
             self._turns.pop(response, None)
             self._engine_requests.pop(response, None)
             self._cancelled.discard(response)
-        self.servers.give_up(response)
+        self.servers.cancel_calls(response)
 
     def look(self, steps: Sequence[RunUpdate]) -> None:
         """What the recorder has committed: begins what the runs now wait for."""
@@ -86,7 +86,7 @@ class ToolLoop:
             return
         for due in tool_work.calls:
             if again and not due.repeatable:
-                self._deliver([ToolCallFinished(response, due.index, failure(STOPPED))])
+                self._deliver([ToolCallFinished(response, due.index, failed_result(STOPPED))])
             else:
                 self._call(turns, due)
         if not tool_work.calls:
@@ -122,33 +122,33 @@ class ToolLoop:
         def deliver(outcome: ToolResult) -> None:
             self._deliver([ToolCallFinished(turns.response, due.index, outcome)])
 
-        if not due.allowed:
-            deliver(failure(NO_MORE))
+        if not due.within_limit:
+            deliver(failed_result(NO_MORE))
             return
         call = due.call
         if not due.offered:
-            deliver(failure(f"There is no tool {call.name[:100]!r}."))
+            deliver(failed_result(f"There is no tool {call.name[:100]!r}."))
             return
         try:
-            access = turns.access_to(call.server_label)
-            made = self.servers.begin_call(
+            access = turns.credentials_for(call.server_label)
+            made = self.servers.start_call(
                 call.server_label,
                 call.name,
                 call.arguments,
                 access,
-                tenant=turns.tenant,
+                tenant=turns.resolved.tenant,
                 response=turns.response,
             )
         except Exception:
             log.exception("a tool call of response %s broke", turns.response)
-            deliver(failure("The call broke."))
+            deliver(failed_result("The call broke."))
             return
         made.add_done_callback(lambda done: deliver(done.result()))
 
     def _begin_turn(self, turns: TurnBuilder, tool_work: PendingToolWork) -> None:
         response = turns.response
         try:
-            turn = turns.after(tool_work.output, tool_work.turn, tool_work.spent)
+            turn = turns.next_turn(tool_work.output, tool_work.turn, tool_work.output_tokens)
         except ApiError as error:
             # A prompt that leaves no room ends a response as a limit of tokens does: incomplete.
             too_long = error.code == "context_length_exceeded"
@@ -164,7 +164,7 @@ class ToolLoop:
             return
         with self._lock:
             self._engine_requests[response] = turn.engine_request.request_id
-        self._deliver([StartTurn(response, turn.reading, len(turn.engine_request.prompt))])
+        self._deliver([StartTurn(response, turn.decoding_spec, len(turn.engine_request.prompt))])
         try:
             self._engine.submit(turn.engine_request)
         except RequestRefused as refused:
@@ -177,7 +177,7 @@ class ToolLoop:
     def _refused(self, turns: TurnBuilder, refused: RequestRefused) -> None:
         log.warning("the next turn of response %s is refused: %s", turns.response, refused)
         no_room = refused.reason in ("overloaded", "share_full", "closed")
-        if no_room and turns.request.background:
+        if no_room and turns.resolved.request.background:
             self._deliver([ReleaseRuns(frozenset({turns.response}))])
         else:
             self._deliver([FailRun(turns.response, SERVER_ERROR, NO_ROOM if no_room else CANNOT_GO_ON)])

@@ -1,29 +1,28 @@
-"""Writes accepted responses down: the row, the input items and the first events, in one transaction."""
+"""The accept transaction: a response's row, input items, first events and idempotency key."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from uuid import UUID
 
 import msgspec
 
 from server.admission.idempotency import IdempotencyKey
 from server.caller import Caller
-from server.compaction.inline import first_reading
 from server.configuration.settings import Config
 from server.crashpoints import crashpoint
 from server.generation.run import Run, RunFacts
 from server.input_resolution import resolve_input
-from server.input_resolution.conversations import hold
+from server.input_resolution.conversations import lock_conversation
 from server.input_resolution.history import stored_item
 from server.input_resolution.resolve_input import ResolvedInput
 from server.limits.background_queue import QueueLimits
-from server.prompting.engine_request import Prepared
+from server.prompting.engine_request import Prepared, first_decoding_spec
 from server.prompting.loaded_model import LoadedModel
 from server.prompting.next_turn import TurnBuilder
+from server.prompting.resolved_request import ResolvedRequest
 from server.protocol.completions.shared_parameters import ChoiceRequest
 from server.protocol.responses.events import Event
-from server.protocol.responses.request import CreateResponse
 from server.recording.expiry import lifetime
 from server.store.content import idempotency_keys, responses
 from server.store.content.responses import NewResponse
@@ -33,82 +32,85 @@ from server.store.log import events
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewRun:
-    """A response about to be accepted."""
+    """A response that is prepared and not accepted yet."""
 
     caller: Caller
-    request: CreateResponse
-    response: UUID
+    resolved: ResolvedRequest
+    resolved_input: ResolvedInput
     prepared: Prepared
-    found: ResolvedInput
     turns: TurnBuilder
-    repeatable: IdempotencyKey | None
+    idempotency_key: IdempotencyKey | None
+
+    @property
+    def response(self) -> UUID:
+        return self.resolved.response
 
 
 StoredStart = tuple[Run, list[Event]]
-"""A run, and the events that exist from the response's acceptance on."""
+"""A run and its first events, which are committed with the response's row."""
 
 
 class KeyTaken(Exception):
-    """Another request with the same key was accepted in the meantime."""
+    """Another request claimed the same idempotency key in the meantime."""
 
 
 class ConversationChanged(Exception):
-    """The conversation is not the one any more that the prompt was made of."""
+    """Items were added to the conversation after the prompt was made from it."""
 
 
 class ResponseWriter:
-    """What the accept transaction does. Any thread."""
+    """The statements of the accept transaction. Any thread."""
 
     def __init__(self, served: LoadedModel, replica: UUID, config: Config) -> None:
         self._served = served
         self._replica = replica
         self._retention_days = config.retention_days
-        self.queue = QueueLimits.of(config)
+        self.queue = QueueLimits.from_config(config)
 
-    def begin_unstored(self, connection: Connection, prepared: Sequence[NewRun]) -> datetime:
-        """Claims the idempotency key of responses that are not stored; the time. Raises KeyTaken."""
-        self._claim_key(connection, prepared[0])
+    def accept_unstored(self, connection: Connection, new: Sequence[NewRun]) -> datetime:
+        """Claim the idempotency key of `store: false` responses; returns their time. Raises KeyTaken."""
+        self._claim_key(connection, new[0])
         return clock(connection)
 
     def write(self, connection: Connection, new: NewRun, *, again: bool) -> StoredStart:
-        """`again` says that it was tried before: if that was committed unheard of, all of it is written."""
+        """Write one response. `again` marks a retry: an earlier commit that was not confirmed is looked up.
+
+        Raises KeyTaken, ConversationChanged and ApiError.
+        """
         tenant = new.caller.tenant
-        written = responses.get(connection, tenant, new.response) if again else None
-        created_at = written.created_at if written else self._insert(connection, new)
+        stored = responses.get(connection, tenant, new.response) if again else None
+        created_at = stored.created_at if stored else self._insert(connection, new)
         run = self.make_run(new, created_at)
-        begun = run.accept() if run.facts.echo.background else run.accept() + run.start()
-        if written is None:
-            responses.insert_items(
-                connection,
-                tenant,
-                new.response,
-                responses.INPUT,
-                [stored_item(item) for item in new.found.new],
-            )
-            events.append(connection, events.pack(tenant, new.response, run.facts.attempt, begun, []))
+        first_events = run.accept() if run.facts.echo.background else run.accept() + run.start()
+        if stored is None:
+            input_items = [stored_item(item) for item in new.resolved_input.new]
+            responses.insert_items(connection, tenant, new.response, responses.INPUT, input_items)
+            batch = events.pack(tenant, new.response, run.facts.attempt, first_events, [])
+            events.append(connection, batch)
         crashpoint("accept.written")
-        return run, begun
+        return run, first_events
 
     def _insert(self, connection: Connection, new: NewRun) -> datetime:
+        tenant, resolved_input = new.caller.tenant, new.resolved_input
         if new.prepared.echo.background:
             self.queue.check(connection, new.caller)
         self._claim_key(connection, new)
-        # Its history was read a moment ago; from here on it cannot be deleted under its next turn.
-        if new.found.previous and not responses.hold(connection, new.caller.tenant, new.found.previous):
-            raise resolve_input.unknown_previous(new.request.previous_response_id or "")
-        if standing := new.found.conversation:
-            held = hold(connection, new.caller.tenant, standing.id)
-            if held.next_position != standing.next_position:
+        # The history was read before this transaction; from here on the row lock keeps it.
+        if resolved_input.previous_id and not responses.hold(connection, tenant, resolved_input.previous_id):
+            raise resolve_input.unknown_previous(new.resolved.request.previous_response_id or "")
+        if version := resolved_input.conversation:
+            locked = lock_conversation(connection, tenant, version.id)
+            if locked.next_position != version.next_position:
                 raise ConversationChanged
-        row = _row(new, lifetime(new.request, self._retention_days))
+        row = self._row(new)
         if row.background:
             return responses.insert_queued(connection, row)
         return responses.insert_running(connection, row, self._replica)
 
     def _claim_key(self, connection: Connection, new: NewRun) -> None:
-        given = new.repeatable
-        if given and not idempotency_keys.claim(
-            connection, new.caller.tenant, given.key, given.digest, new.response
+        key = new.idempotency_key
+        if key and not idempotency_keys.claim(
+            connection, new.caller.tenant, key.key, key.digest, new.response
         ):
             raise KeyTaken
 
@@ -121,31 +123,30 @@ class ResponseWriter:
             created_at=created_at,
             attempt=0 if new.prepared.echo.background else 1,
             prompt_tokens=len(new.prepared.prompt.token_ids),
-            wants_output=new.prepared.generates,
+            wants_output=new.prepared.wants_output,
         )
-        return Run(
-            facts, first_reading(self._served, facts.tenant, new.request, new.prepared, new.turns.items)
+        return Run(facts, first_decoding_spec(self._served, new.resolved, new.prepared))
+
+    def _row(self, new: NewRun) -> NewResponse:
+        request, echo, engine_request = new.resolved.request, new.prepared.echo, new.prepared.engine_request
+        conversation = new.resolved_input.conversation
+        # The input is stored as items, and instructions are in the echo.
+        stored_request = msgspec.structs.replace(request, input="", instructions=None)
+        return NewResponse(
+            tenant=new.caller.tenant,
+            id=new.response,
+            previous_id=new.resolved_input.previous_id,
+            conversation_id=conversation.id if conversation else None,
+            stream=bool(request.stream),
+            background=echo.background,
+            model=echo.model,
+            priority=engine_request.priority,
+            seed=engine_request.sampling.seed,
+            prompt_hash=new.prepared.prompt_hash,
+            key_id=new.caller.key_id,
+            request=msgspec.json.encode(echo).decode(),
+            asked=msgspec.json.encode(stored_request).decode(),
+            metadata=msgspec.json.encode(echo.metadata).decode(),
+            choice=request.choice if isinstance(request, ChoiceRequest) else None,
+            lifetime=lifetime(request, self._retention_days),
         )
-
-
-def _row(new: NewRun, kept: timedelta | None) -> NewResponse:
-    echo = new.prepared.echo
-    asked = msgspec.structs.replace(new.request, input="", instructions=None)
-    return NewResponse(
-        tenant=new.caller.tenant,
-        id=new.response,
-        previous_id=new.found.previous,
-        conversation_id=new.found.conversation.id if new.found.conversation else None,
-        stream=bool(new.request.stream),
-        background=echo.background,
-        model=echo.model,
-        priority=new.prepared.engine_request.priority,
-        seed=new.prepared.engine_request.sampling.seed,
-        prompt_hash=new.prepared.prompt_hash,
-        key_id=new.caller.key_id,
-        request=msgspec.json.encode(echo).decode(),
-        asked=msgspec.json.encode(asked).decode(),
-        metadata=msgspec.json.encode(echo.metadata).decode(),
-        choice=new.request.choice if isinstance(new.request, ChoiceRequest) else None,
-        lifetime=kept,
-    )

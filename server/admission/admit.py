@@ -1,7 +1,7 @@
-"""Accepting a response: checked, written down in one transaction, handed to the engine or to the queue.
+"""`Admission.admit`: a request is checked, prepared, accepted in one transaction and submitted to the engine.
 
-Runs in a handler's thread and waits for no token. Everything that can be wrong with a request is found before
-the row exists; once it does, the response reaches a terminal status.
+Runs in a handler's thread and does not wait for tokens. A request is refused before its row is committed;
+after the commit the response reaches a terminal status in any case.
 """
 
 import itertools
@@ -14,11 +14,11 @@ from uuid import UUID
 
 from engine.request import RequestRefused
 from server.admission.accept import ConversationChanged, KeyTaken, NewRun, ResponseWriter, StoredStart
-from server.admission.chat_choices import another_choice, context_of, has_prompt_of, seed_of
+from server.admission.chat_choices import input_of_choice, run_of_choice, seed_of, shares_prompt
 from server.admission.generation_config import with_generation_config
 from server.admission.idempotency import AcceptedResponse, IdempotencyKey, find_previous_attempt
 from server.caller import Caller
-from server.compaction.inline import prepare_first
+from server.compaction.inline import prepare_with_compaction
 from server.configuration.settings import Config
 from server.crashpoints import crashpoint
 from server.delivery.abandonment import Abandonment
@@ -26,18 +26,19 @@ from server.delivery.event_frames import FramePage, frames
 from server.delivery.hub import Channel, Hub, Published
 from server.errors import ApiError, Conflict, ConversationLocked, Overloaded, StorageFull
 from server.generation.run import Run
-from server.hosted_tools.discovery import list_tools
+from server.hosted_tools.discovery import discover_tools
 from server.input_resolution import resolve_input
-from server.input_resolution.history import HistoryReads, TenantReads
-from server.input_resolution.prompt_templates import read_request
+from server.input_resolution.history import HistoryReads
+from server.input_resolution.prompt_templates import read_templated_input
 from server.input_resolution.resolve_input import ResolvedInput
-from server.limits.request_cost import refuse_prompt_logprobs, refuse_urgent, share_logprobs
+from server.limits.request_cost import check_priority, check_prompt_logprobs, limit_logprobs
 from server.limits.storage_quota import StorageQuota
 from server.prompting.engine_refusals import refusal
-from server.prompting.engine_request import check, prepare
+from server.prompting.engine_request import check_runnable, prepare
 from server.prompting.loaded_model import LoadedModel
 from server.prompting.next_turn import TurnBuilder
-from server.prompting.unsupported_parameters import refuse_unserved
+from server.prompting.resolved_request import ResolvedRequest
+from server.prompting.unsupported_parameters import validate_request
 from server.protocol.ids import choice_id, new_uuid
 from server.protocol.responses.events import Event
 from server.protocol.responses.input import InputItem
@@ -48,12 +49,12 @@ from server.store.database import Connection, Database
 from server.store.disk_space import Disk
 from server.tool_loop import ToolLoop
 
-MOST_CHANGES = 5
-"""How often a conversation may change between reading it and going on with it."""
+MAX_CONVERSATION_RETRIES = 5
+"""Attempts at a response in a conversation that others change between the read and the accept transaction."""
 
 
 class Admission:
-    """The way in. `close` stops it for good."""
+    """Accepts responses until `close`."""
 
     def __init__(
         self,
@@ -75,11 +76,12 @@ class Admission:
         self._hub = hub
         self._disk = disk
         self._config = config
-        self._on_queued, self._unread = on_queued, unread
+        self._on_queued = on_queued
+        self._abandonment = unread
         self._tool_loop = tool_loop
-        self._acceptance = ResponseWriter(served, replica, config)
+        self._writer = ResponseWriter(served, replica, config)
         self.history = HistoryReads()
-        self.storage = StorageQuota.of(config, database)
+        self.storage = StorageQuota.from_config(config, database)
         self._closed = threading.Event()
 
     @property
@@ -87,106 +89,114 @@ class Admission:
         return not self._closed.is_set()
 
     def close(self) -> None:
-        """Refuses whatever comes from now on."""
+        """Refuse every later request."""
         self._closed.set()
 
     def admit(
         self,
         caller: Caller,
         request: CreateResponse,
-        repeatable: IdempotencyKey | None = None,
-        given: Sequence[InputItem] | None = None,
+        idempotency_key: IdempotencyKey | None = None,
+        input_items: Sequence[InputItem] | None = None,
         *,
-        held: Sequence[Item] | None = None,
+        prior_items: Sequence[Item] | None = None,
         generate: bool = True,
     ) -> AcceptedResponse:
-        """Begins a response, or finds the one that this request began when it was sent before.
+        """Create a response, or find the one that an earlier attempt with the idempotency key created.
 
-        `given` stands for the request's input where that came in another form. `held` is everything up to the
-        end of the previous response, where that is not in the store. One that does not `generate` completes
-        without output once the model has read its prompt.
+        `input_items` replaces the request's input where that came in another form. `prior_items` is the
+        history up to the end of the previous response where that is not stored. With `generate` false the
+        response completes without output when its prompt is prefilled.
 
-        Raises ApiError or DecodeFailure, or NotReady, and then nothing has happened.
+        Raises ApiError, DecodeFailure or NotReady, and then nothing is stored.
         """
-        (admitted,) = self.admit_all(caller, [request], repeatable, given, held=held, generate=generate)
-        return admitted
+        (accepted,) = self.admit_all(
+            caller, [request], idempotency_key, input_items, prior_items=prior_items, generate=generate
+        )
+        return accepted
 
     def admit_all(
         self,
         caller: Caller,
         requests: Sequence[CreateResponse],
-        repeatable: IdempotencyKey | None,
-        given: Sequence[InputItem] | None,
+        idempotency_key: IdempotencyKey | None,
+        input_items: Sequence[InputItem] | None,
         *,
-        held: Sequence[Item] | None = None,
+        prior_items: Sequence[Item] | None = None,
         generate: bool = True,
     ) -> list[AcceptedResponse]:
-        """Begins the responses that one request of a client asks for, all of them in one transaction.
+        """`admit` for the choices of one completion, in one transaction.
 
-        Their ids follow from the first one's, which is what an idempotency key leads to. Only one that is
-        alone may have its input within it.
+        Their ids are derived from the first one's, which the idempotency key is stored with. Without
+        `input_items` there is one request, whose `input` is read.
         """
         if self._closed.is_set():
             raise Overloaded("The server is shutting down.")
-        find_before = partial(
-            find_previous_attempt, self._database, self._hub, caller, repeatable, len(requests)
+        find_previous = partial(
+            find_previous_attempt, self._database, self._hub, caller, idempotency_key, len(requests)
         )
-        if before := find_before():
-            return before
+        if previous := find_previous():
+            return previous
         if self._disk.shortage() is not None:
             raise StorageFull
         requests = [with_generation_config(request, "max_output_tokens") for request in requests]
         for request in requests:
-            refuse_unserved(request, self._served)
-            refuse_urgent(caller, request)
+            validate_request(request, self._served)
+            check_priority(caller, request)
             if request.store is not False or request.background:
                 self.storage.check(caller)
         if not requests[0].background:
             self._recorder.capacity.check(caller.tenant, caller.key_id, len(requests))
-        if given is None:
-            alone, given = read_request(self._database, caller.tenant, *requests)
-            requests = [alone]
+        if input_items is None:
+            request, input_items = read_templated_input(self._database, caller.tenant, *requests)
+            requests = [request]
         try:
-            return self._begin_prepared(
-                partial(self._prepare_all, caller, requests, repeatable, given, held, generate)
+            return self._start_prepared(
+                partial(
+                    self._prepare_all, caller, requests, idempotency_key, input_items, prior_items, generate
+                )
             )
         except (KeyTaken, ConversationLocked) as refused:
-            if before := find_before():
-                return before
+            if previous := find_previous():
+                return previous
             if isinstance(refused, ConversationLocked):
                 raise
             raise Conflict("Another request used this Idempotency-Key; try again.") from None
 
-    def _begin_prepared(self, prepare: Callable[[], list[NewRun]]) -> list[AcceptedResponse]:
-        """Prepares anew where the conversation has changed since it was read."""
-        for _ in range(MOST_CHANGES):
-            prepared = prepare()
+    def _start_prepared(self, prepare_all: Callable[[], list[NewRun]]) -> list[AcceptedResponse]:
+        """Prepare and start, again if the conversation has changed in between."""
+        for _ in range(MAX_CONVERSATION_RETRIES):
+            new = prepare_all()
             with suppress(ConversationChanged):
-                return self._begin(prepared)
+                return self._start(new)
         raise ConversationLocked
 
     def _prepare_all(
         self,
         caller: Caller,
         requests: Sequence[CreateResponse],
-        repeatable: IdempotencyKey | None,
-        given: Sequence[InputItem],
-        held: Sequence[Item] | None,
+        idempotency_key: IdempotencyKey | None,
+        input_items: Sequence[InputItem],
+        prior_items: Sequence[Item] | None,
         generate: bool,
     ) -> list[NewRun]:
-        """Those behind the first are choices of the same completion."""
-        first = new_uuid()
-        begun = self._prepare(caller, requests[0], first, repeatable, given, held, generate, len(requests))
-        prepared = [begun]
+        """The runs of one completion's choices, which all have the first one's input."""
+        first_id = new_uuid()
+        first = self._prepare(
+            caller, requests[0], first_id, idempotency_key, input_items, prior_items, generate, len(requests)
+        )
+        prepared = [first]
         for index, request in enumerate(requests[1:], 1):
-            response = choice_id(first, index)
-            found = context_of(response, begun.found)
+            response = choice_id(first_id, index)
+            resolved_input = input_of_choice(response, first.resolved_input)
             prepared.append(
-                another_choice(request, response, found, prepared[-1])
-                if has_prompt_of(request, requests[index - 1])
-                else self._prepare_with(caller, request, response, None, found, generate, len(requests))
+                run_of_choice(request, response, resolved_input, prepared[-1])
+                if shares_prompt(request, requests[index - 1])
+                else self._prepare_with(
+                    caller, request, response, None, resolved_input, generate, len(requests)
+                )
             )
-        refuse_prompt_logprobs([new.prepared.engine_request for new in prepared])
+        check_prompt_logprobs([new.prepared.engine_request for new in prepared])
         return prepared
 
     def _prepare(
@@ -194,119 +204,111 @@ class Admission:
         caller: Caller,
         request: CreateResponse,
         response: UUID,
-        repeatable: IdempotencyKey | None,
-        given: Sequence[InputItem],
-        held: Sequence[Item] | None,
+        idempotency_key: IdempotencyKey | None,
+        input_items: Sequence[InputItem],
+        prior_items: Sequence[Item] | None,
         generate: bool,
         choices: int,
     ) -> NewRun:
-        with self.history.of(caller.tenant) as reads:
-            found = self._gather(caller, request, response, given, held, reads)
-            return self._prepare_with(caller, request, response, repeatable, found, generate, choices)
-
-    def _gather(
-        self,
-        caller: Caller,
-        request: CreateResponse,
-        response: UUID,
-        given: Sequence[InputItem],
-        held: Sequence[Item] | None,
-        reads: TenantReads,
-    ) -> ResolvedInput:
-        def gather(connection: Connection) -> ResolvedInput:
+        def resolve(connection: Connection) -> ResolvedInput:
             reads.start_over()
             if request.background:
-                self._acceptance.queue.check(connection, caller)
+                self._writer.queue.check(connection, caller)
             return resolve_input.resolve_input(
                 connection,
                 caller.tenant,
                 request,
-                given,
+                input_items,
                 response,
                 self._served.seal,
-                held,
+                prior_items,
                 reserve=reads.reserve,
             )
 
-        return self._database.read(gather)
+        with self.history.for_request(caller.tenant) as reads:
+            resolved_input = self._database.read(resolve)
+            return self._prepare_with(
+                caller, request, response, idempotency_key, resolved_input, generate, choices
+            )
 
     def _prepare_with(
         self,
         caller: Caller,
         request: CreateResponse,
         response: UUID,
-        repeatable: IdempotencyKey | None,
-        found: ResolvedInput,
+        idempotency_key: IdempotencyKey | None,
+        resolved_input: ResolvedInput,
         generate: bool,
         choices: int,
     ) -> NewRun:
-        wanted, access = list_tools(self._tool_loop.servers, caller, request, found.items)
-        seed = seed_of(wanted)
-        begin = prepare_first if generate else prepare
-        prepared = begin(self._served, caller.tenant, wanted, found.items, response, seed)
+        items = resolved_input.items
+        request, tools, credentials = discover_tools(self._tool_loop.servers, caller, request, items)
+        resolved = ResolvedRequest(
+            tenant=caller.tenant,
+            request=request,
+            tools=tools,
+            items=items,
+            response=response,
+            seed=seed_of(request),
+        )
+        if generate and request.context_management:
+            prepared = prepare_with_compaction(self._served, resolved, request.context_management)
+        else:
+            prepared = prepare(self._served, resolved)
         if not generate:
-            prepared = prepared.read_only()
-        prepared = replace(prepared, engine_request=share_logprobs(prepared.engine_request, wanted, choices))
-        check(self._served.engine, prepared, wanted)
+            prepared = prepared.without_output()
+        prepared = replace(prepared, engine_request=limit_logprobs(prepared.engine_request, request, choices))
+        check_runnable(self._served.engine, prepared, request)
         return NewRun(
             caller=caller,
-            request=wanted,
-            response=response,
+            resolved=resolved,
+            resolved_input=resolved_input,
             prepared=prepared,
-            found=found,
             turns=TurnBuilder(
                 served=self._served,
-                tenant=caller.tenant,
-                request=wanted,
-                items=found.items,
-                response=response,
-                seed=seed,
-                access=access,
-                sums_up=prepared.sums_up,
+                resolved=resolved,
+                credentials=credentials,
+                model_writes_summary=prepared.model_writes_summary,
             ),
-            repeatable=repeatable,
+            idempotency_key=idempotency_key,
         )
 
-    def _begin(self, prepared: Sequence[NewRun]) -> list[AcceptedResponse]:
-        echo = prepared[0].prepared.echo
-        if echo.background:
+    def _start(self, prepared: Sequence[NewRun]) -> list[AcceptedResponse]:
+        if prepared[0].prepared.echo.background:
             channels = [self._hub.watch(new.caller.tenant, new.response) for new in prepared]
-            begun = self._accept(prepared)
+            accepted = self._accept(prepared)
             self._on_queued()
-            return [self._watch(*one, channel) for one, channel in zip(begun, channels, strict=True)]
-        begun = self._begin_reserved(prepared)
+            return [self._watch(*one, channel) for one, channel in zip(accepted, channels, strict=True)]
         refused: list[ApiError] = []
-        admitted = [
-            self._hand_over(run, new, first, refused)
-            for new, (run, first) in zip(prepared, begun, strict=True)
+        started = [
+            self._submit(run, new, first_events, refused)
+            for new, (run, first_events) in zip(prepared, self._accept_here(prepared), strict=True)
         ]
         if refused:
-            for one in admitted:
+            for one in started:
                 self._tool_loop.cancel(one.id)
             raise refused[0]
-        return admitted
+        return started
 
-    def _watch(self, run: Run, begun: Sequence[Event], channel: Channel) -> AcceptedResponse:
-        self._hub.begin_at(channel, len(begun))
+    def _watch(self, run: Run, first_events: Sequence[Event], channel: Channel) -> AcceptedResponse:
+        self._hub.begin_at(channel, len(first_events))
         return AcceptedResponse(
-            run.facts.id, channel, begun=FramePage(frames(run.facts.id, begun), ended=False)
+            run.facts.id, channel, begun=FramePage(frames(run.facts.id, first_events), ended=False)
         )
 
-    def _begin_reserved(self, prepared: Sequence[NewRun]) -> list[StoredStart]:
-        """Begins responses that run here, once there is room for all of them.
+    def _accept_here(self, prepared: Sequence[NewRun]) -> list[StoredStart]:
+        """Accept foreground responses, which this replica runs, if it has capacity for all of them.
 
-        They are counted as this replica's from before they are written: whoever looks after lost responses
-        must know that these are none.
+        They are reserved before the commit: a stored response of this replica that is not counted here is
+        taken for a lost one.
         """
         caller, ids = prepared[0].caller, [new.response for new in prepared]
         self._recorder.capacity.reserve(caller.tenant, caller.key_id, ids)
         try:
             if prepared[0].prepared.echo.has_row:
                 return self._accept(prepared)
-            now = self._database.retry(
-                lambda connection: self._acceptance.begin_unstored(connection, prepared)
-            )
-            runs = [self._acceptance.make_run(new, now) for new in prepared]
+            now = self._database.retry(lambda connection: self._writer.accept_unstored(connection, prepared))
+            runs = [self._writer.make_run(new, now) for new in prepared]
             return [(run, run.accept() + run.start()) for run in runs]
         except BaseException:
             for response in ids:
@@ -314,43 +316,43 @@ class Admission:
             raise
 
     def _accept(self, prepared: Sequence[NewRun]) -> list[StoredStart]:
-        """Writes the responses, their input and their first events."""
-        tries = itertools.count()
+        """Commit the responses with their input and first events."""
+        attempts = itertools.count()
 
         def write(connection: Connection) -> list[StoredStart]:
-            again = next(tries) > 0
-            return [self._acceptance.write(connection, new, again=again) for new in prepared]
+            again = next(attempts) > 0
+            return [self._writer.write(connection, new, again=again) for new in prepared]
 
-        begun = self._database.retry(write)
+        accepted = self._database.retry(write)
         crashpoint("accept.committed")
-        return begun
+        return accepted
 
-    def _hand_over(
-        self, run: Run, new: NewRun, begun: Sequence[Event], refused: list[ApiError]
+    def _submit(
+        self, run: Run, new: NewRun, first_events: Sequence[Event], refused: list[ApiError]
     ) -> AcceptedResponse:
-        """Gives the response to the engine.
+        """Give an accepted response to the recorder and the engine.
 
-        The engine has room for what is reserved. Should it refuse all the same, as one that has just died
-        does, the response fails and the error is added to `refused`, to be answered.
+        The engine has room for reserved responses. It may still refuse, as one that has just died does; then
+        the response fails and the error is appended to `refused`.
         """
         response = run.facts.id
-        if new.turns.may_follow:
+        if new.turns.may_have_next_turn:
             self._tool_loop.expect(new.turns)
         channel = self._hub.open(
             response,
             stored=run.stored,
             grace=self._config.grace_seconds,
-            on_abandoned=partial(self._unread.left if run.stored else self._tool_loop.cancel, response),
+            on_abandoned=partial(self._abandonment.left if run.stored else self._tool_loop.cancel, response),
         )
-        self._hub.publish([Published(response, 0, frames(response, begun), None)])
-        at_calls = run.next_step_is_tools  # asked before another thread has it
+        self._hub.publish([Published(response, 0, frames(response, first_events), None)])
+        waits_for_calls = run.next_step_is_tools  # read before the recorder's thread owns the run
         self._recorder.begin(run)
         crashpoint("accept.begun")
-        if not at_calls:
+        if not waits_for_calls:
             try:
                 self._served.engine.submit(new.prepared.engine_request)
             except RequestRefused as error:
                 self._recorder.fail(response, "The server could not take this response; try again.")
-                refused.append(refusal(error, new.request))
+                refused.append(refusal(error, new.resolved.request))
         crashpoint("accept.submitted")
-        return AcceptedResponse(response, channel, [*new.found.history, *new.found.new])
+        return AcceptedResponse(response, channel, new.resolved_input.items)

@@ -1,4 +1,4 @@
-"""Choices of one completion: what they read is looked up once, a prompt that they share is written once."""
+"""The choices of one completion (`n` > 1): their history is read once, a shared prompt is written once."""
 
 import secrets
 from dataclasses import replace
@@ -13,8 +13,8 @@ from server.protocol.completions.shared_parameters import ChoiceRequest
 from server.protocol.responses.request import CreateResponse
 
 
-def has_prompt_of(request: CreateResponse, other: CreateResponse) -> bool:
-    """Whether both are choices of a completion that the model reads the same for. Pure."""
+def shares_prompt(request: CreateResponse, other: CreateResponse) -> bool:
+    """Whether two requests are choices of one completion with the same prompt. Pure."""
     if not isinstance(request, ChoiceRequest) or not isinstance(other, ChoiceRequest):
         return False
     return request == msgspec.structs.replace(
@@ -27,10 +27,10 @@ def has_prompt_of(request: CreateResponse, other: CreateResponse) -> bool:
     )
 
 
-def context_of(response: UUID, first: ResolvedInput) -> ResolvedInput:
-    """A choice's context: that of the first one, whose input it has as items of its own. Pure.
+def input_of_choice(response: UUID, first: ResolvedInput) -> ResolvedInput:
+    """The first choice's input, its new items with ids of this choice. Pure.
 
-    A completion refers to nothing that is stored, so no item of its input has another origin.
+    A completion refers to no stored item, so no id has to be kept.
     """
     return replace(
         first, new=[with_own_id(item, response, "i", index) for index, item in enumerate(first.new)]
@@ -38,27 +38,33 @@ def context_of(response: UUID, first: ResolvedInput) -> ResolvedInput:
 
 
 def seed_of(request: CreateResponse) -> int:
-    """The request's seed, a negative one as the positive that it wraps to, or one that was drawn for it."""
+    """The request's seed modulo 2**63, or a random one."""
     return request.seed % 2**63 if request.seed is not None else secrets.randbits(63)
 
 
-def another_choice(request: CreateResponse, response: UUID, found: ResolvedInput, like: NewRun) -> NewRun:
-    """A run for a request that `has_prompt_of` the one that `like` was prepared for."""
-    wanted = msgspec.structs.replace(request, tools=like.request.tools)  # with what servers have listed
-    seed = seed_of(wanted)
+def run_of_choice(
+    request: CreateResponse, response: UUID, resolved_input: ResolvedInput, like: NewRun
+) -> NewRun:
+    """The run of a request that `shares_prompt` with that of `like`, without writing the prompt again."""
+    resolved = replace(
+        like.resolved,
+        request=msgspec.structs.replace(request, tools=like.resolved.request.tools),  # as discovered
+        items=resolved_input.items,
+        response=response,
+        seed=seed_of(request),
+    )
     engine_request = replace(
         like.prepared.engine_request,
         request_id=response.hex,
-        sampling=replace(like.prepared.engine_request.sampling, seed=seed),
-        prompt_logprobs=prompt_logprobs(wanted),
-        beams=beams(wanted),
+        sampling=replace(like.prepared.engine_request.sampling, seed=resolved.seed),
+        prompt_logprobs=prompt_logprobs(request),
+        beams=beams(request),
     )
     return replace(
         like,
-        request=wanted,
-        response=response,
+        resolved=resolved,
+        resolved_input=resolved_input,
         prepared=replace(like.prepared, engine_request=engine_request),
-        found=found,
-        turns=replace(like.turns, request=wanted, items=found.items, response=response, seed=seed),
-        repeatable=None,
+        turns=replace(like.turns, resolved=resolved),
+        idempotency_key=None,
     )

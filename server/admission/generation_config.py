@@ -1,4 +1,4 @@
-"""transformers' generation config in a request: its sampling fields, under the request's own names. Pure."""
+"""`generation_config` of a request: transformers' sampling fields as the request's own parameters. Pure."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, TypeVar
@@ -18,7 +18,7 @@ Named = TypeVar("Named", bound=CreateResponse | CompletionParameters)
 
 
 class GenerationConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Null is the default of the request. The last five say nothing of an answer here, and are ignored."""
+    """Null leaves the request's default. The last five do not affect sampling and are ignored."""
 
     max_new_tokens: Annotated[int, Meta(ge=1)] | None = None
     min_new_tokens: Annotated[int, Meta(ge=0)] | None = None
@@ -49,19 +49,18 @@ _NAMES = {
 
 
 def with_generation_config(request: Named, limit: str) -> Named:
-    """The request with what its generation config says of parameters that it does not have itself.
+    """The request with its generation config's values for the parameters that it leaves null.
 
-    `limit` is its name for the most tokens of an answer. Raises DecodeFailure or InvalidRequest.
+    `limit` is the request's parameter for max_new_tokens. Raises DecodeFailure or InvalidRequest.
     """
-    given = request.generation_config
-    if given is None:
+    if request.generation_config is None:
         return request
-    config = _read(given)
+    config = _read(request.generation_config)
     values: dict[str, Any] = {name: getattr(config, theirs) for theirs, name in _NAMES.items()}
     if config.do_sample is False:
         values["temperature"] = 0.0
     elif config.do_sample and config.temperature is None:
-        values["temperature"] = 1.0  # the config's own default, whatever the model's is
+        values["temperature"] = 1.0  # transformers' default with do_sample, not the model's
     values[limit] = config.max_new_tokens
     ends = config.eos_token_id
     values["stop_token_ids"] = [ends] if isinstance(ends, int) else ends
@@ -69,20 +68,20 @@ def with_generation_config(request: Named, limit: str) -> Named:
     return msgspec.structs.replace(request, **missing, generation_config=None)
 
 
-def _read(given: str | Mapping[str, Any]) -> GenerationConfig:
-    if isinstance(given, str):
+def _read(fields: str | Mapping[str, Any]) -> GenerationConfig:
+    if isinstance(fields, str):
         try:
-            given = decode_as(given, dict[str, Any])
+            fields = decode_as(fields, dict[str, Any])
         except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
             raise InvalidRequest(
                 "generation_config is an object, or the JSON of one.", param=PARAM, code="invalid_json"
             ) from error
-    for name in given:
+    for name in fields:
         if name not in GenerationConfig.__struct_fields__:
             raise InvalidRequest(
                 f"{name[:100]!r} cannot be set in a generation_config here.",
                 param=f"{PARAM}.{name[:100]}",
                 code="unsupported_parameter",
             )
-    config: GenerationConfig = convert(given, GenerationConfig, PARAM)
+    config: GenerationConfig = convert(fields, GenerationConfig, PARAM)
     return config

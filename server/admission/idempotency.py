@@ -1,4 +1,4 @@
-"""Requests that are sent again with an idempotency key: what the first one began is found."""
+"""Idempotency-Key: a request that is sent again gets the response that its first attempt created."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,68 +18,65 @@ from server.store.database import Connection, Database
 
 @dataclass(frozen=True, slots=True)
 class IdempotencyKey:
-    """A request that carries an idempotency key."""
+    """The Idempotency-Key header of a request."""
 
     key: str
     digest: bytes
-    """Of the whole request: the same key must come with the same."""
+    """Of the request's body: the same key with another body is an error."""
 
 
 @dataclass(frozen=True, slots=True)
 class AcceptedResponse:
-    """A response that exists from now on, or did already."""
+    """A response that was created, or found by its idempotency key."""
 
     id: UUID
     channel: Channel
-    """Where its frames come out."""
+    """Delivers its frames."""
     items: Sequence[Item] = ()
-    """What the model reads, of a response that begins here."""
+    """The model's input items, of a foreground response created here."""
     begun: FramePage | None = None
-    """Its first frames, of one that waits for its turn."""
+    """The first frames of a queued response."""
 
 
 def find_previous_attempt(
-    database: Database, hub: Hub, caller: Caller, repeatable: IdempotencyKey | None, count: int
+    database: Database, hub: Hub, caller: Caller, key: IdempotencyKey | None, count: int
 ) -> list[AcceptedResponse] | None:
-    """The responses, so many, that the same request has begun; None if it comes for the first time or may
-    not be repeated.
+    """The `count` responses of an earlier attempt; None without a key, or if this is the first attempt.
 
-    Raises InvalidRequest if the key came with another request, Conflict if what it began is gone.
+    Also None if the attempt's responses were lost with a replica: the key is released then. Raises
+    InvalidRequest if the key came with another request, Conflict if the responses no longer exist.
     """
-    if repeatable is None:
+    if key is None:
         return None
 
-    def look(connection: Connection) -> tuple[idempotency_keys.FirstUse | None, StoredResponse | None]:
-        first = idempotency_keys.find(connection, caller.tenant, repeatable.key)
-        kept = responses.get(connection, caller.tenant, first.response_id) if first else None
-        return first, kept
+    def read(connection: Connection) -> tuple[idempotency_keys.FirstUse | None, StoredResponse | None]:
+        first_use = idempotency_keys.find(connection, caller.tenant, key.key)
+        stored = responses.get(connection, caller.tenant, first_use.response_id) if first_use else None
+        return first_use, stored
 
-    first, kept = database.ask(look)
-    if first is None:
+    first_use, stored = database.ask(read)
+    if first_use is None:
         return None
-    if first.digest != repeatable.digest:
+    if first_use.digest != key.digest:
         raise InvalidRequest(
             "This Idempotency-Key was used for another request; use a new one for each request.",
             param="Idempotency-Key",
             code="idempotency_key_reused",
         )
-    made = [choice_id(first.response_id, index) for index in range(count)]
-    if kept:
-        ends_unread = not kept.background
-        return [AcceptedResponse(one, hub.watch(caller.tenant, one, ends_unread=ends_unread)) for one in made]
-    running = [(response, hub.running(response)) for response in made]
-    found = [AcceptedResponse(response, channel) for response, channel in running if channel is not None]
-    if len(found) < count:
-        lost = partial(
-            idempotency_keys.release_lost,
-            tenant=caller.tenant,
-            key=repeatable.key,
-            response=first.response_id,
-        )
-        if database.retry(lost):
-            return None
-        raise Conflict(
-            "This request was made before; its response was not stored, or has been deleted.",
-            param="Idempotency-Key",
-        )
-    return found
+    ids = [choice_id(first_use.response_id, index) for index in range(count)]
+    if stored:
+        ends_unread = not stored.background
+        return [AcceptedResponse(one, hub.watch(caller.tenant, one, ends_unread=ends_unread)) for one in ids]
+    channels = [(response, hub.running(response)) for response in ids]
+    running = [AcceptedResponse(response, channel) for response, channel in channels if channel is not None]
+    if len(running) == count:
+        return running
+    release_lost = partial(
+        idempotency_keys.release_lost, tenant=caller.tenant, key=key.key, response=first_use.response_id
+    )
+    if database.retry(release_lost):
+        return None
+    raise Conflict(
+        "This request was made before; its response was not stored, or has been deleted.",
+        param="Idempotency-Key",
+    )

@@ -9,9 +9,9 @@ from hypercorn.asyncio import serve
 from hypercorn.config import Config as Hypercorn
 
 from server.browser.browsing import Web
-from server.browser.mcp_server import RequireToken, build
+from server.browser.mcp_server import RequireToken, build_server
 from server.configuration.settings import LOOPBACK, tool_tokens
-from server.outbound_http.allowed_addresses import Refused, only, read_allowed
+from server.outbound_http.allowed_addresses import Refused, allow_host_of, read_allowed
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -20,7 +20,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         allowed = read_allowed(options.allow)
         search_url = options.search_url or None
         if search_url is not None:
-            only(search_url)
+            allow_host_of(search_url)
     except (ValueError, Refused) as error:
         print(f"holdfast-browser: {error}", file=sys.stderr, flush=True)  # noqa: T201 - this is a command line
         return 1
@@ -33,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             file=sys.stderr,
             flush=True,
         )
-    app = RequireToken(build(Web(search_url, allowed), options.host).streamable_http_app(), tokens)
+    app = RequireToken(build_server(Web(search_url, allowed), options.host).streamable_http_app(), tokens)
     asyncio.run(serve(app, config))  # type: ignore[arg-type]
     return 0
 

@@ -18,22 +18,22 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from server.browser.browsing import Browsing, Impossible, Shown, Web
-from server.hosted_tools.mcp.source_urls import MOST_URLS, URLS_KEY
+from server.browser.browsing import BrowserError, BrowserOutput, BrowserTabs, Web
+from server.hosted_tools.mcp.source_urls import MAX_URLS, URLS_KEY
 
 S = TypeVar("S", bound=str)
 SESSION_HEADER = "x-session-id"
 """Calls that come under the same value find each other's pages; vLLM's name for it."""
 TOKEN_HEADER = "x-holdfast-token"  # noqa: S105 - a header's name
-MOST_NAME = 256
-MOST_SESSIONS = 256
-MOST_SESSIONS_OF_TENANT = 64
-MOST_BYTES = 512 * 1024 * 1024
+MAX_SESSION_NAME = 256
+MAX_SESSIONS = 256
+MAX_SESSIONS_PER_TENANT = 64
+MAX_BYTES = 512 * 1024 * 1024
 """Of the open pages of all sessions."""
-MOST_BYTES_OF_TENANT = 128 * 1024 * 1024
-MOST_ACTS = 64
+MAX_BYTES_PER_TENANT = 128 * 1024 * 1024
+MAX_ACTIONS = 64
 """Searches and visits under way."""
-MOST_ACTS_OF_TENANT = 16
+MAX_ACTIONS_PER_TENANT = 16
 IDLE_SECONDS = 1200.0
 
 
@@ -41,7 +41,7 @@ class _Session:
     def __init__(self, web: Web, tenant: str) -> None:
         self.tenant = tenant
         self.lock = threading.Lock()
-        self.browsing = Browsing(web)
+        self.tabs = BrowserTabs(web)
         self.size = 0
         self.used_at = time.monotonic()
 
@@ -59,35 +59,35 @@ class Sessions:
         """The longest unused first."""
         self._acts: Counter[str] = Counter()
 
-    def act(self, name: str | None, act: Callable[[Browsing], S]) -> S:
+    def run(self, name: str | None, act: Callable[[BrowserTabs], S]) -> S:
         """What it gives. Raises ToolError with words for the model."""
         tenant = tenant_of(name)
-        self._begin(tenant)
+        self._count_action(tenant)
         try:
-            session = _Session(self._web, tenant) if name is None else self._named(name, tenant)
+            session = _Session(self._web, tenant) if name is None else self._find_or_create(name, tenant)
             with session.lock:
                 try:
-                    return act(session.browsing)
-                except Impossible as error:
+                    return act(session.tabs)
+                except BrowserError as error:
                     raise ToolError(str(error)) from None
                 finally:
-                    self._measure(session)
+                    self._update_size(session)
         finally:
-            self._end(tenant)
+            self._uncount_action(tenant)
 
-    def _begin(self, tenant: str) -> None:
+    def _count_action(self, tenant: str) -> None:
         with self._lock:
-            if self._acts[tenant] >= MOST_ACTS_OF_TENANT or self._acts.total() >= MOST_ACTS:
+            if self._acts[tenant] >= MAX_ACTIONS_PER_TENANT or self._acts.total() >= MAX_ACTIONS:
                 raise ToolError("The browser is busy; try again later.")
             self._acts[tenant] += 1
 
-    def _end(self, tenant: str) -> None:
+    def _uncount_action(self, tenant: str) -> None:
         with self._lock:
             self._acts[tenant] -= 1
             if not self._acts[tenant]:
                 del self._acts[tenant]
 
-    def _named(self, name: str, tenant: str) -> _Session:
+    def _find_or_create(self, name: str, tenant: str) -> _Session:
         with self._lock:
             session = self._sessions.pop(name, None) or _Session(self._web, tenant)
             session.used_at = time.monotonic()
@@ -95,9 +95,9 @@ class Sessions:
             self._evict(tenant)
         return session
 
-    def _measure(self, session: _Session) -> None:
+    def _update_size(self, session: _Session) -> None:
         with self._lock:
-            session.size = session.browsing.size
+            session.size = session.tabs.size
             self._evict(session.tenant)
 
     def _evict(self, tenant: str) -> None:
@@ -105,14 +105,12 @@ class Sessions:
         old = time.monotonic() - IDLE_SECONDS
         for name in [name for name, one in self._sessions.items() if one.used_at <= old]:
             del self._sessions[name]
-        self._shrink(tenant, MOST_SESSIONS_OF_TENANT, MOST_BYTES_OF_TENANT)
-        while len(self._sessions) > MOST_SESSIONS or self._size(None) > MOST_BYTES:
+        self._shrink(tenant, MAX_SESSIONS_PER_TENANT, MAX_BYTES_PER_TENANT)
+        while len(self._sessions) > MAX_SESSIONS or self._size(None) > MAX_BYTES:
             counts = Counter(one.tenant for one in self._sessions.values())
             sizes = {owner: self._size(owner) for owner in counts}
-            largest = max(
-                counts, key=lambda owner: (sizes[owner] / MOST_BYTES) + counts[owner] / MOST_SESSIONS
-            )
-            self._shrink(largest, counts[largest] - 1, MOST_BYTES)
+            largest = max(counts, key=lambda owner: (sizes[owner] / MAX_BYTES) + counts[owner] / MAX_SESSIONS)
+            self._shrink(largest, counts[largest] - 1, MAX_BYTES)
 
     def _shrink(self, tenant: str, most: int, most_bytes: int) -> None:
         """Ends the tenant's longest unused sessions until it has at most so many, of so many bytes."""
@@ -131,10 +129,10 @@ def tenant_of(name: str | None) -> str:
     return tenant if dot else ""
 
 
-def build(web: Web, host: str) -> FastMCP:
+def build_server(web: Web, host: str) -> FastMCP:
     """A server that listens on that host. On loopback it answers to loopback's names only."""
     sessions = Sessions(web)
-    threads = CapacityLimiter(MOST_ACTS)
+    threads = CapacityLimiter(MAX_ACTIONS)
     server = FastMCP(
         "holdfast-browser", host=host, stateless_http=True, json_response=True, log_level="WARNING"
     )
@@ -170,16 +168,16 @@ async def _act(
     sessions: Sessions,
     threads: CapacityLimiter,
     context: Context,  # type: ignore[type-arg]
-    act: Callable[[Browsing], Shown],
+    act: Callable[[BrowserTabs], BrowserOutput],
 ) -> CallToolResult:
     request = context.request_context.request
     name = request.headers.get(SESSION_HEADER) if isinstance(request, Request) else None
-    if name is not None and len(name) > MOST_NAME:
-        raise ToolError(f"A session's name has at most {MOST_NAME} characters.")
-    shown = await anyio.to_thread.run_sync(partial(sessions.act, name, act), limiter=threads)
+    if name is not None and len(name) > MAX_SESSION_NAME:
+        raise ToolError(f"A session's name has at most {MAX_SESSION_NAME} characters.")
+    shown = await anyio.to_thread.run_sync(partial(sessions.run, name, act), limiter=threads)
     return CallToolResult(
         content=[TextContent(type="text", text=str(shown))],
-        _meta={URLS_KEY: list(shown.urls[:MOST_URLS])},
+        _meta={URLS_KEY: list(shown.urls[:MAX_URLS])},
     )
 
 

@@ -16,10 +16,10 @@ from selectolax.lexbor import LexborHTMLParser, LexborNode
 from server.outbound_http.allowed_addresses import Refused, read_url
 
 WIDTH = 80
-MOST_CHARACTERS = 500_000
+MAX_CHARACTERS = 500_000
 """Of a page's text; the rest is left out, and that is said."""
-MOST_LINKS = 2000
-_LEFT_OUT = "script, style, noscript, template, svg, iframe, object, select, head"
+MAX_LINKS = 2000
+_REMOVED = "script, style, noscript, template, svg, iframe, object, select, head"
 _BLOCKS = frozenset(
     {
         *("address", "article", "aside", "blockquote", "br", "dd", "details", "div", "dl", "dt", "fieldset"),
@@ -60,7 +60,7 @@ class Page:
         return sum(map(sys.getsizeof, (self.url, self.title, *self.lines, *self.links))) + 8 * len(self.lines)
 
 
-def decoded(body: bytes, charset: str | None) -> str:
+def decode_body(body: bytes, charset: str | None) -> str:
     """Text of a body by its header, else by what an HTML page says of itself, else as UTF-8."""
     if charset is None and (found := _CHARSET.search(body[:4096])):
         charset = found[1].decode("ascii")
@@ -80,13 +80,13 @@ def from_html(url: str, html: str) -> Page:
     tree = LexborHTMLParser(html)
     title_node = tree.css_first("title")
     title = _clean(title_node.text()) if title_node is not None else ""
-    for node in tree.css(_LEFT_OUT):
+    for node in tree.css(_REMOVED):
         node.decompose()
     # A word that the page cannot know stands for its links until they are written.
     word = sha256(html.encode("utf-8", "replace")).hexdigest()[:24]
     links: list[str] = []
     written: list[str] = []
-    for anchor in tree.css("a[href]")[:MOST_LINKS]:
+    for anchor in tree.css("a[href]")[:MAX_LINKS]:
         text, there = _clean(anchor.text()), _target(anchor, httpx.URL(url))
         if text and there is not None:
             host = f"†{there.host}" if there.host != httpx.URL(url).host else ""
@@ -133,9 +133,9 @@ def _clean(text: str) -> str:
 
 
 def _lines(text: str) -> tuple[str, ...]:
-    rest = len(text) - MOST_CHARACTERS
+    rest = len(text) - MAX_CHARACTERS
     lines: list[str] = []
-    for paragraph in text[:MOST_CHARACTERS].splitlines():
+    for paragraph in text[:MAX_CHARACTERS].splitlines():
         wrapped = textwrap.wrap(paragraph, WIDTH, break_on_hyphens=False)
         if wrapped or (lines and lines[-1]):
             lines += wrapped or [""]

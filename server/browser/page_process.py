@@ -12,15 +12,15 @@ import msgspec
 from server.browser.page import Page, from_html
 from server.protocol.typed import decode_as
 
-SECONDS = 5.0
-_MEMORY = 1 << 30
+CPU_SECONDS = 5.0
+_MEMORY_BYTES = 1 << 30
 
 
-class Unreadable(Exception):
+class PageUnreadable(Exception):
     """The page takes too long, or too much memory, to be read."""
 
 
-def read(url: str, html: str, seconds: float = SECONDS) -> Page:
+def parse_page(url: str, html: str, seconds: float = CPU_SECONDS) -> Page:
     """What `from_html` gives. Raises Unreadable."""
     given = msgspec.json.encode((url, html.encode("utf-8", "replace").decode(), seconds))
     try:
@@ -33,14 +33,14 @@ def read(url: str, html: str, seconds: float = SECONDS) -> Page:
         ).stdout
         return decode_as(told, Page)
     except (subprocess.SubprocessError, msgspec.DecodeError):
-        raise Unreadable("The page takes too long to be read.") from None
+        raise PageUnreadable("The page takes too long to be read.") from None
 
 
 def main() -> None:
     url, html, seconds = decode_as(sys.stdin.buffer.read(), tuple[str, str, float])
     cpu = max(1, round(seconds))
     resource.setrlimit(resource.RLIMIT_CPU, (cpu, cpu))
-    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
+    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     sys.stdout.buffer.write(msgspec.json.encode(from_html(url, html)))
 

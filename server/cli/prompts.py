@@ -8,7 +8,7 @@ import msgspec
 
 from server.caller import DEFAULT_TENANT
 from server.errors import ConfigError
-from server.input_resolution.prompt_templates import MOST_DIGITS
+from server.input_resolution.prompt_templates import MAX_VERSION_DIGITS
 from server.protocol.errors import DecodeFailure
 from server.protocol.responses.prompt_templates import read_template
 from server.store.content import prompt_templates
@@ -43,7 +43,7 @@ def _add_version(command: argparse.ArgumentParser, told: str) -> None:
 
 
 def _version(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and 1 <= len(text) <= MOST_DIGITS and int(text) > 0):
+    if not (text.isascii() and text.isdigit() and 1 <= len(text) <= MAX_VERSION_DIGITS and int(text) > 0):
         raise argparse.ArgumentTypeError("must be a whole number of at least 1")
     return int(text)
 

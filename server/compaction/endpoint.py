@@ -1,8 +1,8 @@
-"""A long conversation as a short one: what users and developers said, and one sealed item for all the rest.
+"""POST /v1/responses/compact: a long conversation as retained messages and one sealed item for the rest.
 
-Messages of users, systems and developers stay as they are, as far as they fit into half of what the model
-can read, the newest first; calls that wait for their output stay too. Everything else is summed up, by the
-model, if that is long, in one response that is not stored.
+Messages of users, systems and developers are retained, the newest first, up to half of the model's context;
+calls that wait for their output are retained too. The rest is summarised: by the model if it is long, in a
+response that is not stored.
 """
 
 from collections.abc import Sequence
@@ -13,14 +13,14 @@ from uuid import UUID
 import msgspec
 
 from server.compaction.retained_items import pending_calls, retained_messages
-from server.compaction.summary import KEPT_SHARE, Summary
+from server.compaction.summary import RETAINED_SHARE, Summary
 from server.compaction.transcript import transcript
 from server.errors import InvalidRequest
 from server.input_resolution import resolve_input
-from server.input_resolution.history import HistoryReads, TenantReads
-from server.input_resolution.mcp_approvals import taken_over
+from server.input_resolution.history import HistoryReads, RequestReads
+from server.input_resolution.mcp_approvals import keep_approval_tag
 from server.prompting.loaded_model import LoadedModel
-from server.prompting.unsupported_parameters import refuse_unserved
+from server.prompting.unsupported_parameters import validate_request
 from server.protocol import ids
 from server.protocol.responses.items import Compaction, Item, Message, plain_text
 from server.protocol.responses.request import CreateResponse
@@ -32,7 +32,7 @@ from server.store.database import Connection, Database
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SummaryRun:
-    """What the model made of the transcript, and what that took."""
+    """The model's summary and the tokens that it took."""
 
     text: str
     usage: Usage
@@ -40,20 +40,20 @@ class SummaryRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PendingCompaction:
-    """What a conversation is to become."""
+    """A conversation divided for its compaction; the model's summary may be missing yet."""
 
     id: UUID
-    kept: Sequence[Item]
+    retained: Sequence[Item]
     pending: Sequence[Item]
-    """Calls without an output."""
+    """Calls without an output, which follow the compaction item."""
     summary: Summary
 
-    def made(self, written: SummaryRun | None) -> CompactedResponse:
-        """The new input. `written` is there if the transcript was too long."""
-        text = self.summary.told(written.text if written else "")
-        place = ids.item_id("cmp", self.id, "o", len(self.kept))
-        sealed = self.summary.served.seal.seal("compaction", self.summary.tenant, place, text)
-        items = [*self.kept, Compaction("", "completed", sealed), *self.pending]
+    def finish(self, written: SummaryRun | None) -> CompactedResponse:
+        """The compacted conversation. `written` is the model's summary, None if the transcript is short."""
+        text = self.summary.text(written.text if written else "")
+        item_id = ids.item_id("cmp", self.id, "o", len(self.retained))
+        sealed = self.summary.served.seal.seal("compaction", self.summary.tenant, item_id, text)
+        items = [*self.retained, Compaction("", "completed", sealed), *self.pending]
         return CompactedResponse(
             id=ids.response_id(self.id),
             created_at=ids.unix_seconds(self.id),
@@ -63,49 +63,49 @@ class PendingCompaction:
 
     def _own(self, item: Item, index: int) -> Item:
         own = resolve_input.with_own_id(item, self.id, "o", index)
-        return taken_over(self.summary.served.seal, self.summary.tenant, item, own, stored=True)
+        return keep_approval_tag(self.summary.served.seal, self.summary.tenant, item, own, stored=True)
 
 
-def begin(
+def start_compaction(
     database: Database, served: LoadedModel, tenant: str, request: CreateResponse, history: HistoryReads
 ) -> PendingCompaction:
-    """Looks up and divides what is to be compacted. Raises ApiError or DecodeFailure."""
-    refuse_unserved(request, served)
-    made = ids.new_uuid()
-    request, given = resolve_input.read_given(request)
+    """Resolve the input and divide it. Raises ApiError or DecodeFailure."""
+    validate_request(request, served)
+    compaction_id = ids.new_uuid()
+    request, input_items = resolve_input.read_request_input(request)
 
-    def gather(connection: Connection, reads: TenantReads) -> resolve_input.ResolvedInput:
+    def resolve(connection: Connection, reads: RequestReads) -> resolve_input.ResolvedInput:
         reads.start_over()
         return resolve_input.resolve_input(
-            connection, tenant, request, given, made, served.seal, reserve=reads.reserve
+            connection, tenant, request, input_items, compaction_id, served.seal, reserve=reads.reserve
         )
 
-    with history.of(tenant) as reads:
-        found = database.read(partial(gather, reads=reads))
-        return _divide(served, tenant, request, found, made)
+    with history.for_request(tenant) as reads:
+        resolved = database.read(partial(resolve, reads=reads))
+        return _divide(served, tenant, request, resolved.items, compaction_id)
 
 
 def _divide(
-    served: LoadedModel, tenant: str, request: CreateResponse, found: resolve_input.ResolvedInput, made: UUID
+    served: LoadedModel, tenant: str, request: CreateResponse, items: Sequence[Item], compaction_id: UUID
 ) -> PendingCompaction:
-    if not found.items:
+    if not items:
         raise InvalidRequest(
             "There is nothing to compact: give input or previous_response_id.", param="input"
         )
     length = served.engine.capabilities.context_length
-    items = unseal_items(found.items, served.seal, tenant)
-    kept = retained_messages(served, items, length // KEPT_SHARE)
+    items = unseal_items(items, served.seal, tenant)
+    retained = retained_messages(served, items, length // RETAINED_SHARE)
     pending = pending_calls(items)
-    told_already = {item.id for item in [*kept, *pending]}
+    retained_ids = {item.id for item in [*retained, *pending]}
     return PendingCompaction(
-        id=made,
-        kept=kept,
+        id=compaction_id,
+        retained=retained,
         pending=pending,
         summary=Summary(
             served=served,
             tenant=tenant,
             request=request,
-            transcript=transcript(items, told_already),
+            transcript=transcript(items, retained_ids),
             context=length,
         ),
     )
@@ -116,8 +116,8 @@ class _Final(msgspec.Struct):
     usage: Usage
 
 
-def read_written(final: bytes) -> SummaryRun:
-    """The model's summary from the response that it came in; empty if it failed."""
-    told = decode_as(final, _Final)
-    said = [plain_text(item.content) for item in told.output if isinstance(item, Message)]
-    return SummaryRun(text="\n".join(said), usage=told.usage)
+def read_summary(final: bytes) -> SummaryRun:
+    """The model's summary from its final response; empty if that failed."""
+    response = decode_as(final, _Final)
+    texts = [plain_text(item.content) for item in response.output if isinstance(item, Message)]
+    return SummaryRun(text="\n".join(texts), usage=response.usage)

@@ -1,165 +1,150 @@
-"""A compaction within a response: its context is made short before the answer, and the stream tells of it.
+"""`context_management`: a response that begins with a compaction of its context.
 
-OpenAI's `context_management`: when the prompt has more tokens than the threshold, the first item of the
-output is a sealed compaction, which stands for everything before it, and what is generated goes on from that.
-A `compaction_trigger` at the end of the input asks for the item alone. A long context is summed up by the
-model in the response's first turn; a short one is told as it is, and there is no such turn. A response that
-begins with calls which its input allows is not compacted: the one after it is.
+If the prompt has more tokens than the threshold, the first output item is a sealed compaction, which stands
+for everything before it, and the answer is generated from it. A `compaction_trigger` at the end of the input
+asks for that item alone. A long context is summarised by the model in the response's first turn; a short
+transcript is its own summary and needs no such turn. A response that begins with calls that its input
+approves is not compacted; the response after it is.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from uuid import UUID
+from collections.abc import Sequence
+from dataclasses import replace
 
 import msgspec
 
 from server.compaction.retained_items import newest_results, pending_calls, retained_messages
-from server.compaction.summary import KEPT_SHARE, Summary
+from server.compaction.summary import RETAINED_SHARE, Summary
 from server.compaction.transcript import transcript
 from server.errors import InvalidRequest
-from server.generation.output_decoding import CompactionSpec, DecodingSpec
-from server.hosted_tools.tool_specs import approved
-from server.input_resolution.resolve_input import TRIGGER
-from server.limits.tools_and_grammars import COUNTED
-from server.prompting.engine_request import Prepared, prepare, prepared_with
+from server.generation.output_decoding import CompactionSpec
+from server.hosted_tools.tool_specs import approved_calls
+from server.input_resolution.resolve_input import COMPACTION_TRIGGER
+from server.limits.tools_and_grammars import MAX_COUNTED_CONTEXTS
+from server.prompting.engine_request import Prepared, prepare, prepare_from_prompt
 from server.prompting.loaded_model import LoadedModel
 from server.prompting.prompt import moment_of, write_prompt
+from server.prompting.resolved_request import ResolvedRequest
 from server.protocol.responses.items import InputText, Item, Message, plain_text
-from server.protocol.responses.request import CreateResponse
+from server.protocol.responses.request import ContextManagement
 from server.sealing.sealed_context import SealedContext, seal_context
 from server.sealing.unseal_items import unseal_items
 
 DEFAULT_SHARE = 0.75
-"""Of the model's context, where a request gives no threshold."""
+"""The threshold, as a share of the model's context, where a request gives none."""
 
 
-def prepare_first(
-    served: LoadedModel,
-    tenant: str,
-    request: CreateResponse,
-    items: Sequence[Item],
-    response: UUID,
-    seed: int,
+def prepare_with_compaction(
+    served: LoadedModel, resolved: ResolvedRequest, settings: Sequence[ContextManagement]
 ) -> Prepared:
-    """A response's first turn: of its compaction, if the model is to write that, else of its answer.
+    """The first turn of a response with `context_management`: the summary's if it has one, else the answer's.
 
-    Raises ApiError or DecodeFailure for what cannot be run.
+    Raises ApiError or DecodeFailure as `prepare` does.
     """
-    begin = _Beginning(served, tenant, request, response, seed)
-    asked = request.context_management
-    if asked is None:
-        return begin.answer(items)
     context = served.engine.capabilities.context_length
-    threshold = min(one.compact_threshold or int(context * DEFAULT_SHARE) for one in asked)
-    triggered = any(one.type == TRIGGER for one in asked)
-    if approved(items):
+    threshold = min(one.compact_threshold or int(context * DEFAULT_SHARE) for one in settings)
+    triggered = any(one.type == COMPACTION_TRIGGER for one in settings)
+    if approved_calls(resolved.items):
         if triggered:
             raise InvalidRequest(
                 "A compaction_trigger asks for the compaction alone, and a call that is allowed is made "
                 "first: give the approval in a request before this one.",
                 param="input",
             )
-        return begin.answer(items)  # its first turn is that of the calls
-    uncut = msgspec.structs.replace(request, truncation=None)
-    room = min(max(threshold, context), COUNTED * context)
+        return prepare(served, resolved)
+    length = _prompt_length(served, resolved, min(max(threshold, context), MAX_COUNTED_CONTEXTS * context))
+    if length <= threshold and not triggered:
+        return prepare(served, resolved)
+    compaction = _Compaction(served, resolved, min(context, threshold))
+    answer = compaction.answer
+    if not triggered and (not compaction.summary.transcript or len(answer.prompt.token_ids) >= length):
+        return prepare(served, resolved)  # the compacted context is no shorter
+    return compaction.first_turn(answer, answers=not triggered)
+
+
+def _prompt_length(served: LoadedModel, resolved: ResolvedRequest, limit: int) -> int:
+    """The tokens of the whole prompt; `limit + 1` for any longer one."""
+    whole = msgspec.structs.replace(resolved.request, truncation=None)
+    moment = moment_of(resolved.response)
     try:
-        length = len(write_prompt(served, tenant, uncut, items, moment_of(response), room=room).token_ids)
+        prompt = write_prompt(
+            served, resolved.tenant, whole, resolved.tools, resolved.items, moment, max_tokens=limit
+        )
     except InvalidRequest as refused:
         if refused.code != "context_length_exceeded":
             raise
-        length = room + 1  # or more: what matters is that it is too long
-    if length <= threshold and not triggered:
-        return begin.answer(items)
-    window, summary = begin.divide(items, min(context, threshold))
-    answer = begin.answer(window(summary.told("")).items(""))
-    if not triggered and (not summary.transcript or len(answer.prompt.token_ids) >= length):
-        return begin.answer(items)  # there is nothing to win
-    return begin.condensed(answer, window, summary, answers=not triggered)
+        return limit + 1
+    return len(prompt.token_ids)
 
 
-@dataclass(frozen=True, slots=True)
-class _Beginning:
-    served: LoadedModel
-    tenant: str
-    request: CreateResponse
-    response: UUID
-    seed: int
+class _Compaction:
+    """A context divided into items that stay and a transcript that is summarised."""
 
-    def answer(self, items: Sequence[Item]) -> Prepared:
-        return prepare(self.served, self.tenant, self.request, items, self.response, self.seed)
-
-    def divide(self, items: Sequence[Item], context: int) -> tuple[Callable[[str], SealedContext], Summary]:
-        """What the context becomes with a summary, and what is to be summed up."""
-        readable = unseal_items(items, self.served.seal, self.tenant)
-        start = _last_question(readable)
-        most = context // KEPT_SHARE
-        kept = [
-            *retained_messages(self.served, readable, most),
-            *readable[start : start + 1],
-            *newest_results(self.served, readable[start:], most),
-            *pending_calls(readable),
+    def __init__(self, served: LoadedModel, resolved: ResolvedRequest, context: int) -> None:
+        """`context` is the number of tokens that the compacted context may have."""
+        self._served = served
+        self._resolved = resolved
+        items = unseal_items(resolved.items, served.seal, resolved.tenant)
+        start = _unanswered_from(items)
+        limit = context // RETAINED_SHARE
+        retained = [
+            *retained_messages(served, items, limit),
+            *items[start : start + 1],
+            *newest_results(served, items[start:], limit),
+            *pending_calls(items),
         ]
-        told_already = {item.id for item in kept}
-        places = [place for place, item in enumerate(readable) if item.id in told_already]
-        before = [_as_text(readable[place]) for place in places if place < start]
-        after = [_as_text(readable[place]) for place in places if place >= start]
-        summary = Summary(
-            served=self.served,
-            tenant=self.tenant,
-            request=self.request,
-            transcript=transcript(readable, told_already),
+        retained_ids = {item.id for item in retained}
+        self._before = [_text_only(item) for item in items[:start] if item.id in retained_ids]
+        self._after = [_text_only(item) for item in items[start:] if item.id in retained_ids]
+        self.summary = Summary(
+            served=served,
+            tenant=resolved.tenant,
+            request=resolved.request,
+            transcript=transcript(items, retained_ids),
             context=context,
         )
-        return lambda text: SealedContext(before, text, after), summary
 
-    def condensed(
-        self, answer: Prepared, window: Callable[[str], SealedContext], summary: Summary, *, answers: bool
-    ) -> Prepared:
-        """The first turn of a response that begins with a compaction."""
+    def _context(self, written: str) -> SealedContext:
+        return SealedContext(self._before, self.summary.text(written), self._after)
 
-        def seal(place: str, written: str) -> str:
-            return seal_context(window(summary.told(written)), self.served.seal, self.tenant, place)
+    @property
+    def answer(self) -> Prepared:
+        """The turn that answers, with a summary cut from the transcript in place of the model's."""
+        return prepare(self._served, replace(self._resolved, items=self._context("").items("")))
 
-        compaction = CompactionSpec(seal, by_model=not summary.is_short, answers=answers)
-        if not compaction.by_model:
-            return replace(answer if answers else answer.read_only(), condensing=compaction)
-        asked, prompt = summary.asked(moment_of(self.response))
-        turn = prepared_with(self.served, self.tenant, asked, prompt, self.response, self.seed)
+    def first_turn(self, answer: Prepared, *, answers: bool) -> Prepared:
+        """The first turn of the response; with `answers` false the response ends with the compaction."""
+        served, resolved = self._served, self._resolved
+
+        def seal(item_id: str, written: str) -> str:
+            return seal_context(self._context(written), served.seal, resolved.tenant, item_id)
+
+        spec = CompactionSpec(seal, by_model=not self.summary.is_short, answers=answers)
+        if not spec.by_model:
+            return replace(answer if answers else answer.without_output(), compaction=spec)
+        request, prompt = self.summary.make_request(moment_of(resolved.response))
+        summary_turn = prepare_from_prompt(served, replace(resolved, request=request, tools=()), prompt)
         return replace(
             answer,
-            prompt=turn.prompt,
-            engine_request=turn.engine_request,
-            condensing=compaction,
+            prompt=summary_turn.prompt,
+            engine_request=summary_turn.engine_request,
+            compaction=spec,
             next_engine_request=answer.engine_request,
         )
 
 
-def _last_question(items: Sequence[Item]) -> int:
-    """Where what is to be answered begins: at the last user's message, unless it has been answered."""
-    for place in range(len(items) - 1, -1, -1):
-        item = items[place]
+def _unanswered_from(items: Sequence[Item]) -> int:
+    """The index of the last user message, if no assistant message follows it; else the number of items."""
+    for index in range(len(items) - 1, -1, -1):
+        item = items[index]
         if isinstance(item, Message) and item.role == "user":
-            return place
+            return index
         if isinstance(item, Message) and item.role == "assistant":
             break
     return len(items)
 
 
-def _as_text(item: Item) -> Item:
-    """A message as the model reads it, so that a sealed one holds no images."""
+def _text_only(item: Item) -> Item:
+    """A message with its text alone: a sealed item carries no images."""
     if not isinstance(item, Message) or item.role == "assistant":
         return item
     return msgspec.structs.replace(item, content=[InputText(plain_text(item.content))])
-
-
-def first_reading(
-    served: LoadedModel, tenant: str, request: CreateResponse, prepared: Prepared, items: Sequence[Item]
-) -> DecodingSpec:
-    """How the tokens of a response's first turn are read. The items may allow calls that come before it."""
-    allowing = items if prepared.generates else ()
-    reading = served.reading(tenant, request, prepared.prompt, allowing)
-    reading = replace(reading, compaction=prepared.condensing)
-    if not prepared.sums_up:
-        return reading
-    none: frozenset[int] = frozenset()
-    return replace(reading, stop_strings=(), stop_token_ids=none, hidden_stop_ids=none, vocabulary=None)

@@ -1,4 +1,4 @@
-"""Selects the items that compaction keeps verbatim. Pure but for the model format."""
+"""The items that a compaction keeps verbatim: recent messages, newest tool results, pending calls."""
 
 from collections.abc import Iterator, Sequence
 
@@ -19,27 +19,27 @@ from server.protocol.responses.items import (
 )
 
 
-def retained_messages(served: LoadedModel, items: Sequence[Item], most_tokens: int) -> list[Message]:
-    """The last of the messages that were not the model's; all that instruct, before any of a user."""
-    given = [item for item in items if isinstance(item, Message) and _is_kept(item)]
+def retained_messages(served: LoadedModel, items: Sequence[Item], max_tokens: int) -> list[Message]:
+    """The newest messages that the model did not write; instructions are chosen before user messages."""
+    candidates = [item for item in items if isinstance(item, Message) and _is_retained(item)]
     chosen: set[str] = set()
-    left = most_tokens
-    newest_first = given[::-1]
+    left = max_tokens
+    newest_first = candidates[::-1]
     for message in sorted(newest_first, key=lambda message: message.role == "user"):
         left -= _tokens(served, plain_text(message.content), left)
         if left < 0:
             break
         chosen.add(message.id)
-    return [message for message in given if message.id in chosen]
+    return [message for message in candidates if message.id in chosen]
 
 
-def _is_kept(message: Message) -> bool:
-    """A summary, which has the id of the compaction that it was in, is summed up with the rest."""
+def _is_retained(message: Message) -> bool:
+    """False for an earlier compaction's summary, which has that item's id: it is summarised again."""
     return message.role != "assistant" and not message.id.startswith(ID_PREFIXES[Compaction] + "_")
 
 
 def pending_calls(items: Sequence[Item]) -> list[Item]:
-    """Those without an output, or without the answer that allows them: they stay answerable."""
+    """Calls without an output and approval requests without an answer, so that they can be answered."""
     answered = {item.call_id for item in items if isinstance(item, FunctionCallOutput | CustomToolCallOutput)}
     answered |= {item.approval_request_id for item in items if isinstance(item, McpApprovalResponse)}
     return [
@@ -50,11 +50,11 @@ def pending_calls(items: Sequence[Item]) -> list[Item]:
     ]
 
 
-def newest_results(served: LoadedModel, items: Sequence[Item], most_tokens: int) -> list[Item]:
-    """The last calls of these items with their outputs, which the model is about to go on from."""
+def newest_results(served: LoadedModel, items: Sequence[Item], max_tokens: int) -> list[Item]:
+    """The newest calls with their outputs, from which the model continues."""
     chosen: list[Item] = []
-    left = most_tokens
-    for call, output in _answered(items[::-1]):
+    left = max_tokens
+    for call, output in _answered_calls(items[::-1]):
         left -= _tokens(served, _text(call), left) + _tokens(served, _text(output), left)
         if left < 0:
             break
@@ -62,7 +62,7 @@ def newest_results(served: LoadedModel, items: Sequence[Item], most_tokens: int)
     return [item for item in items if item in chosen]
 
 
-def _answered(newest_first: Sequence[Item]) -> Iterator[tuple[Item, Item]]:
+def _answered_calls(newest_first: Sequence[Item]) -> Iterator[tuple[Item, Item]]:
     outputs: dict[str, Item] = {}
     for item in newest_first:
         if isinstance(item, FunctionCallOutput | CustomToolCallOutput):
@@ -82,12 +82,12 @@ def _text(item: Item) -> str:
     return ""
 
 
-def _tokens(served: LoadedModel, text: str, most: int) -> int:
-    """How many there are, or some number above `most`."""
+def _tokens(served: LoadedModel, text: str, limit: int) -> int:
+    """The number of tokens of a text; of a longer one some number above `limit`."""
     alone = Message("", "completed", "user", [InputText(text)])
     try:
-        return len(served.model_format.write(Conversation(items=[alone], max_tokens=most)).token_ids)
+        return len(served.model_format.write(Conversation(items=[alone], max_tokens=limit)).token_ids)
     except PromptError:
         return len(text)
     except PromptTooLong:
-        return most + 1
+        return limit + 1

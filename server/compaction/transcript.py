@@ -1,4 +1,4 @@
-"""A conversation as text that a model or a person can read. Pure."""
+"""A conversation as plain text, which a model summarises or a summary quotes. Pure."""
 
 import json
 from collections.abc import Collection, Sequence
@@ -17,39 +17,39 @@ from server.protocol.responses.items import (
     plain_text,
 )
 
-SHOWN = 200
-"""Characters of a message that is told elsewhere, to show what was answered."""
-CUT = "\n[…]\n"
+EXCERPT_CHARACTERS = 200
+"""Characters of a retained message that the transcript quotes, to show what an answer refers to."""
+ELLIPSIS = "\n[…]\n"
 
 
-def transcript(items: Sequence[Item], told_already: Collection[str]) -> str:
-    """Who said what, in order, without thoughts; empty if all of it is told elsewhere anyway.
+def transcript(items: Sequence[Item], retained_ids: Collection[str]) -> str:
+    """Messages, calls and outputs in order, without reasoning; empty if every item is retained.
 
-    `told_already` are the ids of such items.
+    Items in `retained_ids` stay in the context and are quoted shortly.
     """
-    if all(item.id in told_already for item in items):
+    if all(item.id in retained_ids for item in items):
         return ""
-    told = [_told(item, shortly=item.id in told_already) for item in items_for_model(items)]
-    return "\n\n".join(line for line in told if line)
+    lines = [_line(item, quoted=item.id in retained_ids) for item in items_for_model(items)]
+    return "\n\n".join(filter(None, lines))
 
 
-def cut(text: str, characters: int) -> str:
-    """The text, or its beginning and end, which together are no longer than that."""
+def shorten(text: str, characters: int) -> str:
+    """The text, or its beginning and end around an ellipsis, of at most so many characters."""
     if len(text) <= characters:
         return text
-    if characters < len(CUT):
+    if characters < len(ELLIPSIS):
         return text[:characters]
-    half = (characters - len(CUT)) // 2
-    return text[:half] + CUT + text[len(text) - half :]
+    half = (characters - len(ELLIPSIS)) // 2
+    return text[:half] + ELLIPSIS + text[len(text) - half :]
 
 
-def _told(item: Item, *, shortly: bool) -> str:
+def _line(item: Item, *, quoted: bool) -> str:
     match item:
         case Message(role=role, content=content):
             text = plain_text(content)
-            return f"{role}: {cut(text, SHOWN) if shortly else text}"
-        case FunctionCall(name=name, arguments=given) | CustomToolCall(name=name, input=given):
-            return f"assistant calls {name}: {given}"
+            return f"{role}: {shorten(text, EXCERPT_CHARACTERS) if quoted else text}"
+        case FunctionCall(name=name, arguments=text) | CustomToolCall(name=name, input=text):
+            return f"assistant calls {name}: {text}"
         case FunctionCallOutput(output=output) | CustomToolCallOutput(output=output):
             return f"output of the call: {_output(output)}"
         case OtherItem(given=fields):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from server.errors import InvalidRequest
-from server.prompting.completion_params import refuse_unsupported, shared, unsupported
+from server.prompting.completion_params import choice_parameters, refuse_unsupported, unsupported
 from server.prompting.output_options import LOGPROBS
 from server.prompting.structured_outputs import grammar_of_format, with_modern_names
 from server.protocol.completions.chat import ChatRequest
@@ -16,7 +16,7 @@ from server.protocol.errors import DecodeFailure
 from server.protocol.responses.request import ReasoningOptions, TextFormat, TextOptions
 
 
-def refuse_wrong(request: ChatRequest) -> None:
+def validate_chat_request(request: ChatRequest) -> None:
     """Raises InvalidRequest with the first parameter that cannot be honoured."""
     refuse_unsupported(request)
     if request.modalities and request.modalities != ["text"]:
@@ -37,7 +37,7 @@ def refuse_wrong(request: ChatRequest) -> None:
 def as_response_request(request: ChatRequest, choice: int) -> ChoiceRequest:
     """The request for one of its choices. Raises ApiError."""
     return ChoiceRequest(
-        **shared(request, choice, request.prompt_logprobs),
+        **choice_parameters(request, choice, request.prompt_logprobs),
         choice=choice,
         include_reasoning=request.include_reasoning is not False,
         store=bool(request.store),
@@ -93,12 +93,16 @@ def _tool_choice(given: str | dict[str, Any] | None) -> str | dict[str, Any] | N
         case {"type": "custom", "custom": {"name": str(name)}}:
             return {"type": "custom", "name": name}
         case {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": list(tools)}}:
-            return {"type": "allowed_tools", "mode": mode, "tools": [_flat_choice(tool) for tool in tools]}
+            return {
+                "type": "allowed_tools",
+                "mode": mode,
+                "tools": [_flat_tool_choice(tool) for tool in tools],
+            }
         case _:
             return given
 
 
-def _flat_choice(tool: Any) -> Any:
+def _flat_tool_choice(tool: Any) -> Any:
     match tool:
         case {"type": "function", "function": {"name": str(name)}}:
             return {"type": "function", "name": name}

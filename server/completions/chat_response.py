@@ -9,11 +9,11 @@ import msgspec
 from msgspec import UNSET
 
 from server.completions.chunk_stream import (
-    UsageSoFar,
+    ChoiceTokens,
     data_frame,
+    dump_token_ids,
     error_frame,
-    event_of,
-    tokens_told,
+    parse_event,
     total_usage,
 )
 from server.protocol import ids
@@ -43,19 +43,19 @@ class CompletionFormat:
     id: str
     created: int
     model: str
-    reasoning: bool = True
+    include_reasoning: bool = True
     """The model's thinking is told."""
     role: str = "assistant"
     """Of the answer: that of the last message, where the model goes on without a turn of its own."""
     echo: str = ""
     """What comes before the answer in its text."""
-    usage: bool = False
+    include_usage: bool = False
     """A stream ends with a chunk of usage."""
-    usage_so_far: bool = False
+    continuous_usage: bool = False
     """Each chunk before it tells what its choice has used."""
-    token_ids: bool = False
+    return_token_ids: bool = False
     """Tokens are told beside what they say."""
-    forced: bool = False
+    function_required: bool = False
     """A certain function had to be called, which OpenAI's finish reason takes for an ordinary stop."""
     metadata: dict[str, str] | None = None
     """Of a stored completion."""
@@ -69,16 +69,16 @@ def format_of(request: ChoiceRequest, first: UUID, given: Sequence[InputItem]) -
         id=ids.completion_id(first),
         created=ids.unix_seconds(first),
         model=request.model,
-        reasoning=request.include_reasoning,
+        include_reasoning=request.include_reasoning,
         role=role,
         echo=echo_text(given, role) if request.echo else "",
-        token_ids=request.return_token_ids,
-        forced=isinstance(choice, dict) and choice.get("type") == "function",
+        return_token_ids=request.return_token_ids,
+        function_required=isinstance(choice, dict) and choice.get("type") == "function",
         metadata=(request.metadata or {}) if request.store else None,
     )
 
 
-def completion(
+def chat_completion(
     telling: CompletionFormat, finals: Sequence[dict[str, Any]], places: Sequence[int] | None = None
 ) -> ChatCompletion:
     """The completion whose choices are these final responses, at these places if some are missing."""
@@ -91,7 +91,7 @@ def completion(
         ],
         usage=total_usage(finals),
         metadata=telling.metadata if telling.metadata is not None else UNSET,
-        prompt_token_ids=tokens_told(finals[0], "input_messages") if telling.token_ids else None,
+        prompt_token_ids=dump_token_ids(finals[0], "input_messages") if telling.return_token_ids else None,
         prompt_logprobs=finals[0].get("prompt_logprobs"),
     )
 
@@ -100,7 +100,7 @@ def finish_reason(telling: CompletionFormat, final: dict[str, Any]) -> FinishRea
     if final["status"] == "incomplete" and final["incomplete_details"]["reason"] == "max_output_tokens":
         return "length"
     if any(item["type"] in ("function_call", "custom_tool_call") for item in final["output"]):
-        return "stop" if telling.forced else "tool_calls"
+        return "stop" if telling.function_required else "tool_calls"
     return "stop"
 
 
@@ -119,7 +119,7 @@ def _choice(telling: CompletionFormat, index: int, final: dict[str, Any]) -> Cho
                 thoughts += [part["text"] for part in item.get("content", [])]
             case "function_call" | "custom_tool_call":
                 calls.append(_whole_call(item))
-    thought = "".join(thoughts) if thoughts and telling.reasoning else None
+    thought = "".join(thoughts) if thoughts and telling.include_reasoning else None
     text = telling.echo + "".join(texts)
     message = ChatMessage(
         telling.role,
@@ -128,7 +128,7 @@ def _choice(telling: CompletionFormat, index: int, final: dict[str, Any]) -> Cho
         reasoning=thought,
         tool_calls=calls or UNSET,
     )
-    token_ids = tokens_told(final, "output_messages") if telling.token_ids else None
+    token_ids = dump_token_ids(final, "output_messages") if telling.return_token_ids else None
     return Choice(
         index,
         message,
@@ -162,7 +162,7 @@ class ChunkStream:
     """Rewrites the events of one completion's responses, each the stream of one choice, as chunks."""
 
     def __init__(self, telling: CompletionFormat) -> None:
-        self._telling = telling
+        self._format = telling
         self._choices: dict[int, _ChoiceState] = {}
 
     def rewrite(self, index: int, frames: Sequence[bytes]) -> list[bytes]:
@@ -170,18 +170,18 @@ class ChunkStream:
         state = self._choices.setdefault(index, _ChoiceState())
         chunks: list[bytes] = []
         for frame in frames:
-            event = event_of(frame)
+            event = parse_event(frame)
             if event["type"] == "response.failed":
                 chunks.append(error_frame(event["response"]["error"]["message"]))
             elif event["type"] == "holdfast:tokens":
-                state.tokens.take(event)
-            elif (told := self._chunk_of(state, event)) is not None:
-                chunks.append(self._told(state, index, *told))
-                if self._telling.echo and event["type"] == "response.in_progress":
-                    chunks.append(self._told(state, index, Delta(content=self._telling.echo)))
+                state.tokens.add_event(event)
+            elif (told := self._delta_of(state, event)) is not None:
+                chunks.append(self._encode_choice(state, index, *told))
+                if self._format.echo and event["type"] == "response.in_progress":
+                    chunks.append(self._encode_choice(state, index, Delta(content=self._format.echo)))
         return chunks
 
-    def _told(
+    def _encode_choice(
         self,
         state: "_ChoiceState",
         index: int,
@@ -190,44 +190,44 @@ class ChunkStream:
         logprobs: ChoiceLogprobs | None = None,
     ) -> bytes:
         """A chunk of one choice, with the tokens that have come since its last one."""
-        prompt, came = state.tokens.told()
-        usage = state.tokens.usage if self._telling.usage_so_far else None
+        prompt, came = state.tokens.take_new()
+        usage = state.tokens.usage if self._format.continuous_usage else None
         stop = state.final.get("stop_reason") if state.final is not None else UNSET
-        if not self._telling.token_ids:
-            return self._frame([ChunkChoice(index, delta, finish, logprobs, UNSET, stop)], usage)
-        return self._frame([ChunkChoice(index, delta, finish, logprobs, came, stop)], usage, prompt)
+        if not self._format.return_token_ids:
+            return self._encode_chunk([ChunkChoice(index, delta, finish, logprobs, UNSET, stop)], usage)
+        return self._encode_chunk([ChunkChoice(index, delta, finish, logprobs, came, stop)], usage, prompt)
 
     def end(self) -> list[bytes]:
-        if not self._telling.usage:
+        if not self._format.include_usage:
             return []
         finals = [state.final for state in self._choices.values() if state.final]
-        return [self._frame([], total_usage(finals))]
+        return [self._encode_chunk([], total_usage(finals))]
 
-    def _frame(
+    def _encode_chunk(
         self,
         choices: list[ChunkChoice],
         usage: CompletionUsage | None = None,
         prompt: list[int] | msgspec.UnsetType = UNSET,
     ) -> bytes:
         chunk = Chunk(
-            id=self._telling.id,
-            created=self._telling.created,
-            model=self._telling.model,
+            id=self._format.id,
+            created=self._format.created,
+            model=self._format.model,
             choices=choices,
-            usage=usage if self._telling.usage else UNSET,
+            usage=usage if self._format.include_usage else UNSET,
             prompt_token_ids=prompt,
         )
         return data_frame(chunk)
 
-    def _chunk_of(
+    def _delta_of(
         self, state: "_ChoiceState", event: dict[str, Any]
     ) -> tuple[Delta, FinishReason | None, ChoiceLogprobs | None] | None:
         match event["type"]:
             case "response.in_progress":
-                return Delta(role=self._telling.role, content=""), None, None
+                return Delta(role=self._format.role, content=""), None, None
             case "response.output_text.delta":
                 return Delta(content=event["delta"]), None, _logprobs(event["logprobs"])
-            case "response.reasoning_text.delta" if self._telling.reasoning:
+            case "response.reasoning_text.delta" if self._format.include_reasoning:
                 return Delta(reasoning_content=event["delta"], reasoning=event["delta"]), None, None
             case "response.output_item.added" if (call := state.begin_call(event["item"])) is not None:
                 return Delta(tool_calls=[call]), None, None
@@ -239,7 +239,7 @@ class ChunkStream:
                 return Delta(tool_calls=[call]), None, None
             case "response.completed" | "response.incomplete":
                 state.final = event["response"]
-                return Delta(), finish_reason(self._telling, event["response"]), None
+                return Delta(), finish_reason(self._format, event["response"]), None
         return None
 
 
@@ -249,7 +249,7 @@ class _ChoiceState:
 
     calls: int = 0
     final: dict[str, Any] | None = None
-    tokens: UsageSoFar = field(default_factory=UsageSoFar)
+    tokens: ChoiceTokens = field(default_factory=ChoiceTokens)
 
     def begin_call(self, item: dict[str, Any]) -> ToolCall | None:
         match item["type"]:

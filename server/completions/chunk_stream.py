@@ -13,32 +13,32 @@ _encode = msgspec.json.Encoder().encode
 
 
 @dataclass(slots=True)
-class UsageSoFar:
+class ChoiceTokens:
     """Those of one choice, as its stream has told them."""
 
     usage: CompletionUsage = CompletionUsage(0, 0, 0)
-    _prompt: list[int] | None = None
-    _came: list[int] = field(default_factory=list)
+    _new_prompt: list[int] | None = None
+    _new_output: list[int] = field(default_factory=list)
 
-    def take(self, event: dict[str, Any]) -> None:
+    def add_event(self, event: dict[str, Any]) -> None:
         """Those of the prompt, or more of the answer's."""
         ids, before = event["token_ids"], self.usage
         if event["side"] == "prompt":
-            self._prompt = ids
+            self._new_prompt = ids
             self.usage = CompletionUsage(len(ids), 0, len(ids))
         else:
-            self._came += ids
+            self._new_output += ids
             output = before.completion_tokens + len(ids)
             self.usage = CompletionUsage(before.prompt_tokens, output, before.prompt_tokens + output)
 
-    def told(self) -> tuple[list[int] | UnsetType, list[int]]:
+    def take_new(self) -> tuple[list[int] | UnsetType, list[int]]:
         """What was not asked for yet: of the prompt, and of the answer."""
-        prompt, came = self._prompt, self._came
-        self._prompt, self._came = None, []
+        prompt, came = self._new_prompt, self._new_output
+        self._new_prompt, self._new_output = None, []
         return UNSET if prompt is None else prompt, came
 
 
-def event_of(frame: bytes) -> dict[str, Any]:
+def parse_event(frame: bytes) -> dict[str, Any]:
     """The event in a server-sent event's frame."""
     event: dict[str, Any] = msgspec.json.decode(frame[frame.index(b"\ndata: ") + 7 : -2])
     return event
@@ -55,12 +55,12 @@ def error_frame(message: str) -> bytes:
     return data_frame({"error": error})
 
 
-def failure(finals: Sequence[dict[str, Any]]) -> str | None:
+def failure_message(finals: Sequence[dict[str, Any]]) -> str | None:
     """Why one of the choices has failed; a completion has no such choice."""
     return next((final["error"]["message"] for final in finals if final["status"] == "failed"), None)
 
 
-def tokens_told(final: dict[str, Any], name: str) -> list[int]:
+def dump_token_ids(final: dict[str, Any], name: str) -> list[int]:
     """Those of a final response's raw messages."""
     return [token for message in final[name] for token in message["tokens"]]
 

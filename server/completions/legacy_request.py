@@ -8,13 +8,13 @@ from typing import Any
 from engine.vocabulary import Vocabulary
 from server.completions.tokenize import encode_text
 from server.errors import InvalidRequest
-from server.limits.tools_and_grammars import COUNTED, too_long
+from server.limits.tools_and_grammars import MAX_COUNTED_CONTEXTS, too_long
 from server.model_formats.grammar.unenforced_keywords import without_unenforced
-from server.prompting.completion_params import refuse_unsupported, shared, unsupported
+from server.prompting.completion_params import choice_parameters, refuse_unsupported, unsupported
 from server.prompting.loaded_model import LoadedModel
 from server.prompting.output_options import LOGPROBS
 from server.prompting.structured_outputs import grammar_of_format, with_modern_names
-from server.prompting.truncation import cut_tokens
+from server.prompting.truncation import truncate_tokens
 from server.protocol.completions.legacy import DEFAULT_TOKENS, MAX_TEXTS, PlainRequest, TextRequest
 
 
@@ -24,18 +24,18 @@ class LegacyPrompt:
 
     text: str
     token_ids: tuple[int, ...]
-    head: str
+    first_token: str
     """The first token, as text."""
 
 
-def refuse_wrong(request: TextRequest) -> None:
+def validate_legacy_request(request: TextRequest) -> None:
     """Raises InvalidRequest with the first parameter that cannot be honoured."""
     refuse_unsupported(request)
     if request.best_of is not None and request.best_of < (request.n or 1):
         raise InvalidRequest("best_of must be at least n: the best n are told.", param="best_of")
-    if request.use_beam_search and drawn(request) > (request.n or 1):
+    if request.use_beam_search and generated_per_prompt(request) > (request.n or 1):
         raise unsupported("best_of", "A beam search finds the best n itself: leave out best_of.")
-    if request.stream and drawn(request) > (request.n or 1):
+    if request.stream and generated_per_prompt(request) > (request.n or 1):
         raise unsupported("best_of", "The best answers are known when all have ended: set stream to false.")
     if request.stream and request.echo and request.logprobs is not None:
         raise unsupported(
@@ -50,22 +50,25 @@ def read_prompts(request: TextRequest, served: LoadedModel, tenant: str) -> list
     vocabulary = served.vocabulary
     if vocabulary is None:
         raise InvalidRequest("What this model's tokens spell is not known here, so that it cannot read text.")
-    if _count(request.prompt) * drawn(request) > MAX_TEXTS:
+    if _count_prompts(request.prompt) * generated_per_prompt(request) > MAX_TEXTS:
         raise InvalidRequest(f"One request may have {MAX_TEXTS} answers in all.", param="prompt")
-    return [_read(one, path, request, served, tenant, vocabulary) for path, one in _each(request.prompt)]
+    return [
+        _read_prompt(one, path, request, served, tenant, vocabulary)
+        for path, one in _split_prompts(request.prompt)
+    ]
 
 
-def drawn(request: TextRequest) -> int:
+def generated_per_prompt(request: TextRequest) -> int:
     """The answers that are generated to each prompt, of which the best are told."""
     return max(request.best_of or 1, request.n or 1)
 
 
-def _count(given: str | list[Any]) -> int:
+def _count_prompts(given: str | list[Any]) -> int:
     """The prompts there are, looked at no further than to that."""
     return 1 if isinstance(given, str) or isinstance(given[0], int) else len(given)
 
 
-def _each(given: str | list[Any]) -> list[tuple[str, str | list[int]]]:
+def _split_prompts(given: str | list[Any]) -> list[tuple[str, str | list[int]]]:
     """Each prompt with its path."""
     if isinstance(given, str):
         return [("prompt", given)]
@@ -76,7 +79,7 @@ def _each(given: str | list[Any]) -> list[tuple[str, str | list[int]]]:
     return [(f"prompt[{index}]", one) for index, one in enumerate(given)]
 
 
-def _read(
+def _read_prompt(
     given: str | list[int],
     path: str,
     request: TextRequest,
@@ -85,7 +88,7 @@ def _read(
     vocabulary: Vocabulary,
 ) -> LegacyPrompt:
     context = served.engine.capabilities.context_length
-    room = context if request.truncate_prompt_tokens is None else COUNTED * context
+    room = context if request.truncate_prompt_tokens is None else MAX_COUNTED_CONTEXTS * context
     if isinstance(given, str):
         special = request.add_special_tokens is not False
         tokens = encode_text(served, tenant, given, path, special=special, room=room)
@@ -96,7 +99,7 @@ def _read(
         tokens = tuple(given)
     if (most := request.truncate_prompt_tokens) is not None:
         asked = DEFAULT_TOKENS if request.max_tokens is None else request.max_tokens
-        tokens = cut_tokens(tokens, most, request.truncation_side, context=context, asked=asked)
+        tokens = truncate_tokens(tokens, most, request.truncation_side, context=context, asked=asked)
         given = list(tokens)
     if not tokens:
         raise InvalidRequest("The prompt is empty.", param=path)
@@ -121,15 +124,19 @@ def spell_tokens(token_ids: Sequence[int], vocabulary: Vocabulary) -> str:
 
 def as_response_requests(request: TextRequest, prompts: Sequence[LegacyPrompt]) -> list[PlainRequest]:
     """A request for each answer, those to one prompt beside each other."""
-    return [_answer_to(prompt, request, place) for prompt in prompts for place in range(drawn(request))]
+    return [
+        _choice_request(prompt, request, place)
+        for prompt in prompts
+        for place in range(generated_per_prompt(request))
+    ]
 
 
-def _answer_to(prompt: LegacyPrompt, request: TextRequest, place: int) -> PlainRequest:
+def _choice_request(prompt: LegacyPrompt, request: TextRequest, place: int) -> PlainRequest:
     asked = request.prompt_logprobs
     if asked is None and request.echo:
         asked = request.logprobs
     return PlainRequest(
-        **shared(request, place, asked),
+        **choice_parameters(request, place, asked),
         choice=None,
         token_ids=prompt.token_ids,
         store=False,
@@ -137,7 +144,7 @@ def _answer_to(prompt: LegacyPrompt, request: TextRequest, place: int) -> PlainR
         top_logprobs=request.logprobs,
         include=[LOGPROBS] if request.logprobs is not None else None,
         structured_outputs=_grammar(request),
-        ranked=drawn(request) > (request.n or 1),
+        ranked=generated_per_prompt(request) > (request.n or 1),
     )
 
 

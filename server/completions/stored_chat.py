@@ -13,7 +13,7 @@ from uuid import UUID
 import msgspec
 
 from server.completions.chat_request import chat_choice, chat_format, chat_tool
-from server.completions.chat_response import completion, format_of
+from server.completions.chat_response import chat_completion, format_of
 from server.delivery.stored_responses import as_response, with_last_event
 from server.errors import InvalidRequest, NotFound
 from server.generation.token_dump import may_have_stop_reason, wants_token_dump
@@ -38,8 +38,10 @@ def find(database: Database, tenant: str, first: UUID) -> StoredCompletion:
     """Raises NotFound."""
 
     def work(connection: Connection) -> StoredCompletion:
-        return _told(
-            _there(chat_choices.get(connection, tenant, _candidates(first)), first), connection, tenant
+        return _stored_completion(
+            _require_answered(chat_choices.get(connection, tenant, _candidates(first)), first),
+            connection,
+            tenant,
         )
 
     return database.read(work)
@@ -49,12 +51,14 @@ def update(database: Database, tenant: str, first: UUID, metadata: Metadata | No
     """Replaces the metadata. Raises NotFound."""
 
     def work(connection: Connection) -> StoredCompletion:
-        for stored in _there(chat_choices.hold(connection, tenant, _candidates(first)), first):
+        for stored in _require_answered(chat_choices.hold(connection, tenant, _candidates(first)), first):
             echo = decode_as(stored.request, Echo)
             changed = msgspec.structs.replace(echo, metadata=metadata or {})
             told = [msgspec.json.encode(value).decode() for value in (changed, changed.metadata)]
             chat_choices.change_metadata(connection, stored, *told)
-        return _told(chat_choices.get(connection, tenant, _candidates(first)), connection, tenant)
+        return _stored_completion(
+            chat_choices.get(connection, tenant, _candidates(first)), connection, tenant
+        )
 
     return database.retry(work)
 
@@ -83,7 +87,7 @@ def list_completions(
             first, more = list_pages.bounded_page(
                 connection, tenant, filters, cursor, limit + 1, MAX_BYTES, newest_first=newest_first
             )
-            for one in _those_there(connection, tenant, first):
+            for one in _encode_answered(connection, tenant, first):
                 if len(found) == limit or size >= MAX_BYTES:
                     return found, True
                 found.append(one)
@@ -102,7 +106,7 @@ def list_messages(
     """A page of what a completion was given. Raises NotFound, or InvalidRequest for a bad cursor."""
 
     def work(connection: Connection) -> list[str]:
-        _there(chat_choices.get(connection, tenant, _candidates(first)), first)
+        _require_answered(chat_choices.get(connection, tenant, _candidates(first)), first)
         return responses.input_items(connection, tenant, first)
 
     messages = stored_messages(map(decode_item, database.read(work)), ids.completion_id(first))
@@ -126,21 +130,21 @@ def _candidates(first: UUID) -> list[UUID]:
     return [ids.choice_id(first, place) for place in range(MAX_CHOICES)]
 
 
-def _there(found: Sequence[StoredResponse], first: UUID) -> Sequence[StoredResponse]:
+def _require_answered(found: Sequence[StoredResponse], first: UUID) -> Sequence[StoredResponse]:
     """The choices of a completion that is there. Raises NotFound."""
     if not found or found[0].id != first or any(stored.status not in ANSWERED for stored in found):
         raise unknown(first)
     return found
 
 
-def _those_there(connection: Connection, tenant: str, first: Sequence[StoredResponse]) -> Iterator[bytes]:
+def _encode_answered(connection: Connection, tenant: str, first: Sequence[StoredResponse]) -> Iterator[bytes]:
     """The JSON of those completions with these first choices that are there and can be decoded, in order."""
     for stored in first:
         group = chat_choices.get(connection, tenant, _candidates(stored.id))
         if not group or any(one.status not in ANSWERED for one in group):
             continue
         try:
-            yield msgspec.json.encode(_told(group, connection, tenant))
+            yield msgspec.json.encode(_stored_completion(group, connection, tenant))
         except (ValueError, KeyError, TypeError):  # msgspec's errors among them
             log.exception("completion %s cannot be decoded and is not listed", stored.id)
 
@@ -157,20 +161,22 @@ def _bad_cursor(after: str, kind: str) -> InvalidRequest:
     return InvalidRequest(f"after must be the id of {kind}, not '{after[:100]}'.", param="after")
 
 
-def _told(found: Sequence[StoredResponse], connection: Connection, tenant: str) -> StoredCompletion:
+def _stored_completion(
+    found: Sequence[StoredResponse], connection: Connection, tenant: str
+) -> StoredCompletion:
     outputs = list_pages.outputs(connection, tenant, [stored.id for stored in found])
-    finals = [_final(connection, stored, outputs[stored.id]) for stored in found]
+    finals = [_final_response(connection, stored, outputs[stored.id]) for stored in found]
     first, final = found[0], finals[0]
     places = [stored.choice or 0 for stored in found]
     asked = decode_as(first.asked or "", ChoiceRequest)
     goes_on = asked.echo or asked.add_generation_prompt is False
     given = responses.input_items(connection, tenant, first.id) if goes_on else []
     telling = format_of(asked, first.id, [decode_item(item) for item in given])
-    told = completion(replace(telling, metadata=final["metadata"]), finals, places)
-    return StoredCompletion(**msgspec.structs.asdict(told), **_asked(first, final))
+    told = chat_completion(replace(telling, metadata=final["metadata"]), finals, places)
+    return StoredCompletion(**msgspec.structs.asdict(told), **_request_fields(first, final))
 
 
-def _final(connection: Connection, stored: StoredResponse, output: Sequence[str]) -> dict[str, Any]:
+def _final_response(connection: Connection, stored: StoredResponse, output: Sequence[str]) -> dict[str, Any]:
     whole = as_response(stored, output)
     if wants_token_dump(stored.asked) or may_have_stop_reason(stored.asked):
         whole = with_last_event(connection, stored, whole)
@@ -178,7 +184,7 @@ def _final(connection: Connection, stored: StoredResponse, output: Sequence[str]
     return final
 
 
-def _asked(first: StoredResponse, final: Mapping[str, Any]) -> dict[str, Any]:
+def _request_fields(first: StoredResponse, final: Mapping[str, Any]) -> dict[str, Any]:
     """What of the request a kept completion tells."""
     told = ("temperature", "top_p", "presence_penalty", "frequency_penalty")
     return {

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from engine.vocabulary import Vocabulary
-from server.completions.chat_request import as_response_request, refuse_wrong
+from server.completions.chat_request import as_response_request, validate_chat_request
 from server.errors import InvalidRequest, UnknownModel
-from server.limits.tools_and_grammars import COUNTED, too_long, too_long_to_count
+from server.limits.tools_and_grammars import MAX_COUNTED_CONTEXTS, too_long, too_long_to_count
 from server.model_formats.interface import PromptError, PromptTooLong
 from server.prompting.loaded_model import LoadedModel
 from server.prompting.prompt import write_prompt
@@ -14,6 +14,7 @@ from server.protocol.completions.chat import ChatRequest
 from server.protocol.completions.chat_messages import read_messages
 from server.protocol.completions.tokenize import TokenizeRequest
 from server.protocol.responses.items import Item
+from server.protocol.responses.tools import read_tools
 
 
 def vocabulary_of(served: LoadedModel, model: str | None) -> Vocabulary:
@@ -28,7 +29,7 @@ def vocabulary_of(served: LoadedModel, model: str | None) -> Vocabulary:
 def tokenize(served: LoadedModel, tenant: str, request: TokenizeRequest) -> tuple[int, ...]:
     """The tokens of a text, or of the prompt that a chat completion would have. Raises ApiError."""
     if request.prompt is not None and request.messages is None:
-        special, room = request.add_special_tokens is not False, _room(served)
+        special, room = request.add_special_tokens is not False, _max_counted(served)
         return encode_text(served, tenant, request.prompt, "prompt", special=special, room=room)
     if request.messages is None or request.prompt is not None:
         raise InvalidRequest("Give a prompt or messages, one of the two.", param="prompt")
@@ -47,15 +48,17 @@ def _tokens_of_chat(
         continue_final_message=request.continue_final_message,
         chat_template_kwargs=request.chat_template_kwargs,
     )
-    refuse_wrong(chat)
+    validate_chat_request(chat)
     given = read_messages(messages)
     items = [item for item in given if isinstance(item, Item)]
-    asked = as_response_request(chat, 0)
-    return write_prompt(served, tenant, asked, items, datetime.now(UTC), room=_room(served)).token_ids
+    response_request = as_response_request(chat, 0)
+    tools, limit = read_tools(response_request.tools), _max_counted(served)
+    prompt = write_prompt(served, tenant, response_request, tools, items, datetime.now(UTC), max_tokens=limit)
+    return prompt.token_ids
 
 
-def _room(served: LoadedModel) -> int:
-    return COUNTED * served.engine.capabilities.context_length
+def _max_counted(served: LoadedModel) -> int:
+    return MAX_COUNTED_CONTEXTS * served.engine.capabilities.context_length
 
 
 def encode_text(
@@ -63,7 +66,7 @@ def encode_text(
 ) -> tuple[int, ...]:
     """The tokens of a text, in its tenant's turn. Raises InvalidRequest for more than `room`."""
     try:
-        with served.reading_turns.hold(tenant, len(text)):
+        with served.long_prompts.slot(tenant, len(text)):
             return served.model_format.encode(text, special=special, limit=room)
     except PromptError as error:
         raise InvalidRequest(str(error), param=param) from error
@@ -72,9 +75,9 @@ def encode_text(
         raise (too_long if room == context else too_long_to_count)(room, param) from None
 
 
-def refuse_many(token_ids: Sequence[int], served: LoadedModel) -> None:
+def check_token_count(token_ids: Sequence[int], served: LoadedModel) -> None:
     """Raises InvalidRequest for more tokens than any prompt here has: each spells up to hundreds of bytes."""
-    if len(token_ids) > (room := _room(served)):
+    if len(token_ids) > (room := _max_counted(served)):
         raise InvalidRequest(f"Up to {room} tokens are spelled; these are {len(token_ids)}.", param="tokens")
 
 

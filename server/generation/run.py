@@ -274,7 +274,7 @@ class Run:
     @property
     def next_step_is_tools(self) -> bool:
         """Tool calls, or the turn after them, come next, and no engine request."""
-        return self.awaiting_tools or (not self._started and bool(self._hosted_tools.approved))
+        return self.awaiting_tools or (not self._started and bool(self._hosted_tools.approved_calls))
 
     @property
     def has_pending_calls(self) -> bool:

@@ -11,8 +11,16 @@ from uuid import UUID
 
 import msgspec
 
-from server.hosted_tools.call_items import BEGUN, KINDS, Ended, begun, done, ended, given
-from server.hosted_tools.tool_specs import DueCall, Form, HostedTools, ListedServer, ToolResult
+from server.hosted_tools.call_items import (
+    IN_PROGRESS_EVENTS,
+    ITEM_TYPES,
+    FinalStatus,
+    end_event,
+    finished_item,
+    started_item,
+    with_arguments,
+)
+from server.hosted_tools.tool_specs import CallType, DueCall, HostedTools, ListedServer, ToolResult
 from server.protocol import ids
 from server.protocol.responses import events as wire
 from server.protocol.responses.events import Event
@@ -65,13 +73,13 @@ class ToolCallEvents:
 
     def due_calls(self) -> list[DueCall]:
         """The pending calls as their tool servers get them, and which of them `max_tool_calls` allows."""
-        limit = self._hosted.most_calls
+        limit = self._hosted.max_calls
         made = sum(isinstance(item, HostedCall) for item in self._output) - len(self.pending_calls)
         return [
             DueCall(
                 index,
                 call,
-                allowed=limit is None or made + position < limit,
+                within_limit=limit is None or made + position < limit,
                 offered=self._hosted.offers(call),
                 repeatable=self._hosted.repeatable(call),
             )
@@ -80,14 +88,14 @@ class ToolCallEvents:
         ]
 
     def serves(self, label: str | None) -> bool:
-        return label in self._hosted.labels
+        return label in self._hosted.by_label
 
     def start(self) -> list[Event]:
         """The events of new tool lists, and of calls that the request's input approves."""
         events = [
-            event for listed in self._hosted.lists if listed.is_new for event in self._list_tools(listed)
+            event for listed in self._hosted.servers if listed.is_new for event in self._list_tools(listed)
         ]
-        for request in self._hosted.approved:
+        for request in self._hosted.approved_calls:
             events += self._start_call(request.server_label, request.name, request.id)
             events += self._set_arguments(request.arguments) + self.finish_arguments()
             self.pending_calls.append(len(self._output) - 1)
@@ -97,18 +105,18 @@ class ToolCallEvents:
         item = McpListTools(self._id(McpListTools), listed.label)
         index = len(self._output)
         end = wire.McpListToolsCompleted if listed.error is None else wire.McpListToolsFailed
-        done = McpListTools(item.id, listed.label, list(listed.tools), listed.error)
-        self._output.append(done)
+        tool_list = McpListTools(item.id, listed.label, list(listed.tools), listed.error)
+        self._output.append(tool_list)
         return [
             wire.whole_event(wire.OutputItemAdded(self._new_seq(), index, item)),
             wire.whole_event(wire.McpListToolsInProgress(self._new_seq(), item.id, index)),
             wire.whole_event(end(self._new_seq(), item.id, index)),
-            wire.whole_event(wire.OutputItemDone(self._new_seq(), index, done)),
+            wire.whole_event(wire.OutputItemDone(self._new_seq(), index, tool_list)),
         ]
 
     def start_draft(self, label: str, name: str, *, is_code: bool) -> list[Event]:
         """The model begins a call. Its arguments are JSON, or bare code if `is_code`."""
-        needs_approval = self._hosted.asks(label, name)
+        needs_approval = self._hosted.needs_approval(label, name)
         self._draft = _Draft(label, name, needs_approval, is_code)
         return [] if needs_approval else self._start_call(label, name)
 
@@ -130,8 +138,8 @@ class ToolCallEvents:
             arguments = msgspec.json.encode({"code": arguments}).decode()
         if draft.needs_approval and status == "completed":
             return self._request_approval(draft, arguments)
-        added = self._start_call(draft.label, draft.name) if draft.needs_approval else []
-        events = [*added, *self._set_arguments(arguments)]
+        start_events = self._start_call(draft.label, draft.name) if draft.needs_approval else []
+        events = [*start_events, *self._set_arguments(arguments)]
         if status == "completed":
             self.pending_calls.append(len(self._output) - 1)
             return events
@@ -163,7 +171,7 @@ class ToolCallEvents:
         """The events of a pending call's result."""
         self.pending_calls.remove(index)
         item, failed = self._output[index], outcome.error is not None
-        end = ended(self._form(self._calls[index].server_label), failed=failed)
+        end = end_event(self._form(self._calls[index].server_label), failed=failed)
         return [
             wire.whole_event(end(self._new_seq(), item.id, index)),
             self._done(index, "failed" if failed else "completed", outcome),
@@ -188,12 +196,12 @@ class ToolCallEvents:
         index = len(self._output)
         form = self._form(label)
         call = McpCall("", "in_progress", label, name, "", approval_request_id=allowed_by)
-        item = begun(form, self._id(KINDS[form]), self._response, call)
+        item = started_item(form, self._id(ITEM_TYPES[form]), self._response, call)
         self._calls[index] = call
         self._output.append(item)
         return [
             wire.whole_event(wire.OutputItemAdded(self._new_seq(), index, item)),
-            wire.whole_event(BEGUN[form](self._new_seq(), item.id, index)),
+            wire.whole_event(IN_PROGRESS_EVENTS[form](self._new_seq(), item.id, index)),
         ]
 
     def _set_arguments(self, arguments: str) -> list[Event]:
@@ -201,7 +209,7 @@ class ToolCallEvents:
         item = self._output[index]
         assert isinstance(item, HostedCall)
         self._calls[index] = call = msgspec.structs.replace(self._calls[index], arguments=arguments)
-        self._output[index] = item = given(item, call)
+        self._output[index] = item = with_arguments(item, call)
         self._unfinished_arguments = index
         match item:
             case McpCall():
@@ -213,25 +221,25 @@ class ToolCallEvents:
             case WebSearchCall():
                 return []
 
-    def _form(self, label: str) -> Form:
-        listed = self._hosted.labels.get(label)
-        return listed.form if listed is not None else "mcp"
+    def _form(self, label: str) -> CallType:
+        listed = self._hosted.by_label.get(label)
+        return listed.call_type if listed is not None else "mcp"
 
     def _request_approval(self, draft: _Draft, arguments: str) -> list[Event]:
         index = len(self._output)
         item = McpApprovalRequest(self._id(McpApprovalRequest), draft.label, draft.name, arguments)
-        if self._hosted.tag is not None:
-            item = self._hosted.tag(item)
+        if self._hosted.tag_approval is not None:
+            item = self._hosted.tag_approval(item)
         self._output.append(item)
         return [
             wire.whole_event(wire.OutputItemAdded(self._new_seq(), index, item)),
             wire.whole_event(wire.OutputItemDone(self._new_seq(), index, item)),
         ]
 
-    def _done(self, index: int, status: Ended, outcome: ToolResult) -> Event:
+    def _done(self, index: int, status: FinalStatus, outcome: ToolResult) -> Event:
         item = self._output[index]
         assert isinstance(item, HostedCall)
-        left = done(item, status, outcome, tells_sources=self._hosted.tells_sources)
+        left = finished_item(item, status, outcome, tells_sources=self._hosted.include_sources)
         self._output[index] = left
         return wire.whole_event(wire.OutputItemDone(self._new_seq(), index, left))
 

@@ -7,22 +7,28 @@ from uuid import UUID
 
 import msgspec
 
-from server.hosted_tools.tool_specs import Form, ToolResult, told
+from server.hosted_tools.tool_specs import CallType, ToolResult, result_text
 from server.protocol.responses import events as wire
 from server.protocol.responses.hosted_items import CodeInterpreterCall, HostedCall, McpCall, WebSearchCall
 
-Ended = Literal["completed", "failed", "incomplete"]
-KINDS: dict[Form, type[HostedCall]] = {"mcp": McpCall, "code": CodeInterpreterCall, "search": WebSearchCall}
-BEGUN: dict[Form, type[wire.McpCallInProgress | wire.CodeInProgress | wire.SearchInProgress]] = {
+FinalStatus = Literal["completed", "failed", "incomplete"]
+ITEM_TYPES: dict[CallType, type[HostedCall]] = {
+    "mcp": McpCall,
+    "code": CodeInterpreterCall,
+    "search": WebSearchCall,
+}
+IN_PROGRESS_EVENTS: dict[
+    CallType, type[wire.McpCallInProgress | wire.CodeInProgress | wire.SearchInProgress]
+] = {
     "mcp": wire.McpCallInProgress,
     "code": wire.CodeInProgress,
     "search": wire.SearchInProgress,
 }
-MOST_SOURCES = 50
+MAX_SOURCES = 50
 _URL = re.compile(r"https?://[^\s<>\"')\]\u3011]+")
 
 
-def begun(form: Form, item_id: str, response: UUID, call: McpCall) -> HostedCall:
+def started_item(form: CallType, item_id: str, response: UUID, call: McpCall) -> HostedCall:
     """The item as it is added."""
     match form:
         case "mcp":
@@ -33,7 +39,7 @@ def begun(form: Form, item_id: str, response: UUID, call: McpCall) -> HostedCall
             return WebSearchCall(item_id, "in_progress", {"type": "search", "query": ""})
 
 
-def given(item: HostedCall, call: McpCall) -> HostedCall:
+def with_arguments(item: HostedCall, call: McpCall) -> HostedCall:
     """The item with what the call is given."""
     match item:
         case McpCall():
@@ -41,32 +47,34 @@ def given(item: HostedCall, call: McpCall) -> HostedCall:
         case CodeInterpreterCall():
             return msgspec.structs.replace(item, code=code_of(call.arguments))
         case WebSearchCall():
-            return msgspec.structs.replace(item, action=_action(call.name, _object(call.arguments)))
+            return msgspec.structs.replace(item, action=_action(call.name, _parse_object(call.arguments)))
 
 
-def done(item: HostedCall, status: Ended, outcome: ToolResult, *, tells_sources: bool) -> HostedCall:
+def finished_item(
+    item: HostedCall, status: FinalStatus, outcome: ToolResult, *, tells_sources: bool
+) -> HostedCall:
     """The item as the call has left it. What a call gave is always told: the conversation goes on from it."""
     gave = outcome.output is not None or outcome.error is not None
     match item:
         case McpCall():
             return msgspec.structs.replace(item, status=status, output=outcome.output, error=outcome.error)
         case CodeInterpreterCall():
-            outputs = [{"type": "logs", "logs": told(outcome)}] if gave else None
+            outputs = [{"type": "logs", "logs": result_text(outcome)}] if gave else None
             return msgspec.structs.replace(item, status=status, outputs=outputs)
         case WebSearchCall():
-            text = told(outcome)
+            text = result_text(outcome)
             action = item.action
             if action["type"] != "search" and outcome.urls:
                 action = {**action, "url": outcome.urls[0]}
             if tells_sources and action["type"] == "search":
-                urls = list(dict.fromkeys(outcome.urls or _URL.findall(text)))[:MOST_SOURCES]
+                urls = list(dict.fromkeys(outcome.urls or _URL.findall(text)))[:MAX_SOURCES]
                 action = {**action, "sources": [{"type": "url", "url": url} for url in urls]}
             results = text if gave else msgspec.UNSET
             return msgspec.structs.replace(item, status=status, action=action, results=results)
 
 
-def ended(
-    form: Form, *, failed: bool
+def end_event(
+    form: CallType, *, failed: bool
 ) -> type[wire.McpCallCompleted | wire.McpCallFailed | wire.CodeCompleted | wire.SearchCompleted]:
     """The event of a call's end. OpenAI has one for failures of MCP's calls alone."""
     match form:
@@ -80,11 +88,11 @@ def ended(
 
 def code_of(arguments: str) -> str:
     """The code in a call's arguments, which is all of them where they are no JSON object with code in it."""
-    found = _object(arguments).get("code")
+    found = _parse_object(arguments).get("code")
     return found if isinstance(found, str) else arguments
 
 
-def _object(arguments: str) -> dict[str, Any]:
+def _parse_object(arguments: str) -> dict[str, Any]:
     try:
         found = json.loads(arguments)
     except (ValueError, RecursionError):

@@ -13,7 +13,7 @@ import msgspec
 
 from server.caller import Caller
 from server.errors import InvalidRequest, NotReady, Overloaded, ToolServerDown, TooManyRequests
-from server.hosted_tools.mcp.client import McpServers, usable
+from server.hosted_tools.mcp.client import McpServers, usable_tools
 from server.hosted_tools.mcp.registered_servers import TOKEN_HEADER
 from server.hosted_tools.mcp.tool_list_cache import ToolList
 from server.hosted_tools.tool_specs import HostedTools, McpCredentials, hosted_tools_of
@@ -34,12 +34,12 @@ from server.protocol.responses.tools import (
 
 _HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,128}")
 _VALUE = re.compile(r"[\t\x20-\x7e]{0,8192}")
-_NOT_THEIRS = frozenset(
+_FORBIDDEN_HEADERS = frozenset(
     {"host", "content-length", "content-type", "transfer-encoding", "connection", "accept"}
 )
-_OF_THE_PROTOCOL = frozenset({"mcp-session-id", "mcp-protocol-version", "last-event-id", TOKEN_HEADER})
+_PROTOCOL_HEADERS = frozenset({"mcp-session-id", "mcp-protocol-version", "last-event-id", TOKEN_HEADER})
 """Headers by which a caller would step into another's session at a server that the operator shares."""
-STANDING_IN = {
+BUILTIN_LABELS = {
     "code_interpreter": "python",
     "web_search": "browser",
     "web_search_2025_08_26": "browser",
@@ -59,66 +59,70 @@ _RESERVED = frozenset({"functions", "assistant", "browser", "python"})
 """Names that a model may know as something else's."""
 
 
-def list_tools(
+def discover_tools(
     servers: McpServers, caller: Caller, request: CreateResponse, items: Sequence[Item]
-) -> tuple[CreateResponse, dict[str, McpCredentials]]:
-    """The request with the servers' tools in it, and how they are reached, which is no longer in it.
+) -> tuple[CreateResponse, list[Tool], dict[str, McpCredentials]]:
+    """The request with the servers' tools in it, its tools parsed, and the credentials, which leave it.
 
-    Raises InvalidRequest or DecodeFailure, also for a call that the items allow and no tool makes,
-    ToolServerDown for one of OpenAI's tools, and NotReady while a server is being asked for its tools. An MCP
-    server that cannot list its own is told of in the stream.
+    Raises InvalidRequest or DecodeFailure, also for an approved call of a tool that is not offered;
+    ToolServerDown for one of OpenAI's built-in tools; and NotReady while a server is listing its tools. The
+    error of an MCP server that cannot list its tools becomes an item of the stream.
     """
-    access: dict[str, McpCredentials] = {}
-    tools: list[dict[str, Any]] = []
-    names = callable_names(_others(request))
-    asked = _Asked(servers, caller)
+    parsed = read_tools(request.tools)
+    credentials: dict[str, McpCredentials] = {}
+    elements: list[dict[str, Any]] = []
+    names = callable_names([tool for tool in parsed if not isinstance(tool, McpTool)])
+    request_servers = _RequestServers(servers, caller)
     for index, element in enumerate(request.tools or []):
-        bare = asked.declared(element)
-        if bare is None:
-            tools.append(element)
+        mcp_element = request_servers.as_mcp_tool(element)
+        if mcp_element is None:
+            elements.append(element)
             log_ignored_tools([element])
             continue
-        (tool,) = read_tools([bare], "tools")
+        (tool,) = read_tools([mcp_element], "tools")
         assert isinstance(tool, McpTool)
-        reach = _access(tool, f"tools[{index}]")
-        asked.refuse(tool, reach, f"tools[{index}]", background=bool(request.background))
-        before = _listed_in(items, tool) if tool.stands_for is None else None
-        found = before or asked.listing(tool.server_label, reach)
-        if found is None:
+        own_credentials = _credentials(tool, f"tools[{index}]")
+        request_servers.check_usage(
+            tool, own_credentials, f"tools[{index}]", background=bool(request.background)
+        )
+        stored = _stored_tool_list(items, tool) if tool.stands_for is None else None
+        offered = stored or request_servers.find_tools(tool.server_label, own_credentials)
+        if offered is None:
             continue
         if tool.stands_for is not None:
-            _refuse_without(found, tool)
-        listed = msgspec.structs.replace(
+            _require_builtin_tool(offered, tool)
+        tool = msgspec.structs.replace(
             tool,
             headers=None,
             authorization=None,
-            server_url=_kept(tool.server_url),
-            listed=_without(found, tool.server_label, names),
-            listing_error=found.error,
+            server_url=_without_query(tool.server_url),
+            listed=_without_clashes(offered, tool.server_label, names),
+            listing_error=offered.error,
             plain_names=True,
         )
-        told = before is not None or _told_in(items, listed)
-        listed = msgspec.structs.replace(listed, listed_before=told)
-        names |= callable_names([listed])
-        access[tool.server_label] = reach
-        tools.append(msgspec.to_builtins(listed))
-    asked.check_ready()
-    if access:
-        request = msgspec.structs.replace(request, tools=tools)
-    refuse_unmade(hosted_tools_of(request, items))
-    return request, access
+        listed_before = stored is not None or _is_listed_in(items, tool)
+        tool = msgspec.structs.replace(tool, listed_before=listed_before)
+        names |= callable_names([tool])
+        credentials[tool.server_label] = own_credentials
+        elements.append(msgspec.to_builtins(tool))
+    request_servers.check_ready()
+    if credentials:
+        request = msgspec.structs.replace(request, tools=elements)
+        parsed = read_tools(elements)
+    check_approved_calls(hosted_tools_of(request, parsed, items))
+    return request, parsed, credentials
 
 
-class _Asked:
+class _RequestServers:
     """The servers that one request names, as far as its caller may use them."""
 
     def __init__(self, servers: McpServers, caller: Caller) -> None:
-        self.labels = servers.registered.usable(caller.tenant, caller.key_id)
+        self.labels = servers.registered.labels_for(caller.tenant, caller.key_id)
         self._servers = servers
         self._tenant = caller.tenant
         self._pending: list[Future[None]] = []
 
-    def declared(self, element: dict[str, Any]) -> dict[str, Any] | None:
+    def as_mcp_tool(self, element: dict[str, Any]) -> dict[str, Any] | None:
         """The MCP server that an element of `tools` means, if it means one.
 
         A registered one may be named by its URL, too: some clients cannot leave it out. By vLLM's labels one
@@ -126,20 +130,20 @@ class _Asked:
         `container`, the registered one is.
         """
         if element.get("type") != "mcp":
-            return _standing_in(self.labels, element)
+            return _builtin_server(self.labels, element)
         bare = {name: value for name, value in element.items() if name not in INTERNAL_FIELDS}
         label, url = bare.get("server_label"), bare.get("server_url")
         if label in self.labels:
-            own = url is not None and url == self._servers.registered.places.get(str(label))
-            if own or (label == _CONTAINER and isinstance(url, str) and not self._may_visit(url)):
+            own = url is not None and url == self._servers.registered.locations.get(str(label))
+            if own or (label == _CONTAINER and isinstance(url, str) and not self._is_allowed_url(url)):
                 del bare["server_url"]
             return bare
         meant = _VLLM_LABELS.get(label) if isinstance(label, str) else None
-        if meant is None or bare.get("require_approval") not in (None, "never") or self._may_visit(url):
+        if meant is None or bare.get("require_approval") not in (None, "never") or self._is_allowed_url(url):
             return bare
-        return _standing_in(self.labels, meant, bare.get("allowed_tools")) or bare
+        return _builtin_server(self.labels, meant, bare.get("allowed_tools")) or bare
 
-    def _may_visit(self, url: object) -> bool:
+    def _is_allowed_url(self, url: object) -> bool:
         """Whether it is a server of the caller's own that requests may name."""
         if not isinstance(url, str):
             return False
@@ -149,10 +153,10 @@ class _Asked:
             return False
         return True
 
-    def listing(self, label: str, access: McpCredentials) -> ToolList | None:
+    def find_tools(self, label: str, access: McpCredentials) -> ToolList | None:
         """None while the server is being asked. Raises TooManyRequests or Overloaded, unless others are."""
         try:
-            found = self._servers.find_listing(label, access, self._tenant)
+            found = self._servers.find_tools(label, access, self._tenant)
         except (TooManyRequests, Overloaded):
             if not self._pending:
                 raise
@@ -167,17 +171,17 @@ class _Asked:
         if self._pending:
             raise NotReady(self._pending)
 
-    def refuse(self, tool: McpTool, access: McpCredentials, path: str, *, background: bool) -> None:
+    def check_usage(self, tool: McpTool, access: McpCredentials, path: str, *, background: bool) -> None:
         """Raises InvalidRequest for a server that this caller cannot name, or not so."""
-        _refuse(self._servers, self.labels, tool, access, path, background=background)
+        _check_usage(self._servers, self.labels, tool, access, path, background=background)
 
 
-def _standing_in(
+def _builtin_server(
     labels: frozenset[str], element: dict[str, Any], allowed: object = None
 ) -> dict[str, Any] | None:
     """The registered server that serves a tool of OpenAI's, or those of its tools that are allowed."""
     kind = element.get("type")
-    label = STANDING_IN.get(kind) if isinstance(kind, str) else None
+    label = BUILTIN_LABELS.get(kind) if isinstance(kind, str) else None
     if label is None or label not in labels:
         return None
     tools = list(BUILTIN_TOOLS[label])
@@ -192,7 +196,7 @@ def _standing_in(
     }
 
 
-def _refuse_without(found: ToolList, tool: McpTool) -> None:
+def _require_builtin_tool(found: ToolList, tool: McpTool) -> None:
     """No item tells that one of OpenAI's tools is missing, as one tells it of an MCP server."""
     wanted = tool.allowed_tools if isinstance(tool.allowed_tools, list) else []
     if {*wanted}.isdisjoint(offered.name for offered in found.tools):
@@ -200,29 +204,25 @@ def _refuse_without(found: ToolList, tool: McpTool) -> None:
         raise ToolServerDown(kind, tool.server_label, found.error or f"it does not offer {wanted[0]!r}.")
 
 
-def _others(request: CreateResponse) -> list[Tool]:
-    return [tool for tool in read_tools(request.tools) if not isinstance(tool, McpTool)]
-
-
-def _without(found: ToolList, label: str, names: set[str]) -> list[Any]:
+def _without_clashes(found: ToolList, label: str, names: set[str]) -> list[Any]:
     """The tools but for those whose names a model would take for another's."""
     return [tool for tool in found.tools if f"{label}__{tool.name}" not in names]
 
 
-def _listed_in(items: Sequence[Item], tool: McpTool) -> ToolList | None:
+def _stored_tool_list(items: Sequence[Item], tool: McpTool) -> ToolList | None:
     """The list that this server got in the conversation, if it has all that the request wants of it."""
     for item in reversed(items):
         if not isinstance(item, McpListTools) or item.server_label != tool.server_label or item.error:
             continue
         if is_output_id(item.id):  # else a client has written it
-            known = ToolList(usable(tool.server_label, item.tools))
+            known = ToolList(usable_tools(tool.server_label, item.tools))
             wanted = tool.allowed_tools if isinstance(tool.allowed_tools, list) else []
             wanted = [name for name in wanted if name != ALL_TOOLS]
             return known if {offered.name for offered in known.tools} >= set(wanted) else None
     return None
 
 
-def _told_in(items: Sequence[Item], tool: McpTool) -> bool:
+def _is_listed_in(items: Sequence[Item], tool: McpTool) -> bool:
     """Whether a list that a client brings along has what the server offers, so that it is not told again."""
     if tool.listing_error is not None:
         return False
@@ -235,10 +235,10 @@ def _told_in(items: Sequence[Item], tool: McpTool) -> bool:
     )
 
 
-def _access(tool: McpTool, path: str) -> McpCredentials:
+def _credentials(tool: McpTool, path: str) -> McpCredentials:
     headers = dict(tool.headers or {})
     for name, value in headers.items():
-        if not _HEADER.fullmatch(name) or name.lower() in _NOT_THEIRS or not _VALUE.fullmatch(value):
+        if not _HEADER.fullmatch(name) or name.lower() in _FORBIDDEN_HEADERS or not _VALUE.fullmatch(value):
             raise InvalidRequest(
                 f"The header {name[:50]!r} cannot be sent to an MCP server.", param=f"{path}.headers"
             )
@@ -249,12 +249,12 @@ def _access(tool: McpTool, path: str) -> McpCredentials:
     return McpCredentials(tool.server_url, headers)
 
 
-def _kept(url: str | None) -> str | None:
+def _without_query(url: str | None) -> str | None:
     """What may be stored of a URL: a query may be a secret."""
     return url.partition("?")[0] if url is not None else None
 
 
-def _refuse(
+def _check_usage(
     servers: McpServers,
     labels: frozenset[str],
     tool: McpTool,
@@ -270,9 +270,9 @@ def _refuse(
                 param=f"{path}.{name}",
                 code="unsupported_parameter",
             )
-    _refuse_server(servers, labels, tool, path)
+    _check_server(servers, labels, tool, path)
     if access.url is None:
-        _refuse_headers(servers, tool, access, path)
+        _check_registered_headers(servers, tool, access, path)
     hidden = "headers" if tool.headers else "authorization" if tool.authorization else None
     if tool.server_url is not None and "?" in tool.server_url:
         hidden = "server_url"
@@ -285,19 +285,19 @@ def _refuse(
         )
 
 
-def _refuse_headers(servers: McpServers, tool: McpTool, access: McpCredentials, path: str) -> None:
+def _check_registered_headers(servers: McpServers, tool: McpTool, access: McpCredentials, path: str) -> None:
     """Raises InvalidRequest for what is not sent to a server of the operator's."""
     if access.headers and servers.registered.is_command(tool.server_label):
         raise InvalidRequest("This MCP server takes no headers.", param=f"{path}.headers")
     for name in access.headers:
-        if name.lower() in _OF_THE_PROTOCOL:
+        if name.lower() in _PROTOCOL_HEADERS:
             raise InvalidRequest(
                 f"The header {name[:50]!r} cannot be sent to a registered MCP server.",
                 param=f"{path}.headers",
             )
 
 
-def _refuse_server(servers: McpServers, labels: frozenset[str], tool: McpTool, path: str) -> None:
+def _check_server(servers: McpServers, labels: frozenset[str], tool: McpTool, path: str) -> None:
     if tool.server_url is not None:
         if tool.server_label in _RESERVED | labels:
             raise InvalidRequest(
@@ -318,10 +318,10 @@ def _refuse_server(servers: McpServers, labels: frozenset[str], tool: McpTool, p
         )
 
 
-def refuse_unmade(hosted: HostedTools) -> None:
+def check_approved_calls(hosted: HostedTools) -> None:
     """Raises InvalidRequest for an allowed call of a tool that the request does not offer."""
-    for call in hosted.approved:
-        listed = hosted.labels.get(call.server_label)
+    for call in hosted.approved_calls:
+        listed = hosted.by_label.get(call.server_label)
         if listed is None or all(tool.name != call.name for tool in listed.tools):
             raise InvalidRequest(
                 f"The call of '{call.name[:100]}' is allowed, but the tools of this request do not have it: "

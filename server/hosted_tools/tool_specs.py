@@ -30,14 +30,14 @@ from server.protocol.responses.items import (
     Reasoning,
 )
 from server.protocol.responses.request import CreateResponse
-from server.protocol.responses.tools import McpTool, read_tools
+from server.protocol.responses.tools import McpTool, Tool
 
 UNFINISHED = "The call was not finished."
 UNANSWERED = "The user has not allowed this call."
 DENIED = "The user did not allow this call."
 
 
-Form = Literal["mcp", "code", "search"]
+CallType = Literal["mcp", "code", "search"]
 SOURCES = "web_search_call.action.sources"
 """The value of `include` that asks for the pages that a search found."""
 
@@ -51,9 +51,9 @@ class ListedServer:
     error: str | None = None
     is_new: bool = True
     """Else the conversation has the list already."""
-    asks: frozenset[str] = frozenset()
+    approval_required: frozenset[str] = frozenset()
     """The tools that are called only when somebody allows it."""
-    form: Form = "mcp"
+    call_type: CallType = "mcp"
     """How its calls are told."""
 
 
@@ -61,30 +61,30 @@ class ListedServer:
 class HostedTools:
     """The MCP servers of a response."""
 
-    lists: Sequence[ListedServer] = ()
-    most_calls: int | None = None
-    approved: Sequence[McpApprovalRequest] = ()
+    servers: Sequence[ListedServer] = ()
+    max_calls: int | None = None
+    approved_calls: Sequence[McpApprovalRequest] = ()
     """Calls that are made before the model says anything."""
-    tells_sources: bool = False
-    tag: Callable[[McpApprovalRequest], McpApprovalRequest] | None = None
+    include_sources: bool = False
+    tag_approval: Callable[[McpApprovalRequest], McpApprovalRequest] | None = None
     """Gives a request for approval the id by which it is known again."""
-    labels: Mapping[str, ListedServer] = field(init=False)
+    by_label: Mapping[str, ListedServer] = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "labels", {listed.label: listed for listed in self.lists})
+        object.__setattr__(self, "by_label", {listed.label: listed for listed in self.servers})
 
-    def asks(self, label: str, name: str) -> bool:
+    def needs_approval(self, label: str, name: str) -> bool:
         """Whether somebody must allow that call."""
-        return name in self.labels[label].asks
+        return name in self.by_label[label].approval_required
 
     def offers(self, call: McpCall) -> bool:
         """Whether the request lets its model have that tool."""
-        listed = self.labels.get(call.server_label)
+        listed = self.by_label.get(call.server_label)
         return listed is not None and any(tool.name == call.name for tool in listed.tools)
 
     def repeatable(self, call: McpCall) -> bool:
         """Whether a call that was perhaps made may be made again."""
-        listed = self.labels.get(call.server_label)
+        listed = self.by_label.get(call.server_label)
         return listed is not None and any(tool.repeatable for tool in listed.tools if tool.name == call.name)
 
 
@@ -113,7 +113,7 @@ class DueCall:
 
     index: int
     call: McpCall
-    allowed: bool
+    within_limit: bool
     """Else `max_tool_calls` were made before."""
     offered: bool = True
     """Else the request has no such tool of that server's."""
@@ -128,12 +128,13 @@ class PendingToolWork:
     output: Sequence[Item]
     turn: int
     """Of the turn that is over; the first is 0."""
-    spent: int
+    output_tokens: int
     """Output tokens until now."""
 
 
 def hosted_tools_of(
     request: CreateResponse,
+    tools: Sequence[Tool],
     items: Sequence[Item] = (),
     tag: Callable[[McpApprovalRequest], McpApprovalRequest] | None = None,
     most_calls: int | None = None,
@@ -142,20 +143,20 @@ def hosted_tools_of(
 
     `most_calls` bounds what the request may have made.
     """
-    given = [tool for tool in read_tools(request.tools) if isinstance(tool, McpTool)]
-    lists = [
+    servers = [
         ListedServer(
             tool.server_label,
             tool.offered,
             tool.listing_error,
             not tool.listed_before and tool.stands_for is None,
             frozenset(listed.name for listed in tool.offered if tool.needs_approval(listed)),
-            _form(tool),
+            _call_type(tool),
         )
-        for tool in given
+        for tool in tools
+        if isinstance(tool, McpTool)
     ]
     most = call_limit(request, most_calls)
-    return HostedTools(lists, most, approved(items), SOURCES in (request.include or ()), tag)
+    return HostedTools(servers, most, approved_calls(items), SOURCES in (request.include or ()), tag)
 
 
 def call_limit(request: CreateResponse, most_calls: int | None) -> int | None:
@@ -164,13 +165,13 @@ def call_limit(request: CreateResponse, most_calls: int | None) -> int | None:
     return min(limits, default=None)
 
 
-def _form(tool: McpTool) -> Form:
+def _call_type(tool: McpTool) -> CallType:
     if tool.stands_for is None:
         return "mcp"
     return "code" if tool.stands_for["type"] == "code_interpreter" else "search"
 
 
-def approved(items: Sequence[Item]) -> list[McpApprovalRequest]:
+def approved_calls(items: Sequence[Item]) -> list[McpApprovalRequest]:
     """The calls that were allowed after the model's last word."""
     answers: dict[str, McpApprovalResponse] = {}
     asked: dict[str, McpApprovalRequest] = {}
@@ -194,25 +195,27 @@ def items_for_model(items: Sequence[Item]) -> list[Item]:
     """The items as a model reads them: a call of the server's is a call like any other, with its output."""
     called = {item.approval_request_id for item in items if isinstance(item, McpCall)}
     answers = {item.approval_request_id: item for item in items if isinstance(item, McpApprovalResponse)}
-    return [read for item in items for read in _read(item, called, answers)]
+    return [read for item in items for read in _as_model_items(item, called, answers)]
 
 
-def _read(item: Item, called: set[str | None], answers: Mapping[str, McpApprovalResponse]) -> Iterator[Item]:
+def _as_model_items(
+    item: Item, called: set[str | None], answers: Mapping[str, McpApprovalResponse]
+) -> Iterator[Item]:
     match item:
         case McpListTools() | McpApprovalResponse():
             return
         case McpApprovalRequest() if item.id in called:
             return
         case McpCall():
-            yield from _as_function(item, told(item))
+            yield from _as_function(item, result_text(item))
         case McpApprovalRequest():
-            yield from _as_function(item, _unmade(answers.get(item.id)))
+            yield from _as_function(item, _approval_text(answers.get(item.id)))
         case CodeInterpreterCall():
             yield from _as_call(
                 item.id, "python", "python", _json({"code": item.code or ""}), tool_result_of(item)
             )
         case WebSearchCall(results=str()):
-            name, arguments = _searched(item.action)
+            name, arguments = _search_call(item.action)
             yield from _as_call(item.id, "browser", name, _json(arguments), tool_result_of(item))
         case WebSearchCall():
             yield OtherItem(item.id, "completed", {"type": "web_search_call", "action": item.action})
@@ -227,14 +230,14 @@ def _as_function(item: McpCall | McpApprovalRequest, output: str) -> Iterator[It
 def _as_call(name: str, label: str, tool: str, arguments: str, outcome: ToolResult) -> Iterator[Item]:
     call_id = name or f"{label}:{tool}"
     yield FunctionCall(name, "completed", call_id, tool, arguments, label)
-    yield FunctionCallOutput(name, "completed", call_id, told(outcome))
+    yield FunctionCallOutput(name, "completed", call_id, result_text(outcome))
 
 
 def _json(arguments: Mapping[str, object]) -> str:
     return msgspec.json.encode(arguments).decode()
 
 
-def _searched(action: Mapping[str, Any]) -> tuple[str, dict[str, object]]:
+def _search_call(action: Mapping[str, Any]) -> tuple[str, dict[str, object]]:
     """The call that an action tells of."""
     match action:
         case {"type": "open_page", "url": url}:
@@ -259,7 +262,7 @@ def tool_result_of(item: HostedCall) -> ToolResult:
     return ToolResult(text)
 
 
-def _unmade(answer: McpApprovalResponse | None) -> str:
+def _approval_text(answer: McpApprovalResponse | None) -> str:
     if answer is None:
         return UNANSWERED
     if answer.approve:
@@ -267,7 +270,7 @@ def _unmade(answer: McpApprovalResponse | None) -> str:
     return f"{DENIED} {answer.reason}" if answer.reason else DENIED
 
 
-def told(call: McpCall | ToolResult) -> str:
+def result_text(call: McpCall | ToolResult) -> str:
     """A call's result in words."""
     if call.output is not None:
         return call.output

@@ -8,7 +8,7 @@ import msgspec
 
 from server.errors import ConversationLocked, InvalidRequest, NotFound
 from server.input_resolution import resolve_input
-from server.input_resolution.history import MAX_ITEMS, refuse_long, stored_item
+from server.input_resolution.history import MAX_ITEMS, check_history_size, stored_item
 from server.protocol import ids
 from server.protocol.conversations import Conversation, CreateConversation
 from server.protocol.earlier_releases import with_logprobs
@@ -28,19 +28,19 @@ from server.store.database import Connection, Database
 def create(database: Database, tenant: str, wanted: CreateConversation, seal: Seal) -> Conversation:
     """Raises ApiError or DecodeFailure for items that cannot be kept."""
     conversation = ids.new_uuid()
-    given = _read(wanted.items or [])
+    given = _read_items(wanted.items or [])
 
     def work(connection: Connection) -> StoredConversation:
-        new = _own(connection, tenant, given, conversation, seal)
+        new = _resolve_items(connection, tenant, given, conversation, seal)
         store.create(connection, tenant, conversation, _json(wanted.metadata))
         return _append(connection, tenant, conversation, new)
 
-    return told(database.retry(work))
+    return to_wire(database.retry(work))
 
 
 def find(database: Database, tenant: str, conversation: UUID) -> Conversation:
     """Raises NotFound."""
-    return told(database.retry(lambda connection: _get(connection, tenant, conversation)))
+    return to_wire(database.retry(lambda connection: _require_stored(connection, tenant, conversation)))
 
 
 def update(database: Database, tenant: str, conversation: UUID, metadata: Metadata | None) -> Conversation:
@@ -48,15 +48,15 @@ def update(database: Database, tenant: str, conversation: UUID, metadata: Metada
 
     def work(connection: Connection) -> StoredConversation:
         found = store.update_metadata(connection, tenant, conversation, _json(metadata))
-        return _there(found, conversation)
+        return _require(found, conversation)
 
-    return told(database.retry(work))
+    return to_wire(database.retry(work))
 
 
 def delete(database: Database, tenant: str, conversation: UUID) -> None:
     """The responses in it stay. Raises NotFound or ConversationLocked."""
     with database.begin() as connection:
-        hold(connection, tenant, conversation)
+        lock_conversation(connection, tenant, conversation)
         store.delete(connection, tenant, conversation)
 
 
@@ -64,11 +64,11 @@ def add_items(
     database: Database, tenant: str, conversation: UUID, items: Sequence[dict[str, Any]], seal: Seal
 ) -> list[bytes]:
     """The JSON of the items as they are kept. Raises ApiError or DecodeFailure."""
-    given = _read(items)
+    given = _read_items(items)
     source = ids.new_uuid()
 
     def work(connection: Connection) -> list[NewItem]:
-        new = _own(connection, tenant, given, source, seal)
+        new = _resolve_items(connection, tenant, given, source, seal)
         _append(connection, tenant, conversation, new)
         return new
 
@@ -79,7 +79,7 @@ def find_item(database: Database, tenant: str, conversation: UUID, item_id: str)
     """An item's JSON. Raises NotFound."""
 
     def work(connection: Connection) -> str:
-        _get(connection, tenant, conversation)
+        _require_stored(connection, tenant, conversation)
         found = store.item(connection, tenant, item_id, conversation)
         if found is None:
             raise unknown_item(item_id)
@@ -91,10 +91,10 @@ def find_item(database: Database, tenant: str, conversation: UUID, item_id: str)
 def delete_item(database: Database, tenant: str, conversation: UUID, item_id: str) -> Conversation:
     """What is left. Raises NotFound or ConversationLocked."""
     with database.begin() as connection:
-        held = hold(connection, tenant, conversation)
+        held = lock_conversation(connection, tenant, conversation)
         if not store.delete_item(connection, tenant, conversation, item_id):
             raise unknown_item(item_id)
-    return told(held)
+    return to_wire(held)
 
 
 def list_items(
@@ -103,7 +103,7 @@ def list_items(
     """Raises NotFound, or InvalidRequest for a bad cursor."""
 
     def work(connection: Connection) -> Slice:
-        _get(connection, tenant, conversation)
+        _require_stored(connection, tenant, conversation)
         place = None
         if after is not None:
             place = store.position(connection, tenant, conversation, after)
@@ -126,18 +126,18 @@ def list_items(
     return make_page([payload.encode() for payload in found.payloads], limit, more=found.more)
 
 
-def hold(connection: Connection, tenant: str, conversation: UUID) -> StoredConversation:
+def lock_conversation(connection: Connection, tenant: str, conversation: UUID) -> StoredConversation:
     """A conversation that nobody else changes until the transaction ends.
 
     Raises NotFound, or ConversationLocked while a response in it is unfinished.
     """
-    held = _there(store.hold(connection, tenant, conversation), conversation)
+    held = _require(store.hold(connection, tenant, conversation), conversation)
     if store.is_busy(connection, tenant, conversation):
         raise ConversationLocked
     return held
 
 
-def told(stored: StoredConversation) -> Conversation:
+def to_wire(stored: StoredConversation) -> Conversation:
     return Conversation(
         id=ids.conversation_id(stored.id),
         created_at=int(stored.created_at.timestamp()),
@@ -149,17 +149,17 @@ def unknown_item(item_id: str) -> NotFound:
     return NotFound(f"Item with id '{item_id[:100]}' not found.", code="item_not_found")
 
 
-def _get(connection: Connection, tenant: str, conversation: UUID) -> StoredConversation:
-    return _there(store.get(connection, tenant, conversation), conversation)
+def _require_stored(connection: Connection, tenant: str, conversation: UUID) -> StoredConversation:
+    return _require(store.get(connection, tenant, conversation), conversation)
 
 
-def _there(found: StoredConversation | None, conversation: UUID) -> StoredConversation:
+def _require(found: StoredConversation | None, conversation: UUID) -> StoredConversation:
     if found is None:
         raise resolve_input.unknown_conversation(ids.conversation_id(conversation))
     return found
 
 
-def _read(items: Sequence[dict[str, Any]]) -> list[InputItem]:
+def _read_items(items: Sequence[dict[str, Any]]) -> list[InputItem]:
     given = read_input(list(items), "items")
     for item in given:
         if isinstance(item, CompactionTrigger):
@@ -177,11 +177,11 @@ def _read(items: Sequence[dict[str, Any]]) -> list[InputItem]:
     return given
 
 
-def _own(
+def _resolve_items(
     connection: Connection, tenant: str, given: Sequence[InputItem], source: UUID, seal: Seal
 ) -> list[NewItem]:
     """The items as a conversation keeps them; `source` makes their ids, the same ones at a second try."""
-    resolved = resolve_input.resolve_all(connection, tenant, given)
+    resolved = resolve_input.resolve_references(connection, tenant, given)
     return [
         stored_item(item) for item in resolve_input.with_own_ids(given, resolved, source, "c", seal, tenant)
     ]
@@ -191,11 +191,11 @@ def _append(
     connection: Connection, tenant: str, conversation: UUID, new: Sequence[NewItem]
 ) -> StoredConversation:
     """Appends what an earlier try has not appended already."""
-    held = hold(connection, tenant, conversation)
+    held = lock_conversation(connection, tenant, conversation)
     if new and store.item(connection, tenant, new[0].id, conversation) is None:
         there = measure_conversation(connection, tenant, conversation, MAX_ITEMS)
         added = sum(len(item.for_model or item.payload) for item in new)
-        refuse_long(there.bytes + added, there.items + len(new))
+        check_history_size(there.bytes + added, there.items + len(new))
         store.append(connection, tenant, held, new)
     return held
 

@@ -28,13 +28,13 @@ from server.store.content.responses import NewItem
 MAX_BYTES = 16 * 1024 * 1024
 """Of the items that one request goes on from, as the model reads them, and of those it refers to."""
 MAX_ITEMS = 50_000
-BYTES_AT_ONCE = 128 * 1024 * 1024
+MAX_TOTAL_BYTES = 128 * 1024 * 1024
 """Read by all requests that this process is preparing; in memory they take about four times as much."""
-BYTES_OF_TENANT = 48 * 1024 * 1024
-WHOLE_BYTES = 4096
+MAX_TENANT_BYTES = 48 * 1024 * 1024
+MIN_SHORTENED_BYTES = 4096
 """Items that are no larger are read as they are."""
-LONGEST_FIELD = 64 * 1024
-UNREAD = "data:,"
+MAX_FIELD = 64 * 1024
+OMITTED_URL = "data:,"
 
 Reserve = Callable[[HistorySize], None]
 """Called with the size of what is about to be read. Raises ApiError if it must not be."""
@@ -45,20 +45,20 @@ class HistoryReads:
 
     def __init__(self) -> None:
         self._bytes = SharedLimit(
-            "bytes of history in requests", total=BYTES_AT_ONCE, per_tenant=BYTES_OF_TENANT
+            "bytes of history in requests", total=MAX_TOTAL_BYTES, per_tenant=MAX_TENANT_BYTES
         )
 
     @contextmanager
-    def of(self, tenant: str) -> Iterator["TenantReads"]:
+    def for_request(self, tenant: str) -> Iterator["RequestReads"]:
         """What one request reads, counted until the block ends."""
-        reads = TenantReads(self._bytes, tenant)
+        reads = RequestReads(self._bytes, tenant)
         try:
             yield reads
         finally:
             reads.start_over()
 
 
-class TenantReads:
+class RequestReads:
     """What one request has read of its tenant's history."""
 
     def __init__(self, limit: SharedLimit, tenant: str) -> None:
@@ -75,12 +75,12 @@ class TenantReads:
         """Raises InvalidRequest for more than a request may read, TooManyRequests or Overloaded for more
         than may be read at a time.
         """
-        refuse_long(self._count + size.bytes, size.items)
+        check_history_size(self._count + size.bytes, size.items)
         self._limit.acquire(self._tenant, size.bytes)
         self._count += size.bytes
 
 
-def refuse_long(size: int, items: int = 0) -> None:
+def check_history_size(size: int, items: int = 0) -> None:
     """Raises InvalidRequest for more than one request may go on from."""
     if size > MAX_BYTES or items > MAX_ITEMS:
         raise InvalidRequest(
@@ -96,39 +96,41 @@ def unbounded(_size: HistorySize) -> None:
     """For what was accepted once."""
 
 
-def for_model(item: Item, payload: bytes) -> str | None:
+def model_payload(item: Item, payload: bytes) -> str | None:
     """The item's JSON as it is read for prompts; None where that is all of it."""
-    if len(payload) <= WHOLE_BYTES:
+    if len(payload) <= MIN_SHORTENED_BYTES:
         return None
-    shorter = _without_unread(item)
+    shorter = _without_image_data(item)
     return None if shorter is item else encode_item(shorter).decode()
 
 
-def _without_unread(item: Item) -> Item:
+def _without_image_data(item: Item) -> Item:
     match item:
-        case Message(content=list(parts)) if any(map(_is_unread, parts)):
-            return msgspec.structs.replace(item, content=[_short(part) for part in parts])
+        case Message(content=list(parts)) if any(map(_has_image_data, parts)):
+            return msgspec.structs.replace(item, content=[_without_data(part) for part in parts])
         case FunctionCallOutput(output=list(parts)) | CustomToolCallOutput(output=list(parts)) if any(
-            map(_is_unread, parts)
+            map(_has_image_data, parts)
         ):
-            return msgspec.structs.replace(item, output=[_short(part) for part in parts])
+            return msgspec.structs.replace(item, output=[_without_data(part) for part in parts])
         case OtherItem(given=fields) if any(map(_is_long, fields.values())):
-            kept = {name: UNREAD if _is_long(value) else value for name, value in fields.items()}
+            kept = {name: OMITTED_URL if _is_long(value) else value for name, value in fields.items()}
             return msgspec.structs.replace(item, given=kept)
     return item
 
 
 def _is_long(value: object) -> bool:
-    return isinstance(value, str) and len(value) > LONGEST_FIELD
+    return isinstance(value, str) and len(value) > MAX_FIELD
 
 
-def _is_unread(part: object) -> bool:
-    return isinstance(part, InputImage) and part.image_url is not None and len(part.image_url) > len(UNREAD)
+def _has_image_data(part: object) -> bool:
+    return (
+        isinstance(part, InputImage) and part.image_url is not None and len(part.image_url) > len(OMITTED_URL)
+    )
 
 
-def _short(part: object) -> object:
-    if isinstance(part, InputImage) and _is_unread(part):
-        return msgspec.structs.replace(part, image_url=UNREAD)
+def _without_data(part: object) -> object:
+    if isinstance(part, InputImage) and _has_image_data(part):
+        return msgspec.structs.replace(part, image_url=OMITTED_URL)
     return part
 
 
@@ -143,5 +145,5 @@ def stored_item(item: Item) -> NewItem:
         name=getattr(item, "name", None),
         call_id=getattr(item, "call_id", None),
         payload=payload.decode(),
-        for_model=for_model(item, payload),
+        for_model=model_payload(item, payload),
     )

@@ -10,14 +10,14 @@ from collections.abc import Sequence
 import msgspec
 
 from server.errors import InvalidRequest
-from server.hosted_tools.tool_specs import approved
+from server.hosted_tools.tool_specs import approved_calls
 from server.protocol.ids import is_output_id, split_id_tag
 from server.protocol.responses.hosted_items import McpApprovalRequest
 from server.protocol.responses.items import Item
 from server.sealing.cipher import Seal
 
 
-def tagged(seal: Seal, tenant: str, request: McpApprovalRequest) -> McpApprovalRequest:
+def with_tagged_id(seal: Seal, tenant: str, request: McpApprovalRequest) -> McpApprovalRequest:
     """The request with an id, made of the one that its place gives it, by which it is known again."""
     tag = seal.tag("approval", tenant, *_parts(request.id, request))
     return msgspec.structs.replace(request, id=f"{request.id}_{tag}")
@@ -29,12 +29,12 @@ def is_tagged(seal: Seal, tenant: str, request: McpApprovalRequest) -> bool:
     return bool(tag) and seal.is_tag(tag, "approval", tenant, *_parts(place, request))
 
 
-def taken_over(seal: Seal, tenant: str, given: Item, own: Item, *, stored: bool = False) -> Item:
+def keep_approval_tag(seal: Seal, tenant: str, given: Item, own: Item, *, stored: bool = False) -> Item:
     """`own`, a given item with an id of its own here; a request that was believed goes on being so."""
     if not isinstance(given, McpApprovalRequest) or not isinstance(own, McpApprovalRequest):
         return own
     if is_tagged(seal, tenant, given) or (stored and is_output_id(given.id)):
-        return tagged(seal, tenant, own)
+        return with_tagged_id(seal, tenant, own)
     return own
 
 
@@ -43,7 +43,7 @@ def refuse_forged(seal: Seal, tenant: str, items: Sequence[Item], param: str = "
 
     The ids of the items are those that they have here.
     """
-    for request in approved(items):
+    for request in approved_calls(items):
         if not (is_output_id(request.id) or is_tagged(seal, tenant, request)):
             raise InvalidRequest(
                 f"The call of '{request.name[:100]}' is allowed, but this server did not ask whether it may "

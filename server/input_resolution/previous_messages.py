@@ -28,7 +28,7 @@ def read_previous(messages: Sequence[dict[str, Any]]) -> list[InputItem]:
         if role in _LEFT_OUT:
             continue
         if isinstance(author, dict):
-            read = read_elements([_element(message, author, path, index, unanswered)], path)
+            read = read_elements([_input_element(message, author, path, index, unanswered)], path)
         else:
             read = read_message(_with_call_id(message, unanswered), path)
         for item in read:
@@ -38,7 +38,7 @@ def read_previous(messages: Sequence[dict[str, Any]]) -> list[InputItem]:
     return given
 
 
-def _element(
+def _input_element(
     message: dict[str, Any],
     author: dict[str, Any],
     path: str,
@@ -52,7 +52,7 @@ def _element(
         case "user":
             return {"type": "message", "role": "user", "content": text}
         case "tool":
-            call_id = _answered(author.get("name"), unanswered)
+            call_id = _pop_call_id(author.get("name"), unanswered)
             return {"type": "function_call_output", "call_id": call_id, "output": text}
         case "assistant" if isinstance(recipient, str) and recipient.startswith(_FUNCTIONS):
             name = recipient.removeprefix(_FUNCTIONS)
@@ -85,10 +85,10 @@ def _with_call_id(message: dict[str, Any], unanswered: dict[str, list[str]]) -> 
     """A chat's message; a tool's that names its function in place of its call is of the first one open."""
     if message.get("role") != "tool" or message.get("tool_call_id") is not None:
         return message
-    return {**message, "tool_call_id": _answered(message.get("name"), unanswered)}
+    return {**message, "tool_call_id": _pop_call_id(message.get("name"), unanswered)}
 
 
-def _answered(name: Any, unanswered: dict[str, list[str]]) -> str | None:
+def _pop_call_id(name: Any, unanswered: dict[str, list[str]]) -> str | None:
     """The id of the first call of that function that has no output yet."""
     calls = unanswered.get(name.removeprefix(_FUNCTIONS), []) if isinstance(name, str) else []
     return calls.pop(0) if calls else None

@@ -3,7 +3,7 @@
 import msgspec
 
 from server.errors import NotFound
-from server.input_resolution.resolve_input import read_given
+from server.input_resolution.resolve_input import read_request_input
 from server.protocol.responses.input import InputItem
 from server.protocol.responses.items import Item
 from server.protocol.responses.prompt_templates import Template, fill, read_template
@@ -11,20 +11,20 @@ from server.protocol.responses.request import CreateResponse, PromptReference
 from server.store.content import prompt_templates
 from server.store.database import Connection, Database
 
-MOST_DIGITS = 9
+MAX_VERSION_DIGITS = 9
 """Of a version's number."""
 
 
-def read_request(
+def read_templated_input(
     database: Database, tenant: str, request: CreateResponse
 ) -> tuple[CreateResponse, list[InputItem]]:
     """What `context.read_given` gives, with what the stored prompt says put before it."""
     if request.prompt is None:
-        return read_given(request)
+        return read_request_input(request)
     named = request.prompt
     version, template = database.retry(lambda connection: _find(connection, tenant, named))
     request, items = expand(request, named, version, template)
-    request, given = read_given(request)
+    request, given = read_request_input(request)
     return request, [*items, *given]
 
 
@@ -45,17 +45,17 @@ def expand(
 
 
 def _find(connection: Connection, tenant: str, named: PromptReference) -> tuple[int, Template]:
-    version = _number(named)
+    version = _version_number(named)
     stored = prompt_templates.get(connection, tenant, named.id, version)
     if stored is None:
         raise _unknown(named)
     return stored.version, read_template(stored.content.encode())
 
 
-def _number(named: PromptReference) -> int | None:
+def _version_number(named: PromptReference) -> int | None:
     if named.version is None:
         return None
-    if not (named.version.isascii() and named.version.isdigit() and len(named.version) <= MOST_DIGITS):
+    if not (named.version.isascii() and named.version.isdigit() and len(named.version) <= MAX_VERSION_DIGITS):
         raise _unknown(named)
     return int(named.version)
 

@@ -8,8 +8,8 @@ from uuid import UUID
 import msgspec
 
 from server.errors import InvalidRequest, NotFound
-from server.input_resolution.history import MAX_ITEMS, Reserve, refuse_long, unbounded
-from server.input_resolution.mcp_approvals import refuse_forged, taken_over
+from server.input_resolution.history import MAX_ITEMS, Reserve, check_history_size, unbounded
+from server.input_resolution.mcp_approvals import keep_approval_tag, refuse_forged
 from server.input_resolution.previous_messages import read_previous
 from server.protocol import ids
 from server.protocol.errors import DecodeFailure
@@ -41,7 +41,7 @@ from server.store.content.history_items import HistorySize
 from server.store.database import Connection
 
 _NO_ITEMS = AdditionalTools | CompactionTrigger
-TRIGGER = "compaction_trigger"
+COMPACTION_TRIGGER = "compaction_trigger"
 """What stands among `context_management` for a trigger in the input."""
 
 
@@ -57,7 +57,7 @@ class ConversationVersion:
 class ResolvedInput:
     """Where a request stands: what it goes on from, and what it adds."""
 
-    previous: UUID | None
+    previous_id: UUID | None
     history: Sequence[Item]
     new: Sequence[Item]
     """With ids of their own."""
@@ -85,20 +85,22 @@ def resolve_input(
     `held` is everything up to the end of the previous response, where that is not in the store. `reserve` is
     called with the size of what is about to be read, and raises what forbids that.
     """
-    conversation = conversation_named(request)
-    previous, before = (None, held) if held is not None else _previous(connection, tenant, request, reserve)
+    conversation = parse_conversation(request)
+    previous, before = (
+        (None, held) if held is not None else _read_previous(connection, tenant, request, reserve)
+    )
     standing = None
     if conversation is not None:
-        standing, before = _conversation(connection, tenant, conversation, reserve)
+        standing, before = _read_versioned_conversation(connection, tenant, conversation, reserve)
     wanted = [item for item in given if not isinstance(item, _NO_ITEMS)]
-    resolved = resolve_all(connection, tenant, wanted, reserve)
+    resolved = resolve_references(connection, tenant, wanted, reserve)
     new = with_own_ids(given, resolved, response, "i", seal, tenant)
     refuse_forged(seal, tenant, [*before, *new], _answer_path(given))
     validate_call_outputs(before, new, lambda items: unseal_items(items, seal, tenant))
     return ResolvedInput(previous, before, new, standing)
 
 
-def read_given(request: CreateResponse) -> tuple[CreateResponse, list[InputItem]]:
+def read_request_input(request: CreateResponse) -> tuple[CreateResponse, list[InputItem]]:
     """The request's input, and the request with the tools and wishes that came in it. Raises DecodeFailure.
 
     Pure.
@@ -108,9 +110,9 @@ def read_given(request: CreateResponse) -> tuple[CreateResponse, list[InputItem]
         request = msgspec.structs.replace(request, previous_input_messages=None)
         given = [*before, *(read_input(request.input) if request.input else [])]
     else:
-        given = read_input(_input(request))
+        given = read_input(_required_input(request))
     if CompactionTrigger() in given:
-        request = _triggered(request, given)
+        request = _with_compaction_trigger(request, given)
     more = [tool for item in given if isinstance(item, AdditionalTools) for tool in item.tools]
     if more:
         tools = [*(request.tools or []), *map(declaration, more)]
@@ -118,17 +120,17 @@ def read_given(request: CreateResponse) -> tuple[CreateResponse, list[InputItem]
     return request, given
 
 
-def _triggered(request: CreateResponse, given: Sequence[InputItem]) -> CreateResponse:
+def _with_compaction_trigger(request: CreateResponse, given: Sequence[InputItem]) -> CreateResponse:
     """The wish is noted where it is stored with the request: a trigger is no item."""
     if given.count(CompactionTrigger()) > 1:
         raise DecodeFailure("Only one compaction_trigger may be given.", "input", "invalid_value")
     if given[-1] != CompactionTrigger():
         raise DecodeFailure("The compaction_trigger must be the last input item.", "input", "invalid_value")
-    asked = [*(request.context_management or ()), ContextManagement(TRIGGER)]
+    asked = [*(request.context_management or ()), ContextManagement(COMPACTION_TRIGGER)]
     return msgspec.structs.replace(request, context_management=asked)
 
 
-def _input(request: CreateResponse) -> str | list[dict[str, Any]]:
+def _required_input(request: CreateResponse) -> str | list[dict[str, Any]]:
     """It may be left out only where something else is there to answer to."""
     if request.input is not None:
         return request.input
@@ -158,10 +160,10 @@ def with_own_ids(
     """
     stored = [isinstance(item, ItemReference) for item in given if not isinstance(item, _NO_ITEMS)]
     new = [
-        taken_over(seal, tenant, item, with_own_id(item, source, side, index), stored=stored[index])
+        keep_approval_tag(seal, tenant, item, with_own_id(item, source, side, index), stored=stored[index])
         for index, item in enumerate(resolved)
     ]
-    return _renamed(resolved, new)
+    return _with_renamed_references(resolved, new)
 
 
 def _answer_path(given: Sequence[InputItem]) -> str:
@@ -188,7 +190,7 @@ def read_conversation(
     return [decode_item(payload) for payload in history.conversation(connection, tenant, conversation)]
 
 
-def conversation_named(request: CreateResponse) -> UUID | None:
+def parse_conversation(request: CreateResponse) -> UUID | None:
     """The conversation that a request goes on with. Raises ApiError for what cannot be one. Pure."""
     if request.conversation is None:
         return None
@@ -221,7 +223,7 @@ def unknown_conversation(given: str) -> NotFound:
     return NotFound(f"Conversation with id '{given[:100]}' not found.", param="conversation")
 
 
-def _conversation(
+def _read_versioned_conversation(
     connection: Connection, tenant: str, conversation: UUID, reserve: Reserve
 ) -> tuple[ConversationVersion, list[Item]]:
     """The items are read last: if they are newer than the standing, that is noticed when it is held."""
@@ -233,7 +235,7 @@ def _conversation(
     )
 
 
-def resolve_all(
+def resolve_references(
     connection: Connection, tenant: str, given: Sequence[InputItem], reserve: Reserve = unbounded
 ) -> list[Item]:
     """The items that are meant. Raises NotFound, or InvalidRequest if references name too many bytes."""
@@ -244,15 +246,15 @@ def resolve_all(
             assert not isinstance(item, AdditionalTools | CompactionTrigger)
             resolved.append(item)
             continue
-        payload = _referred(connection, tenant, item)
+        payload = _referenced_payload(connection, tenant, item)
         referred += len(payload)
-        refuse_long(referred)
+        check_history_size(referred)
         reserve(HistorySize(len(payload), 1))
         resolved.append(decode_item(payload))
     return resolved
 
 
-def _referred(connection: Connection, tenant: str, item: ItemReference) -> str:
+def _referenced_payload(connection: Connection, tenant: str, item: ItemReference) -> str:
     """The JSON of the item that is meant. Raises NotFound."""
     payload = responses.item(connection, tenant, item.id) or conversations.item(connection, tenant, item.id)
     if payload is None:
@@ -262,7 +264,7 @@ def _referred(connection: Connection, tenant: str, item: ItemReference) -> str:
     return payload
 
 
-def _renamed(given: Sequence[Item], new: Sequence[Item]) -> list[Item]:
+def _with_renamed_references(given: Sequence[Item], new: Sequence[Item]) -> list[Item]:
     """The new items, those that refer to others of them by the ids that these have now. Pure."""
     names = {before.id: after.id for before, after in zip(given, new, strict=True) if before.id}
 
@@ -302,7 +304,7 @@ def _calls(items: Sequence[Item]) -> set[str]:
     return {item.call_id for item in items if isinstance(item, FunctionCall | CustomToolCall)}
 
 
-def _previous(
+def _read_previous(
     connection: Connection, tenant: str, request: CreateResponse, reserve: Reserve
 ) -> tuple[UUID | None, list[Item]]:
     """The response that this request goes on from, and every item up to its end, oldest first."""

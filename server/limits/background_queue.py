@@ -21,7 +21,7 @@ class QueueLimits:
     per_tenant: int | None
 
     @staticmethod
-    def of(config: Config) -> "QueueLimits":
+    def from_config(config: Config) -> "QueueLimits":
         """What these settings allow."""
         return QueueLimits(config.max_queued, config.max_queued_of_tenant)
 

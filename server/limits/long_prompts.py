@@ -10,12 +10,12 @@ from contextlib import contextmanager
 from engine.fair_limit import FairLimit
 from server.errors import Overloaded, TooManyRequests
 
-LONG = 65_536
+LONG_CHARACTERS = 65_536
 """Characters of a text that waits for its turn."""
-AT_A_TIME = 2
-WAITING = 16
+MAX_CONCURRENT = 2
+MAX_WAITING = 16
 """Long texts of one tenant that may wait."""
-SECONDS = 30.0
+MAX_WAIT_SECONDS = 30.0
 """How long a request waits for its turn."""
 
 
@@ -23,17 +23,19 @@ class LongPromptLimit:
     """One for a process. Thread-safe."""
 
     def __init__(self) -> None:
-        self._limit = FairLimit(AT_A_TIME)
+        self._limit = FairLimit(MAX_CONCURRENT)
 
     @contextmanager
-    def hold(self, tenant: str, characters: int) -> Iterator[None]:
+    def slot(self, tenant: str, characters: int) -> Iterator[None]:
         """The tenant's turn while the block runs, for a long text. Raises TooManyRequests or Overloaded."""
-        if characters <= LONG:
+        if characters <= LONG_CHARACTERS:
             yield
             return
-        if self._limit.waiting(tenant) >= WAITING:
-            raise TooManyRequests(f"You may have {WAITING} long prompts waiting at a time; try again later.")
-        turn = self._limit.hold(tenant, SECONDS)
+        if self._limit.waiting(tenant) >= MAX_WAITING:
+            raise TooManyRequests(
+                f"You may have {MAX_WAITING} long prompts waiting at a time; try again later."
+            )
+        turn = self._limit.hold(tenant, MAX_WAIT_SECONDS)
         try:
             turn.__enter__()
         except TimeoutError:

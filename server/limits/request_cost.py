@@ -12,7 +12,7 @@ MAX_LOGPROBS = 2**18
 """Log probabilities told in one answer, over all its choices. One takes some 60 bytes of JSON."""
 
 
-def refuse_urgent(caller: Caller, request: CreateResponse) -> None:
+def check_priority(caller: Caller, request: CreateResponse) -> None:
     """Raises InvalidRequest for a priority before that of everybody else, unless the key allows it.
 
     Without a key there is only one tenant, and its priorities order its own requests.
@@ -36,7 +36,7 @@ def logprobs_limit(top_logprobs: int | None, named: Sequence[int] = ()) -> int:
     return 2**31 if top_logprobs is None else MAX_LOGPROBS // max(1, top_logprobs, len(named))
 
 
-def share_logprobs(engine_request: EngineRequest, request: CreateResponse, choices: int) -> EngineRequest:
+def limit_logprobs(engine_request: EngineRequest, request: CreateResponse, choices: int) -> EngineRequest:
     """The engine request of one of so many choices, which share what may be told of log probabilities.
 
     Without a limit of the caller's the answer is cut there. Raises InvalidRequest for a limit beyond it.
@@ -58,7 +58,7 @@ def share_logprobs(engine_request: EngineRequest, request: CreateResponse, choic
     return replace(engine_request, max_tokens=most, min_tokens=min(engine_request.min_tokens, most))
 
 
-def refuse_prompt_logprobs(engine_requests: Sequence[EngineRequest]) -> None:
+def check_prompt_logprobs(engine_requests: Sequence[EngineRequest]) -> None:
     """Raises InvalidRequest if these prompts would be told with too many log probabilities."""
     wanted = sum(
         len(engine_request.prompt) * max(1, engine_request.prompt_logprobs or 0)

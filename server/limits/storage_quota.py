@@ -15,11 +15,11 @@ from server.errors import StorageQuotaExceeded
 from server.store.content import storage_usage
 from server.store.database import Database
 
-DEFAULT_BYTES: Final = 100 * 1024**3
+DEFAULT_TENANT_BYTES: Final = 100 * 1024**3
 """Of a tenant with a key. Without a key there is one tenant, which has the whole disk."""
 FRESH_SECONDS: Final = 2.0
 """For how long a tenant's sum is not read again."""
-_MOST_TENANTS: Final = 4096
+_MAX_TENANTS: Final = 4096
 
 
 class StorageQuota:
@@ -36,7 +36,7 @@ class StorageQuota:
         self._read: dict[str, tuple[float, int]] = {}
 
     @staticmethod
-    def of(config: Config, database: Database) -> "StorageQuota":
+    def from_config(config: Config, database: Database) -> "StorageQuota":
         """What these settings allow."""
         return StorageQuota(database, config.max_stored_bytes_of_tenant)
 
@@ -44,7 +44,7 @@ class StorageQuota:
         """A tenant's bound in bytes, None for none; `key_id` is None while the server has no key."""
         if self._per_tenant is not None:
             return self._per_tenant
-        return DEFAULT_BYTES if key_id is not None else None
+        return DEFAULT_TENANT_BYTES if key_id is not None else None
 
     def check(self, caller: Caller) -> None:
         """Raises StorageQuotaExceeded if this caller's tenant may store no more, or DatabaseError."""
@@ -62,7 +62,7 @@ class StorageQuota:
                 self._read[tenant] = (now, found)
         found = self._database.ask(lambda connection: storage_usage.total(connection, tenant))
         with self._lock:
-            if len(self._read) >= _MOST_TENANTS:
+            if len(self._read) >= _MAX_TENANTS:
                 self._read.clear()
             self._read[tenant] = (now, found)
         return found

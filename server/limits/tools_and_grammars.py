@@ -21,7 +21,7 @@ from server.protocol.responses.items import (
     plain_text,
 )
 
-COUNTED = 4
+MAX_COUNTED_CONTEXTS = 4
 """Times as many tokens as the model can read are counted; what has more is refused."""
 MAX_FUNCTIONS = 512
 """Functions and custom tools of a request, those in namespaces and of MCP servers included."""
@@ -36,7 +36,7 @@ MAX_REGEX = MAX_PATTERN - 8
 """Characters of a custom tool's pattern, which is put into brackets and between anchors."""
 
 
-def refuse_unbounded(conversation: Conversation, grammar: StructuredOutput | None) -> None:
+def check_tools_and_grammars(conversation: Conversation, grammar: StructuredOutput | None) -> None:
     """Raises InvalidRequest for tools, formats and grammars beyond what can be served.
 
     `grammar` is the one that the caller gave for the whole output.
@@ -46,11 +46,11 @@ def refuse_unbounded(conversation: Conversation, grammar: StructuredOutput | Non
             check_source(grammar)
         except BadGrammar as error:
             raise InvalidRequest(str(error), param="structured_outputs", code="invalid_value") from error
-    _refuse_many(conversation)
+    _check_tool_sizes(conversation)
     for tool in conversation.tools:
         if _may_be_called(conversation, tool):
-            _refuse_bad_grammar(tool)
-    _refuse_bad_format(conversation)
+            _check_tool_grammar(tool)
+    _check_format(conversation)
 
 
 def characters_of(conversation: Conversation) -> int:
@@ -68,9 +68,9 @@ def text_size(item: Item) -> int:
     return 0
 
 
-def _refuse_many(conversation: Conversation) -> None:
+def _check_tool_sizes(conversation: Conversation) -> None:
     if len(conversation.tools) > MAX_FUNCTIONS:
-        raise _bad_tools(
+        raise _invalid_tools(
             f"A request may have {MAX_FUNCTIONS} functions and custom tools; this one has "
             f"{len(conversation.tools)}, those in namespaces and of MCP servers included."
         )
@@ -78,10 +78,12 @@ def _refuse_many(conversation: Conversation) -> None:
     for tool in conversation.tools:
         size = _size(tool)
         if size > MAX_TOOL_CHARACTERS:
-            raise _bad_tools(f"The tool {tool.name!r} has more than {MAX_TOOL_CHARACTERS} characters.")
+            raise _invalid_tools(f"The tool {tool.name!r} has more than {MAX_TOOL_CHARACTERS} characters.")
         total += size
         if total > MAX_TOOLS_CHARACTERS:
-            raise _bad_tools(f"The tools of a request may have {MAX_TOOLS_CHARACTERS} characters together.")
+            raise _invalid_tools(
+                f"The tools of a request may have {MAX_TOOLS_CHARACTERS} characters together."
+            )
 
 
 def _size(tool: Tool) -> int:
@@ -93,7 +95,7 @@ def _size(tool: Tool) -> int:
         values += len(level)
         total += sum(len(one) for one in level if isinstance(one, str))
         if values > MAX_TOOL_VALUES:
-            raise _bad_tools(f"The parameters of {tool.name!r} have more than {MAX_TOOL_VALUES} values.")
+            raise _invalid_tools(f"The parameters of {tool.name!r} have more than {MAX_TOOL_VALUES} values.")
         if total > MAX_TOOL_CHARACTERS:
             return total
         inner: list[Any] = []
@@ -106,7 +108,7 @@ def _size(tool: Tool) -> int:
         level = inner
         if not level:
             return total
-    raise _bad_tools(f"The parameters of {tool.name!r} are nested more than {MAX_RAW_DEPTH} levels deep.")
+    raise _invalid_tools(f"The parameters of {tool.name!r} are nested more than {MAX_RAW_DEPTH} levels deep.")
 
 
 def _may_be_called(conversation: Conversation, tool: Tool) -> bool:
@@ -116,7 +118,7 @@ def _may_be_called(conversation: Conversation, tool: Tool) -> bool:
     )
 
 
-def _refuse_bad_grammar(tool: Tool) -> None:
+def _check_tool_grammar(tool: Tool) -> None:
     """Of what is enforced of a call: a strict function's schema, a custom tool's grammar."""
     try:
         if tool.kind == "function" and tool.strict and tool.parameters is not None:
@@ -133,7 +135,7 @@ def _refuse_bad_grammar(tool: Tool) -> None:
         raise InvalidRequest(str(error), param="tools", code="invalid_function_parameters") from error
 
 
-def _refuse_bad_format(conversation: Conversation) -> None:
+def _check_format(conversation: Conversation) -> None:
     wanted = conversation.format
     if len(wanted.name) > MAX_FORMAT_NAME:
         raise InvalidRequest(
@@ -147,7 +149,7 @@ def _refuse_bad_format(conversation: Conversation) -> None:
         raise InvalidRequest(str(error), param="text.format", code="invalid_json_schema") from error
 
 
-def _bad_tools(message: str) -> InvalidRequest:
+def _invalid_tools(message: str) -> InvalidRequest:
     return InvalidRequest(message, param="tools", code="invalid_value")
 
 

@@ -32,7 +32,7 @@ class UnfinishedResponses:
         self._counts: Counter[str] = Counter()
 
     @staticmethod
-    def of(config: Config) -> "UnfinishedResponses":
+    def from_config(config: Config) -> "UnfinishedResponses":
         """What these settings allow."""
         return UnfinishedResponses(
             total=config.max_running + config.max_waiting, per_tenant=config.max_of_tenant

@@ -14,20 +14,20 @@ import httpx
 Address = IPv4Address | IPv6Address
 Network = IPv4Network | IPv6Network
 
-MOST_CHARACTERS = 2048
+MAX_URL = 2048
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 _HOST_NAME = re.compile(r"(?!-)[a-z0-9_-]{1,63}(?<!-)(\.(?!-)[a-z0-9_-]{1,63}(?<!-))*")
 _ENTRY = re.compile(
     r"(?P<plain>http://)?(?P<host>\*|(\*\.)?[A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.]+\])(:(?P<port>\d+))?"
 )
 
-_LEADS_NOWHERE = "{} does not lead to an address that may be visited."
+_NO_PUBLIC_ADDRESS = "{} does not lead to an address that may be visited."
 
 _NAT64 = IPv6Network("64:ff9b::/96")
 _PUBLIC_V6 = IPv6Network("2000::/3")
 # Beyond what `ipaddress` calls not global, whose view of these has changed between patch releases of Python
 # (IANA's special-purpose registries; 168.63.129.16 is where Azure's virtual machines find their host).
-_NEVER: tuple[Network, ...] = tuple(
+_NOT_PUBLIC: tuple[Network, ...] = tuple(
     ip_network(text)
     for text in (
         "0.0.0.0/8",
@@ -58,18 +58,18 @@ class Refused(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Site:
+class AllowedHost:
     """Hosts that may be visited, on one port."""
 
     host: str
     """A name or an address, `*.` before a name for all names below it, or `*` for every public one."""
     port: int | None = None
     """Else the scheme's own."""
-    plain: bool = False
+    allows_http: bool = False
     """By http, too."""
 
-    def has(self, host: str, scheme: str, port: int) -> bool:
-        if scheme == "http" and not self.plain:
+    def matches(self, host: str, scheme: str, port: int) -> bool:
+        if scheme == "http" and not self.allows_http:
             return False
         if port != (_DEFAULT_PORTS[scheme] if self.port is None else self.port):
             return False
@@ -79,22 +79,22 @@ class Site:
 
 
 @dataclass(frozen=True, slots=True)
-class Allowed:
+class AllowedAddresses:
     """What may be visited. Nothing, unless somebody says so."""
 
-    sites: tuple[Site, ...] = ()
+    hosts: tuple[AllowedHost, ...] = ()
     networks: tuple[Network, ...] = ()
     """Addresses that are not public and that the sites' names may nevertheless lead to."""
-    named: frozenset[str] = frozenset()
+    unchecked_hosts: frozenset[str] = frozenset()
     """Hosts whose addresses are not looked at: the operator has given their URL."""
 
 
-def read_allowed(text: str | None) -> Allowed:
+def read_allowed(text: str | None) -> AllowedAddresses:
     """An operator's list of `host`, `host:port`, `http://host`, `*.host`, `*` and networks.
 
     Raises ValueError.
     """
-    sites: list[Site] = []
+    sites: list[AllowedHost] = []
     networks: list[Network] = []
     for entry in filter(None, (part.strip() for part in (text or "").split(","))):
         found = _ENTRY.fullmatch(entry)
@@ -103,51 +103,53 @@ def read_allowed(text: str | None) -> Allowed:
             if port is not None and not 0 < port < 65536:
                 raise ValueError(f"{entry!r} has no possible port")
             host = found["host"].lower().strip("[]")
-            sites.append(Site(_canonical(host), port, plain=found["plain"] is not None))
+            sites.append(AllowedHost(_canonical(host), port, allows_http=found["plain"] is not None))
             continue
         try:
             networks.append(ip_network(entry))
         except ValueError:
             raise ValueError(f"{entry!r} is neither a host, with or without a port, nor a network") from None
     named = frozenset(site.host for site in sites if _literal(site.host) is not None)
-    return Allowed(tuple(sites), tuple(networks), named)
+    return AllowedAddresses(tuple(sites), tuple(networks), named)
 
 
-def only(url: str) -> Allowed:
+def allow_host_of(url: str) -> AllowedAddresses:
     """What an operator allows who gives a server's URL: that host on that port, wherever it leads.
 
     Raises Refused for what is no URL.
     """
     read = read_url(url)
     host, port = host_and_port(read)
-    return Allowed((Site(host, port, plain=read.scheme == "http"),), (), frozenset({host}))
+    return AllowedAddresses(
+        (AllowedHost(host, port, allows_http=read.scheme == "http"),), (), frozenset({host})
+    )
 
 
 def read_url(text: str) -> httpx.URL:
     """An absolute http or https URL. Raises Refused."""
     # Characters of which parsers make different things are in no URL that is written as it should be.
-    if len(text) > MOST_CHARACTERS or not text.isprintable() or re.search(r"[\s\\]", text):
+    if len(text) > MAX_URL or not text.isprintable() or re.search(r"[\s\\]", text):
         raise Refused("This is not a URL that can be visited.")
     try:
         url = httpx.URL(text)
     except (httpx.InvalidURL, ValueError):
         raise Refused("This is not a URL that can be visited.") from None
-    _check_form(url)
+    _check_syntax(url)
     return url
 
 
-def check_url(url: httpx.URL, allowed: Allowed) -> None:
+def check_url(url: httpx.URL, allowed: AllowedAddresses) -> None:
     """Whether it may be visited, as far as can be told before its host is looked up. Raises Refused."""
-    _check_form(url)
+    _check_syntax(url)
     host, port = host_and_port(url)
     literal = _literal(host)
-    sites = [site for site in allowed.sites if site.has(host, url.scheme, port)]
+    sites = [site for site in allowed.hosts if site.matches(host, url.scheme, port)]
     if literal is not None and any(unwrapped(literal) in network for network in allowed.networks):
         return
     if not sites:
         raise Refused(f"The operator does not let {host[:100]} be visited by {url.scheme} on this port.")
     if literal is not None and not is_public(literal) and all(site.host != host for site in sites):
-        raise Refused(_LEADS_NOWHERE.format(host[:100]))
+        raise Refused(_NO_PUBLIC_ADDRESS.format(host[:100]))
 
 
 def host_and_port(url: httpx.URL) -> tuple[str, int]:
@@ -156,18 +158,18 @@ def host_and_port(url: httpx.URL) -> tuple[str, int]:
     return host, _DEFAULT_PORTS[url.scheme] if url.port is None else url.port
 
 
-def check_addresses(host: str, found: Sequence[str], allowed: Allowed) -> list[Address]:
+def check_addresses(host: str, found: Sequence[str], allowed: AllowedAddresses) -> list[Address]:
     """The addresses that a host's name leads to, if all of them may be connected to. Raises Refused.
 
     It says the same of a name that does not exist and of one that leads inside, so that nobody can ask which
     names there are inside.
     """
-    refusal = Refused(_LEADS_NOWHERE.format(host[:100]))
+    refusal = Refused(_NO_PUBLIC_ADDRESS.format(host[:100]))
     try:
         addresses = [ip_address(text) for text in found]
     except ValueError:
         raise refusal from None
-    if host in allowed.named and addresses:
+    if host in allowed.unchecked_hosts and addresses:
         return addresses
     if not addresses or not all(
         is_public(address) or any(unwrapped(address) in network for network in allowed.networks)
@@ -185,7 +187,9 @@ def is_public(address: Address) -> bool:
     ):
         return False
     return (
-        address.is_global and not address.is_multicast and not any(address in network for network in _NEVER)
+        address.is_global
+        and not address.is_multicast
+        and not any(address in network for network in _NOT_PUBLIC)
     )
 
 
@@ -204,7 +208,7 @@ def _is_isatap(address: IPv6Address) -> bool:
     return (int(address) >> 32) & 0xFDFFFFFF == 0x00005EFE
 
 
-def _check_form(url: httpx.URL) -> None:
+def _check_syntax(url: httpx.URL) -> None:
     if url.scheme not in _DEFAULT_PORTS:
         raise Refused("Only http and https URLs can be visited.")
     if url.userinfo:

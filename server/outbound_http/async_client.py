@@ -9,33 +9,33 @@ from typing import Any
 import httpcore
 import httpx
 
-from server.outbound_http.allowed_addresses import Allowed, Refused, check_addresses, check_url
+from server.outbound_http.allowed_addresses import AllowedAddresses, Refused, check_addresses, check_url
 from server.outbound_http.fetch import trusted_authorities
 
 AsyncLookup = Callable[[str, int], Awaitable[Sequence[str]]]
-MOST_BYTES = 8 * 1024 * 1024
+MAX_BYTES = 8 * 1024 * 1024
 """Of all answers that one client gets; a stream of events is one."""
-MOST_SECONDS = 3600.0
-MOST_VALUES = 100_000
+MAX_SECONDS = 3600.0
+MAX_VALUES = 100_000
 """JSON values in them, by their brackets and commas: to parse that many takes about a tenth of a second."""
-MOST_LINES = 10_000
+MAX_LINES = 10_000
 """Lines of streams of events: an event has at least two."""
-LINES_AT_ONCE = 32
+BURST_LINES = 32
 LINES_PER_SECOND = 100
 """Of one stream of events, after its first LINES_AT_ONCE. MCP's client takes about 0.15 ms of the interpreter
 for an event, however small, so 32 streams that send as fast as they can take a quarter of it."""
 _LINE_END = re.compile(rb"[\r\n]")
 
 
-class TooMuch(Exception):
+class ResponseTooLarge(Exception):
     """A server sent more than it may."""
 
 
-class Budget:
+class ResponseBudget:
     """What the servers may still send to one client: counted before it is parsed."""
 
     def __init__(
-        self, most_bytes: int = MOST_BYTES, most_values: int = MOST_VALUES, most_lines: int = MOST_LINES
+        self, most_bytes: int = MAX_BYTES, most_values: int = MAX_VALUES, most_lines: int = MAX_LINES
     ) -> None:
         self._bytes = most_bytes
         self._values = most_values
@@ -48,7 +48,7 @@ class Budget:
         if is_events:
             self._lines -= count_lines(piece)
         if min(self._bytes, self._values, self._lines) < 0:
-            raise TooMuch("The server sent too much.")
+            raise ResponseTooLarge("The server sent too much.")
 
 
 def count_lines(piece: bytes) -> int:
@@ -69,13 +69,13 @@ def split_lines(piece: bytes, most: int) -> Iterator[bytes]:
 
 
 def guarded_client(
-    allowed: Allowed,
+    allowed: AllowedAddresses,
     *,
     headers: Mapping[str, str] | None = None,
     timeout: httpx.Timeout | None = None,
     auth: httpx.Auth | None = None,
-    budget: Budget | None = None,
-    seconds: float = MOST_SECONDS,
+    budget: ResponseBudget | None = None,
+    seconds: float = MAX_SECONDS,
     lookup: AsyncLookup | None = None,
 ) -> httpx.AsyncClient:
     """A client that visits what is allowed and nothing else, also when a server redirects it.
@@ -86,7 +86,7 @@ def guarded_client(
         headers=headers,
         timeout=timeout or httpx.Timeout(30.0),
         auth=auth,
-        transport=_CheckedTransport(allowed, budget or Budget(), seconds, lookup or look_up),
+        transport=_CheckedTransport(allowed, budget or ResponseBudget(), seconds, lookup or look_up),
         trust_env=False,
         follow_redirects=False,
     )
@@ -102,7 +102,9 @@ async def look_up(host: str, port: int) -> list[str]:
 
 
 class _CheckedTransport(httpx.AsyncHTTPTransport):
-    def __init__(self, allowed: Allowed, budget: Budget, seconds: float, lookup: AsyncLookup) -> None:
+    def __init__(
+        self, allowed: AllowedAddresses, budget: ResponseBudget, seconds: float, lookup: AsyncLookup
+    ) -> None:
         context = trusted_authorities()
         super().__init__(verify=context, trust_env=False)
         # The parent has no parameter for it. Its own pool has opened nothing yet.
@@ -121,7 +123,7 @@ class _CheckedTransport(httpx.AsyncHTTPTransport):
         if response.headers.get("content-encoding", "identity").lower() != "identity":
             # The bytes that are counted would not be those that are kept.
             await response.aclose()
-            raise TooMuch("The server compressed what it was asked not to.")
+            raise ResponseTooLarge("The server compressed what it was asked not to.")
         assert isinstance(response.stream, httpx.AsyncByteStream)
         is_events = response.headers.get("content-type", "").lower().startswith("text/event-stream")
         response.stream = _BoundedStream(response.stream, self._budget, self._deadline, is_events=is_events)
@@ -130,7 +132,7 @@ class _CheckedTransport(httpx.AsyncHTTPTransport):
 
 class _BoundedStream(httpx.AsyncByteStream):
     def __init__(
-        self, stream: httpx.AsyncByteStream, budget: Budget, deadline: float, *, is_events: bool
+        self, stream: httpx.AsyncByteStream, budget: ResponseBudget, deadline: float, *, is_events: bool
     ) -> None:
         self._stream = stream
         self._budget = budget
@@ -150,14 +152,14 @@ class _BoundedStream(httpx.AsyncByteStream):
             if not self._is_events:
                 yield piece
                 continue
-            for lines in split_lines(piece, LINES_AT_ONCE):
+            for lines in split_lines(piece, BURST_LINES):
                 yield lines
                 await self._pace(count_lines(lines))
 
     async def _pace(self, lines: int) -> None:
         """Waits until that many lines more may be worked on; meanwhile the server waits, too."""
         loop = asyncio.get_running_loop()
-        burst = LINES_AT_ONCE / LINES_PER_SECOND
+        burst = BURST_LINES / LINES_PER_SECOND
         self._paced_until = max(self._paced_until, loop.time() - burst) + lines / LINES_PER_SECOND
         if self._paced_until > loop.time():
             async with asyncio.timeout_at(self._deadline):
@@ -170,7 +172,7 @@ class _BoundedStream(httpx.AsyncByteStream):
 class _CheckedNetwork(httpcore.AsyncNetworkBackend):
     """Connects to addresses that were checked, so that a name cannot lead elsewhere after the check."""
 
-    def __init__(self, allowed: Allowed, lookup: AsyncLookup) -> None:
+    def __init__(self, allowed: AllowedAddresses, lookup: AsyncLookup) -> None:
         self._allowed = allowed
         self._lookup = lookup
         self._network = httpcore.AnyIOBackend()

@@ -22,7 +22,7 @@ import httpcore
 import httpx
 
 from server.outbound_http.allowed_addresses import (
-    Allowed,
+    AllowedAddresses,
     Refused,
     check_addresses,
     check_url,
@@ -35,8 +35,8 @@ Lookup = Callable[[str, int, float], Sequence[str]]
 """Host, port and the seconds there are, to addresses; none if there are none, or none in time."""
 
 REDIRECTS = frozenset({301, 302, 303, 307, 308})
-_SECONDS_A_WAIT = 10.0
-_PIECE = 65536
+_STEP_SECONDS = 10.0
+_CHUNK_BYTES = 65536
 _lookups = threading.BoundedSemaphore(32)
 """A resolver that does not answer holds its thread; more than so many are not begun."""
 
@@ -46,7 +46,7 @@ class Unreachable(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class FetchLimits:
     """What one fetch may take, redirects included."""
 
     size: int = 5 * 1024 * 1024
@@ -56,7 +56,7 @@ class Bounds:
 
 
 @dataclass(frozen=True, slots=True)
-class Fetched:
+class FetchResult:
     """What a URL gave."""
 
     url: str
@@ -70,14 +70,14 @@ class Fetched:
 
 def fetch(
     url: str,
-    allowed: Allowed,
-    bounds: Bounds | None = None,
+    allowed: AllowedAddresses,
+    bounds: FetchLimits | None = None,
     *,
     accept: str = "*/*",
     lookup: Lookup | None = None,
-) -> Fetched:
+) -> FetchResult:
     """GETs it. Raises Refused for what may not be visited, and Unreachable."""
-    bounds = bounds or Bounds()
+    bounds = bounds or FetchLimits()
     deadline = time.monotonic() + bounds.seconds
     here = read_url(url)
     network = _CheckedNetwork(allowed, deadline, lookup or look_up)
@@ -90,13 +90,13 @@ def fetch(
                 raise Unreachable(f"The page did not arrive within {bounds.seconds:g} seconds.") from None
             except (httpcore.NetworkError, httpcore.ProtocolError, OSError):
                 raise Unreachable("The page could not be fetched.") from None
-            if isinstance(answer, Fetched):
+            if isinstance(answer, FetchResult):
                 return answer
             here = _redirected(here, answer)
     raise Unreachable("The page redirects too often.")
 
 
-def _get(pool: httpcore.ConnectionPool, url: httpx.URL, accept: str, size: int) -> Fetched | str:
+def _get(pool: httpcore.ConnectionPool, url: httpx.URL, accept: str, size: int) -> FetchResult | str:
     """What the URL gives, or where it redirects to."""
     headers = [
         (b"host", url.netloc),
@@ -106,14 +106,14 @@ def _get(pool: httpcore.ConnectionPool, url: httpx.URL, accept: str, size: int) 
     ]
     host, port = host_and_port(url)
     target = httpcore.URL(scheme=url.raw_scheme, host=host.encode("ascii"), port=port, target=url.raw_path)
-    timeouts = dict.fromkeys(("connect", "read", "write", "pool"), _SECONDS_A_WAIT)
+    timeouts = dict.fromkeys(("connect", "read", "write", "pool"), _STEP_SECONDS)
     with pool.stream("GET", target, headers=headers, extensions={"timeout": timeouts}) as response:
         told = httpx.Headers(response.headers)
         if response.status in REDIRECTS and "location" in told:
             return told["location"]
-        body = _whole(response.iter_stream(), told.get("content-encoding", "").lower(), size)
+        body = _read_body(response.iter_stream(), told.get("content-encoding", "").lower(), size)
         media_type, parameters = _content_type(told.get("content-type", ""))
-        return Fetched(str(url), response.status, media_type, parameters.get("charset"), body)
+        return FetchResult(str(url), response.status, media_type, parameters.get("charset"), body)
 
 
 def _redirected(here: httpx.URL, location: str) -> httpx.URL:
@@ -123,7 +123,7 @@ def _redirected(here: httpx.URL, location: str) -> httpx.URL:
         raise Refused("The page redirects to what is no URL.") from None
 
 
-def _whole(pieces: Iterable[bytes], encoding: str, size: int) -> bytes:
+def _read_body(pieces: Iterable[bytes], encoding: str, size: int) -> bytes:
     """All of the body. Raises Unreachable when it is too much, or is not what it says it is."""
     body = bytearray()
     for piece in _decompressed(pieces, encoding, size):
@@ -146,7 +146,7 @@ def _decompressed(pieces: Iterable[bytes], encoding: str, size: int) -> Iterator
             sent += len(piece)
             left = piece
             while left:  # a little of it may be a thousand times as much
-                yield inflator.decompress(left, _PIECE)
+                yield inflator.decompress(left, _CHUNK_BYTES)
                 left = inflator.unconsumed_tail
             if inflator.eof or sent > size:
                 return
@@ -189,7 +189,7 @@ def trusted_authorities() -> ssl.SSLContext:
     return context
 
 
-def _left(deadline: float, timeout: float | None) -> float:
+def _remaining(deadline: float, timeout: float | None) -> float:
     left = deadline - time.monotonic()
     if left <= 0:
         raise httpcore.ReadTimeout
@@ -199,7 +199,7 @@ def _left(deadline: float, timeout: float | None) -> float:
 class _CheckedNetwork(httpcore.NetworkBackend):
     """Connects to addresses that were checked, and is over at a deadline."""
 
-    def __init__(self, allowed: Allowed, deadline: float, lookup: Lookup) -> None:
+    def __init__(self, allowed: AllowedAddresses, deadline: float, lookup: Lookup) -> None:
         self._allowed = allowed
         self._deadline = deadline
         self._lookup = lookup
@@ -213,16 +213,16 @@ class _CheckedNetwork(httpcore.NetworkBackend):
         local_address: str | None = None,
         socket_options: Iterable[Any] | None = None,
     ) -> httpcore.NetworkStream:
-        found = self._lookup(host, port, _left(self._deadline, timeout))
+        found = self._lookup(host, port, _remaining(self._deadline, timeout))
         problem: Exception | None = None
         for address in check_addresses(host, found, self._allowed):
-            left = _left(self._deadline, timeout)
+            left = _remaining(self._deadline, timeout)
             try:
                 stream = self._network.connect_tcp(str(address), port, left, local_address, socket_options)
             except (httpcore.ConnectError, httpcore.ConnectTimeout) as error:
                 problem = error
             else:
-                return _DatedStream(stream, self._deadline)
+                return _DeadlineStream(stream, self._deadline)
         assert problem is not None
         raise problem
 
@@ -230,7 +230,7 @@ class _CheckedNetwork(httpcore.NetworkBackend):
         raise Refused("Sockets of this machine are not visited.")
 
 
-class _DatedStream(httpcore.NetworkStream):
+class _DeadlineStream(httpcore.NetworkStream):
     """A connection that is over at a deadline, however little arrives at a time."""
 
     def __init__(self, stream: httpcore.NetworkStream, deadline: float) -> None:
@@ -238,10 +238,10 @@ class _DatedStream(httpcore.NetworkStream):
         self._deadline = deadline
 
     def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
-        return self._stream.read(max_bytes, _left(self._deadline, timeout))
+        return self._stream.read(max_bytes, _remaining(self._deadline, timeout))
 
     def write(self, buffer: bytes, timeout: float | None = None) -> None:
-        self._stream.write(buffer, _left(self._deadline, timeout))
+        self._stream.write(buffer, _remaining(self._deadline, timeout))
 
     def close(self) -> None:
         self._stream.close()
@@ -252,8 +252,8 @@ class _DatedStream(httpcore.NetworkStream):
         server_hostname: str | None = None,
         timeout: float | None = None,
     ) -> httpcore.NetworkStream:
-        stream = self._stream.start_tls(ssl_context, server_hostname, _left(self._deadline, timeout))
-        return _DatedStream(stream, self._deadline)
+        stream = self._stream.start_tls(ssl_context, server_hostname, _remaining(self._deadline, timeout))
+        return _DeadlineStream(stream, self._deadline)
 
     def get_extra_info(self, info: str) -> Any:
         return self._stream.get_extra_info(info)

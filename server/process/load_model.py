@@ -36,7 +36,7 @@ def load_model(
         engine=engine,
         model_format=model_format,
         vocabulary=vocabulary,
-        most_calls=config.max_hosted_calls,
+        max_tool_calls=config.max_hosted_calls,
         summarizes_reasoning=config.reasoning_summary == "reasoning",
         trusts_templates=config.trust_request_chat_template == "on",
     )

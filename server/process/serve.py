@@ -238,7 +238,7 @@ class _Process:
             on_steps=self._tool_loop.look,
             cancel=self._tool_loop.cancel,
             hold=self._engine.hold,
-            capacity=UnfinishedResponses.of(self._config),
+            capacity=UnfinishedResponses.from_config(self._config),
         )
 
     def _make_admission(self, served: LoadedModel, hub: Hub, opened: OpenDatabase) -> Admission:

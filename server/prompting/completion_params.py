@@ -9,7 +9,7 @@ from server.protocol.completions.shared_parameters import CompletionParameters
 _FORMAT_NAME = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-")
 MAX_FORMAT_NAME = 64
 
-_NOT_WITH_BEAMS: dict[str, tuple[Any, ...]] = {
+_NEUTRAL_WITH_BEAMS: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("stop", "logit_bias", "bad_words", "allowed_token_ids"), (None, "", [], {})),
     **dict.fromkeys(("structured_outputs", "logprob_token_ids", "prompt_logprobs"), (None,)),
     **dict.fromkeys(("presence_penalty", "frequency_penalty"), (None, 0)),
@@ -33,15 +33,15 @@ def refuse_unsupported(request: CompletionParameters) -> None:
             "prompt_logprobs", "Logprobs of the prompt are told with the whole answer: set stream to false."
         )
     if request.use_beam_search:
-        _refuse_beside_beams(request)
+        _check_beam_search(request)
 
 
-def _refuse_beside_beams(request: CompletionParameters) -> None:
+def _check_beam_search(request: CompletionParameters) -> None:
     if (request.n or 1) > MAX_BEAMS:
         raise InvalidRequest(
             f"A beam search finds {MAX_BEAMS} answers at most.", param="n", code="integer_above_max_value"
         )
-    for param, neutral in _NOT_WITH_BEAMS.items():
+    for param, neutral in _NEUTRAL_WITH_BEAMS.items():
         if getattr(request, param) not in neutral:
             raise unsupported(
                 param,
@@ -67,7 +67,9 @@ def unsupported(param: str, sentence: str) -> InvalidRequest:
     return InvalidRequest(sentence, param=param, code="unsupported_parameter")
 
 
-def shared(request: CompletionParameters, place: int, prompt_logprobs: int | None) -> dict[str, Any]:
+def choice_parameters(
+    request: CompletionParameters, place: int, prompt_logprobs: int | None
+) -> dict[str, Any]:
     """The parameters of a choice, by its place among those of one prompt; the first one tells of that."""
     tells_prompt = prompt_logprobs is not None and place == 0
     return {
@@ -100,7 +102,7 @@ def shared(request: CompletionParameters, place: int, prompt_logprobs: int | Non
         "echo": bool(request.echo),
         "return_token_ids": bool(request.return_token_ids),
         "streams_token_ids": bool(
-            request.stream and (request.return_token_ids or tells_usage_so_far(request))
+            request.stream and (request.return_token_ids or includes_continuous_usage(request))
         ),
         "prompt_logprobs": prompt_logprobs if tells_prompt else None,
         "beams": request.n or 1 if request.use_beam_search else None,
@@ -115,11 +117,11 @@ def _seed_at(seed: int, place: int) -> int:
     return (seed + place + 2**63) % 2**64 - 2**63
 
 
-def tells_usage(request: CompletionParameters) -> bool:
+def includes_usage(request: CompletionParameters) -> bool:
     return bool(request.stream_options and request.stream_options.include_usage)
 
 
-def tells_usage_so_far(request: CompletionParameters) -> bool:
+def includes_continuous_usage(request: CompletionParameters) -> bool:
     """As in vLLM, only where usage is told at all."""
     options = request.stream_options
-    return tells_usage(request) and bool(options and options.continuous_usage_stats)
+    return includes_usage(request) and bool(options and options.continuous_usage_stats)

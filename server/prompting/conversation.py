@@ -1,4 +1,4 @@
-"""A request and its items as the conversation that a model format writes a prompt of. Pure."""
+"""A request and its items as the `Conversation` that a model format writes as a prompt. Pure."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -13,15 +13,15 @@ from server.protocol.responses.request import CreateResponse
 
 
 def make_conversation(
-    request: CreateResponse, items: Sequence[Item], moment: datetime | None
+    request: CreateResponse, tools: Sequence[wire.Tool], items: Sequence[Item], moment: datetime | None
 ) -> Conversation:
-    given = wire.read_tools(request.tools)
-    choice = wire.read_choice(request.tool_choice, given)
+    """Raises InvalidRequest for a format without its schema, DecodeFailure for a wrong tool choice."""
+    choice = wire.read_choice(request.tool_choice, list(tools))
     text = request.text
     return Conversation(
         items=items,
         instructions=request.instructions,
-        tools=without_labels([tool for declared in given for tool in _tools(declared)]),
+        tools=without_labels([tool for declared in tools for tool in _tools(declared)]),
         tool_choice=ToolChoice(
             mode=choice.mode, allowed=choice.allowed, parallel=request.parallel_tool_calls is not False
         ),
@@ -82,15 +82,15 @@ def _tools(declared: wire.Tool, namespace: str | None = None) -> list[Tool]:
 
 
 def _format(request: CreateResponse) -> OutputFormat:
-    asked = request.text.format if request.text else None
-    if asked is None:
+    output_format = request.text.format if request.text else None
+    if output_format is None:
         return OutputFormat()
-    if asked.type == "json_schema" and asked.schema is None:
+    if output_format.type == "json_schema" and output_format.schema is None:
         raise InvalidRequest("A json_schema format needs a schema.", param="text.format.schema")
     return OutputFormat(
-        kind=asked.type,
-        schema=asked.schema,
-        name=asked.name or "",
-        description=asked.description,
-        strict=bool(asked.strict),
+        kind=output_format.type,
+        schema=output_format.schema,
+        name=output_format.name or "",
+        description=output_format.description,
+        strict=bool(output_format.strict),
     )

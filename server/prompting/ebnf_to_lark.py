@@ -47,7 +47,7 @@ def ebnf_to_lark(text: str) -> str:
     terminals = _terminals(rules, used)
     names = {name: f"T{n}" if name in terminals else f"r{n}" for n, name in enumerate(rules)}
     lines = [f"start: {names[ROOT]}"]
-    lines += [f"{names[name]}: {_written(body, names)}" for name, body in rules.items()]
+    lines += [f"{names[name]}: {_lark_body(body, names)}" for name, body in rules.items()]
     return "\n".join(lines)
 
 
@@ -112,24 +112,24 @@ def _terminals(rules: Mapping[str, Sequence[tuple[str, str]]], used: Mapping[str
     return terminals
 
 
-def _written(body: Sequence[tuple[str, str]], names: Mapping[str, str]) -> str:
-    return " ".join(_word(kind, word, names) for kind, word in body)
+def _lark_body(body: Sequence[tuple[str, str]], names: Mapping[str, str]) -> str:
+    return " ".join(_lark_token(kind, word, names) for kind, word in body)
 
 
-def _word(kind: str, word: str, names: Mapping[str, str]) -> str:
+def _lark_token(kind: str, word: str, names: Mapping[str, str]) -> str:
     match kind:
         case "name":
             return names[word]
         case "text":
             return json.dumps("".join(_characters(word[1:-1])))
         case "set":
-            return _as_set(word[1:-1])
+            return _character_class(word[1:-1])
         case "any":
             return "/(.|\\n)/"
     return word
 
 
-def _as_set(inner: str) -> str:
+def _character_class(inner: str) -> str:
     """A set of characters as a regular expression, each written by its number."""
     negated = inner.startswith("^")
     characters = _characters(inner.removeprefix("^"), in_set=True)

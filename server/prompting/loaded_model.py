@@ -1,4 +1,4 @@
-"""The model that this process serves, and how its output is decoded for a request."""
+"""`LoadedModel`: the model that this process serves, and how its output is decoded for a request."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ from engine.vocabulary import Vocabulary
 from server.generation.output_decoding import DecodingSpec, WithoutReasoning
 from server.generation.token_dump import TokenDump
 from server.hosted_tools.tool_specs import hosted_tools_of
-from server.input_resolution.mcp_approvals import tagged
+from server.input_resolution.mcp_approvals import with_tagged_id
 from server.limits.long_prompts import LongPromptLimit
 from server.model_formats.interface import MessageFormat, ModelFormat, OutputParser, Prompt
 from server.model_formats.plain_text import PlainParser
@@ -21,6 +21,7 @@ from server.prompting.output_options import (
     wants_logprobs,
 )
 from server.prompting.request_echo import asks_for_summary
+from server.prompting.resolved_request import ResolvedRequest
 from server.protocol.completions.legacy import PlainRequest
 from server.protocol.completions.shared_parameters import ChoiceRequest
 from server.protocol.responses.items import Item
@@ -36,27 +37,28 @@ class LoadedModel:
     engine: Engine
     model_format: ModelFormat
     vocabulary: Vocabulary | None = None
-    """What its tokens spell; without it nobody is told of single tokens."""
+    """The text of its tokens; without it no log probabilities or token dumps are sent."""
     seal: Seal = field(default_factory=Seal.of_this_process)
-    """What is sealed here can be opened by whoever has its keys."""
-    reading_turns: LongPromptLimit = field(default_factory=LongPromptLimit)
-    """Whose long prompt is tokenized."""
-    most_calls: int | None = None
-    """Tool calls that the server makes in one response."""
+    """Seals the content that clients keep for the server."""
+    long_prompts: LongPromptLimit = field(default_factory=LongPromptLimit)
+    """Bounds the long prompts that are tokenized at a time."""
+    max_tool_calls: int | None = None
+    """The most tool calls that the server makes in one response; None for no limit."""
     summarizes_reasoning: bool = True
-    """Reasoning is its own summary, for requests that ask for one."""
+    """Whether requests for a reasoning summary get the reasoning itself as one."""
     trusts_templates: bool = False
-    """A request may bring the chat template that writes its prompt."""
+    """Whether a request may bring its own chat template."""
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What clients may ask for: the model and its adapters."""
+        """The values of `model` that requests may have: the model and its adapters."""
         return (self.name, *self.engine.capabilities.adapters)
 
-    def reading(
-        self, tenant: str, request: CreateResponse, prompt: Prompt, items: Sequence[Item] = ()
+    def decoding_spec(
+        self, resolved: ResolvedRequest, prompt: Prompt, approving_items: Sequence[Item] = ()
     ) -> DecodingSpec:
-        """How the tokens of an answer are read. The items may allow calls that come before it."""
+        """How the tokens of one turn become output. Calls that `approving_items` allow are made before it."""
+        request, tenant = resolved.request, resolved.tenant
         listed = frozenset(request.stop_token_ids or ())
         shown = bool(request.include_stop_str_in_output)
         return DecodingSpec(
@@ -77,7 +79,13 @@ class LoadedModel:
             if SEALED_REASONING in (request.include or ())
             else None,
             summarizes_reasoning=self.summarizes_reasoning and asks_for_summary(request),
-            hosted=hosted_tools_of(request, items, partial(tagged, self.seal, tenant), self.most_calls),
+            hosted=hosted_tools_of(
+                request,
+                resolved.tools,
+                approving_items,
+                partial(with_tagged_id, self.seal, tenant),
+                self.max_tool_calls,
+            ),
         )
 
     def _parser(self, request: CreateResponse, prompt: Prompt) -> OutputParser:
@@ -86,7 +94,7 @@ class LoadedModel:
             ends = frozenset() if shows_special and request.ignore_eos else prompt.stop_ids
             return PlainParser(self.vocabulary, ends, shows_special=shows_special)
         parser = self.model_format.parser(prompt)
-        # A chat completion is a view of a response that has its reasoning.
+        # A chat completion's response keeps its reasoning; the chat format leaves it out.
         hidden = request.include_reasoning is False and not isinstance(request, ChoiceRequest)
         return WithoutReasoning(parser) if hidden else parser
 

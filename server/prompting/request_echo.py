@@ -1,5 +1,6 @@
-"""What a response repeats of its request, the model's own defaults filled in. Pure."""
+"""The request's parameters as its Response repeats them, with the model's defaults filled in. Pure."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -15,8 +16,7 @@ from server.protocol.responses.request import (
 from server.protocol.responses.response import ConversationEcho, Echo, ReasoningEcho, TextEcho
 
 
-def request_echo(request: CreateResponse, model: ModelInfo) -> Echo:
-    """Raises DecodeFailure for tools that are wrong."""
+def request_echo(request: CreateResponse, parsed_tools: Sequence[tools.Tool], model: ModelInfo) -> Echo:
     return Echo(
         background=bool(request.background),
         conversation=_conversation(request.conversation),
@@ -38,7 +38,7 @@ def request_echo(request: CreateResponse, model: ModelInfo) -> Echo:
         temperature=request.temperature if request.temperature is not None else model.temperature,
         text=_text(request.text),
         tool_choice=request.tool_choice or "auto",
-        tools=[tools.echo(tool) for tool in tools.read_tools(request.tools)],
+        tools=[tools.echo(tool) for tool in parsed_tools],
         top_logprobs=request.top_logprobs or 0,
         top_p=request.top_p if request.top_p is not None else model.top_p,
         truncation=request.truncation or "disabled",
@@ -46,34 +46,34 @@ def request_echo(request: CreateResponse, model: ModelInfo) -> Echo:
     )
 
 
-def _conversation(given: str | ConversationReference | None) -> ConversationEcho | msgspec.UnsetType:
-    if given is None:
+def _conversation(reference: str | ConversationReference | None) -> ConversationEcho | msgspec.UnsetType:
+    if reference is None:
         return msgspec.UNSET
-    return ConversationEcho(given if isinstance(given, str) else given.id)
+    return ConversationEcho(reference if isinstance(reference, str) else reference.id)
 
 
 def asks_for_summary(request: CreateResponse) -> bool:
-    """Whether the model's reasoning is to have a summary."""
+    """Whether the request wants a summary of the model's reasoning."""
     return _reasoning(request.reasoning).summary is not None
 
 
-def _reasoning(given: ReasoningOptions | None) -> ReasoningEcho:
-    if given is None:
+def _reasoning(options: ReasoningOptions | None) -> ReasoningEcho:
+    if options is None:
         return ReasoningEcho()
-    return ReasoningEcho(given.effort, given.summary or given.generate_summary)
+    return ReasoningEcho(options.effort, options.summary or options.generate_summary)
 
 
 def _text(text: TextOptions | None) -> TextEcho:
     verbosity = text.verbosity if text and text.verbosity else msgspec.UNSET
     if text is None or text.format is None:
         return TextEcho(verbosity=verbosity)
-    asked = text.format
-    told: dict[str, Any] = {"type": asked.type}
-    if asked.type == "json_schema":
-        told |= {
-            "name": asked.name or "answer",
-            "description": asked.description,
-            "schema": asked.schema,
-            "strict": bool(asked.strict),
+    wanted = text.format
+    echo: dict[str, Any] = {"type": wanted.type}
+    if wanted.type == "json_schema":
+        echo |= {
+            "name": wanted.name or "answer",
+            "description": wanted.description,
+            "schema": wanted.schema,
+            "strict": bool(wanted.strict),
         }
-    return TextEcho(told, verbosity)
+    return TextEcho(echo, verbosity)

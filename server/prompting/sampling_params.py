@@ -13,13 +13,13 @@ from server.protocol.responses.response import Echo
 
 SMALLEST_TOP_P = 1e-6
 """What top_p 0 means: the likeliest token alone."""
-_MOST_NAMED = 5
+_MAX_REPORTED = 5
 """Mistakes that one sentence names."""
 UNLIMITED = -1
 """The value of `thinking_token_budget` that sets none."""
 
 
-def make_sampling(
+def sampling_params(
     model: ModelInfo, model_format: ModelFormat, request: CreateResponse, echo: Echo, seed: int
 ) -> SamplingParams:
     """Raises InvalidRequest for tokens that the model does not have."""
@@ -34,7 +34,7 @@ def make_sampling(
         else model.repetition_penalty,
         presence_penalty=echo.presence_penalty,
         frequency_penalty=echo.frequency_penalty,
-        logit_bias=_biases(request.logit_bias or {}),
+        logit_bias=_logit_bias(request.logit_bias or {}),
         allowed_token_ids=tuple(sorted(set(token_ids(request, "allowed_token_ids", model)))),
         bad_words=_bad_words(request.bad_words or (), model_format),
     )
@@ -71,13 +71,13 @@ def thinking_budget(
             param="thinking_token_budget",
             code="unsupported_parameter",
         )
-    spent = _spent(prompt, marks)
+    spent = _open_reasoning_tokens(prompt, marks)
     return ThinkingBudget(
         tokens=limit, start=marks.start, end=marks.end, open=spent is not None, spent=spent or 0
     )
 
 
-def _spent(prompt: Sequence[int], marks: ReasoningMarks) -> int | None:
+def _open_reasoning_tokens(prompt: Sequence[int], marks: ReasoningMarks) -> int | None:
     """The tokens of the reasoning that the prompt ends within; None if it ends in none."""
     start, end = marks.start, marks.end
     for place in range(len(prompt), 0, -1):
@@ -88,10 +88,10 @@ def _spent(prompt: Sequence[int], marks: ReasoningMarks) -> int | None:
     return None
 
 
-def _biases(given: dict[str, float]) -> tuple[tuple[int, float], ...]:
+def _logit_bias(given: dict[str, float]) -> tuple[tuple[int, float], ...]:
     wrong = [token for token in given if not (token.isascii() and token.isdecimal())]
     if wrong:
-        named = ", ".join(repr(word[:50]) for word in wrong[:_MOST_NAMED])
+        named = ", ".join(repr(word[:50]) for word in wrong[:_MAX_REPORTED])
         raise InvalidRequest(
             f"logit_bias maps token ids to numbers; these are no token ids: {named}.", param="logit_bias"
         )

@@ -12,7 +12,7 @@ from engine.grammar.limits import BadGrammar, parse_json
 from engine.request import StructuredOutput
 from server.prompting.ebnf_to_lark import BadEbnf, ebnf_to_lark, is_ebnf
 
-_WHOLE = "json_schema, regex, grammar, const_string, any_text, tag, sequence, or, tags_with_separator"
+_FORMATS = "json_schema, regex, grammar, const_string, any_text, tag, sequence, or, tags_with_separator"
 _COMPOSED = ("tag", "sequence", "or", "tags_with_separator")
 _MAX_DEPTH = 16
 
@@ -39,7 +39,7 @@ def read_tag(value: str | dict[str, Any]) -> StructuredOutput | None:
 def _read_format(form: dict[str, Any]) -> StructuredOutput | None:
     match form:
         case {"type": "triggered_tags", "tags": list(tags), "triggers": list(triggers)}:
-            return _triggered([_as_structure(tag) for tag in tags], triggers, form)
+            return _triggered([_older_structure(tag) for tag in tags], triggers, form)
         case {"type": "json_schema", "json_schema": dict() | bool() as schema}:
             return StructuredOutput(kind="json_schema", text=json.dumps(schema))
         case {"type": "regex", "pattern": str(pattern)}:
@@ -54,11 +54,11 @@ def _read_format(form: dict[str, Any]) -> StructuredOutput | None:
             except BadEbnf as error:
                 raise BadTag(str(error)) from error
         case {"type": kind} if kind in _COMPOSED:
-            return StructuredOutput(kind="structural_form", text=json.dumps(_form(form)))
-    raise BadTag(f"A format here is triggered_tags with tags and triggers, or one of {_WHOLE}.")
+            return StructuredOutput(kind="structural_form", text=json.dumps(_nested_form(form)))
+    raise BadTag(f"A format here is triggered_tags with tags and triggers, or one of {_FORMATS}.")
 
 
-def _form(given: Any, depth: int = 0) -> dict[str, Any]:
+def _nested_form(given: Any, depth: int = 0) -> dict[str, Any]:
     """The engine's form of a format that is a part of another. Raises BadTag."""
     if depth > _MAX_DEPTH:
         raise BadTag(f"A format may be {_MAX_DEPTH} levels deep.")
@@ -76,19 +76,19 @@ def _form(given: Any, depth: int = 0) -> dict[str, Any]:
             assert grammar is not None
             return {"lark": grammar.text}
         case {"type": "sequence", "elements": list(parts)} if parts:
-            return {"sequence": [_form(part, depth + 1) for part in parts]}
+            return {"sequence": [_nested_form(part, depth + 1) for part in parts]}
         case {"type": "or", "elements": list(parts)} if parts:
-            return {"choice": [_form(part, depth + 1) for part in parts]}
+            return {"choice": [_nested_form(part, depth + 1) for part in parts]}
         case {"begin": str(begin), "content": dict(content), "end": str(end)}:  # a tag, which need not say so
-            return {"sequence": [{"text": begin}, _form(content, depth + 1), {"text": end}]}
+            return {"sequence": [{"text": begin}, _nested_form(content, depth + 1), {"text": end}]}
         case {"type": "tags_with_separator", "tags": list(tags), "separator": str(separator)} if tags:
             return {
-                "repeat": {"choice": [_form(tag, depth + 1) for tag in tags]},
+                "repeat": {"choice": [_nested_form(tag, depth + 1) for tag in tags]},
                 "separator": separator,
                 "least": int(given.get("at_least_one") is True),
                 "once": given.get("stop_after_first") is True,
             }
-    raise BadTag(f"A part of a format is one of {_WHOLE}.")
+    raise BadTag(f"A part of a format is one of {_FORMATS}.")
 
 
 def _triggered(structures: list[Any], triggers: list[Any], flags: dict[str, Any]) -> StructuredOutput:
@@ -107,7 +107,7 @@ def _triggered(structures: list[Any], triggers: list[Any], flags: dict[str, Any]
     return StructuredOutput(kind="structural_tags", text=json.dumps(described))
 
 
-def _as_structure(tag: Any) -> dict[str, Any]:
+def _older_structure(tag: Any) -> dict[str, Any]:
     """A tag of the newer form in the older one's fields."""
     match tag:
         case {"begin": str(begin), "content": {"type": str(kind), **content}, "end": str(end)}:

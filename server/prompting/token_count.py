@@ -1,18 +1,17 @@
-"""How long a request's prompt is: prepared as if it were to be run, and nothing kept of it."""
+"""POST /v1/responses/input_tokens: the length of a request's prompt, without running it."""
 
 from functools import partial
 
 from server.caller import Caller
-from server.hosted_tools.discovery import list_tools
+from server.hosted_tools.discovery import discover_tools
 from server.hosted_tools.mcp.client import McpServers
 from server.input_resolution import resolve_input
-from server.input_resolution.history import HistoryReads, TenantReads
-from server.input_resolution.prompt_templates import read_request
-from server.limits.tools_and_grammars import COUNTED
+from server.input_resolution.history import HistoryReads, RequestReads
+from server.input_resolution.prompt_templates import read_templated_input
+from server.limits.tools_and_grammars import MAX_COUNTED_CONTEXTS
 from server.prompting.loaded_model import LoadedModel
 from server.prompting.prompt import write_prompt
-from server.prompting.request_echo import request_echo
-from server.prompting.unsupported_parameters import refuse_unserved
+from server.prompting.unsupported_parameters import validate_request
 from server.protocol.ids import new_uuid
 from server.protocol.responses.request import CreateResponse
 from server.store.database import Connection, Database
@@ -26,23 +25,23 @@ def count_input(
     request: CreateResponse,
     history: HistoryReads,
 ) -> int:
-    """The tokens that the model would be given, up to `COUNTED` times as many as it can read.
+    """The number of prompt tokens, at most `MAX_COUNTED_CONTEXTS` times the model's context.
 
     Raises what creating the response would raise.
     """
     tenant = caller.tenant
-    refuse_unserved(request, served)
-    request, given = read_request(database, tenant, request)
+    validate_request(request, served)
+    request, input_items = read_templated_input(database, tenant, request)
 
-    def gather(connection: Connection, reads: TenantReads) -> resolve_input.ResolvedInput:
+    def resolve(connection: Connection, reads: RequestReads) -> resolve_input.ResolvedInput:
         reads.start_over()
         return resolve_input.resolve_input(
-            connection, tenant, request, given, new_uuid(), served.seal, reserve=reads.reserve
+            connection, tenant, request, input_items, new_uuid(), served.seal, reserve=reads.reserve
         )
 
-    with history.of(tenant) as reads:
-        found = database.read(partial(gather, reads=reads))
-        request, _ = list_tools(servers, caller, request, found.items)
-        request_echo(request, served.engine.capabilities)
-        room = COUNTED * served.engine.capabilities.context_length
-        return len(write_prompt(served, tenant, request, found.items, room=room).token_ids)
+    with history.for_request(tenant) as reads:
+        resolved = database.read(partial(resolve, reads=reads))
+        request, tools, _ = discover_tools(servers, caller, request, resolved.items)
+        max_tokens = MAX_COUNTED_CONTEXTS * served.engine.capabilities.context_length
+        prompt = write_prompt(served, tenant, request, tools, resolved.items, max_tokens=max_tokens)
+        return len(prompt.token_ids)

@@ -38,13 +38,13 @@ def write_within(
         if not truncates:
             raise
     if prompt is None or (truncates and len(prompt.token_ids) > limit):
-        prompt = shortened(conversation.items, write, limit, most) or prompt
+        prompt = truncate_turns(conversation.items, write, limit, most) or prompt
     if prompt is None:
         raise PromptTooLong(limit)
     return prompt
 
 
-def cut_tokens(
+def truncate_tokens(
     token_ids: tuple[int, ...],
     most: int | None,
     side: TruncationSide | None,
@@ -66,7 +66,7 @@ def cut_tokens(
     return token_ids[:most] if side == "right" else token_ids[-most:]
 
 
-def shortened(
+def truncate_turns(
     items: Sequence[Item], write: Callable[[Sequence[Item]], Prompt], limit: int, most: int | None = None
 ) -> Prompt | None:
     """The prompt of as many of the last turns as have at most `limit` tokens; None if even one has more.
@@ -75,11 +75,11 @@ def shortened(
     characters are not tried.
     """
     starts = [index for index, item in enumerate(items) if _begins_turn(item)]
-    low, high, best = _first_within(items, starts, most), len(starts) - 1, None
+    low, high, best = _first_start_within(items, starts, most), len(starts) - 1, None
     while low <= high:
         middle = (low + high) // 2
         try:
-            prompt = write(without(items, starts[middle]))
+            prompt = write(drop_before(items, starts[middle]))
         except PromptTooLong:
             low = middle + 1
             continue
@@ -90,7 +90,7 @@ def shortened(
     return best
 
 
-def _first_within(items: Sequence[Item], starts: Sequence[int], most: int | None) -> int:
+def _first_start_within(items: Sequence[Item], starts: Sequence[int], most: int | None) -> int:
     """The first of the turns, but for the very first, from which on there are at most so many characters."""
     if most is None:
         return 1
@@ -103,7 +103,7 @@ def _first_within(items: Sequence[Item], starts: Sequence[int], most: int | None
     return 1
 
 
-def without(items: Sequence[Item], start: int) -> list[Item]:
+def drop_before(items: Sequence[Item], start: int) -> list[Item]:
     """The conversation from an item on, and the instructions before it."""
     kept = [item for item in items[:start] if isinstance(item, Message) and _instructs(item)]
     return [*kept, *items[start:]]

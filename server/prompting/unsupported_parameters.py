@@ -13,7 +13,7 @@ from server.prompting.output_options import wants_logprobs
 from server.protocol.responses.request import CreateResponse
 
 COMPACTION = "compaction"
-_MOST_CHARACTERS = {"user": 512, "include": 128, "service_tier": 64, "safety_identifier": 64}
+_MAX_CHARACTERS = {"user": 512, "include": 128, "service_tier": 64, "safety_identifier": 64}
 """Of strings that are stored as they came. Not in the types, by which older requests are read, too."""
 
 _UNSUPPORTED: list[tuple[str, Callable[[CreateResponse], object], str]] = [
@@ -57,7 +57,7 @@ _INVALID: list[tuple[str, Callable[[CreateResponse], object], str]] = [
 ]
 
 
-def refuse_unserved(request: CreateResponse, served: LoadedModel) -> None:
+def validate_request(request: CreateResponse, served: LoadedModel) -> None:
     """Raises InvalidRequest as `refuse_unsupported`, and for a template; UnknownModel for another model."""
     if request.chat_template is not None and not served.trusts_templates:
         raise InvalidRequest(
@@ -78,14 +78,14 @@ def refuse_unsupported(request: CreateResponse) -> None:
     for param, asks, sentence in _INVALID:
         if asks(request):
             raise InvalidRequest(sentence, param=param, code="invalid_value")
-    _refuse_long_words(request)
+    _check_string_lengths(request)
     wanted = request.text.format if request.text else None
     if wanted is not None and wanted.type == "json_schema":
         check_format_name(wanted.name, "text.format.name")
 
 
-def _refuse_long_words(request: CreateResponse) -> None:
-    for param, most in _MOST_CHARACTERS.items():
+def _check_string_lengths(request: CreateResponse) -> None:
+    for param, most in _MAX_CHARACTERS.items():
         value = getattr(request, param)
         words = value if isinstance(value, list) else [value or ""]
         if any(len(word) > most for word in words):

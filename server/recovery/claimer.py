@@ -213,7 +213,7 @@ class Claimer:
                 [StartRun(run, starts=False), FailRun(run.facts.id, SERVER_ERROR, CHANGED)]
             )
             return
-        if rebuilt.turns is not None and rebuilt.turns.may_follow:
+        if rebuilt.turns is not None and rebuilt.turns.may_have_next_turn:
             self._tool_loop.expect(rebuilt.turns)
         self._recorder.begin(run)
         crashpoint("claim.begun")

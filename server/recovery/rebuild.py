@@ -12,20 +12,22 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from engine.request import EngineRequest
-from server.compaction.inline import first_reading, prepare_first
+from server.compaction.inline import prepare_with_compaction
 from server.errors import ApiError
 from server.generation.item_starts import has_summaries
 from server.generation.output_decoding import no_decoding
 from server.generation.run import Run, RunFacts, RunLog
 from server.input_resolution import resolve_input
-from server.prompting.engine_request import Prepared
+from server.prompting.engine_request import Prepared, first_decoding_spec, prepare
 from server.prompting.loaded_model import LoadedModel
 from server.prompting.next_turn import TurnBuilder
+from server.prompting.resolved_request import ResolvedRequest
 from server.protocol.errors import DecodeFailure
 from server.protocol.responses.events import Event
 from server.protocol.responses.items import Item, decode_item
 from server.protocol.responses.request import CreateResponse
 from server.protocol.responses.response import Echo
+from server.protocol.responses.tools import read_tools
 from server.protocol.typed import decode_as
 from server.recovery.replay import replay, said
 from server.store.content import responses
@@ -58,9 +60,12 @@ def rebuild(connection: Connection, stored: StoredResponse, served: LoadedModel)
     told = events.read(connection, stored.tenant, stored.id, 0)
     prepared = None
     try:
-        prepared = _prepare_again(connection, stored, served)
-        if prepared is not None and (found := _resumed(connection, stored, served, prepared, progress, told)):
-            return found
+        resolved = _resolve_again(connection, stored, served)
+        prepared = _prepare_again(stored, served, resolved) if resolved is not None else None
+        if resolved is not None and prepared is not None:
+            rebuilt = _resumed(stored, served, resolved, prepared, progress, told)
+            if rebuilt is not None:
+                return rebuilt
     except DatabaseError:
         raise
     except Exception:
@@ -73,29 +78,19 @@ def rebuild(connection: Connection, stored: StoredResponse, served: LoadedModel)
 
 
 def _resumed(
-    connection: Connection,
     stored: StoredResponse,
     served: LoadedModel,
+    resolved: ResolvedRequest,
     prepared: Prepared,
     progress: LogProgress,
     told: Sequence[Event],
 ) -> Rebuilt | None:
     """The run with the engine request that goes on; None if its tokens read otherwise now."""
-    facts, request = _facts(stored, prepared), _request(stored, stored.asked or "")
-    items = _items(connection, stored)
-    reading = first_reading(served, stored.tenant, request, prepared, items)
+    reading = first_decoding_spec(served, resolved, prepared)
     if (summarized := has_summaries(told)) is not None:  # an earlier release or setting told it so
         reading = replace(reading, summarizes_reasoning=summarized)
-    run = Run(facts, reading)
-    turns = TurnBuilder(
-        served=served,
-        tenant=stored.tenant,
-        request=request,
-        items=items,
-        response=stored.id,
-        seed=stored.seed,
-        sums_up=run.writes_summary,
-    )
+    run = Run(_facts(stored, prepared), reading)
+    turns = TurnBuilder(served=served, resolved=resolved, model_writes_summary=run.sums_up)
     said_now, engine_request = replay(run, turns, prepared, progress, told)
     if said(said_now) == said(told):
         return Rebuilt(stored, run, engine_request, turns)
@@ -112,18 +107,39 @@ def _facts(stored: StoredResponse, prepared: Prepared | None) -> RunFacts:
         created_at=stored.created_at,
         attempt=stored.attempt,
         prompt_tokens=len(prepared.prompt.token_ids) if prepared else 0,
-        wants_output=prepared is None or prepared.generates,
+        wants_output=prepared is None or prepared.wants_output,
     )
 
 
-def _prepare_again(connection: Connection, stored: StoredResponse, served: LoadedModel) -> Prepared | None:
-    """None if it does not come out as it did when the response was accepted."""
+def _resolve_again(
+    connection: Connection, stored: StoredResponse, served: LoadedModel
+) -> ResolvedRequest | None:
+    """The request as it was accepted; None if it is not stored, or its model or tools are not known now."""
     if stored.asked is None or stored.model not in served.names:
         return None
     request = _request(stored, stored.asked)
     try:
-        items = _items(connection, stored)
-        prepared = prepare_first(served, stored.tenant, request, items, stored.id, stored.seed)
+        return ResolvedRequest(
+            tenant=stored.tenant,
+            request=request,
+            tools=read_tools(request.tools),
+            items=_items(connection, stored),
+            response=stored.id,
+            seed=stored.seed,
+        )
+    except (ApiError, DecodeFailure) as error:
+        log.error("response %s cannot be prepared again: %s", stored.id, error)
+        return None
+
+
+def _prepare_again(stored: StoredResponse, served: LoadedModel, resolved: ResolvedRequest) -> Prepared | None:
+    """None if the prompt differs from the one with which the response was accepted."""
+    settings = resolved.request.context_management
+    try:
+        if settings:
+            prepared = prepare_with_compaction(served, resolved, settings)
+        else:
+            prepared = prepare(served, resolved)
     except (ApiError, DecodeFailure) as error:
         log.error("response %s cannot be prepared again: %s", stored.id, error)
         return None

@@ -99,9 +99,9 @@ def replay(
 def _begin(run: Run, turns: TurnBuilder, at: datetime) -> EngineRequest:
     tool_work = run.take_tool_work()
     assert tool_work is not None, "a turn that follows calls which are not made"
-    turn = turns.after(tool_work.output, tool_work.turn, tool_work.spent)
+    turn = turns.next_turn(tool_work.output, tool_work.turn, tool_work.output_tokens)
     assert turn is not None, "a turn that there was no token for"
-    run.next_turn(turn.reading, len(turn.engine_request.prompt), at)
+    run.next_turn(turn.decoding_spec, len(turn.engine_request.prompt), at)
     return turn.engine_request
 
 

@@ -38,8 +38,8 @@ class Seal:
     """The keys of a server: the first seals, all of them open. Thread-safe."""
 
     def __init__(self, keys: Sequence[bytes]) -> None:
-        self._keys = {_key_id(key): _derived(key) for key in keys}
-        self._tag_keys = [_derived(key, b"holdfast tag 1", 32) for key in keys]
+        self._keys = {_key_id(key): _derive_key(key) for key in keys}
+        self._tag_keys = [_derive_key(key, b"holdfast tag 1", 32) for key in keys]
         self._current = _key_id(keys[0])
 
     @classmethod
@@ -83,7 +83,7 @@ def _key_id(key: bytes) -> str:
     return hashlib.sha256(b"holdfast seal key id" + key).hexdigest()[:8]
 
 
-def _derived(key: bytes, use: bytes = b"holdfast seal 1", length: int = 64) -> bytes:
+def _derive_key(key: bytes, use: bytes = b"holdfast seal 1", length: int = 64) -> bytes:
     return HKDF(SHA256(), length=length, salt=None, info=use).derive(key)
 
 

@@ -13,7 +13,7 @@ from server.protocol.responses.items import Compaction, InputText, Item, Message
 from server.protocol.typed import decode_as
 from server.sealing.cipher import Seal
 
-SUMMARY = "Earlier parts of this conversation were left out. This is what they said:\n\n"
+SUMMARY_PREFIX = "Earlier parts of this conversation were left out. This is what they said:\n\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class _Sealed(msgspec.Struct):
 
 
 def summary_message(place: str, summary: str) -> Message:
-    return Message(place, "completed", "developer", [InputText(SUMMARY + summary)])
+    return Message(place, "completed", "developer", [InputText(SUMMARY_PREFIX + summary)])
 
 
 def seal_context(window: SealedContext, seal: Seal, tenant: str, place: str) -> str:
@@ -47,7 +47,7 @@ def seal_context(window: SealedContext, seal: Seal, tenant: str, place: str) -> 
     return seal.seal("context", tenant, place, text)
 
 
-def open_context(item: Compaction, seal: Seal, tenant: str) -> list[Item] | None:
+def unseal_context(item: Compaction, seal: Seal, tenant: str) -> list[Item] | None:
     """What the item stands for; None if it is no window of ours."""
     text = seal.open("context", tenant, item.encrypted_content)
     if text is None:

@@ -15,7 +15,7 @@ from server.protocol.responses.items import (
 )
 from server.protocol.responses.response import Response
 from server.sealing.cipher import Seal
-from server.sealing.sealed_context import open_context, summary_message
+from server.sealing.sealed_context import summary_message, unseal_context
 
 UNREADABLE = "[Earlier parts of this conversation were compacted by another server and cannot be read here.]"
 
@@ -28,14 +28,14 @@ def unseal_items(items: Iterable[Item], seal: Seal, tenant: str) -> list[Item]:
     """
     found: list[Item] = []
     for item in items:
-        if isinstance(item, Compaction) and (window := open_context(item, seal, tenant)) is not None:
+        if isinstance(item, Compaction) and (window := unseal_context(item, seal, tenant)) is not None:
             found = window
-        elif (one := _opened(item, seal, tenant)) is not None:
+        elif (one := _unseal(item, seal, tenant)) is not None:
             found.append(one)
     return found
 
 
-def _opened(item: Item, seal: Seal, tenant: str) -> Item | None:
+def _unseal(item: Item, seal: Seal, tenant: str) -> Item | None:
     match item:
         case Reasoning(encrypted_content=str() as sealed) if not item.content:
             text = seal.open("reasoning", tenant, sealed)
@@ -43,25 +43,25 @@ def _opened(item: Item, seal: Seal, tenant: str) -> Item | None:
         case Compaction(encrypted_content=""):
             return None  # one that was broken off
         case Compaction(encrypted_content=sealed):
-            return _told(item.id, seal.open("compaction", tenant, sealed))
+            return _compaction_message(item.id, seal.open("compaction", tenant, sealed))
         case _:
             return item
 
 
-def _told(item_id: str, summary: str | None) -> Message | None:
+def _compaction_message(item_id: str, summary: str | None) -> Message | None:
     """A compaction as the developer's message; None if nothing was left out."""
     if summary is None:
         return Message(item_id, "completed", "developer", [InputText(UNREADABLE)])
     return summary_message(item_id, summary) if summary else None
 
 
-def with_sealed(response: Response, seal: Seal, tenant: str) -> Response:
+def seal_reasoning(response: Response, seal: Seal, tenant: str) -> Response:
     """The response as it is read back, its reasoning sealed, too, where it was not from the start."""
     output = [decode_item(payload) for payload in response.output if isinstance(payload, msgspec.Raw)]
-    return msgspec.structs.replace(response, output=[_sealed(item, seal, tenant) for item in output])
+    return msgspec.structs.replace(response, output=[_seal_item(item, seal, tenant) for item in output])
 
 
-def _sealed(item: Item, seal: Seal, tenant: str) -> Item:
+def _seal_item(item: Item, seal: Seal, tenant: str) -> Item:
     if not isinstance(item, Reasoning) or not item.content or item.encrypted_content:
         return item
     text = "".join(part.text for part in item.content)

@@ -25,7 +25,7 @@ from server.delivery.hub import Hub, Published
 from server.generation.output_decoding import DecodingSpec
 from server.generation.run import Run, RunFacts, RunLog
 from server.input_resolution.history import stored_item
-from server.input_resolution.resolve_input import read_given, with_own_id
+from server.input_resolution.resolve_input import read_request_input, with_own_id
 from server.model_formats.interface import (
     Conversation,
     Delta,
@@ -206,7 +206,7 @@ def make_ending(**changes: Any) -> Ending:
 
 def read_items(given: object) -> list[Item]:
     """The `input` of a request as items of `RESPONSE`."""
-    _, read = read_given(CreateResponse(model="m", input=given))  # type: ignore[arg-type]  # hostile too
+    _, read = read_request_input(CreateResponse(model="m", input=given))  # type: ignore[arg-type]  # hostile too
     return [
         with_own_id(item, RESPONSE, "i", n)
         for n, item in enumerate(read)

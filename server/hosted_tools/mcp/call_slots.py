@@ -10,10 +10,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-MOST_CALLS = 64
-MOST_OF_TENANT = 32
-MOST_AT_SERVER = 32
-MOST_OF_TENANT_AT_SERVER = 16
+MAX_CALLS = 64
+MAX_PER_TENANT = 32
+MAX_PER_SERVER = 32
+MAX_PER_TENANT_AND_SERVER = 16
 
 
 class NoSlot(Exception):
@@ -23,16 +23,16 @@ class NoSlot(Exception):
 @dataclass(eq=False, slots=True)
 class _Waiter:
     server: str
-    turn: asyncio.Future[None]
+    granted: asyncio.Future[None]
 
 
 class CallSlots:
     def __init__(
         self,
-        total: int = MOST_CALLS,
-        per_tenant: int = MOST_OF_TENANT,
-        per_server: int = MOST_AT_SERVER,
-        per_pair: int = MOST_OF_TENANT_AT_SERVER,
+        total: int = MAX_CALLS,
+        per_tenant: int = MAX_PER_TENANT,
+        per_server: int = MAX_PER_SERVER,
+        per_pair: int = MAX_PER_TENANT_AND_SERVER,
     ) -> None:
         """`per_pair` is of one tenant at one server."""
         self._total = total
@@ -47,33 +47,33 @@ class CallSlots:
         """By tenant; the tenant whose turn is next comes first."""
 
     @asynccontextmanager
-    async def one(self, tenant: str, server: str, seconds: float) -> AsyncIterator[None]:
+    async def slot(self, tenant: str, server: str, seconds: float) -> AsyncIterator[None]:
         """A slot for as long as the block runs. Raises NoSlot when none is free within `seconds`."""
-        await self._enter(tenant, server, seconds)
+        await self._wait_for_slot(tenant, server, seconds)
         try:
             yield
         finally:
             self._count(tenant, server, -1)
-            self._hand_out()
+            self._grant_free_slots()
 
-    async def _enter(self, tenant: str, server: str, seconds: float) -> None:
+    async def _wait_for_slot(self, tenant: str, server: str, seconds: float) -> None:
         waiter = _Waiter(server, asyncio.get_running_loop().create_future())
         self._waiting.setdefault(tenant, deque()).append(waiter)
-        self._hand_out()
+        self._grant_free_slots()
         try:
             async with asyncio.timeout(seconds):
-                await waiter.turn
+                await waiter.granted
         except BaseException as error:
-            if waiter.turn.done() and not waiter.turn.cancelled():  # its slot came at the same moment
+            if waiter.granted.done() and not waiter.granted.cancelled():  # its slot came at the same moment
                 self._count(tenant, server, -1)
             else:
-                self._forget(tenant, waiter)
-            self._hand_out()
+                self._remove_waiter(tenant, waiter)
+            self._grant_free_slots()
             if isinstance(error, TimeoutError):
                 raise NoSlot from None
             raise
 
-    def _hand_out(self) -> None:
+    def _grant_free_slots(self) -> None:
         """Gives free slots to those that wait and fit, one tenant after the other."""
         found = True
         while found and self._used < self._total:
@@ -83,15 +83,15 @@ class CallSlots:
                 if waiter is None:
                     continue
                 found = True
-                self._forget(tenant, waiter)
+                self._remove_waiter(tenant, waiter)
                 self._count(tenant, waiter.server, 1)
-                waiter.turn.set_result(None)
+                waiter.granted.set_result(None)
                 if tenant in self._waiting:
                     self._waiting[tenant] = self._waiting.pop(tenant)  # last in turn now
 
     def _fits(self, tenant: str, waiter: _Waiter) -> bool:
         return (
-            not waiter.turn.done()
+            not waiter.granted.done()
             and self._used < self._total
             and self._tenants[tenant] < self._per_tenant
             and self._servers[waiter.server] < self._per_server
@@ -110,7 +110,7 @@ class CallSlots:
             if counter[name] <= 0:
                 del counter[name]
 
-    def _forget(self, tenant: str, waiter: _Waiter) -> None:
+    def _remove_waiter(self, tenant: str, waiter: _Waiter) -> None:
         waiting = self._waiting.get(tenant)
         if waiting is not None and waiter in waiting:
             waiting.remove(waiter)

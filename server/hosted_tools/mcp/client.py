@@ -25,11 +25,18 @@ from server.errors import ApiError
 from server.hosted_tools.mcp import session
 from server.hosted_tools.mcp.call_slots import CallSlots, NoSlot
 from server.hosted_tools.mcp.registered_servers import COMMAND, SESSION_HEADER, RegisteredServers
-from server.hosted_tools.mcp.source_urls import urls_of
+from server.hosted_tools.mcp.source_urls import source_urls
 from server.hosted_tools.mcp.tool_list_cache import ToolList, ToolListCache, ToolListKey
 from server.hosted_tools.tool_specs import McpCredentials, ToolResult
 from server.limits.concurrency import SharedLimit
-from server.outbound_http.allowed_addresses import Allowed, Refused, check_url, host_and_port, only, read_url
+from server.outbound_http.allowed_addresses import (
+    AllowedAddresses,
+    Refused,
+    allow_host_of,
+    check_url,
+    host_and_port,
+    read_url,
+)
 from server.protocol.responses.hosted_items import ListedTool, McpError
 from server.protocol.responses.parts import is_nested_deeper
 
@@ -41,18 +48,18 @@ log = logging.getLogger("holdfast.mcp")
 
 T = TypeVar("T")
 R = TypeVar("R")
-MOST_TOOLS = 128
-MOST_TEXT = 100_000
+MAX_TOOLS = 128
+MAX_OUTPUT_CHARACTERS = 100_000
 """Characters of a tool's output that are kept; what is beyond is left out, and that is said."""
-MOST_SCHEMA = 65_536
-MOST_LISTED = 1024 * 1024
+MAX_SCHEMA = 65_536
+MAX_TOOLS_BYTES = 1024 * 1024
 """Bytes of all schemas and descriptions of a server."""
-MOST_DEPTH = 32
-MOST_CALLS = 2048
+MAX_DEPTH = 32
+MAX_CALLS = 2048
 """Tool calls under way or waiting for their turn."""
-MOST_CALLS_OF_TENANT = 512
+MAX_CALLS_PER_TENANT = 512
 LIST_SECONDS = 10.0
-SECONDS_TO_END = 5.0
+STOP_SECONDS = 5.0
 _NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
 
 
@@ -63,7 +70,7 @@ class McpServers:
         self,
         registered: RegisteredServers,
         seconds: float,
-        allowed: Allowed = Allowed(),  # noqa: B008 - frozen
+        allowed: AllowedAddresses = AllowedAddresses(),  # noqa: B008 - frozen
         *,
         list_seconds: float = LIST_SECONDS,
     ) -> None:
@@ -80,33 +87,35 @@ class McpServers:
         self.loop: asyncio.AbstractEventLoop | None = None
         """Of the thread that talks, once there is one."""
         self._thread: threading.Thread | None = None
-        self._under_way: dict[UUID, set[Future[Any]]] = {}
+        self._pending_calls: dict[UUID, set[Future[Any]]] = {}
         self._listings = ToolListCache()
         self._slots = CallSlots()
-        self._calls = SharedLimit("tool calls", total=MOST_CALLS, per_tenant=MOST_CALLS_OF_TENANT)
+        self._calls = SharedLimit("tool calls", total=MAX_CALLS, per_tenant=MAX_CALLS_PER_TENANT)
 
     def check(self, url: str) -> None:
         """Raises Refused for a URL that requests may not name, as far as can be told before it is visited."""
         check_url(read_url(url), self._allowed)
 
-    def find_listing(self, label: str, access: McpCredentials, tenant: str) -> "ToolList | Future[None]":
+    def find_tools(self, label: str, access: McpCredentials, tenant: str) -> "ToolList | Future[None]":
         """The tools of a server if they are known, else what is done when they are.
 
         One that cannot be asked gives an error. Raises TooManyRequests or Overloaded.
         """
-        key = ToolListKey(tenant, self._server(label, access), label, _digest(access))
-        return self._listings.find(key, partial(self.begin_listing, label, access, tenant))
+        key = ToolListKey(tenant, self._share_key(label, access), label, _digest(access))
+        return self._listings.find(key, partial(self.start_listing, label, access, tenant))
 
-    def begin_listing(self, label: str, access: McpCredentials, tenant: str) -> "Future[ToolList]":
+    def start_listing(self, label: str, access: McpCredentials, tenant: str) -> "Future[ToolList]":
         """Asks a server for its tools. The future never raises."""
         try:
-            place = self._place(label, access, tenant)
-        except Exception as error:  # noqa: BLE001 - as in `_listed`
-            return _done(self._unlisted(label, error))
-        asked = self._begin(session.list_tools(place, self._list_seconds))
-        return _then(asked, lambda offered: ToolList(usable(label, offered)), partial(self._unlisted, label))
+            place = self._location(label, access, tenant)
+        except Exception as error:  # noqa: BLE001 - as in `_as_listed_tool`
+            return _resolved(self._failed_list(label, error))
+        asked = self._start(session.list_tools(place, self._list_seconds))
+        return _then(
+            asked, lambda offered: ToolList(usable_tools(label, offered)), partial(self._failed_list, label)
+        )
 
-    def _unlisted(self, label: str, error: BaseException) -> ToolList:
+    def _failed_list(self, label: str, error: BaseException) -> ToolList:
         if isinstance(error, TimeoutError):
             return ToolList(
                 error=f"The MCP server did not list its tools within {self._list_seconds:g} seconds."
@@ -114,40 +123,40 @@ class McpServers:
         log.warning("the tools of MCP server %s cannot be listed: %s", label, _cause(error))
         return ToolList(error="The MCP server could not list its tools.")
 
-    def begin_call(
+    def start_call(
         self, label: str, name: str, arguments: str, access: McpCredentials, *, tenant: str, response: UUID
     ) -> "Future[ToolResult]":
         """Calls a tool with JSON text, in its turn. The future never raises; `give_up` ends it early."""
         if access.url is None and label not in self.registered.labels:
-            return _done(failure("This MCP server is not registered here any more."))
+            return _resolved(failed_result("This MCP server is not registered here any more."))
         given = _arguments(arguments)
         if given is None:
-            return _done(failure("The arguments are not a JSON object."))
+            return _resolved(failed_result("The arguments are not a JSON object."))
         try:
-            place = self._place(label, access, tenant, response)
+            place = self._location(label, access, tenant, response)
             self._calls.acquire(tenant)
         except ApiError as full:
-            return _done(failure(str(full)))
+            return _resolved(failed_result(str(full)))
         except Exception as error:  # noqa: BLE001 - as in `_uncalled`
-            return _done(self._uncalled(label, error))
+            return _resolved(self._failed_call(label, error))
         call = partial(session.call_tool, place, name, given, self._seconds)
-        server = self._server(label, access)
-        asked = self._begin(session.in_turn(self._slots, tenant, server, self._seconds, call), response)
+        server = self._share_key(label, access)
+        asked = self._start(session.in_turn(self._slots, tenant, server, self._seconds, call), response)
         asked.add_done_callback(lambda _: self._calls.release(tenant))
-        return _then(asked, _outcome, partial(self._uncalled, label))
+        return _then(asked, _tool_result, partial(self._failed_call, label))
 
-    def _uncalled(self, label: str, error: BaseException) -> ToolResult:
+    def _failed_call(self, label: str, error: BaseException) -> ToolResult:
         if isinstance(error, NoSlot):
-            return failure("Too many calls of this MCP server are under way; try again later.")
+            return failed_result("Too many calls of this MCP server are under way; try again later.")
         if isinstance(error, TimeoutError):
-            return failure(f"The tool gave no answer within {self._seconds:g} seconds.")
+            return failed_result(f"The tool gave no answer within {self._seconds:g} seconds.")
         log.warning("a call of MCP server %s failed: %s", label, _cause(error))
-        return failure("The MCP server could not be asked, or its answer could not be read.")
+        return failed_result("The MCP server could not be asked, or its answer could not be read.")
 
-    def give_up(self, response: UUID) -> None:
+    def cancel_calls(self, response: UUID) -> None:
         """Ends the calls of a response that are under way."""
         with self._lock:
-            futures = list(self._under_way.get(response, ()))
+            futures = list(self._pending_calls.get(response, ()))
         for future in futures:
             future.cancel()
 
@@ -160,22 +169,22 @@ class McpServers:
             asyncio.run_coroutine_threadsafe(session.cancel_others(), loop).add_done_callback(
                 lambda _done: loop.call_soon_threadsafe(loop.stop)
             )
-            self._thread.join(SECONDS_TO_END)
+            self._thread.join(STOP_SECONDS)
 
-    def _place(
+    def _location(
         self, label: str, access: McpCredentials, tenant: str, response: UUID | None = None
     ) -> session.ServerLocation:
         """Raises Refused. The operator's servers are told which calls are of one response of a tenant."""
         if access.url is not None:
             self.check(access.url)
             return session.Remote(access.url, access.headers, self._allowed)
-        place = self.registered.places[label]
+        place = self.registered.locations[label]
         if place.startswith(COMMAND):
             return session.Command(shlex.split(place.removeprefix(COMMAND)))
         headers = self.registered.headers(label, access.headers, tenant, response.hex if response else None)
-        return session.Remote(place, headers, only(place))
+        return session.Remote(place, headers, allow_host_of(place))
 
-    def _server(self, label: str, access: McpCredentials) -> str:
+    def _share_key(self, label: str, access: McpCredentials) -> str:
         """What a server's share is counted by, whichever label a request gives it."""
         if access.url is None:
             return label
@@ -185,34 +194,34 @@ class McpServers:
             return ""
         return f"{host}:{port}"
 
-    def _begin(self, exchange: Coroutine[Any, Any, T], response: UUID | None = None) -> "Future[T]":
+    def _start(self, exchange: Coroutine[Any, Any, T], response: UUID | None = None) -> "Future[T]":
         with self._lock:
             if self._closed:
                 exchange.close()
                 return Future()
-            future = asyncio.run_coroutine_threadsafe(exchange, self._started())
+            future = asyncio.run_coroutine_threadsafe(exchange, self._ensure_loop())
             if response is not None:
-                self._under_way.setdefault(response, set()).add(future)
+                self._pending_calls.setdefault(response, set()).add(future)
         if response is not None:
-            future.add_done_callback(partial(self._forget, response))
+            future.add_done_callback(partial(self._discard, response))
         return future
 
-    def _forget(self, response: UUID, future: "Future[Any]") -> None:
+    def _discard(self, response: UUID, future: "Future[Any]") -> None:
         with self._lock:
-            self._under_way[response].discard(future)
-            if not self._under_way[response]:
-                del self._under_way[response]
+            self._pending_calls[response].discard(future)
+            if not self._pending_calls[response]:
+                del self._pending_calls[response]
 
-    def _started(self) -> asyncio.AbstractEventLoop:
+    def _ensure_loop(self) -> asyncio.AbstractEventLoop:
         """The loop, which begins with the first exchange. The lock is held."""
         if self.loop is None:
             self.loop = asyncio.new_event_loop()
-            self._thread = threading.Thread(target=_talk, args=[self.loop], name="mcp", daemon=True)
+            self._thread = threading.Thread(target=_run_loop, args=[self.loop], name="mcp", daemon=True)
             self._thread.start()
         return self.loop
 
 
-def _talk(loop: asyncio.AbstractEventLoop) -> None:
+def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
     """The thread. The library is loaded before any exchange's time begins."""
     import mcp  # noqa: F401 - 20 MB, which a server that asks no other for tools need not have
 
@@ -221,7 +230,7 @@ def _talk(loop: asyncio.AbstractEventLoop) -> None:
     loop.close()
 
 
-def _done(value: R) -> "Future[R]":
+def _resolved(value: R) -> "Future[R]":
     future: Future[R] = Future()
     future.set_result(value)
     return future
@@ -261,12 +270,12 @@ def _digest(access: McpCredentials) -> bytes:
     return hashlib.sha256(msgspec.json.encode([access.url, headers])).digest()
 
 
-def usable(label: str, offered: Sequence["OfferedTool | ListedTool"]) -> list[ListedTool]:
+def usable_tools(label: str, offered: Sequence["OfferedTool | ListedTool"]) -> list[ListedTool]:
     """The tools that a model can be offered; the others are told in the log."""
     tools: dict[str, ListedTool] = {}
-    room = MOST_LISTED
-    for tool in map(_listed, offered[:MOST_TOOLS]):
-        size = _size(tool)
+    room = MAX_TOOLS_BYTES
+    for tool in map(_as_listed_tool, offered[:MAX_TOOLS]):
+        size = _encoded_size(tool)
         if not _NAME.fullmatch(tool.name) or tool.name in tools or size is None or size > room:
             log.warning("MCP server %s offers a tool that cannot be used: %.100r", label, tool.name)
             continue
@@ -275,27 +284,27 @@ def usable(label: str, offered: Sequence["OfferedTool | ListedTool"]) -> list[Li
     return list(tools.values())
 
 
-def _listed(tool: "OfferedTool | ListedTool") -> ListedTool:
+def _as_listed_tool(tool: "OfferedTool | ListedTool") -> ListedTool:
     if isinstance(tool, ListedTool):
         return tool
     said = tool.annotations.model_dump(exclude_none=True) if tool.annotations else {}
     hints = {name: hint for name, hint in said.items() if isinstance(hint, bool)}
-    description = (tool.description or "")[:MOST_SCHEMA] or None
+    description = (tool.description or "")[:MAX_SCHEMA] or None
     return ListedTool(tool.name, description, tool.inputSchema, hints or None)
 
 
-def _size(tool: ListedTool) -> int | None:
+def _encoded_size(tool: ListedTool) -> int | None:
     """Of its description and its schema, as JSON; None if they are not what can be kept or used."""
-    if is_nested_deeper(tool.input_schema, MOST_DEPTH):
+    if is_nested_deeper(tool.input_schema, MAX_DEPTH):
         return None
     try:
         encoded = msgspec.json.encode([tool.description, tool.input_schema])
     except (UnicodeEncodeError, msgspec.MsgspecError, TypeError, ValueError):
         return None
-    return None if b"\\u0000" in encoded or len(encoded) > 2 * MOST_SCHEMA else len(encoded)
+    return None if b"\\u0000" in encoded or len(encoded) > 2 * MAX_SCHEMA else len(encoded)
 
 
-def _outcome(result: "CallToolResult") -> ToolResult:
+def _tool_result(result: "CallToolResult") -> ToolResult:
     text = "\n".join(
         part.text if part.type == "text" else f"[{part.type} that cannot be shown here]"
         for part in result.content
@@ -303,16 +312,17 @@ def _outcome(result: "CallToolResult") -> ToolResult:
     if not text and result.structuredContent is not None:
         text = json.dumps(result.structuredContent, ensure_ascii=False)
     text = text.replace("\0", "").encode(errors="replace").decode()
-    if len(text) > MOST_TEXT:
-        text = f"{text[:MOST_TEXT]}\n[{len(text) - MOST_TEXT} more characters were left out]"
+    if len(text) > MAX_OUTPUT_CHARACTERS:
+        omitted = len(text) - MAX_OUTPUT_CHARACTERS
+        text = f"{text[:MAX_OUTPUT_CHARACTERS]}\n[{omitted} more characters were left out]"
     if result.isError:
         return ToolResult(
             error=McpError("mcp_tool_execution_error", content=[{"type": "text", "text": text}])
         )
-    return ToolResult(output=text, urls=urls_of(result.meta))
+    return ToolResult(output=text, urls=source_urls(result.meta))
 
 
-def failure(message: str) -> ToolResult:
+def failed_result(message: str) -> ToolResult:
     """Of a call that no tool has answered."""
     return ToolResult(error=McpError("mcp_protocol_error", code=-32000, message=message))
 

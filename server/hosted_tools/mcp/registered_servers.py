@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from server.errors import ConfigError
-from server.outbound_http.allowed_addresses import Refused, only
+from server.outbound_http.allowed_addresses import Refused, allow_host_of
 from server.sealing.cipher import Seal
 
 COMMAND = "stdio:"
@@ -29,7 +29,7 @@ _TOKEN = re.compile(r"[\x21-\x7e]{1,256}")
 class RegisteredServers:
     """The settings about registered servers, read and checked."""
 
-    places: Mapping[str, str] = field(default_factory=dict)
+    locations: Mapping[str, str] = field(default_factory=dict)
     """URL or command, by label."""
     users: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """Tenants and keys that may use a label, where the operator says it."""
@@ -38,11 +38,11 @@ class RegisteredServers:
 
     @property
     def labels(self) -> frozenset[str]:
-        return frozenset(self.places)
+        return frozenset(self.locations)
 
-    def usable(self, tenant: str, key_id: str | None) -> frozenset[str]:
+    def labels_for(self, tenant: str, key_id: str | None) -> frozenset[str]:
         """The labels that a caller may name. To it, there are no others."""
-        return frozenset(label for label in self.places if self._may_use(label, tenant, key_id))
+        return frozenset(label for label in self.locations if self._may_use(label, tenant, key_id))
 
     def _may_use(self, label: str, tenant: str, key_id: str | None) -> bool:
         users = self.users.get(label)
@@ -52,7 +52,7 @@ class RegisteredServers:
 
     def is_command(self, label: str) -> bool:
         """Whether it is a process of this machine."""
-        return self.places.get(label, "").startswith(COMMAND)
+        return self.locations.get(label, "").startswith(COMMAND)
 
     def headers(
         self, label: str, given: Mapping[str, str], tenant: str, session: str | None
@@ -81,7 +81,7 @@ def read_servers(text: str | None) -> dict[str, str]:
     servers: dict[str, str] = {}
     for entry in filter(None, (part.strip() for part in (text or "").split(","))):
         label, _, place = entry.partition("=")
-        if not _LABEL.fullmatch(label) or label in ("functions", "assistant") or not _is_place(place):
+        if not _LABEL.fullmatch(label) or label in ("functions", "assistant") or not _is_location(place):
             raise ConfigError(
                 f"tool-server must be label=url or label=stdio:command, with commas between, not {entry!r}."
             )
@@ -121,11 +121,11 @@ def read_tokens(text: str | None) -> dict[str, str]:
     return tokens
 
 
-def _is_place(place: str) -> bool:
+def _is_location(place: str) -> bool:
     try:
         if place.startswith(COMMAND):
             return bool(shlex.split(place.removeprefix(COMMAND)))
-        only(place)
+        allow_host_of(place)
     except (Refused, ValueError):
         return False
     return True

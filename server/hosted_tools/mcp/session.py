@@ -14,22 +14,22 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import httpx
 
 from server.hosted_tools.mcp.call_slots import CallSlots
-from server.outbound_http.allowed_addresses import Allowed
-from server.outbound_http.async_client import Budget, guarded_client
+from server.outbound_http.allowed_addresses import AllowedAddresses
+from server.outbound_http.async_client import ResponseBudget, guarded_client
 
 if TYPE_CHECKING:
     from mcp import ClientSession
     from mcp.types import CallToolResult, Tool
 
 T = TypeVar("T")
-MOST_PAGES = 16
-MOST_LIST_BYTES = 2 * 1024 * 1024
+MAX_PAGES = 16
+MAX_LIST_BYTES = 2 * 1024 * 1024
 """Of all answers while a server lists its tools."""
-MOST_LIST_LINES = 512
+MAX_LIST_LINES = 512
 """Of streams of events meanwhile; a list is one event of two or three lines."""
-GOODBYE_SECONDS = 2.0
+CLOSE_SECONDS = 2.0
 """After the time of an exchange: how long the server may take to hear that its session is over."""
-_PATIENCE = httpx.Timeout(30.0, read=3600.0)
+_STEP_TIMEOUT = httpx.Timeout(30.0, read=3600.0)
 """Of single steps; the exchange as a whole ends before."""
 
 
@@ -39,7 +39,7 @@ class Remote:
 
     url: str = field(repr=False)
     headers: Mapping[str, str] = field(repr=False)
-    allowed: Allowed
+    allowed: AllowedAddresses
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,9 @@ ServerLocation = Remote | Command
 
 
 @asynccontextmanager
-async def _session(place: ServerLocation, seconds: float, budget: Budget) -> AsyncGenerator["ClientSession"]:
+async def _session(
+    place: ServerLocation, seconds: float, budget: ResponseBudget
+) -> AsyncGenerator["ClientSession"]:
     # Here and not above: it is 20 MB, which a server that asks no other for tools need not have.
     from mcp import ClientSession, StdioServerParameters
     from mcp.client.sse import sse_client
@@ -91,9 +93,9 @@ async def _session(place: ServerLocation, seconds: float, budget: Budget) -> Asy
 
 
 def _client(
-    allowed: Allowed,
+    allowed: AllowedAddresses,
     seconds: float,
-    budget: Budget,
+    budget: ResponseBudget,
     headers: Mapping[str, str] | None = None,
     timeout: httpx.Timeout | None = None,  # noqa: ARG001 - of the library that calls it
     auth: httpx.Auth | None = None,
@@ -101,20 +103,20 @@ def _client(
     return guarded_client(
         allowed,
         headers=headers,
-        timeout=_PATIENCE,
+        timeout=_STEP_TIMEOUT,
         auth=auth,
         budget=budget,
-        seconds=seconds + GOODBYE_SECONDS,
+        seconds=seconds + CLOSE_SECONDS,
     )
 
 
 async def list_tools(place: ServerLocation, seconds: float) -> list["Tool"]:
     """All tools of the server. Raises TimeoutError after `seconds`."""
     tools: list[Tool] = []
-    budget = Budget(MOST_LIST_BYTES, most_lines=MOST_LIST_LINES)
+    budget = ResponseBudget(MAX_LIST_BYTES, most_lines=MAX_LIST_LINES)
     async with asyncio.timeout(seconds), _session(place, seconds, budget) as session:
         cursor: str | None = None
-        for _ in range(MOST_PAGES):
+        for _ in range(MAX_PAGES):
             page = await session.list_tools(cursor=cursor)
             tools += page.tools
             cursor = page.nextCursor
@@ -127,7 +129,7 @@ async def call_tool(
     place: ServerLocation, name: str, arguments: dict[str, object], seconds: float
 ) -> "CallToolResult":
     """What the tool answers. Raises TimeoutError after `seconds`."""
-    async with asyncio.timeout(seconds), _session(place, seconds, Budget()) as session:
+    async with asyncio.timeout(seconds), _session(place, seconds, ResponseBudget()) as session:
         return await session.call_tool(name, arguments)
 
 
@@ -135,7 +137,7 @@ async def in_turn(
     slots: CallSlots, tenant: str, server: str, seconds: float, call: Callable[[], Coroutine[Any, Any, T]]
 ) -> T:
     """What the call gives, once there is a slot for it. Raises NoSlot after `seconds` without one."""
-    async with slots.one(tenant, server, seconds):
+    async with slots.slot(tenant, server, seconds):
         return await call()
 
 

@@ -5,13 +5,13 @@ from typing import Any
 
 URLS_KEY = "holdfast/urls"
 """The URL of a page, or those that a search found."""
-MOST_URLS = 50
-MOST_URL = 2048
+MAX_URLS = 50
+MAX_URL = 2048
 _URL = re.compile(r"https?://[^\s\x00-\x1f]+")
 
 
-def urls_of(meta: dict[str, Any] | None) -> tuple[str, ...]:
+def source_urls(meta: dict[str, Any] | None) -> tuple[str, ...]:
     """The addresses that the result of a call names, those that are none left out."""
     said = (meta or {}).get(URLS_KEY)
-    urls = said[:MOST_URLS] if isinstance(said, list) else []
-    return tuple(url for url in urls if isinstance(url, str) and len(url) <= MOST_URL and _URL.fullmatch(url))
+    urls = said[:MAX_URLS] if isinstance(said, list) else []
+    return tuple(url for url in urls if isinstance(url, str) and len(url) <= MAX_URL and _URL.fullmatch(url))

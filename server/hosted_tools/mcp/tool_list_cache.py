@@ -20,11 +20,11 @@ from server.protocol.typed import decode_as
 FRESH_SECONDS = 60.0
 FAILED_SECONDS = 10.0
 """For how long a server that could not list its tools is not asked again."""
-MOST_UNDER_WAY = 64
-MOST_OF_TENANT = 8
-MOST_AT_SERVER = 16
-MOST_BYTES = 64 * 1024 * 1024
-MOST_BYTES_OF_TENANT = 16 * 1024 * 1024
+MAX_PENDING = 64
+MAX_PENDING_PER_TENANT = 8
+MAX_PENDING_PER_SERVER = 16
+MAX_BYTES = 64 * 1024 * 1024
+MAX_BYTES_PER_TENANT = 16 * 1024 * 1024
 _ENTRY_BYTES = 16 * 1024
 """What an entry counts beside its list, so that many small ones are bounded, too."""
 
@@ -61,11 +61,11 @@ class ToolListCache:
         self._lock = threading.Lock()
         self._entries: OrderedDict[ToolListKey, _Entry] = OrderedDict()
         """The longest unused first."""
-        self._under_way: dict[ToolListKey, Future[None]] = {}
+        self._pending: dict[ToolListKey, Future[None]] = {}
         self._by_tenant = SharedLimit(
-            "MCP servers listing their tools", total=MOST_UNDER_WAY, per_tenant=MOST_OF_TENANT
+            "MCP servers listing their tools", total=MAX_PENDING, per_tenant=MAX_PENDING_PER_TENANT
         )
-        self._by_server = SharedLimit("lists of tools", total=MOST_UNDER_WAY, per_tenant=MOST_AT_SERVER)
+        self._by_server = SharedLimit("lists of tools", total=MAX_PENDING, per_tenant=MAX_PENDING_PER_SERVER)
 
     def find(self, key: ToolListKey, ask: Callable[[], "Future[ToolList]"]) -> "ToolList | Future[None]":
         """The list, or what is done when it is there. `ask` begins to get one, and is not called in vain.
@@ -77,11 +77,11 @@ class ToolListCache:
             if entry is not None and entry.expires_at > self._clock():
                 self._entries.move_to_end(key)
                 return decode_as(entry.encoded, ToolList)
-            if (pending := self._under_way.get(key)) is not None:
+            if (pending := self._pending.get(key)) is not None:
                 return pending
             self._acquire(key)
             done: Future[None] = Future()
-            self._under_way[key] = done
+            self._pending[key] = done
         try:
             asked = ask()
         except BaseException:
@@ -104,7 +104,7 @@ class ToolListCache:
     def _finish(self, key: ToolListKey, done: "Future[None]", listing: ToolList) -> None:
         seconds = FRESH_SECONDS if listing.error is None else FAILED_SECONDS
         with self._lock:
-            del self._under_way[key]
+            del self._pending[key]
             self._entries[key] = _Entry(msgspec.json.encode(listing), self._clock() + seconds)
             self._entries.move_to_end(key)
             self._evict(key.tenant)
@@ -118,8 +118,8 @@ class ToolListCache:
         for key in [key for key, entry in self._entries.items() if entry.expires_at <= now]:
             del self._entries[key]
         own = [key for key in self._entries if key.tenant == tenant]
-        self._drop(own, MOST_BYTES_OF_TENANT)
-        self._drop(list(self._entries), MOST_BYTES)
+        self._drop(own, MAX_BYTES_PER_TENANT)
+        self._drop(list(self._entries), MAX_BYTES)
 
     def _drop(self, keys: list[ToolListKey], most: int) -> None:
         """Drops the longest unused of these until at most so many bytes are left; never the last one."""

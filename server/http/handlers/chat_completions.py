@@ -11,9 +11,9 @@ from starlette.requests import Request
 from server.admission.generation_config import with_generation_config
 from server.admission.idempotency import AcceptedResponse
 from server.caller import Caller
-from server.completions.chat_request import as_response_request, refuse_wrong
-from server.completions.chat_response import ChunkStream, completion, format_of
-from server.completions.chunk_stream import failure
+from server.completions.chat_request import as_response_request, validate_chat_request
+from server.completions.chat_response import ChunkStream, chat_completion, format_of
+from server.completions.chunk_stream import failure_message
 from server.delivery.stored_responses import StreamReader
 from server.errors import Conflict, InvalidRequest, ModelFailed
 from server.http.asgi.event_stream import Answer, EventStream, FinalResponse, FrameTransform, StreamPosition
@@ -21,7 +21,7 @@ from server.http.handlers.responses import look_for_end, repeatable, timing_of
 from server.http.json_response import as_json
 from server.http.request_id import take_request_id
 from server.http.services import Services
-from server.prompting.completion_params import tells_usage, tells_usage_so_far
+from server.prompting.completion_params import includes_continuous_usage, includes_usage
 from server.protocol.completions.chat import ChatCompletion, ChatRequest
 from server.protocol.completions.chat_messages import read_messages
 from server.protocol.decode import decode
@@ -43,19 +43,19 @@ def create(services: Services, caller: Caller, request: Request, body: bytes) ->
     wanted = decode(body, ChatRequest, endpoint="chat")
     take_request_id(request, wanted.request_id)
     wanted = with_generation_config(wanted, "max_completion_tokens")
-    refuse_wrong(wanted)
+    validate_chat_request(wanted)
     given = read_messages(wanted.messages)
     asked = [as_response_request(wanted, choice) for choice in range(wanted.n or 1)]
     with input_called("messages"):
         admitted = services.admission.admit_all(caller, asked, repeatable(request, body), given)
     telling = replace(
         format_of(asked[0], admitted[0].id, given),
-        usage=tells_usage(wanted),
-        usage_so_far=tells_usage_so_far(wanted),
+        include_usage=includes_usage(wanted),
+        continuous_usage=includes_continuous_usage(wanted),
     )
 
     def whole(finals: list[dict[str, Any]]) -> ChatCompletion:
-        return completion(telling, finals)
+        return chat_completion(telling, finals)
 
     return told(services, caller, request, admitted, ChunkStream(telling) if wanted.stream else None, whole)
 
@@ -76,7 +76,7 @@ def told(
 
     def make(finals: Sequence[bytes]) -> Answer:
         read = [msgspec.json.decode(final) for final in finals]
-        if (why := failure(read)) is not None:
+        if (why := failure_message(read)) is not None:
             raise ModelFailed(why)
         return as_json(request, whole(read))
 

@@ -4,7 +4,7 @@ import msgspec
 from starlette.requests import Request
 
 from server.caller import Caller
-from server.compaction.endpoint import begin, read_written
+from server.compaction.endpoint import read_summary, start_compaction
 from server.errors import Conflict
 from server.http.asgi.event_stream import Answer, FinalResponse
 from server.http.handlers.responses import timing_of
@@ -20,14 +20,14 @@ def create(services: Services, caller: Caller, request: Request, body: bytes) ->
     if wanted.input is None:
         wanted = msgspec.structs.replace(wanted, input=[])
     history = services.admission.history
-    compacting = begin(services.database, services.served, caller.tenant, wanted, history)
+    compacting = start_compaction(services.database, services.served, caller.tenant, wanted, history)
     if compacting.summary.is_short:
-        return as_json(request, compacting.made(None))
-    admitted = services.admission.admit(caller, compacting.summary.asked()[0])
+        return as_json(request, compacting.finish(None))
+    admitted = services.admission.admit(caller, compacting.summary.make_request()[0])
     return FinalResponse(
         admitted.channel,
         read=_gone,
-        make=lambda finals: as_json(request, compacting.made(read_written(finals[0]))),
+        make=lambda finals: as_json(request, compacting.finish(read_summary(finals[0]))),
         timing=timing_of(services),
         headers={"x-request-id": request.state.request_id},
     )

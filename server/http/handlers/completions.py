@@ -6,7 +6,7 @@ from starlette.requests import Request
 
 from server.admission.generation_config import with_generation_config
 from server.caller import Caller
-from server.completions.legacy_request import as_response_requests, read_prompts, refuse_wrong
+from server.completions.legacy_request import as_response_requests, read_prompts, validate_legacy_request
 from server.completions.legacy_response import LegacyChunkStream, format_of, text_completion
 from server.http.asgi.event_stream import Answer
 from server.http.handlers.chat_completions import input_called, told
@@ -23,7 +23,7 @@ def create(services: Services, caller: Caller, request: Request, body: bytes) ->
     wanted = decode(body, TextRequest, MAX_TOKEN_VALUES, endpoint="completions")
     take_request_id(request, wanted.request_id)
     wanted = with_generation_config(wanted, "max_tokens")
-    refuse_wrong(wanted)
+    validate_legacy_request(wanted)
     prompts = read_prompts(wanted, services.served, caller.tenant)
     asked = as_response_requests(wanted, prompts)
     with input_called("prompt"):

@@ -28,7 +28,7 @@ from server.protocol.decode import decode
 from server.protocol.responses.request import CreateResponse
 from server.protocol.responses.response import Deleted, Response
 from server.protocol.responses.states import TERMINAL_STATUSES
-from server.sealing.unseal_items import with_sealed
+from server.sealing.unseal_items import seal_reasoning
 from server.store.cluster import claims
 from server.store.content import deletion
 
@@ -71,7 +71,7 @@ def retrieve(services: Services, caller: Caller, request: Request, _body: bytes)
     if not query_parameters.flag(request, "stream"):
         found = _read(services, caller, request, response)
         if SEALED_REASONING in query_parameters.included(request):
-            found = with_sealed(found, services.served.seal, caller.tenant)
+            found = seal_reasoning(found, services.served.seal, caller.tenant)
         return as_json(request, found)
     last_seen = query_parameters.last_event_id(request)
     position = max(query_parameters.whole_number(request, "starting_after", -1), last_seen) + 1

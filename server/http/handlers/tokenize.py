@@ -47,6 +47,6 @@ def detokenize(services: Services, _caller: Caller, request: Request, body: byte
     """POST /detokenize"""
     wanted = decode(body, DetokenizeRequest, MAX_TOKEN_VALUES)
     vocabulary = runs.vocabulary_of(services.served, wanted.model)
-    runs.refuse_many(wanted.tokens, services.served)
+    runs.check_token_count(wanted.tokens, services.served)
     check_tokens(wanted.tokens, "tokens", vocabulary)
     return as_json(request, Detokenized(spell_tokens(wanted.tokens, vocabulary)))

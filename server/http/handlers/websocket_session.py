@@ -140,7 +140,7 @@ class SocketSession:
         admitted = services.admission.admit(
             caller,
             message,
-            held=held.items if held else None,
+            prior_items=held.items if held else None,
             generate=message.generate is not False,
         )
         self._going_on = _Held(admitted.items, size)

@@ -10,16 +10,16 @@ import httpx
 import mcp.client.streamable_http  # noqa: F401 - loading it takes a second, which is no exchange's
 import pytest
 
-from server.hosted_tools.mcp.client import McpServers, usable
+from server.hosted_tools.mcp.client import McpServers, usable_tools
 from server.hosted_tools.mcp.registered_servers import RegisteredServers
 from server.hosted_tools.mcp.tool_list_cache import ToolList
 from server.hosted_tools.tool_specs import McpCredentials, ToolResult
-from server.outbound_http.allowed_addresses import Allowed, Refused, only, read_allowed
+from server.outbound_http.allowed_addresses import AllowedAddresses, Refused, allow_host_of, read_allowed
 from server.outbound_http.async_client import (
-    LINES_AT_ONCE,
+    BURST_LINES,
     LINES_PER_SECOND,
-    Budget,
-    TooMuch,
+    ResponseBudget,
+    ResponseTooLarge,
     count_lines,
     guarded_client,
     split_lines,
@@ -81,11 +81,11 @@ ANSWERS = {
 
 
 def listing(servers: McpServers, label: str, access: McpCredentials = McpCredentials()) -> ToolList:  # noqa: B008 - frozen
-    return servers.begin_listing(label, access, "alice").result(60)
+    return servers.start_listing(label, access, "alice").result(60)
 
 
 def call(servers: McpServers, label: str, access: McpCredentials = McpCredentials()) -> ToolResult:  # noqa: B008 - frozen
-    made = servers.begin_call(label, "find", "{}", access, tenant="alice", response=new_uuid())
+    made = servers.start_call(label, "find", "{}", access, tenant="alice", response=new_uuid())
     return made.result(60)
 
 
@@ -117,17 +117,17 @@ def test_a_server_that_misbehaves_once_it_is_known_gives_an_error_and_nothing_is
 
 @pytest.mark.parametrize("piece", [b"x" * 100, b"[[]]," * 20, b"{}," * 33])
 def test_what_is_too_much_is_counted_before_it_is_parsed(piece: bytes) -> None:
-    budget = Budget(most_bytes=1000, most_values=500, most_lines=10)
+    budget = ResponseBudget(most_bytes=1000, most_values=500, most_lines=10)
     for _ in range(5):
         budget.spend(piece, is_events=False)
-    with pytest.raises(TooMuch):
+    with pytest.raises(ResponseTooLarge):
         budget.spend(piece * 6, is_events=False)
 
 
 def test_lines_are_counted_in_streams_of_events_alone() -> None:
-    Budget(most_lines=10).spend(b"\n" * 100, is_events=False)
-    with pytest.raises(TooMuch):
-        Budget(most_lines=10).spend(b": \n" * 100, is_events=True)
+    ResponseBudget(most_lines=10).spend(b"\n" * 100, is_events=False)
+    with pytest.raises(ResponseTooLarge):
+        ResponseBudget(most_lines=10).spend(b": \n" * 100, is_events=True)
 
 
 @pytest.mark.parametrize(
@@ -149,16 +149,16 @@ def test_a_flood_of_small_events_is_read_no_faster_than_it_may_be(hostile: Senti
         async with client.stream("GET", hostile.url) as response:
             async for piece in response.aiter_raw():
                 lines += count_lines(piece)
-                if lines >= 5 * LINES_AT_ONCE:
+                if lines >= 5 * BURST_LINES:
                     break
         return lines, time.monotonic() - began
 
     async def visit() -> tuple[int, float]:
-        async with guarded_client(only(hostile.url)) as client:
+        async with guarded_client(allow_host_of(hostile.url)) as client:
             return await read(client)
 
     lines, seconds = asyncio.run(visit())
-    assert lines <= 2 * LINES_AT_ONCE + seconds * LINES_PER_SECOND
+    assert lines <= 2 * BURST_LINES + seconds * LINES_PER_SECOND
 
 
 def test_redirect_leads_nowhere(hostile: Sentinel, inside: Sentinel) -> None:
@@ -172,9 +172,11 @@ def test_redirect_leads_nowhere(hostile: Sentinel, inside: Sentinel) -> None:
     servers.close()
 
 
-@pytest.mark.parametrize("allowed", [Allowed(), read_allowed("*"), read_allowed("example.com")], ids=repr)
+@pytest.mark.parametrize(
+    "allowed", [AllowedAddresses(), read_allowed("*"), read_allowed("example.com")], ids=repr
+)
 def test_url_of_a_request_that_leads_inside_is_refused_and_not_visited(
-    inside: Sentinel, allowed: Allowed
+    inside: Sentinel, allowed: AllowedAddresses
 ) -> None:
     servers = McpServers(RegisteredServers(), SECONDS, allowed)
     for host in ("127.0.0.1", "localhost", "[::1]", "127.1", "2130706433", "[::ffff:127.0.0.1]"):
@@ -207,9 +209,9 @@ def deep(levels: int) -> dict[str, Any]:
 )
 def test_tool_that_cannot_be_offered_is_left_out_and_the_others_are_not(tool: ListedTool) -> None:
     good = ListedTool("find"), ListedTool("read")
-    assert [offered.name for offered in usable("bad", [good[0], tool, good[1]])] == ["find", "read"]
+    assert [offered.name for offered in usable_tools("bad", [good[0], tool, good[1]])] == ["find", "read"]
 
 
 def test_tools_beyond_what_one_server_may_offer_are_left_out() -> None:
     many = [ListedTool(f"t{number}", "x" * 60_000) for number in range(200)]
-    assert len(usable("bad", many)) == 17
+    assert len(usable_tools("bad", many)) == 17

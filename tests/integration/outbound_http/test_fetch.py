@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator, Sequence
 import httpx
 import pytest
 
-from server.outbound_http.allowed_addresses import Allowed, Refused, only, read_allowed
-from server.outbound_http.async_client import Budget, TooMuch, guarded_client
+from server.outbound_http.allowed_addresses import AllowedAddresses, Refused, allow_host_of, read_allowed
+from server.outbound_http.async_client import ResponseBudget, ResponseTooLarge, guarded_client
 from server.outbound_http.async_client import look_up as look_up_async
-from server.outbound_http.fetch import Bounds, Fetched, Unreachable, fetch, look_up
+from server.outbound_http.fetch import FetchLimits, FetchResult, Unreachable, fetch, look_up
 
 Answer = Callable[[bytes], Iterator[bytes]]
 
@@ -112,7 +112,7 @@ async def _this_machine_async(host: str, port: int) -> list[str]:
     return await look_up_async(host, port) if "localhost" in host else []
 
 
-def _everything_public(sentinel: Sentinel) -> Allowed:
+def _everything_public(sentinel: Sentinel) -> AllowedAddresses:
     """As generous as an operator can be without naming what is inside; on the port that matters."""
     return read_allowed(f"http://*, http://*:{sentinel.port}")
 
@@ -126,7 +126,7 @@ def test_no_hostile_url_reaches_this_machine(sentinel: Sentinel, number: int) ->
             await client.get(url, timeout=2)
 
     with pytest.raises((Refused, Unreachable)):
-        fetch(url, _everything_public(sentinel), Bounds(seconds=2), lookup=_this_machine)
+        fetch(url, _everything_public(sentinel), FetchLimits(seconds=2), lookup=_this_machine)
     with pytest.raises((Refused, httpx.RequestError, httpx.InvalidURL)):
         asyncio.run(as_mcp_does())
     assert sentinel.connections == 0
@@ -187,7 +187,7 @@ def test_a_redirect_is_checked_like_the_first_url(sentinel: Sentinel, location: 
 def test_redirects_come_to_an_end(sentinel: Sentinel) -> None:
     sentinel.answer = lambda _: iter([_page(b"", "location: /again", status="307 Temporary Redirect")])
     with pytest.raises(Unreachable, match="too often"):
-        fetch(sentinel.url, only(sentinel.url), Bounds(redirects=3))
+        fetch(sentinel.url, allow_host_of(sentinel.url), FetchLimits(redirects=3))
     assert len(sentinel.requests) == 4
 
 
@@ -196,8 +196,8 @@ def test_a_page_that_may_be_visited_is_fetched_with_as_few_words_as_possible(
 ) -> None:
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
     monkeypatch.setenv("ALL_PROXY", "http://127.0.0.1:1")
-    fetched = fetch(sentinel.url + "a?b=c", only(sentinel.url))
-    assert fetched == Fetched(sentinel.url + "a?b=c", 200, "text/plain", "utf-8", b"secret")
+    fetched = fetch(sentinel.url + "a?b=c", allow_host_of(sentinel.url))
+    assert fetched == FetchResult(sentinel.url + "a?b=c", 200, "text/plain", "utf-8", b"secret")
     names = {line.partition(b":")[0].lower() for line in sentinel.requests[0].splitlines()[1:] if line}
     assert sentinel.requests[0].startswith(b"GET /a?b=c HTTP/1.1\r\n")
     assert names == {b"host", b"accept", b"accept-encoding", b"user-agent"}
@@ -206,14 +206,14 @@ def test_a_page_that_may_be_visited_is_fetched_with_as_few_words_as_possible(
 def test_cookies_are_not_carried_to_the_next_request(sentinel: Sentinel) -> None:
     pages = iter([_page(b"", "location: /b", "set-cookie: a=b", status="302 Found"), _page(b"there")])
     sentinel.answer = lambda _: iter([next(pages)])
-    assert fetch(sentinel.url, only(sentinel.url)).body == b"there"
+    assert fetch(sentinel.url, allow_host_of(sentinel.url)).body == b"there"
     assert b"cookie" not in sentinel.requests[1].lower()
 
 
 def test_a_page_that_is_too_large_is_given_up(sentinel: Sentinel) -> None:
     sentinel.answer = lambda _: iter([_page(b"x" * 100_001)])
     with pytest.raises(Unreachable, match="larger than 100000 bytes"):
-        fetch(sentinel.url, only(sentinel.url), Bounds(size=100_000))
+        fetch(sentinel.url, allow_host_of(sentinel.url), FetchLimits(size=100_000))
 
 
 def test_a_compression_bomb_is_given_up_before_it_is_large(sentinel: Sentinel) -> None:
@@ -221,19 +221,19 @@ def test_a_compression_bomb_is_given_up_before_it_is_large(sentinel: Sentinel) -
     sentinel.answer = lambda _: iter([_page(bomb, "content-encoding: gzip")])
     began = time.process_time()
     with pytest.raises(Unreachable, match="larger"):
-        fetch(sentinel.url, only(sentinel.url), Bounds(size=1_000_000))
+        fetch(sentinel.url, allow_host_of(sentinel.url), FetchLimits(size=1_000_000))
     assert time.process_time() - began < 1
 
 
 def test_a_compressed_page_is_read(sentinel: Sentinel) -> None:
     sentinel.answer = lambda _: iter([_page(gzip.compress(b"hello" * 1000), "content-encoding: gzip")])
-    assert fetch(sentinel.url, only(sentinel.url)).body == b"hello" * 1000
+    assert fetch(sentinel.url, allow_host_of(sentinel.url)).body == b"hello" * 1000
     sentinel.answer = lambda _: iter([_page(b"hello", "content-encoding: gzip")])
     with pytest.raises(Unreachable, match="not compressed as it says"):
-        fetch(sentinel.url, only(sentinel.url))
+        fetch(sentinel.url, allow_host_of(sentinel.url))
     sentinel.answer = lambda _: iter([_page(b"hello", "content-encoding: br")])
     with pytest.raises(Unreachable, match="not asked for"):
-        fetch(sentinel.url, only(sentinel.url))
+        fetch(sentinel.url, allow_host_of(sentinel.url))
 
 
 @pytest.mark.parametrize("begin", [b"HTTP/1.1 200 OK\r\n", _page(b"x" * 1000)[:-1000], b""])
@@ -248,7 +248,7 @@ def test_an_answer_that_drips_is_over_in_time(sentinel: Sentinel, begin: bytes) 
     sentinel.answer = drip
     began = time.monotonic()
     with pytest.raises(Unreachable):
-        fetch(sentinel.url, only(sentinel.url), Bounds(seconds=0.5))
+        fetch(sentinel.url, allow_host_of(sentinel.url), FetchLimits(seconds=0.5))
     over.set()
     assert time.monotonic() - began < 20
 
@@ -259,27 +259,27 @@ def test_a_resolver_that_does_not_answer_is_not_waited_for(
     over = threading.Event()
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: over.wait(5) and [])
     with pytest.raises(Refused):
-        fetch("https://example.com/", read_allowed("*"), Bounds(seconds=0.2))
+        fetch("https://example.com/", read_allowed("*"), FetchLimits(seconds=0.2))
     over.set()
 
 
 def test_nonsense_is_no_page(sentinel: Sentinel) -> None:
     sentinel.answer = lambda _: iter([b"\x00\xffnonsense\r\n\r\n"])
     with pytest.raises(Unreachable):
-        fetch(sentinel.url, only(sentinel.url))
+        fetch(sentinel.url, allow_host_of(sentinel.url))
 
 
 def test_the_async_door_bounds_what_a_server_sends(sentinel: Sentinel) -> None:
     async def get() -> httpx.Response:
-        async with guarded_client(only(sentinel.url), budget=Budget(1000)) as client:
+        async with guarded_client(allow_host_of(sentinel.url), budget=ResponseBudget(1000)) as client:
             return await client.get(sentinel.url)
 
     assert asyncio.run(get()).content == b"secret"
     sentinel.answer = lambda _: iter([_page(b"x" * 1001)])
-    with pytest.raises(TooMuch):
+    with pytest.raises(ResponseTooLarge):
         asyncio.run(get())
     sentinel.answer = lambda _: iter([_page(gzip.compress(b"x"), "content-encoding: gzip")])
-    with pytest.raises(TooMuch):
+    with pytest.raises(ResponseTooLarge):
         asyncio.run(get())
 
 
@@ -289,7 +289,7 @@ def test_the_async_door_follows_no_redirect_inside(sentinel: Sentinel) -> None:
     )
 
     async def get() -> None:
-        async with guarded_client(only(sentinel.url)) as client:
+        async with guarded_client(allow_host_of(sentinel.url)) as client:
             await client.get(sentinel.url, follow_redirects=True)
 
     with pytest.raises(Refused):

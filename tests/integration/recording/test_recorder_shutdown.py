@@ -6,6 +6,7 @@ from server.generation.run import Run
 from server.hosted_tools.mcp.client import McpServers
 from server.hosted_tools.tool_specs import HostedTools, ToolResult
 from server.prompting.next_turn import TurnBuilder
+from server.prompting.resolved_request import ResolvedRequest
 from server.protocol.ids import new_uuid
 from server.protocol.responses.request import CreateResponse
 from server.recording.messages import (
@@ -44,11 +45,14 @@ def test_tools_that_are_closed_before_the_recorder_end_nothing_but_themselves(
         loop.expect(
             TurnBuilder(
                 served=None,  # type: ignore[arg-type]  # nothing is prepared
-                tenant=TENANT,
-                request=CreateResponse(model="model", input=""),
-                items=[],
-                response=run.facts.id,
-                seed=1,
+                resolved=ResolvedRequest(
+                    tenant=TENANT,
+                    request=CreateResponse(model="model", input=""),
+                    tools=[],
+                    items=[],
+                    response=run.facts.id,
+                    seed=1,
+                ),
             )
         )
         bench.recorder.begin(run)

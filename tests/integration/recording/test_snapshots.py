@@ -36,7 +36,7 @@ def counted(database: Database) -> None:
 
 
 def compacted(database: Database) -> None:
-    endpoint.begin(database, SERVED, "default", REQUEST, HistoryReads())
+    endpoint.start_compaction(database, SERVED, "default", REQUEST, HistoryReads())
 
 
 @pytest.mark.parametrize("prepare", [admitted, counted, compacted])

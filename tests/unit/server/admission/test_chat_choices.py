@@ -82,15 +82,15 @@ def test_the_prompt_of_all_choices_of_a_chat_is_written_once(
     prepared = prepare(requests, read_messages(wanted.messages))
     assert model_format.written == 1
     assert database.read_times == 1
-    assert [new.request.choice for new in prepared] == list(range(16))  # type: ignore[attr-defined]
+    assert [new.resolved.request.choice for new in prepared] == list(range(16))  # type: ignore[attr-defined]
     assert len({new.response for new in prepared}) == 16
     assert [new.prepared.engine_request.request_id for new in prepared] == [
         new.response.hex for new in prepared
     ]
     assert len({new.prepared.engine_request.sampling.seed for new in prepared}) == 16
-    assert len({item.id for new in prepared for item in new.found.new}) == 16
+    assert len({item.id for new in prepared for item in new.resolved_input.new}) == 16
     assert [new.turns.response for new in prepared] == [new.response for new in prepared]
-    assert [new.turns.seed for new in prepared] == [
+    assert [new.turns.resolved.seed for new in prepared] == [
         new.prepared.engine_request.sampling.seed for new in prepared
     ]
 
@@ -106,15 +106,17 @@ def test_each_choice_is_prepared_as_if_it_were_alone(prepare: Callable[..., list
     assert [new.prepared.engine_request.sampling.seed for new in together] == [7, 8, 9]
     for new, request in zip(together, requests, strict=True):
         (alone,) = prepare([request], given)
-        assert new.request == alone.request
+        assert new.resolved.request == alone.resolved.request
         assert new.prepared.echo == alone.prepared.echo
         # the room for log probabilities is shared by all choices of a request
         unlike = {
-            "engine_request_id": alone.prepared.engine_request.request_id,
+            "request_id": alone.prepared.engine_request.request_id,
             "max_tokens": alone.prepared.engine_request.max_tokens,
         }
         assert replace(new.prepared.engine_request, **unlike) == alone.prepared.engine_request  # type: ignore[arg-type]
-        assert [type(item) for item in new.found.new] == [type(item) for item in alone.found.new]
+        assert [type(item) for item in new.resolved_input.new] == [
+            type(item) for item in alone.resolved_input.new
+        ]
 
 
 def test_what_completions_read_is_looked_up_once_for_all_their_prompts(

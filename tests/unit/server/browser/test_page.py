@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.browser.numbered_lines import found, show
-from server.browser.page import MOST_CHARACTERS, WIDTH, Page, decoded, from_html, from_results, from_text
-from server.browser.page_process import Unreadable, read
+from server.browser.numbered_lines import find_lines, number_lines
+from server.browser.page import MAX_CHARACTERS, WIDTH, Page, decode_body, from_html, from_results, from_text
+from server.browser.page_process import PageUnreadable, parse_page
 
 URL = "https://a.example/docs/page?x=1"
 
@@ -59,43 +59,44 @@ def test_any_text_is_a_page_of_lines_that_are_not_too_long(text: str) -> None:
 
 def test_a_long_page_is_cut() -> None:
     page = from_html(URL, "<p>" + "x " * 1_000_000)
-    assert sum(map(len, page.lines)) <= MOST_CHARACTERS + 100
+    assert sum(map(len, page.lines)) <= MAX_CHARACTERS + 100
     assert page.lines[-1].endswith("more characters were left out]")
 
 
 def test_a_page_that_is_made_to_be_slow_is_given_up() -> None:
     began = time.monotonic()
-    with pytest.raises(Unreadable):
-        read(URL, "<ul><li>" * 200_000, seconds=1)
+    with pytest.raises(PageUnreadable):
+        parse_page(URL, "<ul><li>" * 200_000, seconds=1)
     assert time.monotonic() - began < 20
 
 
 def test_a_page_read_in_a_process_of_its_own_is_the_same() -> None:
     html = "<title>T</title><p>\ud800 <a href='/x'>ä</a>"
-    assert read(URL, html) == from_html(URL, html.replace("\ud800", "?"))
+    assert parse_page(URL, html) == from_html(URL, html.replace("\ud800", "?"))
 
 
 def test_the_charset_is_the_headers_or_the_pages_own_or_utf_8() -> None:
-    assert decoded("ä".encode("latin-1"), "iso-8859-1") == "ä"
-    assert decoded(b'<meta charset="latin-1">\xe4', None).endswith("ä")
-    assert decoded("ä".encode(), None) == decoded("ä".encode(), "nonsense") == "ä"
+    assert decode_body("ä".encode("latin-1"), "iso-8859-1") == "ä"
+    assert decode_body(b'<meta charset="latin-1">\xe4', None).endswith("ä")
+    assert decode_body("ä".encode(), None) == decode_body("ä".encode(), "nonsense") == "ä"
 
 
 def test_a_view_has_numbered_lines_and_says_which() -> None:
     page = Page(URL, "Title", tuple(f"line {number}" for number in range(10)))
     assert (
-        show(page, 3, 2, 2) == f"[3] Title ({URL})\n**viewing lines [2 - 3] of 9**\n\nL2: line 2\nL3: line 3"
+        number_lines(page, 3, 2, 2)
+        == f"[3] Title ({URL})\n**viewing lines [2 - 3] of 9**\n\nL2: line 2\nL3: line 3"
     )
     with pytest.raises(ValueError, match="lines 0 to 9"):
-        show(page, 3, 10)
+        number_lines(page, 3, 10)
     long = Page(URL, "Title", ("x" * 80,) * 5000)
-    assert len(show(long, 0)) < 10_000
-    assert len(show(long, 0, 0, 10**9).splitlines()) < 1100
-    assert "of 0" in show(Page(URL, URL, ()), 0)
+    assert len(number_lines(long, 0)) < 10_000
+    assert len(number_lines(long, 0, 0, 10**9).splitlines()) < 1100
+    assert "of 0" in number_lines(Page(URL, URL, ()), 0)
 
 
 def test_what_is_found_is_shown_with_the_lines_around_it() -> None:
     page = Page(URL, "Title", tuple(f"line {number}" for number in range(10)))
-    assert "# found at L5\nL4: line 4\nL5: line 5\nL6: line 6" in found(page, 0, "LINE 5")
-    assert "No line has" in found(page, 0, "absent")
-    assert "more places were left out" in found(Page(URL, "T", ("x",) * 500), 0, "x")
+    assert "# found at L5\nL4: line 4\nL5: line 5\nL6: line 6" in find_lines(page, 0, "LINE 5")
+    assert "No line has" in find_lines(page, 0, "absent")
+    assert "more places were left out" in find_lines(Page(URL, "T", ("x",) * 500), 0, "x")

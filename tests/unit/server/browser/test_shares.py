@@ -6,87 +6,87 @@ import pytest
 from mcp.server.fastmcp.exceptions import ToolError
 
 from server.browser import browsing, mcp_server
-from server.browser.browsing import Browsing, Web
+from server.browser.browsing import BrowserTabs, Web
 from server.browser.mcp_server import Sessions
 from server.browser.page import Page
-from server.outbound_http.allowed_addresses import Allowed
-from server.outbound_http.fetch import Fetched
+from server.outbound_http.allowed_addresses import AllowedAddresses
+from server.outbound_http.fetch import FetchResult
 from tests.support.eventually import eventually
 
 PAGE = Page("https://example.com/", "A page", ("x" * 1000,) * 10)
 WEB = Web(
     None,
-    Allowed(),
-    fetch=lambda url, *_: Fetched(url, 200, "text/html", None, b""),
-    read=lambda *_: PAGE,
+    AllowedAddresses(),
+    fetch=lambda url, *_: FetchResult(url, 200, "text/html", None, b""),
+    parse_page=lambda *_: PAGE,
 )
 
 
-def open_page(open_pages: Browsing) -> str:
+def open_page(open_pages: BrowserTabs) -> str:
     return open_pages.open("https://example.com/")
 
 
-def see(open_pages: Browsing) -> str:
+def see(open_pages: BrowserTabs) -> str:
     return open_pages.open()
 
 
 def test_pages_of_a_session_are_closed_beyond_its_bytes_and_cursors_stay(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(browsing, "MOST_BYTES", 3 * PAGE.size)
-    session = Browsing(WEB)
+    monkeypatch.setattr(browsing, "MAX_BYTES", 3 * PAGE.size)
+    session = BrowserTabs(WEB)
     for number in range(5):
         assert open_page(session).startswith(f"[{number}]")
     assert session.size == 3 * PAGE.size
     assert session.open(cursor=2)
-    with pytest.raises(browsing.Impossible):
+    with pytest.raises(browsing.BrowserError):
         session.open(cursor=1)
 
 
 def test_a_tenant_beyond_its_bytes_loses_its_own_oldest_session_and_nobody_elses(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(mcp_server, "MOST_BYTES_OF_TENANT", 3 * PAGE.size)
+    monkeypatch.setattr(mcp_server, "MAX_BYTES_PER_TENANT", 3 * PAGE.size)
     sessions = Sessions(WEB)
-    sessions.act("alice.1", open_page)
+    sessions.run("alice.1", open_page)
     for number in range(6):
-        sessions.act(f"mallory.{number}", open_page)
-    assert sessions.act("alice.1", see)
-    assert sessions.act("mallory.5", see)
+        sessions.run(f"mallory.{number}", open_page)
+    assert sessions.run("alice.1", see)
+    assert sessions.run("mallory.5", see)
     with pytest.raises(ToolError):
-        sessions.act("mallory.0", see)
+        sessions.run("mallory.0", see)
 
 
 def test_beyond_the_bytes_of_all_the_largest_tenants_sessions_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mcp_server, "MOST_BYTES", 4 * PAGE.size)
+    monkeypatch.setattr(mcp_server, "MAX_BYTES", 4 * PAGE.size)
     sessions = Sessions(WEB)
     for name in ("alice.1", "mallory.1", "mallory.2", "mallory.3", "bob.1"):
-        sessions.act(name, open_page)
+        sessions.run(name, open_page)
     for name in ("alice.1", "bob.1", "mallory.3"):
-        assert sessions.act(name, see)
+        assert sessions.run(name, see)
     with pytest.raises(ToolError):
-        sessions.act("mallory.1", see)
+        sessions.run("mallory.1", see)
 
 
 def test_a_tenant_with_many_visits_under_way_keeps_nobody_else_waiting(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(mcp_server, "MOST_ACTS_OF_TENANT", 2)
+    monkeypatch.setattr(mcp_server, "MAX_ACTIONS_PER_TENANT", 2)
     sessions = Sessions(WEB)
     go_on, entered = threading.Event(), threading.Semaphore(0)
 
-    def hang(_: Browsing) -> str:
+    def hang(_: BrowserTabs) -> str:
         entered.release()
         assert go_on.wait(30)
         return ""
 
-    workers = [threading.Thread(target=sessions.act, args=[f"mallory.{n}", hang]) for n in range(2)]
+    workers = [threading.Thread(target=sessions.run, args=[f"mallory.{n}", hang]) for n in range(2)]
     for worker in workers:
         worker.start()
         eventually(lambda: entered.acquire(blocking=False))
     with pytest.raises(ToolError):
-        sessions.act("mallory.3", open_page)
-    assert sessions.act("alice.1", open_page)
+        sessions.run("mallory.3", open_page)
+    assert sessions.run("alice.1", open_page)
     go_on.set()
     for worker in workers:
         worker.join()

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.compaction.transcript import CUT, SHOWN, cut, transcript
+from server.compaction.transcript import ELLIPSIS, EXCERPT_CHARACTERS, shorten, transcript
 from server.protocol.responses.items import Item
 from tests.support.builders import examples, read_items
 
@@ -42,7 +42,7 @@ def test_what_is_told_elsewhere_is_only_shown() -> None:
     long = read_items([{"role": "user", "content": "a" * 1000}, {"role": "assistant", "content": "Yes."}])
     told = transcript(long, {long[0].id})
     assert told.endswith("\n\nassistant: Yes.")
-    assert len(told) < SHOWN + 50
+    assert len(told) < EXCERPT_CHARACTERS + 50
 
 
 def test_nothing_is_said_of_what_is_all_told_elsewhere() -> None:
@@ -52,14 +52,14 @@ def test_nothing_is_said_of_what_is_all_told_elsewhere() -> None:
 @given(st.text(max_size=80), st.integers(0, 100))
 @examples(200)
 def test_a_cut_text_is_the_text_or_its_beginning_and_end(text: str, most: int) -> None:
-    made = cut(text, most)
+    made = shorten(text, most)
     assert len(made) <= most or made == text
-    if made != text and len(CUT) <= most:
-        beginning, end = made.split(CUT)[0], made.rsplit(CUT, 1)[1]
+    if made != text and len(ELLIPSIS) <= most:
+        beginning, end = made.split(ELLIPSIS)[0], made.rsplit(ELLIPSIS, 1)[1]
         assert text.startswith(beginning)
         assert text.endswith(end)
 
 
-@pytest.mark.parametrize("most", [0, 1, len(CUT) - 1])
+@pytest.mark.parametrize("most", [0, 1, len(ELLIPSIS) - 1])
 def test_where_no_mark_fits_the_beginning_is_left(most: int) -> None:
-    assert cut("abcdefghijkl", most) == "abcdefghijkl"[:most]
+    assert shorten("abcdefghijkl", most) == "abcdefghijkl"[:most]

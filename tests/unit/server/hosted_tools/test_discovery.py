@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from server.caller import Caller
-from server.hosted_tools.discovery import list_tools
+from server.hosted_tools.discovery import discover_tools
 from server.hosted_tools.mcp.client import McpServers
 from server.hosted_tools.mcp.registered_servers import RegisteredServers
 from server.protocol.errors import DecodeFailure
@@ -19,7 +19,7 @@ def test_a_wrong_tool_behind_a_served_one_is_named_by_its_place() -> None:
     tools = [{"type": "code_interpreter", "container": {"type": "auto"}}, {"type": "function"}]
     request = msgspec.convert({"model": "m", "input": "x", "tools": tools}, CreateResponse)
     with pytest.raises(DecodeFailure) as refused:
-        list_tools(
+        discover_tools(
             McpServers(RegisteredServers({"python": "http://127.0.0.1:1/mcp"}), 1), CALLER, request, []
         )
     assert refused.value.param == "tools[1].name"
@@ -29,5 +29,5 @@ def test_the_log_says_once_which_tools_are_left_out(caplog: pytest.LogCaptureFix
     tools = [{"type": "file_search"}, {"type": "function", "name": "f"}]
     request = msgspec.convert({"model": "m", "input": "x", "tools": tools}, CreateResponse)
     with caplog.at_level(logging.INFO):
-        list_tools(McpServers(RegisteredServers(), 1), CALLER, request, [])
+        discover_tools(McpServers(RegisteredServers(), 1), CALLER, request, [])
     assert caplog.messages == ["a tool of type file_search is left out"]

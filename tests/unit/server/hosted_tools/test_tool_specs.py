@@ -11,13 +11,13 @@ from server.compaction.retained_items import pending_calls
 from server.errors import InvalidRequest
 from server.generation.output_decoding import DecodingSpec
 from server.generation.run import Run
-from server.hosted_tools.discovery import refuse_unmade
+from server.hosted_tools.discovery import check_approved_calls
 from server.hosted_tools.tool_specs import (
     DENIED,
     HostedTools,
     ListedServer,
     ToolResult,
-    approved,
+    approved_calls,
     items_for_model,
     tool_result_of,
 )
@@ -100,12 +100,12 @@ def test_a_call_is_told_in_openais_order_and_the_model_goes_on_behind_it() -> No
     ]
     tool_work = run.take_tool_work()
     assert tool_work is not None
-    assert [(due.index, due.allowed, due.repeatable) for due in tool_work.calls] == [(1, True, False)]
+    assert [(due.index, due.within_limit, due.repeatable) for due in tool_work.calls] == [(1, True, False)]
     told = run.finish_call(1, ToolResult("sunny"), LATER)
     assert types(told) == ["mcp_call.completed", "output_item.done"]
     tool_work = run.take_tool_work()
     assert tool_work is not None
-    assert (tool_work.calls, tool_work.turn, tool_work.spent) == ((), 0, 1)
+    assert (tool_work.calls, tool_work.turn, tool_work.output_tokens) == ((), 0, 1)
     rest = run.next_turn(reading([[TextDelta("Sunny.")]], HostedTools()), 9, LATER)
     rest += run.tokens([0], LATER) + run.finish("stop", Usage(9, 5, 1), LATER)
     assert kinds(run) == ["mcp_list_tools", "mcp_call", "message"]
@@ -127,7 +127,9 @@ def test_what_tells_that_a_call_was_perhaps_made_comes_with_the_end_of_its_turn(
 
 
 def test_a_call_that_must_be_allowed_ends_the_response_and_is_not_made() -> None:
-    run, events = play([call()], HostedTools([ListedServer("city", TOOLS, asks=frozenset({"find"}))]))
+    run, events = play(
+        [call()], HostedTools([ListedServer("city", TOOLS, approval_required=frozenset({"find"}))])
+    )
     assert kinds(run) == ["mcp_list_tools", "mcp_approval_request"]
     assert types(events)[-3:] == ["output_item.added", "output_item.done", "completed"]
     assert run.take_tool_work() is None
@@ -147,10 +149,10 @@ def test_the_servers_calls_are_made_before_a_response_ends_with_the_clients(orde
 
 
 def test_calls_beyond_the_requests_limit_are_not_allowed() -> None:
-    run, _ = play([call(), call("read"), call()], HostedTools([CITY], most_calls=2))
+    run, _ = play([call(), call("read"), call()], HostedTools([CITY], max_calls=2))
     tool_work = run.take_tool_work()
     assert tool_work is not None
-    assert [due.allowed for due in tool_work.calls] == [True, True, False]
+    assert [due.within_limit for due in tool_work.calls] == [True, True, False]
     assert [due.repeatable for due in tool_work.calls] == [False, True, False]
 
 
@@ -173,7 +175,7 @@ def test_a_response_that_is_cancelled_at_its_calls_leaves_them_incomplete() -> N
 
 
 def test_calls_that_were_allowed_come_before_the_model() -> None:
-    hosted = HostedTools([ListedServer("city", TOOLS, is_new=False)], approved=[ASKED])
+    hosted = HostedTools([ListedServer("city", TOOLS, is_new=False)], approved_calls=[ASKED])
     run = Run(make_facts(), reading([], hosted))
     assert run.next_step_is_tools
     events = run.accept() + run.start()
@@ -213,7 +215,7 @@ MADE = McpCall("mcp_1", "completed", "city", "find", "{}", "sunny", None, "mcpr_
 def test_what_was_allowed_after_the_models_last_word_is_to_be_called(
     items: list[Item], expected: list[Item]
 ) -> None:
-    assert approved(items) == expected
+    assert approved_calls(items) == expected
 
 
 @pytest.mark.parametrize(
@@ -235,12 +237,12 @@ def test_the_model_reads_each_call_once_with_what_became_of_it(items: list[Item]
 
 def test_an_allowed_call_whose_tool_is_not_declared_again_is_refused() -> None:
     for hosted in (
-        HostedTools(approved=[ASKED]),
-        HostedTools([ListedServer("city", TOOLS[1:])], approved=[ASKED]),
+        HostedTools(approved_calls=[ASKED]),
+        HostedTools([ListedServer("city", TOOLS[1:])], approved_calls=[ASKED]),
     ):
         with pytest.raises(InvalidRequest, match="city"):
-            refuse_unmade(hosted)
-    refuse_unmade(HostedTools([CITY], approved=[ASKED]))
+            check_approved_calls(hosted)
+    check_approved_calls(HostedTools([CITY], approved_calls=[ASKED]))
 
 
 FIND, READ = ToolFilter(["find"]), ToolFilter(read_only=True)
@@ -273,8 +275,8 @@ def test_items_are_stored_and_read_back_as_they_were() -> None:
         assert msgspec.json.decode(msgspec.json.encode(item), type=type(item)) == item
 
 
-CODE = ListedServer("python", [ListedTool("python")], is_new=False, form="code")
-WEB = ListedServer("browser", [ListedTool("search")], is_new=False, form="search")
+CODE = ListedServer("python", [ListedTool("python")], is_new=False, call_type="code")
+WEB = ListedServer("browser", [ListedTool("search")], is_new=False, call_type="search")
 
 
 @pytest.mark.parametrize("kind", ["function", "custom"])
@@ -312,7 +314,7 @@ def test_code_is_told_as_code_however_the_model_wrote_it(kind: Any) -> None:
 @pytest.mark.parametrize("tells_sources", [False, True])
 def test_a_search_is_told_with_its_query_and_its_sources_if_these_are_asked_for(tells_sources: bool) -> None:
     said: list[Delta] = [CallStart("search", namespace="browser"), CallDelta('{"query": "cats"}'), CallEnd()]
-    run, events = play([said], HostedTools([WEB], tells_sources=tells_sources))
+    run, events = play([said], HostedTools([WEB], include_sources=tells_sources))
     events += run.finish_call(0, ToolResult("Cats: https://cats.example/a."), LATER)
     assert types(events)[2:] == [
         "output_item.added",

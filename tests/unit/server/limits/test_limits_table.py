@@ -35,7 +35,7 @@ def test_the_table_names_the_default_of_a_setting(name: str, default: str) -> No
 def test_the_table_names_the_bounds_that_are_no_settings() -> None:
     assert f"{request_cost.MAX_LOGPROBS:,} a request" in TABLE
     assert f"{history.MAX_BYTES >> 20} MiB and {history.MAX_ITEMS:,} items a request" in TABLE
-    assert f"| {history.BYTES_OF_TENANT >> 20} MiB | {history.BYTES_AT_ONCE >> 20} MiB |" in TABLE
+    assert f"| {history.MAX_TENANT_BYTES >> 20} MiB | {history.MAX_TOTAL_BYTES >> 20} MiB |" in TABLE
     assert f"| {next_turn.MAX_OUTPUT_BYTES >> 20} MiB a response |" in TABLE
     assert f"| {list_pages.MAX_BYTES >> 20} MiB, and" in TABLE
 
@@ -54,9 +54,9 @@ def test_the_table_names_the_bounds_of_files_and_bodies() -> None:
 
 
 def test_the_table_names_the_bounds_of_what_mcp_servers_send() -> None:
-    listed = f"{session.MOST_LIST_BYTES >> 20} MiB, {client.MOST_TOOLS} tools"
-    assert f"| {listed}, {session.MOST_LIST_LINES} lines of events, {client.LIST_SECONDS:g} s |" in TABLE
-    answer = f"{async_client.MOST_BYTES >> 20} MiB, {async_client.MOST_VALUES:,} JSON values"
-    assert f"| {answer}, {async_client.MOST_LINES:,} lines of events |" in TABLE
-    pace = f"{async_client.LINES_AT_ONCE} lines at once, then {async_client.LINES_PER_SECOND} a second"
+    listed = f"{session.MAX_LIST_BYTES >> 20} MiB, {client.MAX_TOOLS} tools"
+    assert f"| {listed}, {session.MAX_LIST_LINES} lines of events, {client.LIST_SECONDS:g} s |" in TABLE
+    answer = f"{async_client.MAX_BYTES >> 20} MiB, {async_client.MAX_VALUES:,} JSON values"
+    assert f"| {answer}, {async_client.MAX_LINES:,} lines of events |" in TABLE
+    pace = f"{async_client.BURST_LINES} lines at once, then {async_client.LINES_PER_SECOND} a second"
     assert f"| {pace} |" in TABLE

@@ -6,7 +6,7 @@ import pytest
 from server.caller import Caller
 from server.configuration.settings import Config
 from server.errors import StorageQuotaExceeded
-from server.limits.storage_quota import DEFAULT_BYTES, FRESH_SECONDS, StorageQuota
+from server.limits.storage_quota import DEFAULT_TENANT_BYTES, FRESH_SECONDS, StorageQuota
 from server.store.content import storage_usage
 
 KEYED = Caller("alice", "k1")
@@ -65,7 +65,7 @@ def test_nothing_is_read_while_there_is_no_bound(database: FakeDatabase) -> None
 
 
 def test_a_tenant_with_a_key_has_a_bound_by_default() -> None:
-    quota = StorageQuota.of(Config(), None)  # type: ignore[arg-type]
-    assert quota.share("k1") == DEFAULT_BYTES
+    quota = StorageQuota.from_config(Config(), None)  # type: ignore[arg-type]
+    assert quota.share("k1") == DEFAULT_TENANT_BYTES
     assert quota.share(None) is None
-    assert StorageQuota.of(Config(max_stored_bytes_of_tenant=5), None).share(None) == 5  # type: ignore[arg-type]
+    assert StorageQuota.from_config(Config(max_stored_bytes_of_tenant=5), None).share(None) == 5  # type: ignore[arg-type]

@@ -12,7 +12,7 @@ from server.limits.tools_and_grammars import (
     MAX_TOOL_CHARACTERS,
     MAX_TOOL_VALUES,
     MAX_TOOLS_CHARACTERS,
-    refuse_unbounded,
+    check_tools_and_grammars,
 )
 from server.model_formats.interface import Conversation, OutputFormat, Prompt, PromptTooLong, Tool, ToolChoice
 from server.prompting.truncation import write_within
@@ -48,7 +48,7 @@ BAD_TOOLS: dict[str, list[Tool]] = {
 @pytest.mark.parametrize("name", BAD_TOOLS)
 def test_tools_beyond_the_bounds_are_refused_by_their_parameter(name: str) -> None:
     with pytest.raises(InvalidRequest) as refusal:
-        refuse_unbounded(Conversation(items=[], tools=BAD_TOOLS[name]), None)
+        check_tools_and_grammars(Conversation(items=[], tools=BAD_TOOLS[name]), None)
     assert refusal.value.param == "tools"
 
 
@@ -57,17 +57,17 @@ def test_a_tool_that_is_nested_too_deeply_is_refused() -> None:
     for _ in range(200):
         schema = {"a": schema}
     with pytest.raises(InvalidRequest, match="nested"):
-        refuse_unbounded(Conversation(items=[], tools=[Tool(name="f", parameters=schema)]), None)
+        check_tools_and_grammars(Conversation(items=[], tools=[Tool(name="f", parameters=schema)]), None)
 
 
 def test_what_is_not_enforced_of_a_tool_may_be_larger() -> None:
     loose = Tool(name="f", parameters={"properties": {"a": {"maxLength": 10**6, "pattern": "a" * 600}}})
-    refuse_unbounded(Conversation(items=[], tools=[loose]), None)
+    check_tools_and_grammars(Conversation(items=[], tools=[loose]), None)
     strict = function({"type": "string", "maxLength": 10**6})
     uncalled = Conversation(items=[], tools=[strict], tool_choice=ToolChoice(mode="none"))
-    refuse_unbounded(uncalled, None)
+    check_tools_and_grammars(uncalled, None)
     others = Conversation(items=[], tools=[strict, Tool(name="g")], tool_choice=ToolChoice(allowed=("g",)))
-    refuse_unbounded(others, None)
+    check_tools_and_grammars(others, None)
 
 
 def test_formats_and_grammars_beyond_the_bounds_are_refused_by_their_parameter() -> None:
@@ -93,7 +93,7 @@ def test_formats_and_grammars_beyond_the_bounds_are_refused_by_their_parameter()
     ]
     for conversation, grammar, param in refused:
         with pytest.raises(InvalidRequest) as refusal:
-            refuse_unbounded(conversation, grammar)
+            check_tools_and_grammars(conversation, grammar)
         assert refusal.value.param == param
 
 

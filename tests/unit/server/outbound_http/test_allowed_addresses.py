@@ -7,12 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.outbound_http.allowed_addresses import (
-    Allowed,
+    AllowedAddresses,
     Refused,
+    allow_host_of,
     check_addresses,
     check_url,
     is_public,
-    only,
     read_allowed,
     read_url,
 )
@@ -34,7 +34,7 @@ OUTSIDE = ["1.1.1.1", "8.8.8.8", "93.184.216.34", "100.63.255.255", "100.128.0.0
 OUTSIDE_V6 = ["2606:4700::1111", "2a00:1450:4001:80b::200e", "64:ff9b::8.8.8.8", "::ffff:8.8.8.8"]
 
 
-def _may_visit(url: str, allowed: Allowed) -> bool:
+def _may_visit(url: str, allowed: AllowedAddresses) -> bool:
     try:
         check_url(read_url(url), allowed)
     except Refused:
@@ -111,7 +111,7 @@ def test_any_text_is_either_a_url_or_refused(text: str) -> None:
 
 
 def test_nothing_may_be_visited_unless_it_is_named() -> None:
-    assert not _may_visit("https://example.com/", Allowed())
+    assert not _may_visit("https://example.com/", AllowedAddresses())
     assert not _may_visit("https://example.com/", read_allowed(None))
     assert not _may_visit("https://example.com/", read_allowed("other.example"))
 
@@ -149,7 +149,7 @@ def test_addresses_inside_may_be_visited_when_they_are_listed() -> None:
 
 
 def test_the_url_of_a_registered_server_allows_that_server_and_nothing_beside_it() -> None:
-    allowed = only("http://runner:8100/mcp")
+    allowed = allow_host_of("http://runner:8100/mcp")
     assert _may_visit("http://runner:8100/other", allowed)
     assert check_addresses("runner", ["172.18.0.3"], allowed)
     assert not _may_visit("http://runner:8101/mcp", allowed)

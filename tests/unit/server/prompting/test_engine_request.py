@@ -19,7 +19,7 @@ def make_request(**fields: Any) -> CreateResponse:
 
 
 def test_what_a_request_leaves_open_is_filled_in() -> None:
-    echo = msgspec.to_builtins(request_echo(make_request(), MODEL))
+    echo = msgspec.to_builtins(request_echo(make_request(), [], MODEL))
     assert echo == {
         "background": False,
         "frequency_penalty": 0.0,
@@ -68,14 +68,14 @@ def test_what_a_request_says_is_repeated() -> None:
         "truncation": "auto",
         "user": "u",
     }
-    echo = msgspec.to_builtins(request_echo(msgspec.convert(body, CreateResponse), MODEL))
+    echo = msgspec.to_builtins(request_echo(msgspec.convert(body, CreateResponse), [], MODEL))
     assert {name: echo[name] for name in body if name != "input"} == {
         name: value for name, value in body.items() if name != "input"
     }
 
 
 def test_an_echo_is_stored_and_read_back_the_same() -> None:
-    echo = request_echo(make_request(metadata={"k": "v"}), MODEL)
+    echo = request_echo(make_request(metadata={"k": "v"}), [], MODEL)
     assert msgspec.json.decode(msgspec.json.encode(echo), type=type(echo)) == echo
 
 

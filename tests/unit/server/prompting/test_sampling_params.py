@@ -16,6 +16,7 @@ from server.model_formats.interface import ModelFormat
 from server.model_formats.select_format import load_model_format
 from server.prompting.engine_request import prepare
 from server.prompting.loaded_model import LoadedModel
+from server.prompting.resolved_request import ResolvedRequest
 from server.protocol.responses.items import InputText, Message
 from server.protocol.responses.request import CreateResponse
 from tests.support.builders import SpelledFormat
@@ -36,7 +37,10 @@ def served(model_format: ModelFormat = DEMO, **model: Any) -> LoadedModel:
 
 
 def engine_request_of(request: CreateResponse, where: LoadedModel | None = None) -> EngineRequest:
-    return prepare(where or served(), "tenant", request, ITEMS, RESPONSE, 7).engine_request
+    resolved = ResolvedRequest(
+        tenant="tenant", request=request, tools=[], items=ITEMS, response=RESPONSE, seed=7
+    )
+    return prepare(where or served(), resolved).engine_request
 
 
 def test_stored_request_gives_the_same_engine_request_again() -> None:

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.model_formats.interface import Prompt
-from server.prompting.truncation import shortened, without
+from server.prompting.truncation import drop_before, truncate_turns
 from server.protocol.responses.items import FunctionCall, FunctionCallOutput, InputText, Item, Message
 from tests.support.builders import examples
 
@@ -38,9 +38,9 @@ def write(items: Sequence[Item]) -> Prompt:
 @given(turns, st.integers(1, 30))
 @examples(200)
 def test_the_longest_end_of_whole_turns_that_fits_is_kept(items: list[Item], limit: int) -> None:
-    prompt = shortened(items, write, limit)
+    prompt = truncate_turns(items, write, limit)
     starts = [n for n, item in enumerate(items) if isinstance(item, Message) and item.role == "user"]
-    fitting = [without(items, start) for start in starts[1:] if len(without(items, start)) <= limit]
+    fitting = [drop_before(items, start) for start in starts[1:] if len(drop_before(items, start)) <= limit]
     assert (prompt is None) == (not fitting)
     if prompt is not None:
         assert len(prompt.token_ids) == max(map(len, fitting))
@@ -51,6 +51,6 @@ def test_the_longest_end_of_whole_turns_that_fits_is_kept(items: list[Item], lim
 def test_instructions_stay_and_no_call_is_parted_from_its_output(items: list[Item]) -> None:
     for start, item in enumerate(items):
         if isinstance(item, Message) and item.role == "user":
-            kept = without(items, start)
+            kept = drop_before(items, start)
             assert kept.count(say("system")) == items.count(say("system"))
             assert kept.count(CALL) == kept.count(OUTPUT)

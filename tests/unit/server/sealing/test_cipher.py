@@ -15,7 +15,7 @@ from server.protocol.responses.items import (
     plain_text,
 )
 from server.sealing.cipher import KEY_BYTES, Seal, make_key
-from server.sealing.sealed_context import SUMMARY
+from server.sealing.sealed_context import SUMMARY_PREFIX
 from server.sealing.unseal_items import UNREADABLE, unseal_items
 from tests.support.builders import TENANT, examples
 
@@ -100,7 +100,7 @@ def compaction(text: str) -> list[Item]:
 
 def test_compaction_is_told_by_the_developer() -> None:
     assert unseal_items(compaction("They met."), SEAL, TENANT) == [
-        Message("cmp_1", "completed", "developer", [InputText(SUMMARY + "They met.")])
+        Message("cmp_1", "completed", "developer", [InputText(SUMMARY_PREFIX + "They met.")])
     ]
     assert unseal_items(compaction(""), SEAL, TENANT) == []
 

@@ -24,7 +24,7 @@ class Calls:
         await settle()
 
     async def _call(self, name: str, tenant: str, server: str) -> None:
-        async with self._slots.one(tenant, server, 60):
+        async with self._slots.slot(tenant, server, 60):
             self.under_way.append(name)
             await self._go_on[name].wait()
         self.under_way.remove(name)
@@ -111,11 +111,11 @@ def test_a_call_that_is_cancelled_leaves_its_slot_or_its_place() -> None:
 def test_who_waits_too_long_is_told_so() -> None:
     async def scene() -> None:
         slots = CallSlots(total=1, per_tenant=1, per_server=1, per_pair=1)
-        async with slots.one("alice", "city", 60):
+        async with slots.slot("alice", "city", 60):
             with pytest.raises(NoSlot):
-                async with slots.one("alice", "city", 0.01):
+                async with slots.slot("alice", "city", 0.01):
                     raise AssertionError
-        async with slots.one("alice", "city", 0.01):
+        async with slots.slot("alice", "city", 0.01):
             pass
 
     run(scene())

@@ -16,15 +16,15 @@ PLACES = read_servers("city=http://city/mcp,files=stdio:serve")
 
 def test_by_default_a_url_is_everybodys_and_a_process_the_first_tenants() -> None:
     registered = RegisteredServers(PLACES)
-    assert registered.usable("alice", "k1") == {"city"}
-    assert registered.usable("default", None) == {"city", "files"}
+    assert registered.labels_for("alice", "k1") == {"city"}
+    assert registered.labels_for("default", None) == {"city", "files"}
 
 
 def test_a_label_is_for_the_tenants_and_keys_that_are_named() -> None:
     registered = RegisteredServers(PLACES, read_access("city=alice|key:k2,files=*", registered_labels()))
-    assert registered.usable("alice", "k1") == {"city", "files"}
-    assert registered.usable("bob", "k2") == {"city", "files"}
-    assert registered.usable("bob", "k1") == {"files"}
+    assert registered.labels_for("alice", "k1") == {"city", "files"}
+    assert registered.labels_for("bob", "k2") == {"city", "files"}
+    assert registered.labels_for("bob", "k1") == {"files"}
 
 
 def registered_labels() -> frozenset[str]:

@@ -69,12 +69,12 @@ def test_a_list_is_of_one_tenant_and_of_its_credentials() -> None:
 
 def test_a_tenant_and_a_server_have_their_shares_of_what_is_asked_at_a_time() -> None:
     servers = Servers()
-    for number in range(tool_list_cache.MOST_OF_TENANT):
+    for number in range(tool_list_cache.MAX_PENDING_PER_TENANT):
         servers.find("mallory", f"silent{number}")
     with pytest.raises(TooManyRequests):
         servers.find("mallory", "another")
     servers.find("alice", "city")
-    for number in range(tool_list_cache.MOST_AT_SERVER):
+    for number in range(tool_list_cache.MAX_PENDING_PER_SERVER):
         servers.find(f"tenant{number}", "slow")
     with pytest.raises(Overloaded):
         servers.find("alice", "slow")
@@ -86,7 +86,7 @@ def test_a_tenant_and_a_server_have_their_shares_of_what_is_asked_at_a_time() ->
 def test_lists_of_one_tenant_beyond_its_share_of_bytes_are_forgotten_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(tool_list_cache, "MOST_BYTES_OF_TENANT", 200_000)
+    monkeypatch.setattr(tool_list_cache, "MAX_BYTES_PER_TENANT", 200_000)
     servers = Servers()
     large = ToolList([ListedTool("find", "x" * 60_000)])
     for tenant, number in [("alice", 0), *(("mallory", number) for number in range(5))]:
