@@ -172,11 +172,11 @@ def _function(number: int) -> dict[str, Any]:
 
 def _read(body: bytes) -> None:
     theirs: TypeAdapter[Any] = TypeAdapter(ResponseCreateParamsStreaming)
-    capabilities = _engine(lambda _: None).capabilities
+    model_info = _engine(lambda _: None).model_info
 
     def ours(_: int) -> None:
         for _ in range(REQUESTS):
-            request_echo(read_given(decode(body, CreateResponse))[0], capabilities)
+            request_echo(read_given(decode(body, CreateResponse))[0], model_info)
 
     def pydantic(_: int) -> None:
         for _ in range(REQUESTS):
@@ -211,9 +211,9 @@ def _admission(written: int | None) -> Iterator[Callable[[bytes], object]]:
             upgrade(postgres.url)
             with recording(postgres.url) as at:
                 engine = _engine(at.recorder.deliver)
-                dialect = pick(demo_model_folder(), engine.capabilities.stop_ids)
+                dialect = pick(demo_model_folder(), engine.model_info.stop_ids)
                 if written is not None:
-                    prompt = Prompt(token_ids=tuple([5] * written), stop_ids=engine.capabilities.stop_ids)
+                    prompt = Prompt(token_ids=tuple([5] * written), stop_ids=engine.model_info.stop_ids)
                     dialect = _Written(dialect, prompt)
                 servers = McpServers(RegisteredServers(), 1)
                 admission = Admission(

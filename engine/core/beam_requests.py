@@ -33,7 +33,7 @@ PREFIX = "beam/"
 
 
 @dataclass(eq=False, slots=True)
-class _Search:
+class _SharedSearch:
     request: EngineRequest
     """What all that wait for it have in common."""
     prompt: tuple[int, ...]
@@ -72,103 +72,105 @@ class BeamRequests:
         self._cancel = cancel
         self._deliver = deliver
         self._lock = threading.RLock()
-        self._searches: dict[EngineRequest, _Search] = {}
+        self._searches: dict[EngineRequest, _SharedSearch] = {}
         """By what their requests have in common."""
-        self._by_step: dict[str, _Search] = {}
+        self._by_step: dict[str, _SharedSearch] = {}
         self._numbers = itertools.count()
         self._cancelled: list[Outbound] = []
         """Last messages of requests whose search goes on for others; delivered with the next step's."""
 
     def submit(self, request: EngineRequest) -> None:
         """Joins the search of such requests, or begins it. Raises `RequestRefused`. Any thread."""
-        common = _common(request)
+        common = _search_key(request)
         with self._lock:
-            found = self._searches.get(common)
-            if found is None:
-                found = _begun(common)
-                self._begin_step(found)
-                self._searches[common] = found
-            elif request.request_id in found.waiting:
+            shared = self._searches.get(common)
+            if shared is None:
+                shared = _new_search(common)
+                self._begin_step(shared)
+                self._searches[common] = shared
+            elif request.request_id in shared.waiting:
                 raise RequestRefused("duplicate", f"Request {request.request_id} is already in the engine.")
-            found.waiting[request.request_id] = request
+            shared.waiting[request.request_id] = request
 
     def cancel(self, request_id: str) -> bool:
         """Asks for the request's end; False if it is none of these. Any thread."""
         with self._lock:
-            found = next((one for one in self._searches.values() if request_id in one.waiting), None)
-            if found is None:
+            shared = next(
+                (shared for shared in self._searches.values() if request_id in shared.waiting), None
+            )
+            if shared is None:
                 return False
-            if len(found.waiting) > 1:
-                request = found.waiting.pop(request_id)
-                self._cancelled.append(Finished(request_id, "cancelled", _usage(found, request)))
+            if len(shared.waiting) > 1:
+                request = shared.waiting.pop(request_id)
+                self._cancelled.append(Finished(request_id, "cancelled", _usage(shared, request)))
                 return True
-            found.cancelled = True
-            del self._searches[found.request]
-            for step in found.steps:
+            shared.cancelled = True
+            del self._searches[shared.request]
+            for step in shared.steps:
                 self._cancel(step)
             return True
 
     def deliver(self, messages: Sequence[Outbound]) -> None:
         """Takes the messages of a step, hands on those that are for others, and goes on. Engine thread."""
-        told: list[Outbound] = []
+        outbound: list[Outbound] = []
         with self._lock:
             if not self._by_step and not self._cancelled:
-                told += messages
+                outbound += messages
             else:
-                told += self._cancelled
+                outbound += self._cancelled
                 self._cancelled = []
                 for message in messages:
                     if message.request_id.startswith(PREFIX):
-                        told += self._take(message)
+                        outbound += self._handle_step_message(message)
                     else:
-                        told.append(message)
-        if told:
-            self._deliver(told)
+                        outbound.append(message)
+        if outbound:
+            self._deliver(outbound)
 
-    def _take(self, message: Outbound) -> list[Outbound]:
-        found = self._by_step.get(message.request_id)
-        if found is None:
+    def _handle_step_message(self, message: Outbound) -> list[Outbound]:
+        shared = self._by_step.get(message.request_id)
+        if shared is None:
             return []
         match message:
             case Tokens(_, _, (table, *_)):
-                found.tables[found.steps[message.request_id]] = table
+                shared.tables[shared.steps[message.request_id]] = table
             case Finished(_, "cancelled"):
-                return self._end_cancelled(found)
+                return self._end_cancelled(shared)
             case Finished():
                 del self._by_step[message.request_id]
-                if found.cached is None:
-                    found.cached = message.usage.cached
-                if len(found.tables) == len(found.steps):
-                    return self._advance(found)
-            case Failed(_, code, why):
-                return self._fail(found, code, why)
+                if shared.cached is None:
+                    shared.cached = message.usage.cached
+                if len(shared.tables) == len(shared.steps):
+                    return self._advance(shared)
+            case Failed(_, code, message_text):
+                return self._fail(shared, code, message_text)
         return []
 
-    def _advance(self, found: _Search) -> list[Outbound]:
-        if found.cancelled:
-            return self._end_cancelled(found)
-        found.search.advance([found.tables[place] for place in range(len(found.tables))])
-        if not found.search.running:
-            return self._end(found, lambda request: _ended(found, request))
+    def _advance(self, shared: _SharedSearch) -> list[Outbound]:
+        if shared.cancelled:
+            return self._end_cancelled(shared)
+        shared.search.advance([shared.tables[index] for index in range(len(shared.tables))])
+        if not shared.search.running:
+            return self._end(shared, lambda request: _final_messages(shared, request))
         try:
-            self._begin_step(found)
+            self._begin_step(shared)
         except RequestRefused as refused:
             if refused.reason == "closed":
-                return self._end_cancelled(found)
-            return self._fail(found, "overloaded", str(refused))
+                return self._end_cancelled(shared)
+            return self._fail(shared, "overloaded", str(refused))
         return []
 
-    def _begin_step(self, found: _Search) -> None:
+    def _begin_step(self, shared: _SharedSearch) -> None:
         """Submits a request for each beam that runs. Raises JobRefused; then none of them is left.
 
         Only what is new is hashed: the engine's thread does this between two steps.
         """
-        found.steps, found.tables = {}, {}
+        shared.steps, shared.tables = {}, {}
         chains: list[list[bytes]] = []
         try:
-            for place, beam in enumerate(found.search.running):
+            for index, beam in enumerate(shared.search.running):
                 step = f"{PREFIX}{next(self._numbers)}"
-                request, chain = _step_of(found, beam, step), list(found.chains[beam.origin])
+                request, chain = _step_request(shared, beam, step), list(shared.chains[beam.origin])
                 size = self._block_size
                 extend_chain(
                     chain,
@@ -180,36 +182,36 @@ class BeamRequests:
                 )
                 chains.append(chain)
                 self._submit(request, chain)
-                found.steps[step] = place
-                self._by_step[step] = found
-            found.chains = chains
+                shared.steps[step] = index
+                self._by_step[step] = shared
+            shared.chains = chains
         except RequestRefused:
-            self._forget_steps(found)
+            self._forget_steps(shared)
             raise
 
-    def _fail(self, found: _Search, code: FailureCode, why: str) -> list[Outbound]:
+    def _fail(self, shared: _SharedSearch, code: FailureCode, message_text: str) -> list[Outbound]:
         return self._end(
-            found, lambda request: [Failed(request.request_id, code, why, _usage(found, request))]
+            shared, lambda request: [Failed(request.request_id, code, message_text, _usage(shared, request))]
         )
 
-    def _end_cancelled(self, found: _Search) -> list[Outbound]:
+    def _end_cancelled(self, shared: _SharedSearch) -> list[Outbound]:
         return self._end(
-            found, lambda request: [Finished(request.request_id, "cancelled", _usage(found, request))]
+            shared, lambda request: [Finished(request.request_id, "cancelled", _usage(shared, request))]
         )
 
-    def _end(self, found: _Search, last: Callable[[EngineRequest], list[Outbound]]) -> list[Outbound]:
+    def _end(self, shared: _SharedSearch, last: Callable[[EngineRequest], list[Outbound]]) -> list[Outbound]:
         """The last messages of all that wait for a search."""
-        self._forget_steps(found)
-        self._searches.pop(found.request, None)
-        return [message for request in found.waiting.values() for message in last(request)]
+        self._forget_steps(shared)
+        self._searches.pop(shared.request, None)
+        return [message for request in shared.waiting.values() for message in last(request)]
 
-    def _forget_steps(self, found: _Search) -> None:
-        for step in found.steps:
+    def _forget_steps(self, shared: _SharedSearch) -> None:
+        for step in shared.steps:
             if self._by_step.pop(step, None) is not None:
                 self._cancel(step)
 
 
-def _common(request: EngineRequest) -> EngineRequest:
+def _search_key(request: EngineRequest) -> EngineRequest:
     """The request without what differs among those that share a search."""
     assert request.beams is not None
     offset = request.output_offset
@@ -224,7 +226,7 @@ def _common(request: EngineRequest) -> EngineRequest:
     )
 
 
-def _begun(request: EngineRequest) -> _Search:
+def _new_search(request: EngineRequest) -> _SharedSearch:
     assert request.beams is not None
     search = BeamSearch(
         width=request.beams.width,
@@ -236,44 +238,44 @@ def _begun(request: EngineRequest) -> _Search:
         logprobs=request.logprobs,
     )
     due = None if request.deadline_seconds is None else monotonic() + request.deadline_seconds
-    return _Search(request, request.prompt, due, search, [[]])
+    return _SharedSearch(request, request.prompt, due, search, [[]])
 
 
-def _step_of(found: _Search, beam: Beam, request_id: str) -> EngineRequest:
+def _step_request(shared: _SharedSearch, beam: Beam, request_id: str) -> EngineRequest:
     """The request that tells what may follow a beam. Its own token is of no use: the table has it."""
-    request = found.request
+    request = shared.request
     return EngineRequest(
         request_id=request_id,
-        prompt=(*found.prompt, *beam.token_ids),
+        prompt=(*shared.prompt, *beam.token_ids),
         max_tokens=1,
         sampling=SamplingParams(seed=0, temperature=0.0),
-        logprobs=max(found.search.seen, request.logprobs or 0),
+        logprobs=max(shared.search.candidates_per_beam, request.logprobs or 0),
         adapter=request.adapter,
         cache_salt=request.cache_salt,
         priority=request.priority,
-        share=request.share,
-        deadline_seconds=None if found.due is None else max(found.due - monotonic(), 0.001),
+        fairness_key=request.fairness_key,
+        deadline_seconds=None if shared.due is None else max(shared.due - monotonic(), 0.001),
     )
 
 
-def _ended(found: _Search, request: EngineRequest) -> list[Outbound]:
+def _final_messages(shared: _SharedSearch, request: EngineRequest) -> list[Outbound]:
     """The output that a request asked for, but for what it had before."""
     assert request.beams is not None
-    best = found.search.best
+    best = shared.search.best
     if request.beams.rank >= len(best):
-        why = f"The search found {len(best)} outputs, not {request.beams.width}."
-        return [Failed(request.request_id, "engine_error", why, _usage(found, request))]
+        message_text = f"The search found {len(best)} outputs, not {request.beams.width}."
+        return [Failed(request.request_id, "engine_error", message_text, _usage(shared, request))]
     beam, offset = best[request.beams.rank], request.output_offset
     if beam.token_ids[:offset] != request.prompt[len(request.prompt) - offset :]:
-        why = "The search came to another output than before."
-        return [Failed(request.request_id, "engine_error", why, _usage(found, request))]
-    told: list[Outbound] = []
+        message_text = "The search came to another output than before."
+        return [Failed(request.request_id, "engine_error", message_text, _usage(shared, request))]
+    outbound: list[Outbound] = []
     if rest := beam.token_ids[offset:]:
         logprobs = None if request.logprobs is None else beam.logprobs[offset:]
-        told.append(Tokens(request.request_id, rest, logprobs))
-    usage = replace(_usage(found, request), output=len(rest))
-    return [*told, Finished(request.request_id, "stop" if beam.ended else "length", usage)]
+        outbound.append(Tokens(request.request_id, rest, logprobs))
+    usage = replace(_usage(shared, request), output=len(rest))
+    return [*outbound, Finished(request.request_id, "stop" if beam.ended else "length", usage)]
 
 
-def _usage(found: _Search, request: EngineRequest) -> Usage:
-    return Usage(prompt=len(request.prompt), cached=min(found.cached or 0, len(request.prompt)))
+def _usage(shared: _SharedSearch, request: EngineRequest) -> Usage:
+    return Usage(prompt=len(request.prompt), cached=min(shared.cached or 0, len(request.prompt)))

@@ -7,7 +7,7 @@ import heapq
 
 from engine.scheduling.sequence import TokenSequence
 
-FEW = 64
+MAX_STALE_ENTRIES = 64
 """So many entries of ended requests do no harm."""
 
 
@@ -22,13 +22,13 @@ class Deadlines:
         return bool(self._sequences)
 
     def add(self, sequence: TokenSequence, due: float) -> None:
-        self._sequences[sequence.arrival] = sequence
-        heapq.heappush(self._heap, (due, sequence.arrival))
+        self._sequences[sequence.arrival_order] = sequence
+        heapq.heappush(self._heap, (due, sequence.arrival_order))
 
-    def forget(self, sequence: TokenSequence) -> None:
+    def discard(self, sequence: TokenSequence) -> None:
         """The request has ended. One without a deadline is ignored."""
-        self._sequences.pop(sequence.arrival, None)
-        if len(self._heap) > 2 * len(self._sequences) + FEW:
+        self._sequences.pop(sequence.arrival_order, None)
+        if len(self._heap) > 2 * len(self._sequences) + MAX_STALE_ENTRIES:
             self._heap = [entry for entry in self._heap if entry[1] in self._sequences]
             heapq.heapify(self._heap)
 

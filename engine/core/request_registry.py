@@ -44,14 +44,14 @@ Inbound = AcceptedRequest | Cancel | Close | Resumed
 class RequestRegistry:
     """Every request is taken out of it exactly once: before its last message is delivered."""
 
-    def __init__(self, capacity: int, capacity_of_share: int | None) -> None:
+    def __init__(self, capacity: int, capacity_per_key: int | None) -> None:
         self.inbox: queue.SimpleQueue[Inbound] = queue.SimpleQueue()
-        self.held = False
+        self.paused = False
         """No step is to begin."""
         self._capacity = capacity
-        self._capacity_of_share = capacity_of_share
+        self._capacity_per_key = capacity_per_key
         self._requests: dict[str, EngineRequest] = {}
-        self._of_share: Counter[str] = Counter()
+        self._count_by_key: Counter[str] = Counter()
         self._closed: str | None = None
         self._lock = threading.Lock()
 
@@ -73,7 +73,7 @@ class RequestRegistry:
         with self._lock:
             self._refuse(request)
             self._requests[request.request_id] = request
-            self._of_share[request.share] += 1
+            self._count_by_key[request.fairness_key] += 1
             self.inbox.put(accepted)
 
     def close(self, sentence: str) -> None:
@@ -81,19 +81,19 @@ class RequestRegistry:
         with self._lock:
             self._closed = self._closed or sentence
 
-    def end(self, request_id: str) -> None:
+    def remove(self, request_id: str) -> None:
         with self._lock:
-            share = self._requests.pop(request_id).share
-            self._of_share[share] -= 1
-            if not self._of_share[share]:
-                del self._of_share[share]
+            fairness_key = self._requests.pop(request_id).fairness_key
+            self._count_by_key[fairness_key] -= 1
+            if not self._count_by_key[fairness_key]:
+                del self._count_by_key[fairness_key]
 
-    def end_all(self) -> list[EngineRequest]:
+    def remove_all(self) -> list[EngineRequest]:
         """Takes out all requests, and out of the inbox what was said of them."""
         with self._lock:
             requests = list(self._requests.values())
             self._requests.clear()
-            self._of_share.clear()
+            self._count_by_key.clear()
             closes: list[Close] = []
             while not self.inbox.empty():
                 message = self.inbox.get()
@@ -112,8 +112,8 @@ class RequestRegistry:
             raise RequestRefused(
                 "overloaded", f"The engine has {self._capacity} requests, as many as it may hold."
             )
-        most = self._capacity_of_share
-        if most is not None and self._of_share[request.share] >= most:
+        capacity = self._capacity_per_key
+        if capacity is not None and self._count_by_key[request.fairness_key] >= capacity:
             raise RequestRefused(
-                "share_full", f"This share has {most} requests here, as many as one may have."
+                "share_full", f"This share has {capacity} requests here, as many as one may have."
             )

@@ -18,6 +18,7 @@ import logging
 import sys
 import threading
 from collections.abc import Callable
+from math import inf
 from time import monotonic
 
 from engine.core.engine_core import EngineCore
@@ -42,24 +43,24 @@ class Supervisor:
 
     def __init__(
         self,
-        make_loop: Callable[[Watchdog], EngineCore],
-        ledger: RequestRegistry,
-        meter: EngineMetrics,
+        make_core: Callable[[Watchdog], EngineCore],
+        registry: RequestRegistry,
+        metrics: EngineMetrics,
         on_dead: OnEngineDeath,
         hang_seconds: float,
     ) -> None:
-        self._make_loop = make_loop
-        self._ledger = ledger
-        self._meter = meter
+        self._make_core = make_core
+        self._registry = registry
+        self._metrics = metrics
         self._on_dead = on_dead
-        self._why = f"A step took longer than {hang_seconds} seconds."
-        self._watchdog = Watchdog(hang_seconds, self._bury_hanging)
-        self._died_at = float("-inf")
+        self._hang_message = f"A step took longer than {hang_seconds} seconds."
+        self._watchdog = Watchdog(hang_seconds, self._handle_hang)
+        self._died_at = -inf
         self._ended = threading.Event()
-        self.loop = make_loop(self._watchdog)
+        self.core = make_core(self._watchdog)
         """The present one, or the last."""
         # A daemon: a program that ends without `close` must not hang on a running request.
-        self._thread = threading.Thread(target=self._live, name="holdfast-engine", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="holdfast-engine", daemon=True)
 
     def start(self) -> None:
         self._watchdog.start()
@@ -71,53 +72,53 @@ class Supervisor:
             return
         self._ended.wait()
         self._watchdog.join()
-        if not self._watchdog.lost:
+        if not self._watchdog.abandoned:
             self._thread.join()
 
-    def _live(self) -> None:
+    def _run(self) -> None:
         sys.setswitchinterval(min(SWITCH_INTERVAL, sys.getswitchinterval()))
-        cause = self.loop.run()
-        while cause is not None and not isinstance(cause, StepAbandoned) and self._bury(cause):
+        cause = self.core.run()
+        while cause is not None and not isinstance(cause, StepAbandoned) and self._handle_death(cause):
             # Its traceback has the frames of the life that ended, and they have its tensors.
             cause = None
-            self.loop = self._make_loop(self._watchdog)
-            cause = self.loop.run(after_death=True)
+            self.core = self._make_core(self._watchdog)
+            cause = self.core.run(after_death=True)
         if not isinstance(cause, StepAbandoned):
-            self._end()
+            self._mark_ended()
 
-    def _end(self) -> None:
-        self._meter.end()
-        self._watchdog.dismiss()
+    def _mark_ended(self) -> None:
+        self._metrics.mark_ended()
+        self._watchdog.stop()
         self._ended.set()
 
-    def _bury(self, cause: BaseException, *, owner_knows: bool = False) -> bool:
+    def _handle_death(self, cause: BaseException, *, owner_notified: bool = False) -> bool:
         """Tells of a death; whether there may be another life."""
         now = monotonic()
-        closing = self._ledger.closed
+        closing = self._registry.closed
         final = isinstance(cause, EngineFault) or now - self._died_at < RECOVERY_SECONDS
         self._died_at = now
-        self._meter.die()
+        self._metrics.record_death()
         if final:
-            self._ledger.close("The engine died.")
-        self.loop.bury(cause)
-        if final and not closing and not owner_knows:
-            self._tell_owner(cause)
+            self._registry.close("The engine died.")
+        self.core.fail_all(cause)
+        if final and not closing and not owner_notified:
+            self._notify_owner(cause)
         return not final and not closing
 
-    def _bury_hanging(self) -> None:
+    def _handle_hang(self) -> None:
         """On the watchdog's thread. The engine thread, should it come back from its step, ends silently."""
-        log.error("%s", self._why)
-        fault = EngineFault(self._why)
-        if self.loop.delivering:
+        log.error("%s", self._hang_message)
+        fault = EngineFault(self._hang_message)
+        if self.core.delivering:
             # Whoever listens does not come back to hear more, so the owner is told by another way.
-            self._tell_owner(fault)
-            self._end()
-            self._bury(fault, owner_knows=True)
+            self._notify_owner(fault)
+            self._mark_ended()
+            self._handle_death(fault, owner_notified=True)
         else:
-            self._bury(fault)
-            self._end()
+            self._handle_death(fault)
+            self._mark_ended()
 
-    def _tell_owner(self, cause: BaseException) -> None:
+    def _notify_owner(self, cause: BaseException) -> None:
         try:
             self._on_dead(f"{type(cause).__name__}: {cause}")
         except Exception:

@@ -58,7 +58,7 @@ class BlockPool:
 
     def __init__(self, total: int) -> None:
         self.total = total
-        self._holders = [0] * (total + 1)
+        self._ref_counts = [0] * (total + 1)
         self._digest_of: list[bytes | None] = [None] * (total + 1)
         self._block_of: dict[bytes, int] = {}
         # In the order in which they are given out.
@@ -72,10 +72,10 @@ class BlockPool:
     def used(self) -> int:
         return self.total - len(self._free)
 
-    def holders(self, block: int) -> int:
-        return self._holders[block]
+    def ref_count(self, block: int) -> int:
+        return self._ref_counts[block]
 
-    def find(self, digests: Iterable[bytes]) -> list[int]:
+    def lookup(self, digests: Iterable[bytes]) -> list[int]:
         """The blocks of the longest beginning of the chain that is still here."""
         found: list[int] = []
         for digest in digests:
@@ -85,12 +85,12 @@ class BlockPool:
             found.append(block)
         return found
 
-    def hold(self, blocks: Iterable[int]) -> None:
-        """Adds a holder to blocks that `find` gave."""
+    def acquire(self, blocks: Iterable[int]) -> None:
+        """Adds a holder to blocks that `lookup` gave."""
         for block in blocks:
-            if self._holders[block] == 0:
+            if self._ref_counts[block] == 0:
                 del self._free[block]
-            self._holders[block] += 1
+            self._ref_counts[block] += 1
 
     def allocate(self, count: int) -> list[int] | None:
         """Blocks with one holder and no content; None, and nothing taken, if there are too few."""
@@ -99,38 +99,38 @@ class BlockPool:
         blocks: list[int] = []
         for _ in range(count):
             block, _ = self._free.popitem(last=False)
-            self._unpublish(block)
-            self._holders[block] = 1
+            self._uncache(block)
+            self._ref_counts[block] = 1
             blocks.append(block)
         return blocks
 
     def release(self, blocks: Sequence[int]) -> None:
         """Takes one holder away. The end of a chain becomes free before its beginning."""
         for block in reversed(blocks):
-            assert self._holders[block] > 0, f"block {block} was released more often than held"
-            self._holders[block] -= 1
-            if self._holders[block] == 0:
+            assert self._ref_counts[block] > 0, f"block {block} was released more often than held"
+            self._ref_counts[block] -= 1
+            if self._ref_counts[block] == 0:
                 self._free[block] = None
                 if self._digest_of[block] is None:
                     self._free.move_to_end(block, last=False)
 
-    def publish(self, block: int, digest: bytes) -> None:
+    def cache(self, block: int, digest: bytes) -> None:
         """Says that the block's content is computed. The first block of a content keeps the name."""
         if digest not in self._block_of:
             self._block_of[digest] = block
             self._digest_of[block] = digest
 
-    def forget(self, blocks: Iterable[int]) -> None:
+    def uncache(self, blocks: Iterable[int]) -> None:
         """Makes sure that the content of these blocks is never reused."""
         for block in blocks:
-            self._unpublish(block)
+            self._uncache(block)
 
     def check_integrity(self, held: Iterable[Sequence[int]]) -> None:
         """Asserts that the books agree with `held`, the block lists of all requests that hold some."""
         expected = Counter(block for blocks in held for block in blocks)
         for block in range(1, self.total + 1):
-            assert self._holders[block] == expected[block], (
-                f"block {block} is counted {self._holders[block]} times, held {expected[block]} times"
+            assert self._ref_counts[block] == expected[block], (
+                f"block {block} is counted {self._ref_counts[block]} times, held {expected[block]} times"
             )
             assert (block in self._free) == (expected[block] == 0), f"block {block} is lost"
             digest = self._digest_of[block]
@@ -139,7 +139,7 @@ class BlockPool:
         named = sum(digest is not None for digest in self._digest_of)
         assert named == len(self._block_of), "a digest names a block that does not know it"
 
-    def _unpublish(self, block: int) -> None:
+    def _uncache(self, block: int) -> None:
         digest = self._digest_of[block]
         if digest is not None:
             del self._block_of[digest]

@@ -32,7 +32,7 @@ from itertools import takewhile
 from engine.config import Limits
 from engine.scheduling.block_pool import BlockPool
 from engine.scheduling.sequence import TokenSequence
-from engine.scheduling.waiting_queue import FairWaitingQueue, turn_of
+from engine.scheduling.waiting_queue import FairWaitingQueue, admission_order_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class ScheduledChunk:
     count: int
 
     @property
-    def draws(self) -> bool:
+    def samples_token(self) -> bool:
         """The chunk reaches the end of the sequence, so that the step yields its next token."""
         sequence = self.sequence
         return self.start + self.count == len(sequence.tokens) + sequence.in_flight
@@ -82,7 +82,7 @@ class Scheduler:
 
     def __init__(self, limits: Limits, tally: SchedulerCounters | None = None) -> None:
         self.limits = limits
-        self.tally = tally or SchedulerCounters()
+        self.counters = tally or SchedulerCounters()
         self.pool = BlockPool(limits.kv_blocks)
         self.dirty: list[int] = []
         """Blocks that were given back with content which nobody knows to be finite. It must be gone before
@@ -111,12 +111,12 @@ class Scheduler:
 
     def add(self, sequence: TokenSequence) -> None:
         """Queues a sequence that, alone, fits into the pool with its whole output."""
-        self._waiting.enter(sequence)
+        self._waiting.push(sequence)
 
     def prepare(self, sequence: TokenSequence) -> list[bytes]:
         """The digests of the blocks that might be found in the cache; the slow part of admission."""
         size = self.limits.block_size
-        return sequence.block_digests(sequence.reusable // size, size)
+        return sequence.block_digests(sequence.max_reusable_tokens // size, size)
 
     def remove(self, sequence: TokenSequence) -> None:
         """Ends a sequence, wherever it is, and gives its blocks back."""
@@ -124,7 +124,7 @@ class Scheduler:
         if runs:
             self._running.remove(sequence)
             self._release(sequence)
-        self._waiting.leave(sequence, waiting=not runs)
+        self._waiting.remove(sequence, waiting=not runs)
 
     def plan(self) -> SchedulerOutput:
         """Chooses the next step. Not empty while there are sequences of which no token is in flight.
@@ -142,7 +142,7 @@ class Scheduler:
             length = len(sequence.tokens) + sequence.in_flight
             if sequence.in_flight and sequence.ends_in_flight:
                 continue
-            if length - sequence.computed == 1 and (
+            if length - sequence.num_computed_tokens == 1 and (
                 length <= len(sequence.blocks) * size or self._grow(sequence)
             ):
                 singles.append(ScheduledChunk(sequence, length - 1, 1))
@@ -152,14 +152,16 @@ class Scheduler:
             if left > 0 and sequence.remaining > 1:
                 left -= self._add_prefill(prompts, sequence, left)
         while left > 0 and self._waiting and len(self._running) < self._places:
-            sequence = self._waiting.head()
+            sequence = self._waiting.peek()
             if not self._admit(sequence):
                 break
             left -= self._add_prefill(prompts, sequence, left)
         singles += [chunk for chunk in prompts if chunk.count == 1]
         plan = (*singles, *(chunk for chunk in prompts if chunk.count > 1))
         for chunk in plan:
-            chunk.sequence.written = max(chunk.sequence.written, chunk.start + chunk.count)
+            chunk.sequence.num_written_tokens = max(
+                chunk.sequence.num_written_tokens, chunk.start + chunk.count
+            )
         return plan
 
     def advance(self, plan: SchedulerOutput) -> list[ComputedBlocks]:
@@ -169,11 +171,11 @@ class Scheduler:
         progress = []
         for chunk in plan:
             sequence = chunk.sequence
-            sequence.computed = chunk.start + chunk.count
-            progress.append(ComputedBlocks(sequence, sequence.blocks, sequence.computed))
-            if chunk.draws:
+            sequence.num_computed_tokens = chunk.start + chunk.count
+            progress.append(ComputedBlocks(sequence, sequence.blocks, sequence.num_computed_tokens))
+            if chunk.samples_token:
                 self._waiting.charge(sequence)
-        self.tally.computed_tokens += sum(chunk.count for chunk in plan)
+        self.counters.computed_tokens += sum(chunk.count for chunk in plan)
         self._calm += 1
         if self._calm >= CALM_STEPS:
             self._budget = min(self._budget * 2, self.limits.token_budget)
@@ -190,9 +192,9 @@ class Scheduler:
         sequence = progress.sequence
         if sequence.blocks is not progress.blocks:
             return
-        sequence.proven = progress.end
+        sequence.num_finite_tokens = progress.end
         full = progress.end // self.limits.block_size
-        if full > sequence.published:
+        if full > sequence.num_cached_blocks:
             self._publish(sequence, full)
 
     def shrink(self) -> bool:
@@ -231,7 +233,7 @@ class Scheduler:
 
     def _add_prefill(self, chunks: list[ScheduledChunk], sequence: TokenSequence, left: int) -> int:
         count = min(sequence.remaining, left)
-        chunks.append(ScheduledChunk(sequence, sequence.computed, count))
+        chunks.append(ScheduledChunk(sequence, sequence.num_computed_tokens, count))
         return count
 
     def _grow(self, sequence: TokenSequence) -> bool:
@@ -249,10 +251,10 @@ class Scheduler:
 
     def _publish(self, sequence: TokenSequence, full: int) -> None:
         digests = sequence.block_digests(full, self.limits.block_size)
-        for index in range(sequence.published, full):
-            self.pool.publish(sequence.blocks[index], digests[index])
-        self._retract(sequence, digests[sequence.published : full])
-        sequence.published = full
+        for index in range(sequence.num_cached_blocks, full):
+            self.pool.cache(sequence.blocks[index], digests[index])
+        self._retract(sequence, digests[sequence.num_cached_blocks : full])
+        sequence.num_cached_blocks = full
 
     # Admission
 
@@ -261,8 +263,8 @@ class Scheduler:
         while self._waiting and self._running:
             if self._waiting.best_priority() >= self._running[-1].request.priority:
                 return
-            head = self._waiting.head()
-            if not self._admit(head, self._worse_than(head.request.priority)):
+            peek = self._waiting.peek()
+            if not self._admit(peek, self._worse_than(peek.request.priority)):
                 return
 
     def _worse_than(self, priority: int) -> list[TokenSequence]:
@@ -277,14 +279,14 @@ class Scheduler:
         """
         if not self._waiting or not self._running:
             return
-        running = Counter(sequence.request.share for sequence in self._running)
-        sequence = self._waiting.next_of_others(running)
+        running = Counter(sequence.request.fairness_key for sequence in self._running)
+        sequence = self._waiting.peek_other_keys(running)
         if sequence is None or self._has_place(sequence):
             return
         spare: list[TokenSequence] = []
         for other in reversed(self._running):
-            if running[other.request.share] > 1 and self._waiting.was_given_less(sequence, other):
-                running[other.request.share] -= 1
+            if running[other.request.fairness_key] > 1 and self._waiting.was_served_less(sequence, other):
+                running[other.request.fairness_key] -= 1
                 spare.append(other)
         if spare:
             self._admit(sequence, spare)
@@ -301,15 +303,15 @@ class Scheduler:
         Room is made at the cost of as few of the `spare` requests as it takes, in their order, none of
         which may be planned yet.
         """
-        if sequence.in_flight or self._is_coming(sequence.awaits, sequence):
+        if sequence.in_flight or self._is_coming(sequence.awaited_digest, sequence):
             return False
         digests = self.prepare(sequence)
-        reused = self.pool.find(digests)
+        reused = self.pool.lookup(digests)
         fresh_digests = digests[len(reused) :]
-        sequence.awaits = self._last_coming(fresh_digests, sequence)
-        if sequence.awaits is not None:
+        sequence.awaited_digest = self._last_coming(fresh_digests, sequence)
+        if sequence.awaited_digest is not None:
             return False
-        self.pool.hold(reused)
+        self.pool.acquire(reused)
         needed = self.limits.blocks_for(len(sequence.tokens)) - len(reused)
         victims = self._find_victims(needed, spare)
         if victims is None:
@@ -326,15 +328,15 @@ class Scheduler:
 
     def _start(self, sequence: TokenSequence, reused: list[int], fresh: list[int]) -> None:
         sequence.blocks = reused + fresh
-        sequence.computed = len(reused) * self.limits.block_size
-        sequence.proven = sequence.written = sequence.computed
-        sequence.published = len(reused)
+        sequence.num_computed_tokens = len(reused) * self.limits.block_size
+        sequence.num_finite_tokens = sequence.num_written_tokens = sequence.num_computed_tokens
+        sequence.num_cached_blocks = len(reused)
         prompt = len(sequence.request.prompt)
-        self._waiting.take_turn(sequence, cost=prompt - sequence.computed)
+        self._waiting.pop(sequence, cost=prompt - sequence.num_computed_tokens)
         if sequence.cached is None:
-            sequence.cached = sequence.computed
-            self.tally.prompt_tokens += prompt
-            self.tally.cached_tokens += sequence.cached
+            sequence.cached = sequence.num_computed_tokens
+            self.counters.prompt_tokens += prompt
+            self.counters.cached_tokens += sequence.cached
         insort(self._running, sequence, key=_rank)
 
     def _find_victims(self, needed: int, spare: Sequence[TokenSequence]) -> list[TokenSequence] | None:
@@ -351,7 +353,7 @@ class Scheduler:
             places -= 1
             victims.append(spare[len(victims)])
             given.update(victims[-1].blocks)
-            free += sum(given[block] == self.pool.holders(block) for block in victims[-1].blocks)
+            free += sum(given[block] == self.pool.ref_count(block) for block in victims[-1].blocks)
         return victims
 
     def _last_coming(self, digests: Iterable[bytes], sequence: TokenSequence) -> bytes | None:
@@ -373,21 +375,23 @@ class Scheduler:
     # Giving back
 
     def _preempt(self, sequence: TokenSequence) -> None:
-        self.tally.preemptions += 1
+        self.counters.preemptions += 1
         self._running.remove(sequence)
         self._release(sequence)
-        self._waiting.come_back(sequence)
+        self._waiting.requeue(sequence)
 
     def _release(self, sequence: TokenSequence) -> None:
-        self._retract(sequence, sequence.digests[sequence.published :])
-        if sequence.written > sequence.proven:
+        self._retract(sequence, sequence.digests[sequence.num_cached_blocks :])
+        if sequence.num_written_tokens > sequence.num_finite_tokens:
             size = self.limits.block_size
             # Nobody else has these: only what is proven is shared.
-            self.dirty += sequence.blocks[sequence.proven // size : -(-sequence.written // size)]
+            self.dirty += sequence.blocks[
+                sequence.num_finite_tokens // size : -(-sequence.num_written_tokens // size)
+            ]
         self.pool.release(sequence.blocks)
         sequence.blocks = []
-        sequence.computed = sequence.proven = sequence.written = 0
-        sequence.published = 0
+        sequence.num_computed_tokens = sequence.num_finite_tokens = sequence.num_written_tokens = 0
+        sequence.num_cached_blocks = 0
 
     def _retract(self, sequence: TokenSequence, digests: Iterable[bytes]) -> None:
         """Nobody has to wait for these blocks of this sequence any longer."""
@@ -397,4 +401,4 @@ class Scheduler:
 
 
 def _rank(sequence: TokenSequence) -> tuple[int, int]:
-    return sequence.request.priority, turn_of(sequence)
+    return sequence.request.priority, admission_order_of(sequence)

@@ -20,7 +20,7 @@ from collections.abc import Collection, Iterator
 
 from engine.scheduling.sequence import TokenSequence
 
-FEW_SHARES = 64
+MIN_ACCOUNTS_TO_PRUNE = 64
 """So many accounts are not worth looking through for those that can be closed."""
 
 
@@ -29,7 +29,7 @@ class FairWaitingQueue:
 
     def __init__(self) -> None:
         self._levels: dict[int, _PriorityLevel] = {}
-        self._turns = 0
+        self._admissions = 0
         self._count = 0
 
     def __len__(self) -> int:
@@ -37,88 +37,91 @@ class FairWaitingQueue:
 
     def __iter__(self) -> Iterator[TokenSequence]:
         for level in self._levels.values():
-            yield from level.returning
-            for share in level.shares.values():
-                yield from share.queue
+            yield from level.preempted
+            for account in level.accounts.values():
+                yield from account.queue
 
-    def enter(self, sequence: TokenSequence) -> None:
+    def push(self, sequence: TokenSequence) -> None:
         """Takes in a request that has not been here."""
         priority = sequence.request.priority
         level = self._levels.get(priority)
         if level is None:
             level = self._levels[priority] = _PriorityLevel()
-        level.enter(sequence)
+        level.push(sequence)
         self._count += 1
 
-    def come_back(self, sequence: TokenSequence) -> None:
+    def requeue(self, sequence: TokenSequence) -> None:
         """Takes in a request that had its turn."""
-        insort(self._levels[sequence.request.priority].returning, sequence, key=turn_of)
+        insort(self._levels[sequence.request.priority].preempted, sequence, key=admission_order_of)
         self._count += 1
 
-    def head(self) -> TokenSequence:
+    def peek(self) -> TokenSequence:
         """Who is next; there must be somebody."""
-        return self._levels[self.best_priority()].head()
+        return self._levels[self.best_priority()].peek()
 
     def best_priority(self) -> int:
         """The priority of the head; there must be one."""
         return min(priority for priority, level in self._levels.items() if level.occupied)
 
-    def next_of_others(self, shares: Collection[str]) -> TokenSequence | None:
+    def peek_other_keys(self, accounts: Collection[str]) -> TokenSequence | None:
         """The next request of a share that is not among these and has none to come back before it.
 
         A request of worse priority that is to come back is none: it may have to wait for long.
         """
-        passed_over = set(shares)
+        passed_over = set(accounts)
         for _, level in sorted(self._levels.items()):
-            passed_over.update(one.request.share for one in level.returning)
-            sequence = level.next_of_others(passed_over)
+            passed_over.update(one.request.fairness_key for one in level.preempted)
+            sequence = level.peek_other_keys(passed_over)
             if sequence is not None:
                 return sequence
         return None
 
-    def was_given_less(self, sequence: TokenSequence, other: TokenSequence) -> bool:
+    def was_served_less(self, sequence: TokenSequence, other: TokenSequence) -> bool:
         """Whether a request's share was given less than another's, or the other is of worse priority."""
         if sequence.request.priority != other.request.priority:
             return sequence.request.priority < other.request.priority
-        shares = self._levels[sequence.request.priority].shares
-        return shares[sequence.request.share].given < shares[other.request.share].given
+        accounts = self._levels[sequence.request.priority].accounts
+        return (
+            accounts[sequence.request.fairness_key].served_tokens
+            < accounts[other.request.fairness_key].served_tokens
+        )
 
-    def take_turn(self, sequence: TokenSequence, cost: int) -> None:
+    def pop(self, sequence: TokenSequence, cost: int) -> None:
         """Lets a request out to run; the first time it gets its turn, and its share pays so many tokens."""
         level = self._levels[sequence.request.priority]
         self._count -= 1
-        if sequence.turn is not None:
-            level.returning.remove(sequence)
+        if sequence.admission_order is not None:
+            level.preempted.remove(sequence)
             return
-        self._turns += 1
-        sequence.turn = self._turns
-        level.take_turn(sequence, cost)
+        self._admissions += 1
+        sequence.admission_order = self._admissions
+        level.pop(sequence, cost)
 
     def charge(self, sequence: TokenSequence) -> None:
         """A token was drawn for this running request."""
         request = sequence.request
-        self._levels[request.priority].shares[request.share].given += 1
+        self._levels[request.priority].accounts[request.fairness_key].served_tokens += 1
 
-    def leave(self, sequence: TokenSequence, *, waiting: bool) -> None:
+    def remove(self, sequence: TokenSequence, *, waiting: bool) -> None:
         """The request has ended; `waiting` says that it was here."""
         level = self._levels[sequence.request.priority]
         self._count -= waiting
-        level.leave(sequence, waiting=waiting)
-        if level.live == 0:
+        level.remove(sequence, waiting=waiting)
+        if level.unfinished == 0:
             del self._levels[sequence.request.priority]
 
 
-class _KeyQueue:
+class _KeyAccount:
     """One share's account among the requests of one priority."""
 
-    __slots__ = ("given", "last_turn", "live", "queue")
+    __slots__ = ("last_admission", "queue", "served_tokens", "unfinished")
 
     def __init__(self) -> None:
         self.queue: dict[TokenSequence, None] = {}
         """Its requests that have had no turn, oldest first."""
-        self.given = 0
-        self.last_turn = 0
-        self.live = 0
+        self.served_tokens = 0
+        self.last_admission = 0
+        self.unfinished = 0
         """Its requests that have not ended."""
 
 
@@ -126,81 +129,83 @@ class _PriorityLevel:
     """The requests of one priority."""
 
     def __init__(self) -> None:
-        self.returning: list[TokenSequence] = []
-        self.shares: dict[str, _KeyQueue] = {}
-        self.live = 0
-        self._floor = 0
+        self.preempted: list[TokenSequence] = []
+        self.accounts: dict[str, _KeyAccount] = {}
+        self.unfinished = 0
+        self._min_served_tokens = 0
         """What the share that had the last turn had been given before it. Never falls."""
-        self._queueing: dict[str, _KeyQueue] = {}
+        self._queued_accounts: dict[str, _KeyAccount] = {}
         """Those of the shares that wait for a turn."""
-        self._many = FEW_SHARES
+        self._prune_above = MIN_ACCOUNTS_TO_PRUNE
 
     @property
     def occupied(self) -> bool:
-        return bool(self.returning or self._queueing)
+        return bool(self.preempted or self._queued_accounts)
 
-    def enter(self, sequence: TokenSequence) -> None:
-        name = sequence.request.share
-        share = self.shares.get(name)
-        if share is None:
-            share = self.shares[name] = _KeyQueue()
-        if not share.queue:
-            waiting = (other.given for other in self._queueing.values())
-            share.given = max(share.given, min(waiting, default=self._floor))
-            self._queueing[name] = share
-        share.queue[sequence] = None
-        share.live += 1
-        self.live += 1
+    def push(self, sequence: TokenSequence) -> None:
+        name = sequence.request.fairness_key
+        account = self.accounts.get(name)
+        if account is None:
+            account = self.accounts[name] = _KeyAccount()
+        if not account.queue:
+            waiting = (other.served_tokens for other in self._queued_accounts.values())
+            account.served_tokens = max(account.served_tokens, min(waiting, default=self._min_served_tokens))
+            self._queued_accounts[name] = account
+        account.queue[sequence] = None
+        account.unfinished += 1
+        self.unfinished += 1
 
-    def head(self) -> TokenSequence:
-        if self.returning:
-            return self.returning[0]
-        return next(iter(self._next_share().queue))
+    def peek(self) -> TokenSequence:
+        if self.preempted:
+            return self.preempted[0]
+        return next(iter(self._next_account().queue))
 
-    def next_of_others(self, shares: Collection[str]) -> TokenSequence | None:
-        others = [share for name, share in self._queueing.items() if name not in shares]
-        return next(iter(min(others, key=_standing).queue)) if others else None
+    def peek_other_keys(self, accounts: Collection[str]) -> TokenSequence | None:
+        others = [account for name, account in self._queued_accounts.items() if name not in accounts]
+        return next(iter(min(others, key=_service_order).queue)) if others else None
 
-    def take_turn(self, sequence: TokenSequence, cost: int) -> None:
-        share = self.shares[sequence.request.share]
-        self._floor = max(self._floor, share.given)
-        assert sequence.turn is not None
-        share.last_turn = sequence.turn
-        share.given += cost
-        self._unqueue(sequence, share)
-        if len(self.shares) > self._many:
-            self._forget_settled()
+    def pop(self, sequence: TokenSequence, cost: int) -> None:
+        account = self.accounts[sequence.request.fairness_key]
+        self._min_served_tokens = max(self._min_served_tokens, account.served_tokens)
+        assert sequence.admission_order is not None
+        account.last_admission = sequence.admission_order
+        account.served_tokens += cost
+        self._unqueue(sequence, account)
+        if len(self.accounts) > self._prune_above:
+            self._prune_accounts()
 
-    def leave(self, sequence: TokenSequence, *, waiting: bool) -> None:
-        share = self.shares[sequence.request.share]
-        share.live -= 1
-        self.live -= 1
-        if waiting and sequence.turn is not None:
-            self.returning.remove(sequence)
+    def remove(self, sequence: TokenSequence, *, waiting: bool) -> None:
+        account = self.accounts[sequence.request.fairness_key]
+        account.unfinished -= 1
+        self.unfinished -= 1
+        if waiting and sequence.admission_order is not None:
+            self.preempted.remove(sequence)
         elif waiting:
-            self._unqueue(sequence, share)
+            self._unqueue(sequence, account)
 
-    def _forget_settled(self) -> None:
+    def _prune_accounts(self) -> None:
         """Drops accounts that would start from the floor again: nothing is lost with them."""
-        self.shares = {
-            name: share for name, share in self.shares.items() if share.live or share.given > self._floor
+        self.accounts = {
+            name: account
+            for name, account in self.accounts.items()
+            if account.unfinished or account.served_tokens > self._min_served_tokens
         }
-        self._many = max(FEW_SHARES, 2 * len(self.shares))
+        self._prune_above = max(MIN_ACCOUNTS_TO_PRUNE, 2 * len(self.accounts))
 
-    def _next_share(self) -> _KeyQueue:
-        return min(self._queueing.values(), key=_standing)
+    def _next_account(self) -> _KeyAccount:
+        return min(self._queued_accounts.values(), key=_service_order)
 
-    def _unqueue(self, sequence: TokenSequence, share: _KeyQueue) -> None:
-        del share.queue[sequence]
-        if not share.queue:
-            del self._queueing[sequence.request.share]
-
-
-def _standing(share: _KeyQueue) -> tuple[int, int]:
-    return share.given, share.last_turn
+    def _unqueue(self, sequence: TokenSequence, account: _KeyAccount) -> None:
+        del account.queue[sequence]
+        if not account.queue:
+            del self._queued_accounts[sequence.request.fairness_key]
 
 
-def turn_of(sequence: TokenSequence) -> int:
+def _service_order(account: _KeyAccount) -> tuple[int, int]:
+    return account.served_tokens, account.last_admission
+
+
+def admission_order_of(sequence: TokenSequence) -> int:
     """The place in the order of first turns; the request must have had its own."""
-    assert sequence.turn is not None
-    return sequence.turn
+    assert sequence.admission_order is not None
+    return sequence.admission_order

@@ -49,7 +49,7 @@ def prepare_first(
     asked = request.context_management
     if asked is None:
         return begin.answer(items)
-    context = served.engine.capabilities.context_length
+    context = served.engine.model_info.context_length
     threshold = min(one.compact_threshold or int(context * DEFAULT_SHARE) for one in asked)
     triggered = any(one.type == TRIGGER for one in asked)
     if approved(items):

@@ -53,7 +53,7 @@ class Summary:
 
     def asked(self, moment: datetime | None = None) -> tuple[CreateResponse, Prompt]:
         """The request for a summary, with as much of the transcript as the model can read."""
-        length = self.served.engine.capabilities.context_length
+        length = self.served.engine.model_info.context_length
         characters = length * CHARACTERS_OF_TOKEN
         while True:
             text = self._question(characters)

@@ -213,7 +213,7 @@ class Run:
         return []
 
     def finish(
-        self, reason: FinishReason, usage: EngineUsage, at: datetime, stop_hit: StopMatch | None = None
+        self, reason: FinishReason, usage: EngineUsage, at: datetime, stop_match: StopMatch | None = None
     ) -> list[Event]:
         """The last events, after the engine has ended the engine request."""
         status: EndStatus
@@ -229,8 +229,8 @@ class Run:
             case "cancelled":
                 status, why = "cancelled", None
         if reason == "stop":
-            self._end_facts.stop(stop_hit)
-        rest = self._emit(self._parser.close()) + self._release(stop_hit)
+            self._end_facts.stop(stop_match)
+        rest = self._emit(self._parser.close()) + self._release(stop_match)
         if self.sums_up and status != "cancelled":
             return self._end_summary(usage, at)
         if status == "completed" and self._emitter.pending:
@@ -388,7 +388,7 @@ class Run:
             events += self._emitter.delta(self._stopped_kind(text), told)
         return events
 
-    def _release(self, stop_hit: StopMatch | None) -> list[Event]:
+    def _release(self, stop_match: StopMatch | None) -> list[Event]:
         """Tells what was held back, up to the stop string that ended the answer."""
-        text = self._stops.close(stop_hit)
+        text = self._stops.close(stop_match)
         return self._emitter.delta(self._stopped_kind(text)) if text else []

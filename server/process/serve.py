@@ -235,7 +235,7 @@ class _Process:
             on_handed_back=self._notifier.queue,
             on_steps=self._tool_loop.look,
             cancel=self._tool_loop.cancel,
-            hold=self._engine.hold,
+            hold=self._engine.set_paused,
             capacity=UnfinishedResponses.of(self._config),
         )
 

@@ -94,8 +94,8 @@ def prepared_with(
     served: LoadedModel, tenant: str, request: CreateResponse, prompt: Prompt, response: UUID, seed: int
 ) -> Prepared:
     """The same from a prompt that is written already."""
-    echo = request_echo(request, served.engine.capabilities)
-    limit = served.engine.capabilities.context_length
+    echo = request_echo(request, served.engine.model_info)
+    limit = served.engine.model_info.context_length
     if len(prompt.token_ids) >= limit:
         raise too_long(limit, tokens=len(prompt.token_ids))
     return Prepared(prompt, echo, _make_request(served, tenant, request, response, seed, prompt, echo))
@@ -110,7 +110,7 @@ def _make_request(
     prompt: Prompt,
     echo: Echo,
 ) -> EngineRequest:
-    model = served.engine.capabilities
+    model = served.engine.model_info
     room = model.context_length - len(prompt.token_ids)
     # A tokenizer may have end tokens that the model has no logit for.
     stops = frozenset(token for token in prompt.stop_ids if token < model.vocab_size)
@@ -137,7 +137,7 @@ def _make_request(
         prompt_logprobs=prompt_logprobs(request),
         beams=beams(request),
         cache_salt=f"{tenant}\0{request.cache_salt}" if request.cache_salt else tenant,
-        share=tenant,
+        fairness_key=tenant,
         priority=request.priority or 0,
         adapter=request.model if request.model != served.name else "",
     )

@@ -51,7 +51,7 @@ class LoadedModel:
     @property
     def names(self) -> tuple[str, ...]:
         """What clients may ask for: the model and its adapters."""
-        return (self.name, *self.engine.capabilities.adapters)
+        return (self.name, *self.engine.model_info.adapters)
 
     def reading(
         self, tenant: str, request: CreateResponse, prompt: Prompt, items: Sequence[Item] = ()

@@ -40,13 +40,13 @@ def write_prompt(
     tokens are counted, in place of as many as the model can read. Raises ApiError or DecodeFailure for what
     cannot be written, or has more tokens.
     """
-    context = served.engine.capabilities.context_length
+    context = served.engine.model_info.context_length
     given = structured_output_grammar(request)
     readable = unseal_items(items, served.seal, tenant)
     conversation = make_conversation(request, readable, moment)
     refuse_unbounded(conversation, given)
     if isinstance(request, PlainRequest):
-        stops = served.engine.capabilities.stop_ids
+        stops = served.engine.model_info.stop_ids
         return Prompt(token_ids=request.token_ids, stop_ids=stops, grammar=given)
     limit, truncates = context - 1 if room is None else room, request.truncation == "auto"
     if request.truncate_prompt_tokens is not None and not truncates:

@@ -43,6 +43,6 @@ def count_input(
     with history.of(tenant) as reads:
         found = database.read(partial(gather, reads=reads))
         request, _ = list_tools(servers, caller, request, found.items)
-        request_echo(request, served.engine.capabilities)
-        room = COUNTED * served.engine.capabilities.context_length
+        request_echo(request, served.engine.model_info)
+        room = COUNTED * served.engine.model_info.context_length
         return len(write_prompt(served, tenant, request, found.items, room=room).token_ids)

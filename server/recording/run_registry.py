@@ -205,8 +205,8 @@ class RunRegistry:
                 self._take_from_tools(message, steps, now)
             case Tokens() | PromptLogprobs():
                 self._take_tokens(steps, message, now)
-            case Finished(engine_request_id, reason, usage, stop_hit):
-                act = partial(Run.finish, reason=reason, usage=usage, at=now, stop_hit=stop_hit)
+            case Finished(engine_request_id, reason, usage, stop_match):
+                act = partial(Run.finish, reason=reason, usage=usage, at=now, stop_match=stop_match)
                 self._finish(steps, response_of(engine_request_id), now, act)
             case Failed(engine_request_id, "engine_dead") if self._goes_on(response_of(engine_request_id)):
                 self._hand_back(steps, frozenset({response_of(engine_request_id)}), died=True)

@@ -50,7 +50,7 @@ def bench() -> Iterator[Bench]:
 @pytest.fixture(scope="module")
 def dialect(bench: Bench) -> HarmonyFormat:
     """Picked by the folder, its vocabulary made from the tokenizer."""
-    picked = pick(tiny_gpt_oss(), bench.engine.capabilities.stop_ids)
+    picked = pick(tiny_gpt_oss(), bench.engine.model_info.stop_ids)
     assert isinstance(picked, HarmonyFormat)
     return picked
 
