@@ -46,7 +46,7 @@ class Limits:
         for name in ("kv_blocks", "block_size", "token_budget", "max_running"):
             _require(getattr(self, name) >= 1, f"{name} must be at least 1")
         _require(self.max_waiting >= 0, "max_waiting must be at least 0")
-        _require(self.max_per_key is None or self.max_per_key >= 1, "max_of_share must be at least 1")
+        _require(self.max_per_key is None or self.max_per_key >= 1, "max_per_key must be at least 1")
         _require(self.hang_seconds > 0, "hang_seconds must be above 0")
         # One token for each running request must fit, or the last ones in the order would never advance.
         _require(self.token_budget >= self.max_running, "token_budget must be at least max_running")

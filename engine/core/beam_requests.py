@@ -1,9 +1,8 @@
-"""Requests that ask for beams: each step of a search is a request of one token for every beam that goes on.
+"""Beam search over ordinary requests: each search step submits a one-token request for every running beam.
 
-What the beams have in common is computed once, as the prefix cache has it. Requests that ask for the
-outputs of one search, each for another of them, share it while it runs; a search depends on nothing but
-the request, so one that comes later, or after a restart, finds the same. Called by any thread, and by the
-engine's with the messages of a step.
+The prefix cache computes the beams' common prefix once. Requests that differ only in `beams.rank` share a
+search while it runs. A search is a function of the request, so a later one, or one after a restart, has the
+same results. `submit` and `cancel` run on any thread, `deliver` on the engine thread.
 """
 
 import itertools
@@ -29,33 +28,33 @@ from engine.sampling.beam_search import Beam, BeamSearch
 from engine.scheduling.block_pool import extend_chain
 
 PREFIX = "beam/"
-"""Of the ids of the requests of one token, which nobody else is told of."""
+"""Id prefix of the internal one-token requests, whose messages are not passed on."""
 
 
 @dataclass(eq=False, slots=True)
 class _SharedSearch:
     request: EngineRequest
-    """What all that wait for it have in common."""
+    """The search key: see `_search_key`."""
     prompt: tuple[int, ...]
     """Without earlier output."""
     due: float | None
     search: BeamSearch
     chains: list[list[bytes]]
-    """For each beam that runs: the digests of the full blocks of its prompt and output."""
+    """For each running beam: digests of the full blocks of its prompt and output."""
     waiting: dict[str, EngineRequest] = field(default_factory=dict)
-    """Requests by their ids."""
+    """By id: the requests that wait for a result."""
     steps: dict[str, int] = field(default_factory=dict)
-    """Requests of this step, with the place of their beam."""
+    """By id of this step's one-token requests: the index of the beam."""
     tables: dict[int, TokenLogprobs] = field(default_factory=dict)
-    """What this step has given so far, by the place of the beam."""
+    """By index of the beam: the logprobs that this step has returned so far."""
     cached: int | None = None
-    """Tokens of the prompt that the first step found in the cache."""
+    """Prompt tokens that the first step found in the prefix cache."""
     cancelled: bool = False
-    """Nobody wants it any more."""
+    """All of its requests have been cancelled."""
 
 
 class BeamRequests:
-    """Runs searches with an engine's requests. Gives every request exactly one `Finished` or `Failed`."""
+    """Runs all searches. Each request gets exactly one `Finished` or `Failed`."""
 
     def __init__(
         self,
@@ -64,8 +63,8 @@ class BeamRequests:
         deliver: Deliver,
         block_size: int,
     ) -> None:
-        """`submit` takes a request that has been checked, with the digests of the full blocks of its
-        prompt, and raises `RequestRefused` if there is no place for it; `cancel` is the engine's.
+        """`submit` accepts a valid request with the digests of its prompt's full blocks, or raises
+        `RequestRefused`; `cancel` is the engine's.
         """
         self._submit = submit
         self._block_size = block_size
@@ -73,14 +72,14 @@ class BeamRequests:
         self._deliver = deliver
         self._lock = threading.RLock()
         self._searches: dict[EngineRequest, _SharedSearch] = {}
-        """By what their requests have in common."""
+        """By `_search_key`."""
         self._by_step: dict[str, _SharedSearch] = {}
         self._numbers = itertools.count()
         self._cancelled: list[Outbound] = []
-        """Last messages of requests whose search goes on for others; delivered with the next step's."""
+        """Last messages of cancelled requests whose search continues; delivered with the next step's."""
 
     def submit(self, request: EngineRequest) -> None:
-        """Joins the search of such requests, or begins it. Raises `RequestRefused`. Any thread."""
+        """Joins a running search with the same key, or begins one. Raises `RequestRefused`. Any thread."""
         common = _search_key(request)
         with self._lock:
             shared = self._searches.get(common)
@@ -93,7 +92,7 @@ class BeamRequests:
             shared.waiting[request.request_id] = request
 
     def cancel(self, request_id: str) -> bool:
-        """Asks for the request's end; False if it is none of these. Any thread."""
+        """Cancels the request; False if it does not wait for a search. Any thread."""
         with self._lock:
             shared = next(
                 (shared for shared in self._searches.values() if request_id in shared.waiting), None
@@ -111,7 +110,7 @@ class BeamRequests:
             return True
 
     def deliver(self, messages: Sequence[Outbound]) -> None:
-        """Takes the messages of a step, hands on those that are for others, and goes on. Engine thread."""
+        """Handles a step's messages of one-token requests and passes the others on. Engine thread."""
         outbound: list[Outbound] = []
         with self._lock:
             if not self._by_step and not self._cancelled:
@@ -161,9 +160,9 @@ class BeamRequests:
         return []
 
     def _begin_step(self, shared: _SharedSearch) -> None:
-        """Submits a request for each beam that runs. Raises JobRefused; then none of them is left.
+        """Submits a request for each running beam; all or none. Raises `RequestRefused`.
 
-        Only what is new is hashed: the engine's thread does this between two steps.
+        Runs on the engine thread between two steps, so only new blocks are hashed.
         """
         shared.steps, shared.tables = {}, {}
         chains: list[list[bytes]] = []
@@ -200,7 +199,7 @@ class BeamRequests:
         )
 
     def _end(self, shared: _SharedSearch, last: Callable[[EngineRequest], list[Outbound]]) -> list[Outbound]:
-        """The last messages of all that wait for a search."""
+        """Removes the search; returns the last messages of all its requests."""
         self._forget_steps(shared)
         self._searches.pop(shared.request, None)
         return [message for request in shared.waiting.values() for message in last(request)]
@@ -212,7 +211,7 @@ class BeamRequests:
 
 
 def _search_key(request: EngineRequest) -> EngineRequest:
-    """The request without what differs among those that share a search."""
+    """The request without the fields in which requests of one search may differ."""
     assert request.beams is not None
     offset = request.output_offset
     return replace(
@@ -242,7 +241,7 @@ def _new_search(request: EngineRequest) -> _SharedSearch:
 
 
 def _step_request(shared: _SharedSearch, beam: Beam, request_id: str) -> EngineRequest:
-    """The request that tells what may follow a beam. Its own token is of no use: the table has it."""
+    """A one-token request whose top logprobs are the beam's candidates; its sampled token is not used."""
     request = shared.request
     return EngineRequest(
         request_id=request_id,
@@ -259,7 +258,7 @@ def _step_request(shared: _SharedSearch, beam: Beam, request_id: str) -> EngineR
 
 
 def _final_messages(shared: _SharedSearch, request: EngineRequest) -> list[Outbound]:
-    """The output that a request asked for, but for what it had before."""
+    """The messages with the result of the request's rank, without its earlier output."""
     assert request.beams is not None
     best = shared.search.best
     if request.beams.rank >= len(best):

@@ -1,19 +1,18 @@
-"""The engine thread: inbox -> schedule -> compute -> hand out, once a step.
+"""`EngineCore`, the engine thread's loop: inbox -> schedule -> execute -> deliver, once a step.
 
-Runs on the engine thread. Ignorant of models, of torch (that is the executor's) and of who listens. What
-it promises: each request of the ledger gets exactly one `Finished` or `Failed`, whatever goes wrong;
-trouble of one request stays that request's; the messages of a step are delivered together. Scheduler and
-cache are ignorant of time: deadlines are kept here.
+Guarantees: each accepted request gets exactly one `Finished` or `Failed`; an error of one request ends only
+that request; the messages of a step are delivered together. Deadlines are checked here, so that scheduler and
+block pool need no clock.
 
-With an executor that computes on a device of its own, the host works while the device does: each turn
-begins the next step's forward pass, whose inputs the device has, and only then reads what the last one drew.
+With a `PipelinedExecutor` the host works while the device computes: an iteration launches the next step's
+forward pass, whose input tokens the device already has, and only then reads the tokens of the previous step.
 
-    turn:    plan n+1 -> begin n+1 -> read n, tell of it -> draw n+1 (masks, penalties) -> plan n+2 ...
-    device:              |- forward n+1 -----------------------| draw n+1 |- forward n+2 ...
+    host:    plan n+1 -> begin n+1 -> read n, queue messages -> sample n+1 (masks, penalties) -> plan n+2 ...
+    device:              |- forward n+1 ------------------------| sample n+1 |- forward n+2 ...
 
-So between two plans each request has at most one token in flight, drawn and not read. All that depends on
-what tokens are happens after they were read, as it does without a device. A request that ends with its
-token in flight has one row too many in the pass that was begun; nothing is drawn from it.
+So between two plans a request has at most one token in flight: sampled and not yet read. Everything that
+depends on token values (stop conditions, grammars, penalties) happens after they have been read. A request
+that ends while its token is in flight has a surplus row in the launched pass; it is not sampled.
 """
 
 import logging
@@ -56,22 +55,23 @@ from engine.scheduling.sequence import TokenSequence
 log = logging.getLogger(__name__)
 
 PAUSED_POLL_SECONDS = 0.1
-"""Seconds after which a held engine looks for requests whose time is over."""
+"""A paused engine checks deadlines this often."""
 IDLE_CHECK_SECONDS = 1.0
-"""Seconds without work after which the engine checks its books."""
+"""After this time without work the engine checks the integrity of scheduler and block pool."""
 
 
 @dataclass(frozen=True, slots=True)
 class _InFlightStep:
-    """A step whose tokens are in flight."""
+    """A step whose tokens have been sampled and not read."""
 
     pending: PendingTokens
     progress: dict[TokenSequence, ComputedBlocks]
     began: float
+    """Monotonic time."""
 
 
 class EngineCore:
-    """One life of the engine thread. `run` is its body."""
+    """The engine thread's state between a start or restart and its end; `run` is the thread's body."""
 
     def __init__(
         self,
@@ -92,16 +92,16 @@ class EngineCore:
         self._deadlines = Deadlines()
         self._outbox: list[Outbound] = []
         self._ended: list[str] = []
-        """The requests whose last message is in the outbox."""
+        """Ids of requests whose last message is in the outbox."""
         self._arrivals = 0
         self._closing: Close | None = None
         self.delivering = False
-        """The listener was called and has not come back."""
+        """A call of the `deliver` callback is running."""
         self._in_flight: _InFlightStep | None = None
         self._last_read_at = -inf
 
     def run(self, *, after_death: bool = False) -> BaseException | None:
-        """Gives what it died of, of which no request has been told, or None after it was closed."""
+        """Steps until closed. Returns None, or the exception that ended it, for which `fail_all` is due."""
         try:
             with self._executor.thread_context():
                 if after_death:
@@ -117,8 +117,8 @@ class EngineCore:
         return None
 
     def fail_all(self, cause: BaseException) -> None:
-        """Tells every request of the engine's death at once, also those that are still in the inbox."""
-        told = self._outbox  # what the last step gave before it broke
+        """Delivers `Failed` to every unfinished request, those in the inbox included."""
+        messages = self._outbox  # results of the last step before it failed
         ended = set(self._ended)
         failures: list[Outbound] = []
         for request in self._registry.remove_all():
@@ -126,8 +126,8 @@ class EngineCore:
                 sequence = self._sequences.get(request.request_id)
                 usage = sequence.usage if sequence else Usage(prompt=len(request.prompt))
                 failures.append(Failed(request.request_id, "engine_dead", _describe(cause), usage))
-        if told or failures:
-            self._call_deliver([*told, *failures])
+        if messages or failures:
+            self._call_deliver([*messages, *failures])
 
     def _run_until_closed(self) -> None:
         while not (self._closing and self._scheduler.idle):
@@ -146,7 +146,7 @@ class EngineCore:
     # Inbox
 
     def _read_inbox(self) -> None:
-        """Takes all that is there; waits for something only when there is nothing to compute."""
+        """Handles all messages; waits for one only if there is nothing to compute."""
         if self._scheduler.idle and not self._closing:
             self._handle(self._wait())
         while not self._registry.inbox.empty():
@@ -161,7 +161,7 @@ class EngineCore:
         return self._registry.inbox.get()
 
     def _wait_for_resume(self) -> None:
-        """For that, or for anything else that can be done without a step; deadlines are kept meanwhile."""
+        """Handles one message, or returns after `PAUSED_POLL_SECONDS` so that deadlines are checked."""
         with suppress(queue.Empty):
             self._handle(self._registry.inbox.get(timeout=PAUSED_POLL_SECONDS))
 
@@ -186,7 +186,7 @@ class EngineCore:
         try:
             vocabulary = self._executor.vocabulary
             sequence = TokenSequence(request, self._arrivals, vocabulary, accepted.digests, accepted.grammar)
-            # Planning needs the digests; a request for which there are none must not get so far.
+            # Computes the digests that planning needs, where an error fails this request only.
             self._scheduler.prepare(sequence)
         except Exception as error:
             log.exception("request %s cannot be handled", request.request_id)
@@ -214,7 +214,7 @@ class EngineCore:
             with self._watchdog:
                 self._scrub_dirty_blocks()
                 result = self._executor.execute(plan)
-        except Exception as error:  # noqa: BLE001 - the log is told, and the requests
+        except Exception as error:  # noqa: BLE001 - logged, and delivered to the requests
             self._handle_step_error(plan, error)
             return
         sampling = [chunk.sequence for chunk in plan if chunk.samples_token]
@@ -229,7 +229,7 @@ class EngineCore:
         self._metrics.record_step(began, monotonic(), len(sampling))
 
     def _pipelined_step(self, ahead: PipelinedExecutor) -> None:
-        """As `_step`, but what is read are the tokens of the step before."""
+        """As `_step`, but reads the tokens of the previous step."""
         plan = () if self._scheduler.idle else self._scheduler.plan()
         assert plan or self._in_flight or self._scheduler.idle, (
             "there are requests, but none of them can move"
@@ -242,7 +242,7 @@ class EngineCore:
                 with self._watchdog:
                     self._scrub_dirty_blocks()
                     forward = ahead.begin(plan)
-            except Exception as error:  # noqa: BLE001 - the log is told, and the requests
+            except Exception as error:  # noqa: BLE001 - logged, and delivered to the requests
                 error_in_step = error
         self._collect()
         plan = tuple(chunk for chunk in plan if self._is_live(chunk.sequence))
@@ -251,7 +251,7 @@ class EngineCore:
             try:
                 with self._watchdog:
                     pending = forward.sample(self._is_live)
-            except Exception as error:  # noqa: BLE001 - the log is told, and the requests
+            except Exception as error:  # noqa: BLE001 - logged, and delivered to the requests
                 error_in_step = error
         if error_in_step is not None and plan:
             self._handle_step_error(plan, error_in_step)
@@ -266,7 +266,7 @@ class EngineCore:
         self._in_flight = _InFlightStep(pending, progress, began)
 
     def _collect(self) -> None:
-        """Reads the tokens in flight; those of requests that ended meanwhile are nobody's."""
+        """Reads the tokens in flight and applies those of live requests."""
         in_flight, self._in_flight = self._in_flight, None
         if in_flight is None or not any(map(self._is_live, in_flight.progress)):
             return
@@ -285,7 +285,7 @@ class EngineCore:
         self._last_read_at = now
 
     def _scrub_dirty_blocks(self) -> None:
-        """Before a step reads or shares them. They stay on the list if that fails."""
+        """Zeroes dirty blocks before a step can read or share them. They stay listed if that fails."""
         if self._scheduler.dirty:
             self._executor.scrub(self._scheduler.dirty)
             self._scheduler.dirty.clear()
@@ -301,7 +301,8 @@ class EngineCore:
     def _apply_result(self, progress: ComputedBlocks, result: SampledToken | RowFailure) -> None:
         sequence = progress.sequence
         if isinstance(result, RowFailure):
-            # What is not proven is shared with nobody. Of what is, nothing is taken from this request again.
+            # Blocks not known to be finite were never cached; the cached ones of this request are dropped,
+            # too.
             self._scheduler.pool.uncache(sequence.blocks)
             self._fail(sequence, result.code, result.message)
             return
@@ -318,7 +319,9 @@ class EngineCore:
             self._finish(sequence, reason)
 
     def _handle_step_error(self, plan: SchedulerOutput, error: Exception) -> None:
-        """A step failed as a whole: none of it was computed."""
+        """Handles a step that failed as a whole: retries smaller after `OutOfMemory`, else fails its
+        requests.
+        """
         if isinstance(error, OutOfMemory):
             self._relieve_memory(plan, error)
             return
@@ -327,13 +330,14 @@ class EngineCore:
             self._fail(chunk.sequence, "engine_error", _describe(error))
 
     def _relieve_memory(self, plan: SchedulerOutput, error: OutOfMemory) -> None:
-        """Computes less at a time if the step had a prompt in it; else the last request waits until
-        the others need less. A request fails that does not fit alone.
+        """Halves the token budget if the step had a prefill; else preempts the step's last request.
+
+        A request that does not fit alone fails.
         """
-        if plan[-1].count > 1 and self._scheduler.shrink():
+        if plan[-1].count > 1 and self._scheduler.halve_budget():
             log.warning("out of memory: prompts will be computed in smaller chunks")
             return
-        if self._scheduler.thin_out(plan):
+        if self._scheduler.reduce_running(plan):
             log.warning("out of memory: fewer requests will be computed at a time")
             return
         last = self._scheduler.last_of(plan)
@@ -358,7 +362,7 @@ class EngineCore:
         self._ended.append(last.request_id)
 
     def _flush_outbox(self) -> None:
-        """Delivers the step's messages. A request leaves the ledger first: its id is free once told."""
+        """Delivers the step's messages. Ended requests leave the registry first: their ids are free."""
         self._metrics.publish(running=self._scheduler.running, kv_blocks_used=self._scheduler.pool.used)
         for request_id in self._ended:
             self._registry.remove(request_id)
@@ -371,8 +375,8 @@ class EngineCore:
         try:
             self._deliver(messages)
         except Exception:
-            # The listener's bug must not end everybody's requests; there is nobody else to tell.
-            log.exception("the listener failed on %d messages", len(messages))
+            # An error of the callback must not end all requests.
+            log.exception("the deliver callback failed on %d messages", len(messages))
         finally:
             self.delivering = False
 

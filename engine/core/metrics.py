@@ -1,7 +1,7 @@
-"""What the engine counts and measures, and the snapshot of it that any thread may read.
+"""`EngineMetrics`: counters, throughput and step-time percentiles, published as a `Stats` snapshot.
 
-Written by the engine thread, or by the one that declares it dead; the snapshot is replaced whole. It lives
-as long as the handle, so its counters run through the engine's deaths. It is told what time it is.
+Written by the engine thread or by the watchdog thread that declares it dead; any thread reads `stats`, which
+is replaced as a whole. It belongs to `ThreadedEngine`, so counters survive a restart of the engine thread.
 """
 
 from collections import deque
@@ -13,14 +13,14 @@ from engine.scheduling.scheduler import SchedulerCounters
 
 RECENT_SECONDS = 10.0
 RECENT_STEPS = 1024
-"""What is called recent: so many seconds, and of these at most so many steps."""
+"""Window of rates and percentiles: this many seconds, and at most this many steps."""
 
 REFRESH_SECONDS = 0.25
-"""Percentiles are sorted out no more often: a step's own cost must not be seen in steps."""
+"""Minimum interval between updates of the percentiles; keeps their cost out of the step time."""
 
 
 class EngineMetrics:
-    """Counts steps; the scheduler counts into `counters`."""
+    """Counts steps; the scheduler adds to `counters`."""
 
     def __init__(self, kv_blocks: int) -> None:
         self.counters = SchedulerCounters()
@@ -31,7 +31,7 @@ class EngineMetrics:
         self._tokens = 0
         self._deaths = 0
         self._recent: deque[tuple[float, float, int]] = deque(maxlen=RECENT_STEPS)
-        """Of each recent step: when it began, when it ended, how many tokens it gave."""
+        """(begin, end, generated tokens) of each recent step; monotonic times."""
         self._refreshed_at = -inf
         self._rate = 0.0
         self._step_seconds = StepSeconds()
@@ -44,7 +44,7 @@ class EngineMetrics:
             self._refresh_rates(ended)
 
     def publish(self, *, running: int, kv_blocks_used: int) -> None:
-        """Replaces the snapshot by that of a living engine."""
+        """Publishes a snapshot of a running engine."""
         if not running and self._recent:
             self._refresh_rates(self._recent[-1][1])
         self.stats = Stats(
@@ -65,18 +65,18 @@ class EngineMetrics:
         )
 
     def reset_rate(self) -> None:
-        """There was no work for a while."""
+        """Sets tokens per second to 0, after a while without work."""
         self._recent.clear()
         self._rate = 0.0
         self.stats = replace(self.stats, tokens_per_second=0.0)
 
     def record_death(self) -> None:
-        """The engine died; `publish` says when it lives again."""
+        """Counts a death; `alive` is False until the next `publish`."""
         self._deaths += 1
         self.stats = replace(self.stats, alive=False, running=0, deaths=self._deaths)
 
     def mark_ended(self) -> None:
-        """The engine's thread ends."""
+        """The engine thread has ended."""
         self.stats = replace(self.stats, alive=False, running=0)
 
     def _refresh_rates(self, now: float) -> None:

@@ -1,7 +1,7 @@
-"""The accepted requests that have not ended, and the inbox they came through.
+"""`RequestRegistry`: the unfinished requests, the engine thread's inbox, and the limits on accepted requests.
 
-Any thread; what the engine thread and all others share, behind one lock. Ignorant of the order in which
-requests run. How many requests may be accepted, in all and for one share, is decided here and nowhere else.
+Shared by the engine thread and all others, behind one lock. Enforces the limits in total and per fairness
+key.
 """
 
 import queue
@@ -15,39 +15,39 @@ from engine.request import Cancel, EngineRequest, RequestRefused
 
 @dataclass(frozen=True, slots=True)
 class AcceptedRequest:
-    """A request with what the thread that submitted it found out, to spare the engine thread the work."""
+    """A request with data that the submitting thread computed, to relieve the engine thread."""
 
     request: EngineRequest
     digests: list[bytes]
-    """Of the full blocks of its prompt."""
+    """Digests of the prompt's full blocks."""
     due: float | None
-    """When its time is over, by the monotonic clock."""
+    """The deadline as monotonic time."""
     grammar: CompiledGrammar | None = None
-    """What its grammar was compiled to: the engine thread compiles none."""
+    """The compiled grammar; the engine thread never compiles one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Close:
-    """Ends the thread: after the accepted requests, or after cancelling them."""
+    """Ends the engine thread: after the accepted requests (`drain`), or after cancelling them."""
 
     drain: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """Steps may begin again: wakes the thread."""
+    """Wakes a paused engine thread."""
 
 
 Inbound = AcceptedRequest | Cancel | Close | Resumed
 
 
 class RequestRegistry:
-    """Every request is taken out of it exactly once: before its last message is delivered."""
+    """Each request is removed exactly once, before its last message is delivered."""
 
     def __init__(self, capacity: int, capacity_per_key: int | None) -> None:
         self.inbox: queue.SimpleQueue[Inbound] = queue.SimpleQueue()
         self.paused = False
-        """No step is to begin."""
+        """While set, no step begins."""
         self._capacity = capacity
         self._capacity_per_key = capacity_per_key
         self._requests: dict[str, EngineRequest] = {}
@@ -63,7 +63,7 @@ class RequestRegistry:
         return self._closed is not None
 
     def check(self, request: EngineRequest) -> None:
-        """Raises `RequestRefused` if the request could not be accepted now."""
+        """Raises `RequestRefused` if `accept` would."""
         with self._lock:
             self._refuse(request)
 
@@ -77,7 +77,7 @@ class RequestRegistry:
             self.inbox.put(accepted)
 
     def close(self, sentence: str) -> None:
-        """Refuses every request from now on. The first sentence stays."""
+        """Refuses all further requests with this sentence; that of the first call is kept."""
         with self._lock:
             self._closed = self._closed or sentence
 
@@ -89,7 +89,7 @@ class RequestRegistry:
                 del self._count_by_key[fairness_key]
 
     def remove_all(self) -> list[EngineRequest]:
-        """Takes out all requests, and out of the inbox what was said of them."""
+        """Removes and returns all requests; drops all inbox messages but `Close`."""
         with self._lock:
             requests = list(self._requests.values())
             self._requests.clear()

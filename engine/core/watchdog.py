@@ -1,9 +1,9 @@
-"""Tells from outside when a step of the engine thread hangs, or what it does between steps.
+"""`Watchdog`: detects a hang of the engine thread, in a step or between two, from a thread of its own.
 
-The engine thread enters and leaves the watchdog around each turn, and around each step within it, which has
-the whole time for itself, as what is left of the turn has; a thread of its own sleeps until that would be
-overdue. Both agree, under a lock, on whether a step ended in time: once it is declared lost, the
-engine thread learns so when it comes back, and must not say a word any more. Ignorant of requests.
+The engine thread enters the watchdog as a context manager around each iteration, and again around each step
+within it; entering and leaving restart the timeout. The watchdog thread sleeps until the timeout could pass.
+Under a lock, either the engine thread leaves in time or the watchdog declares it abandoned; then leaving
+raises `StepAbandoned`, and the engine thread must not deliver messages any more.
 """
 
 import threading
@@ -12,11 +12,11 @@ from time import monotonic
 from types import TracebackType
 
 LONGEST_SLEEP = 3600.0
-"""Seconds; threading cannot wait for ever by a number."""
+"""Seconds; `Event.wait` raises OverflowError for very large timeouts."""
 
 
 class StepAbandoned(BaseException):
-    """The step that the engine thread comes back from was declared lost; all was said without it."""
+    """Raised on the engine thread when a step returns after the watchdog has failed all requests."""
 
 
 class Watchdog:
@@ -35,19 +35,19 @@ class Watchdog:
 
     @property
     def abandoned(self) -> bool:
-        """A step was declared lost, and the engine thread with it."""
+        """A hang was declared; the engine thread may never return."""
         return self._abandoned
 
     def start(self) -> None:
         self._thread.start()
 
     def stop(self) -> None:
-        """Lets the thread end; idempotent."""
+        """Ends the watchdog thread; idempotent."""
         self._stopped = True
         self._stop_event.set()
 
     def join(self) -> None:
-        """Waits for the thread's end, unless it is the one that calls."""
+        """Waits for the watchdog thread to end, unless called on it."""
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
@@ -74,7 +74,7 @@ class Watchdog:
                 return
 
     def _sleep_seconds(self) -> float:
-        """A step that begins after this was asked cannot be overdue before the sleep ends."""
+        """Seconds until the earliest possible timeout, also of a step that begins later."""
         with self._lock:
             waited = 0.0 if self._entered_at is None else monotonic() - self._entered_at
         return min(max(self._timeout - waited, 0.001), LONGEST_SLEEP)

@@ -1,18 +1,15 @@
-"""The requests that do not run, in the order in which they will: by priority, then in turns of the shares.
+"""`FairWaitingQueue`: requests that wait to run, by priority, then by a fair order of their fairness keys.
 
-Engine thread. Pure bookkeeping: no clock, no memory, no torch. A share is whoever requests are for; this file
-is ignorant of tenants.
+Engine thread; no clock, no memory, no torch.
 
-Among the requests of one priority, those that had their turn and were preempted come first, in the order of
-their turns. Of the others the share that was given the fewest tokens is next (virtual token counting:
-https://arxiv.org/abs/2401.00588): its prompts are charged when they get their turn, less what the cache
-had, and its outputs as they come. A share that comes back starts where the least of the waiting ones
-stands, so idling earns no credit, and the one request of a newcomer is next whatever others have queued.
-Within a share the order is that of acceptance.
+Within a priority, preempted requests come first, in the order of their first admission. Among the others, the
+fairness key with the fewest served tokens is next (virtual token counter, https://arxiv.org/abs/2401.00588):
+a prompt's uncached tokens count when it is admitted, output tokens as they are sampled. A key that becomes
+active starts at the minimum of the waiting keys, so idle time earns no credit, and a newcomer's only request
+is next however long the queues of other keys are. Within a key the order is that of acceptance.
 
-Priorities are those of vLLM: they order the requests of all shares, so a request of worse priority waits
-until none of a better one does, whoever that is for. Whoever may not ask for better ones than others can
-lower only requests of its own by them; what those use is what nobody else waited for.
+Priorities are those of vLLM: lower first, across all keys. A request waits as long as any request of a better
+priority does, whatever its key.
 """
 
 from bisect import insort
@@ -21,11 +18,11 @@ from collections.abc import Collection, Iterator
 from engine.scheduling.sequence import TokenSequence
 
 MIN_ACCOUNTS_TO_PRUNE = 64
-"""So many accounts are not worth looking through for those that can be closed."""
+"""Below this number of accounts, no search for accounts that can be dropped."""
 
 
 class FairWaitingQueue:
-    """Also keeps the accounts of the requests that run, so it is told when any request ends."""
+    """Also accounts for running requests: `charge` counts their tokens, `remove` ends any request."""
 
     def __init__(self) -> None:
         self._levels: dict[int, _PriorityLevel] = {}
@@ -42,7 +39,7 @@ class FairWaitingQueue:
                 yield from account.queue
 
     def push(self, sequence: TokenSequence) -> None:
-        """Takes in a request that has not been here."""
+        """Adds a new request."""
         priority = sequence.request.priority
         level = self._levels.get(priority)
         if level is None:
@@ -51,24 +48,24 @@ class FairWaitingQueue:
         self._count += 1
 
     def requeue(self, sequence: TokenSequence) -> None:
-        """Takes in a request that had its turn."""
+        """Adds a preempted request."""
         insort(self._levels[sequence.request.priority].preempted, sequence, key=admission_order_of)
         self._count += 1
 
     def peek(self) -> TokenSequence:
-        """Who is next; there must be somebody."""
+        """The next request. The queue must not be empty."""
         return self._levels[self.best_priority()].peek()
 
     def best_priority(self) -> int:
-        """The priority of the head; there must be one."""
+        """The priority of the next request. The queue must not be empty."""
         return min(priority for priority, level in self._levels.items() if level.occupied)
 
-    def peek_other_keys(self, accounts: Collection[str]) -> TokenSequence | None:
-        """The next request of a share that is not among these and has none to come back before it.
+    def peek_other_keys(self, keys: Collection[str]) -> TokenSequence | None:
+        """The next request of a key that is not in `keys` and has no preempted request before it.
 
-        A request of worse priority that is to come back is none: it may have to wait for long.
+        Preempted requests of worse priority do not count: they may have to wait long.
         """
-        passed_over = set(accounts)
+        passed_over = set(keys)
         for _, level in sorted(self._levels.items()):
             passed_over.update(one.request.fairness_key for one in level.preempted)
             sequence = level.peek_other_keys(passed_over)
@@ -77,7 +74,9 @@ class FairWaitingQueue:
         return None
 
     def was_served_less(self, sequence: TokenSequence, other: TokenSequence) -> bool:
-        """Whether a request's share was given less than another's, or the other is of worse priority."""
+        """Whether `sequence` has a better priority than `other`, or the same and a key with fewer served
+        tokens.
+        """
         if sequence.request.priority != other.request.priority:
             return sequence.request.priority < other.request.priority
         accounts = self._levels[sequence.request.priority].accounts
@@ -87,7 +86,7 @@ class FairWaitingQueue:
         )
 
     def pop(self, sequence: TokenSequence, cost: int) -> None:
-        """Lets a request out to run; the first time it gets its turn, and its share pays so many tokens."""
+        """Removes a request that is admitted. At its first admission its key is charged `cost` tokens."""
         level = self._levels[sequence.request.priority]
         self._count -= 1
         if sequence.admission_order is not None:
@@ -98,12 +97,12 @@ class FairWaitingQueue:
         level.pop(sequence, cost)
 
     def charge(self, sequence: TokenSequence) -> None:
-        """A token was drawn for this running request."""
+        """Counts one sampled token of a running request."""
         request = sequence.request
         self._levels[request.priority].accounts[request.fairness_key].served_tokens += 1
 
     def remove(self, sequence: TokenSequence, *, waiting: bool) -> None:
-        """The request has ended; `waiting` says that it was here."""
+        """Removes a request that has ended; `waiting` is whether it was in the queue."""
         level = self._levels[sequence.request.priority]
         self._count -= waiting
         level.remove(sequence, waiting=waiting)
@@ -112,17 +111,17 @@ class FairWaitingQueue:
 
 
 class _KeyAccount:
-    """One share's account among the requests of one priority."""
+    """One fairness key within one priority."""
 
     __slots__ = ("last_admission", "queue", "served_tokens", "unfinished")
 
     def __init__(self) -> None:
         self.queue: dict[TokenSequence, None] = {}
-        """Its requests that have had no turn, oldest first."""
+        """Its requests that were never admitted, oldest first."""
         self.served_tokens = 0
         self.last_admission = 0
         self.unfinished = 0
-        """Its requests that have not ended."""
+        """Number of its requests that have not ended."""
 
 
 class _PriorityLevel:
@@ -133,9 +132,10 @@ class _PriorityLevel:
         self.accounts: dict[str, _KeyAccount] = {}
         self.unfinished = 0
         self._min_served_tokens = 0
-        """What the share that had the last turn had been given before it. Never falls."""
+        """Starting value of new accounts: served tokens of the last admitted key before that admission, as a
+        running maximum."""
         self._queued_accounts: dict[str, _KeyAccount] = {}
-        """Those of the shares that wait for a turn."""
+        """The accounts with a non-empty queue."""
         self._prune_above = MIN_ACCOUNTS_TO_PRUNE
 
     @property
@@ -160,8 +160,8 @@ class _PriorityLevel:
             return self.preempted[0]
         return next(iter(self._next_account().queue))
 
-    def peek_other_keys(self, accounts: Collection[str]) -> TokenSequence | None:
-        others = [account for name, account in self._queued_accounts.items() if name not in accounts]
+    def peek_other_keys(self, keys: Collection[str]) -> TokenSequence | None:
+        others = [account for key, account in self._queued_accounts.items() if key not in keys]
         return next(iter(min(others, key=_service_order).queue)) if others else None
 
     def pop(self, sequence: TokenSequence, cost: int) -> None:
@@ -184,7 +184,7 @@ class _PriorityLevel:
             self._unqueue(sequence, account)
 
     def _prune_accounts(self) -> None:
-        """Drops accounts that would start from the floor again: nothing is lost with them."""
+        """Drops idle accounts at or below the starting value: a new account would be equal."""
         self.accounts = {
             name: account
             for name, account in self.accounts.items()
@@ -206,6 +206,6 @@ def _service_order(account: _KeyAccount) -> tuple[int, int]:
 
 
 def admission_order_of(sequence: TokenSequence) -> int:
-    """The place in the order of first turns; the request must have had its own."""
+    """The request's place in the order of first admissions; it must have been admitted."""
     assert sequence.admission_order is not None
     return sequence.admission_order

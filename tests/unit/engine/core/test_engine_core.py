@@ -58,7 +58,7 @@ def test_a_long_prompt_fails_when_the_smallest_piece_is_too_much(bench: Bench) -
 def test_an_idle_engine_checks_its_books_and_dies_when_they_are_wrong(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(engine_core, "IDLE_CHECK_AFTER", 0.01)
+    monkeypatch.setattr(engine_core, "IDLE_CHECK_SECONDS", 0.01)
     bench = start_scripted()
     bench.run(make_request("a", make_prompt(20)))
     bench.engine._supervisor.core._scheduler.pool._ref_counts[1] += 1
@@ -68,7 +68,7 @@ def test_an_idle_engine_checks_its_books_and_dies_when_they_are_wrong(
 
 
 def test_an_idle_engine_whose_books_are_right_lives_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_core, "IDLE_CHECK_AFTER", 0.0)
+    monkeypatch.setattr(engine_core, "IDLE_CHECK_SECONDS", 0.0)
     bench = start_scripted()
     for n in range(3):
         bench.run(make_request(str(n), make_prompt(20)))
@@ -211,7 +211,7 @@ def test_figures_tell_of_prompts_the_cache_and_recent_steps(bench: Bench) -> Non
 
 
 def test_an_idle_engine_has_no_speed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_core, "IDLE_CHECK_AFTER", 0.01)
+    monkeypatch.setattr(engine_core, "IDLE_CHECK_SECONDS", 0.01)
     bench = start_scripted()
     bench.run(make_request("a", make_prompt(20)))
     eventually(lambda: bench.engine.stats().tokens_per_second == 0.0)

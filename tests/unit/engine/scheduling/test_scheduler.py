@@ -80,7 +80,7 @@ def test_the_last_token_is_computed_when_all_of_the_prompt_is_cached() -> None:
 
 def test_the_budget_shrinks_to_one_token_a_request_and_recovers() -> None:
     play = Play(limits())
-    assert [play.scheduler.shrink() for _ in range(3)] == [True, True, False]
+    assert [play.scheduler.halve_budget() for _ in range(3)] == [True, True, False]
     sequence = play.add(20, CALM_STEPS * 2)
     assert [play.step()[0].count for _ in range(3)] == [8, 8, 4]
     for _ in range(CALM_STEPS):
@@ -257,7 +257,7 @@ def test_every_request_ends_once_and_no_block_is_lost_whatever_comes(data: st.Da
                 if sequence.request.request_id not in play.ended:
                     play.end(sequence, "cancelled")
             case "shrink":
-                play.scheduler.shrink()
+                play.scheduler.halve_budget()
     steps = 0
     while not play.scheduler.idle:
         check_step(play)
@@ -265,7 +265,7 @@ def test_every_request_ends_once_and_no_block_is_lost_whatever_comes(data: st.Da
         assert steps < 5000, "a request starves"
     assert len(play.ended) == play.arrivals
     assert play.scheduler.pool.free == blocks
-    assert not play.scheduler._coming
+    assert not play.scheduler._pending_blocks
     assert not play.scheduler._waiting._levels
 
 
