@@ -112,7 +112,7 @@ def measure_engine(folder: Path, scale: Scale, count: int) -> Measured:
         max_running=count,
         token_budget=max(2048, count) if ON_GPU else 64,
     )
-    capabilities = engine.engine.capabilities
+    model_info = engine.engine.model_info
     arrivals: dict[int, int] = {}
 
     def listen(message: Outbound) -> None:
@@ -131,7 +131,7 @@ def measure_engine(folder: Path, scale: Scale, count: int) -> Measured:
     engine.close()
     full = [moments[step] for step in sorted(moments) if arrivals[step] == count]
     steps = [later - earlier for earlier, later in pairwise(full)]
-    return Measured(steps, whole, f"attention by {capabilities.attention}, {capabilities.decode}")
+    return Measured(steps, whole, f"attention by {model_info.attention}, {model_info.decode}")
 
 
 def measure_loop(folder: Path, scale: Scale, count: int) -> list[float]:

@@ -173,12 +173,12 @@ def _function(number: int) -> dict[str, Any]:
 
 def _read(body: bytes) -> None:
     theirs: TypeAdapter[Any] = TypeAdapter(ResponseCreateParamsStreaming)
-    capabilities = _engine(lambda _: None).capabilities
+    model_info = _engine(lambda _: None).model_info
 
     def ours(_: int) -> None:
         for _ in range(REQUESTS):
             request, _items = read_request_input(decode(body, CreateResponse))
-            request_echo(request, read_tools(request.tools), capabilities)
+            request_echo(request, read_tools(request.tools), model_info)
 
     def pydantic(_: int) -> None:
         for _ in range(REQUESTS):
@@ -213,9 +213,9 @@ def _admission(written: int | None) -> Iterator[Callable[[bytes], object]]:
             upgrade(postgres.url)
             with recording(postgres.url) as at:
                 engine = _engine(at.recorder.deliver)
-                model_format = load_model_format(demo_model_folder(), engine.capabilities.stop_ids)
+                model_format = load_model_format(demo_model_folder(), engine.model_info.stop_ids)
                 if written is not None:
-                    prompt = Prompt(token_ids=tuple([5] * written), stop_ids=engine.capabilities.stop_ids)
+                    prompt = Prompt(token_ids=tuple([5] * written), stop_ids=engine.model_info.stop_ids)
                     model_format = _Written(model_format, prompt)
                 servers = McpServers(RegisteredServers(), 1)
                 admission = Admission(

@@ -1,7 +1,7 @@
-"""What the operator may set about the engine, checked when it is made.
+"""Engine settings: `EngineConfig` (model, memory, kernels) and the scheduler's `Limits`, both validated.
 
-Any thread; frozen. Ignorant of environment variables and flags (the server reads those), and of torch:
-devices and dtypes are names here.
+Frozen; any thread. Devices and dtypes are names, so that torch is not imported. The server reads environment
+variables and flags.
 """
 
 import re
@@ -19,79 +19,79 @@ HUB_KERNEL = re.compile(r"[\w.-]+/[\w.-]+@[0-9a-f]{40}")
 
 
 class ModelRefused(Exception):
-    """The model cannot be served rightly by this engine; the message names what stands in the way."""
+    """The model is not supported or cannot be loaded; the message gives the reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """How much the scheduler may hold and do; the part of the settings that needs no model."""
+    """The scheduler's limits; independent of the model."""
 
     kv_blocks: int
-    """Blocks that requests can hold together."""
+    """Size of the block pool."""
     block_size: int = 16
-    """Tokens of a block: the grain of memory and of prefix reuse."""
+    """Tokens a KV block: the unit of allocation and of prefix reuse."""
     token_budget: int = 512
-    """The most tokens that one step computes, prompts and outputs together."""
+    """Maximum of tokens that one step computes, prefill and decode together."""
     max_running: int = 64
-    """The most requests in one step."""
+    """Maximum of requests in one step."""
     max_waiting: int = 256
-    """The most accepted requests beyond those that run."""
-    max_of_share: int | None = None
-    """The most accepted requests of one share that have not ended."""
+    """Maximum of accepted requests that are not running."""
+    max_per_key: int | None = None
+    """Maximum of unfinished requests of one fairness key."""
     hang_seconds: float = 300.0
-    """A step that takes longer is a death. Far above what the longest one may take: on a CPU a full
-    budget of a large model takes a minute, and on a GPU the first step may compile."""
+    """A longer step counts as a hang and ends the engine. On a CPU a full token budget of a large model takes
+    about a minute, and on a GPU the first step may compile kernels."""
 
     def __post_init__(self) -> None:
         for name in ("kv_blocks", "block_size", "token_budget", "max_running"):
             _require(getattr(self, name) >= 1, f"{name} must be at least 1")
         _require(self.max_waiting >= 0, "max_waiting must be at least 0")
-        _require(self.max_of_share is None or self.max_of_share >= 1, "max_of_share must be at least 1")
+        _require(self.max_per_key is None or self.max_per_key >= 1, "max_per_key must be at least 1")
         _require(self.hang_seconds > 0, "hang_seconds must be above 0")
-        # One token for each running request must always fit, or the youngest ones would never move.
+        # One token for each running request must fit, or the last ones in the order would never advance.
         _require(self.token_budget >= self.max_running, "token_budget must be at least max_running")
 
     def blocks_for(self, token_count: int) -> int:
-        """The blocks that hold this many tokens."""
+        """Number of blocks for this many tokens."""
         return -(-token_count // self.block_size)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """The settings of the engine that runs a model."""
+    """Settings of an engine with a model. Fields without a docstring are those of `Limits`."""
 
     model: Path
-    """A directory with config.json and safetensors; nothing is fetched from a hub."""
+    """A directory with config.json and safetensors; nothing is downloaded."""
     adapters: tuple[tuple[str, Path], ...] = ()
-    """Names and folders of LoRA adapters of this model, in peft's format."""
+    """Names and folders of LoRA adapters for this model, in peft's format."""
     device: DeviceName = "auto"
-    """`auto` is the first CUDA device where there is one, else the CPU."""
+    """`auto` is the current CUDA device if there is one, else the CPU."""
     dtype: DtypeName = "auto"
-    """`auto` is the checkpoint's own on a GPU and float32 on a CPU."""
+    """`auto` is the checkpoint's dtype on a GPU and float32 on a CPU."""
     kv_memory: int | None = None
-    """Bytes for the KV cache; None is sized by the model and the free memory (`engine.kv.memory_sizing`)."""
+    """Bytes for the KV cache; None chooses by model and free memory (`engine.kv.memory_sizing`)."""
     kv_blocks: int | None = None
-    """Blocks of the KV cache, instead of bytes."""
+    """Size of the KV cache in blocks, instead of `kv_memory`."""
     block_size: int = 16
     token_budget: int = 512
     max_running: int = 64
     max_waiting: int = 256
-    max_of_share: int | None = None
+    max_per_key: int | None = None
     hang_seconds: float = 300.0
     torch_threads: int | None = None
-    """CPU threads of one operation; None is one for a small model, and else torch's choice."""
+    """Intra-op CPU threads; None is 1 for a small model and torch's default otherwise."""
     decode: DecodeName = "auto"
-    """`auto` records steps of decode alone as CUDA graphs on a GPU; `eager` records nothing;
-    `static` runs, on any device, what would be recorded, which on a CPU is slow and for tests."""
+    """How decode-only steps run: `auto` captures CUDA graphs on a GPU; `eager` captures nothing; `static`
+    runs the passes that would be captured, on any device (slow on a CPU; for tests)."""
     attention: AttentionName = "auto"
-    """`auto` takes a kernel for paged attention on a GPU if one is installed that serves the model; `sdpa` is
-    torch's own attention in any case."""
+    """`auto` uses an installed paged-attention kernel on a GPU if it supports the model; `sdpa` always uses
+    torch's own attention."""
     hub_kernel: str | None = None
-    """A kernel for paged attention that the package `kernels` may fetch from Hugging Face's hub, as
-    `owner/name@commit`. None fetches nothing."""
-    ahead: bool | None = None
-    """Begin each step before the tokens of the last one are read. None is yes on a GPU; on a CPU, which
-    computes one thing at a time, it brings nothing and is for tests."""
+    """A paged-attention kernel that the package `kernels` may download from the Hugging Face Hub, as
+    `owner/name@commit`. None downloads nothing."""
+    pipelined: bool | None = None
+    """Begin each step before the previous step's tokens have been read. None is True on a GPU; on a CPU it
+    gains nothing and is for tests."""
 
     def __post_init__(self) -> None:
         _require(self.device in get_args(DeviceName), f"device {self.device!r} is not known")
@@ -117,14 +117,14 @@ class EngineConfig:
         self.limits(self.kv_blocks if self.kv_blocks is not None else 1)
 
     def limits(self, kv_blocks: int) -> Limits:
-        """These settings with the number of blocks that was found for them."""
+        """The scheduler's limits with this number of blocks."""
         return Limits(
             kv_blocks=kv_blocks,
             block_size=self.block_size,
             token_budget=self.token_budget,
             max_running=self.max_running,
             max_waiting=self.max_waiting,
-            max_of_share=self.max_of_share,
+            max_per_key=self.max_per_key,
             hang_seconds=self.hang_seconds,
         )
 

@@ -1,7 +1,7 @@
-"""The handle that the rest of the program holds: check, submit, cancel, stats, close.
+"""`ThreadedEngine`: validates and submits requests to the engine thread; `load` starts it with a model.
 
-Any thread; the work is the engine thread's (`loop`). Ignorant of torch until `load` is called, so that
-the scripted engine, which is this handle over another executor, starts without it.
+Any thread; steps run on the engine thread (`core.engine_core`). torch is imported by `load` only, so that the
+scripted engine, the same class with another executor, starts without it.
 """
 
 from array import array
@@ -23,7 +23,7 @@ from engine.validation import refuse_bad_beams, refuse_bad_output, refuse_bad_sa
 
 
 class ThreadedEngine:
-    """Implements `messages.Engine` with one thread, which starts here and ends with `close`."""
+    """Implements `request.Engine` with one engine thread, which starts here and ends with `close`."""
 
     def __init__(
         self,
@@ -34,56 +34,56 @@ class ThreadedEngine:
     ) -> None:
         self._executor = executor
         self._limits = limits
-        self._ledger = RequestRegistry(limits.max_running + limits.max_waiting, limits.max_of_share)
-        self._meter = EngineMetrics(limits.kv_blocks)
+        self._registry = RequestRegistry(limits.max_running + limits.max_waiting, limits.max_per_key)
+        self._metrics = EngineMetrics(limits.kv_blocks)
         self._beam_requests = BeamRequests(self._submit_step, self._cancel, deliver, limits.block_size)
         self._supervisor = Supervisor(
             lambda watchdog: EngineCore(
-                executor, limits, self._ledger, self._beam_requests.deliver, self._meter, watchdog
+                executor, limits, self._registry, self._beam_requests.deliver, self._metrics, watchdog
             ),
-            self._ledger,
-            self._meter,
+            self._registry,
+            self._metrics,
             on_dead,
             limits.hang_seconds,
         )
         self._supervisor.start()
 
     @property
-    def capabilities(self) -> ModelInfo:
-        return self._executor.capabilities
+    def model_info(self) -> ModelInfo:
+        return self._executor.model_info
 
     def check(self, request: EngineRequest) -> None:
         """Raises `RequestRefused` if the request could never run. Any thread; compiles a new grammar."""
         self._check(request)
 
     def _check(self, request: EngineRequest) -> CompiledGrammar | None:
-        """The same; returns the request's grammar, compiled."""
-        capabilities = self.capabilities
+        """As `check`; returns the request's compiled grammar."""
+        model_info = self.model_info
         if not request.prompt:
             raise RequestRefused("bad_token", "The prompt is empty.")
-        if not _are_ids(request.prompt, capabilities.vocab_size):
-            raise RequestRefused("bad_token", f"Token ids must be 0 to {capabilities.vocab_size - 1}.")
+        if not _are_ids(request.prompt, model_info.vocab_size):
+            raise RequestRefused("bad_token", f"Token ids must be 0 to {model_info.vocab_size - 1}.")
         if request.max_tokens < 1:
             raise RequestRefused("bad_limit", "max_tokens must be at least 1.")
         if not _are_ids((abs(request.priority),), 2**31):
             raise RequestRefused("bad_limit", "priority must be a number of 32 bits.")
-        # Written so that NaN, for which every comparison is false, is refused.
+        # `not >` instead of `<=` refuses NaN, too.
         if request.deadline_seconds is not None and not request.deadline_seconds > 0:
             raise RequestRefused("bad_limit", "deadline_seconds must be above 0.")
-        refuse_unknown_adapter(request.adapter, capabilities.adapters)
-        refuse_bad_sampling(request.sampling, capabilities.vocab_size)
+        refuse_unknown_adapter(request.adapter, model_info.adapters)
+        refuse_bad_sampling(request.sampling, model_info.vocab_size)
         refuse_bad_output(
             request,
-            vocab_size=capabilities.vocab_size,
+            vocab_size=model_info.vocab_size,
             has_vocabulary=self._executor.vocabulary is not None,
         )
         refuse_bad_beams(request)
         total = len(request.prompt) + request.max_tokens
-        if total > capabilities.context_length:
+        if total > model_info.context_length:
             raise RequestRefused(
                 "too_long",
                 f"{len(request.prompt)} prompt tokens and {request.max_tokens} to generate are more than "
-                f"the {capabilities.context_length} that the model can hold.",
+                f"the {model_info.context_length} that the model can hold.",
             )
         if self._limits.blocks_for(total) > self._limits.kv_blocks:
             raise RequestRefused(
@@ -94,10 +94,10 @@ class ThreadedEngine:
         return check_grammar(request, self._executor.grammars)
 
     def submit(self, request: EngineRequest) -> None:
-        """Queues the request. Raises `RequestRefused`. Any thread, which does the slow work of a long prompt.
+        """Queues the request. Raises `RequestRefused`. Any thread; hashes the prompt's blocks on that thread.
 
-        `overloaded` is said when as many requests as may run and may wait together have not ended,
-        `share_full` when as many of this share have not as one may have.
+        `overloaded` if max_running + max_waiting requests are unfinished, `share_full` if max_per_key
+        requests of this fairness key are.
         """
         if request.beams is None:
             self._submit(request)
@@ -108,40 +108,40 @@ class ThreadedEngine:
     def _submit(self, request: EngineRequest) -> None:
         due = None if request.deadline_seconds is None else monotonic() + request.deadline_seconds
         grammar = self._check(request)
-        self._ledger.check(request)
-        self._ledger.accept(AcceptedRequest(request, self._digest(request), due, grammar))
+        self._registry.check(request)
+        self._registry.accept(AcceptedRequest(request, self._digest(request), due, grammar))
 
     def _submit_step(self, request: EngineRequest, digests: list[bytes]) -> None:
         due = None if request.deadline_seconds is None else monotonic() + request.deadline_seconds
-        self._ledger.accept(AcceptedRequest(request, digests, due))
+        self._registry.accept(AcceptedRequest(request, digests, due))
 
     def cancel(self, request_id: str) -> None:
-        """Asks for the request's end; idempotent. Any thread."""
+        """Cancels the request; unknown ids are ignored. Any thread."""
         if not self._beam_requests.cancel(request_id):
             self._cancel(request_id)
 
     def _cancel(self, request_id: str) -> None:
-        self._ledger.inbox.put(Cancel(request_id))
+        self._registry.inbox.put(Cancel(request_id))
 
-    def hold(self, held: bool) -> None:
-        """Lets no step begin until it is released again. Idempotent; any thread."""
-        self._ledger.held = held
-        if not held:
-            self._ledger.inbox.put(Resumed())
+    def set_paused(self, paused: bool) -> None:
+        """While paused, no step begins. Idempotent; any thread."""
+        self._registry.paused = paused
+        if not paused:
+            self._registry.inbox.put(Resumed())
 
     def stats(self) -> Stats:
-        """Any thread. `waiting` counts every accepted request that is in no step."""
-        snapshot = self._meter.stats
-        return replace(snapshot, waiting=max(0, len(self._ledger) - snapshot.running))
+        """A snapshot; `waiting` counts accepted requests that are not running. Any thread."""
+        snapshot = self._metrics.stats
+        return replace(snapshot, waiting=max(0, len(self._registry) - snapshot.running))
 
     def close(self, *, drain: bool) -> None:
-        """Ends the thread: after the accepted requests (`drain`), or after cancelling them.
+        """Ends the engine thread: after the accepted requests (`drain`), or after cancelling them.
 
-        Idempotent; a call without `drain` ends a drain that is under way. Returns when the thread has
-        ended, unless it is called on that thread, by a listener.
+        Idempotent; a call without `drain` ends a drain in progress. Returns when the thread has ended, unless
+        called on that thread by `deliver`.
         """
-        self._ledger.close("The engine is closed.")
-        self._ledger.inbox.put(Close(drain))
+        self._registry.close("The engine is closed.")
+        self._registry.inbox.put(Close(drain))
         self._executor.interrupt()
         self._supervisor.wait_until_ended()
         self._executor.close()
@@ -154,7 +154,7 @@ class ThreadedEngine:
                 chain, request.cache_salt, request.prompt, len(request.prompt) // size, size, request.adapter
             )
         except (AttributeError, TypeError):
-            return []  # not a request at all; the engine thread meets the same and fails it
+            return []  # malformed; the engine thread runs into the same error and fails the request
         return chain
 
 
@@ -164,11 +164,11 @@ def load(
     progress: Callable[[str], None] = lambda _line: None,
     on_dead: OnEngineDeath = lambda _why: None,
 ) -> ThreadedEngine:
-    """Loads the model (seconds to minutes; `progress` gets a line for each stage) and starts on it.
+    """Loads the model (seconds to minutes; `progress` gets a line for each stage) and starts the engine.
 
-    Raises `config.ModelRefused` for a model that would not be served rightly.
+    Raises `config.ModelRefused` for a model that is not supported or cannot be loaded.
     """
-    from engine.runner.model_runner import ModelRunner  # torch comes in here and nowhere above
+    from engine.runner.model_runner import ModelRunner  # imports torch
 
     executor, limits = ModelRunner.load(config, progress)
     return ThreadedEngine(executor, limits, deliver, on_dead)

@@ -1,6 +1,6 @@
-"""The border between the engine's loop and what computes a step: a model, or a script.
+"""The `Executor` protocol between the engine core and what computes a step (`ModelRunner` or a script).
 
-Types only; engine thread. Ignorant of how tokens come about, and of torch.
+Types only, without torch. Engine thread, but for `interrupt`.
 """
 
 from collections.abc import Callable
@@ -20,12 +20,12 @@ class OutOfMemory(Exception):
 
 
 class EngineFault(BaseException):
-    """Nothing can be computed any more. A BaseException: no handler of one request's errors may keep it."""
+    """The device has failed for good. A BaseException, so that handlers of one request's errors miss it."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowFailure:
-    """One request's part of a step went wrong; the other requests' parts stand."""
+    """One request's row of a step failed; the results of the other rows are valid."""
 
     code: FailureCode
     message: str
@@ -37,75 +37,79 @@ class SampledToken:
 
     token_id: int
     logprobs: TokenLogprobs | None = None
-    """If the request asked for them."""
+    """None if the request has no `logprobs`."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What a step gave."""
+    """The results of one step, on the host."""
 
-    drawn: list[SampledToken | RowFailure]
-    """In order, one for each chunk that draws."""
-    finite: list[bool]
-    """In order, one for each chunk that does not draw: whether what it computed is known to be finite."""
+    sampled: list[SampledToken | RowFailure]
+    """In plan order, one for each chunk that samples a token."""
+    prefills_finite: list[bool]
+    """In plan order, one for each chunk that does not: whether its keys and values are known to be finite."""
     prompt_logprobs: list[PromptLogprobs] = field(default_factory=list)
 
 
 class PendingTokens(Protocol):
-    """The tokens of a step, drawn and on their way."""
+    """Sampled tokens of a step, with their transfer to the host under way."""
 
     @property
     def sequences(self) -> list[TokenSequence]:
-        """Whose tokens they are."""
+        """The sequence of each token."""
 
     @property
-    def told(self) -> list[PromptLogprobs]:
-        """What was asked of prompts; it is there already."""
+    def prompt_logprobs(self) -> list[PromptLogprobs]:
+        """Prompt logprobs of this step, already on the host."""
 
     @property
-    def partial(self) -> list[TokenSequence]:
-        """Of whose prompts a part was computed, after which nothing is drawn."""
+    def partial_prefills(self) -> list[TokenSequence]:
+        """The sequences of which this step computed a part of the prompt without sampling a token."""
 
     def read(self) -> StepResult:
-        """Waits for the tokens, one for each of `sequences`, and for what is known of `partial`.
+        """Waits for the transfer: one token for each of `sequences`, one flag for each of `partial_prefills`.
 
         Raises `EngineFault`.
         """
 
 
 class ForwardHandle(Protocol):
-    """A step whose forward pass was begun."""
+    """A step whose forward pass has been launched."""
 
-    def draw(self, lives: Callable[[TokenSequence], bool]) -> PendingTokens:
-        """Samples for the live requests, whose tokens are known. Raises as `execute` does."""
+    def sample(self, is_live: Callable[[TokenSequence], bool]) -> PendingTokens:
+        """Samples for the sequences that are live; all their earlier tokens are known by now.
+
+        Raises as `execute` does.
+        """
 
 
 class PipelinedExecutor(Protocol):
-    """Computes steps before the tokens of the last one are known; see `loop`."""
+    """Launches a step before the previous step's tokens are known; see `core.engine_core`."""
 
     def begin(self, plan: SchedulerOutput) -> ForwardHandle:
-        """Begins the plan's forward pass; tokens in flight are those of the last draw. Raises as `execute`
-        does.
+        """Launches the plan's forward pass; tokens in flight are those of the last `sample`.
+
+        Raises as `execute` does.
         """
 
 
 class Executor(Protocol):
-    """Computes steps. Called on the engine thread only, but for `interrupt`."""
+    """Computes steps. Called on the engine thread only, except `interrupt`."""
 
     @property
-    def capabilities(self) -> ModelInfo: ...
+    def model_info(self) -> ModelInfo: ...
 
     @property
     def vocabulary(self) -> Vocabulary | None:
-        """What the tokens spell; None if that is not known."""
+        """The bytes of each token; None without a tokenizer."""
 
     @property
     def grammars(self) -> GrammarCompiler | None:
-        """Compiles the grammars of requests; None if what the tokens spell is not known."""
+        """The grammar compiler; None without a tokenizer."""
 
     @property
-    def ahead(self) -> PipelinedExecutor | None:
-        """For an executor that computes on a device of its own, while the host does other things."""
+    def pipelined(self) -> PipelinedExecutor | None:
+        """Set for an executor whose device computes while the host does other work."""
 
     def thread_context(self) -> AbstractContextManager[object]:
         """Entered by the engine thread for its whole life."""
@@ -117,10 +121,10 @@ class Executor(Protocol):
         """
 
     def scrub(self, blocks: list[int]) -> None:
-        """Overwrites blocks whose content may not be finite."""
+        """Overwrites blocks whose content may not be finite with zeros."""
 
     def close(self) -> None:
-        """The engine thread has ended: lets go of what lives outside it. Idempotent."""
+        """Releases threads and other resources, after the engine thread has ended. Idempotent."""
 
     def interrupt(self) -> None:
-        """The engine is closing: stop waiting for anything but the computation. Any thread."""
+        """Ends waits other than the computation, because the engine is closing. Any thread."""

@@ -1,6 +1,6 @@
 """A second engine with the same handle: no model and no torch, for tests of everything around it.
 
-The executor below runs on the engine thread; `order`, `resume` and the rest of the handle on any. It is
+The executor below runs on the engine thread; `order_fault`, `resume` and the rest of the handle on any. It is
 the true loop, scheduler and cache with another source of tokens, so requests queue, share prefixes, are
 preempted and cancelled as on a model.
 
@@ -41,7 +41,7 @@ from engine.scheduling.sequence import TokenSequence
 from engine.vocabulary import Vocabulary
 
 FaultKind = Literal["fail", "raise", "oom", "hang", "die", "crash"]
-KINDS: tuple[FaultKind, ...] = get_args(FaultKind)
+FAULT_KINDS: tuple[FaultKind, ...] = get_args(FaultKind)
 
 
 class Crash(BaseException):
@@ -95,7 +95,7 @@ class ScriptedConfig:
     token_budget: int = 8192
     max_running: int = 64
     max_waiting: int = 256
-    max_of_share: int | None = None
+    max_per_key: int | None = None
     hang_seconds: float = 300.0
     adapters: tuple[str, ...] = ()
     """Names that requests may ask for; drawn answers differ by them."""
@@ -127,14 +127,14 @@ class ScriptedEngine(ThreadedEngine):
             token_budget=config.token_budget,
             max_running=config.max_running,
             max_waiting=config.max_waiting,
-            max_of_share=config.max_of_share,
+            max_per_key=config.max_per_key,
             hang_seconds=config.hang_seconds,
         )
         super().__init__(self._scripted, limits, deliver, on_dead)
 
-    def order(self, fault: Fault) -> None:
+    def order_fault(self, fault: Fault) -> None:
         """The next request that starts without a fault of its script gets this one. Any thread."""
-        self._scripted.ordered.append(fault)
+        self._scripted.ordered_faults.append(fault)
 
     def resume(self) -> None:
         """Ends a hang. Any thread."""
@@ -154,14 +154,14 @@ class _ScriptedExecutor:
         self._closing = threading.Event()
         self._resumed = threading.Event()
         self.hanging = threading.Event()
-        self.ordered: deque[Fault] = deque()
+        self.ordered_faults: deque[Fault] = deque()
         self.vocabulary = config.spelling
         self.grammars = None if config.spelling is None else GrammarCompiler(config.spelling)
-        self._followers = GrammarMatchers(self.grammars)
+        self._grammar_matchers = GrammarMatchers(self.grammars)
         spelled = config.spelling
         self._rules = TokenRules(config.vocab_size if spelled is None else len(spelled.tokens))
-        self.ahead = None
-        self.capabilities = ModelInfo(
+        self.pipelined = None
+        self.model_info = ModelInfo(
             vocab_size=config.vocab_size,
             context_length=config.context_length,
             stop_ids=frozenset({config.stop_id}),
@@ -176,12 +176,16 @@ class _ScriptedExecutor:
     def execute(self, plan: SchedulerOutput) -> StepResult:
         if self._config.step_seconds:
             self._closing.wait(self._config.step_seconds)
-        told = [said for chunk in plan if (said := _tell(chunk)) is not None]
-        sequences = [chunk.sequence for chunk in plan if chunk.draws]
-        masks = self._rules.restrict(sequences, self._followers.masks(sequences))
-        drawn = [self._next(sequence) for sequence in sequences]
-        finite = [True] * (len(plan) - len(sequences))
-        return StepResult(drawn if masks is None else self._obey(drawn, sequences, masks), finite, told)
+        prompt_logprobs = [token for chunk in plan if (token := _prompt_logprobs_of(chunk)) is not None]
+        sequences = [chunk.sequence for chunk in plan if chunk.samples_token]
+        masks = self._rules.restrict(sequences, self._grammar_matchers.masks(sequences))
+        sampled = [self._next(sequence) for sequence in sequences]
+        prefills_finite = [True] * (len(plan) - len(sequences))
+        return StepResult(
+            sampled if masks is None else self._apply_masks(sampled, sequences, masks),
+            prefills_finite,
+            prompt_logprobs,
+        )
 
     def scrub(self, blocks: list[int]) -> None:
         """There is nothing in the blocks."""
@@ -200,19 +204,19 @@ class _ScriptedExecutor:
     def _next(self, sequence: TokenSequence) -> SampledToken | RowFailure:
         answer = self._answers.get(sequence)
         if answer is None:
-            answer = self._answers[sequence] = self._begin(sequence.request)
+            answer = self._answers[sequence] = self._start_answer(sequence.request)
         fault = answer.fault
         if fault is not None and sequence.output_count == fault.at_token:
             if fault.kind == "fail":
                 return RowFailure(fault.code, "A fault of the script.")
             answer.fault = None
-            self._strike(fault)
+            self._raise_fault(fault)
         token_id = answer.token(sequence)
-        if sequence.must_go_on and token_id in sequence.ends:
+        if sequence.must_not_stop and token_id in sequence.ends:
             token_id = next((i for i in self._config.vocabulary if i not in sequence.ends), token_id)
         return SampledToken(token_id, _logprobs_of(sequence.request, token_id))
 
-    def _strike(self, fault: Fault) -> None:
+    def _raise_fault(self, fault: Fault) -> None:
         match fault.kind:
             case "raise":
                 raise ScriptedRowFailure("A fault of the script.")
@@ -225,19 +229,19 @@ class _ScriptedExecutor:
             case "hang":
                 self._hang()
 
-    def _obey(
-        self, drawn: list[SampledToken | RowFailure], sequences: list[TokenSequence], masks: Masks
+    def _apply_masks(
+        self, sampled: list[SampledToken | RowFailure], sequences: list[TokenSequence], masks: Masks
     ) -> list[SampledToken | RowFailure]:
         """Puts tokens that the grammars allow in the place of others."""
         for row in masks.rows:
-            said = drawn[row]
+            token = sampled[row]
             if row in masks.failed:
-                drawn[row] = RowFailure("engine_error", masks.failed[row])
-            elif isinstance(said, SampledToken):
+                sampled[row] = RowFailure("engine_error", masks.failed[row])
+            elif isinstance(token, SampledToken):
                 sequence = sequences[row]
-                token_id = self._allowed(said.token_id, sequence, masks.of(row))
-                drawn[row] = SampledToken(token_id, _logprobs_of(sequence.request, token_id))
-        return drawn
+                token_id = self._allowed(token.token_id, sequence, masks.of(row))
+                sampled[row] = SampledToken(token_id, _logprobs_of(sequence.request, token_id))
+        return sampled
 
     def _allowed(self, token_id: int, sequence: TokenSequence, mask: memoryview) -> int:
         """The token if it is allowed; else a stop id, if the answer is long enough; else any that is."""
@@ -252,12 +256,12 @@ class _ScriptedExecutor:
         key = f"{sequence.request.sampling.seed}:{sequence.tokens[-8:]}".encode()
         return usual[int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little") % len(usual)]
 
-    def _begin(self, request: EngineRequest) -> "_Answer":
+    def _start_answer(self, request: EngineRequest) -> "_Answer":
         script = self._scripts(request) or self._config.script
         fault = script.fault
-        if fault is None and self.ordered:
-            fault = self.ordered.popleft()
-        kind = _Drawn if script.tokens is None else _Given
+        if fault is None and self.ordered_faults:
+            fault = self.ordered_faults.popleft()
+        kind = _RandomAnswer if script.tokens is None else _ScriptedAnswer
         return kind(request, script, self._config, fault)
 
     def _hang(self) -> None:
@@ -290,16 +294,16 @@ def _logprobs(token_id: int, wanted: int) -> TokenLogprobs:
     return TokenLogprobs(-math.log(2), top[:wanted])
 
 
-def _tell(chunk: ScheduledChunk) -> PromptLogprobs | None:
+def _prompt_logprobs_of(chunk: ScheduledChunk) -> PromptLogprobs | None:
     """What the chunk's request wants to be told of its prompt."""
-    request, untold = chunk.sequence.request, chunk.sequence.untold
-    stop = min(chunk.start + chunk.count + 1, untold.stop)
-    if not untold or untold[0] >= stop:
+    request, pending = chunk.sequence.request, chunk.sequence.pending_prompt_logprobs
+    stop = min(chunk.start + chunk.count + 1, pending.stop)
+    if not pending or pending[0] >= stop:
         return None
-    found = [
-        _logprobs(token_id, request.prompt_logprobs or 0) for token_id in request.prompt[untold[0] : stop]
+    logprobs = [
+        _logprobs(token_id, request.prompt_logprobs or 0) for token_id in request.prompt[pending[0] : stop]
     ]
-    return PromptLogprobs(request.request_id, untold[0], tuple(found))
+    return PromptLogprobs(request.request_id, pending[0], tuple(logprobs))
 
 
 class _Answer(ABC):
@@ -318,21 +322,21 @@ class _Answer(ABC):
         """The next token of the answer."""
 
 
-class _Given(_Answer):
+class _ScriptedAnswer(_Answer):
     """An answer that the script spells out."""
 
     def token(self, sequence: TokenSequence) -> int:
         tokens = self.script.tokens or ()
-        index = self._already_given(tokens) + sequence.output_count
+        index = self._generated_before(tokens) + sequence.output_count
         return tokens[index] if index < len(tokens) else self.config.stop_id
 
-    def _already_given(self, tokens: tuple[int, ...]) -> int:
+    def _generated_before(self, tokens: tuple[int, ...]) -> int:
         prompt = self.request.prompt
         longest = min(len(tokens), len(prompt))
         return next((n for n in range(longest, 0, -1) if prompt[-n:] == tokens[:n]), 0)
 
 
-class _Drawn(_Answer):
+class _RandomAnswer(_Answer):
     """An answer in which each token is named by a digest of the seed and of all tokens before it.
 
     A prompt that ends in tokens which this rule would have drawn is taken to continue an answer. A
@@ -347,19 +351,19 @@ class _Drawn(_Answer):
         start = f"{seed}{request.adapter}".encode(errors="surrogatepass")
         self._digest = hashlib.blake2b(start, digest_size=8).digest()
         self._read = 0
-        self._streak = 0
+        self._matching_tokens = 0
 
     def token(self, sequence: TokenSequence) -> int:
         for token_id in sequence.tokens[self._read :]:
-            self._streak = self._streak + 1 if token_id == self._expected() else 0
+            self._matching_tokens = self._matching_tokens + 1 if token_id == self._next_token() else 0
             self._digest = hashlib.blake2b(
                 self._digest + token_id.to_bytes(8, "little"), digest_size=8
             ).digest()
         self._read = len(sequence.tokens)
-        if self._streak >= self.script.length - 1:
+        if self._matching_tokens >= self.script.length - 1:
             return self.config.stop_id
-        return self._expected()
+        return self._next_token()
 
-    def _expected(self) -> int:
+    def _next_token(self) -> int:
         vocabulary = self.config.vocabulary
         return vocabulary[int.from_bytes(self._digest, "little") % len(vocabulary)]

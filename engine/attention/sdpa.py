@@ -12,6 +12,7 @@ sink's logit, which is exact. Nothing here waits for the device: what shapes dep
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any, Protocol
 
 import torch
@@ -27,13 +28,13 @@ IMPLEMENTATION = "holdfast_paged"
 """The name under which transformers knows `paged_attention`. No mask function goes with it, so models
 build no mask."""
 
-NEVER = float("-inf")
-
-QUERIES_AT_ONCE = 128
+MAX_QUERIES_PER_CALL = 128
 """Rows of a prompt that are attended to at once where a mask is made for every head, or where a window
 makes it useless to look at all columns for every row."""
 
-IGNORABLE = frozenset({"dropout", "position_ids", "use_cache", "output_attentions", "output_router_logits"})
+IGNORED_ARGUMENTS = frozenset(
+    {"dropout", "position_ids", "use_cache", "output_attentions", "output_router_logits"}
+)
 """Arguments that models pass and that change nothing here. All others are implemented or refused."""
 
 
@@ -83,7 +84,7 @@ def paged_attention(
     Raises `ModelRefused` for whatever it would have to ignore to go on.
     """
     name = type(module).__name__
-    unknown = sorted(k for k, v in others.items() if v is not None and k not in IGNORABLE)
+    unknown = sorted(k for k, v in others.items() if v is not None and k not in IGNORED_ARGUMENTS)
     if unknown:
         raise ModelRefused(f"{name} uses attention arguments that are not implemented: {unknown}")
     if attention_mask is not None:
@@ -147,17 +148,17 @@ class DecodeRows(ABC):
 
     begin: int
     end: int
-    lengths: Tensor
+    seq_lens: Tensor
     """`[requests]`: their tokens, the new one included."""
-    shortest: int
-    longest: int
+    min_seq_len: int
+    max_seq_len: int
 
     @abstractmethod
     def read(self, call: LayerCall, first: int) -> KeyValueRange:
         """What they may see from the position `first` on, and with sinks a column of zeros for each."""
 
     @abstractmethod
-    def blanks(self, columns: KeyValueRange) -> Tensor:
+    def sink_columns(self, columns: KeyValueRange) -> Tensor:
         """`[requests]`: which column it is that is zero."""
 
 
@@ -165,99 +166,99 @@ class DecodeRows(ABC):
 class ContiguousRows(DecodeRows):
     """Requests whose keys and values lie side by side; read in place."""
 
-    shelf: ContiguousBuffer
+    buffer: ContiguousBuffer
     slots: Tensor
     """Where on the shelf, counted through all its rows, each new token goes."""
 
     def read(self, call: LayerCall, first: int) -> KeyValueRange:
         new, requests = slice(self.begin, self.end), self.end - self.begin
-        last = self.longest + (call.sinks is not None)
-        found = []
-        for shelf, fresh in ((self.shelf.keys, call.key), (self.shelf.values, call.value)):
-            rows = shelf[call.layer]
+        last = self.max_seq_len + (call.sinks is not None)
+        gathered = []
+        for buffer, fresh in ((self.buffer.keys, call.key), (self.buffer.values, call.value)):
+            rows = buffer[call.layer]
             rows.view(-1, *rows.shape[2:]).index_copy_(0, self.slots, fresh[new])
-            found.append(rows[:requests, first:last].transpose(1, 2))
-        return KeyValueRange(found[0], found[1], first)
+            gathered.append(rows[:requests, first:last].transpose(1, 2))
+        return KeyValueRange(gathered[0], gathered[1], first)
 
-    def blanks(self, columns: KeyValueRange) -> Tensor:
-        return self.lengths - columns.first
+    def sink_columns(self, columns: KeyValueRange) -> Tensor:
+        return self.seq_lens - columns.first
 
 
 @dataclass(frozen=True, slots=True)
 class GatheredRows(DecodeRows):
     """Requests whose blocks are gathered for each layer: for every device, and needs no memory of its own."""
 
-    store: KVCache
+    kv_cache: KVCache
     tables: Tensor
     """`[requests, blocks]`: padded with the blank one, which is also the last of each row."""
 
     def read(self, call: LayerCall, first: int) -> KeyValueRange:
-        first_block = first // self.store.block_size
+        first_block = first // self.kv_cache.block_size
         tables = self.tables[:, first_block:] if call.sinks is not None else self.tables[:, first_block:-1]
-        found = []
-        for stored in (self.store.keys[call.layer], self.store.values[call.layer]):
-            blocks = stored.view(len(stored) // self.store.block_size, -1)
+        gathered = []
+        for stored in (self.kv_cache.keys[call.layer], self.kv_cache.values[call.layer]):
+            blocks = stored.view(len(stored) // self.kv_cache.block_size, -1)
             rows = blocks.index_select(0, tables.reshape(-1))
-            found.append(rows.view(len(tables), -1, *stored.shape[1:]).transpose(1, 2))
-        return KeyValueRange(found[0], found[1], first_block * self.store.block_size)
+            gathered.append(rows.view(len(tables), -1, *stored.shape[1:]).transpose(1, 2))
+        return KeyValueRange(gathered[0], gathered[1], first_block * self.kv_cache.block_size)
 
-    def blanks(self, columns: KeyValueRange) -> Tensor:
-        return torch.full_like(self.lengths, columns.key.shape[2] - 1)
+    def sink_columns(self, columns: KeyValueRange) -> Tensor:
+        return torch.full_like(self.seq_lens, columns.key.shape[2] - 1)
 
 
 class SdpaForward:
     """One forward pass over the store. Masks are made once a step, not once a layer."""
 
     def __init__(
-        self, store: KVCache, slots: Tensor, decodes: Sequence[DecodeRows], chunks: Sequence[PromptChunk]
+        self, kv_cache: KVCache, slots: Tensor, decodes: Sequence[DecodeRows], chunks: Sequence[PromptChunk]
     ) -> None:
         """`slots` `[T]` says where each token's key goes."""
-        self._store = store
+        self._kv_cache = kv_cache
         self._slots = slots
         self._decodes = decodes
         self._chunks = chunks
         self._masks: dict[tuple[int, int | None, int], Tensor] = {}
 
     def attend(self, call: LayerCall) -> Tensor:
-        self._store.write(call.layer, self._slots, call.key, call.value)
+        self._kv_cache.write(call.layer, self._slots, call.key, call.value)
         parts = [self._decode(call, rows) for rows in self._decodes]
         parts += [self._prefill(call, chunk) for chunk in self._chunks]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _decode(self, call: LayerCall, rows: DecodeRows) -> Tensor:
         """All requests of `rows` in one call, over the columns that at least one of them sees."""
-        window = call.window if _cuts(call.window, rows.longest) else None
-        first = 0 if window is None else max(rows.shortest - window, 0)
-        seen = rows.read(call, first)
+        window = call.window if _is_cut(call.window, rows.max_seq_len) else None
+        first = 0 if window is None else max(rows.min_seq_len - window, 0)
+        visible = rows.read(call, first)
         query = call.query[rows.begin : rows.end]
-        width = seen.key.shape[2]
-        if call.sinks is None and seen.first == first and rows.shortest == first + width:
-            return one_token_each(query, seen.key, seen.value, None, call)
-        mask = self._decode_mask(rows, window, seen.first, width, query.dtype)[:, None, None]
+        width = visible.key.shape[2]
+        if call.sinks is None and visible.first == first and rows.min_seq_len == first + width:
+            return attend_one_token(query, visible.key, visible.value, None, call)
+        mask = self._decode_mask(rows, window, visible.first, width, query.dtype)[:, None, None]
         if call.sinks is not None:
             mask = mask.repeat(1, len(call.sinks), 1, 1)
-            places = rows.blanks(seen).view(-1, 1, 1, 1).expand((*mask.shape[:2], 1, 1))
+            places = rows.sink_columns(visible).view(-1, 1, 1, 1).expand((*mask.shape[:2], 1, 1))
             mask.scatter_(3, places, call.sinks.to(mask.dtype).view(1, -1, 1, 1).expand(places.shape))
-        return one_token_each(query, seen.key, seen.value, mask, call)
+        return attend_one_token(query, visible.key, visible.value, mask, call)
 
     def _prefill(self, call: LayerCall, chunk: PromptChunk) -> Tensor:
         rows = slice(chunk.begin, chunk.end)
-        window = call.window if _cuts(call.window, chunk.total) else None
+        window = call.window if _is_cut(call.window, chunk.total) else None
         query = call.query[rows]
         if chunk.past == 0 and call.sinks is None and call.softcap is None and window is None:
             # A prompt from its start needs nothing from the store.
-            return _over_heads(query, call.key[rows], call.value[rows], None, call)
+            return _attend_prompt(query, call.key[rows], call.value[rows], None, call)
         count = chunk.end - chunk.begin
-        stretch = count
+        segment = count
         if window is not None or call.sinks is not None or call.softcap is not None:
-            stretch = max(QUERIES_AT_ONCE, window or 0)
+            segment = max(MAX_QUERIES_PER_CALL, window or 0)
         parts = [
-            self._prefill_stretch(call, chunk, window, begin, min(begin + stretch, count))
-            for begin in range(0, count, stretch)
+            self._prefill_segment(call, chunk, window, begin, min(begin + segment, count))
+            for begin in range(0, count, segment)
         ]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-    def _prefill_stretch(
+    def _prefill_segment(
         self, call: LayerCall, chunk: PromptChunk, window: int | None, begin: int, end: int
     ) -> Tensor:
         """The rows `begin` .. `end` of the chunk, over the columns that at least one of them sees."""
@@ -270,17 +271,17 @@ class SdpaForward:
         else:
             slots = torch.cat((slots, chunk.slots[-1:]))
             mask = _with_sinks(mask, call.sinks)
-        key = self._store.keys[call.layer].index_select(0, slots)
-        value = self._store.values[call.layer].index_select(0, slots)
-        return _over_heads(call.query[chunk.begin + begin : chunk.begin + end], key, value, mask, call)
+        key = self._kv_cache.keys[call.layer].index_select(0, slots)
+        value = self._kv_cache.values[call.layer].index_select(0, slots)
+        return _attend_prompt(call.query[chunk.begin + begin : chunk.begin + end], key, value, mask, call)
 
     def _decode_mask(
         self, rows: DecodeRows, window: int | None, first: int, width: int, dtype: torch.dtype
     ) -> Tensor:
         mask = self._masks.get((rows.begin, window, width))
         if mask is None:
-            position = torch.arange(first, first + width, device=self._store.device)
-            mask = _visibility(position, rows.lengths - 1, window, dtype)
+            position = torch.arange(first, first + width, device=self._kv_cache.device)
+            mask = _visibility(position, rows.seq_lens - 1, window, dtype)
             self._masks[rows.begin, window, width] = mask
         return mask
 
@@ -290,23 +291,23 @@ class SdpaForward:
         """One column wider than the tokens are: for a sink."""
         mask = self._masks.get((chunk.begin + begin, window, end))
         if mask is None:
-            position = torch.arange(first, chunk.past + end + 1, device=self._store.device)
+            position = torch.arange(first, chunk.past + end + 1, device=self._kv_cache.device)
             own = position[chunk.past + begin - first : -1]
             mask = _visibility(position, own, window, dtype)
             self._masks[chunk.begin + begin, window, end] = mask
         return mask
 
 
-def _cuts(window: int | None, tokens: int) -> bool:
+def _is_cut(window: int | None, tokens: int) -> bool:
     return window is not None and window < tokens
 
 
 def _visibility(position: Tensor, own: Tensor, window: int | None, dtype: torch.dtype) -> Tensor:
     """`[own, position]`: zero where the token at `own` sees `position`, else minus infinity."""
-    hidden = position[None] > own[:, None]
+    masked = position[None] > own[:, None]
     if window is not None:
-        hidden |= position[None] <= own[:, None] - window
-    return torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, NEVER)
+        masked |= position[None] <= own[:, None] - window
+    return torch.zeros(masked.shape, dtype=dtype, device=masked.device).masked_fill_(masked, -inf)
 
 
 def _with_sinks(mask: Tensor, sinks: Tensor) -> Tensor:
@@ -316,7 +317,9 @@ def _with_sinks(mask: Tensor, sinks: Tensor) -> Tensor:
     return whole
 
 
-def one_token_each(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, call: LayerCall) -> Tensor:
+def attend_one_token(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, call: LayerCall
+) -> Tensor:
     """`[rows, heads, size]` over `[rows, kv_heads, columns, size]` twice -> `[rows, heads, size]`.
 
     The mask is `[requests, heads or 1, 1, columns]`.
@@ -324,7 +327,7 @@ def one_token_each(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | Non
     requests, heads, size = query.shape
     shared = key.shape[1]
     if call.softcap is not None:
-        return _capped(query[:, :, None], key, value, mask, call)[:, :, 0]
+        return _attend_with_softcap(query[:, :, None], key, value, mask, call)[:, :, 0]
     if query.device.type == "cpu" and query.dtype != torch.float32:
         # One row for each head is a path of its own in torch for CPUs, and there the faster one.
         out = scaled_dot_product_attention(
@@ -340,11 +343,11 @@ def one_token_each(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | Non
     return out.reshape(requests, heads, value.shape[3])
 
 
-def _over_heads(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, call: LayerCall) -> Tensor:
+def _attend_prompt(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, call: LayerCall) -> Tensor:
     """`[n, heads, size]`, `[m, kv_heads, size]` twice -> `[n, heads, size]`; causal without mask."""
     q, k, v = (tensor.transpose(0, 1)[None] for tensor in (query, key, value))
     if call.softcap is not None:
-        return _capped(q, k, v, mask, call)[0].transpose(0, 1)
+        return _attend_with_softcap(q, k, v, mask, call)[0].transpose(0, 1)
     out = scaled_dot_product_attention(
         q,
         k,
@@ -357,7 +360,9 @@ def _over_heads(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, 
     return out[0].transpose(0, 1)
 
 
-def _capped(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, call: LayerCall) -> Tensor:
+def _attend_with_softcap(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, call: LayerCall
+) -> Tensor:
     """`[requests, heads, n, size]`, written out: torch's attention cannot bend scores (Gemma 2)."""
     assert call.softcap is not None
     scale = query.shape[-1] ** -0.5 if call.scale is None else call.scale

@@ -1,9 +1,8 @@
-"""Requests that ask for beams: each step of a search is a request of one token for every beam that goes on.
+"""Beam search over ordinary requests: each search step submits a one-token request for every running beam.
 
-What the beams have in common is computed once, as the prefix cache has it. Requests that ask for the
-outputs of one search, each for another of them, share it while it runs; a search depends on nothing but
-the request, so one that comes later, or after a restart, finds the same. Called by any thread, and by the
-engine's with the messages of a step.
+The prefix cache computes the beams' common prefix once. Requests that differ only in `beams.rank` share a
+search while it runs. A search is a function of the request, so a later one, or one after a restart, has the
+same results. `submit` and `cancel` run on any thread, `deliver` on the engine thread.
 """
 
 import itertools
@@ -29,33 +28,33 @@ from engine.sampling.beam_search import Beam, BeamSearch
 from engine.scheduling.block_pool import extend_chain
 
 PREFIX = "beam/"
-"""Of the ids of the requests of one token, which nobody else is told of."""
+"""Id prefix of the internal one-token requests, whose messages are not passed on."""
 
 
 @dataclass(eq=False, slots=True)
-class _Search:
+class _SharedSearch:
     request: EngineRequest
-    """What all that wait for it have in common."""
+    """The search key: see `_search_key`."""
     prompt: tuple[int, ...]
     """Without earlier output."""
     due: float | None
     search: BeamSearch
     chains: list[list[bytes]]
-    """For each beam that runs: the digests of the full blocks of its prompt and output."""
+    """For each running beam: digests of the full blocks of its prompt and output."""
     waiting: dict[str, EngineRequest] = field(default_factory=dict)
-    """Requests by their ids."""
+    """By id: the requests that wait for a result."""
     steps: dict[str, int] = field(default_factory=dict)
-    """Requests of this step, with the place of their beam."""
+    """By id of this step's one-token requests: the index of the beam."""
     tables: dict[int, TokenLogprobs] = field(default_factory=dict)
-    """What this step has given so far, by the place of the beam."""
+    """By index of the beam: the logprobs that this step has returned so far."""
     cached: int | None = None
-    """Tokens of the prompt that the first step found in the cache."""
+    """Prompt tokens that the first step found in the prefix cache."""
     cancelled: bool = False
-    """Nobody wants it any more."""
+    """All of its requests have been cancelled."""
 
 
 class BeamRequests:
-    """Runs searches with an engine's requests. Gives every request exactly one `Finished` or `Failed`."""
+    """Runs all searches. Each request gets exactly one `Finished` or `Failed`."""
 
     def __init__(
         self,
@@ -64,111 +63,113 @@ class BeamRequests:
         deliver: Deliver,
         block_size: int,
     ) -> None:
-        """`submit` takes a request that has been checked, with the digests of the full blocks of its
-        prompt, and raises `RequestRefused` if there is no place for it; `cancel` is the engine's.
+        """`submit` accepts a valid request with the digests of its prompt's full blocks, or raises
+        `RequestRefused`; `cancel` is the engine's.
         """
         self._submit = submit
         self._block_size = block_size
         self._cancel = cancel
         self._deliver = deliver
         self._lock = threading.RLock()
-        self._searches: dict[EngineRequest, _Search] = {}
-        """By what their requests have in common."""
-        self._by_step: dict[str, _Search] = {}
+        self._searches: dict[EngineRequest, _SharedSearch] = {}
+        """By `_search_key`."""
+        self._by_step: dict[str, _SharedSearch] = {}
         self._numbers = itertools.count()
         self._cancelled: list[Outbound] = []
-        """Last messages of requests whose search goes on for others; delivered with the next step's."""
+        """Last messages of cancelled requests whose search continues; delivered with the next step's."""
 
     def submit(self, request: EngineRequest) -> None:
-        """Joins the search of such requests, or begins it. Raises `RequestRefused`. Any thread."""
-        common = _common(request)
+        """Joins a running search with the same key, or begins one. Raises `RequestRefused`. Any thread."""
+        common = _search_key(request)
         with self._lock:
-            found = self._searches.get(common)
-            if found is None:
-                found = _begun(common)
-                self._begin_step(found)
-                self._searches[common] = found
-            elif request.request_id in found.waiting:
+            shared = self._searches.get(common)
+            if shared is None:
+                shared = _new_search(common)
+                self._begin_step(shared)
+                self._searches[common] = shared
+            elif request.request_id in shared.waiting:
                 raise RequestRefused("duplicate", f"Request {request.request_id} is already in the engine.")
-            found.waiting[request.request_id] = request
+            shared.waiting[request.request_id] = request
 
     def cancel(self, request_id: str) -> bool:
-        """Asks for the request's end; False if it is none of these. Any thread."""
+        """Cancels the request; False if it does not wait for a search. Any thread."""
         with self._lock:
-            found = next((one for one in self._searches.values() if request_id in one.waiting), None)
-            if found is None:
+            shared = next(
+                (shared for shared in self._searches.values() if request_id in shared.waiting), None
+            )
+            if shared is None:
                 return False
-            if len(found.waiting) > 1:
-                request = found.waiting.pop(request_id)
-                self._cancelled.append(Finished(request_id, "cancelled", _usage(found, request)))
+            if len(shared.waiting) > 1:
+                request = shared.waiting.pop(request_id)
+                self._cancelled.append(Finished(request_id, "cancelled", _usage(shared, request)))
                 return True
-            found.cancelled = True
-            del self._searches[found.request]
-            for step in found.steps:
+            shared.cancelled = True
+            del self._searches[shared.request]
+            for step in shared.steps:
                 self._cancel(step)
             return True
 
     def deliver(self, messages: Sequence[Outbound]) -> None:
-        """Takes the messages of a step, hands on those that are for others, and goes on. Engine thread."""
-        told: list[Outbound] = []
+        """Handles a step's messages of one-token requests and passes the others on. Engine thread."""
+        outbound: list[Outbound] = []
         with self._lock:
             if not self._by_step and not self._cancelled:
-                told += messages
+                outbound += messages
             else:
-                told += self._cancelled
+                outbound += self._cancelled
                 self._cancelled = []
                 for message in messages:
                     if message.request_id.startswith(PREFIX):
-                        told += self._take(message)
+                        outbound += self._handle_step_message(message)
                     else:
-                        told.append(message)
-        if told:
-            self._deliver(told)
+                        outbound.append(message)
+        if outbound:
+            self._deliver(outbound)
 
-    def _take(self, message: Outbound) -> list[Outbound]:
-        found = self._by_step.get(message.request_id)
-        if found is None:
+    def _handle_step_message(self, message: Outbound) -> list[Outbound]:
+        shared = self._by_step.get(message.request_id)
+        if shared is None:
             return []
         match message:
             case Tokens(_, _, (table, *_)):
-                found.tables[found.steps[message.request_id]] = table
+                shared.tables[shared.steps[message.request_id]] = table
             case Finished(_, "cancelled"):
-                return self._end_cancelled(found)
+                return self._end_cancelled(shared)
             case Finished():
                 del self._by_step[message.request_id]
-                if found.cached is None:
-                    found.cached = message.usage.cached
-                if len(found.tables) == len(found.steps):
-                    return self._advance(found)
-            case Failed(_, code, why):
-                return self._fail(found, code, why)
+                if shared.cached is None:
+                    shared.cached = message.usage.cached
+                if len(shared.tables) == len(shared.steps):
+                    return self._advance(shared)
+            case Failed(_, code, message_text):
+                return self._fail(shared, code, message_text)
         return []
 
-    def _advance(self, found: _Search) -> list[Outbound]:
-        if found.cancelled:
-            return self._end_cancelled(found)
-        found.search.advance([found.tables[place] for place in range(len(found.tables))])
-        if not found.search.running:
-            return self._end(found, lambda request: _ended(found, request))
+    def _advance(self, shared: _SharedSearch) -> list[Outbound]:
+        if shared.cancelled:
+            return self._end_cancelled(shared)
+        shared.search.advance([shared.tables[index] for index in range(len(shared.tables))])
+        if not shared.search.running:
+            return self._end(shared, lambda request: _final_messages(shared, request))
         try:
-            self._begin_step(found)
+            self._begin_step(shared)
         except RequestRefused as refused:
             if refused.reason == "closed":
-                return self._end_cancelled(found)
-            return self._fail(found, "overloaded", str(refused))
+                return self._end_cancelled(shared)
+            return self._fail(shared, "overloaded", str(refused))
         return []
 
-    def _begin_step(self, found: _Search) -> None:
-        """Submits a request for each beam that runs. Raises JobRefused; then none of them is left.
+    def _begin_step(self, shared: _SharedSearch) -> None:
+        """Submits a request for each running beam; all or none. Raises `RequestRefused`.
 
-        Only what is new is hashed: the engine's thread does this between two steps.
+        Runs on the engine thread between two steps, so only new blocks are hashed.
         """
-        found.steps, found.tables = {}, {}
+        shared.steps, shared.tables = {}, {}
         chains: list[list[bytes]] = []
         try:
-            for place, beam in enumerate(found.search.running):
+            for index, beam in enumerate(shared.search.running):
                 step = f"{PREFIX}{next(self._numbers)}"
-                request, chain = _step_of(found, beam, step), list(found.chains[beam.origin])
+                request, chain = _step_request(shared, beam, step), list(shared.chains[beam.origin])
                 size = self._block_size
                 extend_chain(
                     chain,
@@ -180,37 +181,37 @@ class BeamRequests:
                 )
                 chains.append(chain)
                 self._submit(request, chain)
-                found.steps[step] = place
-                self._by_step[step] = found
-            found.chains = chains
+                shared.steps[step] = index
+                self._by_step[step] = shared
+            shared.chains = chains
         except RequestRefused:
-            self._forget_steps(found)
+            self._forget_steps(shared)
             raise
 
-    def _fail(self, found: _Search, code: FailureCode, why: str) -> list[Outbound]:
+    def _fail(self, shared: _SharedSearch, code: FailureCode, message_text: str) -> list[Outbound]:
         return self._end(
-            found, lambda request: [Failed(request.request_id, code, why, _usage(found, request))]
+            shared, lambda request: [Failed(request.request_id, code, message_text, _usage(shared, request))]
         )
 
-    def _end_cancelled(self, found: _Search) -> list[Outbound]:
+    def _end_cancelled(self, shared: _SharedSearch) -> list[Outbound]:
         return self._end(
-            found, lambda request: [Finished(request.request_id, "cancelled", _usage(found, request))]
+            shared, lambda request: [Finished(request.request_id, "cancelled", _usage(shared, request))]
         )
 
-    def _end(self, found: _Search, last: Callable[[EngineRequest], list[Outbound]]) -> list[Outbound]:
-        """The last messages of all that wait for a search."""
-        self._forget_steps(found)
-        self._searches.pop(found.request, None)
-        return [message for request in found.waiting.values() for message in last(request)]
+    def _end(self, shared: _SharedSearch, last: Callable[[EngineRequest], list[Outbound]]) -> list[Outbound]:
+        """Removes the search; returns the last messages of all its requests."""
+        self._forget_steps(shared)
+        self._searches.pop(shared.request, None)
+        return [message for request in shared.waiting.values() for message in last(request)]
 
-    def _forget_steps(self, found: _Search) -> None:
-        for step in found.steps:
+    def _forget_steps(self, shared: _SharedSearch) -> None:
+        for step in shared.steps:
             if self._by_step.pop(step, None) is not None:
                 self._cancel(step)
 
 
-def _common(request: EngineRequest) -> EngineRequest:
-    """The request without what differs among those that share a search."""
+def _search_key(request: EngineRequest) -> EngineRequest:
+    """The request without the fields in which requests of one search may differ."""
     assert request.beams is not None
     offset = request.output_offset
     return replace(
@@ -224,7 +225,7 @@ def _common(request: EngineRequest) -> EngineRequest:
     )
 
 
-def _begun(request: EngineRequest) -> _Search:
+def _new_search(request: EngineRequest) -> _SharedSearch:
     assert request.beams is not None
     search = BeamSearch(
         width=request.beams.width,
@@ -236,44 +237,44 @@ def _begun(request: EngineRequest) -> _Search:
         logprobs=request.logprobs,
     )
     due = None if request.deadline_seconds is None else monotonic() + request.deadline_seconds
-    return _Search(request, request.prompt, due, search, [[]])
+    return _SharedSearch(request, request.prompt, due, search, [[]])
 
 
-def _step_of(found: _Search, beam: Beam, request_id: str) -> EngineRequest:
-    """The request that tells what may follow a beam. Its own token is of no use: the table has it."""
-    request = found.request
+def _step_request(shared: _SharedSearch, beam: Beam, request_id: str) -> EngineRequest:
+    """A one-token request whose top logprobs are the beam's candidates; its sampled token is not used."""
+    request = shared.request
     return EngineRequest(
         request_id=request_id,
-        prompt=(*found.prompt, *beam.token_ids),
+        prompt=(*shared.prompt, *beam.token_ids),
         max_tokens=1,
         sampling=SamplingParams(seed=0, temperature=0.0),
-        logprobs=max(found.search.seen, request.logprobs or 0),
+        logprobs=max(shared.search.candidates_per_beam, request.logprobs or 0),
         adapter=request.adapter,
         cache_salt=request.cache_salt,
         priority=request.priority,
-        share=request.share,
-        deadline_seconds=None if found.due is None else max(found.due - monotonic(), 0.001),
+        fairness_key=request.fairness_key,
+        deadline_seconds=None if shared.due is None else max(shared.due - monotonic(), 0.001),
     )
 
 
-def _ended(found: _Search, request: EngineRequest) -> list[Outbound]:
-    """The output that a request asked for, but for what it had before."""
+def _final_messages(shared: _SharedSearch, request: EngineRequest) -> list[Outbound]:
+    """The messages with the result of the request's rank, without its earlier output."""
     assert request.beams is not None
-    best = found.search.best
+    best = shared.search.best
     if request.beams.rank >= len(best):
-        why = f"The search found {len(best)} outputs, not {request.beams.width}."
-        return [Failed(request.request_id, "engine_error", why, _usage(found, request))]
+        message_text = f"The search found {len(best)} outputs, not {request.beams.width}."
+        return [Failed(request.request_id, "engine_error", message_text, _usage(shared, request))]
     beam, offset = best[request.beams.rank], request.output_offset
     if beam.token_ids[:offset] != request.prompt[len(request.prompt) - offset :]:
-        why = "The search came to another output than before."
-        return [Failed(request.request_id, "engine_error", why, _usage(found, request))]
-    told: list[Outbound] = []
+        message_text = "The search came to another output than before."
+        return [Failed(request.request_id, "engine_error", message_text, _usage(shared, request))]
+    outbound: list[Outbound] = []
     if rest := beam.token_ids[offset:]:
         logprobs = None if request.logprobs is None else beam.logprobs[offset:]
-        told.append(Tokens(request.request_id, rest, logprobs))
-    usage = replace(_usage(found, request), output=len(rest))
-    return [*told, Finished(request.request_id, "stop" if beam.ended else "length", usage)]
+        outbound.append(Tokens(request.request_id, rest, logprobs))
+    usage = replace(_usage(shared, request), output=len(rest))
+    return [*outbound, Finished(request.request_id, "stop" if beam.ended else "length", usage)]
 
 
-def _usage(found: _Search, request: EngineRequest) -> Usage:
-    return Usage(prompt=len(request.prompt), cached=min(found.cached or 0, len(request.prompt)))
+def _usage(shared: _SharedSearch, request: EngineRequest) -> Usage:
+    return Usage(prompt=len(request.prompt), cached=min(shared.cached or 0, len(request.prompt)))

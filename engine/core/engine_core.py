@@ -1,19 +1,18 @@
-"""The engine thread: inbox -> schedule -> compute -> hand out, once a step.
+"""`EngineCore`, the engine thread's loop: inbox -> schedule -> execute -> deliver, once a step.
 
-Runs on the engine thread. Ignorant of models, of torch (that is the executor's) and of who listens. What
-it promises: each request of the ledger gets exactly one `Finished` or `Failed`, whatever goes wrong;
-trouble of one request stays that request's; the messages of a step are delivered together. Scheduler and
-cache are ignorant of time: deadlines are kept here.
+Guarantees: each accepted request gets exactly one `Finished` or `Failed`; an error of one request ends only
+that request; the messages of a step are delivered together. Deadlines are checked here, so that scheduler and
+block pool need no clock.
 
-With an executor that computes on a device of its own, the host works while the device does: each turn
-begins the next step's forward pass, whose inputs the device has, and only then reads what the last one drew.
+With a `PipelinedExecutor` the host works while the device computes: an iteration launches the next step's
+forward pass, whose input tokens the device already has, and only then reads the tokens of the previous step.
 
-    turn:    plan n+1 -> begin n+1 -> read n, tell of it -> draw n+1 (masks, penalties) -> plan n+2 ...
-    device:              |- forward n+1 -----------------------| draw n+1 |- forward n+2 ...
+    host:    plan n+1 -> begin n+1 -> read n, queue messages -> sample n+1 (masks, penalties) -> plan n+2 ...
+    device:              |- forward n+1 ------------------------| sample n+1 |- forward n+2 ...
 
-So between two plans each request has at most one token in flight, drawn and not read. All that depends on
-what tokens are happens after they were read, as it does without a device. A request that ends with its
-token in flight has one row too many in the pass that was begun; nothing is drawn from it.
+So between two plans a request has at most one token in flight: sampled and not yet read. Everything that
+depends on token values (stop conditions, grammars, penalties) happens after they have been read. A request
+that ends while its token is in flight has a surplus row in the launched pass; it is not sampled.
 """
 
 import logging
@@ -21,6 +20,7 @@ import queue
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from math import inf
 from time import monotonic
 
 from engine.config import Limits
@@ -54,59 +54,60 @@ from engine.scheduling.sequence import TokenSequence
 
 log = logging.getLogger(__name__)
 
-HELD_CHECK_AFTER = 0.1
-"""Seconds after which a held engine looks for requests whose time is over."""
-IDLE_CHECK_AFTER = 1.0
-"""Seconds without work after which the engine checks its books."""
+PAUSED_POLL_SECONDS = 0.1
+"""A paused engine checks deadlines this often."""
+IDLE_CHECK_SECONDS = 1.0
+"""After this time without work the engine checks the integrity of scheduler and block pool."""
 
 
 @dataclass(frozen=True, slots=True)
 class _InFlightStep:
-    """A step whose tokens are in flight."""
+    """A step whose tokens have been sampled and not read."""
 
     pending: PendingTokens
     progress: dict[TokenSequence, ComputedBlocks]
     began: float
+    """Monotonic time."""
 
 
 class EngineCore:
-    """One life of the engine thread. `run` is its body."""
+    """The engine thread's state between a start or restart and its end; `run` is the thread's body."""
 
     def __init__(
         self,
         executor: Executor,
         limits: Limits,
-        ledger: RequestRegistry,
+        registry: RequestRegistry,
         deliver: Deliver,
-        meter: EngineMetrics,
+        metrics: EngineMetrics,
         watchdog: Watchdog,
     ) -> None:
         self._executor = executor
-        self._scheduler = Scheduler(limits, meter.tally)
-        self._ledger = ledger
+        self._scheduler = Scheduler(limits, metrics.counters)
+        self._registry = registry
         self._deliver = deliver
-        self._meter = meter
+        self._metrics = metrics
         self._watchdog = watchdog
         self._sequences: dict[str, TokenSequence] = {}
         self._deadlines = Deadlines()
         self._outbox: list[Outbound] = []
         self._ended: list[str] = []
-        """The requests whose last message is in the outbox."""
+        """Ids of requests whose last message is in the outbox."""
         self._arrivals = 0
         self._closing: Close | None = None
         self.delivering = False
-        """The listener was called and has not come back."""
-        self._flight: _InFlightStep | None = None
-        self._read_at = float("-inf")
+        """A call of the `deliver` callback is running."""
+        self._in_flight: _InFlightStep | None = None
+        self._last_read_at = -inf
 
     def run(self, *, after_death: bool = False) -> BaseException | None:
-        """Gives what it died of, of which no request has been told, or None after it was closed."""
+        """Steps until closed. Returns None, or the exception that ended it, for which `fail_all` is due."""
         try:
             with self._executor.thread_context():
                 if after_death:
                     self._executor.scrub(list(range(1, self._scheduler.pool.total + 1)))
-                self._meter.tell(running=0, kv_blocks_used=0)
-                self._work_until_closed()
+                self._metrics.publish(running=0, kv_blocks_used=0)
+                self._run_until_closed()
             self._scheduler.check_integrity()
         except StepAbandoned as abandoned:
             return abandoned
@@ -115,61 +116,61 @@ class EngineCore:
             return error
         return None
 
-    def bury(self, cause: BaseException) -> None:
-        """Tells every request of the engine's death at once, also those that are still in the inbox."""
-        told = self._outbox  # what the last step gave before it broke
+    def fail_all(self, cause: BaseException) -> None:
+        """Delivers `Failed` to every unfinished request, those in the inbox included."""
+        messages = self._outbox  # results of the last step before it failed
         ended = set(self._ended)
         failures: list[Outbound] = []
-        for request in self._ledger.end_all():
+        for request in self._registry.remove_all():
             if request.request_id not in ended:
                 sequence = self._sequences.get(request.request_id)
                 usage = sequence.usage if sequence else Usage(prompt=len(request.prompt))
                 failures.append(Failed(request.request_id, "engine_dead", _describe(cause), usage))
-        if told or failures:
-            self._call_deliver([*told, *failures])
+        if messages or failures:
+            self._call_deliver([*messages, *failures])
 
-    def _work_until_closed(self) -> None:
+    def _run_until_closed(self) -> None:
         while not (self._closing and self._scheduler.idle):
             self._read_inbox()
             with self._watchdog:
                 if self._deadlines:
                     self._end_overdue()
-                if self._ledger.held and not self._closing:
-                    self._wait_for_release()
-                elif self._executor.ahead is not None:
-                    self._turn(self._executor.ahead)
+                if self._registry.paused and not self._closing:
+                    self._wait_for_resume()
+                elif self._executor.pipelined is not None:
+                    self._pipelined_step(self._executor.pipelined)
                 elif not self._scheduler.idle:
                     self._step()
-                self._hand_out()
+                self._flush_outbox()
 
     # Inbox
 
     def _read_inbox(self) -> None:
-        """Takes all that is there; waits for something only when there is nothing to compute."""
+        """Handles all messages; waits for one only if there is nothing to compute."""
         if self._scheduler.idle and not self._closing:
             self._handle(self._wait())
-        while not self._ledger.inbox.empty():
-            self._handle(self._ledger.inbox.get())
+        while not self._registry.inbox.empty():
+            self._handle(self._registry.inbox.get())
 
     def _wait(self) -> Inbound:
         try:
-            return self._ledger.inbox.get(timeout=IDLE_CHECK_AFTER)
+            return self._registry.inbox.get(timeout=IDLE_CHECK_SECONDS)
         except queue.Empty:
             self._scheduler.check_integrity()
-            self._meter.rest()
-        return self._ledger.inbox.get()
+            self._metrics.reset_rate()
+        return self._registry.inbox.get()
 
-    def _wait_for_release(self) -> None:
-        """For that, or for anything else that can be done without a step; deadlines are kept meanwhile."""
+    def _wait_for_resume(self) -> None:
+        """Handles one message, or returns after `PAUSED_POLL_SECONDS` so that deadlines are checked."""
         with suppress(queue.Empty):
-            self._handle(self._ledger.inbox.get(timeout=HELD_CHECK_AFTER))
+            self._handle(self._registry.inbox.get(timeout=PAUSED_POLL_SECONDS))
 
     def _handle(self, message: Inbound) -> None:
         match message:
             case Resumed():
                 pass
             case AcceptedRequest():
-                self._begin(message)
+                self._admit(message)
             case Cancel(request_id):
                 if sequence := self._sequences.get(request_id):
                     self._finish(sequence, "cancelled")
@@ -179,13 +180,13 @@ class EngineCore:
                     for sequence in list(self._sequences.values()):
                         self._finish(sequence, "cancelled")
 
-    def _begin(self, accepted: AcceptedRequest) -> None:
+    def _admit(self, accepted: AcceptedRequest) -> None:
         request = accepted.request
         self._arrivals += 1
         try:
             vocabulary = self._executor.vocabulary
             sequence = TokenSequence(request, self._arrivals, vocabulary, accepted.digests, accepted.grammar)
-            # Planning needs the digests; a request for which there are none must not get so far.
+            # Computes the digests that planning needs, where an error fails this request only.
             self._scheduler.prepare(sequence)
         except Exception as error:
             log.exception("request %s cannot be handled", request.request_id)
@@ -211,95 +212,98 @@ class EngineCore:
         began = monotonic()
         try:
             with self._watchdog:
-                self._clean_blocks()
+                self._scrub_dirty_blocks()
                 result = self._executor.execute(plan)
-        except Exception as error:  # noqa: BLE001 - the log is told, and the requests
-            self._survive(plan, error)
+        except Exception as error:  # noqa: BLE001 - logged, and delivered to the requests
+            self._handle_step_error(plan, error)
             return
-        drawing = [chunk.sequence for chunk in plan if chunk.draws]
-        partial = [chunk.sequence for chunk in plan if not chunk.draws]
+        sampling = [chunk.sequence for chunk in plan if chunk.samples_token]
+        partial = [chunk.sequence for chunk in plan if not chunk.samples_token]
         progress = {each.sequence: each for each in self._scheduler.advance(plan)}
-        self._tell_of_prompts(result.prompt_logprobs)
-        for sequence, finite in zip(partial, result.finite, strict=True):
+        self._queue_prompt_logprobs(result.prompt_logprobs)
+        for sequence, finite in zip(partial, result.prefills_finite, strict=True):
             if finite:
                 self._scheduler.confirm(progress[sequence])
-        for sequence, drawn in zip(drawing, result.drawn, strict=True):
-            self._take(progress[sequence], drawn)
-        self._meter.count_step(began, monotonic(), len(drawing))
+        for sequence, sampled in zip(sampling, result.sampled, strict=True):
+            self._apply_result(progress[sequence], sampled)
+        self._metrics.record_step(began, monotonic(), len(sampling))
 
-    def _turn(self, ahead: PipelinedExecutor) -> None:
-        """As `_step`, but what is read are the tokens of the step before."""
+    def _pipelined_step(self, ahead: PipelinedExecutor) -> None:
+        """As `_step`, but reads the tokens of the previous step."""
         plan = () if self._scheduler.idle else self._scheduler.plan()
-        assert plan or self._flight or self._scheduler.idle, "there are requests, but none of them can move"
+        assert plan or self._in_flight or self._scheduler.idle, (
+            "there are requests, but none of them can move"
+        )
         began = monotonic()
-        begun: ForwardHandle | None = None
-        trouble: Exception | None = None
+        forward: ForwardHandle | None = None
+        error_in_step: Exception | None = None
         if plan:
             try:
                 with self._watchdog:
-                    self._clean_blocks()
-                    begun = ahead.begin(plan)
-            except Exception as error:  # noqa: BLE001 - the log is told, and the requests
-                trouble = error
-        self._land()
-        plan = tuple(chunk for chunk in plan if self._lives(chunk.sequence))
+                    self._scrub_dirty_blocks()
+                    forward = ahead.begin(plan)
+            except Exception as error:  # noqa: BLE001 - logged, and delivered to the requests
+                error_in_step = error
+        self._collect()
+        plan = tuple(chunk for chunk in plan if self._is_live(chunk.sequence))
         pending: PendingTokens | None = None
-        if begun is not None and plan:
+        if forward is not None and plan:
             try:
                 with self._watchdog:
-                    pending = begun.draw(self._lives)
-            except Exception as error:  # noqa: BLE001 - the log is told, and the requests
-                trouble = error
-        if trouble is not None and plan:
-            self._survive(plan, trouble)
+                    pending = forward.sample(self._is_live)
+            except Exception as error:  # noqa: BLE001 - logged, and delivered to the requests
+                error_in_step = error
+        if error_in_step is not None and plan:
+            self._handle_step_error(plan, error_in_step)
         elif pending is not None:
-            self._take_off(plan, pending, began)
+            self._dispatch(plan, pending, began)
 
-    def _take_off(self, plan: SchedulerOutput, pending: PendingTokens, began: float) -> None:
+    def _dispatch(self, plan: SchedulerOutput, pending: PendingTokens, began: float) -> None:
         progress = {each.sequence: each for each in self._scheduler.advance(plan)}
-        self._tell_of_prompts(pending.told)
+        self._queue_prompt_logprobs(pending.prompt_logprobs)
         for sequence in pending.sequences:
             sequence.in_flight = True
-        self._flight = _InFlightStep(pending, progress, began)
+        self._in_flight = _InFlightStep(pending, progress, began)
 
-    def _land(self) -> None:
-        """Reads the tokens in flight; those of requests that ended meanwhile are nobody's."""
-        flight, self._flight = self._flight, None
-        if flight is None or not any(map(self._lives, flight.progress)):
+    def _collect(self) -> None:
+        """Reads the tokens in flight and applies those of live requests."""
+        in_flight, self._in_flight = self._in_flight, None
+        if in_flight is None or not any(map(self._is_live, in_flight.progress)):
             return
-        pending = flight.pending
+        pending = in_flight.pending
         with self._watchdog:
             result = pending.read()
-        for sequence, finite in zip(pending.partial, result.finite, strict=True):
-            if finite and self._lives(sequence):
-                self._scheduler.confirm(flight.progress[sequence])
-        for sequence, drawn in zip(pending.sequences, result.drawn, strict=True):
-            if self._lives(sequence):
-                self._take(flight.progress[sequence], drawn)
+        for sequence, finite in zip(pending.partial_prefills, result.prefills_finite, strict=True):
+            if finite and self._is_live(sequence):
+                self._scheduler.confirm(in_flight.progress[sequence])
+        for sequence, sampled in zip(pending.sequences, result.sampled, strict=True):
+            if self._is_live(sequence):
+                self._apply_result(in_flight.progress[sequence], sampled)
         now = monotonic()
         if pending.sequences:
-            self._meter.count_step(max(flight.began, self._read_at), now, len(result.drawn))
-        self._read_at = now
+            self._metrics.record_step(max(in_flight.began, self._last_read_at), now, len(result.sampled))
+        self._last_read_at = now
 
-    def _clean_blocks(self) -> None:
-        """Before a step reads or shares them. They stay on the list if that fails."""
+    def _scrub_dirty_blocks(self) -> None:
+        """Zeroes dirty blocks before a step can read or share them. They stay listed if that fails."""
         if self._scheduler.dirty:
             self._executor.scrub(self._scheduler.dirty)
             self._scheduler.dirty.clear()
 
-    def _lives(self, sequence: TokenSequence) -> bool:
+    def _is_live(self, sequence: TokenSequence) -> bool:
         return self._sequences.get(sequence.request.request_id) is sequence
 
-    def _tell_of_prompts(self, told: Sequence[PromptLogprobs]) -> None:
-        for stretch in told:
-            self._sequences[stretch.request_id].prompt_told = stretch.begin + len(stretch.logprobs)
+    def _queue_prompt_logprobs(self, told: Sequence[PromptLogprobs]) -> None:
+        for part in told:
+            self._sequences[part.request_id].num_prompt_logprobs_sent = part.begin + len(part.logprobs)
         self._outbox += told
 
-    def _take(self, progress: ComputedBlocks, result: SampledToken | RowFailure) -> None:
+    def _apply_result(self, progress: ComputedBlocks, result: SampledToken | RowFailure) -> None:
         sequence = progress.sequence
         if isinstance(result, RowFailure):
-            # What is not proven is shared with nobody. Of what is, nothing is taken from this request again.
-            self._scheduler.pool.forget(sequence.blocks)
+            # Blocks not known to be finite were never cached; the cached ones of this request are dropped,
+            # too.
+            self._scheduler.pool.uncache(sequence.blocks)
             self._fail(sequence, result.code, result.message)
             return
         self._scheduler.confirm(progress)
@@ -314,8 +318,10 @@ class EngineCore:
         if reason is not None:
             self._finish(sequence, reason)
 
-    def _survive(self, plan: SchedulerOutput, error: Exception) -> None:
-        """A step failed as a whole: none of it was computed."""
+    def _handle_step_error(self, plan: SchedulerOutput, error: Exception) -> None:
+        """Handles a step that failed as a whole: retries smaller after `OutOfMemory`, else fails its
+        requests.
+        """
         if isinstance(error, OutOfMemory):
             self._relieve_memory(plan, error)
             return
@@ -324,13 +330,14 @@ class EngineCore:
             self._fail(chunk.sequence, "engine_error", _describe(error))
 
     def _relieve_memory(self, plan: SchedulerOutput, error: OutOfMemory) -> None:
-        """Computes less at a time if the step had a prompt in it; else the last request waits until
-        the others need less. A request fails that does not fit alone.
+        """Halves the token budget if the step had a prefill; else preempts the step's last request.
+
+        A request that does not fit alone fails.
         """
-        if plan[-1].count > 1 and self._scheduler.shrink():
+        if plan[-1].count > 1 and self._scheduler.halve_budget():
             log.warning("out of memory: prompts will be computed in smaller chunks")
             return
-        if self._scheduler.thin_out(plan):
+        if self._scheduler.reduce_running(plan):
             log.warning("out of memory: fewer requests will be computed at a time")
             return
         last = self._scheduler.last_of(plan)
@@ -339,7 +346,9 @@ class EngineCore:
     # Ends
 
     def _finish(self, sequence: TokenSequence, reason: FinishReason) -> None:
-        self._end(sequence, Finished(sequence.request.request_id, reason, sequence.usage, sequence.stop_hit))
+        self._end(
+            sequence, Finished(sequence.request.request_id, reason, sequence.usage, sequence.stop_match)
+        )
 
     def _fail(self, sequence: TokenSequence, code: FailureCode, message: str) -> None:
         log.warning("request %s failed (%s): %s", sequence.request.request_id, code, message)
@@ -347,16 +356,16 @@ class EngineCore:
 
     def _end(self, sequence: TokenSequence, last: Finished | Failed) -> None:
         self._scheduler.remove(sequence)
-        self._deadlines.forget(sequence)
+        self._deadlines.discard(sequence)
         del self._sequences[sequence.request.request_id]
         self._outbox.append(last)
         self._ended.append(last.request_id)
 
-    def _hand_out(self) -> None:
-        """Delivers the step's messages. A request leaves the ledger first: its id is free once told."""
-        self._meter.tell(running=self._scheduler.running, kv_blocks_used=self._scheduler.pool.used)
+    def _flush_outbox(self) -> None:
+        """Delivers the step's messages. Ended requests leave the registry first: their ids are free."""
+        self._metrics.publish(running=self._scheduler.running, kv_blocks_used=self._scheduler.pool.used)
         for request_id in self._ended:
-            self._ledger.end(request_id)
+            self._registry.remove(request_id)
         messages, self._outbox, self._ended = self._outbox, [], []
         if messages:
             self._call_deliver(messages)
@@ -366,8 +375,8 @@ class EngineCore:
         try:
             self._deliver(messages)
         except Exception:
-            # The listener's bug must not end everybody's requests; there is nobody else to tell.
-            log.exception("the listener failed on %d messages", len(messages))
+            # An error of the callback must not end all requests.
+            log.exception("the deliver callback failed on %d messages", len(messages))
         finally:
             self.delivering = False
 

@@ -1,28 +1,29 @@
-"""What the engine counts and measures, and the snapshot of it that any thread may read.
+"""`EngineMetrics`: counters, throughput and step-time percentiles, published as a `Stats` snapshot.
 
-Written by the engine thread, or by the one that declares it dead; the snapshot is replaced whole. It lives
-as long as the handle, so its counters run through the engine's deaths. It is told what time it is.
+Written by the engine thread or by the watchdog thread that declares it dead; any thread reads `stats`, which
+is replaced as a whole. It belongs to `ThreadedEngine`, so counters survive a restart of the engine thread.
 """
 
 from collections import deque
 from dataclasses import replace
+from math import inf
 
 from engine.request import Stats, StepSeconds
 from engine.scheduling.scheduler import SchedulerCounters
 
 RECENT_SECONDS = 10.0
 RECENT_STEPS = 1024
-"""What is called recent: so many seconds, and of these at most so many steps."""
+"""Window of rates and percentiles: this many seconds, and at most this many steps."""
 
 REFRESH_SECONDS = 0.25
-"""Percentiles are sorted out no more often: a step's own cost must not be seen in steps."""
+"""Minimum interval between updates of the percentiles; keeps their cost out of the step time."""
 
 
 class EngineMetrics:
-    """Counts steps; the scheduler counts into `tally`."""
+    """Counts steps; the scheduler adds to `counters`."""
 
     def __init__(self, kv_blocks: int) -> None:
-        self.tally = SchedulerCounters()
+        self.counters = SchedulerCounters()
         self.stats = Stats(
             running=0, waiting=0, kv_blocks_used=0, kv_blocks_total=kv_blocks, steps=0, tokens=0, alive=True
         )
@@ -30,22 +31,22 @@ class EngineMetrics:
         self._tokens = 0
         self._deaths = 0
         self._recent: deque[tuple[float, float, int]] = deque(maxlen=RECENT_STEPS)
-        """Of each recent step: when it began, when it ended, how many tokens it gave."""
-        self._refreshed = float("-inf")
+        """(begin, end, generated tokens) of each recent step; monotonic times."""
+        self._refreshed_at = -inf
         self._rate = 0.0
         self._step_seconds = StepSeconds()
 
-    def count_step(self, began: float, ended: float, tokens: int) -> None:
+    def record_step(self, began: float, ended: float, tokens: int) -> None:
         self._steps += 1
         self._tokens += tokens
         self._recent.append((began, ended, tokens))
-        if ended - self._refreshed >= REFRESH_SECONDS:
-            self._refresh(ended)
+        if ended - self._refreshed_at >= REFRESH_SECONDS:
+            self._refresh_rates(ended)
 
-    def tell(self, *, running: int, kv_blocks_used: int) -> None:
-        """Replaces the snapshot by that of a living engine."""
+    def publish(self, *, running: int, kv_blocks_used: int) -> None:
+        """Publishes a snapshot of a running engine."""
         if not running and self._recent:
-            self._refresh(self._recent[-1][1])
+            self._refresh_rates(self._recent[-1][1])
         self.stats = Stats(
             running=running,
             waiting=0,
@@ -54,36 +55,36 @@ class EngineMetrics:
             steps=self._steps,
             tokens=self._tokens,
             alive=True,
-            computed_tokens=self.tally.computed_tokens,
-            prompt_tokens=self.tally.prompt_tokens,
-            cached_tokens=self.tally.cached_tokens,
-            preemptions=self.tally.preemptions,
+            computed_tokens=self.counters.computed_tokens,
+            prompt_tokens=self.counters.prompt_tokens,
+            cached_tokens=self.counters.cached_tokens,
+            preemptions=self.counters.preemptions,
             deaths=self._deaths,
             tokens_per_second=self._rate,
             step_seconds=self._step_seconds,
         )
 
-    def rest(self) -> None:
-        """There was no work for a while."""
+    def reset_rate(self) -> None:
+        """Sets tokens per second to 0, after a while without work."""
         self._recent.clear()
         self._rate = 0.0
         self.stats = replace(self.stats, tokens_per_second=0.0)
 
-    def die(self) -> None:
-        """The engine died; `tell` says when it lives again."""
+    def record_death(self) -> None:
+        """Counts a death; `alive` is False until the next `publish`."""
         self._deaths += 1
         self.stats = replace(self.stats, alive=False, running=0, deaths=self._deaths)
 
-    def end(self) -> None:
-        """The engine's thread ends."""
+    def mark_ended(self) -> None:
+        """The engine thread has ended."""
         self.stats = replace(self.stats, alive=False, running=0)
 
-    def _refresh(self, now: float) -> None:
+    def _refresh_rates(self, now: float) -> None:
         while self._recent[0][0] < now - RECENT_SECONDS and len(self._recent) > 1:
             self._recent.popleft()
-        self._refreshed = now
-        spent = now - self._recent[0][0]
-        self._rate = sum(tokens for _, _, tokens in self._recent) / spent if spent > 0 else 0.0
+        self._refreshed_at = now
+        elapsed = now - self._recent[0][0]
+        self._rate = sum(tokens for _, _, tokens in self._recent) / elapsed if elapsed > 0 else 0.0
         seconds = sorted(ended - began for began, ended, _ in self._recent)
         p50, p90, p99 = (seconds[int(part * (len(seconds) - 1))] for part in (0.5, 0.9, 0.99))
         self._step_seconds = StepSeconds(p50, p90, p99)

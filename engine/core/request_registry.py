@@ -1,7 +1,7 @@
-"""The accepted requests that have not ended, and the inbox they came through.
+"""`RequestRegistry`: the unfinished requests, the engine thread's inbox, and the limits on accepted requests.
 
-Any thread; what the engine thread and all others share, behind one lock. Ignorant of the order in which
-requests run. How many requests may be accepted, in all and for one share, is decided here and nowhere else.
+Shared by the engine thread and all others, behind one lock. Enforces the limits in total and per fairness
+key.
 """
 
 import queue
@@ -15,43 +15,43 @@ from engine.request import Cancel, EngineRequest, RequestRefused
 
 @dataclass(frozen=True, slots=True)
 class AcceptedRequest:
-    """A request with what the thread that submitted it found out, to spare the engine thread the work."""
+    """A request with data that the submitting thread computed, to relieve the engine thread."""
 
     request: EngineRequest
     digests: list[bytes]
-    """Of the full blocks of its prompt."""
+    """Digests of the prompt's full blocks."""
     due: float | None
-    """When its time is over, by the monotonic clock."""
+    """The deadline as monotonic time."""
     grammar: CompiledGrammar | None = None
-    """What its grammar was compiled to: the engine thread compiles none."""
+    """The compiled grammar; the engine thread never compiles one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Close:
-    """Ends the thread: after the accepted requests, or after cancelling them."""
+    """Ends the engine thread: after the accepted requests (`drain`), or after cancelling them."""
 
     drain: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """Steps may begin again: wakes the thread."""
+    """Wakes a paused engine thread."""
 
 
 Inbound = AcceptedRequest | Cancel | Close | Resumed
 
 
 class RequestRegistry:
-    """Every request is taken out of it exactly once: before its last message is delivered."""
+    """Each request is removed exactly once, before its last message is delivered."""
 
-    def __init__(self, capacity: int, capacity_of_share: int | None) -> None:
+    def __init__(self, capacity: int, capacity_per_key: int | None) -> None:
         self.inbox: queue.SimpleQueue[Inbound] = queue.SimpleQueue()
-        self.held = False
-        """No step is to begin."""
+        self.paused = False
+        """While set, no step begins."""
         self._capacity = capacity
-        self._capacity_of_share = capacity_of_share
+        self._capacity_per_key = capacity_per_key
         self._requests: dict[str, EngineRequest] = {}
-        self._of_share: Counter[str] = Counter()
+        self._count_by_key: Counter[str] = Counter()
         self._closed: str | None = None
         self._lock = threading.Lock()
 
@@ -63,7 +63,7 @@ class RequestRegistry:
         return self._closed is not None
 
     def check(self, request: EngineRequest) -> None:
-        """Raises `RequestRefused` if the request could not be accepted now."""
+        """Raises `RequestRefused` if `accept` would."""
         with self._lock:
             self._refuse(request)
 
@@ -73,27 +73,27 @@ class RequestRegistry:
         with self._lock:
             self._refuse(request)
             self._requests[request.request_id] = request
-            self._of_share[request.share] += 1
+            self._count_by_key[request.fairness_key] += 1
             self.inbox.put(accepted)
 
     def close(self, sentence: str) -> None:
-        """Refuses every request from now on. The first sentence stays."""
+        """Refuses all further requests with this sentence; that of the first call is kept."""
         with self._lock:
             self._closed = self._closed or sentence
 
-    def end(self, request_id: str) -> None:
+    def remove(self, request_id: str) -> None:
         with self._lock:
-            share = self._requests.pop(request_id).share
-            self._of_share[share] -= 1
-            if not self._of_share[share]:
-                del self._of_share[share]
+            fairness_key = self._requests.pop(request_id).fairness_key
+            self._count_by_key[fairness_key] -= 1
+            if not self._count_by_key[fairness_key]:
+                del self._count_by_key[fairness_key]
 
-    def end_all(self) -> list[EngineRequest]:
-        """Takes out all requests, and out of the inbox what was said of them."""
+    def remove_all(self) -> list[EngineRequest]:
+        """Removes and returns all requests; drops all inbox messages but `Close`."""
         with self._lock:
             requests = list(self._requests.values())
             self._requests.clear()
-            self._of_share.clear()
+            self._count_by_key.clear()
             closes: list[Close] = []
             while not self.inbox.empty():
                 message = self.inbox.get()
@@ -112,8 +112,8 @@ class RequestRegistry:
             raise RequestRefused(
                 "overloaded", f"The engine has {self._capacity} requests, as many as it may hold."
             )
-        most = self._capacity_of_share
-        if most is not None and self._of_share[request.share] >= most:
+        capacity = self._capacity_per_key
+        if capacity is not None and self._count_by_key[request.fairness_key] >= capacity:
             raise RequestRefused(
-                "share_full", f"This share has {most} requests here, as many as one may have."
+                "share_full", f"This share has {capacity} requests here, as many as one may have."
             )

@@ -22,9 +22,9 @@ from engine.vocabulary import Vocabulary
 
 CACHE_BYTES = 256 * 2**20
 COMPILE_SECONDS = 2.0
-TURN_SECONDS = 2.0
+QUEUE_SECONDS = 2.0
 """How long a share's grammar waits for those of others, and of its own, to be compiled."""
-WAITING_OF_SHARE = 8
+MAX_WAITING_PER_KEY = 8
 """Grammars of one share that may wait."""
 THREADS = max(1, min(2, (os.cpu_count() or 1) - 1))
 """A compile must not share the processor of the engine thread."""
@@ -39,7 +39,7 @@ BYTES_PER_CHARACTER = 96
 """Memory of a grammar that was compiled; measured on schemas, patterns and enumerations."""
 BYTES_PER_SECOND = 100e6
 """A grammar in use remembers what it worked out, and so grows with the time spent on its masks."""
-RENEW_BYTES = 20e6
+RECOMPILE_BYTES = 20e6
 """Of that, at an estimate: then the grammar is compiled once more, before it meets its limit."""
 MAX_STATES = 100_000
 """What a grammar can remember, up to 2 kB each. A request that needs more than that by itself fails."""
@@ -52,30 +52,30 @@ class CompiledGrammar:
         self.digest = digest
         """Of what it was compiled from, and for which share."""
         self.grammar = grammar
-        self.renewing = False
+        self.is_recompiling = False
         self.successor: CompiledGrammar | None = None
         """The same that remembers nothing, made once this one remembers much."""
         self._start = start
-        self._own = BASE_BYTES + BYTES_PER_CHARACTER * len(source)
-        self._grown = 0.0
+        self._base_bytes = BASE_BYTES + BYTES_PER_CHARACTER * len(source)
+        self._growth_bytes = 0.0
 
     @property
     def size(self) -> int:
         """Bytes, estimated: the library does not say."""
-        return self._own + int(min(self._grown, MAX_STATES * 2048))
+        return self._base_bytes + int(min(self._growth_bytes, MAX_STATES * 2048))
 
     def begin(self) -> Any:
         """A matcher at the beginning of the grammar."""
         return self._start.deep_copy()
 
-    def spend(self, seconds: float) -> None:
+    def record_mask_time(self, seconds: float) -> None:
         """Takes note of time spent on a mask."""
-        self._grown += seconds * BYTES_PER_SECOND
+        self._growth_bytes += seconds * BYTES_PER_SECOND
 
     @property
     def is_large(self) -> bool:
         """It may come to its limit."""
-        return self._grown > RENEW_BYTES
+        return self._growth_bytes > RECOMPILE_BYTES
 
 
 def check_grammar(request: EngineRequest, compiler: "GrammarCompiler | None") -> CompiledGrammar | None:
@@ -93,7 +93,7 @@ def check_grammar(request: EngineRequest, compiler: "GrammarCompiler | None") ->
     if not request.stop_ids:
         raise RequestRefused("bad_grammar", "A request with a grammar needs a stop id to end with.")
     try:
-        return compiler.compiled(grammar, request.share)
+        return compiler.compiled(grammar, request.fairness_key)
     except RequestRefused as refused:
         if refused.reason != "bad_grammar" or grammar.relaxed is None:
             raise
@@ -133,9 +133,9 @@ class GrammarCompiler:
             for token_id in sorted(vocabulary.special)
         }
         self._cache_bytes = cache_bytes
-        self._made: OrderedDict[bytes, Future[CompiledGrammar]] = OrderedDict()
+        self._futures: OrderedDict[bytes, Future[CompiledGrammar]] = OrderedDict()
         self._lock = threading.Lock()
-        self._turns = FairLimit(THREADS)
+        self._limit = FairLimit(THREADS)
         self._pool: ThreadPoolExecutor | None = None
         self._tokenizer: Any = None
         self._closed = False
@@ -144,9 +144,9 @@ class GrammarCompiler:
     def size(self) -> int:
         """Bytes of all that is kept, estimated."""
         with self._lock:
-            return sum(map(_size, self._made.values()))
+            return sum(map(_size, self._futures.values()))
 
-    def compiled(self, grammar: StructuredOutput, share: str = "") -> CompiledGrammar:
+    def compiled(self, grammar: StructuredOutput, fairness_key: str = "") -> CompiledGrammar:
         """Finds the grammar or has it compiled, and waits for that. Raises `RequestRefused`.
 
         Not for the engine thread, which would stand still meanwhile.
@@ -154,12 +154,12 @@ class GrammarCompiler:
         if len(grammar.text) > MAX_TEXT:
             raise RequestRefused("bad_grammar", f"A grammar may have {MAX_TEXT} characters.")
         self._load_tokenizer()  # of a large vocabulary it takes seconds, which are not the grammar's
-        digest = _digest(grammar, share)
-        future, is_new = self._find_or_begin(digest)
+        digest = _digest(grammar, fairness_key)
+        future, is_new = self._get_or_create_future(digest)
         if is_new:
-            self._start(future, digest, share, grammar)
+            self._start(future, digest, fairness_key, grammar)
         try:
-            compiled = future.result(TURN_SECONDS + COMPILE_SECONDS if not is_new else COMPILE_SECONDS)
+            compiled = future.result(QUEUE_SECONDS + COMPILE_SECONDS if not is_new else COMPILE_SECONDS)
         except BadGrammar as error:
             raise RequestRefused("bad_grammar", str(error)) from None
         except (TimeoutError, CancelledError):
@@ -169,36 +169,36 @@ class GrammarCompiler:
         self._evict()
         return compiled
 
-    def known(self, grammar: StructuredOutput, share: str = "") -> CompiledGrammar:
+    def get_cached(self, grammar: StructuredOutput, fairness_key: str = "") -> CompiledGrammar:
         """The grammar if it is kept. Raises KeyError if not; compiles nothing."""
-        followed: StructuredOutput | None = grammar
-        while followed is not None:
-            digest = _digest(followed, share)
+        candidate: StructuredOutput | None = grammar
+        while candidate is not None:
+            digest = _digest(candidate, fairness_key)
             with self._lock:
-                future = self._made.get(digest)
-            if future is not None and (compiled := _made(future)) is not None:
+                future = self._futures.get(digest)
+            if future is not None and (compiled := _result_of(future)) is not None:
                 return compiled
-            followed = followed.relaxed
+            candidate = candidate.relaxed
         raise KeyError("The grammar is not kept any more.")
 
-    def renew(self, compiled: CompiledGrammar) -> None:
+    def recompile_in_background(self, compiled: CompiledGrammar) -> None:
         """Has the same compiled again, in the background, for when this one remembers too much."""
         with self._lock:
-            if self._pool is None or compiled.renewing:
+            if self._pool is None or compiled.is_recompiling:
                 return
-            compiled.renewing = True
-            self._pool.submit(self._renew, compiled)
+            compiled.is_recompiling = True
+            self._pool.submit(self._recompile, compiled)
 
-    def renewed(self, compiled: CompiledGrammar) -> CompiledGrammar | None:
+    def take_successor(self, compiled: CompiledGrammar) -> CompiledGrammar | None:
         """The same that remembers nothing, if it is there; it is kept in place of that one."""
         fresh = compiled.successor
         if fresh is not None:
             with self._lock:
-                future = self._made.get(compiled.digest)
-                if future is not None and _made(future) is compiled:
+                future = self._futures.get(compiled.digest)
+                if future is not None and _result_of(future) is compiled:
                     replaced: Future[CompiledGrammar] = Future()
                     replaced.set_result(fresh)
-                    self._made[compiled.digest] = replaced
+                    self._futures[compiled.digest] = replaced
         return fresh
 
     def close(self) -> None:
@@ -209,56 +209,56 @@ class GrammarCompiler:
         if pool is not None:
             pool.shutdown(wait=True, cancel_futures=True)
 
-    def _find_or_begin(self, digest: bytes) -> tuple[Future[CompiledGrammar], bool]:
+    def _get_or_create_future(self, digest: bytes) -> tuple[Future[CompiledGrammar], bool]:
         """What is kept or under way, or else a new future, for which the caller has to start the compile."""
         with self._lock:
-            future = self._made.get(digest)
+            future = self._futures.get(digest)
             if future is not None and not future.cancelled():
-                self._made.move_to_end(digest)
+                self._futures.move_to_end(digest)
                 return future, False
             if self._closed:
                 raise RequestRefused("closed", "The engine is closed.")
-            future = self._made[digest] = Future()
+            future = self._futures[digest] = Future()
             return future, True
 
     def _start(
-        self, future: Future[CompiledGrammar], digest: bytes, share: str, grammar: StructuredOutput
+        self, future: Future[CompiledGrammar], digest: bytes, fairness_key: str, grammar: StructuredOutput
     ) -> None:
         """Waits for the share's turn, then compiles. Raises `RequestRefused` if that comes too late."""
         try:
-            if self._turns.waiting(share) >= WAITING_OF_SHARE:
+            if self._limit.waiting(fairness_key) >= MAX_WAITING_PER_KEY:
                 raise RequestRefused(
-                    "share_full", f"{WAITING_OF_SHARE} grammars of yours wait to be compiled."
+                    "share_full", f"{MAX_WAITING_PER_KEY} grammars of yours wait to be compiled."
                 )
             try:
-                self._turns.acquire(share, TURN_SECONDS)
+                self._limit.acquire(fairness_key, QUEUE_SECONDS)
             except TimeoutError:
-                mine = bool(self._turns.holding(share))
+                mine = bool(self._limit.holding(fairness_key))
                 raise RequestRefused(
                     "share_full" if mine else "overloaded", "Too many grammars are being compiled."
                 ) from None
             try:
-                self._submit(self._run, future, digest, share, grammar)
+                self._submit(self._run, future, digest, fairness_key, grammar)
             except BaseException:
-                self._turns.release(share)
+                self._limit.release(fairness_key)
                 raise
         except BaseException as error:
             with self._lock:
-                if self._made.get(digest) is future:
-                    del self._made[digest]
+                if self._futures.get(digest) is future:
+                    del self._futures[digest]
             future.set_exception(error)
             raise
 
-    def _submit(self, work: Callable[..., None], *given: Any) -> None:
+    def _submit(self, work: Callable[..., None], *arguments: Any) -> None:
         with self._lock:
             if self._closed:
                 raise RequestRefused("closed", "The engine is closed.")
             if self._pool is None:
                 self._pool = _start_pool()
-            self._pool.submit(work, *given)
+            self._pool.submit(work, *arguments)
 
     def _run(
-        self, future: Future[CompiledGrammar], digest: bytes, share: str, grammar: StructuredOutput
+        self, future: Future[CompiledGrammar], digest: bytes, fairness_key: str, grammar: StructuredOutput
     ) -> None:
         """Compiles and gives the turn back, whoever still waits for the result."""
         try:
@@ -266,22 +266,22 @@ class GrammarCompiler:
         except BadGrammar as error:
             future.set_exception(error)
         finally:
-            self._turns.release(share)
+            self._limit.release(fairness_key)
 
-    def _renew(self, compiled: CompiledGrammar) -> None:
+    def _recompile(self, compiled: CompiledGrammar) -> None:
         with suppress(BadGrammar):
             compiled.successor = self._compile(compiled.grammar, compiled.digest)
 
     def _evict(self) -> None:
         """Forgets what was asked for longest ago, as long as all that is kept is too much."""
         with self._lock:
-            sizes = {digest: _size(future) for digest, future in self._made.items()}
+            sizes = {digest: _size(future) for digest, future in self._futures.items()}
             total = sum(sizes.values())
             for digest, size in sizes.items():
                 if total <= self._cache_bytes:
                     break
-                if self._made[digest].done():
-                    del self._made[digest]
+                if self._futures[digest].done():
+                    del self._futures[digest]
                     total -= size
 
     def _compile(self, grammar: StructuredOutput, digest: bytes) -> CompiledGrammar:
@@ -339,12 +339,12 @@ class _Tokens:
         return []
 
 
-def _digest(grammar: StructuredOutput, share: str) -> bytes:
-    named = f"{share}\0{grammar.kind}:{grammar.text}".encode(errors="surrogatepass")
+def _digest(grammar: StructuredOutput, fairness_key: str) -> bytes:
+    named = f"{fairness_key}\0{grammar.kind}:{grammar.text}".encode(errors="surrogatepass")
     return hashlib.blake2b(named, digest_size=16).digest()
 
 
-def _made(future: Future[CompiledGrammar]) -> CompiledGrammar | None:
+def _result_of(future: Future[CompiledGrammar]) -> CompiledGrammar | None:
     """What was made; None if nothing was, or not yet."""
     if not future.done() or future.cancelled() or future.exception() is not None:
         return None
@@ -352,7 +352,7 @@ def _made(future: Future[CompiledGrammar]) -> CompiledGrammar | None:
 
 
 def _size(future: Future[CompiledGrammar]) -> int:
-    made = _made(future)
+    made = _result_of(future)
     return BASE_BYTES if made is None else made.size  # a refusal is less, but too many are too many
 
 

@@ -17,7 +17,7 @@ from engine.kv.kv_cache import KVCache
 from engine.scheduling.scheduler import ScheduledChunk
 from engine.scheduling.sequence import TokenSequence
 
-SMALLEST = 128
+MIN_CAPACITY = 128
 """Tokens of the shortest rows; each further shelf's rows are twice as long."""
 
 
@@ -47,39 +47,39 @@ class ContiguousBuffer:
             for tensor in (*self.keys, *self.values):
                 tensor[row] = tensor[last]
 
-    def resize(self, rows: int, store: KVCache) -> None:
+    def resize(self, rows: int, kv_cache: KVCache) -> None:
         """Makes room for so many rows, and keeps those that are taken."""
         kept = len(self.requests)
-        for tensors, likes in ((self.keys, store.keys), (self.values, store.values)):
+        for tensors, templates in ((self.keys, kv_cache.keys), (self.values, kv_cache.values)):
             old = list(tensors)
             tensors.clear()
-            for layer, like in enumerate(likes):
-                fresh = like.new_empty(rows, self.capacity, *like.shape[1:])
+            for layer, template in enumerate(templates):
+                fresh = template.new_empty(rows, self.capacity, *template.shape[1:])
                 if kept:
                     fresh[:kept] = old[layer][:kept]
                 tensors.append(fresh)
 
-    def add(self, chunk: ScheduledChunk, store: KVCache) -> None:
+    def add(self, chunk: ScheduledChunk, kv_cache: KVCache) -> None:
         """Copies what the request has so far out of its blocks."""
-        row, held = len(self.requests), chunk.start
-        used = chunk.sequence.blocks[: -(-held // store.block_size)]
-        blocks = torch.tensor(used, dtype=torch.long, device=store.device)
-        for tensors, sources in ((self.keys, store.keys), (self.values, store.values)):
+        row, length = len(self.requests), chunk.start
+        used = chunk.sequence.blocks[: -(-length // kv_cache.block_size)]
+        blocks = torch.tensor(used, dtype=torch.long, device=kv_cache.device)
+        for tensors, sources in ((self.keys, kv_cache.keys), (self.values, kv_cache.values)):
             for tensor, source in zip(tensors, sources, strict=True):
-                by_block = source.view(-1, store.block_size, *source.shape[1:])
-                tensor[row, :held] = by_block.index_select(0, blocks).flatten(0, 1)[:held]
-                tensor[row, held:] = 0
+                by_block = source.view(-1, kv_cache.block_size, *source.shape[1:])
+                tensor[row, :length] = by_block.index_select(0, blocks).flatten(0, 1)[:length]
+                tensor[row, length:] = 0
         self.requests.append(chunk.sequence)
-        self.filled.append(held)
+        self.filled.append(length)
 
 
 class ContiguousKVCache:
     """All shelves. They hold at most as many tokens as the store does."""
 
-    def __init__(self, store: KVCache) -> None:
-        self._store = store
-        self._shelves: dict[int, ContiguousBuffer] = {}
-        self._room = len(store.keys[0])
+    def __init__(self, kv_cache: KVCache) -> None:
+        self._kv_cache = kv_cache
+        self._buffers: dict[int, ContiguousBuffer] = {}
+        self._max_tokens = len(kv_cache.keys[0])
 
     def arrange(
         self, chunks: Sequence[ScheduledChunk]
@@ -89,69 +89,71 @@ class ContiguousKVCache:
         Gives the shelves that are in use with the chunks in the order of their rows, and the chunks
         for which there is no room.
         """
-        of = {chunk.sequence: chunk for chunk in chunks}
-        self._remove_all_but(of)
-        seated = {request for shelf in self._shelves.values() for request in shelf.requests}
-        coming: dict[int, list[ScheduledChunk]] = {}
+        chunk_of = {chunk.sequence: chunk for chunk in chunks}
+        self._remove_all_but(chunk_of)
+        placed = {request for buffer in self._buffers.values() for request in buffer.requests}
+        arrivals: dict[int, list[ScheduledChunk]] = {}
         for chunk in chunks:
-            if chunk.sequence not in seated:
-                coming.setdefault(_capacity_for(chunk.start), []).append(chunk)
-        left_out: list[ScheduledChunk] = []
-        for capacity, group in coming.items():
-            left_out += group[self._seat(capacity, group) :]
+            if chunk.sequence not in placed:
+                arrivals.setdefault(_capacity_for(chunk.start), []).append(chunk)
+        gathered: list[ScheduledChunk] = []
+        for capacity, group in arrivals.items():
+            gathered += group[self._add_rows(capacity, group) :]
         in_use = []
-        for shelf in self._shelves.values():
-            if shelf.requests:
-                shelf.filled = [filled + 1 for filled in shelf.filled]
-                in_use.append((shelf, [of[request] for request in shelf.requests]))
-        return in_use, left_out
+        for buffer in self._buffers.values():
+            if buffer.requests:
+                buffer.filled = [filled + 1 for filled in buffer.filled]
+                in_use.append((buffer, [chunk_of[request] for request in buffer.requests]))
+        return in_use, gathered
 
-    def _remove_all_but(self, of: dict[TokenSequence, ScheduledChunk]) -> None:
-        for shelf in self._shelves.values():
-            starts = [chunk.start if (chunk := of.get(request)) else -1 for request in shelf.requests]
+    def _remove_all_but(self, chunk_of: dict[TokenSequence, ScheduledChunk]) -> None:
+        for buffer in self._buffers.values():
+            starts = [chunk.start if (chunk := chunk_of.get(request)) else -1 for request in buffer.requests]
             # A step that failed, or a request that began anew, leaves a row with other tokens in it.
-            if starts == shelf.filled and (not starts or _fits(max(starts), shelf.capacity)):
+            if starts == buffer.filled and (not starts or _fits(max(starts), buffer.capacity)):
                 continue
             for row in reversed(range(len(starts))):
-                if starts[row] != shelf.filled[row] or not _fits(starts[row], shelf.capacity):
-                    shelf.remove(row)
+                if starts[row] != buffer.filled[row] or not _fits(starts[row], buffer.capacity):
+                    buffer.remove(row)
 
-    def _seat(self, capacity: int, chunks: list[ScheduledChunk]) -> int:
+    def _add_rows(self, capacity: int, chunks: list[ScheduledChunk]) -> int:
         """Gives rows to as many of the chunks as there is room for."""
-        shelf = self._shelves.setdefault(capacity, ContiguousBuffer(capacity))
-        wanted = len(shelf.requests) + len(chunks)
-        if wanted > shelf.rows:
-            others = sum(s.rows * s.capacity for s in self._shelves.values() if s is not shelf)
-            if others + _rounded(wanted) * capacity > self._room:
-                self._drop_unused(shelf)
-                others = sum(s.rows * s.capacity for s in self._shelves.values() if s is not shelf)
-            rows = min(_rounded(wanted), (self._room - others) // capacity)
-            if rows > shelf.rows:
-                shelf.resize(rows, self._store)
-        seats = min(len(chunks), shelf.rows - len(shelf.requests))
-        for chunk in chunks[:seats]:
-            shelf.add(chunk, self._store)
-        return seats
+        buffer = self._buffers.setdefault(capacity, ContiguousBuffer(capacity))
+        wanted = len(buffer.requests) + len(chunks)
+        if wanted > buffer.rows:
+            others = sum(s.rows * s.capacity for s in self._buffers.values() if s is not buffer)
+            if others + _next_power_of_two(wanted) * capacity > self._max_tokens:
+                self._drop_unused(buffer)
+                others = sum(s.rows * s.capacity for s in self._buffers.values() if s is not buffer)
+            rows = min(_next_power_of_two(wanted), (self._max_tokens - others) // capacity)
+            if rows > buffer.rows:
+                buffer.resize(rows, self._kv_cache)
+        added = min(len(chunks), buffer.rows - len(buffer.requests))
+        for chunk in chunks[:added]:
+            buffer.add(chunk, self._kv_cache)
+        return added
 
-    def _drop_unused(self, but: ContiguousBuffer) -> None:
-        self._shelves = {
-            capacity: shelf for capacity, shelf in self._shelves.items() if shelf.requests or shelf is but
+    def _drop_unused(self, keep: ContiguousBuffer) -> None:
+        self._buffers = {
+            capacity: buffer
+            for capacity, buffer in self._buffers.items()
+            if buffer.requests or buffer is keep
         }
 
 
-def _fits(held: int, capacity: int) -> bool:
+def _fits(length: int, capacity: int) -> bool:
     """With the token that comes and, after it, a place that is zero."""
-    return held + 2 <= capacity
+    return length + 2 <= capacity
 
 
-def _capacity_for(held: int) -> int:
+def _capacity_for(length: int) -> int:
     """So that the request does not have to move soon."""
-    capacity = SMALLEST
-    while not _fits(held + SMALLEST // 4, capacity):
+    capacity = MIN_CAPACITY
+    while not _fits(length + MIN_CAPACITY // 4, capacity):
         capacity *= 2
     return capacity
 
 
-def _rounded(rows: int) -> int:
+def _next_power_of_two(rows: int) -> int:
     """Up to a power of two, so that requests which come one by one do not copy all others each time."""
     return 1 << (rows - 1).bit_length()

@@ -22,7 +22,7 @@ class LayerShape:
     value_size: int
 
     @property
-    def numbers(self) -> int:
+    def elements_per_token(self) -> int:
         """Stored for each token."""
         return self.heads * (self.key_size + self.value_size)
 
@@ -66,6 +66,6 @@ class KVCache:
 
     def scrub(self, blocks: Sequence[int]) -> None:
         """Makes the blocks zero again: a NaN that is masked is still a NaN for its neighbours."""
-        where = to_device(blocks, torch.long, self.device)
+        index = to_device(blocks, torch.long, self.device)
         for tensor in (*self.keys, *self.values):
-            tensor.view(-1, self.block_size, *tensor.shape[1:]).index_fill_(0, where, 0)
+            tensor.view(-1, self.block_size, *tensor.shape[1:]).index_fill_(0, index, 0)

@@ -9,24 +9,24 @@ from pathlib import Path
 
 from engine.config import EngineConfig, ModelRefused
 
-FULL_CONTEXTS = 32
+MAX_FULL_CONTEXTS = 32
 """The most requests of full length that memory is taken for on a CPU. On a GPU, where nobody else wants
 it, what is left over keeps earlier conversations."""
 
-CPU_SHARE = 0.25
-CPU_MOST = 2**30
+CPU_MEMORY_FRACTION = 0.25
+CPU_MAX_BYTES = 2**30
 """On a CPU at most this share of the free memory and at most so many bytes: the machine has other
 work, and the blocks are touched, and so really taken, one after the other."""
 
-GPU_MOST_BLOCKS = 2**17
+GPU_MAX_BLOCKS = 2**17
 """On a GPU, beyond the requests above, no more blocks than the engine's books of them stay quick with."""
 
-GPU_SHARE = 0.8
+GPU_MEMORY_FRACTION = 0.8
 """On a GPU this share of what the weights left free; the rest is for the steps themselves."""
 
-KEPT_BYTES = 2**28
+TRIM_THRESHOLD_BYTES = 2**28
 """Of what each thread has freed, so much at the end of its heap is not given back."""
-MAPPED_BYTES = 2**25
+MMAP_THRESHOLD_BYTES = 2**25
 """Only what is larger than this is mapped by itself, and so given back when it is freed; the most that
 glibc allows."""
 
@@ -56,13 +56,13 @@ def count_blocks(config: EngineConfig, *, block_bytes: int, context_length: int,
     if config.kv_memory is not None:
         budget = config.kv_memory
     elif gpu_free is not None:
-        budget = int(gpu_free * GPU_SHARE)
+        budget = int(gpu_free * GPU_MEMORY_FRACTION)
     else:
-        budget = min(int(free_memory() * CPU_SHARE), CPU_MOST)
-    useful = FULL_CONTEXTS * -(-context_length // config.block_size)
+        budget = min(int(free_memory() * CPU_MEMORY_FRACTION), CPU_MAX_BYTES)
+    useful_blocks = MAX_FULL_CONTEXTS * -(-context_length // config.block_size)
     blocks = budget // block_bytes
     if config.kv_memory is None:
-        blocks = min(blocks, useful if gpu_free is None else max(useful, GPU_MOST_BLOCKS))
+        blocks = min(blocks, useful_blocks if gpu_free is None else max(useful_blocks, GPU_MAX_BLOCKS))
     if blocks < 1:
         raise ModelRefused(
             f"One KV block of this model takes {block_bytes} bytes; there is room for {budget}."
@@ -70,7 +70,7 @@ def count_blocks(config: EngineConfig, *, block_bytes: int, context_length: int,
     return blocks
 
 
-def keep_freed_memory() -> None:
+def retain_freed_memory() -> None:
     """Has glibc keep what is freed for what comes next; does nothing where there is another C library.
 
     Each step on a CPU takes and frees the same tensors. By default the memory goes back to the system in
@@ -78,8 +78,8 @@ def keep_freed_memory() -> None:
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
-        mallopt(M_TRIM_THRESHOLD, KEPT_BYTES)
-        mallopt(M_MMAP_THRESHOLD, MAPPED_BYTES)
+        mallopt(M_TRIM_THRESHOLD, TRIM_THRESHOLD_BYTES)
+        mallopt(M_MMAP_THRESHOLD, MMAP_THRESHOLD_BYTES)
 
 
 def free_memory() -> int:
@@ -89,11 +89,11 @@ def free_memory() -> int:
     wanted, so it counts as free.
     """
     available = _available_on_machine()
-    for folder, most, used, cache in CGROUPS:
-        limit, taken = _read_number(folder / most), _read_number(folder / used)
-        if limit is not None and taken is not None:
-            idle = min(_read_statistic(folder / "memory.stat", cache), taken)
-            available = min(available, max(limit - taken + idle, 0))
+    for folder, limit_name, usage_name, cache_name in CGROUPS:
+        limit, used = _read_number(folder / limit_name), _read_number(folder / usage_name)
+        if limit is not None and used is not None:
+            reclaimable = min(_read_statistic(folder / "memory.stat", cache_name), used)
+            available = min(available, max(limit - used + reclaimable, 0))
     return available
 
 

@@ -26,7 +26,7 @@ from engine.scheduling.scheduler import ScheduledChunk
 NO_ADAPTER = -1
 """The place of the base model among the adapters."""
 
-IDLE_BETWEEN = 2
+MAX_IDLE_BETWEEN = 2
 """So many adapters between two that a step needs are computed with them rather than stepped over."""
 
 PROBE_ROWS = 7
@@ -44,7 +44,7 @@ class Adapters:
 
     def __init__(self, names: Sequence[str] = ()) -> None:
         self.names = tuple(names)
-        self.places: Mapping[str, int] = {name: place for place, name in enumerate(names)}
+        self.indexes: Mapping[str, int] = {name: place for place, name in enumerate(names)}
         self.step: StepRows | None = None
         """To be set before each pass through the model; None computes with the base model alone."""
 
@@ -56,7 +56,7 @@ class Layout:
     bounds: tuple[int, ...]
     """The adapter at the place `p` has the rows `bounds[p]` .. `bounds[p + 1]`: none if it leaves the
     layer as it is."""
-    owners: Tensor
+    adapter_indexes: Tensor
     """`[rows]`: the place of each row's adapter."""
 
 
@@ -93,64 +93,66 @@ class AdaptedRows:
 class AdapterStep:
     """Implements `StepRows` for one packed row."""
 
-    def __init__(self, rows: int, stretches: Sequence[AdaptedRows], owners: Tensor) -> None:
-        """`owners` has the place of each row's adapter, as far as rows may be `mixed`."""
+    def __init__(self, rows: int, segments: Sequence[AdaptedRows], adapter_indexes: Tensor) -> None:
+        """`adapter_indexes` has the place of each row's adapter, as far as rows may be `mixed`."""
         self._rows = rows
-        self._stretches = stretches
-        self._owners = owners
+        self._segments = segments
+        self._adapter_indexes = adapter_indexes
         self._masks: dict[tuple[int, Layout], Tensor] = {}
 
     def add(self, layer: AdaptedLayer, hidden: Tensor, out: Tensor) -> Tensor:
         inputs, outputs = hidden.reshape(-1, hidden.shape[-1]), out.view(-1, out.shape[-1])
         if len(inputs) != self._rows:
             raise RuntimeError("a layer with adapters computes other rows than those of the step")
-        for stretch in self._stretches:
-            low, high = layer.layout.bounds[stretch.first], layer.layout.bounds[stretch.last]
+        for segment in self._segments:
+            low, high = layer.layout.bounds[segment.first], layer.layout.bounds[segment.last]
             if low == high:
                 continue
-            inner = linear(inputs[stretch.begin : stretch.end], layer.down[low:high])
-            if stretch.mixed:
+            inner = linear(inputs[segment.begin : segment.end], layer.down[low:high])
+            if segment.mixed:
                 # Not a product with zeros: what overflowed for another's adapter must not get through.
-                inner.masked_fill_(self._foreign(stretch, layer.layout), 0)
-            outputs[stretch.begin : stretch.end].addmm_(inner, layer.up[low:high])
+                inner.masked_fill_(self._foreign_columns(segment, layer.layout), 0)
+            outputs[segment.begin : segment.end].addmm_(inner, layer.up[low:high])
         return out
 
-    def _foreign(self, stretch: AdaptedRows, layout: Layout) -> Tensor:
+    def _foreign_columns(self, segment: AdaptedRows, layout: Layout) -> Tensor:
         """`[rows, columns]`: where a row meets an adapter that is not its own."""
-        mask = self._masks.get((stretch.first, layout))
+        mask = self._masks.get((segment.first, layout))
         if mask is None:
-            own = self._owners[stretch.begin : stretch.end]
-            theirs = layout.owners[layout.bounds[stretch.first] : layout.bounds[stretch.last]]
-            mask = self._masks[stretch.first, layout] = own[:, None] != theirs
+            own = self._adapter_indexes[segment.begin : segment.end]
+            theirs = layout.adapter_indexes[layout.bounds[segment.first] : layout.bounds[segment.last]]
+            mask = self._masks[segment.first, layout] = own[:, None] != theirs
         return mask
 
 
-def find_owners(chunks: Sequence[ScheduledChunk], places: Mapping[str, int]) -> list[int]:
+def adapter_indexes_of(chunks: Sequence[ScheduledChunk], indexes: Mapping[str, int]) -> list[int]:
     """The place of each chunk's adapter."""
-    return [places.get(chunk.sequence.request.adapter, NO_ADAPTER) for chunk in chunks]
+    return [indexes.get(chunk.sequence.request.adapter, NO_ADAPTER) for chunk in chunks]
 
 
-def lay_out(counts: Sequence[int], owners: Sequence[int]) -> list[AdaptedRows]:
+def adapter_segments(counts: Sequence[int], adapter_indexes: Sequence[int]) -> list[AdaptedRows]:
     """Which rows compute with which adapters, for chunks of so many tokens: those of one token first."""
-    singles = [owner for owner, count in zip(owners, counts, strict=True) if count == 1]
-    stretches = [_stretch_of(singles, first, last) for first, last in _runs(singles)]
+    singles = [
+        adapter_index for adapter_index, count in zip(adapter_indexes, counts, strict=True) if count == 1
+    ]
+    segments = [_segment_of(singles, first, last) for first, last in _index_runs(singles)]
     begin = len(singles)
-    for owner, count in list(zip(owners, counts, strict=True))[begin:]:
+    for adapter_index, count in list(zip(adapter_indexes, counts, strict=True))[begin:]:
         end = begin + count
-        before = stretches[-1] if stretches else None
-        if before is not None and (before.end, before.first, before.mixed) == (begin, owner, False):
-            stretches[-1] = AdaptedRows(before.begin, end, owner, owner + 1)
-        elif owner != NO_ADAPTER:
-            stretches.append(AdaptedRows(begin, end, owner, owner + 1))
+        before = segments[-1] if segments else None
+        if before is not None and (before.end, before.first, before.mixed) == (begin, adapter_index, False):
+            segments[-1] = AdaptedRows(before.begin, end, adapter_index, adapter_index + 1)
+        elif adapter_index != NO_ADAPTER:
+            segments.append(AdaptedRows(begin, end, adapter_index, adapter_index + 1))
         begin = end
-    return stretches
+    return segments
 
 
-def _runs(owners: Sequence[int]) -> Iterator[tuple[int, int]]:
+def _index_runs(adapter_indexes: Sequence[int]) -> Iterator[tuple[int, int]]:
     """The places that occur, those near each other together, as first and one after the last."""
     run: list[int] = []
-    for place in sorted(set(owners) - {NO_ADAPTER}):
-        if run and place > run[-1] + 1 + IDLE_BETWEEN:
+    for place in sorted(set(adapter_indexes) - {NO_ADAPTER}):
+        if run and place > run[-1] + 1 + MAX_IDLE_BETWEEN:
             yield run[0], run[-1] + 1
             run = []
         run.append(place)
@@ -158,10 +160,10 @@ def _runs(owners: Sequence[int]) -> Iterator[tuple[int, int]]:
         yield run[0], run[-1] + 1
 
 
-def _stretch_of(owners: Sequence[int], first: int, last: int) -> AdaptedRows:
-    rows = [row for row, owner in enumerate(owners) if first <= owner < last]
+def _segment_of(adapter_indexes: Sequence[int], first: int, last: int) -> AdaptedRows:
+    rows = [row for row, adapter_index in enumerate(adapter_indexes) if first <= adapter_index < last]
     begin, end = rows[0], rows[-1] + 1
-    return AdaptedRows(begin, end, first, last, mixed=len(set(owners[begin:end])) > 1)
+    return AdaptedRows(begin, end, first, last, mixed=len(set(adapter_indexes[begin:end])) > 1)
 
 
 # Loading
@@ -182,7 +184,7 @@ def install_adapters(
     for layer in sorted({layer for adapter in read for layer in adapter.layers}):
         network.set_submodule(layer, _wrap(network.get_submodule(layer), layer, read, layouts, adapters))
     if read:
-        _refuse_other_rows(network, adapters)
+        _refuse_unless_all_rows(network, adapters)
     return adapters
 
 
@@ -198,10 +200,10 @@ def _wrap(
     ranks = [0 if part is None else len(part.down) for part in parts]
     bounds = tuple(sum(ranks[:place]) for place in range(len(ranks) + 1))
     if bounds not in layouts:
-        owners = torch.arange(len(ranks)).repeat_interleave(torch.tensor(ranks))
-        layouts[bounds] = Layout(bounds, owners.to(device))
-    there = [part for part in parts if part is not None]
-    return AdaptedLayer(base, layouts[bounds], *_stack(there, device), adapters)
+        adapter_indexes = torch.arange(len(ranks)).repeat_interleave(torch.tensor(ranks))
+        layouts[bounds] = Layout(bounds, adapter_indexes.to(device))
+    present = [part for part in parts if part is not None]
+    return AdaptedLayer(base, layouts[bounds], *_stack(present, device), adapters)
 
 
 def _stack(parts: Sequence[LowRank], device: torch.device) -> tuple[Tensor, Tensor]:
@@ -219,7 +221,7 @@ class _RowProbe:
         return out
 
 
-def _refuse_other_rows(network: PreTrainedModel, adapters: Adapters) -> None:
+def _refuse_unless_all_rows(network: PreTrainedModel, adapters: Adapters) -> None:
     """Runs some tokens through the model: each layer must compute all of them, once."""
     probe = _RowProbe()
     adapters.step = probe

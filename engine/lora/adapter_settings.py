@@ -21,7 +21,7 @@ FILE = "adapter_config.json"
 ALL_LINEAR = "all-linear"
 """Stands for every linear layer but the output embeddings."""
 
-READ = frozenset(
+READ_KEYS = frozenset(
     {
         "alpha_pattern",
         "bias",
@@ -38,7 +38,7 @@ READ = frozenset(
     }
 )
 
-IGNORABLE = frozenset(
+IGNORED_KEYS = frozenset(
     {
         "auto_mapping",
         "base_model_name_or_path",
@@ -71,40 +71,44 @@ class AdapterSettings:
 
     rank: int
     alpha: float
-    root_scale: bool
+    use_rslora: bool
     """Divide by the root of the rank, not by the rank."""
-    targets: str | tuple[str, ...]
+    target_modules: str | tuple[str, ...]
     """A pattern for the whole name of a layer, or ends of names."""
-    excluded: str | tuple[str, ...] = ()
-    indexes: frozenset[int] | None = None
+    exclude_modules: str | tuple[str, ...] = ()
+    layers_to_transform: frozenset[int] | None = None
     """Only layers with one of these numbers in their name; None is no such limit."""
-    index_after: tuple[str, ...] = ()
+    layers_pattern: tuple[str, ...] = ()
     """The number is that after one of these parts; with none of them it is the first."""
-    ranks: Mapping[str, int] = field(default_factory=dict)
+    rank_pattern: Mapping[str, int] = field(default_factory=dict)
     """Other ranks, by patterns for the end of a name; the first that fits counts."""
-    alphas: Mapping[str, float] = field(default_factory=dict)
+    alpha_pattern: Mapping[str, float] = field(default_factory=dict)
 
     def changes(self, layer: str) -> bool:
         """Whether the adapter is for this layer, if it is a linear one and not the output embeddings."""
-        if _is_named(layer, self.excluded):
+        if _is_named(layer, self.exclude_modules):
             return False
-        if self.targets == ALL_LINEAR:
+        if self.target_modules == ALL_LINEAR:
             return True
-        return _is_named(layer, self.targets) and self._has_index(layer)
+        return _is_named(layer, self.target_modules) and self._has_index(layer)
 
     def rank_of(self, layer: str) -> int:
-        return _first_fitting(self.ranks, layer, self.rank)
+        return _first_fitting(self.rank_pattern, layer, self.rank)
 
     def scale_of(self, layer: str) -> float:
         rank = self.rank_of(layer)
-        return _first_fitting(self.alphas, layer, self.alpha) / (math.sqrt(rank) if self.root_scale else rank)
+        return _first_fitting(self.alpha_pattern, layer, self.alpha) / (
+            math.sqrt(rank) if self.use_rslora else rank
+        )
 
     def _has_index(self, layer: str) -> bool:
-        if self.indexes is None or isinstance(self.targets, str):
+        if self.layers_to_transform is None or isinstance(self.target_modules, str):
             return True
-        patterns = [rf"(?:^|.*?\.){part}\.(\d+)\." for part in self.index_after] or [r".*?\.[^.]*\.(\d+)\."]
+        patterns = [rf"(?:^|.*?\.){part}\.(\d+)\." for part in self.layers_pattern] or [
+            r".*?\.[^.]*\.(\d+)\."
+        ]
         found = next((match for pattern in patterns if (match := re.match(pattern, layer))), None)
-        return found is not None and int(found[1]) in self.indexes
+        return found is not None and int(found[1]) in self.layers_to_transform
 
 
 def read_settings(name: str, folder: Path) -> AdapterSettings:
@@ -118,27 +122,29 @@ def read_settings(name: str, folder: Path) -> AdapterSettings:
     try:
         if not isinstance(values, dict):
             raise ValueError("is not an object")
-        return _understand(values)
+        return _parse(values)
     except (ValueError, re.error) as error:
         raise ModelRefused(f"The {FILE} of the adapter {name} {error}.") from error
 
 
-def _understand(values: dict[str, Any]) -> AdapterSettings:
+def _parse(values: dict[str, Any]) -> AdapterSettings:
     """Raises `ValueError`, whose text goes on after "The file ..."."""
     _refuse_unservable(values)
-    indexes = values.get("layers_to_transform")
+    layers_to_transform = values.get("layers_to_transform")
     settings = AdapterSettings(
         rank=_rank(values.get("r", 8), "r"),
         alpha=_alpha(values.get("lora_alpha", 8), "lora_alpha"),
-        root_scale=bool(values.get("use_rslora")),
-        targets=_names(values.get("target_modules"), "target_modules"),
-        excluded=_names(values.get("exclude_modules") or (), "exclude_modules"),
-        indexes=None if indexes is None or indexes == [] else _indexes(indexes),
-        index_after=_parts(values.get("layers_pattern") or ()),
-        ranks={k: _rank(v, "rank_pattern") for k, v in _mapping(values, "rank_pattern").items()},
-        alphas={k: _alpha(v, "alpha_pattern") for k, v in _mapping(values, "alpha_pattern").items()},
+        use_rslora=bool(values.get("use_rslora")),
+        target_modules=_names(values.get("target_modules"), "target_modules"),
+        exclude_modules=_names(values.get("exclude_modules") or (), "exclude_modules"),
+        layers_to_transform=None
+        if layers_to_transform is None or layers_to_transform == []
+        else _indexes(layers_to_transform),
+        layers_pattern=_parts(values.get("layers_pattern") or ()),
+        rank_pattern={k: _rank(v, "rank_pattern") for k, v in _mapping(values, "rank_pattern").items()},
+        alpha_pattern={k: _alpha(v, "alpha_pattern") for k, v in _mapping(values, "alpha_pattern").items()},
     )
-    if not settings.targets:
+    if not settings.target_modules:
         raise ValueError("has no target_modules")
     settings.changes("")  # a pattern that is none is told of here
     settings.scale_of("")
@@ -149,7 +155,7 @@ def _refuse_unservable(values: dict[str, Any]) -> None:
     kind = values.get("peft_type")
     if kind != "LORA":
         raise ValueError(f"is of the type {kind!r}; only LORA is served")
-    foreign = sorted(key for key, value in values.items() if value and key not in READ | IGNORABLE)
+    foreign = sorted(key for key, value in values.items() if value and key not in READ_KEYS | IGNORED_KEYS)
     if foreign:
         raise ValueError(f"sets what is not served: {', '.join(foreign)}")
     if values.get("bias", "none") != "none":
@@ -185,10 +191,10 @@ def _parts(value: Any) -> tuple[str, ...]:
 
 
 def _indexes(value: Any) -> frozenset[int]:
-    indexes = value if isinstance(value, list) else [value]
-    if not all(isinstance(index, int) for index in indexes):
+    layers_to_transform = value if isinstance(value, list) else [value]
+    if not all(isinstance(index, int) for index in layers_to_transform):
         raise ValueError("has layers_to_transform that are not numbers")
-    return frozenset(indexes)
+    return frozenset(layers_to_transform)
 
 
 def _mapping(values: dict[str, Any], key: str) -> dict[str, Any]:

@@ -116,7 +116,7 @@ def _refuse_incomplete(
     for layer in matrices:
         if not settings.changes(layer):
             raise ModelRefused(f"The adapter {name} has weights for {layer}, which its settings do not name.")
-    if settings.targets == ALL_LINEAR:
+    if settings.target_modules == ALL_LINEAR:
         return  # which layers are left out then is for peft to say
     for layer, module in modules.items():
         if layer not in matrices and sizes_of(module) is not None and settings.changes(layer):

@@ -23,7 +23,7 @@ from engine.config import EngineConfig, ModelRefused
 from engine.executor import EngineFault
 from engine.kv.kv_cache import LayerShape
 from engine.model.prepacked_linear import prepack_weights
-from engine.model.quantization import refuse_left_over_scales, refuse_unknown_format, ways_to_read
+from engine.model.quantization import load_options, refuse_unknown_format, refuse_unused_scales
 from engine.request import ModelInfo
 from engine.vocabulary import Vocabulary, read_vocabulary
 
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 
-STRETCHED_ROPES = frozenset({"dynamic", "longrope"})
+LENGTH_DEPENDENT_ROPES = frozenset({"dynamic", "longrope"})
 """Position encodings whose frequencies change, for the whole batch, with its longest sequence once
 that is beyond the length the model was first trained for. Up to that length they are constant."""
 
@@ -44,9 +44,9 @@ class LoadedModel:
     device: torch.device
     dtype: torch.dtype
     shapes: list[LayerShape]
-    needs: frozenset[LayerAttentionSpec]
+    attention_specs: frozenset[LayerAttentionSpec]
     """What its layers ask of attention."""
-    capabilities: ModelInfo
+    model_info: ModelInfo
     vocabulary: Vocabulary | None
 
 
@@ -56,25 +56,25 @@ def load_model(config: EngineConfig, progress: Callable[[str], None]) -> LoadedM
         torch.set_num_threads(config.torch_threads)
     device = _choose_device(config)
     progress(f"reading {config.model}")
-    settings = _read_settings(config)
-    _refuse_unservable(settings.get_text_config())
-    refuse_unknown_format(config.model, settings)
-    dtype = _choose_dtype(config, settings, device)
+    hf_config = _read_hf_config(config)
+    _refuse_unservable(hf_config.get_text_config())
+    refuse_unknown_format(config.model, hf_config)
+    dtype = _choose_dtype(config, hf_config, device)
     progress(f"loading weights as {str(dtype).removeprefix('torch.')} on {device}")
-    network, probe = _read_and_probe(config, settings, dtype, device, progress)
-    capabilities = _describe(network)
+    network, probe = _load_and_probe(config, hf_config, dtype, device, progress)
+    model_info = _describe(network)
     try:
-        vocabulary = read_vocabulary(config.model, capabilities.vocab_size)
+        vocabulary = read_vocabulary(config.model, model_info.vocab_size)
     except ValueError as error:
         progress(f"stop strings and grammars are not served: {error}")
         vocabulary = None
     shapes = [probe.shapes[layer] for layer in sorted(probe.shapes)]
-    needs = frozenset(probe.needs)
-    return LoadedModel(network, device, dtype, shapes, needs, capabilities, vocabulary)
+    attention_specs = frozenset(probe.attention_specs)
+    return LoadedModel(network, device, dtype, shapes, attention_specs, model_info, vocabulary)
 
 
 @contextmanager
-def refusing(model: Path) -> Iterator[None]:
+def raising_model_refused(model: Path) -> Iterator[None]:
     """Whatever goes wrong while a model is loaded is said as `ModelRefused`, and the rest by the log."""
     try:
         yield
@@ -85,31 +85,31 @@ def refusing(model: Path) -> Iterator[None]:
         raise ModelRefused(f"The model in {model} cannot be loaded: {explain(error)}") from error
 
 
-def _read_and_probe(
+def _load_and_probe(
     config: EngineConfig,
-    settings: PretrainedConfig,
+    hf_config: PretrainedConfig,
     dtype: torch.dtype,
     device: torch.device,
     progress: Callable[[str], None],
-) -> tuple[PreTrainedModel, "_NeedsProbe"]:
-    *others, last = ways_to_read(settings, device)
-    for way in others:
+) -> tuple[PreTrainedModel, "_AttentionSpecProbe"]:
+    *others, last = load_options(hf_config, device)
+    for options in others:
         try:
-            return _read_one_way(config, dtype, device, way, progress)
+            return _load_with(config, dtype, device, options, progress)
         except ModelRefused as error:
             log.warning("the weights are read in another way, because in the first: %s", error)
-    return _read_one_way(config, dtype, device, last, progress)
+    return _load_with(config, dtype, device, last, progress)
 
 
-def _read_one_way(
+def _load_with(
     config: EngineConfig,
     dtype: torch.dtype,
     device: torch.device,
-    way: Mapping[str, Any],
+    options: Mapping[str, Any],
     progress: Callable[[str], None],
-) -> tuple[PreTrainedModel, "_NeedsProbe"]:
-    network = _read_weights(config, dtype, way)
-    if "device_map" not in way:
+) -> tuple[PreTrainedModel, "_AttentionSpecProbe"]:
+    network = _read_weights(config, dtype, options)
+    if "device_map" not in options:
         network.to(device=device)  # type: ignore[call-arg]  # its wrapper hides the keyword
     if device.type == "cpu":
         prepack_weights(network)
@@ -117,18 +117,18 @@ def _read_one_way(
     return network, _probe(network, device)
 
 
-class _NeedsProbe(ProbeForward):
+class _AttentionSpecProbe(ProbeForward):
     """Learns, beside the shapes, what the layers ask for."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.needs: set[LayerAttentionSpec] = set()
+        self.attention_specs: set[LayerAttentionSpec] = set()
 
     def attend(self, call: LayerCall) -> Tensor:
-        self.needs.add(
+        self.attention_specs.add(
             LayerAttentionSpec(
-                heads=call.query.shape[1],
-                kv_heads=call.key.shape[1],
+                num_heads=call.query.shape[1],
+                num_kv_heads=call.key.shape[1],
                 key_size=call.key.shape[2],
                 value_size=call.value.shape[2],
                 window=call.window,
@@ -147,39 +147,39 @@ def _choose_device(config: EngineConfig) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device())
 
 
-def _choose_dtype(config: EngineConfig, settings: PretrainedConfig, device: torch.device) -> torch.dtype:
+def _choose_dtype(config: EngineConfig, hf_config: PretrainedConfig, device: torch.device) -> torch.dtype:
     if config.dtype != "auto":
         return getattr(torch, config.dtype)  # type: ignore[no-any-return]
-    own = settings.get_text_config().dtype or settings.dtype
+    own = hf_config.get_text_config().dtype or hf_config.dtype
     # CPUs that compute in bfloat16 are few, and the others lose both speed and digits by it.
     return own if device.type == "cuda" and isinstance(own, torch.dtype) else torch.float32
 
 
-def _read_settings(config: EngineConfig) -> PretrainedConfig:
+def _read_hf_config(config: EngineConfig) -> PretrainedConfig:
     if not (config.model / "config.json").is_file():
         raise ModelRefused(f"There is no model in {config.model}: it has no config.json.")
     try:
-        settings: PretrainedConfig = AutoConfig.from_pretrained(
+        hf_config: PretrainedConfig = AutoConfig.from_pretrained(
             config.model, trust_remote_code=False, local_files_only=True
         )
-        settings.get_text_config()  # which fails where there are several
+        hf_config.get_text_config()  # which fails where there are several
     except Exception as error:
         raise ModelRefused(f"The model in {config.model} is not known: {_say(error)}") from error
-    return settings
+    return hf_config
 
 
-def _refuse_unservable(settings: PretrainedConfig) -> None:
-    name = settings.model_type
-    foreign = sorted(set(getattr(settings, "layer_types", None) or ()) - LAYER_TYPES)
+def _refuse_unservable(hf_config: PretrainedConfig) -> None:
+    name = hf_config.model_type
+    foreign = sorted(set(getattr(hf_config, "layer_types", None) or ()) - LAYER_TYPES)
     if foreign:
         raise ModelRefused(f"{name} has layers of kinds that are not served: {', '.join(foreign)}.")
-    if getattr(settings, "is_encoder_decoder", False):
+    if getattr(hf_config, "is_encoder_decoder", False):
         raise ModelRefused(f"{name} is an encoder and a decoder; only decoders are served.")
-    if getattr(settings, "num_kv_shared_layers", 0):
+    if getattr(hf_config, "num_kv_shared_layers", 0):
         raise ModelRefused(f"{name} has layers that share their keys, which is not served.")
 
 
-def _read_weights(config: EngineConfig, dtype: torch.dtype, way: Mapping[str, Any]) -> PreTrainedModel:
+def _read_weights(config: EngineConfig, dtype: torch.dtype, options: Mapping[str, Any]) -> PreTrainedModel:
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
@@ -189,17 +189,17 @@ def _read_weights(config: EngineConfig, dtype: torch.dtype, way: Mapping[str, An
             trust_remote_code=False,
             local_files_only=True,
             output_loading_info=True,
-            **way,
+            **options,
         )
     except Exception as error:
         raise ModelRefused(f"The weights in {config.model} cannot be read: {_say(error)}") from error
     network: PreTrainedModel = loaded[0]
     report: dict[str, Any] = loaded[1]
     # transformers only warns, and fills what is missing with random numbers.
-    for trouble in ("missing_keys", "mismatched_keys", "error_msgs"):
-        if report[trouble]:
-            raise ModelRefused(f"The weights in {config.model}: {trouble} {report[trouble]}.")
-    refuse_left_over_scales(config.model, report["unexpected_keys"])
+    for problem in ("missing_keys", "mismatched_keys", "error_msgs"):
+        if report[problem]:
+            raise ModelRefused(f"The weights in {config.model}: {problem} {report[problem]}.")
+    refuse_unused_scales(config.model, report["unexpected_keys"])
     name = type(network).__name__
     if network._is_stateful:
         raise ModelRefused(f"{name} keeps a state beside keys and values, which is not served.")
@@ -210,9 +210,9 @@ def _read_weights(config: EngineConfig, dtype: torch.dtype, way: Mapping[str, An
     return network
 
 
-def _probe(network: PreTrainedModel, device: torch.device) -> _NeedsProbe:
+def _probe(network: PreTrainedModel, device: torch.device) -> _AttentionSpecProbe:
     """Runs two tokens through the model: what it asks of attention must be what we implement."""
-    step = _NeedsProbe()
+    step = _AttentionSpecProbe()
     pair = torch.tensor([[0, 1]], device=device)
     try:
         with torch.inference_mode():
@@ -238,45 +238,45 @@ def _probe(network: PreTrainedModel, device: torch.device) -> _NeedsProbe:
 
 
 def _describe(network: PreTrainedModel) -> ModelInfo:
-    settings = network.config.get_text_config()
+    hf_config = network.config.get_text_config()
     defaults: Any = network.generation_config
-    ends = defaults.eos_token_id
-    if ends is None:
-        ends = getattr(settings, "eos_token_id", None)
-    if ends is None:
-        ends = []
-    most = getattr(defaults, "max_new_tokens", None)
+    eos_ids = defaults.eos_token_id
+    if eos_ids is None:
+        eos_ids = getattr(hf_config, "eos_token_id", None)
+    if eos_ids is None:
+        eos_ids = []
+    max_new_tokens = getattr(defaults, "max_new_tokens", None)
     return ModelInfo(
-        vocab_size=settings.vocab_size,
-        context_length=_context_length(settings),
-        stop_ids=_within_vocabulary([ends] if isinstance(ends, int) else ends, settings.vocab_size),
+        vocab_size=hf_config.vocab_size,
+        context_length=_context_length(hf_config),
+        stop_ids=_within_vocabulary([eos_ids] if isinstance(eos_ids, int) else eos_ids, hf_config.vocab_size),
         temperature=_number(defaults.temperature, 1.0) if defaults.do_sample else 0.0,
         top_p=_number(defaults.top_p, 1.0) if defaults.do_sample else 1.0,
         top_k=int(_number(defaults.top_k, 0)) if defaults.do_sample else 0,
         min_p=_number(defaults.min_p, 0.0) if defaults.do_sample else 0.0,
         repetition_penalty=_number(defaults.repetition_penalty, 1.0),
-        max_new_tokens=most if isinstance(most, int) and most > 0 else None,
+        max_new_tokens=max_new_tokens if isinstance(max_new_tokens, int) and max_new_tokens > 0 else None,
     )
 
 
-def _within_vocabulary(ends: Sequence[int], vocab_size: int) -> frozenset[int]:
+def _within_vocabulary(eos_ids: Sequence[int], vocab_size: int) -> frozenset[int]:
     """The end tokens that the model can draw. Others, of fine-tunes that added tokens to the tokenizer
     alone, could end nothing and would be looked up where there is no logit.
     """
-    inside = frozenset(token for token in ends if 0 <= token < vocab_size)
-    for token in sorted(set(ends) - inside):
+    inside = frozenset(token for token in eos_ids if 0 <= token < vocab_size)
+    for token in sorted(set(eos_ids) - inside):
         log.warning("the end token %d is left out: the model's vocabulary has %d tokens", token, vocab_size)
     return inside
 
 
-def _context_length(settings: PretrainedConfig) -> int:
-    length: int | None = getattr(settings, "max_position_embeddings", None)
+def _context_length(hf_config: PretrainedConfig) -> int:
+    length: int | None = getattr(hf_config, "max_position_embeddings", None)
     if length is None:
-        raise ModelRefused(f"{settings.model_type} does not say how long its context is.")
-    ropes = getattr(settings, "rope_parameters", None) or {}
+        raise ModelRefused(f"{hf_config.model_type} does not say how long its context is.")
+    ropes = getattr(hf_config, "rope_parameters", None) or {}
     # Either the parameters themselves, or one such mapping for each type of layer.
     for rope in ropes.values() if all(isinstance(r, dict) for r in ropes.values()) else (ropes,):
-        if rope and rope.get("rope_type") in STRETCHED_ROPES:
+        if rope and rope.get("rope_type") in LENGTH_DEPENDENT_ROPES:
             length = min(length, rope.get("original_max_position_embeddings", length))
     return length
 

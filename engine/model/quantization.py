@@ -24,27 +24,27 @@ MXFP4_PACKAGES = ("accelerate", "kernels", "triton")
 MODELOPT_FILE = "hf_quant_config.json"
 """How NVIDIA's ModelOpt says, beside config.json, in what form it wrote the weights."""
 
-SCALE_ENDINGS = (
+SCALE_SUFFIXES = (
     "_scale", "_scale_2", "_scales", "scale_inv", ".scales", ".scale", "qweight", "qzeros", "_zero_point",
     "g_idx", "absmax", "quant_map", "SCB", "_packed", "weight_shape",
 )  # fmt: skip
 """The ends of the names under which formats keep what weights are multiplied with, or looked up in."""
 
-OTHER_SCALES = ("logit_scale", "embed_scale", "layer_scale")
+UNRELATED_SCALE_SUFFIXES = ("logit_scale", "embed_scale", "layer_scale")
 """What models of images and older checkpoints may have left over, and no weight is multiplied with."""
 
-FEW_BITS = ("F8", "F6", "F4")
+LOW_BIT_DTYPE_PREFIXES = ("F8", "F6", "F4")
 """How the types of numbers begin, in a safetensors header, that stand for weights only with a scale."""
 
 
-def ways_to_read(settings: PretrainedConfig, device: torch.device) -> list[Mapping[str, Any]]:
+def load_options(hf_config: PretrainedConfig, device: torch.device) -> list[Mapping[str, Any]]:
     """Arguments for `from_pretrained`: the best way first, and the one that needs least last.
 
     MXFP4 (gpt-oss) is written out in the engine's number format unless a GPU can compute with it as it is,
     and then, too, if that turns out not to work. Without `accelerate`, transformers would not even do that
     by itself. All other formats are transformers' own affair.
     """
-    if method_of(settings) != "mxfp4":
+    if quantization_method(hf_config) != "mxfp4":
         return [{}]
     plain: Mapping[str, Any] = {"quantization_config": Mxfp4Config(dequantize=True)}
     if device.type == "cpu" or not all(map(find_spec, MXFP4_PACKAGES)):
@@ -53,32 +53,32 @@ def ways_to_read(settings: PretrainedConfig, device: torch.device) -> list[Mappi
     return [{"device_map": {"": device}}, plain]
 
 
-def method_of(settings: PretrainedConfig) -> str | None:
+def quantization_method(hf_config: PretrainedConfig) -> str | None:
     """The name of the format that config.json says the weights are in; None if it names none.
 
     Raises `ModelRefused` if it speaks of a format without a name.
     """
-    written = getattr(settings, "quantization_config", None) or getattr(
-        settings.get_text_config(), "quantization_config", None
+    quantization = getattr(hf_config, "quantization_config", None) or getattr(
+        hf_config.get_text_config(), "quantization_config", None
     )
-    if not written:
+    if not quantization:
         return None
-    written = written if isinstance(written, dict) else written.to_dict()
+    quantization = quantization if isinstance(quantization, dict) else quantization.to_dict()
     for bits in ("4bit", "8bit"):
-        if written.get(f"load_in_{bits}"):
+        if quantization.get(f"load_in_{bits}"):
             return f"bitsandbytes_{bits}"
-    method = written.get("quant_method")
+    method = quantization.get("quant_method")
     if method is None:
         raise ModelRefused("Its quantization_config does not say, as quant_method, what the weights are in.")
     return str(getattr(method, "value", method))
 
 
-def refuse_unknown_format(folder: Path, settings: PretrainedConfig) -> None:
+def refuse_unknown_format(folder: Path, hf_config: PretrainedConfig) -> None:
     """Raises `ModelRefused` for weights in few bits whose form transformers does not know.
 
     It would only warn, and take the numbers for the weights.
     """
-    method = method_of(settings)
+    method = quantization_method(hf_config)
     if method is not None and method not in AUTO_QUANTIZATION_CONFIG_MAPPING:
         raise ModelRefused(f"The weights in {folder} are written as {method!r}, which is not read here.")
     if method is not None:
@@ -87,15 +87,15 @@ def refuse_unknown_format(folder: Path, settings: PretrainedConfig) -> None:
         raise ModelRefused(
             f"The weights in {folder} are written by ModelOpt ({MODELOPT_FILE}), which is not read here."
         )
-    for name, kind in _types_of_weights(folder):
-        if kind.startswith(FEW_BITS):
+    for name, kind in _tensor_dtypes(folder):
+        if kind.startswith(LOW_BIT_DTYPE_PREFIXES):
             raise ModelRefused(
                 f"The weights in {folder} are written in few bits ({name} as {kind}), but config.json has no "
                 "quantization_config that says how."
             )
 
 
-def refuse_left_over_scales(folder: Path, unexpected: Collection[str]) -> None:
+def refuse_unused_scales(folder: Path, unexpected: Collection[str]) -> None:
     """Raises `ModelRefused` if scales were dropped whose weights were taken.
 
     `unexpected` are the keys of the checkpoint that the model has no place for. Where a weight is among them
@@ -104,8 +104,8 @@ def refuse_left_over_scales(folder: Path, unexpected: Collection[str]) -> None:
     dropped = sorted(
         key
         for key in unexpected
-        if key.endswith(SCALE_ENDINGS)
-        and not key.endswith(OTHER_SCALES)
+        if key.endswith(SCALE_SUFFIXES)
+        and not key.endswith(UNRELATED_SCALE_SUFFIXES)
         and f"{key.rpartition('.')[0]}.weight" not in unexpected
     )
     if dropped:
@@ -115,7 +115,7 @@ def refuse_left_over_scales(folder: Path, unexpected: Collection[str]) -> None:
         )
 
 
-def _types_of_weights(folder: Path) -> Iterator[tuple[str, str]]:
+def _tensor_dtypes(folder: Path) -> Iterator[tuple[str, str]]:
     """Name and type of every tensor of the checkpoint, from the headers of its files alone."""
     index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
     files = {single.name} if single.is_file() else set()

@@ -21,7 +21,7 @@ from engine.attention.sdpa import (
 )
 from engine.kv.contiguous_cache import ContiguousBuffer, ContiguousKVCache
 from engine.kv.kv_cache import KVCache
-from engine.lora.adapter_layers import AdapterStep, find_owners, lay_out
+from engine.lora.adapter_layers import AdapterStep, adapter_indexes_of, adapter_segments
 from engine.scheduling.block_pool import BLANK_BLOCK
 from engine.scheduling.scheduler import ScheduledChunk, SchedulerOutput
 from engine.scheduling.sequence import TokenSequence
@@ -53,9 +53,9 @@ class LogitRows:
     places: range
 
 
-def by_drawing(plan: SchedulerOutput) -> list[ScheduledChunk]:
+def sampling_first(plan: SchedulerOutput) -> list[ScheduledChunk]:
     """First the chunks that draw, each in the order of the plan."""
-    return sorted(plan, key=lambda chunk: not chunk.draws)
+    return sorted(plan, key=lambda chunk: not chunk.samples_token)
 
 
 class HostStaging:
@@ -65,15 +65,17 @@ class HostStaging:
         self._all = array("q")
         self._tensor: Tensor | None = None
 
-    def add(self, numbers: Iterable[int]) -> slice:
+    def add(self, staging: Iterable[int]) -> slice:
         begin = len(self._all)
-        self._all.extend(numbers)
+        self._all.extend(staging)
         return slice(begin, len(self._all))
 
-    def send(self, device: torch.device) -> None:
+    def upload(self, device: torch.device) -> None:
         """One transfer, from memory that the device reads by itself."""
-        here = torch.frombuffer(self._all, dtype=torch.long)
-        self._tensor = here.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else here
+        host_tensor = torch.frombuffer(self._all, dtype=torch.long)
+        self._tensor = (
+            host_tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host_tensor
+        )
 
     def __getitem__(self, part: slice) -> Tensor:
         assert self._tensor is not None, "the numbers were not sent"
@@ -85,32 +87,32 @@ class _Segment:
     """Some requests with one token each, or one request with more, on their way into the packed row."""
 
     chunks: Sequence[ScheduledChunk]
-    shelf: ContiguousBuffer | None
+    buffer: ContiguousBuffer | None
     begin: int
     end: int
-    numbers: tuple[slice, ...]
+    staged: tuple[slice, ...]
 
 
 class InputBuilder:
     """Lays plans out. On the CPU the requests that generate are kept on shelves."""
 
-    def __init__(self, store: KVCache, adapters: Mapping[str, int] | None = None) -> None:
+    def __init__(self, kv_cache: KVCache, adapters: Mapping[str, int] | None = None) -> None:
         """`adapters` has a place for each name."""
-        self._store = store
+        self._kv_cache = kv_cache
         self._adapters = adapters or {}
-        self._shelves = ContiguousKVCache(store) if store.device.type == "cpu" else None
-        self._places = torch.arange(store.block_size, device=store.device)
+        self._contiguous_cache = ContiguousKVCache(kv_cache) if kv_cache.device.type == "cpu" else None
+        self._block_offsets = torch.arange(kv_cache.block_size, device=kv_cache.device)
 
-    def pack(self, plan: SchedulerOutput, wishes: Sequence[LogitRows] = ()) -> ForwardInputs:
-        numbers = HostStaging()
+    def build(self, plan: SchedulerOutput, logit_rows: Sequence[LogitRows] = ()) -> ForwardInputs:
+        staging = HostStaging()
         single = [chunk for chunk in plan if chunk.count == 1]
-        stretches = self._order(plan, single, numbers)
-        ordered = [chunk for stretch in stretches for chunk in stretch.chunks]
+        segments = self._segments(plan, single, staging)
+        ordered = [chunk for segment in segments for chunk in segment.chunks]
         begin_of: dict[TokenSequence, int] = {}
         token_list: list[int] = []
         position_list: list[int] = []
         slot_list: list[int] = []
-        size = self._store.block_size
+        size = self._kv_cache.block_size
         for chunk in ordered:
             sequence, start, count = chunk.sequence, chunk.start, chunk.count
             begin_of[sequence] = len(position_list)
@@ -120,89 +122,93 @@ class InputBuilder:
                 slot_list.append(sequence.blocks[start // size] * size + start % size)
             else:
                 position_list += range(start, start + count)
-        ends = [begin_of[chunk.sequence] + chunk.count - 1 for chunk in by_drawing(plan)]
-        for wish in wishes:
-            first = begin_of[plan[wish.chunk].sequence]
-            ends += range(first + wish.places.start, first + wish.places.stop)
-        token_ids, positions, slots = map(numbers.add, (token_list, position_list, slot_list))
-        wanted = numbers.add(ends)
-        owners = find_owners(ordered, self._adapters) if self._adapters else []
-        owner_rows = numbers.add(owners)
-        numbers.send(self._store.device)
+        ends = [begin_of[chunk.sequence] + chunk.count - 1 for chunk in sampling_first(plan)]
+        for wanted_rows in logit_rows:
+            first = begin_of[plan[wanted_rows.chunk].sequence]
+            ends += range(first + wanted_rows.places.start, first + wanted_rows.places.stop)
+        token_ids, positions, slots = map(staging.add, (token_list, position_list, slot_list))
+        logit_positions = staging.add(ends)
+        adapter_indexes = adapter_indexes_of(ordered, self._adapters) if self._adapters else []
+        staged_indexes = staging.add(adapter_indexes)
+        staging.upload(self._kv_cache.device)
         return ForwardInputs(
-            numbers[token_ids][None],
-            numbers[positions][None],
-            numbers[wanted],
-            self._attention(numbers, stretches, slots),
-            self._adapt(ordered, owners, numbers[owner_rows]),
+            staging[token_ids][None],
+            staging[positions][None],
+            staging[logit_positions],
+            self._attention(staging, segments, slots),
+            self._adapter_step(ordered, adapter_indexes, staging[staged_indexes]),
         )
 
-    def _adapt(self, ordered: list[ScheduledChunk], owners: list[int], sent: Tensor) -> AdapterStep | None:
+    def _adapter_step(
+        self, ordered: list[ScheduledChunk], adapter_indexes: list[int], sent: Tensor
+    ) -> AdapterStep | None:
         counts = [chunk.count for chunk in ordered]
-        stretches = lay_out(counts, owners) if owners else []
-        return AdapterStep(sum(counts), stretches, sent) if stretches else None
+        segments = adapter_segments(counts, adapter_indexes) if adapter_indexes else []
+        return AdapterStep(sum(counts), segments, sent) if segments else None
 
-    def _order(
-        self, plan: SchedulerOutput, single: list[ScheduledChunk], numbers: HostStaging
+    def _segments(
+        self, plan: SchedulerOutput, single: list[ScheduledChunk], staging: HostStaging
     ) -> list[_Segment]:
         """First the requests with one token, shelf by shelf, then those that have to be gathered."""
-        shelved: list[tuple[ContiguousBuffer, list[ScheduledChunk]]] = []
+        contiguous: list[tuple[ContiguousBuffer, list[ScheduledChunk]]] = []
         rest = single
-        if self._shelves is not None:
-            shelved, rest = self._shelves.arrange(single)
-        stretches: list[_Segment] = []
+        if self._contiguous_cache is not None:
+            contiguous, rest = self._contiguous_cache.arrange(single)
+        segments: list[_Segment] = []
         begin = 0
-        for shelf, chunks in shelved:
-            capacity = shelf.capacity
-            lengths = numbers.add([chunk.start + 1 for chunk in chunks])
-            slots = numbers.add([row * capacity + chunk.start for row, chunk in enumerate(chunks)])
-            stretches.append(_Segment(chunks, shelf, begin, begin + len(chunks), (lengths, slots)))
+        for buffer, chunks in contiguous:
+            capacity = buffer.capacity
+            lengths = staging.add([chunk.start + 1 for chunk in chunks])
+            slots = staging.add([row * capacity + chunk.start for row, chunk in enumerate(chunks)])
+            segments.append(_Segment(chunks, buffer, begin, begin + len(chunks), (lengths, slots)))
             begin += len(chunks)
         if rest:
-            lengths = numbers.add([chunk.start + 1 for chunk in rest])
-            tables = numbers.add([block for table in self._tables(rest) for block in table])
-            stretches.append(_Segment(rest, None, begin, begin + len(rest), (lengths, tables)))
+            lengths = staging.add([chunk.start + 1 for chunk in rest])
+            tables = staging.add([block for table in self._padded_block_tables(rest) for block in table])
+            segments.append(_Segment(rest, None, begin, begin + len(rest), (lengths, tables)))
             begin += len(rest)
         for chunk in plan:
             if chunk.count > 1:
-                blocks = numbers.add(chunk.sequence.blocks[: self._blocks(chunk)])
-                stretches.append(_Segment((chunk,), None, begin, begin + chunk.count, (blocks,)))
+                blocks = staging.add(chunk.sequence.blocks[: self._num_blocks(chunk)])
+                segments.append(_Segment((chunk,), None, begin, begin + chunk.count, (blocks,)))
                 begin += chunk.count
-        return stretches
+        return segments
 
-    def _attention(self, numbers: HostStaging, stretches: list[_Segment], slots: slice) -> SdpaForward:
+    def _attention(self, staging: HostStaging, segments: list[_Segment], slots: slice) -> SdpaForward:
         decodes: list[DecodeRows] = []
         prompts: list[PromptChunk] = []
-        where = [numbers[slots]] if slots.start < slots.stop else []
-        for stretch in stretches:
-            chunk = stretch.chunks[0]
+        slot_parts = [staging[slots]] if slots.start < slots.stop else []
+        for segment in segments:
+            chunk = segment.chunks[0]
             if chunk.count > 1:
-                prompt = self._prompt_chunk(stretch, chunk, numbers[stretch.numbers[0]])
+                prompt = self._prompt_chunk(segment, chunk, staging[segment.staged[0]])
                 prompts.append(prompt)
-                where.append(prompt.slots[chunk.start : -1])
+                slot_parts.append(prompt.slots[chunk.start : -1])
                 continue
-            lengths, others = (numbers[part] for part in stretch.numbers)
-            held = [c.start + 1 for c in stretch.chunks]
-            ends = (stretch.begin, stretch.end, lengths, min(held), max(held))
-            if stretch.shelf is not None:
-                decodes.append(ContiguousRows(*ends, stretch.shelf, others))
+            lengths, others = (staging[part] for part in segment.staged)
+            seq_lens = [c.start + 1 for c in segment.chunks]
+            ends = (segment.begin, segment.end, lengths, min(seq_lens), max(seq_lens))
+            if segment.buffer is not None:
+                decodes.append(ContiguousRows(*ends, segment.buffer, others))
             else:
-                decodes.append(GatheredRows(*ends, self._store, others.view(len(stretch.chunks), -1)))
-        return SdpaForward(self._store, where[0] if len(where) == 1 else torch.cat(where), decodes, prompts)
+                decodes.append(GatheredRows(*ends, self._kv_cache, others.view(len(segment.chunks), -1)))
+        return SdpaForward(
+            self._kv_cache, slot_parts[0] if len(slot_parts) == 1 else torch.cat(slot_parts), decodes, prompts
+        )
 
-    def _prompt_chunk(self, stretch: _Segment, chunk: ScheduledChunk, blocks: Tensor) -> PromptChunk:
+    def _prompt_chunk(self, segment: _Segment, chunk: ScheduledChunk, blocks: Tensor) -> PromptChunk:
         """The slots are worked out on the device: they are many, the blocks are few."""
-        size = self._store.block_size
-        slots = (blocks[:, None] * size + self._places).view(-1)
+        size = self._kv_cache.block_size
+        slots = (blocks[:, None] * size + self._block_offsets).view(-1)
         # Of the blank block, which follows, the first slot is taken.
-        slots = torch.cat((slots[: chunk.start + chunk.count], self._places[:1] + BLANK_BLOCK * size))
-        return PromptChunk(stretch.begin, stretch.end, chunk.start, slots)
+        slots = torch.cat((slots[: chunk.start + chunk.count], self._block_offsets[:1] + BLANK_BLOCK * size))
+        return PromptChunk(segment.begin, segment.end, chunk.start, slots)
 
-    def _blocks(self, chunk: ScheduledChunk) -> int:
-        return -(-(chunk.start + chunk.count) // self._store.block_size)
+    def _num_blocks(self, chunk: ScheduledChunk) -> int:
+        return -(-(chunk.start + chunk.count) // self._kv_cache.block_size)
 
-    def _tables(self, chunks: list[ScheduledChunk]) -> list[list[int]]:
+    def _padded_block_tables(self, chunks: list[ScheduledChunk]) -> list[list[int]]:
         """The blocks of each sequence, padded with blanks to one length, which leaves at least one."""
-        used = [chunk.sequence.blocks[: self._blocks(chunk)] for chunk in chunks]
+        used = [chunk.sequence.blocks[: self._num_blocks(chunk)] for chunk in chunks]
         width = max(map(len, used)) + 1
         return [[*blocks, *[BLANK_BLOCK] * (width - len(blocks))] for blocks in used]

@@ -19,9 +19,9 @@ from engine.device_copies import AsyncToHost, to_device
 from engine.executor import EngineFault, OutOfMemory, RowFailure, StepResult
 from engine.grammar.compiler import GrammarCompiler
 from engine.kv.kv_cache import KVCache
-from engine.kv.memory_sizing import count_blocks, keep_freed_memory
+from engine.kv.memory_sizing import count_blocks, retain_freed_memory
 from engine.lora.adapter_layers import Adapters, install_adapters
-from engine.model.loader import LoadedModel, load_model, refusing
+from engine.model.loader import LoadedModel, load_model, raising_model_refused
 from engine.request import ModelInfo, PromptLogprobs
 from engine.runner.input_builder import ForwardInputs, InputBuilder, LogitRows
 from engine.runner.paged_input_builder import PagedInputBuilder
@@ -29,7 +29,7 @@ from engine.runner.select_decoding import select_attention_and_graphs
 from engine.runner.static_decode import DeviceTokens, StaticDecoder
 from engine.sampling.grammar_masks import GrammarMatchers
 from engine.sampling.logit_masking import apply_masks
-from engine.sampling.logprobs import measure_many
+from engine.sampling.logprobs import prompt_token_logprobs
 from engine.sampling.sampler import PendingSample
 from engine.sampling.sampling_batch import SamplingBatches
 from engine.sampling.token_rules import TokenRules
@@ -58,18 +58,18 @@ class RunningForward:
     sequences: list[TokenSequence]
     """Those that draw, in the order of the logits."""
     logits: Tensor
-    partial: list[TokenSequence]
+    partial_prefills: list[TokenSequence]
     """The others."""
-    ends: Tensor
+    partial_logits: Tensor
     """The logits at the ends of what was computed of those; they only say whether it is finite."""
-    told: Tensor
+    prompt_logits: Tensor
     """The logits of prompts."""
-    asked: list[PromptLogprobRequest]
+    prompt_requests: list[PromptLogprobRequest]
 
-    def draw(self, lives: Callable[[TokenSequence], bool] | None) -> "SampledStep":
+    def sample(self, is_live: Callable[[TokenSequence], bool] | None) -> "SampledStep":
         """None is that all live."""
-        with _known_errors():
-            return self.executor.draw(self, lives)
+        with _translate_errors():
+            return self.executor.sample(self, is_live)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,24 +77,24 @@ class SampledStep:
     """Implements `executor.Pending`."""
 
     sequences: list[TokenSequence]
-    choice: PendingSample | None
+    pending_sample: PendingSample | None
     failed: Mapping[int, str]
     """By row, why nothing can be drawn."""
-    told: list[PromptLogprobs]
-    partial: list[TokenSequence]
+    prompt_logprobs: list[PromptLogprobs]
+    partial_prefills: list[TokenSequence]
     finite: AsyncToHost | None
     """One for each of `partial`; None if there are none."""
 
     def read(self) -> StepResult:
-        with _known_errors():
-            drawn = [] if self.choice is None else self.choice.read()
+        with _translate_errors():
+            sampled = [] if self.pending_sample is None else self.pending_sample.read()
             finite = [] if self.finite is None else self.finite.read()[0].tolist()
         for row, sentence in self.failed.items():
-            drawn[row] = RowFailure("engine_error", sentence)
-        return StepResult(drawn, finite, self.told)
+            sampled[row] = RowFailure("engine_error", sentence)
+        return StepResult(sampled, finite, self.prompt_logprobs)
 
 
-SHORTAGES = (
+OUT_OF_MEMORY_PHRASES = (
     "out of memory", "can't allocate memory", "not enough memory", "alloc_failed", "allocation_failed",
     "failed to allocate",
 )  # fmt: skip
@@ -112,46 +112,46 @@ class ModelRunner:
         model: LoadedModel,
         adapters: Adapters,
         config: EngineConfig,
-        store: KVCache,
-        kernel: PagedAttentionBackend | None = None,
+        kv_cache: KVCache,
+        backend: PagedAttentionBackend | None = None,
         static: StaticDecoder | None = None,
     ) -> None:
         self._network = model.network
         self._threads = config.torch_threads or (1 if _is_small(model) else None)
-        self._store = store
+        self._kv_cache = kv_cache
         self._adapters = adapters
-        self._batches = SamplingBatches(model.capabilities.vocab_size, model.device)
-        self._packer = (
-            InputBuilder(store, adapters.places)
-            if kernel is None
-            else PagedInputBuilder(store, kernel, adapters.places)
+        self._batches = SamplingBatches(model.model_info.vocab_size, model.device)
+        self._input_builder = (
+            InputBuilder(kv_cache, adapters.indexes)
+            if backend is None
+            else PagedInputBuilder(kv_cache, backend, adapters.indexes)
         )
         self._static = static
-        self._unread: DeviceTokens | None = None
+        self._device_tokens: DeviceTokens | None = None
         """The last tokens that were drawn."""
         on_gpu = model.device.type == "cuda"
-        self.ahead = self if (on_gpu if config.ahead is None else config.ahead) else None
-        self.capabilities: ModelInfo = model.capabilities
+        self.pipelined = self if (on_gpu if config.pipelined is None else config.pipelined) else None
+        self.model_info: ModelInfo = model.model_info
         self.vocabulary = model.vocabulary
         self.grammars = None if model.vocabulary is None else GrammarCompiler(model.vocabulary)
-        self._followers = GrammarMatchers(self.grammars)
-        self._rules = TokenRules(model.capabilities.vocab_size)
+        self._grammar_matchers = GrammarMatchers(self.grammars)
+        self._rules = TokenRules(model.model_info.vocab_size)
 
     @staticmethod
     def load(config: EngineConfig, progress: Callable[[str], None]) -> tuple["ModelRunner", Limits]:
         """Loads the model and makes its KV cache. Raises `ModelRefused`."""
-        with refusing(config.model):
+        with raising_model_refused(config.model):
             return ModelRunner._load(config, progress)
 
     @staticmethod
     def _load(config: EngineConfig, progress: Callable[[str], None]) -> tuple["ModelRunner", Limits]:
         model = load_model(config, progress)
         adapters = install_adapters(model.network, config.adapters, progress)
-        context = model.capabilities.context_length
-        per_token = sum(shape.numbers for shape in model.shapes) * model.dtype.itemsize
+        context = model.model_info.context_length
+        per_token = sum(bucket.elements_per_token for bucket in model.shapes) * model.dtype.itemsize
         on_gpu = model.device.type == "cuda"
         if not on_gpu:
-            keep_freed_memory()
+            retain_freed_memory()
         # On a CPU the shelves may hold every token once more.
         copies = 1 if on_gpu else 2
         blocks = count_blocks(
@@ -160,21 +160,21 @@ class ModelRunner:
             context_length=context,
             gpu_free=torch.cuda.mem_get_info(model.device)[0] if on_gpu else None,
         )
-        store = KVCache(model.shapes, blocks, config.block_size, model.dtype, model.device)
-        held = blocks * config.block_size
-        size = held * per_token * copies / 2**20
-        progress(f"the KV cache holds {held} tokens in at most {size:.0f} MiB")
-        usable = min(context, held)
-        decoding = select_attention_and_graphs(model, store, config, usable, progress)
-        capabilities = replace(
-            model.capabilities,
+        kv_cache = KVCache(model.shapes, blocks, config.block_size, model.dtype, model.device)
+        capacity = blocks * config.block_size
+        size = capacity * per_token * copies / 2**20
+        progress(f"the KV cache holds {capacity} tokens in at most {size:.0f} MiB")
+        usable = min(context, capacity)
+        decoding = select_attention_and_graphs(model, kv_cache, config, usable, progress)
+        model_info = replace(
+            model.model_info,
             context_length=usable,
             adapters=adapters.names,
             attention=decoding.attention,
             decode=decoding.decode,
         )
-        model = replace(model, capabilities=capabilities)
-        executor = ModelRunner(model, adapters, config, store, decoding.kernel, decoding.static)
+        model = replace(model, model_info=model_info)
+        executor = ModelRunner(model, adapters, config, kv_cache, decoding.backend, decoding.static)
         if executor.grammars is not None:
             executor.grammars.load()  # now, when nobody waits for any thread yet
         return executor, config.limits(blocks)
@@ -188,17 +188,17 @@ class ModelRunner:
             yield
 
     def execute(self, plan: SchedulerOutput) -> StepResult:
-        step = self.begin(plan).draw(None)
+        step = self.begin(plan).sample(None)
         result = step.read()
         if self._static is not None:
-            planned = [chunk.sequence for chunk in plan if chunk.draws]
+            planned = [chunk.sequence for chunk in plan if chunk.samples_token]
             row_of = {sequence: row for row, sequence in enumerate(step.sequences)}
-            drawn = [result.drawn[row_of[sequence]] for sequence in planned]
-            return replace(result, drawn=drawn)
+            sampled = [result.sampled[row_of[sequence]] for sequence in planned]
+            return replace(result, sampled=sampled)
         return result
 
     def scrub(self, blocks: list[int]) -> None:
-        self._store.scrub(blocks)
+        self._kv_cache.scrub(blocks)
 
     def interrupt(self) -> None:
         """A step is never waited in."""
@@ -209,121 +209,135 @@ class ModelRunner:
 
     def begin(self, plan: SchedulerOutput) -> RunningForward:
         """Runs the plan through the model, or tells the device to."""
-        with _known_errors():
-            asked = self._asked(plan)
-            begun = self._begin_static(plan) if self._static is not None and not asked else None
-            return begun or self._begin_packed(plan, asked)
+        with _translate_errors():
+            prompt_requests = self._due_prompt_logprobs(plan)
+            forward = self._forward_static(plan) if self._static is not None and not prompt_requests else None
+            return forward or self._forward_packed(plan, prompt_requests)
 
-    def _begin_static(self, plan: SchedulerOutput) -> RunningForward | None:
+    def _forward_static(self, plan: SchedulerOutput) -> RunningForward | None:
         assert self._static is not None
-        shape = self._static.shape_for(plan)
-        if shape is None or any(chunk.sequence.request.adapter for chunk in plan):
+        bucket = self._static.bucket_for(plan)
+        if bucket is None or any(chunk.sequence.request.adapter for chunk in plan):
             return None
         self._adapters.step = None
-        found = self._static.run(plan, shape, self._unread)
+        found = self._static.run(plan, bucket, self._device_tokens)
         none = found.logits[:0]
         return RunningForward(self, found.requests, found.logits[: len(found.requests)], [], none, none, [])
 
-    def _begin_packed(
-        self, plan: SchedulerOutput, asked: list[tuple[LogitRows, PromptLogprobRequest]]
+    def _forward_packed(
+        self, plan: SchedulerOutput, prompt_requests: list[tuple[LogitRows, PromptLogprobRequest]]
     ) -> RunningForward:
-        wishes = [wish for wish, _ in asked]
-        packed = self._packer.pack(plan, wishes)
-        sequences = [chunk.sequence for chunk in plan if chunk.draws]
-        if self.ahead is not None:
-            self._fill_in_unread(packed.token_ids[0], packed.ends, sequences)
-        self._adapters.step = packed.adapters
-        logits = self._forward(packed)
-        partial = [chunk.sequence for chunk in plan if not chunk.draws]
+        logit_rows = [rows for rows, _ in prompt_requests]
+        inputs = self._input_builder.build(plan, logit_rows)
+        sequences = [chunk.sequence for chunk in plan if chunk.samples_token]
+        if self.pipelined is not None:
+            self._fill_in_device_tokens(inputs.token_ids[0], inputs.ends, sequences)
+        self._adapters.step = inputs.adapters
+        logits = self._forward(inputs)
+        partial = [chunk.sequence for chunk in plan if not chunk.samples_token]
         counts = [len(sequences), len(partial), len(logits) - len(plan)]
-        drawing, ends, told = torch.split(logits, counts)
-        return RunningForward(self, sequences, drawing, partial, ends, told, [ask for _, ask in asked])
+        sampling_logits, partial_logits, prompt_logits = torch.split(logits, counts)
+        return RunningForward(
+            self,
+            sequences,
+            sampling_logits,
+            partial,
+            partial_logits,
+            prompt_logits,
+            [prompt_request for _, prompt_request in prompt_requests],
+        )
 
-    def _forward(self, packed: ForwardInputs) -> Tensor:
+    def _forward(self, inputs: ForwardInputs) -> Tensor:
         """`[ends, vocabulary]`."""
         logits: Tensor = self._network(
-            input_ids=packed.token_ids,
-            position_ids=packed.positions,
+            input_ids=inputs.token_ids,
+            position_ids=inputs.positions,
             use_cache=False,
-            logits_to_keep=packed.ends,
-            step=packed.attention,
+            logits_to_keep=inputs.ends,
+            step=inputs.attention,
         ).logits
         return logits[0]
 
-    def _fill_in_unread(self, token_ids: Tensor, ends: Tensor, sequences: list[TokenSequence]) -> None:
+    def _fill_in_device_tokens(self, token_ids: Tensor, ends: Tensor, sequences: list[TokenSequence]) -> None:
         """`ends` says where in the packed row the last token of each of these sequences is."""
         rows = [row for row, sequence in enumerate(sequences) if sequence.in_flight]
         if not rows:
             return
-        assert self._unread is not None, "a token was neither read nor kept on the device"
-        places = [self._unread.place_of[sequences[row]] for row in rows]
+        assert self._device_tokens is not None, "a token was neither read nor kept on the device"
+        places = [self._device_tokens.index_of[sequences[row]] for row in rows]
         sent = to_device(torch.tensor([rows, places]), torch.long, token_ids.device)
         token_ids.index_copy_(
-            0, ends.index_select(0, sent[0]), self._unread.token_ids.index_select(0, sent[1])
+            0, ends.index_select(0, sent[0]), self._device_tokens.token_ids.index_select(0, sent[1])
         )
 
-    def draw(self, begun: RunningForward, lives: Callable[[TokenSequence], bool] | None) -> SampledStep:
+    def sample(self, forward: RunningForward, is_live: Callable[[TokenSequence], bool] | None) -> SampledStep:
         """Draws for the requests that live; all their tokens before this one must be known."""
-        told = self._tell(begun, lives) if begun.asked else []
-        finite = AsyncToHost(begun.ends.amax(dim=1).isfinite()) if begun.partial else None
-        sequences, logits = begun.sequences, begun.logits
-        if lives is not None:
-            rows = [row for row, sequence in enumerate(sequences) if lives(sequence)]
+        prompt_logprobs = self._prompt_logprobs(forward, is_live) if forward.prompt_requests else []
+        finite = (
+            AsyncToHost(forward.partial_logits.amax(dim=1).isfinite()) if forward.partial_prefills else None
+        )
+        sequences, logits = forward.sequences, forward.logits
+        if is_live is not None:
+            rows = [row for row, sequence in enumerate(sequences) if is_live(sequence)]
             if len(rows) < len(sequences):
                 sequences = [sequences[row] for row in rows]
                 logits = logits.index_select(0, to_device(rows, torch.long, logits.device))
         if not sequences:
-            return SampledStep([], None, {}, told, begun.partial, finite)
-        choice, failed = self._sample(logits, sequences)
-        if self.ahead is not None:
+            return SampledStep([], None, {}, prompt_logprobs, forward.partial_prefills, finite)
+        pending_sample, failed = self._sample(logits, sequences)
+        if self.pipelined is not None:
             places = {sequence: row for row, sequence in enumerate(sequences)}
-            self._unread = DeviceTokens(choice.token_ids, places)
-        return SampledStep(sequences, choice, failed, told, begun.partial, finite)
+            self._device_tokens = DeviceTokens(pending_sample.token_ids, places)
+        return SampledStep(
+            sequences, pending_sample, failed, prompt_logprobs, forward.partial_prefills, finite
+        )
 
     def _sample(
         self, logits: Tensor, sequences: list[TokenSequence]
     ) -> tuple[PendingSample, Mapping[int, str]]:
         batch = self._batches.of(sequences)
-        masks = self._rules.restrict(sequences, self._followers.masks(sequences))
+        masks = self._rules.restrict(sequences, self._grammar_matchers.masks(sequences))
         if masks is None:
             return batch.begin(logits), {}
         return batch.begin(logits, partial(apply_masks, masks=masks)), masks.failed
 
-    def _tell(
-        self, begun: RunningForward, lives: Callable[[TokenSequence], bool] | None
+    def _prompt_logprobs(
+        self, forward: RunningForward, is_live: Callable[[TokenSequence], bool] | None
     ) -> list[PromptLogprobs]:
         """What was asked of prompts; its logits follow each other."""
-        told = []
-        logits = begun.told
-        for ask in begun.asked:
-            rows, logits = logits.tensor_split((ask.end - ask.begin,))
-            if lives is not None and not lives(ask.sequence):
+        prompt_logprobs: list[PromptLogprobs] = []
+        logits = forward.prompt_logits
+        for prompt_request in forward.prompt_requests:
+            rows, logits = logits.tensor_split((prompt_request.end - prompt_request.begin,))
+            if is_live is not None and not is_live(prompt_request.sequence):
                 continue
-            wanted = ask.sequence.request.prompt_logprobs or 0
-            found = measure_many(rows, ask.token_ids, wanted)
-            told.append(PromptLogprobs(ask.sequence.request.request_id, ask.begin, tuple(found)))
-        return told
+            wanted = prompt_request.sequence.request.prompt_logprobs or 0
+            found = prompt_token_logprobs(rows, prompt_request.token_ids, wanted)
+            prompt_logprobs.append(
+                PromptLogprobs(prompt_request.sequence.request.request_id, prompt_request.begin, tuple(found))
+            )
+        return prompt_logprobs
 
-    def _asked(self, plan: SchedulerOutput) -> list[tuple[LogitRows, PromptLogprobRequest]]:
+    def _due_prompt_logprobs(self, plan: SchedulerOutput) -> list[tuple[LogitRows, PromptLogprobRequest]]:
         """The prompt tokens whose logprobs this step can tell."""
-        asked = []
+        prompt_requests = []
         for index, chunk in enumerate(plan):
-            untold, stop = chunk.sequence.untold, chunk.start + chunk.count
-            if untold and untold[0] <= stop:
-                ask = PromptLogprobRequest(chunk.sequence, untold[0], min(stop + 1, untold.stop))
-                places = range(ask.begin - 1 - chunk.start, ask.end - 1 - chunk.start)
-                asked.append((LogitRows(index, places), ask))
-        return asked
+            pending, stop = chunk.sequence.pending_prompt_logprobs, chunk.start + chunk.count
+            if pending and pending[0] <= stop:
+                prompt_request = PromptLogprobRequest(chunk.sequence, pending[0], min(stop + 1, pending.stop))
+                places = range(prompt_request.begin - 1 - chunk.start, prompt_request.end - 1 - chunk.start)
+                prompt_requests.append((LogitRows(index, places), prompt_request))
+        return prompt_requests
 
 
 @contextmanager
-def _known_errors() -> Iterator[None]:
+def _translate_errors() -> Iterator[None]:
     """Gives the errors of torch the names that the loop knows."""
     try:
         yield
         return
     except (MemoryError, RuntimeError) as error:  # which torch's own are
-        if not _is_shortage(error):
+        if not _is_out_of_memory(error):
             if isinstance(error, torch.AcceleratorError):
                 # After a fault of the device every later call on it fails too.
                 raise EngineFault(str(error)) from error
@@ -337,12 +351,12 @@ def _known_errors() -> Iterator[None]:
     raise OutOfMemory(sentence) from None
 
 
-def _is_shortage(error: Exception) -> bool:
+def _is_out_of_memory(error: Exception) -> bool:
     """Libraries below torch have errors of their own for memory that is not there."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
     sentence = str(error).lower()
-    return any(words in sentence for words in SHORTAGES)
+    return any(words in sentence for words in OUT_OF_MEMORY_PHRASES)
 
 
 def _is_small(model: LoadedModel) -> bool:

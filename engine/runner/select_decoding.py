@@ -9,12 +9,12 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.attention.flash_attention import select_backend, sources
+from engine.attention.flash_attention import kernel_sources, select_backend
 from engine.attention.paged import GatherSdpaBackend, PagedAttentionBackend
 from engine.config import EngineConfig
 from engine.kv.kv_cache import KVCache
 from engine.model.loader import LoadedModel
-from engine.runner.cuda_graphs import CudaRecorder, choose_shapes, record_or_explain
+from engine.runner.cuda_graphs import CudaRecorder, capture_graphs_or_log, choose_buckets
 from engine.runner.static_decode import GraphBucket, StaticDecoder, StaticInputs
 
 log = logging.getLogger(__name__)
@@ -26,7 +26,7 @@ class DecodingChoice:
 
     attention: str = "sdpa"
     decode: str = "eager"
-    kernel: PagedAttentionBackend | None = None
+    backend: PagedAttentionBackend | None = None
     """None computes with torch's own attention."""
     static: StaticDecoder | None = None
     """None computes every step as a packed row."""
@@ -34,48 +34,52 @@ class DecodingChoice:
 
 def select_attention_and_graphs(
     model: LoadedModel,
-    store: KVCache,
+    kv_cache: KVCache,
     config: EngineConfig,
     context_length: int,
     progress: Callable[[str], None],
-    kernel: PagedAttentionBackend | None = None,
+    backend: PagedAttentionBackend | None = None,
 ) -> DecodingChoice:
     """Finds a kernel and records steps, on a GPU. A CPU computes as ever, unless it is told otherwise.
 
-    A `kernel` that is given is taken as it is.
+    A `backend` that is given is taken as it is.
     """
     on_gpu = model.device.type == "cuda"
-    if kernel is None and on_gpu and config.attention == "auto":
+    if backend is None and on_gpu and config.attention == "auto":
         progress("looking for an attention kernel")
-        kernel = select_backend(
-            model.needs, model.dtype, model.device, store.block_size, sources(config.hub_kernel)
+        backend = select_backend(
+            model.attention_specs,
+            model.dtype,
+            model.device,
+            kv_cache.block_size,
+            kernel_sources(config.hub_kernel),
         )
     decode, static = "eager", None
     if config.decode == "static" or (on_gpu and config.decode == "auto"):
-        attention = kernel or GatherSdpaBackend()
-        shapes = choose_shapes(
-            config.max_running, context_length, store.block_size, gathers=on_gpu and kernel is None
+        attention = backend or GatherSdpaBackend()
+        buckets = choose_buckets(
+            config.max_running, context_length, kv_cache.block_size, gathers=on_gpu and backend is None
         )
-        most = GraphBucket(max(s.rows for s in shapes), -(-context_length // store.block_size))
-        buffers = StaticInputs(model.network, store, attention, most)
-        decode, static = _make_static(buffers, shapes, config, progress)
-    name = "sdpa" if kernel is None else kernel.name
+        max_bucket = GraphBucket(max(s.rows for s in buckets), -(-context_length // kv_cache.block_size))
+        static_inputs = StaticInputs(model.network, kv_cache, attention, max_bucket)
+        decode, static = _build_static_decoder(static_inputs, buckets, config, progress)
+    name = "sdpa" if backend is None else backend.name
     if on_gpu:
         log.info("attention is computed by %s, steps that only generate as %s", name, decode)
-    return DecodingChoice(name, decode, kernel, static)
+    return DecodingChoice(name, decode, backend, static)
 
 
-def _make_static(
-    buffers: StaticInputs,
-    shapes: Sequence[GraphBucket],
+def _build_static_decoder(
+    static_inputs: StaticInputs,
+    buckets: Sequence[GraphBucket],
     config: EngineConfig,
     progress: Callable[[str], None],
 ) -> tuple[str, StaticDecoder | None]:
     if config.decode == "static":
-        return "static", StaticDecoder(buffers, shapes, buffers.compute)
-    progress(f"recording {len(shapes)} shapes of steps as CUDA graphs")
+        return "static", StaticDecoder(static_inputs, buckets, static_inputs.compute)
+    progress(f"recording {len(buckets)} shapes of steps as CUDA graphs")
     with torch.inference_mode():
-        compute = record_or_explain(buffers, shapes, CudaRecorder())
+        compute = capture_graphs_or_log(static_inputs, buckets, CudaRecorder())
     if compute is None:
         return "eager", None
-    return "graphs", StaticDecoder(buffers, shapes, compute)
+    return "graphs", StaticDecoder(static_inputs, buckets, compute)

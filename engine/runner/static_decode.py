@@ -39,7 +39,7 @@ class DeviceTokens:
     """Input tokens that are on the device only."""
 
     token_ids: Tensor
-    place_of: Mapping[TokenSequence, int]
+    index_of: Mapping[TokenSequence, int]
     """Where among them each request's is."""
 
 
@@ -56,42 +56,42 @@ class StaticInputs:
     """The memory that passes read, and the pass itself."""
 
     def __init__(
-        self, network: PreTrainedModel, store: KVCache, attention: PagedAttentionBackend, most: GraphBucket
+        self, network: PreTrainedModel, kv_cache: KVCache, backend: PagedAttentionBackend, most: GraphBucket
     ) -> None:
-        device = store.device
+        device = kv_cache.device
         self.most = most
-        self.block_size = store.block_size
-        self.spare_block = store.spare_block
+        self.block_size = kv_cache.block_size
+        self.spare_block = kv_cache.spare_block
         self.vocab_size: int = network.config.get_text_config().vocab_size
         self._network = network
-        self._store = store
-        self._attention = attention
+        self._kv_cache = kv_cache
+        self._backend = backend
         self.inputs = torch.zeros(2, most.rows, dtype=torch.long, device=device)
         """Token ids and positions."""
-        self.tables = torch.zeros(most.rows, most.width, dtype=torch.int32, device=device)
-        self.tables[:, 0] = store.spare_block
+        self.block_tables = torch.zeros(most.rows, most.width, dtype=torch.int32, device=device)
+        self.block_tables[:, 0] = kv_cache.spare_block
         self._starts = torch.arange(most.rows + 1, dtype=torch.int32, device=device)
         self._rows = torch.arange(most.rows, device=device)
 
-    def compute(self, shape: GraphBucket) -> Tensor:
+    def compute(self, bucket: GraphBucket) -> Tensor:
         """Implements `Compute`."""
         size = self.block_size
-        token_ids, positions = self.inputs[:, : shape.rows]
-        tables = self.tables[: shape.rows, : shape.width]
-        block = tables.gather(1, (positions // size)[:, None])[:, 0]
+        token_ids, positions = self.inputs[:, : bucket.rows]
+        block_tables = self.block_tables[: bucket.rows, : bucket.width]
+        block = block_tables.gather(1, (positions // size)[:, None])[:, 0]
         rows = AttentionMetadata(
-            tables,
+            block_tables,
             (positions + 1).int(),
-            self._starts[: shape.rows + 1],
-            most=1,
-            longest=shape.width * size,
+            self._starts[: bucket.rows + 1],
+            max_query_len=1,
+            max_seq_len=bucket.width * size,
         )
-        step = PagedForward(self._store, block * size + positions % size, rows, self._attention)
+        step = PagedForward(self._kv_cache, block * size + positions % size, rows, self._backend)
         logits: Tensor = self._network(
             input_ids=token_ids[None],
             position_ids=positions[None],
             use_cache=False,
-            logits_to_keep=self._rows[: shape.rows],
+            logits_to_keep=self._rows[: bucket.rows],
             step=step,
         ).logits
         return logits[0]
@@ -100,42 +100,42 @@ class StaticInputs:
 class StaticDecoder:
     """Runs the steps that fit; all others are for somebody else."""
 
-    def __init__(self, buffers: StaticInputs, shapes: Sequence[GraphBucket], compute: Compute) -> None:
+    def __init__(self, buffers: StaticInputs, buckets: Sequence[GraphBucket], compute: Compute) -> None:
         """`compute` is that of the buffers, or a recording of it."""
         self._buffers = buffers
-        self._shapes = sorted(shapes)
+        self._buckets = sorted(buckets)
         self._compute = compute
-        self._seats = DecodeSlots(buffers.most.width, buffers.spare_block)
+        self._slots = DecodeSlots(buffers.most.width, buffers.spare_block)
 
-    def shape_for(self, plan: SchedulerOutput) -> GraphBucket | None:
+    def bucket_for(self, plan: SchedulerOutput) -> GraphBucket | None:
         """The smallest shape that the plan fits into; None unless all chunks are one token to draw from."""
-        if plan[-1].count != 1 or not all(chunk.draws for chunk in plan):
+        if plan[-1].count != 1 or not all(chunk.samples_token for chunk in plan):
             return None  # the longest chunks are the last
         width = max(len(chunk.sequence.blocks) for chunk in plan)
-        fitting = (s for s in self._shapes if s.rows >= len(plan) and s.width >= width)
+        fitting = (s for s in self._buckets if s.rows >= len(plan) and s.width >= width)
         return next(fitting, None)
 
     def run(
-        self, plan: SchedulerOutput, shape: GraphBucket, unread: DeviceTokens | None = None
+        self, plan: SchedulerOutput, bucket: GraphBucket, device_tokens: DeviceTokens | None = None
     ) -> StaticLogits:
-        """`unread` has the last token of every request whose `in_flight` is set."""
-        changes = self._seats.arrange([chunk.sequence for chunk in plan])
-        requests = self._seats.requests
+        """`device_tokens` has the last token of every request whose `in_flight` is set."""
+        changes = self._slots.assign([chunk.sequence for chunk in plan])
+        requests = self._slots.requests
         try:
-            self._fill(requests, shape, changes, unread)
-            return StaticLogits(self._compute(shape), requests)
+            self._fill(requests, bucket, changes, device_tokens)
+            return StaticLogits(self._compute(bucket), requests)
         except BaseException:
-            self._seats.doubt()
+            self._slots.invalidate()
             raise
 
     def _fill(
         self,
         requests: list[TokenSequence],
-        shape: GraphBucket,
+        bucket: GraphBucket,
         changes: dict[int, int],
-        unread: DeviceTokens | None,
+        device_tokens: DeviceTokens | None,
     ) -> None:
-        padding = [0] * (shape.rows - len(requests))
+        padding = [0] * (bucket.rows - len(requests))
         unknown = [row for row, request in enumerate(requests) if request.in_flight]
         numbers = array("q", [0 if request.in_flight else request.tokens[-1] for request in requests])
         numbers.extend(padding)
@@ -145,14 +145,14 @@ class StaticDecoder:
         numbers.extend(changes.values())
         numbers.extend(unknown)
         if unknown:
-            assert unread is not None, "a token was neither read nor kept on the device"
-            numbers.extend(unread.place_of[requests[row]] for row in unknown)
-        to = self._buffers
-        sent = to_device(torch.frombuffer(numbers, dtype=torch.long), torch.long, to.inputs.device)
-        counts = [2 * shape.rows, len(changes), len(changes), len(unknown), len(unknown)]
+            assert device_tokens is not None, "a token was neither read nor kept on the device"
+            numbers.extend(device_tokens.index_of[requests[row]] for row in unknown)
+        static_inputs = self._buffers
+        sent = to_device(torch.frombuffer(numbers, dtype=torch.long), torch.long, static_inputs.inputs.device)
+        counts = [2 * bucket.rows, len(changes), len(changes), len(unknown), len(unknown)]
         inputs, cells, blocks, rows, places = torch.split(sent, counts)
-        to.inputs[:, : shape.rows] = inputs.view(2, -1)
+        static_inputs.inputs[:, : bucket.rows] = inputs.view(2, -1)
         if changes:
-            to.tables.view(-1).index_copy_(0, cells, blocks.int())
-        if unread is not None and unknown:
-            to.inputs[0].index_copy_(0, rows, unread.token_ids.index_select(0, places))
+            static_inputs.block_tables.view(-1).index_copy_(0, cells, blocks.int())
+        if device_tokens is not None and unknown:
+            static_inputs.inputs[0].index_copy_(0, rows, device_tokens.token_ids.index_select(0, places))

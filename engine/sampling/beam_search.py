@@ -44,10 +44,12 @@ class _Candidate:
     def total(self) -> float:
         return self.beam.total + self.logprob
 
-    def made(self, told: int | None) -> Beam:
+    def extended(self, num_logprobs: int | None) -> Beam:
         beam = self.beam
         logprobs = (
-            () if told is None else (*beam.logprobs, TokenLogprobs(self.logprob, self.table.top[:told]))
+            ()
+            if num_logprobs is None
+            else (*beam.logprobs, TokenLogprobs(self.logprob, self.table.top[:num_logprobs]))
         )
         return Beam((*beam.token_ids, self.token_id), logprobs, self.total, self.ends, self.origin)
 
@@ -83,7 +85,7 @@ class BeamSearch:
         """Those that go on, best first; none when the search is over."""
 
     @property
-    def seen(self) -> int:
+    def candidates_per_beam(self) -> int:
         """How many of the likeliest tokens a step looks at, of every beam."""
         return 2 * self._width
 
@@ -92,14 +94,14 @@ class BeamSearch:
         candidates = [
             _Candidate(beam, origin, token, logprob, table, token in self._ends)
             for origin, (beam, table) in enumerate(zip(self.running, tables, strict=True))
-            for token, logprob in table.top[: self.seen]
+            for token, logprob in table.top[: self.candidates_per_beam]
         ]
         ending = [one for one in candidates if one.ends and self._steps >= self._min_tokens]
         self._steps += 1
-        self._ended = self._best_of([*self._ended, *(one.made(self._logprobs) for one in ending)])
+        self._ended = self._best_of([*self._ended, *(one.extended(self._logprobs) for one in ending)])
         # All of these have the same length, so that the likeliest have the best scores, whatever the penalty.
         following = nlargest(self._width, (one for one in candidates if not one.ends), key=_total)
-        self.running = [one.made(self._logprobs) for one in following]
+        self.running = [one.extended(self._logprobs) for one in following]
         if self._steps == self._max_tokens or self._is_decided():
             self._ended = self._best_of([*self._ended, *self.running])
             self.running = []
@@ -114,9 +116,9 @@ class BeamSearch:
 
     def score(self, beam: Beam) -> float:
         """What beams are compared by. The stop token counts for the sum, and not for the length."""
-        return self._scaled(beam.total, len(beam.token_ids) - beam.ended)
+        return self._normalized(beam.total, len(beam.token_ids) - beam.ended)
 
-    def _scaled(self, total: float, output_length: int) -> float:
+    def _normalized(self, total: float, output_length: int) -> float:
         length = self._prompt_length + output_length
         return float(total / length**self._length_penalty) if length else total
 
@@ -126,7 +128,7 @@ class BeamSearch:
             return False
         worst = self.score(self._ended[-1])
         longest = self._max_tokens if self._length_penalty > 0 else self._steps
-        return all(self._scaled(beam.total, longest) <= worst for beam in self.running)
+        return all(self._normalized(beam.total, longest) <= worst for beam in self.running)
 
 
 def _total(candidate: _Candidate) -> float:

@@ -22,15 +22,15 @@ class GrammarMatcher:
 
     def __init__(self, compiled: CompiledGrammar, request: EngineRequest) -> None:
         self.compiled = compiled
-        self.matcher: Any = compiled.begin()
-        self._read = len(request.prompt) - request.output_offset
+        self.ll_matcher: Any = compiled.begin()
+        self._num_consumed = len(request.prompt) - request.output_offset
         """So many of the request's tokens are behind it, those of the prompt included."""
 
     def advance(self, tokens: Sequence[int]) -> None:
         """Follows the request's tokens, of which there are more than before."""
-        if self._read < len(tokens):
-            self.matcher.consume_tokens(list(tokens[self._read :]))
-            self._read = len(tokens)
+        if self._num_consumed < len(tokens):
+            self.ll_matcher.consume_tokens(list(tokens[self._num_consumed :]))
+            self._num_consumed = len(tokens)
 
 
 @dataclass(slots=True)
@@ -57,7 +57,7 @@ class GrammarMatchers:
 
     def __init__(self, compiler: GrammarCompiler | None) -> None:
         self._compiler = compiler
-        self._followers: WeakKeyDictionary[TokenSequence, GrammarMatcher] = WeakKeyDictionary()
+        self._matchers: WeakKeyDictionary[TokenSequence, GrammarMatcher] = WeakKeyDictionary()
 
     def masks(self, sequences: Sequence[TokenSequence]) -> Masks | None:
         """The masks for the next token of these sequences; None if none of them has a grammar."""
@@ -68,10 +68,10 @@ class GrammarMatchers:
         stride = mask_stride(vocab_size)
         masks = Masks(rows, bytearray(stride * len(rows)), stride)
         address = ctypes.addressof(ctypes.c_char.from_buffer(masks.bits))
-        for place, row in enumerate(rows):
+        for index, row in enumerate(rows):
             try:
-                matcher = self._compute(sequences[row], address + place * stride, stride)
-                masks.failed |= _finish(masks, place, matcher, sequences[row].request, vocab_size)
+                ll_matcher = self._compute(sequences[row], address + index * stride, stride)
+                masks.failed |= _allow_stop_ids(masks, index, ll_matcher, sequences[row].request, vocab_size)
             except BaseException as error:  # the library's panics are no Exceptions
                 if isinstance(error, KeyboardInterrupt | SystemExit):
                     raise
@@ -87,43 +87,43 @@ class GrammarMatchers:
         """
         assert self._compiler is not None
         for last in (False, True):
-            begun = time.perf_counter()
-            follower = self._follow(sequence)
-            follower.matcher.unsafe_compute_mask_ptr(address, stride)
-            follower.compiled.spend(time.perf_counter() - begun)
-            if follower.compiled.is_large:
-                self._compiler.renew(follower.compiled)
-            if last or not follower.matcher.is_error():
+            started = time.perf_counter()
+            matcher = self._advanced_matcher(sequence)
+            matcher.ll_matcher.unsafe_compute_mask_ptr(address, stride)
+            matcher.compiled.record_mask_time(time.perf_counter() - started)
+            if matcher.compiled.is_large:
+                self._compiler.recompile_in_background(matcher.compiled)
+            if last or not matcher.ll_matcher.is_error():
                 break
-            fresh = self._compiler.renewed(follower.compiled)
+            fresh = self._compiler.take_successor(matcher.compiled)
             if fresh is None:
                 break
-            del self._followers[sequence]
+            del self._matchers[sequence]
             sequence.compiled = fresh
-        return follower.matcher
+        return matcher.ll_matcher
 
-    def _follow(self, sequence: TokenSequence) -> GrammarMatcher:
-        follower = self._followers.get(sequence)
-        if follower is None:
+    def _advanced_matcher(self, sequence: TokenSequence) -> GrammarMatcher:
+        matcher = self._matchers.get(sequence)
+        if matcher is None:
             assert self._compiler is not None
             assert sequence.request.grammar is not None
-            compiled = sequence.compiled or self._compiler.known(
-                sequence.request.grammar, sequence.request.share
+            compiled = sequence.compiled or self._compiler.get_cached(
+                sequence.request.grammar, sequence.request.fairness_key
             )
-            follower = self._followers[sequence] = GrammarMatcher(compiled, sequence.request)
-        follower.advance(sequence.tokens)
-        return follower
+            matcher = self._matchers[sequence] = GrammarMatcher(compiled, sequence.request)
+        matcher.advance(sequence.tokens)
+        return matcher
 
 
-def _finish(
-    masks: Masks, place: int, matcher: Any, request: EngineRequest, vocab_size: int
+def _allow_stop_ids(
+    masks: Masks, index: int, ll_matcher: Any, request: EngineRequest, vocab_size: int
 ) -> dict[int, str]:
     """Allows the request's stop ids exactly where the grammar may end; tells what stands in the way."""
-    row = masks.rows[place]
-    if matcher.is_error():
-        return {row: f"The grammar failed: {one_line(matcher.get_error())}"}
-    start = place * masks.stride
-    may_end = _take_end(masks.bits, start, vocab_size)
+    row = masks.rows[index]
+    if ll_matcher.is_error():
+        return {row: f"The grammar failed: {one_line(ll_matcher.get_error())}"}
+    start = index * masks.stride
+    may_end = _pop_end_bit(masks.bits, start, vocab_size)
     for token_id in request.stop_ids:
         if not 0 <= token_id < vocab_size:
             continue
@@ -139,9 +139,9 @@ def mask_stride(vocab_size: int) -> int:
     return (vocab_size + 32) // 32 * 4
 
 
-def _take_end(bits: bytearray, start: int, vocab_size: int) -> bool:
+def _pop_end_bit(bits: bytearray, start: int, vocab_size: int) -> bool:
     """Whether the grammar may end here, said by the bit after the last token, which is cleared."""
-    place, bit = start + vocab_size // 8, 1 << vocab_size % 8
-    may_end = bool(bits[place] & bit)
-    bits[place] &= ~bit
+    index, bit = start + vocab_size // 8, 1 << vocab_size % 8
+    may_end = bool(bits[index] & bit)
+    bits[index] &= ~bit
     return may_end

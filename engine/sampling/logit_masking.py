@@ -4,14 +4,13 @@ Engine thread. What crosses to the device is the bits. Ignorant of grammars.
 """
 
 from functools import cache
+from math import inf
 
 import torch
 from torch import Tensor
 
 from engine.device_copies import to_device
 from engine.sampling.grammar_masks import Masks
-
-NEVER = float("-inf")
 
 
 def apply_masks(logits: Tensor, masks: Masks) -> None:
@@ -29,5 +28,5 @@ def apply_masks(logits: Tensor, masks: Masks) -> None:
 @cache
 def _bars(device: torch.device) -> Tensor:
     """`[256, 8]`: for each byte of a mask what is added to the logits of its eight tokens."""
-    bars = [[0.0 if byte >> bit & 1 else NEVER for bit in range(8)] for byte in range(256)]
+    bars = [[0.0 if byte >> bit & 1 else -inf for bit in range(8)] for byte in range(256)]
     return torch.tensor(bars, dtype=torch.float32, device=device)

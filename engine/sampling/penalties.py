@@ -9,6 +9,7 @@ anew from a prompt that ends in earlier output.
 
 from collections import Counter
 from collections.abc import Sequence
+from math import inf
 
 import numpy as np
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor
 from engine.device_copies import to_device
 from engine.request import EngineRequest, SamplingParams
 
-SPARE = 64
+SPARE_COLUMNS = 64
 """Tokens that may come before a table must be written anew, with so many more columns."""
 
 UNSEEN = -1.0
@@ -54,23 +55,23 @@ class TokenCounts:
         self.biases += [0.0] * (len(counts) - len(self.biases))
         self.changed: list[int] = []
         """Which place in the lists above each token changed that was counted since."""
-        self._read = len(request.prompt)
-        self._places = {token_id: place for place, token_id in enumerate(self.ids)}
+        self._num_counted = len(request.prompt)
+        self._index_of = {token_id: index for index, token_id in enumerate(self.ids)}
 
     def __len__(self) -> int:
         return len(self.ids)
 
     def catch_up(self, tokens: Sequence[int]) -> None:
         """Counts what was drawn since; `tokens` is the whole of prompt and output."""
-        for token_id in tokens[self._read :]:
-            place = self._places.setdefault(token_id, len(self.ids))
-            if place == len(self.ids):
+        for token_id in tokens[self._num_counted :]:
+            index = self._index_of.setdefault(token_id, len(self.ids))
+            if index == len(self.ids):
                 self.ids.append(token_id)
                 self.counts.append(0.0)
                 self.biases.append(0.0)
-            self.counts[place] = max(self.counts[place], 0.0) + 1
-            self.changed.append(place)
-        self._read = len(tokens)
+            self.counts[index] = max(self.counts[index], 0.0) + 1
+            self.changed.append(index)
+        self._num_counted = len(tokens)
 
 
 class PenaltyTable:
@@ -83,15 +84,15 @@ class PenaltyTable:
     def __init__(self, rows: Sequence[int], counts: Sequence[TokenCounts], device: torch.device) -> None:
         """Of these rows; `counts` go on counting."""
         self._rows = rows
-        self._owners = counts
+        self._counts = counts
         self._device = device
-        knobs = [
+        coefficients = [
             (s.repetition_penalty, s.frequency_penalty, s.presence_penalty)
             for s in (own.sampling for own in counts)
         ]
-        self._repeats = any(repetition != 1 for repetition, _, _ in knobs)
-        self._knobs = to_device(torch.tensor(knobs), torch.float32, device).T[:, :, None]
-        self._noted = [0] * len(counts)
+        self._repeats = any(repetition != 1 for repetition, _, _ in coefficients)
+        self._coefficients = to_device(torch.tensor(coefficients), torch.float32, device).T[:, :, None]
+        self._num_synced = [0] * len(counts)
         """How much of each row's `changed` the table has."""
         self._cells = np.empty((0, 0), np.int64)
         self._numbers = np.empty((2, 0, 0), np.float32)
@@ -102,34 +103,34 @@ class PenaltyTable:
 
         Gives what `restore_logits` needs, or None if nothing was changed.
         """
-        width = max(map(len, self._owners))
+        width = max(map(len, self._counts))
         if width == 0:
             return None
         if width > self._cells.shape[1]:
-            self._write(width + SPARE, logits.shape[1])
+            self._rebuild(width + SPARE_COLUMNS, logits.shape[1])
         else:
             self._update(logits.shape[1])
-        where = to_device(torch.from_numpy(self._cells), torch.long, self._device)
+        cells = to_device(torch.from_numpy(self._cells), torch.long, self._device)
         count, bias = to_device(torch.from_numpy(self._numbers), torch.float32, self._device)
-        repetition, frequency, presence = self._knobs
+        repetition, frequency, presence = self._coefficients
         flat = logits.view(-1)
-        before = flat[where]
+        before = flat[cells]
         value = before + bias
         if self._repeats:
-            repetition = repetition.where(count >= 0, 1.0)
-            value = (value / repetition).where(value > 0, value * repetition)
+            repetition = repetition.cells(count >= 0, 1.0)
+            value = (value / repetition).cells(value > 0, value * repetition)
         count = count.clamp(min=0)
         value -= frequency * count + presence * count.clamp(max=1)
-        flat[where] = value
-        return where, before
+        flat[cells] = value
+        return cells, before
 
-    def _write(self, width: int, vocab_size: int) -> None:
-        self._cells = np.empty((len(self._owners), width), np.int64)
-        self._numbers = np.zeros((2, len(self._owners), width), np.float32)
+    def _rebuild(self, width: int, vocab_size: int) -> None:
+        self._cells = np.empty((len(self._counts), width), np.int64)
+        self._numbers = np.zeros((2, len(self._counts), width), np.float32)
         self._numbers[0] = UNSEEN
-        for line, (row, own) in enumerate(zip(self._rows, self._owners, strict=True)):
+        for line, (row, own) in enumerate(zip(self._rows, self._counts, strict=True)):
             size = len(own)
-            self._noted[line] = len(own.changed)
+            self._num_synced[line] = len(own.changed)
             self._cells[line] = row * vocab_size  # a row that has no token yet leaves this one as it is
             if size:
                 self._cells[line] += own.ids[0]
@@ -139,13 +140,13 @@ class PenaltyTable:
 
     def _update(self, vocab_size: int) -> None:
         """Writes what was counted since."""
-        for line, own in enumerate(self._owners):
-            noted, self._noted[line] = self._noted[line], len(own.changed)
-            for place in own.changed[noted:]:
-                self._cells[line, place] = self._rows[line] * vocab_size + own.ids[place]
-                self._numbers[0, line, place] = own.counts[place]
-                self._numbers[1, line, place] = own.biases[place]
-                if place == 0:
+        for line, own in enumerate(self._counts):
+            num_synced, self._num_synced[line] = self._num_synced[line], len(own.changed)
+            for index in own.changed[num_synced:]:
+                self._cells[line, index] = self._rows[line] * vocab_size + own.ids[index]
+                self._numbers[0, line, index] = own.counts[index]
+                self._numbers[1, line, index] = own.biases[index]
+                if index == 0:
                     self._repeat_first(line, own)
 
     def _repeat_first(self, line: int, own: TokenCounts) -> None:
@@ -155,12 +156,12 @@ class PenaltyTable:
 
 def restore_logits(logits: Tensor, change: tuple[Tensor, Tensor]) -> None:
     """Makes the changed logits what they were before."""
-    where, before = change
-    logits.view(-1)[where] = before
+    cells, before = change
+    logits.view(-1)[cells] = before
 
 
 def mask_tokens(logits: Tensor, rows: Sequence[int], token_ids: Sequence[frozenset[int]]) -> None:
     """These tokens will not be drawn, in place."""
-    cells = [(row, token_id) for row, ids in zip(rows, token_ids, strict=True) for token_id in ids]
-    where = to_device(torch.tensor(cells).reshape(-1, 2), torch.long, logits.device)
-    logits[where[:, 0], where[:, 1]] = float("-inf")
+    pairs = [(row, token_id) for row, ids in zip(rows, token_ids, strict=True) for token_id in ids]
+    cells = to_device(torch.tensor(pairs).reshape(-1, 2), torch.long, logits.device)
+    logits[cells[:, 0], cells[:, 1]] = -inf

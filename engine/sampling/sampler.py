@@ -1,16 +1,16 @@
-"""From logits to token ids, for all rows of a step at once.
+"""The sampler: logits `[rows, vocabulary]` to one token id a row, with logprobs.
 
-Engine thread. A row's token depends on that row alone: its logits, its `RowSampling`; not on its neighbours,
-nor on any generator's state. Ignorant of requests, of the model and of the cache.
+Engine thread. A row's token depends only on the row's logits and its `RowSampling`, not on other rows or on
+the state of a random generator.
 
-The order: raw logprobs are read off; biases and penalties, then the mask, change the logits; the
-temperature divides them; top_k, top_p and min_p cut; one token is drawn. All that the host has to know of
-it comes in one transfer.
+Order: raw logprobs are computed; logit bias and penalties, then masks, change the logits; temperature divides
+them; top_k, top_p and min_p restrict the candidates; one token is sampled. The host gets the results in one
+transfer.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import isfinite
+from math import inf, isfinite
 
 import torch
 from torch import Tensor
@@ -18,128 +18,146 @@ from torch import Tensor
 from engine.device_copies import AsyncToHost, to_device
 from engine.executor import RowFailure, SampledToken
 from engine.request import SamplingParams, TokenLogprobs
-from engine.sampling.logprobs import PendingLogprobs, measure
+from engine.sampling.logprobs import PendingLogprobs, read_logprobs
 from engine.sampling.penalties import PenaltyTable, TokenCounts, mask_tokens, restore_logits
 from engine.sampling.token_sampler import TokenSampler
 
-NEVER = float("-inf")
-
 Mask = Callable[[Tensor], None]
-"""Sets the logits of tokens that may not be drawn to minus infinity, in place, for all rows of the step.
-It comes after biases and penalties and before all that draws."""
+"""Sets the logits of disallowed tokens to -inf, in place, for all rows of the step. Runs after biases and
+penalties and before sampling."""
 
 
 @dataclass(slots=True)
 class RowSampling:
-    """One row's way to draw: `position` counts the tokens before it, prompt and output together.
-
-    From step to step only `position` and `forbidden` may change, and what was counted.
-    """
+    """Sampling state of one row. From step to step only `position`, `masked_ids` and `counts` change."""
 
     sampling: SamplingParams
     position: int
+    """Number of tokens before the one to sample, prompt and output together."""
     counts: TokenCounts | None = None
-    """What biases and penalties need to know, if there are any."""
-    forbidden: frozenset[int] = frozenset()
-    """Tokens that may not be drawn here."""
+    """Token counts for biases and penalties; None if the request has none."""
+    masked_ids: frozenset[int] = frozenset()
+    """Tokens that must not be sampled in this step."""
     logprobs: int | None = None
-    """Tell of the drawn token and of so many of the likeliest."""
+    """Return the logprob of the sampled token and of this many top tokens; None returns nothing."""
     logprob_token_ids: tuple[int, ...] = ()
-    """Tell of these in place of the likeliest."""
+    """Return the logprobs of these ids instead of the top tokens."""
 
 
 class SamplingBatch:
-    """Rows that are drawn together, step after step, with all that stays the same between the steps."""
+    """Rows that are sampled together in successive steps, with their tensors that do not change."""
 
-    def __init__(self, draws: Sequence[RowSampling], vocab_size: int, device: torch.device) -> None:
-        self.draws = draws
-        self._chooser = TokenSampler([draw.sampling for draw in draws], vocab_size, device)
-        changed = [row for row, draw in enumerate(draws) if draw.counts is not None]
-        counts = [draw.counts for draw in draws if draw.counts is not None]
-        self._changes = PenaltyTable(changed, counts, device) if changed else None
-        self._told = [row for row, draw in enumerate(draws) if draw.logprobs is not None]
-        self._named = [draw.logprob_token_ids for draw in draws if draw.logprobs is not None]
-        self._wanted = [
-            0 if draw.logprob_token_ids else draw.logprobs for draw in draws if draw.logprobs is not None
+    def __init__(self, row_samplings: Sequence[RowSampling], vocab_size: int, device: torch.device) -> None:
+        self.samples_token = row_samplings
+        self._token_sampler = TokenSampler(
+            [row_sampling.sampling for row_sampling in row_samplings], vocab_size, device
+        )
+        penalized_rows = [
+            row for row, row_sampling in enumerate(row_samplings) if row_sampling.counts is not None
         ]
-        width = max(map(len, self._named), default=0)
-        padded = [[*ids, *[0] * (width - len(ids))] for ids in self._named]
-        self._named_ids = to_device(torch.tensor(padded), torch.long, device) if width else None
-        """`[rows that tell, the most ids]`, filled up with an id that is not read; None if there are none."""
-        self._told_index: Tensor | None = None
-        """None if it is all rows that tell, or none."""
-        if 0 < len(self._told) < len(draws):
-            self._told_index = to_device(self._told, torch.long, device)
+        counts = [row_sampling.counts for row_sampling in row_samplings if row_sampling.counts is not None]
+        self._penalty_table = PenaltyTable(penalized_rows, counts, device) if penalized_rows else None
+        self._logprob_rows = [
+            row for row, row_sampling in enumerate(row_samplings) if row_sampling.logprobs is not None
+        ]
+        self._logprob_ids = [
+            row_sampling.logprob_token_ids
+            for row_sampling in row_samplings
+            if row_sampling.logprobs is not None
+        ]
+        self._logprob_counts = [
+            0 if row_sampling.logprob_token_ids else row_sampling.logprobs
+            for row_sampling in row_samplings
+            if row_sampling.logprobs is not None
+        ]
+        width = max(map(len, self._logprob_ids), default=0)
+        padded = [[*ids, *[0] * (width - len(ids))] for ids in self._logprob_ids]
+        self._padded_logprob_ids = to_device(torch.tensor(padded), torch.long, device) if width else None
+        """`[len(_logprob_rows), most ids]`, padded with id 0, which is not read; None if no row names ids."""
+        self._logprob_row_index: Tensor | None = None
+        """`_logprob_rows` as a tensor; None if these are all rows, or none."""
+        if 0 < len(self._logprob_rows) < len(row_samplings):
+            self._logprob_row_index = to_device(self._logprob_rows, torch.long, device)
 
     def sample(self, logits: Tensor, mask: Mask | None = None) -> list[SampledToken | RowFailure]:
-        """As `begin`, read at once."""
+        """`begin` and `read` in one call."""
         return self.begin(logits, mask).read()
 
     def begin(self, logits: Tensor, mask: Mask | None = None) -> "PendingSample":
-        """`logits` `[rows, vocabulary]` -> a token for each row. They may be changed."""
+        """Samples a token for each row of `logits` `[rows, vocabulary]`, which may be changed in place."""
         logits = logits.float().contiguous()
-        reading = None
-        if self._told:
-            reading = PendingLogprobs(self._of_told(logits), max(self._wanted), self._named_ids)
-        change = self._changes.apply(logits) if self._changes is not None else None
-        bound = [row for row, draw in enumerate(self.draws) if draw.forbidden]
-        if bound:
-            mask_tokens(logits, bound, [self.draws[row].forbidden for row in bound])
+        pending_logprobs = None
+        if self._logprob_rows:
+            pending_logprobs = PendingLogprobs(
+                self._select_logprob_rows(logits), max(self._logprob_counts), self._padded_logprob_ids
+            )
+        changed_logits = self._penalty_table.apply(logits) if self._penalty_table is not None else None
+        masked_rows = [row for row, row_sampling in enumerate(self.samples_token) if row_sampling.masked_ids]
+        if masked_rows:
+            mask_tokens(logits, masked_rows, [self.samples_token[row].masked_ids for row in masked_rows])
         if mask is not None:
             mask(logits)
-        highest, token_ids = self._chooser.choose(logits, [draw.position for draw in self.draws])
+        highest, token_ids = self._token_sampler.sample(
+            logits, [row_sampling.position for row_sampling in self.samples_token]
+        )
         numbers = torch.stack((token_ids.double(), highest.double()))
-        if reading is not None:
-            # Of a token that was drawn neither what forbids nor the mask has changed the logit.
-            if change is not None:
-                restore_logits(logits, change)
-            chosen = self._of_told(logits).gather(1, self._of_told(token_ids)[:, None])[:, 0]
-            numbers = torch.cat((numbers.flatten(), reading.numbers(chosen).flatten()))
-        return PendingSample(token_ids, numbers.flatten(), self._told, self._wanted, self._named)
+        if pending_logprobs is not None:
+            # Masks never change the logit of a token that is then sampled, so only penalties are undone.
+            if changed_logits is not None:
+                restore_logits(logits, changed_logits)
+            chosen = self._select_logprob_rows(logits).gather(
+                1, self._select_logprob_rows(token_ids)[:, None]
+            )[:, 0]
+            numbers = torch.cat((numbers.flatten(), pending_logprobs.numbers(chosen).flatten()))
+        return PendingSample(
+            token_ids, numbers.flatten(), self._logprob_rows, self._logprob_counts, self._logprob_ids
+        )
 
-    def _of_told(self, tensor: Tensor) -> Tensor:
-        return tensor if self._told_index is None else tensor[self._told_index]
+    def _select_logprob_rows(self, tensor: Tensor) -> Tensor:
+        return tensor if self._logprob_row_index is None else tensor[self._logprob_row_index]
 
 
 class PendingSample:
-    """The rows' tokens, which may still be on their way to the host."""
+    """Sampled tokens on the device, with their transfer to the host under way."""
 
     def __init__(
         self,
         token_ids: Tensor,
         numbers: Tensor,
-        told: Sequence[int],
-        wanted: Sequence[int],
-        named: Sequence[Sequence[int]],
+        logprob_rows: Sequence[int],
+        logprob_counts: Sequence[int],
+        logprob_ids: Sequence[Sequence[int]],
     ) -> None:
-        """`numbers` are the tokens, the highest logits, and for each row of `told` what is to be told of
-        it: so many of the likeliest as `wanted` says, or the `named` ids.
+        """`numbers` `[n]`, doubles: the token of each row, its highest logit, then for each row of
+        `logprob_rows` the layout of `PendingLogprobs.numbers`: `logprob_counts` top tokens or `logprob_ids`.
         """
         self.token_ids = token_ids
-        self._told = told
-        self._wanted = wanted
-        self._named = named
-        self._fetch = AsyncToHost(numbers)
+        self._logprob_rows = logprob_rows
+        self._logprob_counts = logprob_counts
+        self._logprob_ids = logprob_ids
+        self._transfer = AsyncToHost(numbers)
 
     def read(self) -> list[SampledToken | RowFailure]:
-        """A failure for a row whose logits are not numbers or which may draw nothing."""
-        numbers = self._fetch.read()[0].tolist()
+        """Waits for the transfer. One entry a row; `RowFailure` where logits are NaN or all masked."""
+        numbers = self._transfer.read()[0].tolist()
         count = len(self.token_ids)
-        told: list[TokenLogprobs | None] = [None] * count
-        if self._told:
-            size = (len(numbers) - 2 * count) // len(self._told)
+        logprobs_of: list[TokenLogprobs | None] = [None] * count
+        if self._logprob_rows:
+            size = (len(numbers) - 2 * count) // len(self._logprob_rows)
             rows = [numbers[begin : begin + size] for begin in range(2 * count, len(numbers), size)]
-            for row, logprobs in zip(self._told, measure(rows, self._wanted, self._named), strict=True):
-                told[row] = logprobs
+            for row, logprobs in zip(
+                self._logprob_rows, read_logprobs(rows, self._logprob_counts, self._logprob_ids), strict=True
+            ):
+                logprobs_of[row] = logprobs
         return [
-            SampledToken(int(token_id), logprobs) if isfinite(high) else _failure(high)
+            SampledToken(int(token_id), logprobs) if isfinite(high) else _row_failure(high)
             for token_id, high, logprobs in zip(
-                numbers[:count], numbers[count : 2 * count], told, strict=True
+                numbers[:count], numbers[count : 2 * count], logprobs_of, strict=True
             )
         ]
 
 
-def _failure(highest: float) -> RowFailure:
-    if highest == NEVER:
+def _row_failure(highest: float) -> RowFailure:
+    if highest == -inf:
         return RowFailure("engine_error", "No token may be drawn here: all are forbidden.")
     return RowFailure("engine_error", "The model gave no finite logits.")

@@ -12,7 +12,7 @@ from engine.sampling.penalties import TokenCounts, changes_logits
 from engine.sampling.sampler import RowSampling, SamplingBatch
 from engine.scheduling.sequence import TokenSequence
 
-NOTHING: frozenset[int] = frozenset()
+NO_IDS: frozenset[int] = frozenset()
 
 
 class SamplingBatches:
@@ -21,34 +21,36 @@ class SamplingBatches:
     def __init__(self, vocab_size: int, device: torch.device) -> None:
         self._vocab_size = vocab_size
         self._device = device
-        self._draws: WeakKeyDictionary[TokenSequence, RowSampling] = WeakKeyDictionary()
+        self._row_samplings: WeakKeyDictionary[TokenSequence, RowSampling] = WeakKeyDictionary()
         self._sequences: list[TokenSequence] = []
         self._batch = SamplingBatch((), vocab_size, device)
 
     def of(self, sequences: list[TokenSequence]) -> SamplingBatch:
         """The batch of these sequences as they are now."""
         if sequences != self._sequences:
-            self._batch = SamplingBatch([self._draw(s) for s in sequences], self._vocab_size, self._device)
+            self._batch = SamplingBatch(
+                [self._row_sampling(s) for s in sequences], self._vocab_size, self._device
+            )
             self._sequences = sequences
-        for sequence, draw in zip(sequences, self._batch.draws, strict=True):
-            draw.position = len(sequence.tokens)
-            if draw.counts is not None:
-                draw.counts.catch_up(sequence.tokens)
+        for sequence, row_sampling in zip(sequences, self._batch.samples_token, strict=True):
+            row_sampling.position = len(sequence.tokens)
+            if row_sampling.counts is not None:
+                row_sampling.counts.catch_up(sequence.tokens)
             if sequence.request.min_tokens and sequence.request.grammar is None:
-                draw.forbidden = sequence.ends if sequence.must_go_on else NOTHING
+                row_sampling.masked_ids = sequence.ends if sequence.must_not_stop else NO_IDS
         return self._batch
 
-    def _draw(self, sequence: TokenSequence) -> RowSampling:
-        draw = self._draws.get(sequence)
-        if draw is None:
+    def _row_sampling(self, sequence: TokenSequence) -> RowSampling:
+        row_sampling = self._row_samplings.get(sequence)
+        if row_sampling is None:
             request = sequence.request
             counts = TokenCounts(request) if changes_logits(request.sampling) else None
-            draw = RowSampling(
+            row_sampling = RowSampling(
                 request.sampling,
                 len(sequence.tokens),
                 counts,
                 logprobs=request.logprobs,
                 logprob_token_ids=request.logprob_token_ids,
             )
-            self._draws[sequence] = draw
-        return draw
+            self._row_samplings[sequence] = row_sampling
+        return row_sampling

@@ -61,7 +61,7 @@ class ThinkingState:
         return start >= self._begin and tuple(tokens[start : self._read]) == mark
 
 
-class Rules:
+class RequestRules:
     """The rules of one request."""
 
     def __init__(self, request: EngineRequest, vocab_size: int) -> None:
@@ -91,14 +91,12 @@ class Rules:
             forced = self._thinking.forced
         if forced is not None:
             alone = self._bits([forced])
-            if grammar is None or _both(alone, grammar).count(0) < len(grammar):
+            if grammar is None or _and(alone, grammar).count(0) < len(grammar):
                 return alone
         allowed = self._allowed
         if grammar is not None:
             # Where the grammar may end, the request must be able to.
-            allowed = (
-                grammar if allowed is None else _both(_either(allowed, self._bits(self._stops)), grammar)
-            )
+            allowed = grammar if allowed is None else _and(_or(allowed, self._bits(self._stops)), grammar)
         banned = self._banned(tokens)
         if not banned:
             return allowed
@@ -135,7 +133,7 @@ class TokenRules:
 
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
-        self._rules: WeakKeyDictionary[TokenSequence, Rules] = WeakKeyDictionary()
+        self._rules: WeakKeyDictionary[TokenSequence, RequestRules] = WeakKeyDictionary()
 
     def restrict(self, sequences: Sequence[TokenSequence], masks: Masks | None) -> Masks | None:
         """Puts the rules of these sequences into the masks of their grammars; None if all tokens may come."""
@@ -147,11 +145,11 @@ class TokenRules:
         for row in ruled:
             if row in failed:
                 continue
-            found = self._of(sequences[row]).mask(sequences[row].tokens, bits.get(row))
-            if found is None:
+            mask = self._of(sequences[row]).mask(sequences[row].tokens, bits.get(row))
+            if mask is None:
                 continue
-            bits[row] = found
-            if found.count(0) == len(found):
+            bits[row] = mask
+            if mask.count(0) == len(mask):
                 failed[row] = "Of the tokens that the request allows none may come here."
         if not bits:
             return None
@@ -160,16 +158,16 @@ class TokenRules:
             rows, bytearray(b"".join(bits[row] for row in rows)), mask_stride(self._vocab_size), failed
         )
 
-    def _of(self, sequence: TokenSequence) -> Rules:
+    def _of(self, sequence: TokenSequence) -> RequestRules:
         rules = self._rules.get(sequence)
         if rules is None:
-            rules = self._rules[sequence] = Rules(sequence.request, self._vocab_size)
+            rules = self._rules[sequence] = RequestRules(sequence.request, self._vocab_size)
         return rules
 
 
-def _both(one: bytes, other: bytes) -> bytes:
+def _and(one: bytes, other: bytes) -> bytes:
     return (int.from_bytes(one, "little") & int.from_bytes(other, "little")).to_bytes(len(one), "little")
 
 
-def _either(one: bytes, other: bytes) -> bytes:
+def _or(one: bytes, other: bytes) -> bytes:
     return (int.from_bytes(one, "little") | int.from_bytes(other, "little")).to_bytes(len(one), "little")

@@ -6,50 +6,49 @@ order, instead of being sorted or summed up number by number. Ignorant of what t
 """
 
 from functools import cache
+from math import inf
 
 import numpy as np
 import torch
 from torch import Tensor
 
-WIDTH = 128
+CHUNK_WIDTH = 128
 """Columns of a stretch. The last one has what is left."""
-
-NEVER = float("-inf")
 
 
 def chunk_max(rows: Tensor) -> Tensor:
     """`[rows, columns]` -> `[rows, stretches]`; no number is higher than all."""
-    whole, rest = _cut(rows)
-    maxima = whole.amax(dim=2)
+    chunked, rest = _split(rows)
+    maxima = chunked.amax(dim=2)
     return torch.cat((maxima, rest.amax(dim=1, keepdim=True)), dim=1) if rest.shape[1] else maxima
 
 
 def chunk_sums(rows: Tensor) -> Tensor:
     """`[rows, columns]` -> `[rows, stretches]`."""
-    whole, rest = _cut(rows)
-    sums = whole.sum(dim=2)
+    chunked, rest = _split(rows)
+    sums = chunked.sum(dim=2)
     return torch.cat((sums, rest.sum(dim=1, keepdim=True)), dim=1) if rest.shape[1] else sums
 
 
 def argmax(rows: Tensor, maxima: Tensor) -> Tensor:
     """The first column of each row that has its highest value."""
-    stretch = maxima.argmax(dim=1, keepdim=True)
-    return stretch[:, 0] * WIDTH + _read(rows, stretch, NEVER).argmax(dim=1)
+    chunk = maxima.argmax(dim=1, keepdim=True)
+    return chunk[:, 0] * CHUNK_WIDTH + _gather_chunk(rows, chunk, -inf).argmax(dim=1)
 
 
-def inverse_cdf(rows: Tensor, sums: Tensor, shares: Tensor) -> Tensor:
-    """The first column of each row at which its running sum is above `shares` `[rows, 1]` of the whole.
+def inverse_cdf(rows: Tensor, sums: Tensor, uniforms: Tensor) -> Tensor:
+    """The first column of each row at which its running sum is above `uniforms` `[rows, 1]` of the whole.
 
     No number is negative. A column of zero is not given while there is another: a device that sums up in
     parallel may round a step into a stretch of zeros. Of a row of what are no numbers it is any column.
     """
-    reached = sums.cumsum(dim=1)
-    point = shares * reached[:, -1:]
-    stretch = _first_above(reached, point)
-    point = point - (reached.gather(1, stretch) - sums.gather(1, stretch))
-    column = _first_above(_read(rows, stretch, 0.0).cumsum(dim=1), point)
-    found = (stretch * WIDTH + column).clamp_(max=rows.shape[1] - 1)
-    return found.where(rows.gather(1, found) > 0, argmax(rows, sums)[:, None])[:, 0]
+    cumulative = sums.cumsum(dim=1)
+    point = uniforms * cumulative[:, -1:]
+    chunk = _first_above(cumulative, point)
+    point = point - (cumulative.gather(1, chunk) - sums.gather(1, chunk))
+    column = _first_above(_gather_chunk(rows, chunk, 0.0).cumsum(dim=1), point)
+    candidates = (chunk * CHUNK_WIDTH + column).clamp_(max=rows.shape[1] - 1)
+    return candidates.where(rows.gather(1, candidates) > 0, argmax(rows, sums)[:, None])[:, 0]
 
 
 def top_k(rows: Tensor, count: int, maxima: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -57,22 +56,22 @@ def top_k(rows: Tensor, count: int, maxima: Tensor | None = None) -> tuple[Tenso
 
     Whatever is above the last of them lies in the stretches with the highest maxima, which are as many.
     """
-    if rows.shape[1] < 2 * count * WIDTH:
+    if rows.shape[1] < 2 * count * CHUNK_WIDTH:
         return rows.topk(count, dim=1)
-    whole, rest = _cut(rows)
-    maxima = whole.amax(dim=2) if maxima is None else maxima[:, : whole.shape[1]]
-    stretches = maxima.topk(count, dim=1, sorted=False).indices[:, :, None]
-    columns = (stretches * WIDTH + _places(rows.device)).flatten(1)
-    found = whole.gather(1, stretches.expand(-1, -1, WIDTH)).flatten(1)
+    chunked, rest = _split(rows)
+    maxima = chunked.amax(dim=2) if maxima is None else maxima[:, : chunked.shape[1]]
+    chunks = maxima.topk(count, dim=1, sorted=False).indices[:, :, None]
+    columns = (chunks * CHUNK_WIDTH + _chunk_offsets(rows.device)).flatten(1)
+    candidates = chunked.gather(1, chunks.expand(-1, -1, CHUNK_WIDTH)).flatten(1)
     if rest.shape[1]:
         last = torch.arange(rows.shape[1] - rest.shape[1], rows.shape[1], device=rows.device)
         columns = torch.cat((columns, last.expand(len(rows), -1)), dim=1)
-        found = torch.cat((found, rest), dim=1)
-    values, places = found.topk(count, dim=1)
+        candidates = torch.cat((candidates, rest), dim=1)
+    values, places = candidates.topk(count, dim=1)
     return values, columns.gather(1, places)
 
 
-def find_border(row: Tensor, count: int) -> Tensor:
+def kth_highest(row: Tensor, count: int) -> Tensor:
     """The lowest of the `count` highest values of one row `[columns]`, without sorting them."""
     place = len(row) - count
     if row.device.type != "cpu":
@@ -80,28 +79,28 @@ def find_border(row: Tensor, count: int) -> Tensor:
     return torch.from_numpy(np.partition(row.numpy(), place)[place : place + 1])
 
 
-def _cut(rows: Tensor) -> tuple[Tensor, Tensor]:
+def _split(rows: Tensor) -> tuple[Tensor, Tensor]:
     """`[rows, stretches, WIDTH]`, and the columns that are left."""
-    end = rows.shape[1] // WIDTH * WIDTH
-    return rows[:, :end].view(len(rows), -1, WIDTH), rows[:, end:]
+    end = rows.shape[1] // CHUNK_WIDTH * CHUNK_WIDTH
+    return rows[:, :end].view(len(rows), -1, CHUNK_WIDTH), rows[:, end:]
 
 
-def _read(rows: Tensor, stretch: Tensor, beyond: float) -> Tensor:
-    """`[rows, WIDTH]`: of each row the stretch that `stretch` `[rows, 1]` says."""
-    columns = stretch * WIDTH + _places(rows.device)
+def _gather_chunk(rows: Tensor, chunk: Tensor, padding: float) -> Tensor:
+    """`[rows, WIDTH]`: of each row the stretch that `chunk` `[rows, 1]` says."""
+    columns = chunk * CHUNK_WIDTH + _chunk_offsets(rows.device)
     size = rows.shape[1]
-    if size % WIDTH == 0:
+    if size % CHUNK_WIDTH == 0:
         return rows.gather(1, columns)
-    return rows.gather(1, columns.clamp(max=size - 1)).masked_fill_(columns >= size, beyond)
+    return rows.gather(1, columns.clamp(max=size - 1)).masked_fill_(columns >= size, padding)
 
 
-def _first_above(reached: Tensor, point: Tensor) -> Tensor:
+def _first_above(cumulative: Tensor, point: Tensor) -> Tensor:
     """`[rows, 1]`: rounding can push a point up to the whole, which is then the last that adds to it."""
-    last = torch.searchsorted(reached, reached[:, -1:].contiguous())
-    first = torch.searchsorted(reached, point, right=True)
-    return first.minimum(last).clamp_(max=reached.shape[1] - 1)
+    last = torch.searchsorted(cumulative, cumulative[:, -1:].contiguous())
+    first = torch.searchsorted(cumulative, point, right=True)
+    return first.minimum(last).clamp_(max=cumulative.shape[1] - 1)
 
 
 @cache
-def _places(device: torch.device) -> Tensor:
-    return torch.arange(WIDTH, device=device)
+def _chunk_offsets(device: torch.device) -> Tensor:
+    return torch.arange(CHUNK_WIDTH, device=device)

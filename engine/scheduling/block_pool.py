@@ -1,12 +1,11 @@
-"""Which block of KV memory holds what: reference counts, content digests, and what may be reused.
+"""`BlockPool`: KV blocks with reference counts and a prefix cache keyed by chained content digests, LRU.
 
-Engine thread. Blocks are numbers here: the tensors behind them belong to `attention.KvStore`, and this
-file is ignorant of torch, of requests and of time.
+Engine thread. Blocks are numbers here; `kv.kv_cache.KVCache` has the tensors.
 
-A block is *held* (by one request or by several with a common prefix) or *free*. A free block keeps its
-content until it is given out again, so a later request with the same beginning, also a later turn of the
-same conversation, takes it back instead of computing it. Free blocks are given out least recently used
-first; those without a published content before all others.
+A block with references (several where requests share a prefix) is in use, one without is free. A free block
+keeps its content until it is allocated again, so that a later request with the same prefix, such as the next
+turn of a conversation, reuses it instead of computing it. Free blocks without cached content are allocated
+first, the others in least-recently-used order.
 """
 
 import hashlib
@@ -15,25 +14,26 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 
 BLANK_BLOCK = 0
-"""Never given out and never written: padding of block tables points to it, so it must stay finite."""
+"""Never allocated and never written. Padding of block tables points to it, so its content must stay
+finite."""
 
 
 def root_digest(salt: str, adapter: str = "") -> bytes:
-    """Where a chain of block digests starts. Chains of different salts or adapters never meet."""
-    # Any string is a salt, also one with half a character in it.
+    """The start of a digest chain. Chains of different salts or adapters have no digest in common."""
+    # A salt may contain lone surrogates.
     encoded = salt.encode(errors="surrogatepass")
     digest = hashlib.blake2b(encoded, digest_size=32, person=b"holdfast-kv").digest()
     if not adapter:
         return digest
-    # The same tokens have other keys and values with an adapter.
+    # With an adapter, the same tokens have different keys and values.
     encoded = adapter.encode(errors="surrogatepass")
     return hashlib.blake2b(digest + encoded, digest_size=32, person=b"holdfast-adapt").digest()
 
 
 def chained_digest(previous: bytes, token_ids: Sequence[int]) -> bytes:
-    """Names a block by all tokens from the start of the sequence to its end.
+    """The digest of a block, over all tokens from the start of the sequence to the block's end.
 
-    Cryptographic on purpose: a collision would hand one request the text of another.
+    Cryptographic, because a collision would let one request attend to another's text.
     """
     return hashlib.blake2b(previous + array("i", token_ids).tobytes(), digest_size=32).digest()
 
@@ -46,7 +46,7 @@ def extend_chain(
     block_size: int,
     adapter: str = "",
 ) -> None:
-    """Adds the digests of the next blocks of a sequence, until there are `count`. Pure; any thread."""
+    """Appends digests of a sequence's blocks to `chain` until it has `count`. Any thread."""
     previous = chain[-1] if chain else root_digest(salt, adapter)
     for begin in range(len(chain) * block_size, count * block_size, block_size):
         previous = chained_digest(previous, token_ids[begin : begin + block_size])
@@ -54,14 +54,14 @@ def extend_chain(
 
 
 class BlockPool:
-    """The blocks 1 .. `total`. Every method is all or nothing."""
+    """The blocks 1 .. `total`. Each method takes effect completely or not at all."""
 
     def __init__(self, total: int) -> None:
         self.total = total
-        self._holders = [0] * (total + 1)
+        self._ref_counts = [0] * (total + 1)
         self._digest_of: list[bytes | None] = [None] * (total + 1)
         self._block_of: dict[bytes, int] = {}
-        # In the order in which they are given out.
+        # In allocation order.
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, total + 1))
 
     @property
@@ -72,65 +72,67 @@ class BlockPool:
     def used(self) -> int:
         return self.total - len(self._free)
 
-    def holders(self, block: int) -> int:
-        return self._holders[block]
+    def ref_count(self, block: int) -> int:
+        return self._ref_counts[block]
 
-    def find(self, digests: Iterable[bytes]) -> list[int]:
-        """The blocks of the longest beginning of the chain that is still here."""
-        found: list[int] = []
+    def lookup(self, digests: Iterable[bytes]) -> list[int]:
+        """The cached blocks of the longest prefix of the chain; they get no reference."""
+        blocks: list[int] = []
         for digest in digests:
             block = self._block_of.get(digest)
             if block is None:
                 break
-            found.append(block)
-        return found
+            blocks.append(block)
+        return blocks
 
-    def hold(self, blocks: Iterable[int]) -> None:
-        """Adds a holder to blocks that `find` gave."""
+    def acquire(self, blocks: Iterable[int]) -> None:
+        """Adds a reference to blocks that `lookup` returned."""
         for block in blocks:
-            if self._holders[block] == 0:
+            if self._ref_counts[block] == 0:
                 del self._free[block]
-            self._holders[block] += 1
+            self._ref_counts[block] += 1
 
     def allocate(self, count: int) -> list[int] | None:
-        """Blocks with one holder and no content; None, and nothing taken, if there are too few."""
+        """Allocates blocks with one reference and no cached content; None if too few are free."""
         if count > len(self._free):
             return None
         blocks: list[int] = []
         for _ in range(count):
             block, _ = self._free.popitem(last=False)
-            self._unpublish(block)
-            self._holders[block] = 1
+            self._uncache(block)
+            self._ref_counts[block] = 1
             blocks.append(block)
         return blocks
 
     def release(self, blocks: Sequence[int]) -> None:
-        """Takes one holder away. The end of a chain becomes free before its beginning."""
+        """Drops one reference each. Later blocks of a sequence are freed, and so evicted, before earlier
+        ones.
+        """
         for block in reversed(blocks):
-            assert self._holders[block] > 0, f"block {block} was released more often than held"
-            self._holders[block] -= 1
-            if self._holders[block] == 0:
+            assert self._ref_counts[block] > 0, f"block {block} was released more often than held"
+            self._ref_counts[block] -= 1
+            if self._ref_counts[block] == 0:
                 self._free[block] = None
                 if self._digest_of[block] is None:
                     self._free.move_to_end(block, last=False)
 
-    def publish(self, block: int, digest: bytes) -> None:
-        """Says that the block's content is computed. The first block of a content keeps the name."""
+    def cache(self, block: int, digest: bytes) -> None:
+        """Caches a computed block under its digest. If the digest is cached already, that block stays."""
         if digest not in self._block_of:
             self._block_of[digest] = block
             self._digest_of[block] = digest
 
-    def forget(self, blocks: Iterable[int]) -> None:
-        """Makes sure that the content of these blocks is never reused."""
+    def uncache(self, blocks: Iterable[int]) -> None:
+        """Removes these blocks from the prefix cache, so that their content is never reused."""
         for block in blocks:
-            self._unpublish(block)
+            self._uncache(block)
 
     def check_integrity(self, held: Iterable[Sequence[int]]) -> None:
-        """Asserts that the books agree with `held`, the block lists of all requests that hold some."""
+        """Asserts that references agree with `held`, the block lists of all running requests."""
         expected = Counter(block for blocks in held for block in blocks)
         for block in range(1, self.total + 1):
-            assert self._holders[block] == expected[block], (
-                f"block {block} is counted {self._holders[block]} times, held {expected[block]} times"
+            assert self._ref_counts[block] == expected[block], (
+                f"block {block} is counted {self._ref_counts[block]} times, held {expected[block]} times"
             )
             assert (block in self._free) == (expected[block] == 0), f"block {block} is lost"
             digest = self._digest_of[block]
@@ -139,7 +141,7 @@ class BlockPool:
         named = sum(digest is not None for digest in self._digest_of)
         assert named == len(self._block_of), "a digest names a block that does not know it"
 
-    def _unpublish(self, block: int) -> None:
+    def _uncache(self, block: int) -> None:
         digest = self._digest_of[block]
         if digest is not None:
             del self._block_of[digest]

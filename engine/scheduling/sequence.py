@@ -1,6 +1,6 @@
-"""One request's progress: its tokens so far, how many of them the KV cache holds, and where.
+"""`TokenSequence`: a request's tokens, its KV blocks, and how many of the tokens are computed and cached.
 
-Engine thread. Ignorant of other requests, of memory's limits and of torch.
+Engine thread; no torch.
 """
 
 from collections.abc import Sequence
@@ -16,25 +16,25 @@ class TokenSequence:
     """Prompt and output of one request as one growing list of token ids."""
 
     __slots__ = (
-        "__weakref__",  # what a step needs to keep of a request hangs on its sequence and goes with it
-        "arrival",
-        "awaits",
+        "__weakref__",  # sampler, grammars and rules keep per-request state in WeakKeyDictionaries
+        "admission_order",
+        "arrival_order",
+        "awaited_digest",
         "blocks",
         "cached",
         "compiled",
-        "computed",
         "digests",
         "ends",
         "in_flight",
-        "prompt_told",
-        "proven",
-        "published",
+        "num_cached_blocks",
+        "num_computed_tokens",
+        "num_finite_tokens",
+        "num_prompt_logprobs_sent",
+        "num_written_tokens",
         "request",
-        "stop_hit",
+        "stop_match",
         "stops",
         "tokens",
-        "turn",
-        "written",
     )
 
     def __init__(
@@ -47,51 +47,51 @@ class TokenSequence:
     ) -> None:
         self.request = request
         self.compiled = compiled
-        """Its grammar, if it has one."""
+        """The compiled grammar, if the request has one."""
         self.ends = request.stop_token_ids | (frozenset() if request.ignore_eos else request.stop_ids)
-        """The tokens that end it, where it has no grammar."""
-        self.arrival = arrival
-        """Its place in the order of acceptance."""
-        self.turn: int | None = None
-        """Its place in the order in which requests first ran; None until then."""
+        """The tokens that end a request without a grammar."""
+        self.arrival_order = arrival
+        """Place in the order of acceptance."""
+        self.admission_order: int | None = None
+        """Place in the order of first admission; None until then."""
         self.tokens: list[int] = list(request.prompt)
         self.in_flight = False
         """One token more is drawn, which the host has not read yet: see `ahead`."""
-        self.computed = 0
-        """The first so many tokens have their keys and values in `blocks`."""
-        self.proven = 0
-        """The first so many have keys and values that are known to be finite."""
-        self.written = 0
-        """The first so many may have keys and values in `blocks`, also those of steps that were not read."""
+        self.num_computed_tokens = 0
+        """Number of leading tokens whose keys and values are in `blocks`."""
+        self.num_finite_tokens = 0
+        """Number of leading tokens whose keys and values are known to be finite."""
+        self.num_written_tokens = 0
+        """Number of leading tokens that may have been written to `blocks`, also by steps not yet read."""
         self.blocks: list[int] = []
         self.digests: list[bytes] = list(digests)
-        """Of the full blocks of `tokens`, as far as they were asked for; a function of the tokens,
-        the salt and the adapter alone, so they outlive a preemption."""
-        self.published = 0
-        """The first so many blocks are known to the pool by their content."""
-        self.awaits: bytes | None = None
+        """Digests of the full blocks of `tokens`, computed on demand. A function of tokens, salt and adapter,
+        so they survive a preemption."""
+        self.num_cached_blocks = 0
+        """Number of leading blocks in the pool's prefix cache."""
+        self.awaited_digest: bytes | None = None
         """The digest of a block that another request is about to compute for both."""
         self.cached: int | None = None
         """Prompt tokens found in the cache when the request first ran; None until then."""
-        self.prompt_told = 0
-        """The logprobs of the first so many prompt tokens are told, if the request wants them."""
+        self.num_prompt_logprobs_sent = 0
+        """Number of leading prompt tokens whose logprobs have been delivered."""
         self.stops: StopStrings | None = None
         if request.stop_strings:
             assert vocabulary is not None, "a request with stop strings was accepted without a vocabulary"
             earlier = request.prompt[len(request.prompt) - request.output_offset :]
             self.stops = StopStrings(request.stop_strings, vocabulary, earlier)
-        self.stop_hit: StopMatch | None = None
+        self.stop_match: StopMatch | None = None
         """The stop string that ended the output."""
 
     @property
     def length(self) -> int:
-        """Tokens, the one in flight included."""
+        """Number of tokens, the one in flight included."""
         return len(self.tokens) + self.in_flight
 
     @property
     def remaining(self) -> int:
-        """Tokens to compute before the next one can be drawn."""
-        return len(self.tokens) + self.in_flight - self.computed
+        """Number of tokens to compute before the next one can be sampled."""
+        return len(self.tokens) + self.in_flight - self.num_computed_tokens
 
     @property
     def ends_in_flight(self) -> bool:
@@ -104,30 +104,32 @@ class TokenSequence:
 
     @property
     def output_position(self) -> int:
-        """Output tokens so far, those included that came before the request was cut."""
+        """Number of output tokens, earlier output (`output_offset`) included."""
         return self.output_count + self.request.output_offset
 
     @property
-    def must_go_on(self) -> bool:
-        """The next token may not be one of `ends`."""
+    def must_not_stop(self) -> bool:
+        """`min_tokens` is not reached, so the next token must not be in `ends`."""
         return self.output_position < self.request.min_tokens and bool(self.ends)
 
     @property
-    def untold(self) -> range:
-        """The prompt tokens whose logprobs are wanted and not told. The first token has none."""
+    def pending_prompt_logprobs(self) -> range:
+        """Indexes of prompt tokens whose logprobs are requested and not delivered. The first has none."""
         if self.request.prompt_logprobs is None:
             return range(0)
-        return range(max(self.prompt_told, 1), len(self.request.prompt) - self.request.output_offset)
+        return range(
+            max(self.num_prompt_logprobs_sent, 1), len(self.request.prompt) - self.request.output_offset
+        )
 
     @property
-    def reusable(self) -> int:
-        """The first so many tokens need not be computed if their keys and values are in the cache.
+    def max_reusable_tokens(self) -> int:
+        """Number of leading tokens that may come from the prefix cache instead of being computed.
 
-        The last one always is: its logits are what the next is drawn from. So is the one before each
-        prompt token whose logprob is still to be told.
+        The last token is always computed, because its logits yield the next one; so is the token before each
+        prompt token with a pending logprob.
         """
-        untold = self.untold
-        return untold[0] - 1 if untold else len(self.tokens) - 1
+        pending = self.pending_prompt_logprobs
+        return pending[0] - 1 if pending else len(self.tokens) - 1
 
     @property
     def usage(self) -> Usage:
@@ -140,14 +142,14 @@ class TokenSequence:
         return self.digests[:count]
 
     def append(self, token_id: int) -> FinishReason | None:
-        """Takes the token that was drawn; says why the request ends with it, if it does."""
+        """Appends a sampled token; returns the finish reason if the request ends with it."""
         self.tokens.append(token_id)
         self.in_flight = False
         if self.stops is not None:
-            self.stop_hit = self.stops.push(token_id, ends=self.output_position > self.request.min_tokens)
+            self.stop_match = self.stops.push(token_id, ends=self.output_position > self.request.min_tokens)
         if token_id in self.ends or (token_id in self.request.stop_ids and self.request.grammar is not None):
             return "stop"
-        if self.stop_hit is not None:
+        if self.stop_match is not None:
             return "stop"
         if self.output_count >= self.request.max_tokens:
             return "length"

@@ -1,7 +1,6 @@
-"""Finds a request's stop strings in its output, whatever tokens they are spread over.
+"""`StopStrings`: finds a request's stop strings in the bytes of its output tokens, across token borders.
 
-Engine thread. On bytes, so a string may begin and end within tokens, and a character may be split.
-Ignorant of which of its requests end, and of text beyond its bytes.
+Engine thread. Works on bytes, because tokens may split characters.
 """
 
 from collections import deque
@@ -12,10 +11,10 @@ from engine.vocabulary import Vocabulary
 
 
 class StopStrings:
-    """The stop strings of one request, and as many of its last tokens as may hold the beginning of one."""
+    """The stop strings of one request, and its last tokens in which a match may have begun."""
 
     def __init__(self, texts: Sequence[str], vocabulary: Vocabulary, earlier: Sequence[int]) -> None:
-        """`earlier` is output that came before; a string in it has had its time, but may be completed."""
+        """`earlier` is earlier output: matches inside it are ignored, one that begins in it counts."""
         self._texts = {text.encode(): text for text in texts}
         self._longest = max(map(len, self._texts))
         self._spelling = vocabulary.tokens
@@ -25,20 +24,20 @@ class StopStrings:
             self._append(piece)
 
     def push(self, token_id: int, *, ends: bool) -> StopMatch | None:
-        """Takes the next token, which completes a string only if it `ends`.
+        """Appends a token; returns the match it completes, if `ends` allows one.
 
-        Of several strings it is the one that is complete first, and of those the longest: what ends the
-        text does not depend on how it is cut into tokens.
+        Of several matches the one that is complete first counts, then the longest, so that the result does
+        not depend on tokenization.
         """
-        begun = len(self._tail)
+        token_start = len(self._tail)
         self._append(self._spelling[token_id])
         hits = []
         for string in self._texts if ends else ():
-            start = self._tail.find(string, max(0, begun - len(string) + 1))
+            start = self._tail.find(string, max(0, token_start - len(string) + 1))
             if start >= 0:
                 hits.append((start + len(string), start, self._texts[string]))
         hit = self._describe(*min(hits)) if hits else None
-        self._forget()
+        self._drop_old_tokens()
         return hit
 
     def _last_pieces(self, token_ids: Sequence[int]) -> list[bytes]:
@@ -55,8 +54,8 @@ class StopStrings:
         self._tail += piece
         self._lengths.append(len(piece))
 
-    def _forget(self) -> None:
-        """Drops the tokens that no string can begin in any more."""
+    def _drop_old_tokens(self) -> None:
+        """Drops tokens in which no pending match can begin."""
         while self._lengths and len(self._tail) - self._lengths[0] >= self._longest - 1:
             del self._tail[: self._lengths.popleft()]
 

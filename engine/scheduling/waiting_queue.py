@@ -1,18 +1,15 @@
-"""The requests that do not run, in the order in which they will: by priority, then in turns of the shares.
+"""`FairWaitingQueue`: requests that wait to run, by priority, then by a fair order of their fairness keys.
 
-Engine thread. Pure bookkeeping: no clock, no memory, no torch. A share is whoever requests are for; this file
-is ignorant of tenants.
+Engine thread; no clock, no memory, no torch.
 
-Among the requests of one priority, those that had their turn and were preempted come first, in the order of
-their turns. Of the others the share that was given the fewest tokens is next (virtual token counting:
-https://arxiv.org/abs/2401.00588): its prompts are charged when they get their turn, less what the cache
-had, and its outputs as they come. A share that comes back starts where the least of the waiting ones
-stands, so idling earns no credit, and the one request of a newcomer is next whatever others have queued.
-Within a share the order is that of acceptance.
+Within a priority, preempted requests come first, in the order of their first admission. Among the others, the
+fairness key with the fewest served tokens is next (virtual token counter, https://arxiv.org/abs/2401.00588):
+a prompt's uncached tokens count when it is admitted, output tokens as they are sampled. A key that becomes
+active starts at the minimum of the waiting keys, so idle time earns no credit, and a newcomer's only request
+is next however long the queues of other keys are. Within a key the order is that of acceptance.
 
-Priorities are those of vLLM: they order the requests of all shares, so a request of worse priority waits
-until none of a better one does, whoever that is for. Whoever may not ask for better ones than others can
-lower only requests of its own by them; what those use is what nobody else waited for.
+Priorities are those of vLLM: lower first, across all keys. A request waits as long as any request of a better
+priority does, whatever its key.
 """
 
 from bisect import insort
@@ -20,16 +17,16 @@ from collections.abc import Collection, Iterator
 
 from engine.scheduling.sequence import TokenSequence
 
-FEW_SHARES = 64
-"""So many accounts are not worth looking through for those that can be closed."""
+MIN_ACCOUNTS_TO_PRUNE = 64
+"""Below this number of accounts, no search for accounts that can be dropped."""
 
 
 class FairWaitingQueue:
-    """Also keeps the accounts of the requests that run, so it is told when any request ends."""
+    """Also accounts for running requests: `charge` counts their tokens, `remove` ends any request."""
 
     def __init__(self) -> None:
         self._levels: dict[int, _PriorityLevel] = {}
-        self._turns = 0
+        self._admissions = 0
         self._count = 0
 
     def __len__(self) -> int:
@@ -37,170 +34,178 @@ class FairWaitingQueue:
 
     def __iter__(self) -> Iterator[TokenSequence]:
         for level in self._levels.values():
-            yield from level.returning
-            for share in level.shares.values():
-                yield from share.queue
+            yield from level.preempted
+            for account in level.accounts.values():
+                yield from account.queue
 
-    def enter(self, sequence: TokenSequence) -> None:
-        """Takes in a request that has not been here."""
+    def push(self, sequence: TokenSequence) -> None:
+        """Adds a new request."""
         priority = sequence.request.priority
         level = self._levels.get(priority)
         if level is None:
             level = self._levels[priority] = _PriorityLevel()
-        level.enter(sequence)
+        level.push(sequence)
         self._count += 1
 
-    def come_back(self, sequence: TokenSequence) -> None:
-        """Takes in a request that had its turn."""
-        insort(self._levels[sequence.request.priority].returning, sequence, key=turn_of)
+    def requeue(self, sequence: TokenSequence) -> None:
+        """Adds a preempted request."""
+        insort(self._levels[sequence.request.priority].preempted, sequence, key=admission_order_of)
         self._count += 1
 
-    def head(self) -> TokenSequence:
-        """Who is next; there must be somebody."""
-        return self._levels[self.best_priority()].head()
+    def peek(self) -> TokenSequence:
+        """The next request. The queue must not be empty."""
+        return self._levels[self.best_priority()].peek()
 
     def best_priority(self) -> int:
-        """The priority of the head; there must be one."""
+        """The priority of the next request. The queue must not be empty."""
         return min(priority for priority, level in self._levels.items() if level.occupied)
 
-    def next_of_others(self, shares: Collection[str]) -> TokenSequence | None:
-        """The next request of a share that is not among these and has none to come back before it.
+    def peek_other_keys(self, keys: Collection[str]) -> TokenSequence | None:
+        """The next request of a key that is not in `keys` and has no preempted request before it.
 
-        A request of worse priority that is to come back is none: it may have to wait for long.
+        Preempted requests of worse priority do not count: they may have to wait long.
         """
-        passed_over = set(shares)
+        passed_over = set(keys)
         for _, level in sorted(self._levels.items()):
-            passed_over.update(one.request.share for one in level.returning)
-            sequence = level.next_of_others(passed_over)
+            passed_over.update(one.request.fairness_key for one in level.preempted)
+            sequence = level.peek_other_keys(passed_over)
             if sequence is not None:
                 return sequence
         return None
 
-    def was_given_less(self, sequence: TokenSequence, other: TokenSequence) -> bool:
-        """Whether a request's share was given less than another's, or the other is of worse priority."""
+    def was_served_less(self, sequence: TokenSequence, other: TokenSequence) -> bool:
+        """Whether `sequence` has a better priority than `other`, or the same and a key with fewer served
+        tokens.
+        """
         if sequence.request.priority != other.request.priority:
             return sequence.request.priority < other.request.priority
-        shares = self._levels[sequence.request.priority].shares
-        return shares[sequence.request.share].given < shares[other.request.share].given
+        accounts = self._levels[sequence.request.priority].accounts
+        return (
+            accounts[sequence.request.fairness_key].served_tokens
+            < accounts[other.request.fairness_key].served_tokens
+        )
 
-    def take_turn(self, sequence: TokenSequence, cost: int) -> None:
-        """Lets a request out to run; the first time it gets its turn, and its share pays so many tokens."""
+    def pop(self, sequence: TokenSequence, cost: int) -> None:
+        """Removes a request that is admitted. At its first admission its key is charged `cost` tokens."""
         level = self._levels[sequence.request.priority]
         self._count -= 1
-        if sequence.turn is not None:
-            level.returning.remove(sequence)
+        if sequence.admission_order is not None:
+            level.preempted.remove(sequence)
             return
-        self._turns += 1
-        sequence.turn = self._turns
-        level.take_turn(sequence, cost)
+        self._admissions += 1
+        sequence.admission_order = self._admissions
+        level.pop(sequence, cost)
 
     def charge(self, sequence: TokenSequence) -> None:
-        """A token was drawn for this running request."""
+        """Counts one sampled token of a running request."""
         request = sequence.request
-        self._levels[request.priority].shares[request.share].given += 1
+        self._levels[request.priority].accounts[request.fairness_key].served_tokens += 1
 
-    def leave(self, sequence: TokenSequence, *, waiting: bool) -> None:
-        """The request has ended; `waiting` says that it was here."""
+    def remove(self, sequence: TokenSequence, *, waiting: bool) -> None:
+        """Removes a request that has ended; `waiting` is whether it was in the queue."""
         level = self._levels[sequence.request.priority]
         self._count -= waiting
-        level.leave(sequence, waiting=waiting)
-        if level.live == 0:
+        level.remove(sequence, waiting=waiting)
+        if level.unfinished == 0:
             del self._levels[sequence.request.priority]
 
 
-class _KeyQueue:
-    """One share's account among the requests of one priority."""
+class _KeyAccount:
+    """One fairness key within one priority."""
 
-    __slots__ = ("given", "last_turn", "live", "queue")
+    __slots__ = ("last_admission", "queue", "served_tokens", "unfinished")
 
     def __init__(self) -> None:
         self.queue: dict[TokenSequence, None] = {}
-        """Its requests that have had no turn, oldest first."""
-        self.given = 0
-        self.last_turn = 0
-        self.live = 0
-        """Its requests that have not ended."""
+        """Its requests that were never admitted, oldest first."""
+        self.served_tokens = 0
+        self.last_admission = 0
+        self.unfinished = 0
+        """Number of its requests that have not ended."""
 
 
 class _PriorityLevel:
     """The requests of one priority."""
 
     def __init__(self) -> None:
-        self.returning: list[TokenSequence] = []
-        self.shares: dict[str, _KeyQueue] = {}
-        self.live = 0
-        self._floor = 0
-        """What the share that had the last turn had been given before it. Never falls."""
-        self._queueing: dict[str, _KeyQueue] = {}
-        """Those of the shares that wait for a turn."""
-        self._many = FEW_SHARES
+        self.preempted: list[TokenSequence] = []
+        self.accounts: dict[str, _KeyAccount] = {}
+        self.unfinished = 0
+        self._min_served_tokens = 0
+        """Starting value of new accounts: served tokens of the last admitted key before that admission, as a
+        running maximum."""
+        self._queued_accounts: dict[str, _KeyAccount] = {}
+        """The accounts with a non-empty queue."""
+        self._prune_above = MIN_ACCOUNTS_TO_PRUNE
 
     @property
     def occupied(self) -> bool:
-        return bool(self.returning or self._queueing)
+        return bool(self.preempted or self._queued_accounts)
 
-    def enter(self, sequence: TokenSequence) -> None:
-        name = sequence.request.share
-        share = self.shares.get(name)
-        if share is None:
-            share = self.shares[name] = _KeyQueue()
-        if not share.queue:
-            waiting = (other.given for other in self._queueing.values())
-            share.given = max(share.given, min(waiting, default=self._floor))
-            self._queueing[name] = share
-        share.queue[sequence] = None
-        share.live += 1
-        self.live += 1
+    def push(self, sequence: TokenSequence) -> None:
+        name = sequence.request.fairness_key
+        account = self.accounts.get(name)
+        if account is None:
+            account = self.accounts[name] = _KeyAccount()
+        if not account.queue:
+            waiting = (other.served_tokens for other in self._queued_accounts.values())
+            account.served_tokens = max(account.served_tokens, min(waiting, default=self._min_served_tokens))
+            self._queued_accounts[name] = account
+        account.queue[sequence] = None
+        account.unfinished += 1
+        self.unfinished += 1
 
-    def head(self) -> TokenSequence:
-        if self.returning:
-            return self.returning[0]
-        return next(iter(self._next_share().queue))
+    def peek(self) -> TokenSequence:
+        if self.preempted:
+            return self.preempted[0]
+        return next(iter(self._next_account().queue))
 
-    def next_of_others(self, shares: Collection[str]) -> TokenSequence | None:
-        others = [share for name, share in self._queueing.items() if name not in shares]
-        return next(iter(min(others, key=_standing).queue)) if others else None
+    def peek_other_keys(self, keys: Collection[str]) -> TokenSequence | None:
+        others = [account for key, account in self._queued_accounts.items() if key not in keys]
+        return next(iter(min(others, key=_service_order).queue)) if others else None
 
-    def take_turn(self, sequence: TokenSequence, cost: int) -> None:
-        share = self.shares[sequence.request.share]
-        self._floor = max(self._floor, share.given)
-        assert sequence.turn is not None
-        share.last_turn = sequence.turn
-        share.given += cost
-        self._unqueue(sequence, share)
-        if len(self.shares) > self._many:
-            self._forget_settled()
+    def pop(self, sequence: TokenSequence, cost: int) -> None:
+        account = self.accounts[sequence.request.fairness_key]
+        self._min_served_tokens = max(self._min_served_tokens, account.served_tokens)
+        assert sequence.admission_order is not None
+        account.last_admission = sequence.admission_order
+        account.served_tokens += cost
+        self._unqueue(sequence, account)
+        if len(self.accounts) > self._prune_above:
+            self._prune_accounts()
 
-    def leave(self, sequence: TokenSequence, *, waiting: bool) -> None:
-        share = self.shares[sequence.request.share]
-        share.live -= 1
-        self.live -= 1
-        if waiting and sequence.turn is not None:
-            self.returning.remove(sequence)
+    def remove(self, sequence: TokenSequence, *, waiting: bool) -> None:
+        account = self.accounts[sequence.request.fairness_key]
+        account.unfinished -= 1
+        self.unfinished -= 1
+        if waiting and sequence.admission_order is not None:
+            self.preempted.remove(sequence)
         elif waiting:
-            self._unqueue(sequence, share)
+            self._unqueue(sequence, account)
 
-    def _forget_settled(self) -> None:
-        """Drops accounts that would start from the floor again: nothing is lost with them."""
-        self.shares = {
-            name: share for name, share in self.shares.items() if share.live or share.given > self._floor
+    def _prune_accounts(self) -> None:
+        """Drops idle accounts at or below the starting value: a new account would be equal."""
+        self.accounts = {
+            name: account
+            for name, account in self.accounts.items()
+            if account.unfinished or account.served_tokens > self._min_served_tokens
         }
-        self._many = max(FEW_SHARES, 2 * len(self.shares))
+        self._prune_above = max(MIN_ACCOUNTS_TO_PRUNE, 2 * len(self.accounts))
 
-    def _next_share(self) -> _KeyQueue:
-        return min(self._queueing.values(), key=_standing)
+    def _next_account(self) -> _KeyAccount:
+        return min(self._queued_accounts.values(), key=_service_order)
 
-    def _unqueue(self, sequence: TokenSequence, share: _KeyQueue) -> None:
-        del share.queue[sequence]
-        if not share.queue:
-            del self._queueing[sequence.request.share]
-
-
-def _standing(share: _KeyQueue) -> tuple[int, int]:
-    return share.given, share.last_turn
+    def _unqueue(self, sequence: TokenSequence, account: _KeyAccount) -> None:
+        del account.queue[sequence]
+        if not account.queue:
+            del self._queued_accounts[sequence.request.fairness_key]
 
 
-def turn_of(sequence: TokenSequence) -> int:
-    """The place in the order of first turns; the request must have had its own."""
-    assert sequence.turn is not None
-    return sequence.turn
+def _service_order(account: _KeyAccount) -> tuple[int, int]:
+    return account.served_tokens, account.last_admission
+
+
+def admission_order_of(sequence: TokenSequence) -> int:
+    """The request's place in the order of first admissions; it must have been admitted."""
+    assert sequence.admission_order is not None
+    return sequence.admission_order

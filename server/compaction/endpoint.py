@@ -92,7 +92,7 @@ def _divide(
         raise InvalidRequest(
             "There is nothing to compact: give input or previous_response_id.", param="input"
         )
-    length = served.engine.capabilities.context_length
+    length = served.engine.model_info.context_length
     items = unseal_items(items, served.seal, tenant)
     retained = retained_messages(served, items, length // RETAINED_SHARE)
     pending = pending_calls(items)

@@ -40,7 +40,7 @@ def prepare_with_compaction(
 
     Raises ApiError or DecodeFailure as `prepare` does.
     """
-    context = served.engine.capabilities.context_length
+    context = served.engine.model_info.context_length
     threshold = min(one.compact_threshold or int(context * DEFAULT_SHARE) for one in settings)
     triggered = any(one.type == COMPACTION_TRIGGER for one in settings)
     if approved_calls(resolved.items):

@@ -54,7 +54,7 @@ class Summary:
 
     def make_request(self, moment: datetime | None = None) -> tuple[CreateResponse, Prompt]:
         """The request for a summary and its prompt, with as much of the transcript as the model can read."""
-        length = self.served.engine.capabilities.context_length
+        length = self.served.engine.model_info.context_length
         characters = length * CHARACTERS_PER_TOKEN
         while True:
             text = self._prompt_text(characters)

@@ -87,7 +87,7 @@ def _read_prompt(
     tenant: str,
     vocabulary: Vocabulary,
 ) -> LegacyPrompt:
-    context = served.engine.capabilities.context_length
+    context = served.engine.model_info.context_length
     room = context if request.truncate_prompt_tokens is None else MAX_COUNTED_CONTEXTS * context
     if isinstance(given, str):
         special = request.add_special_tokens is not False

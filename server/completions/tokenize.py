@@ -58,7 +58,7 @@ def _tokens_of_chat(
 
 
 def _max_counted(served: LoadedModel) -> int:
-    return MAX_COUNTED_CONTEXTS * served.engine.capabilities.context_length
+    return MAX_COUNTED_CONTEXTS * served.engine.model_info.context_length
 
 
 def encode_text(
@@ -71,7 +71,7 @@ def encode_text(
     except PromptError as error:
         raise InvalidRequest(str(error), param=param) from error
     except PromptTooLong:
-        context = served.engine.capabilities.context_length
+        context = served.engine.model_info.context_length
         raise (too_long if room == context else too_long_to_count)(room, param) from None
 
 

@@ -216,7 +216,7 @@ class Run:
         return []
 
     def finish(
-        self, reason: FinishReason, usage: EngineUsage, at: datetime, stop_hit: StopMatch | None = None
+        self, reason: FinishReason, usage: EngineUsage, at: datetime, stop_match: StopMatch | None = None
     ) -> list[Event]:
         """The events that follow the end of the engine request: the turn's last ones, or the response's."""
         status: EndStatus
@@ -232,8 +232,8 @@ class Run:
             case "cancelled":
                 status, incomplete_reason = "cancelled", None
         if reason == "stop":
-            self._finish_details.stop(stop_hit)
-        rest = self._emit(self._parser.close()) + self._flush_held_text(stop_hit)
+            self._finish_details.stop(stop_match)
+        rest = self._emit(self._parser.close()) + self._flush_held_text(stop_match)
         if self.writes_summary and status != "cancelled":
             return self._end_summary(usage, at)
         if status == "completed" and self._emitter.pending_calls:
@@ -397,7 +397,7 @@ class Run:
             events += self._emitter.delta(self._held_kind(text), logprobs)
         return events
 
-    def _flush_held_text(self, stop_hit: StopMatch | None) -> list[Event]:
+    def _flush_held_text(self, stop_match: StopMatch | None) -> list[Event]:
         """The events of the held-back text, up to the stop string that ended the output."""
-        text = self._stops.close(stop_hit)
+        text = self._stops.close(stop_match)
         return self._emitter.delta(self._held_kind(text)) if text else []

@@ -25,12 +25,12 @@ def load_model(
         engine = _real(config, folder, deliver, say, on_dead)
     try:
         model_format = load_model_format(
-            folder, engine.capabilities.stop_ids, _vocabulary_places(config), tool_parser=config.tool_parser
+            folder, engine.model_info.stop_ids, _vocabulary_places(config), tool_parser=config.tool_parser
         )
     except (OSError, ValueError) as error:
         engine.close(drain=False)
         raise ConfigError(str(error)) from error
-    vocabulary = _vocabulary(folder, engine.capabilities.vocab_size)
+    vocabulary = _vocabulary(folder, engine.model_info.vocab_size)
     return LoadedModel(
         name=model_name(config),
         engine=engine,
@@ -94,13 +94,13 @@ def _real(
             token_budget=config.token_budget,
             max_running=config.max_running,
             max_waiting=config.max_waiting,
-            max_of_share=config.max_of_tenant,
+            max_per_key=config.max_of_tenant,
             hang_seconds=config.hang_seconds,
             torch_threads=config.torch_threads,
             attention=config.attention,
             hub_kernel=config.hub_kernel,
             decode="eager" if config.graphs == "off" else "auto",
-            ahead=False if config.ahead == "off" else None,
+            pipelined=False if config.ahead == "off" else None,
         )
         return load(wanted, deliver, say, on_dead)
     except (ModelRefused, OSError, ValueError) as error:

@@ -10,7 +10,7 @@ import msgspec
 from tokenizers import Tokenizer
 
 from engine.request import Deliver, Engine, EngineRequest, OnEngineDeath
-from engine.scripted_engine import KINDS, Fault, Script, ScriptedConfig, ScriptedEngine
+from engine.scripted_engine import FAULT_KINDS, Fault, Script, ScriptedConfig, ScriptedEngine
 from engine.vocabulary import read_vocabulary
 from server.configuration.settings import Config
 from server.errors import ConfigError
@@ -44,7 +44,7 @@ def scripted_engine(config: Config, folder: Path, deliver: Deliver, on_dead: OnE
             step_seconds=config.scripted_step_seconds,
             max_running=config.max_running,
             max_waiting=config.max_waiting,
-            max_of_share=config.max_of_tenant,
+            max_per_key=config.max_of_tenant,
             hang_seconds=config.hang_seconds,
         ),
         deliver,
@@ -97,9 +97,11 @@ def _with_fault(
 def read_fault(told: str) -> tuple[Fault, int | None]:
     """`kind@token` is in every answer, `kind@token:seed` in those of one seed. Raises ConfigError."""
     found = re.fullmatch(r"([a-z]+)@(\d+)(?::(\d+))?", told, re.ASCII)
-    kind = next((kind for kind in KINDS if found and kind == found[1]), None)
+    kind = next((kind for kind in FAULT_KINDS if found and kind == found[1]), None)
     if found is None or kind is None:
-        raise ConfigError(f"scripted-fault must be one of {', '.join(KINDS)}, @ and a token, not {told!r}.")
+        raise ConfigError(
+            f"scripted-fault must be one of {', '.join(FAULT_KINDS)}, @ and a token, not {told!r}."
+        )
     return Fault(kind=kind, at_token=int(found[2])), None if found[3] is None else int(found[3])
 
 

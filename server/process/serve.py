@@ -237,7 +237,7 @@ class _Process:
             on_handed_back=self._notifier.queue,
             on_steps=self._tool_loop.look,
             cancel=self._tool_loop.cancel,
-            hold=self._engine.hold,
+            hold=self._engine.set_paused,
             capacity=UnfinishedResponses.from_config(self._config),
         )
 

@@ -90,8 +90,8 @@ def prepare(served: LoadedModel, resolved: ResolvedRequest) -> Prepared:
 
 def prepare_from_prompt(served: LoadedModel, resolved: ResolvedRequest, prompt: Prompt) -> Prepared:
     """`prepare` with a prompt that is written already."""
-    model = served.engine.capabilities
-    echo = request_echo(resolved.request, resolved.tools, model)
+    model = served.engine.model_info)
+    echo = request_echo(resolved.model_info.tools, model)
     if len(prompt.token_ids) >= model.context_length:
         raise too_long(model.context_length, tokens=len(prompt.token_ids))
     return Prepared(prompt, echo, _engine_request(served, resolved, prompt, echo))
@@ -116,7 +116,7 @@ def _engine_request(
     served: LoadedModel, resolved: ResolvedRequest, prompt: Prompt, echo: Echo
 ) -> EngineRequest:
     request, tenant = resolved.request, resolved.tenant
-    model = served.engine.capabilities
+    model = served.engine.model_info
     room = model.context_length - len(prompt.token_ids)
     # A tokenizer may have end tokens beyond the model's vocabulary.
     stops = frozenset(token for token in prompt.stop_ids if token < model.vocab_size)
@@ -143,7 +143,7 @@ def _engine_request(
         prompt_logprobs=prompt_logprobs(request),
         beams=beams(request),
         cache_salt=f"{tenant}\0{request.cache_salt}" if request.cache_salt else tenant,
-        share=tenant,
+        fairness_key=tenant,
         priority=request.priority or 0,
         adapter=request.model if request.model != served.name else "",
     )

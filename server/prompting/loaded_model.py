@@ -52,7 +52,7 @@ class LoadedModel:
     @property
     def names(self) -> tuple[str, ...]:
         """The values of `model` that requests may have: the model and its adapters."""
-        return (self.name, *self.engine.capabilities.adapters)
+        return (self.name, *self.engine.model_info.adapters)
 
     def decoding_spec(
         self, resolved: ResolvedRequest, prompt: Prompt, approving_items: Sequence[Item] = ()

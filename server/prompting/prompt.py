@@ -42,13 +42,13 @@ def write_prompt(
     model's context as the limit where tokens are only counted. Raises ApiError or DecodeFailure for what
     cannot be written, and for a longer prompt.
     """
-    context = served.engine.capabilities.context_length
+    context = served.engine.model_info.context_length
     grammar = structured_output_grammar(request)
     unsealed = unseal_items(items, served.seal, tenant)
     conversation = make_conversation(request, tools, unsealed, moment)
     check_tools_and_grammars(conversation, grammar)
     if isinstance(request, PlainRequest):
-        stops = served.engine.capabilities.stop_ids
+        stops = served.engine.model_info.stop_ids
         return Prompt(token_ids=request.token_ids, stop_ids=stops, grammar=grammar)
     limit, truncates = context - 1 if max_tokens is None else max_tokens, request.truncation == "auto"
     if request.truncate_prompt_tokens is not None and not truncates:

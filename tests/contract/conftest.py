@@ -12,7 +12,7 @@ Start = Callable[..., Bench]
 STARTS: dict[str, Start] = {
     "scripted": start_scripted,
     "model": lambda **settings: start_model(tiny_model(), **settings),
-    "as on a GPU": lambda **settings: start_model(tiny_model(), decode="static", ahead=True, **settings),
+    "as on a GPU": lambda **settings: start_model(tiny_model(), decode="static", pipelined=True, **settings),
 }
 
 

@@ -46,7 +46,7 @@ def start_scripted_spelling(**more: Any) -> Bench:
 STARTS: dict[str, Start] = {
     "scripted": start_scripted_spelling,
     "model": lambda **more: start_model(readable_model(), **more),
-    "as on a GPU": lambda **more: start_model(readable_model(), decode="static", ahead=True, **more),
+    "as on a GPU": lambda **more: start_model(readable_model(), decode="static", pipelined=True, **more),
 }
 
 

@@ -47,26 +47,26 @@ def test_an_urgent_request_goes_first_and_the_others_lose_nothing(start: Start) 
 
 def test_a_share_with_one_request_does_not_wait_for_one_with_many(start: Start) -> None:
     bench = start(max_running=2)
-    many = [make_request(f"many {n}", make_prompt(20, n), 4, share="many") for n in range(20)]
-    bench.run(*many, make_request("one", make_prompt(20, 30), 4, share="one"))
+    many = [make_request(f"many {n}", make_prompt(20, n), 4, fairness_key="many") for n in range(20)]
+    bench.run(*many, make_request("one", make_prompt(20, 30), 4, fairness_key="one"))
     assert order_of_ends(bench).index("one") < 3
 
 
 def test_requests_of_one_share_keep_their_order(start: Start) -> None:
     bench = start(max_running=1)
-    bench.run(*(make_request(str(n), make_prompt(20, n), 3, share="same") for n in range(6)))
+    bench.run(*(make_request(str(n), make_prompt(20, n), 3, fairness_key="same") for n in range(6)))
     assert order_of_ends(bench) == [str(n) for n in range(6)]
 
 
 def test_a_held_engine_begins_no_step_and_still_takes_and_cancels_requests(start: Start) -> None:
     bench = start()
     expected = bench.run(make_request("before", make_prompt(20), 6))[0].tokens
-    bench.engine.hold(True)
+    bench.engine.set_paused(True)
     steps = bench.engine.stats().steps
     bench.engine.submit(make_request("kept", make_prompt(20), 6))
     bench.engine.submit(make_request("dropped", make_prompt(20), 6))
     bench.engine.cancel("dropped")
     assert bench.listener.outcome("dropped").last == Finished("dropped", "cancelled", Usage(prompt=20))
     assert bench.engine.stats().steps == steps
-    bench.engine.hold(False)
+    bench.engine.set_paused(False)
     assert bench.listener.outcome("kept").tokens == expected

@@ -52,7 +52,7 @@ def start_readable(**more: Any) -> Bench:
 
 
 def start_as_on_a_gpu(**more: Any) -> Bench:
-    return start_readable(decode="static", ahead=True, **more)
+    return start_readable(decode="static", pipelined=True, **more)
 
 
 STARTS = {"scripted": start_spelling, "model": start_readable, "as on a GPU": start_as_on_a_gpu}
@@ -138,7 +138,10 @@ def test_a_request_goes_on_as_it_would_have_when_it_is_cut_at_any_token(bench: B
             assert outcome.tokens == whole.tokens[cut:], rest
             assert isinstance(outcome.last, Finished)
             assert isinstance(whole.last, Finished)
-            assert (outcome.last.reason, outcome.last.stop_hit) == (whole.last.reason, whole.last.stop_hit)
+            assert (outcome.last.reason, outcome.last.stop_match) == (
+                whole.last.reason,
+                whole.last.stop_match,
+            )
 
 
 def test_a_request_is_the_same_alone_beside_others_and_with_little_memory() -> None:
@@ -185,7 +188,7 @@ def test_a_stop_string_ends_the_request_and_says_where_it_lies(bench: Bench) -> 
         )
         (outcome,) = bench.run(request)
         assert isinstance(outcome.last, Finished)
-        hit = outcome.last.stop_hit
+        hit = outcome.last.stop_match
         assert hit is not None
         assert (outcome.last.reason, hit.text) == ("stop", stop)
         assert outcome.tokens == free.tokens[: len(outcome.tokens)]

@@ -16,8 +16,8 @@ JOBS = 24
 WAYS: dict[str, dict[str, Any]] = {
     "shelves": {},
     "gathered": {},
-    "ahead": {"ahead": True},
-    "as on a GPU": {"ahead": True, "decode": "static"},
+    "ahead": {"pipelined": True},
+    "as on a GPU": {"pipelined": True, "decode": "static"},
 }
 
 

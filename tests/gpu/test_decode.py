@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from engine.attention.flash_attention import select_backend, sources
+from engine.attention.flash_attention import kernel_sources, select_backend
 from engine.attention.paged import LayerAttentionSpec
 from engine.request import EngineRequest, Failed, TokenLogprobs, Tokens
 from tests.support.engines import Bench, make_prompt, make_request, save_random_model, start_model
@@ -33,12 +33,12 @@ RECORDABLE = ("Qwen3Config", "MistralConfig", "Gemma2Config")
 
 JOBS = [make_request(str(n), make_prompt(4 + 9 * n, n), 8 + 7 * n) for n in range(6)]
 WAYS: list[dict[str, Any]] = [
-    {"decode": "auto", "ahead": False},
-    {"decode": "auto", "ahead": True},
-    {"decode": "static", "ahead": False},
-    {"decode": "eager", "ahead": True},
+    {"decode": "auto", "pipelined": False},
+    {"decode": "auto", "pipelined": True},
+    {"decode": "static", "pipelined": False},
+    {"decode": "eager", "pipelined": True},
 ]
-PLAIN: dict[str, Any] = {"decode": "eager", "ahead": False, "attention": "sdpa"}
+PLAIN: dict[str, Any] = {"decode": "eager", "pipelined": False, "attention": "sdpa"}
 
 
 def start_on_gpu(config_name: str, **settings: Any) -> Bench:
@@ -65,14 +65,14 @@ def test_tokens_are_those_of_plain_steps(config_name: str, way: dict[str, Any]) 
 @pytest.mark.parametrize("config_name", RECORDABLE)
 def test_steps_are_recorded(config_name: str) -> None:
     bench = start_on_gpu(config_name)
-    assert bench.engine.capabilities.decode == "graphs"
+    assert bench.engine.model_info.decode == "graphs"
     bench.engine.close(drain=True)
 
 
 @pytest.mark.parametrize("config_name", MODELS)
 def test_steps_of_every_model_are_recorded_in_bfloat16(config_name: str) -> None:
     bench = start_on_gpu(config_name, dtype="bfloat16")
-    assert bench.engine.capabilities.decode == "graphs"
+    assert bench.engine.model_info.decode == "graphs"
     bench.engine.close(drain=True)
 
 
@@ -101,7 +101,7 @@ def _logprobs(bench: Bench, request_id: str) -> Iterator[TokenLogprobs]:
 
 def test_an_installed_kernel_is_taken_for_a_plain_model() -> None:
     """Finding it includes comparing it with the reference on this device."""
-    if not any(_is_there(load) for load in sources().values()):
+    if not any(_is_there(load) for load in kernel_sources().values()):
         pytest.skip("no attention kernel is installed here")
     needs = LayerAttentionSpec(32, 8, 128, 128, None, sinks=False, softcap=None)
     kernel = select_backend([needs, replace(needs, window=100)], torch.bfloat16, torch.device("cuda"), 16)

@@ -110,7 +110,7 @@ class Bench:
     def fail_steps(self, error: BaseException, *, times: int = 1) -> None:
         """The next steps raise the error instead of computing."""
         executor: Any = self.engine._executor
-        name = "execute" if executor.ahead is None else "begin"
+        name = "execute" if executor.pipelined is None else "begin"
         compute = getattr(executor, name)
         left = times
 

@@ -116,5 +116,5 @@ def fits(value: Any, wanted: dict[str, Any]) -> bool:
 
 def sequence_of(request: EngineRequest, compiler: GrammarCompiler) -> TokenSequence:
     """The sequence of a request that was accepted with its grammar compiled."""
-    compiled = compiler.compiled(request.grammar, request.share) if request.grammar else None
+    compiled = compiler.compiled(request.grammar, request.fairness_key) if request.grammar else None
     return TokenSequence(request, 1, compiled=compiled)

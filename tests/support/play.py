@@ -35,9 +35,9 @@ class Play:
         plan = self.scheduler.plan()
         for progress in self.scheduler.advance(plan):
             self.scheduler.confirm(progress)
-        drawing = [chunk.sequence for chunk in plan if chunk.draws]
+        drawing = [chunk.sequence for chunk in plan if chunk.samples_token]
         for chunk in plan:
-            assert chunk.sequence.computed == chunk.start + chunk.count
+            assert chunk.sequence.num_computed_tokens == chunk.start + chunk.count
         for sequence in drawing:
             if reason := sequence.append(len(sequence.tokens)):
                 self.end(sequence, reason)

@@ -86,7 +86,7 @@ class PlayedEngine:
     """Gives `answer_of` every engine request's response, so many tokens at a time as the dice say."""
 
     def __init__(self, dice: random.Random, deliver: Callable[[list[Outbound]], None]) -> None:
-        self.capabilities = CAPABILITIES
+        self.model_info = CAPABILITIES
         self.engine_requests: dict[str, tuple[EngineRequest, int]] = {}
         """With how many tokens each has got."""
         self.cancelled: set[str] = set()
@@ -96,7 +96,7 @@ class PlayedEngine:
 
     def check(self, engine_request: EngineRequest) -> None: ...
 
-    def hold(self, held: bool) -> None: ...
+    def set_paused(self, held: bool) -> None: ...
 
     def submit(self, engine_request: EngineRequest) -> None:
         if len(self.engine_requests) >= self.most:

@@ -23,7 +23,7 @@ def tokenize(services: Services, caller: Caller, request: Request, body: bytes) 
     vocabulary = runs.vocabulary_of(services.served, wanted.model)
     with input_called("prompt" if wanted.messages is None else "messages"):
         tokens = runs.tokenize(services.served, caller.tenant, wanted)
-    limit = services.served.engine.capabilities.context_length
+    limit = services.served.engine.model_info.context_length
     strings = runs.pieces_of(tokens, vocabulary) if wanted.return_token_strs else None
     return as_json(request, Tokenized(len(tokens), limit, tokens, strings))
 

@@ -65,7 +65,7 @@ class StillEngine:
 
     requests: list[EngineRequest] = field(default_factory=list)
     refusal: str | None = None
-    capabilities: ModelInfo = ModelInfo(
+    model_info: ModelInfo = ModelInfo(
         vocab_size=2**31, context_length=4096, stop_ids=frozenset(), temperature=1.0, top_p=1.0
     )
 
@@ -78,7 +78,7 @@ class StillEngine:
 
     def cancel(self, engine_request_id: str) -> None: ...
 
-    def hold(self, held: bool) -> None: ...
+    def set_paused(self, held: bool) -> None: ...
 
     def stats(self) -> Stats:
         return Stats(running=0, waiting=0, kv_blocks_used=0, kv_blocks_total=1, steps=0, tokens=0, alive=True)

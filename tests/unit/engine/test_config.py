@@ -8,12 +8,12 @@ import pytest
 from engine.config import EngineConfig, Limits, ModelRefused
 from engine.kv import memory_sizing
 from engine.kv.memory_sizing import (
-    CPU_MOST,
-    FULL_CONTEXTS,
-    GPU_MOST_BLOCKS,
+    CPU_MAX_BYTES,
+    GPU_MAX_BLOCKS,
+    MAX_FULL_CONTEXTS,
     count_blocks,
     free_memory,
-    keep_freed_memory,
+    retain_freed_memory,
 )
 
 
@@ -56,16 +56,16 @@ def test_the_pool_is_as_large_as_it_was_told() -> None:
 
 
 def test_the_pool_holds_a_few_dozen_contexts_of_a_small_model() -> None:
-    assert count() == FULL_CONTEXTS * 10
+    assert count() == MAX_FULL_CONTEXTS * 10
 
 
 def test_the_pool_is_bounded_by_memory() -> None:
-    assert count(block_bytes=2**25) * 2**25 <= min(CPU_MOST, free_memory())
+    assert count(block_bytes=2**25) * 2**25 <= min(CPU_MAX_BYTES, free_memory())
     assert count(gpu_free=100 * 1024) == 80
 
 
 def test_a_gpu_keeps_more_than_the_contexts_that_can_run() -> None:
-    assert count(gpu_free=10**6 * 1024) == GPU_MOST_BLOCKS > FULL_CONTEXTS * 10
+    assert count(gpu_free=10**6 * 1024) == GPU_MAX_BLOCKS > MAX_FULL_CONTEXTS * 10
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_memory_that_was_freed_is_there_again_without_the_system() -> None:
         assert len(pieces) == 8
         return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
-    keep_freed_memory()
+    retain_freed_memory()
     use()
     pages = 8 * 2**24 // resource.getpagesize()
     assert min(use() for _ in range(3)) < pages / 10

@@ -12,10 +12,10 @@ STOP = frozenset({0})
 
 def together(bench: Bench, *names: str) -> list[Outcome]:
     """Runs requests of these names in the same steps."""
-    bench.engine.hold(True)
+    bench.engine.set_paused(True)
     for name in names:
         bench.engine.submit(make_request(name, make_prompt(20)))
-    bench.engine.hold(False)
+    bench.engine.set_paused(False)
     return [bench.listener.outcome(name) for name in names]
 
 
@@ -66,7 +66,7 @@ def test_a_given_answer_is_given_and_continued() -> None:
 @pytest.mark.parametrize("code", ["engine_error", "out_of_memory", "overloaded"])
 def test_a_request_fails_at_the_ordered_token(code: FailureCode) -> None:
     bench = start_scripted()
-    bench.engine.order(Fault(kind="fail", at_token=3, code=code))  # type: ignore[attr-defined]
+    bench.engine.order_fault(Fault(kind="fail", at_token=3, code=code))  # type: ignore[attr-defined]
     failing, fine = bench.run(make_request("a", make_prompt(20)), make_request("b", make_prompt(20)))
     assert isinstance(failing.last, Failed)
     assert failing.last.code == code
@@ -107,7 +107,7 @@ def test_the_engine_hangs_at_the_ordered_token_until_it_is_resumed() -> None:
     bench = start_scripted()
     engine = bench.engine
     (expected,) = bench.run(make_request("expected", make_prompt(20)))
-    engine.order(Fault(kind="hang", at_token=2))  # type: ignore[attr-defined]
+    engine.order_fault(Fault(kind="hang", at_token=2))  # type: ignore[attr-defined]
     engine.submit(make_request("a", make_prompt(20)))
     assert engine.hanging.wait(30)  # type: ignore[attr-defined]
     assert len(bench.listener.of("a")) == 2
@@ -119,7 +119,7 @@ def test_the_engine_hangs_at_the_ordered_token_until_it_is_resumed() -> None:
 
 def test_a_hanging_engine_can_be_closed() -> None:
     bench = start_scripted()
-    bench.engine.order(Fault(kind="hang"))  # type: ignore[attr-defined]
+    bench.engine.order_fault(Fault(kind="hang"))  # type: ignore[attr-defined]
     bench.engine.submit(make_request("a", make_prompt(20)))
     assert bench.engine.hanging.wait(30)  # type: ignore[attr-defined]
     bench.engine.close(drain=False)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.attention.flash_attention import FlashAttentionBackend, select_backend, sources
+from engine.attention.flash_attention import FlashAttentionBackend, kernel_sources, select_backend
 from engine.attention.paged import LayerAttentionSpec
 from engine.request import Failed
 from engine.runner import select_decoding
@@ -20,13 +20,13 @@ from tests.support.flash import flash_attn_with_kvcache as flash
 
 CPU = torch.device("cpu")
 PLAIN = LayerAttentionSpec(
-    heads=4, kv_heads=2, key_size=16, value_size=16, window=None, sinks=False, softcap=None
+    num_heads=4, num_kv_heads=2, key_size=16, value_size=16, window=None, sinks=False, softcap=None
 )
 NEEDS = [
     PLAIN,
     replace(PLAIN, window=12),
     replace(PLAIN, window=40, sinks=True),
-    replace(PLAIN, sinks=True, heads=6, kv_heads=1),
+    replace(PLAIN, sinks=True, num_heads=6, num_kv_heads=1),
     replace(PLAIN, softcap=5.0),
 ]
 
@@ -173,7 +173,7 @@ def test_the_hub_is_asked_for_the_commit_that_the_operator_names_and_for_nothing
     assert select_backend([PLAIN], torch.bfloat16, CPU, 16) is None
     assert asked == []
     commit = "0123456789" * 4
-    named = sources(f"kernels-community/vllm-flash-attn3@{commit}")
+    named = kernel_sources(f"kernels-community/vllm-flash-attn3@{commit}")
     found = select_backend([PLAIN], torch.bfloat16, CPU, 16, named)
     assert found is not None
     assert found.name == f"kernels-community/vllm-flash-attn3@{commit}"
@@ -220,9 +220,9 @@ def test_an_engine_with_a_kernel_gives_the_same_tokens(
     kernel = FlashAttentionBackend("a kernel", counted, inspect.signature(flash).parameters)
     choose: Any = select_decoding.select_attention_and_graphs
     monkeypatch.setattr(
-        "engine.runner.model_runner.choose_decoding", lambda *args: choose(*args, kernel=kernel)
+        "engine.runner.model_runner.select_attention_and_graphs", lambda *args: choose(*args, kernel=kernel)
     )
     bench = start_model(path, decode=decode, **settings)
-    assert bench.engine.capabilities.attention == "a kernel"
+    assert bench.engine.model_info.attention == "a kernel"
     assert run(bench) == expected
     assert calls > 100

@@ -51,7 +51,7 @@ def searched(prompt: list[int], stops: frozenset[int] = frozenset()) -> list[tup
         texts = torch.tensor([[*prompt, *beam.token_ids] for beam in beams.running])
         with torch.no_grad():
             rows = network(texts).logits[:, -1].log_softmax(-1)
-        found = [row.topk(beams.seen) for row in rows]
+        found = [row.topk(beams.candidates_per_beam) for row in rows]
         pairs = [tuple(zip(top.indices.tolist(), top.values.tolist(), strict=True)) for top in found]
         beams.advance([TokenLogprobs(top[0][1], top) for top in pairs])
     return [beam.token_ids for beam in beams.best]
@@ -158,7 +158,7 @@ def test_an_engine_that_is_closed_ends_what_it_searches() -> None:
     with bench.listener.held():
         for request in requests(make_prompt(20), max_tokens=200):
             bench.engine.submit(request)
-        bench.engine._ledger.close("The engine is closed.")
+        bench.engine._registry.close("The engine is closed.")
     outcomes = [bench.listener.outcome(f"a{rank}") for rank in range(WIDTH)]
     assert {type(one.last) for one in outcomes} == {Finished}
     assert codes(outcomes) == ["cancelled"] * WIDTH

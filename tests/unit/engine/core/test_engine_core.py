@@ -58,17 +58,17 @@ def test_a_long_prompt_fails_when_the_smallest_piece_is_too_much(bench: Bench) -
 def test_an_idle_engine_checks_its_books_and_dies_when_they_are_wrong(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(engine_core, "IDLE_CHECK_AFTER", 0.01)
+    monkeypatch.setattr(engine_core, "IDLE_CHECK_SECONDS", 0.01)
     bench = start_scripted()
     bench.run(make_request("a", make_prompt(20)))
-    bench.engine._supervisor.loop._scheduler.pool._holders[1] += 1
+    bench.engine._supervisor.core._scheduler.pool._ref_counts[1] += 1
     bench.engine.cancel("nobody")  # wakes it, so that it becomes idle again
     eventually(lambda: bench.engine.stats().deaths == 1)
     assert "block 1 is counted 1 times, held 0 times" in caplog.text
 
 
 def test_an_idle_engine_whose_books_are_right_lives_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_core, "IDLE_CHECK_AFTER", 0.0)
+    monkeypatch.setattr(engine_core, "IDLE_CHECK_SECONDS", 0.0)
     bench = start_scripted()
     for n in range(3):
         bench.run(make_request(str(n), make_prompt(20)))
@@ -154,23 +154,23 @@ def test_a_request_with_a_limit_that_is_none_is_refused(bench: Bench, fields: di
 
 
 def test_a_share_is_refused_when_it_has_as_many_requests_as_one_may() -> None:
-    bench = start_scripted(max_of_share=2)
+    bench = start_scripted(max_per_key=2)
     with bench.listener.held():
         for n in range(2):
-            bench.engine.submit(make_request(str(n), make_prompt(20, n), share="greedy"))
+            bench.engine.submit(make_request(str(n), make_prompt(20, n), fairness_key="greedy"))
         with pytest.raises(RequestRefused) as refusal:
-            bench.engine.submit(make_request("2", make_prompt(20), share="greedy"))
-        bench.engine.submit(make_request("other", make_prompt(20), share="modest"))
+            bench.engine.submit(make_request("2", make_prompt(20), fairness_key="greedy"))
+        bench.engine.submit(make_request("other", make_prompt(20), fairness_key="modest"))
     assert refusal.value.reason == "share_full"
     for request_id in ("0", "1", "other"):
         assert len(bench.listener.outcome(request_id).tokens) == 16
-    bench.engine.submit(make_request("2", make_prompt(20), share="greedy"))
+    bench.engine.submit(make_request("2", make_prompt(20), fairness_key="greedy"))
     bench.engine.close(drain=True)
 
 
 def test_a_limit_of_shares_that_is_none_is_refused() -> None:
-    with pytest.raises(ValueError, match="max_of_share"):
-        start_scripted(max_of_share=0)
+    with pytest.raises(ValueError, match="max_per_key"):
+        start_scripted(max_per_key=0)
     with pytest.raises(ValueError, match="hang_seconds"):
         start_scripted(hang_seconds=0.0)
 
@@ -211,7 +211,7 @@ def test_figures_tell_of_prompts_the_cache_and_recent_steps(bench: Bench) -> Non
 
 
 def test_an_idle_engine_has_no_speed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_core, "IDLE_CHECK_AFTER", 0.01)
+    monkeypatch.setattr(engine_core, "IDLE_CHECK_SECONDS", 0.01)
     bench = start_scripted()
     bench.run(make_request("a", make_prompt(20)))
     eventually(lambda: bench.engine.stats().tokens_per_second == 0.0)
@@ -227,15 +227,15 @@ def test_preemptions_are_counted() -> None:
 
 
 def test_percentiles_are_those_of_the_recent_steps() -> None:
-    meter = EngineMetrics(8)
+    metrics = EngineMetrics(8)
     for n in range(100):
-        meter.count_step(1000.0 + n, 1000.5 + n, 1)
+        metrics.record_step(1000.0 + n, 1000.5 + n, 1)
     for n in range(100):
-        meter.count_step(2000.0 + n / 100, 2000.0 + n / 100 + (n + 1) / 10_000, 3)
-    meter.tell(running=0, kv_blocks_used=0)
-    seconds = meter.stats.step_seconds
+        metrics.record_step(2000.0 + n / 100, 2000.0 + n / 100 + (n + 1) / 10_000, 3)
+    metrics.publish(running=0, kv_blocks_used=0)
+    seconds = metrics.stats.step_seconds
     assert (round(seconds.p50, 4), round(seconds.p90, 4), round(seconds.p99, 4)) == (0.005, 0.009, 0.0099)
-    assert meter.stats.tokens_per_second == pytest.approx(300, rel=0.02)
+    assert metrics.stats.tokens_per_second == pytest.approx(300, rel=0.02)
 
 
 # The way in

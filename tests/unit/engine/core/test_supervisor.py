@@ -90,10 +90,10 @@ def test_every_request_is_told_of_a_death_before_another_life_begins(bench: Benc
     bench.listener.when_told = look
     bench.fail_steps(Broken("a broken book"))
     requests = [make_request(str(n), make_prompt(20, n)) for n in range(5)]
-    bench.engine.hold(True)  # until all of them are there: they die together
+    bench.engine.set_paused(True)  # until all of them are there: they die together
     for request in requests:
         bench.engine.submit(request)
-    bench.engine.hold(False)
+    bench.engine.set_paused(False)
     for request in requests:
         bench.listener.outcome(request.request_id)
     assert alive == [False] * 5
@@ -138,7 +138,7 @@ def test_a_request_that_comes_between_two_lives_is_served(bench: Bench) -> None:
 
 
 def test_a_crash_of_the_script_is_survived(bench: Bench, owner: Owner) -> None:
-    bench.engine.order(Fault(kind="crash", at_token=2))  # type: ignore[attr-defined]
+    bench.engine.order_fault(Fault(kind="crash", at_token=2))  # type: ignore[attr-defined]
     bench.run(make_request("victim", make_prompt(20)))
     bench.run(make_request("after", make_prompt(20)))
     assert codes(bench, "victim", "after") == ["engine_dead", "length"]
@@ -185,7 +185,7 @@ def test_a_death_while_closing_is_no_news_to_the_owner(bench: Bench, owner: Owne
         bench.fail_steps(Broken("a broken book"))
         closing = threading.Thread(target=lambda: bench.engine.close(drain=True))
         closing.start()
-        eventually(lambda: bench.engine._ledger.closed)
+        eventually(lambda: bench.engine._registry.closed)
     closing.join(PATIENCE)
     assert codes(bench, "a") == ["engine_dead"]
     assert not owner.told
@@ -194,7 +194,7 @@ def test_a_death_while_closing_is_no_news_to_the_owner(bench: Bench, owner: Owne
 def test_an_engine_that_hangs_is_declared_dead_from_outside(owner: Owner) -> None:
     bench = start_scripted(on_dead=owner, hang_seconds=0.05)
     engine: Any = bench.engine
-    engine.order(Fault(kind="hang", at_token=2))
+    engine.order_fault(Fault(kind="hang", at_token=2))
     for n in range(3):
         engine.submit(make_request(str(n), make_prompt(20, n)))
     assert owner.news.wait(PATIENCE)
@@ -268,7 +268,7 @@ def test_a_life_after_a_death_has_nothing_of_the_one_before(
 def test_a_slow_step_within_the_limit_is_no_death() -> None:
     bench = start_scripted(hang_seconds=PATIENCE)
     engine: Any = bench.engine
-    engine.order(Fault(kind="hang", at_token=2))
+    engine.order_fault(Fault(kind="hang", at_token=2))
     engine.submit(make_request("a", make_prompt(20)))
     assert engine.hanging.wait(PATIENCE)
     engine.resume()
@@ -339,7 +339,7 @@ def test_five_hundred_requests_of_which_some_are_cancelled_leave_every_block_fre
             make_prompt(random.randint(1, 200), random.randint(0, 5)),
             random.randint(1, 40),
             priority=random.choice([0, 0, 1]),
-            share=random.choice("abc"),
+            fairness_key=random.choice("abc"),
             deadline_seconds=random.choice([None, None, 0.0005, 60.0]),
         )
         bench.engine.submit(request)
@@ -362,7 +362,7 @@ def test_memory_is_flat_over_ten_thousand_requests() -> None:
     def run_thousand(begin: int) -> int:
         for n in range(begin, begin + 1000, 50):
             requests = [
-                make_request(str(i), make_prompt(30, i), 8, share=str(i), deadline_seconds=1e6)
+                make_request(str(i), make_prompt(30, i), 8, fairness_key=str(i), deadline_seconds=1e6)
                 for i in range(n, n + 50)
             ]
             bench.run(*requests)

@@ -220,9 +220,9 @@ class Blocked:
 
         monkeypatch.setattr(self.compiler, "_compile_unguarded", compile_later)
 
-    def refusal(self, pattern: str, share: str) -> str:
+    def refusal(self, pattern: str, fairness_key: str) -> str:
         with pytest.raises(RequestRefused) as refusal:
-            self.compiler.compiled(grammar("regex", pattern), share)
+            self.compiler.compiled(grammar("regex", pattern), fairness_key)
         return refusal.value.reason
 
 
@@ -245,9 +245,9 @@ def test_a_share_waits_for_one_compile_of_another_and_not_for_all_that_wait(
     blocked = Blocked(monkeypatch, threads=1)
     wanted = [("greedy", f"g{n}") for n in range(5)] + [("modest", "m")]
     with ThreadPoolExecutor(len(wanted)) as callers:
-        for count, (share, pattern) in enumerate(wanted):
-            callers.submit(blocked.compiler.compiled, grammar("regex", pattern), share)
-            turns = blocked.compiler._turns
+        for count, (fairness_key, pattern) in enumerate(wanted):
+            callers.submit(blocked.compiler.compiled, grammar("regex", pattern), fairness_key)
+            turns = blocked.compiler._limit
             eventually(lambda: turns.waiting("greedy") + turns.waiting("modest") == count)  # noqa: B023
         blocked.go_on.set()
     assert blocked.begun.index("m") == 1
@@ -312,9 +312,9 @@ def test_what_is_kept_stays_within_its_bytes_and_the_oldest_goes() -> None:
 def test_a_grammar_in_use_counts_for_what_it_has_worked_out(compiler: GrammarCompiler) -> None:
     compiled = compiler.compiled(grammar("regex", "(a|b)*a(a|b){9}"))
     before = compiled.size
-    compiled.spend(0.01)
+    compiled.record_mask_time(0.01)
     assert compiled.size == before + 10**6
-    compiled.spend(1e9)
+    compiled.record_mask_time(1e9)
     assert compiled.size < 256 * 2**20
 
 
@@ -340,7 +340,9 @@ def test_a_request_starts_anew_when_its_grammar_remembers_too_much(
     monkeypatch.setattr("engine.grammar.compiler.MAX_STATES", 400)
     wanted = grammar("regex", "(" + "|".join(f"{letter}{{150}}" for letter in "abcd") + ")")
     monkeypatch.setattr("engine.grammar.compiler.RENEW_BYTES", 0)
-    monkeypatch.setattr(compiler, "renew", compiler._renew)  # at once, and not in the background
+    monkeypatch.setattr(
+        compiler, "recompile_in_background", compiler._recompile
+    )  # at once, and not in the background
     followers = GrammarMatchers(compiler)
     kept = compiler.compiled(wanted)
     told = []

@@ -81,7 +81,7 @@ def test_an_adapter_for_some_layers_leaves_the_others_as_they_are() -> None:
 def test_a_model_without_adapters_is_not_touched() -> None:
     network = load_model(EngineConfig(model=tiny_model(), device="cpu"), lambda _: None).network
     before = {name: type(module) for name, module in network.named_modules()}
-    assert install_adapters(network, []).places == {}
+    assert install_adapters(network, []).indexes == {}
     assert {name: type(module) for name, module in network.named_modules()} == before
 
 

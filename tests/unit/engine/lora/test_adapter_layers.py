@@ -17,7 +17,7 @@ from engine.lora.adapter_layers import (
     Adapters,
     AdapterStep,
     Layout,
-    lay_out,
+    adapter_segments,
 )
 from engine.request import EngineRequest, RequestRefused, Tokens
 from tests.support.adapters import ATTENTION, DENSE, MadeAdapter, make_adapter, merge
@@ -243,12 +243,12 @@ def test_an_adapter_that_is_not_there_is_refused(bench: Bench, name: str) -> Non
 
 
 def test_the_names_of_the_adapters_are_told(bench: Bench, adapters: dict[str, MadeAdapter]) -> None:
-    assert bench.engine.capabilities.adapters == tuple(adapters)
+    assert bench.engine.model_info.adapters == tuple(adapters)
 
 
 def test_the_scripted_engine_has_adapters_by_name_too() -> None:
     bench = start_scripted(adapters=("pirate",))
-    assert bench.engine.capabilities.adapters == ("pirate",)
+    assert bench.engine.model_info.adapters == ("pirate",)
     base, pirate = bench.run(
         make_request("a", make_prompt(9)), make_request("b", make_prompt(9), adapter="pirate")
     )
@@ -270,7 +270,7 @@ def test_names_of_adapters_are_checked(adapters: tuple[tuple[str, Path], ...], w
 
 
 @pytest.mark.parametrize(
-    ("counts", "owners", "stretches"),
+    ("counts", "owners", "segments"),
     [
         ([1, 1, 1], [NO_ADAPTER] * 3, []),
         ([1, 1, 1], [NO_ADAPTER, 4, NO_ADAPTER], [AdaptedRows(1, 2, 4, 5)]),
@@ -283,9 +283,9 @@ def test_names_of_adapters_are_checked(adapters: tuple[tuple[str, Path], ...], w
     ids=str,
 )
 def test_rows_are_computed_with_few_adapters_beside_their_own(
-    counts: list[int], owners: list[int], stretches: list[AdaptedRows]
+    counts: list[int], owners: list[int], segments: list[AdaptedRows]
 ) -> None:
-    assert lay_out(counts, owners) == stretches
+    assert adapter_segments(counts, owners) == segments
 
 
 # peft

@@ -82,8 +82,7 @@ def test_the_demo_model_is_served_as_generate_would_run_it() -> None:
     bench = start_model(DEMO)
     prompts = [make_prompt(20 + 30 * n, n) for n in range(4)]
     requests = [
-        make_request(str(n), p, 30, stop_ids=bench.engine.capabilities.stop_ids)
-        for n, p in enumerate(prompts)
+        make_request(str(n), p, 30, stop_ids=bench.engine.model_info.stop_ids) for n, p in enumerate(prompts)
     ]
     for prompt, outcome in zip(prompts, bench.run(*requests), strict=True):
         assert outcome.tokens == generate(reference, prompt, 30)

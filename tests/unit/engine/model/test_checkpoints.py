@@ -111,9 +111,9 @@ def test_end_tokens_beyond_the_vocabulary_are_left_out_and_logged(
 ) -> None:
     edit(folder, "generation_config.json", eos_token_id=[5, 97, 1_000_000])
     bench = start_model(folder)
-    assert bench.engine.capabilities.stop_ids == {5}
+    assert bench.engine.model_info.stop_ids == {5}
     assert "end token 97 is left out" in caplog.text
-    stops = bench.engine.capabilities.stop_ids
+    stops = bench.engine.model_info.stop_ids
     (outcome,) = bench.run(make_request("a", make_prompt(20), 9, stop_ids=stops, min_tokens=4))
     assert isinstance(outcome.last, Finished)
     bench.engine.close(drain=True)

@@ -49,22 +49,22 @@ def test_capabilities_come_from_the_models_generation_config(tmp_path: Path) -> 
     sampling = {"temperature": 0.6, "top_p": 0.95, "top_k": 20, "min_p": 0.05, "repetition_penalty": 1.1}
     defaults = {"do_sample": True, "eos_token_id": [3, 5], **sampling}
     (tmp_path / "generation_config.json").write_text(json.dumps(defaults))
-    capabilities = loaded(tmp_path).capabilities
-    assert (capabilities.vocab_size, capabilities.context_length) == (97, 256)
-    assert capabilities.stop_ids == {3, 5}
-    assert {name: getattr(capabilities, name) for name in sampling} == sampling
+    model_info = loaded(tmp_path).model_info
+    assert (model_info.vocab_size, model_info.context_length) == (97, 256)
+    assert model_info.stop_ids == {3, 5}
+    assert {name: getattr(model_info, name) for name in sampling} == sampling
 
 
 def test_capabilities_are_greedy_when_the_model_does_not_sample() -> None:
-    capabilities = loaded(save_random_model("LlamaConfig", eos_token_id=4)).capabilities
-    assert (capabilities.temperature, capabilities.top_p, capabilities.top_k) == (0.0, 1.0, 0)
-    assert capabilities.stop_ids == {4}
+    model_info = loaded(save_random_model("LlamaConfig", eos_token_id=4)).model_info
+    assert (model_info.temperature, model_info.top_p, model_info.top_k) == (0.0, 1.0, 0)
+    assert model_info.stop_ids == {4}
 
 
 def test_the_context_ends_where_the_position_encoding_would_change_for_all() -> None:
     rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64}
     model = save_random_model("LlamaConfig", rope_parameters=rope)
-    assert loaded(model).capabilities.context_length == 64
+    assert loaded(model).model_info.context_length == 64
 
 
 # Refusals
@@ -141,7 +141,7 @@ def edit_config(model: Path, **changes: Any) -> None:
 
 def test_the_longest_output_of_a_generation_config_is_told(tmp_path: Path) -> None:
     copy_model(tiny_model(), tmp_path)
-    assert loaded(tmp_path).capabilities.max_new_tokens is None
+    assert loaded(tmp_path).model_info.max_new_tokens is None
     file = tmp_path / "generation_config.json"
     file.write_text(json.dumps({"max_new_tokens": 12}))
-    assert loaded(tmp_path).capabilities.max_new_tokens == 12
+    assert loaded(tmp_path).model_info.max_new_tokens == 12

@@ -9,12 +9,18 @@ from transformers import AutoModelForCausalLM
 
 import engine.model.prepacked_linear
 from engine.lora.adapter_weights import sizes_of
-from engine.model.prepacked_linear import FEW, SMALLEST, WIDE, PrepackedLinear, prepack_weights
+from engine.model.prepacked_linear import (
+    MIN_OUTPUT_RATIO,
+    MIN_WEIGHTS,
+    UNPACKED_ROWS,
+    PrepackedLinear,
+    prepack_weights,
+)
 from tests.support.engines import make_prompt, make_request, save_random_model, start_model
 from tests.unit.engine.model.test_architectures import generate
 
 INPUTS = 128
-OUTPUTS = WIDE * INPUTS
+OUTPUTS = MIN_OUTPUT_RATIO * INPUTS
 HAS_BFLOAT16: bool = torch.ops.mkldnn._is_mkldnn_bf16_supported()
 """Whether oneDNN computes bfloat16 on this processor; without, it does not prepack such weights either."""
 with_bfloat16 = pytest.mark.skipif(not HAS_BFLOAT16, reason="oneDNN has no bfloat16 on this processor")
@@ -25,7 +31,7 @@ def plain(inputs: int, outputs: int, dtype: torch.dtype, *, bias: bool = False) 
     return nn.Linear(inputs, outputs, bias=bias, dtype=dtype).requires_grad_(False)
 
 
-@pytest.mark.parametrize("rows", [1, FEW, FEW + 1, 70])
+@pytest.mark.parametrize("rows", [1, UNPACKED_ROWS, UNPACKED_ROWS + 1, 70])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize(
     ("dtype", "near"),
@@ -59,8 +65,8 @@ def test_an_adapter_may_be_for_an_arranged_layer(dtype: torch.dtype) -> None:
     [
         (INPUTS, OUTPUTS, torch.float32, True),
         (INPUTS, OUTPUTS - 1, torch.float32, False),
-        (INPUTS, SMALLEST // INPUTS, torch.bfloat16, HAS_BFLOAT16),
-        (INPUTS, SMALLEST // INPUTS - 1, torch.bfloat16, False),
+        (INPUTS, MIN_WEIGHTS // INPUTS, torch.bfloat16, HAS_BFLOAT16),
+        (INPUTS, MIN_WEIGHTS // INPUTS - 1, torch.bfloat16, False),
         (INPUTS, OUTPUTS, torch.float64, False),
     ],
 )
@@ -78,7 +84,7 @@ def test_bfloat16_layers_stay_plain_and_generate_where_onednn_has_no_bfloat16(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
-    monkeypatch.setattr(engine.model.prepacked_linear, "SMALLEST", 1)
+    monkeypatch.setattr(engine.model.prepacked_linear, "MIN_WEIGHTS", 1)
     bench = start_model(save_random_model("Qwen3Config"), dtype="bfloat16")
     executor: Any = bench.engine._executor
     linear = [module for module in executor._network.modules() if isinstance(module, nn.Linear)]
@@ -92,9 +98,9 @@ def test_bfloat16_layers_stay_plain_and_generate_where_onednn_has_no_bfloat16(
 def test_greedy_tokens_equal_those_of_generate_when_all_layers_are_arranged(
     config: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine.model.prepacked_linear, "SMALLEST", 1)
-    monkeypatch.setattr(engine.model.prepacked_linear, "WIDE", 0)
-    monkeypatch.setattr(engine.model.prepacked_linear, "FEW", 0)
+    monkeypatch.setattr(engine.model.prepacked_linear, "MIN_WEIGHTS", 1)
+    monkeypatch.setattr(engine.model.prepacked_linear, "MIN_OUTPUT_RATIO", 0)
+    monkeypatch.setattr(engine.model.prepacked_linear, "UNPACKED_ROWS", 0)
     model = save_random_model(config)
     reference: Any = AutoModelForCausalLM.from_pretrained(
         model, dtype=torch.float32, attn_implementation="eager"

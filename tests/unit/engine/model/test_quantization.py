@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, PretrainedConfig
 from engine.config import EngineConfig, ModelRefused
 from engine.model import loader, quantization
 from engine.model.loader import load_model
-from engine.model.quantization import ways_to_read
+from engine.model.quantization import load_options
 from tests.support.engines import make_prompt, make_request, save_random_model, start_model, tiny_model
 
 FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
@@ -69,7 +69,7 @@ def test_mxfp4_is_written_out_on_a_cpu_and_served_as_generate_would_run_it() -> 
         path,
         dtype=torch.float32,
         attn_implementation="eager",
-        **ways_to_read(MXFP4, CPU)[0],
+        **load_options(MXFP4, CPU)[0],
     )
     for prompt, outcome in zip(prompts, outcomes, strict=True):
         out = reference.generate(torch.tensor([prompt]), max_new_tokens=12, do_sample=False, pad_token_id=0)
@@ -87,20 +87,20 @@ MXFP4 = settings_with("mxfp4")
 
 
 def test_weights_of_an_ordinary_model_are_read_as_they_are() -> None:
-    assert ways_to_read(PretrainedConfig(), GPU) == [{}]
-    assert ways_to_read(settings_with("fp8"), GPU) == [{}]
+    assert load_options(PretrainedConfig(), GPU) == [{}]
+    assert load_options(settings_with("fp8"), GPU) == [{}]
 
 
 def test_mxfp4_stays_as_it_is_only_on_a_gpu_with_all_that_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     there = set(quantization.MXFP4_PACKAGES)
     monkeypatch.setattr(quantization, "find_spec", lambda name: name in there or None)
-    first, last = ways_to_read(MXFP4, GPU)
+    first, last = load_options(MXFP4, GPU)
     assert first == {"device_map": {"": GPU}}
     assert last["quantization_config"].dequantize
-    (only,) = ways_to_read(MXFP4, CPU)
+    (only,) = load_options(MXFP4, CPU)
     assert only["quantization_config"].dequantize
     there.remove("kernels")
-    (only,) = ways_to_read(MXFP4, GPU)
+    (only,) = load_options(MXFP4, GPU)
     assert only["quantization_config"].dequantize
 
 
@@ -109,10 +109,10 @@ def test_a_way_that_does_not_work_is_told_and_the_next_is_taken(
 ) -> None:
     path = tiny_model()
     wrong: dict[str, Any] = {"attn_implementation": "nonsense"}
-    monkeypatch.setattr(loader, "ways_to_read", lambda *_: [wrong, {}])
+    monkeypatch.setattr(loader, "load_options", lambda *_: [wrong, {}])
     load_model(EngineConfig(model=path, device="cpu"), lambda _line: None)
     assert "read in another way" in caplog.text
-    monkeypatch.setattr(loader, "ways_to_read", lambda *_: [wrong])
+    monkeypatch.setattr(loader, "load_options", lambda *_: [wrong])
     with pytest.raises(ModelRefused, match="nonsense"):
         load_model(EngineConfig(model=path, device="cpu"), lambda _line: None)
 

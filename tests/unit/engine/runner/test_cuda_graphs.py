@@ -14,12 +14,12 @@ from engine.attention.paged import GatherSdpaBackend
 from engine.config import EngineConfig
 from engine.kv.kv_cache import KVCache
 from engine.model.loader import load_model
-from engine.runner.cuda_graphs import GraphReplay, choose_shapes, record_or_explain, record_shapes
+from engine.runner.cuda_graphs import GraphReplay, capture_graphs, capture_graphs_or_log, choose_buckets
 from engine.runner.static_decode import GraphBucket, StaticInputs
 from tests.support.engines import save_random_model
 
 EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
-SHAPES = choose_shapes(8, 128, 16, gathers=False)
+SHAPES = choose_buckets(8, 128, 16, gathers=False)
 
 
 def make_buffers(config_name: str = "Qwen3Config", device: str = "cpu") -> StaticInputs:
@@ -50,7 +50,7 @@ def record_well(act: Callable[[], Tensor]) -> GraphReplay:
 
 def test_a_replay_reads_what_the_buffers_hold_by_then() -> None:
     buffers = make_buffers()
-    compute = record_shapes(buffers, SHAPES, record_well)
+    compute = capture_graphs(buffers, SHAPES, record_well)
     assert not buffers.inputs.any()
     for token in (5, 9):
         buffers.inputs[0] = token
@@ -65,7 +65,7 @@ def test_the_largest_shape_is_recorded_first() -> None:
         rows.append(len(act()))
         return record_well(act)
 
-    record_shapes(make_buffers(), SHAPES, record)
+    capture_graphs(make_buffers(), SHAPES, record)
     assert rows == [8, 4, 2, 1]
 
 
@@ -74,7 +74,7 @@ def test_a_replay_of_what_was_computed_once_is_found_out(caplog: pytest.LogCaptu
         once = act().clone()
         return lambda: once
 
-    assert record_or_explain(make_buffers(), SHAPES, record) is None
+    assert capture_graphs_or_log(make_buffers(), SHAPES, record) is None
     (line,) = caplog.messages
     assert "8 rows over 8 blocks: logits differ" in line
 
@@ -83,7 +83,7 @@ def test_a_replay_of_no_numbers_is_found_out(caplog: pytest.LogCaptureFixture) -
     def record(act: Callable[[], Tensor]) -> GraphReplay:
         return lambda: act() * float("nan")
 
-    assert record_or_explain(make_buffers(), SHAPES, record) is None
+    assert capture_graphs_or_log(make_buffers(), SHAPES, record) is None
     assert "logits differ" in caplog.text
 
 
@@ -92,7 +92,7 @@ def test_a_model_that_cannot_be_recorded_is_explained_in_one_line(caplog: pytest
         raise RuntimeError("operation not permitted\nwhen stream is capturing")
 
     buffers = make_buffers()
-    assert record_or_explain(buffers, SHAPES, record) is None
+    assert capture_graphs_or_log(buffers, SHAPES, record) is None
     (line,) = caplog.messages
     assert "operation not permitted when stream is capturing" in line
     assert not buffers.inputs.any()
@@ -100,8 +100,8 @@ def test_a_model_that_cannot_be_recorded_is_explained_in_one_line(caplog: pytest
 
 def test_the_check_writes_into_the_spare_block_only() -> None:
     buffers = make_buffers()
-    record_shapes(buffers, SHAPES, record_well)
-    keys, _ = buffers._store.blocks_of(0)
+    capture_graphs(buffers, SHAPES, record_well)
+    keys, _ = buffers._kv_cache.blocks_of(0)
     assert keys[buffers.spare_block].any()
     assert not keys[: buffers.spare_block].any()
 

@@ -9,7 +9,7 @@ import torch
 
 from engine.config import EngineConfig
 from engine.request import Failed, SamplingParams
-from engine.runner.cuda_graphs import choose_shapes
+from engine.runner.cuda_graphs import choose_buckets
 from engine.runner.model_runner import ModelRunner
 from engine.runner.static_decode import GraphBucket
 from tests.support.engines import Bench, make_prompt, make_request, save_random_model, start_model
@@ -165,28 +165,28 @@ def test_numbers_that_are_none_reach_no_other_request(model: Any) -> None:
 
 def test_a_cpu_computes_packed_rows_unless_it_is_told_otherwise(model: Any) -> None:
     bench = model()
-    capabilities = bench.engine.capabilities
-    assert (capabilities.attention, capabilities.decode) == ("sdpa", "eager")
+    model_info = bench.engine.model_info
+    assert (model_info.attention, model_info.decode) == ("sdpa", "eager")
     executor: ModelRunner = bench.engine._executor
     assert executor._static is None
-    assert executor.ahead is None
+    assert executor.pipelined is None
     bench.engine.close(drain=True)
 
 
 def test_an_engine_says_that_its_steps_are_static(model: Any) -> None:
     bench = model(decode="static")
-    assert bench.engine.capabilities.decode == "static"
+    assert bench.engine.model_info.decode == "static"
     bench.engine.close(drain=True)
 
 
 def test_shapes_have_one_width_where_a_kernel_reads_tables() -> None:
-    shapes = choose_shapes(48, 4096, 16, gathers=False)
+    shapes = choose_buckets(48, 4096, 16, gathers=False)
     assert [shape.rows for shape in shapes] == [1, 2, 4, 8, 16, 32, 48]
     assert {shape.width for shape in shapes} == {256}
 
 
 def test_shapes_that_gather_have_some_widths_as_far_as_they_fit() -> None:
-    shapes = choose_shapes(64, 40960, 16, gathers=True)
+    shapes = choose_buckets(64, 40960, 16, gathers=True)
     assert {shape.width * 16 for shape in shapes if shape.rows == 1} == {512, 2048, 8192, 32768, 40960}
     assert {shape.width * 16 for shape in shapes if shape.rows == 64} == {512, 2048}
 

@@ -64,7 +64,7 @@ def test_a_prompt_cancelled_while_it_is_computed_leaves_right_blocks_to_the_next
 @pytest.mark.parametrize("count", [8, 12])
 def test_a_request_cancelled_with_its_token_in_flight_reaches_no_other(decode: str, count: int) -> None:
     """Its last block goes to a request of another salt, which sees, masked, what lies behind its own."""
-    bench = start(ahead=True, decode=decode, kv_blocks=4, max_running=2)
+    bench = start(pipelined=True, decode=decode, kv_blocks=4, max_running=2)
     prompt = clean(make_prompt(4, 3))
     (expected,) = bench.run(make_request("expected", prompt, 30, cache_salt="a"))
     poison = Poison(bench)
@@ -91,7 +91,7 @@ def test_a_request_preempted_with_its_token_in_flight_reaches_no_other(decode: s
     (expected,) = roomy.run(requests[0])
     roomy.engine.close(drain=True)
     for room in range(6, 9):
-        bench = start(ahead=True, decode=decode, kv_blocks=room, max_running=2)
+        bench = start(pipelined=True, decode=decode, kv_blocks=room, max_running=2)
         Poison(bench, lambda bench=bench: bench.engine.stats().preemptions > 0 or _is_near(bench))  # type: ignore[misc]
         urgent, _ = bench.run(*requests)
         assert isinstance(urgent.last, Finished), urgent.last
@@ -102,7 +102,7 @@ def test_a_request_preempted_with_its_token_in_flight_reaches_no_other(decode: s
 
 def _is_near(bench: Bench) -> bool:
     """The next step preempts: no block is free, and the first request's last one is full."""
-    scheduler = bench.engine._supervisor.loop._scheduler
+    scheduler = bench.engine._supervisor.core._scheduler
     first = next(scheduler.sequences())
     return scheduler.pool.free == 0 and first.length >= len(first.blocks) * scheduler.limits.block_size
 
@@ -115,9 +115,9 @@ def test_blocks_are_shared_when_they_are_known_to_be_finite_and_not_before() -> 
     sequence = play.add(prompt=9, output=4)
     (progress,) = play.scheduler.advance(play.scheduler.plan())
     digests = sequence.block_digests(2, 4)
-    assert play.scheduler.pool.find(digests) == []
+    assert play.scheduler.pool.lookup(digests) == []
     play.scheduler.confirm(progress)
-    assert len(play.scheduler.pool.find(digests)) == 2
+    assert len(play.scheduler.pool.lookup(digests)) == 2
 
 
 def test_what_a_sequence_gives_back_unread_is_dirty_and_nothing_else_is() -> None:
@@ -147,4 +147,4 @@ def test_what_was_computed_before_a_preemption_is_not_taken_for_what_comes_after
     play.scheduler._preempt(sequence)
     play.scheduler.plan()
     play.scheduler.confirm(progress)
-    assert (sequence.proven, sequence.published) == (0, 0)
+    assert (sequence.num_finite_tokens, sequence.num_cached_blocks) == (0, 0)

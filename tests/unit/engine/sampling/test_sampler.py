@@ -7,7 +7,7 @@ import torch
 from engine.executor import SampledToken
 from engine.request import SamplingParams
 from engine.sampling.sampler import RowSampling, SamplingBatch
-from engine.sampling.token_sampler import LIST_SIZES, uniform
+from engine.sampling.token_sampler import TOP_K_LIST_SIZES, uniform
 
 MANY = 400
 
@@ -38,7 +38,7 @@ def plainly(row: torch.Tensor, draw: RowSampling) -> tuple[int, float, list[int]
     above = {token: sum(chances[o] for o in order if chances[o] > chances[token]) / mass for token in order}
     possible = [token for token in order if chances[token] >= sampling.min_p * max(chances)]
     kept = [token for token in possible if above[token] < sampling.top_p]
-    listed = 0 < limit <= LIST_SIZES[-1]
+    listed = 0 < limit <= TOP_K_LIST_SIZES[-1]
     candidates, nearness, attempt = (kept, 1.0, 0) if listed else (sorted(possible), 1.0, 0)
     while True:
         sums = list(accumulate(chances[token] for token in candidates))

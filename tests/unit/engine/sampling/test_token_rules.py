@@ -18,8 +18,8 @@ STEPS = ("ahead", "eager")
 
 @pytest.fixture(params=STEPS)
 def bench(request: pytest.FixtureRequest) -> Any:
-    ahead = {"ahead": True, "decode": "static"} if request.param == "ahead" else {}
-    started = start_model(readable_model(), **ahead)
+    pipelined = {"pipelined": True, "decode": "static"} if request.param == "ahead" else {}
+    started = start_model(readable_model(), **pipelined)
     yield started
     started.engine.close(drain=False)
 

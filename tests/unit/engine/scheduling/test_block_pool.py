@@ -18,7 +18,7 @@ def filled(pool: BlockPool, count: int, salt: str = "") -> list[int]:
     blocks = pool.allocate(count)
     assert blocks is not None
     for block, digest in zip(blocks, digests_of(count, salt), strict=True):
-        pool.publish(block, digest)
+        pool.cache(block, digest)
     return blocks
 
 
@@ -41,9 +41,9 @@ def test_a_pool_takes_nothing_when_it_cannot_give_all() -> None:
 def test_a_chain_is_found_as_far_as_it_is_known() -> None:
     pool = BlockPool(8)
     blocks = filled(pool, 4)
-    assert pool.find(digests_of(6)) == blocks
-    assert pool.find(digests_of(2)) == blocks[:2]
-    assert pool.find(digests_of(4, salt="another")) == []
+    assert pool.lookup(digests_of(6)) == blocks
+    assert pool.lookup(digests_of(2)) == blocks[:2]
+    assert pool.lookup(digests_of(4, salt="another")) == []
 
 
 def test_a_released_chain_is_found_until_its_blocks_are_needed() -> None:
@@ -51,9 +51,9 @@ def test_a_released_chain_is_found_until_its_blocks_are_needed() -> None:
     blocks = filled(pool, 3)
     pool.release(blocks)
     assert pool.used == 0
-    assert pool.find(digests_of(3)) == blocks
+    assert pool.lookup(digests_of(3)) == blocks
     assert pool.allocate(4) is not None
-    assert pool.find(digests_of(3)) == []
+    assert pool.lookup(digests_of(3)) == []
 
 
 def test_the_end_of_a_chain_goes_before_its_beginning() -> None:
@@ -61,7 +61,7 @@ def test_the_end_of_a_chain_goes_before_its_beginning() -> None:
     blocks = filled(pool, 3)
     pool.release(blocks)
     assert pool.allocate(1) == [blocks[2]]
-    assert pool.find(digests_of(3)) == blocks[:2]
+    assert pool.lookup(digests_of(3)) == blocks[:2]
 
 
 def test_the_chain_that_was_used_last_goes_last() -> None:
@@ -69,10 +69,10 @@ def test_the_chain_that_was_used_last_goes_last() -> None:
     old, new = filled(pool, 2, "old"), filled(pool, 2, "new")
     pool.release(old)
     pool.release(new)
-    pool.hold(pool.find(digests_of(2, "old")))
+    pool.acquire(pool.lookup(digests_of(2, "old")))
     pool.release(old)
     assert sorted(pool.allocate(2) or []) == sorted(new)
-    assert pool.find(digests_of(2, "old")) == old
+    assert pool.lookup(digests_of(2, "old")) == old
 
 
 def test_a_block_without_content_goes_before_all_others() -> None:
@@ -88,18 +88,18 @@ def test_a_block_without_content_goes_before_all_others() -> None:
 def test_the_first_block_of_a_content_keeps_its_name() -> None:
     pool = BlockPool(4)
     first, second = filled(pool, 2), filled(pool, 2)
-    assert pool.find(digests_of(2)) == first
+    assert pool.lookup(digests_of(2)) == first
     pool.check_integrity([first, second])
     pool.release(second)
     pool.release(first)
-    assert pool.find(digests_of(2)) == first
+    assert pool.lookup(digests_of(2)) == first
 
 
 def test_a_forgotten_block_is_not_found() -> None:
     pool = BlockPool(3)
     blocks = filled(pool, 3)
-    pool.forget(blocks[1:2])
-    assert pool.find(digests_of(3)) == blocks[:1]
+    pool.uncache(blocks[1:2])
+    assert pool.lookup(digests_of(3)) == blocks[:1]
     pool.check_integrity([blocks])
 
 
@@ -131,19 +131,19 @@ def test_the_blocks_that_go_are_always_the_least_recently_used(data: st.DataObje
     pool, oldest = BlockPool(12), Oldest(12)
     held: list[list[int]] = []
     for step in range(data.draw(st.integers(1, 40))):
-        match data.draw(st.sampled_from(["fill", "share", "release", "empty"])):
+        match data.draw(st.sampled_from(["fill", "acquire", "release", "empty"])):
             case "fill" if pool.free >= 3:
                 held.append(filled(pool, 3, str(step)))
                 oldest.check_given(held[-1])
-            case "share":
-                blocks = pool.find(digests_of(3, str(data.draw(st.integers(0, step)))))
-                pool.hold(blocks)
+            case "acquire":
+                blocks = pool.lookup(digests_of(3, str(data.draw(st.integers(0, step)))))
+                pool.acquire(blocks)
                 oldest.used = [block for block in oldest.used if block not in blocks]
                 held.append(blocks)
             case "release" if held:
                 blocks = held.pop(data.draw(st.integers(0, len(held) - 1)))
                 pool.release(blocks)
-                oldest.used += [block for block in reversed(blocks) if not pool.holders(block)]
+                oldest.used += [block for block in reversed(blocks) if not pool.ref_count(block)]
             case "empty" if pool.free:
                 (block,) = pool.allocate(1) or []
                 oldest.check_given([block])
@@ -158,7 +158,7 @@ def test_no_block_is_lost_whatever_is_held_and_released(data: st.DataObject) -> 
     pool = BlockPool(data.draw(st.integers(1, 12), label="size"))
     held: list[list[int]] = []
     for _ in range(data.draw(st.integers(1, 40), label="length")):
-        match data.draw(st.sampled_from(["allocate", "fill", "share", "release", "forget"])):
+        match data.draw(st.sampled_from(["allocate", "fill", "acquire", "release", "forget"])):
             case "allocate":
                 count = data.draw(st.integers(0, 4))
                 expected = count <= pool.free
@@ -167,14 +167,14 @@ def test_no_block_is_lost_whatever_is_held_and_released(data: st.DataObject) -> 
                 held.append(blocks or [])
             case "fill" if pool.free >= 3:
                 held.append(filled(pool, 3, data.draw(st.sampled_from("abc"))))
-            case "share":
-                blocks = pool.find(digests_of(3, data.draw(st.sampled_from("abc"))))
-                pool.hold(blocks)
+            case "acquire":
+                blocks = pool.lookup(digests_of(3, data.draw(st.sampled_from("abc"))))
+                pool.acquire(blocks)
                 held.append(blocks)
             case "release" if held:
                 pool.release(held.pop(data.draw(st.integers(0, len(held) - 1))))
             case "forget" if held:
-                pool.forget(held[data.draw(st.integers(0, len(held) - 1))])
+                pool.uncache(held[data.draw(st.integers(0, len(held) - 1))])
         pool.check_integrity(held)
         assert pool.used == len(Counter(block for blocks in held for block in blocks))
     for blocks in held:

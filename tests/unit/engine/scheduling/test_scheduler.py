@@ -80,7 +80,7 @@ def test_the_last_token_is_computed_when_all_of_the_prompt_is_cached() -> None:
 
 def test_the_budget_shrinks_to_one_token_a_request_and_recovers() -> None:
     play = Play(limits())
-    assert [play.scheduler.shrink() for _ in range(3)] == [True, True, False]
+    assert [play.scheduler.halve_budget() for _ in range(3)] == [True, True, False]
     sequence = play.add(20, CALM_STEPS * 2)
     assert [play.step()[0].count for _ in range(3)] == [8, 8, 4]
     for _ in range(CALM_STEPS):
@@ -114,7 +114,7 @@ def test_a_request_of_better_priority_starts_before_those_that_came_first() -> N
     play = Play(limits(max_running=1))
     first, second, urgent = play.add(6, 3), play.add(6, 3, 1), play.add(6, 3, 2, priority=-1)
     play.finish()
-    assert [s.turn for s in (urgent, first, second)] == [1, 2, 3]
+    assert [s.admission_order for s in (urgent, first, second)] == [1, 2, 3]
 
 
 def test_an_urgent_request_takes_the_place_of_the_least_urgent_and_youngest() -> None:
@@ -128,7 +128,7 @@ def test_an_urgent_request_takes_the_place_of_the_least_urgent_and_youngest() ->
     urgent = play.add(6, 20, 3, priority=1)
     assert {chunk.sequence for chunk in play.step()} == {fine, old, urgent}
     assert not young.blocks
-    assert play.scheduler.tally.preemptions == 1
+    assert play.scheduler.counters.preemptions == 1
     play.finish()
     assert len(young.tokens) == 26
 
@@ -150,7 +150,7 @@ def test_an_urgent_request_preempts_nobody_when_that_would_not_be_enough() -> No
     play.add(24, 4, 9)
     play.step()
     assert lesser.blocks
-    assert play.scheduler.tally.preemptions == 0
+    assert play.scheduler.counters.preemptions == 0
 
 
 def test_a_request_is_never_preempted_for_one_of_its_own_priority_that_came_later() -> None:
@@ -176,9 +176,9 @@ def test_an_urgent_prompt_is_computed_before_one_that_was_begun() -> None:
 @pytest.mark.parametrize("blocks", [64, 11], ids=["places", "memory"])
 def test_a_share_that_runs_nothing_gets_a_place_of_one_that_has_them_all(blocks: int) -> None:
     play = Play(limits(max_running=4, kv_blocks=blocks))
-    greedy = [play.add(4, 100 if blocks > 11 else 8, salt, share="greedy") for salt in range(4)]
+    greedy = [play.add(4, 100 if blocks > 11 else 8, salt, fairness_key="greedy") for salt in range(4)]
     play.step()
-    modest = play.add(4, 3, 9, share="modest")
+    modest = play.add(4, 3, 9, fairness_key="modest")
     play.step()
     assert modest.blocks
     assert [bool(request.blocks) for request in greedy] == [True, True, True, False]
@@ -190,9 +190,9 @@ def test_a_share_that_runs_nothing_gets_a_place_of_one_that_has_them_all(blocks:
 
 def test_a_share_keeps_the_one_request_that_it_runs() -> None:
     play = Play(limits(max_running=2))
-    running = [play.add(6, 20, salt, share=share) for salt, share in enumerate("ab")]
+    running = [play.add(6, 20, salt, fairness_key=fairness_key) for salt, fairness_key in enumerate("ab")]
     play.step()
-    waiting = play.add(6, 20, 5, share="c")
+    waiting = play.add(6, 20, 5, fairness_key="c")
     for _ in range(5):
         play.step()
     assert all(request.blocks for request in running)
@@ -201,21 +201,21 @@ def test_a_share_keeps_the_one_request_that_it_runs() -> None:
 
 def test_a_more_urgent_request_makes_no_room_for_another_share() -> None:
     play = Play(limits(max_running=2))
-    urgent = [play.add(6, 20, salt, priority=-1, share="a") for salt in range(2)]
+    urgent = [play.add(6, 20, salt, priority=-1, fairness_key="a") for salt in range(2)]
     play.step()
-    play.add(6, 20, 5, share="b")
+    play.add(6, 20, 5, fairness_key="b")
     play.step()
     assert all(request.blocks for request in urgent)
 
 
 def test_a_share_whose_less_urgent_request_gave_way_still_gets_a_place_for_an_urgent_one() -> None:
     play = Play(limits(max_running=2))
-    lesser = play.add(6, 20, priority=5, share="modest")
+    lesser = play.add(6, 20, priority=5, fairness_key="modest")
     play.step()
-    greedy = [play.add(6, 40, salt, share="greedy") for salt in (1, 2, 3)]
+    greedy = [play.add(6, 40, salt, fairness_key="greedy") for salt in (1, 2, 3)]
     play.step()
     assert not lesser.blocks
-    urgent = play.add(6, 3, 9, share="modest")
+    urgent = play.add(6, 3, 9, fairness_key="modest")
     for _ in range(2):
         play.step()
     assert urgent.blocks
@@ -248,8 +248,8 @@ def test_every_request_ends_once_and_no_block_is_lost_whatever_comes(data: st.Da
                 # Three salts: most requests share a beginning with some other.
                 salt = data.draw(st.integers(0, 2))
                 priority = data.draw(st.sampled_from([0, 0, 0, -1, 5]))
-                share = data.draw(st.sampled_from("abc"))
-                live.append(play.add(prompt, output, salt, priority=priority, share=share))
+                fairness_key = data.draw(st.sampled_from("abc"))
+                live.append(play.add(prompt, output, salt, priority=priority, fairness_key=fairness_key))
             case "step" if not play.scheduler.idle:
                 check_step(play)
             case "cancel" if live:
@@ -257,7 +257,7 @@ def test_every_request_ends_once_and_no_block_is_lost_whatever_comes(data: st.Da
                 if sequence.request.request_id not in play.ended:
                     play.end(sequence, "cancelled")
             case "shrink":
-                play.scheduler.shrink()
+                play.scheduler.halve_budget()
     steps = 0
     while not play.scheduler.idle:
         check_step(play)
@@ -265,7 +265,7 @@ def test_every_request_ends_once_and_no_block_is_lost_whatever_comes(data: st.Da
         assert steps < 5000, "a request starves"
     assert len(play.ended) == play.arrivals
     assert play.scheduler.pool.free == blocks
-    assert not play.scheduler._coming
+    assert not play.scheduler._pending_blocks
     assert not play.scheduler._waiting._levels
 
 
@@ -273,17 +273,19 @@ def check_step(play: Play) -> None:
     """Steps, and checks what must hold of any plan."""
     before = list(play.scheduler.sequences())
     best = min(sequence.request.priority for sequence in before)
-    turned = [s for s in before if s.request.priority == best and s.turn is not None]
+    turned = [s for s in before if s.request.priority == best and s.admission_order is not None]
     plan = play.step()
     chunks = {chunk.sequence for chunk in plan}
     if turned:
         first = min(turned, key=rank)
-        others = {s.request.share for s in chunks} - {first.request.share}
+        others = {s.request.fairness_key for s in chunks} - {first.request.fairness_key}
         made_room = not first.blocks and others
         assert first in chunks or made_room, "the first request in the order must move, unless it made room"
     else:
         best_moves = best in {s.request.priority for s in chunks}
-        assert best_moves or len({s.request.share for s in before}) > 1, "the first in the order must move"
+        assert best_moves or len({s.request.fairness_key for s in before}) > 1, (
+            "the first in the order must move"
+        )
     assert len(chunks) == len(plan) <= play.limits.max_running
     assert sum(chunk.count for chunk in plan) <= play.limits.token_budget
     assert all(chunk.count >= 1 for chunk in plan)
@@ -291,13 +293,13 @@ def check_step(play: Play) -> None:
     assert counts == [1] * counts.count(1) + [count for count in counts if count > 1]
     after = list(play.scheduler.sequences())
     running = [s for s in after if s.blocks]
-    put_back = [s for s in after if not s.blocks and s.turn is not None]
+    put_back = [s for s in after if not s.blocks and s.admission_order is not None]
     for later in running:
         earlier = [s for s in put_back if rank(s) < rank(later)]
-        shares = {s.request.share for s in earlier}
-        assert later.request.share not in shares, "one was preempted for a later one of its share"
+        shares = {s.request.fairness_key for s in earlier}
+        assert later.request.fairness_key not in shares, "one was preempted for a later one of its share"
 
 
 def rank(sequence: TokenSequence) -> tuple[int, int]:
-    assert sequence.turn is not None
-    return sequence.request.priority, sequence.turn
+    assert sequence.admission_order is not None
+    return sequence.request.priority, sequence.admission_order

@@ -106,7 +106,7 @@ def test_a_stop_string_counts_after_min_tokens_only(offset: int) -> None:
     sequence = TokenSequence(request, 1, vocabulary)
     ends = [sequence.append(token) for token in tokens[offset:]]
     assert ends.index("stop") == 3 - offset
-    assert sequence.stop_hit == StopMatch("ab", 2, 0, 0)
+    assert sequence.stop_match == StopMatch("ab", 2, 0, 0)
 
 
 @pytest.mark.parametrize(("ignore", "reason"), [(False, "stop"), (True, None)])

@@ -31,13 +31,13 @@ def test_text_is_told_up_to_the_stop_string_that_ends_it(
     text: str, wanted: list[str], cuts: list[int], told: bool
 ) -> None:
     found = hit(text, wanted)
-    given_text, stop_hit = found if found is not None else (text, None)
+    given_text, stop_match = found if found is not None else (text, None)
     filtered = StopStringFilter(wanted, include=told)
-    said = "".join(filtered.feed(piece) for piece in pieces_of(given_text, cuts)) + filtered.close(stop_hit)
-    if stop_hit is None or told:
+    said = "".join(filtered.feed(piece) for piece in pieces_of(given_text, cuts)) + filtered.close(stop_match)
+    if stop_match is None or told:
         assert said == given_text
     else:
-        assert said == given_text.removesuffix(stop_hit.text)
+        assert said == given_text.removesuffix(stop_match.text)
 
 
 def test_a_stop_string_that_the_engine_went_on_behind_is_text() -> None:

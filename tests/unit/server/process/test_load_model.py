@@ -28,13 +28,13 @@ def engine_config(monkeypatch: pytest.MonkeyPatch, **settings: Any) -> EngineCon
 
 def test_what_is_chosen_for_a_gpu_is_left_to_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     config = engine_config(monkeypatch)
-    chosen = (config.decode, config.attention, config.ahead, config.hub_kernel)
+    chosen = (config.decode, config.attention, config.pipelined, config.hub_kernel)
     assert chosen == ("auto", "auto", None, None)
 
 
 def test_graphs_kernels_and_steps_ahead_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
     config = engine_config(monkeypatch, graphs="off", attention="sdpa", ahead="off")
-    assert (config.decode, config.attention, config.ahead) == ("eager", "sdpa", False)
+    assert (config.decode, config.attention, config.pipelined) == ("eager", "sdpa", False)
 
 
 def test_a_setting_that_the_engine_refuses_is_said_in_a_sentence() -> None:

@@ -50,7 +50,7 @@ def bench() -> Iterator[Bench]:
 @pytest.fixture(scope="module")
 def model_format(bench: Bench) -> HarmonyFormat:
     """Picked by the folder, its vocabulary made from the tokenizer."""
-    picked = load_model_format(tiny_gpt_oss(), bench.engine.capabilities.stop_ids)
+    picked = load_model_format(tiny_gpt_oss(), bench.engine.model_info.stop_ids)
     assert isinstance(picked, HarmonyFormat)
     return picked
 

@@ -25,8 +25,8 @@ def start(request: pytest.FixtureRequest) -> Callable[..., Bench]:
     return lambda **settings: start_model(path, **settings)
 
 
-def ahead(start: Callable[..., Bench], decode: str = "static", **settings: Any) -> Bench:
-    return start(ahead=True, decode=decode, **settings)
+def pipelined(start: Callable[..., Bench], decode: str = "static", **settings: Any) -> Bench:
+    return start(pipelined=True, decode=decode, **settings)
 
 
 def told_of(bench: Bench, *requests: EngineRequest) -> list[list[Any]]:
@@ -60,7 +60,7 @@ JOBS = [make_request(str(n), make_prompt(4 + 9 * n, n), 8 + 7 * n) for n in rang
 def test_tokens_are_the_same_however_little_room_there_is(
     start: Callable[..., Bench], settings: dict[str, Any], decode: str
 ) -> None:
-    assert told_of(ahead(start, decode, **settings), *JOBS) == told_of(start(**settings), *JOBS)
+    assert told_of(pipelined(start, decode, **settings), *JOBS) == told_of(start(**settings), *JOBS)
 
 
 @pytest.mark.parametrize("decode", DECODES)
@@ -87,12 +87,12 @@ def test_all_that_requests_may_ask_for_is_the_same(decode: str) -> None:
     ]
     for settings in ({}, {"kv_blocks": 14, "token_budget": 16, "max_running": 5}):
         expected = told_of(start_model(readable_model(), **settings), *requests)
-        bench = ahead(lambda **more: start_model(readable_model(), **more), decode, **settings)
+        bench = pipelined(lambda **more: start_model(readable_model(), **more), decode, **settings)
         assert told_of(bench, *requests) == expected
 
 
 def test_a_pass_begins_before_the_last_steps_tokens_are_read() -> None:
-    bench = ahead(lambda **more: start_model(tiny_model(), **more))
+    bench = pipelined(lambda **more: start_model(tiny_model(), **more))
     executor: Any = bench.engine._executor
     begin, draw = executor.begin, executor.draw
     acts: list[str] = []
@@ -117,7 +117,7 @@ def test_a_pass_begins_before_the_last_steps_tokens_are_read() -> None:
 def test_a_cancelled_request_is_told_of_once_more(start: Callable[..., Bench], decode: str) -> None:
     """Its token in flight is nobody's, and its neighbours' tokens are what they were."""
     expected = told_of(start(), *JOBS)
-    bench = ahead(start, decode)
+    bench = pipelined(start, decode)
     heard: dict[str, int] = {}
 
     def cancel_after_three(message: Outbound) -> None:
@@ -143,7 +143,7 @@ def test_a_stop_id_ends_a_request_whose_next_pass_was_begun(start: Callable[...,
     request = replace(JOBS[5], stop_ids=frozenset({stop}))
     expected = told_of(start(), request, *JOBS[:5])
     assert expected[0][0][-1] == stop
-    assert told_of(ahead(start), request, *JOBS[:5]) == expected
+    assert told_of(pipelined(start), request, *JOBS[:5]) == expected
 
 
 # Trouble
@@ -151,7 +151,7 @@ def test_a_stop_id_ends_a_request_whose_next_pass_was_begun(start: Callable[...,
 
 @pytest.mark.parametrize("step", ["begin", "draw"])
 def test_a_step_that_fails_ends_its_requests_with_what_they_have(step: str) -> None:
-    bench = ahead(lambda **more: start_model(tiny_model(), **more))
+    bench = pipelined(lambda **more: start_model(tiny_model(), **more))
     expected = bench.run(make_request("whole", make_prompt(20), 12))[0].tokens
     executor: Any = bench.engine._executor
     act, calls = getattr(executor, step), 0
@@ -178,7 +178,7 @@ def test_a_long_prompt_beside_a_token_in_flight_is_computed_in_smaller_pieces() 
 
     requests = [make_request("short", make_prompt(9), 12), make_request("long", make_prompt(150, 1), 3)]
     expected = told_of(start(), *requests)
-    bench = ahead(start)
+    bench = pipelined(start)
     bench.fail_steps(OutOfMemory("none left"))
     assert told_of(bench, *requests) == expected
 
@@ -186,7 +186,7 @@ def test_a_long_prompt_beside_a_token_in_flight_is_computed_in_smaller_pieces() 
 def test_numbers_that_are_none_reach_no_other_request() -> None:
     import torch
 
-    bench = ahead(lambda **more: start_model(tiny_model(), **more), kv_blocks=12)
+    bench = pipelined(lambda **more: start_model(tiny_model(), **more), kv_blocks=12)
     executor: Any = bench.engine._executor
     with torch.no_grad():
         executor._network.get_input_embeddings().weight[96] = float("nan")
@@ -212,7 +212,7 @@ def test_numbers_that_are_none_reach_no_other_request() -> None:
 def test_every_request_ends_once_and_every_block_comes_back(seed: int) -> None:
     """Requests come while others run, are cancelled at any moment, fail, and take each other's memory."""
     dice = random.Random(seed)
-    bench = ahead(
+    bench = pipelined(
         lambda **more: start_model(tiny_model(), **more),
         kv_blocks=8, max_running=5, token_budget=11, max_waiting=200,
     )  # fmt: skip
