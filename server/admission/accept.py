@@ -85,7 +85,7 @@ class ResponseWriter:
                 responses.INPUT,
                 [stored_item(item) for item in new.found.new],
             )
-            events.append(connection, events.pack(tenant, new.response, run.facts.attempt, begun, []))
+            events.append(connection, events.encode_rows(tenant, new.response, run.facts.attempt, begun, []))
         crashpoint("accept.written")
         return run, begun
 
@@ -94,7 +94,9 @@ class ResponseWriter:
             self.queue.check(connection, new.caller)
         self._claim_key(connection, new)
         # Its history was read a moment ago; from here on it cannot be deleted under its next turn.
-        if new.found.previous and not responses.hold(connection, new.caller.tenant, new.found.previous):
+        if new.found.previous and not responses.lock_for_share(
+            connection, new.caller.tenant, new.found.previous
+        ):
             raise resolve_input.unknown_previous(new.request.previous_response_id or "")
         if standing := new.found.conversation:
             held = hold(connection, new.caller.tenant, standing.id)

@@ -63,7 +63,7 @@ def _act(flags: dict[str, str], options: argparse.Namespace) -> int:
     try:
         config = configuration.load(flags)
         if options.act is not _serve:
-            interrupts.unwind()
+            interrupts.raise_on_interrupt()
         code: int = options.act(config, options)
     except (ConfigError, EmbeddedError) as error:
         if not interrupts.was_interrupted():
@@ -151,7 +151,7 @@ def _serve(config: Config, _options: argparse.Namespace) -> int:
     from server.process.log_format import configure_logging
     from server.process.serve import serve
 
-    interrupts.unwind()
+    interrupts.raise_on_interrupt()
     configure_logging(config.log_level)
     return serve(config, say)
 
@@ -189,7 +189,9 @@ def _keys_create(config: Config, options: argparse.Namespace) -> int:
                 say("A key exists already.")
                 return 0
             key = make_key()
-            api_keys.add(connection, options.tenant, key.id, options.name, key.digest, options.priority_floor)
+            api_keys.insert_key(
+                connection, options.tenant, key.id, options.name, key.digest, options.priority_floor
+            )
         say(f"Key {key.id} of tenant {options.tenant}; it is shown this once:")
         print(key.text)  # noqa: T201 - the result
         return 0
@@ -292,7 +294,7 @@ def _psql(config: Config, options: argparse.Namespace) -> int:
     opened = OpenDatabase(config, say)
     try:
         command, secrets = psql_command(opened.url)
-        environment = configuration.for_child(secrets)
+        environment = configuration.child_environment(secrets)
         return subprocess.run([*command, *options.rest], env=environment, check=False).returncode
     finally:
         opened.close()
