@@ -8,7 +8,7 @@ from server.process import interrupts
 def main() -> int:
     """The command's exit code. After an interrupt it does not return: the process exits with 130."""
     interrupts.exit_on_interrupt()
-    from server.cli.commands import main as run
+    from server.cli.entry_point import main as run
 
     code = run()
     if interrupts.was_interrupted():

@@ -46,7 +46,7 @@ def interrupted_at(
 @pytest.mark.parametrize(
     "module",
     [
-        "server.cli.commands",
+        "server.cli.entry_point",
         "sqlalchemy",
         "server.process.serve",
         "starlette.applications",

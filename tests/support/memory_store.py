@@ -115,7 +115,11 @@ def owned_responses(at: Memory, me: UUID) -> list[ResponseKey]:
 
 
 def cancel_requested(at: Memory, me: UUID) -> list[UUID]:
-    return [place.id for place in owned_responses(at, me) if at.rows[place.id].stored.cancel_requested_at is not None]
+    return [
+        place.id
+        for place in owned_responses(at, me)
+        if at.rows[place.id].stored.cancel_requested_at is not None
+    ]
 
 
 def count_waiting(at: Memory, most: int) -> int:
