@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from engine.request import Tokens
-from server.cli import commands
+from server.cli import entry_point
 from server.recording.messages import (
     Inbound,
 )
@@ -27,7 +27,7 @@ def main(file: str, arguments: Sequence[str]) -> int:
         deliver(recorder, messages)
 
     Recorder.deliver = note  # type: ignore[method-assign]
-    code = commands.main(arguments)
+    code = entry_point.main(arguments)
     Path(file).write_text(json.dumps(noted), encoding="utf-8")
     return code
 

@@ -10,8 +10,11 @@ from collections.abc import Callable, Sequence
 from hypercorn.asyncio import serve
 from hypercorn.config import Config as Hypercorn
 
+from runner.find_python import (
+    check_sandbox,
+    find_python,
+)
 from runner.limits import MB, Limits
-from runner.python import find_python, try_out
 from runner.sandbox import CannotRun, Sandbox
 from runner.server import RequireToken, build
 from runner.sessions import Sessions
@@ -30,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     try:
         python = find_python(options.python)
-        try_out(limits, python)
+        check_sandbox(limits, python)
     except CannotRun as error:
         print(f"holdfast-runner: {error}", file=sys.stderr, flush=True)  # noqa: T201 - this is a command line
         return 1

@@ -8,7 +8,7 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 _ROUNDS = 20
 
 
-def family(pid: int) -> list[int]:
+def process_tree(pid: int) -> list[int]:
     """A process and all below it, the eldest first.
 
     Those of a sandbox cannot leave it: an orphan becomes its first process's.
@@ -22,25 +22,25 @@ def family(pid: int) -> list[int]:
     return found
 
 
-def memory(pids: list[int], limit: int) -> int:
+def memory_of(pids: list[int], limit: int) -> int:
     """Bytes that they hold. What they share is counted once where that matters, for it takes long."""
-    held = sum(_resident(pid) for pid in pids)
-    return held if held <= limit else sum(_share(pid) for pid in pids)
+    held = sum(_resident_memory(pid) for pid in pids)
+    return held if held <= limit else sum(_proportional_memory(pid) for pid in pids)
 
 
 def stop(pid: int) -> None:
     """Stops all below the process, also what is born meanwhile."""
     stopped: set[int] = set()
     for _ in range(_ROUNDS):
-        fresh = set(family(pid)[1:]) - stopped
+        fresh = set(process_tree(pid)[1:]) - stopped
         if not fresh:
             return
         _signal(fresh, signal.SIGSTOP)
         stopped |= fresh
 
 
-def go_on(pid: int) -> None:
-    _signal(set(family(pid)[1:]), signal.SIGCONT)
+def resume(pid: int) -> None:
+    _signal(set(process_tree(pid)[1:]), signal.SIGCONT)
 
 
 def _signal(pids: set[int], which: signal.Signals) -> None:
@@ -49,13 +49,13 @@ def _signal(pids: set[int], which: signal.Signals) -> None:
             os.kill(pid, which)
 
 
-def _resident(pid: int) -> int:
+def _resident_memory(pid: int) -> int:
     with contextlib.suppress(OSError), open(f"/proc/{pid}/statm") as statm:
         return int(statm.read().split()[1]) * _PAGE
     return 0
 
 
-def _share(pid: int) -> int:
+def _proportional_memory(pid: int) -> int:
     try:
         with open(f"/proc/{pid}/smaps_rollup") as told:
             for line in told:
@@ -65,4 +65,4 @@ def _share(pid: int) -> int:
         return 0
     except OSError:
         pass
-    return _resident(pid)
+    return _resident_memory(pid)

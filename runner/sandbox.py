@@ -19,14 +19,14 @@ from pathlib import Path
 from runner import bubblewrap, processes, seccomp
 from runner.limits import Limits
 
-_INSIDE = Path(__file__).with_name("inside.py").read_text(encoding="utf-8")
+_INSIDE = Path(__file__).with_name("sandboxed_interpreter.py").read_text(encoding="utf-8")
 _BLOCK = 65536
-_LOOK_SECONDS = 0.05
-_PATIENCE_SECONDS = 2.0
+_CHECK_SECONDS = 0.05
+_GRACE_SECONDS = 2.0
 """Between asking code to end and ending its sandbox."""
 _CPU_SECONDS = 600
 """Of a process in its whole life."""
-NOBODY = 65534
+NOBODY_UID = 65534
 
 _starter = ThreadPoolExecutor(1, thread_name_prefix="starter")
 """A sandbox ends with the thread that started it, so that one is never ended."""
@@ -45,7 +45,7 @@ class Command:
 
 
 @dataclass(frozen=True, slots=True)
-class Ran:
+class RunResult:
     """What a piece of code printed, and how it ended."""
 
     output: str
@@ -78,17 +78,17 @@ class Sandbox:
         for descriptor in (self._input, self._output, self._control):
             os.set_blocking(descriptor, False)
 
-    def run(self, piece: str | Command) -> Ran:
+    def run(self, piece: str | Command) -> RunResult:
         """Runs Python code, or a command, to its end or that of its time."""
         request = piece if isinstance(piece, str) else asdict(piece)
-        printed = _Printed(self._limits.output)
-        processes.go_on(self._process.pid)
+        printed = _BoundedOutput(self._limits.output)
+        processes.resume(self._process.pid)
         ended = self._exchange(json.dumps(request).encode("ascii") + b"\n", printed)
         if ended is None:
             processes.stop(self._process.pid)
         else:
             self.close()
-        return Ran(printed.text(), ended)
+        return RunResult(printed.text(), ended)
 
     def close(self) -> None:
         """Ends it, and every process in it."""
@@ -103,20 +103,20 @@ class Sandbox:
             os.close(self._control)
             self._control = -1
 
-    def _exchange(self, request: bytes, printed: "_Printed") -> str | None:
-        deadline = time.monotonic() + self._limits.seconds + _PATIENCE_SECONDS
+    def _exchange(self, request: bytes, printed: "_BoundedOutput") -> str | None:
+        deadline = time.monotonic() + self._limits.seconds + _GRACE_SECONDS
         look_at = 0.0
         with selectors.DefaultSelector() as selector:
             selector.register(self._input, selectors.EVENT_WRITE)
             selector.register(self._output, selectors.EVENT_READ)
             selector.register(self._control, selectors.EVENT_READ)
             while True:
-                ready = {key.fd for key, _ in selector.select(_LOOK_SECONDS)}
-                if self._output in ready and not _take(self._output, printed.add):
+                ready = {key.fd for key, _ in selector.select(_CHECK_SECONDS)}
+                if self._output in ready and not _read_available(self._output, printed.add):
                     return "The interpreter ended."
                 if self._control in ready:
-                    alive = _take(self._control, lambda _told: None)
-                    _take(self._output, printed.add, most=printed.most)
+                    alive = _read_available(self._control, lambda _told: None)
+                    _read_available(self._output, printed.add, most=printed.most)
                     return None if alive else "The interpreter ended."
                 if self._input in ready:
                     try:
@@ -129,14 +129,14 @@ class Sandbox:
                 if now > deadline:
                     return f"The code did not end within {self._limits.seconds:g} seconds."
                 if now > look_at:
-                    look_at = now + _LOOK_SECONDS
+                    look_at = now + _CHECK_SECONDS
                     if problem := self._excess():
                         return problem
 
     def _excess(self) -> str | None:
         """What the sandbox has too much of."""
-        members = processes.family(self._process.pid)
-        if processes.memory(members, self._limits.memory) > self._limits.memory:
+        members = processes.process_tree(self._process.pid)
+        if processes.memory_of(members, self._limits.memory) > self._limits.memory:
             return f"The code used more than {self._limits.memory >> 20} MB of memory."
         with contextlib.suppress(OSError, IndexError):
             for folder in (bubblewrap.HOME, "/dev/shm"):  # noqa: S108
@@ -146,7 +146,7 @@ class Sandbox:
         return None
 
 
-class _Printed:
+class _BoundedOutput:
     """The beginning and the end of what is printed."""
 
     def __init__(self, most: int) -> None:
@@ -167,7 +167,7 @@ class _Printed:
         return (bytes(self._head) + between + bytes(self._tail)).decode("utf-8", "replace")
 
 
-def _take(descriptor: int, give: Callable[[bytes], None], most: int = 16 * _BLOCK) -> bool:
+def _read_available(descriptor: int, give: Callable[[bytes], None], most: int = 16 * _BLOCK) -> bool:
     """Reads what is there, up to a bound; false when the other side is gone."""
     taken = 0
     while taken < most:
@@ -216,7 +216,7 @@ def _start(limits: Limits, python: Python) -> tuple[subprocess.Popen[bytes], int
 
 def _popen(words: Sequence[str], descriptors: tuple[int, ...]) -> subprocess.Popen[bytes]:
     # Root's processes are not counted by the kernel, so it hands them to nobody.
-    who = NOBODY if os.geteuid() == 0 else None
+    who = NOBODY_UID if os.geteuid() == 0 else None
     return subprocess.Popen(
         words,
         stdin=subprocess.PIPE,

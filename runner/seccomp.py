@@ -103,7 +103,7 @@ def program(machine: str) -> bytes:
             lines += _refuse(number, errno.EPERM)
     # What it is asked for lies in memory, where a filter cannot look; libc then asks by clone, where it can.
     lines += _refuse(_CLONE3[column], errno.ENOSYS)
-    lines += _when(
+    lines += _if_syscall(
         _CLONE[column],
         [
             (_LOAD, 0, 0, _FIRST_ARGUMENT_AT),
@@ -113,7 +113,7 @@ def program(machine: str) -> bytes:
         ],
     )
     families = [(_IF_EQUAL, len(_FAMILIES) - place, 0, family) for place, family in enumerate(_FAMILIES)]
-    lines += _when(
+    lines += _if_syscall(
         _SOCKET[column],
         [
             (_LOAD, 0, 0, _FIRST_ARGUMENT_AT),
@@ -127,8 +127,8 @@ def program(machine: str) -> bytes:
 
 
 def _refuse(number: int, error: int) -> list[Instruction]:
-    return _when(number, [(_RETURN, 0, 0, _ERRNO | error)])
+    return _if_syscall(number, [(_RETURN, 0, 0, _ERRNO | error)])
 
 
-def _when(number: int, lines: Sequence[Instruction]) -> list[Instruction]:
+def _if_syscall(number: int, lines: Sequence[Instruction]) -> list[Instruction]:
     return [(_IF_EQUAL, 0, len(lines), number), *lines]

@@ -23,7 +23,7 @@ from runner.sessions import Busy, Sessions
 SESSION_HEADER = "x-session-id"
 """Pieces of code that come under the same value find each other's variables and files; vLLM's name for it."""
 TOKEN_HEADER = "x-holdfast-token"  # noqa: S105 - a header's name
-MOST_NAME = 256
+MAX_SESSION_NAME = 256
 
 
 def build(sessions: Sessions, limits: Limits, host: str) -> FastMCP:
@@ -38,9 +38,9 @@ def build(sessions: Sessions, limits: Limits, host: str) -> FastMCP:
     async def run_piece(context: Context, piece: str | Command) -> str:  # type: ignore[type-arg]
         request = context.request_context.request
         name = request.headers.get(SESSION_HEADER) if isinstance(request, Request) else None
-        if name is not None and not 0 < len(name) <= MOST_NAME:
-            raise ToolError(f"A session's name has 1 to {MOST_NAME} characters.")
-        return await anyio.to_thread.run_sync(partial(run, sessions, name, piece), limiter=threads)
+        if name is not None and not 0 < len(name) <= MAX_SESSION_NAME:
+            raise ToolError(f"A session's name has 1 to {MAX_SESSION_NAME} characters.")
+        return await anyio.to_thread.run_sync(partial(run_in_session, sessions, name, piece), limiter=threads)
 
     async def python(
         code: Annotated[str, Field(description="Python code, as for a notebook's cell")],
@@ -89,7 +89,7 @@ class RequireToken:
         await PlainTextResponse("The token is missing or wrong.\n", 401)(scope, receive, send)
 
 
-def run(sessions: Sessions, name: str | None, piece: str | Command) -> str:
+def run_in_session(sessions: Sessions, name: str | None, piece: str | Command) -> str:
     """The text that the model is told. Raises ToolError when nothing was run."""
     try:
         ran = sessions.run(name, piece)

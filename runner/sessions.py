@@ -10,16 +10,16 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Protocol
 
-from runner.sandbox import Command, Ran
+from runner.sandbox import Command, RunResult
 
-WAITING = 4
+PIECES_PER_SANDBOX = 4
 """Pieces of code under way for each sandbox that may be at work: more would only take threads."""
 
 
-class Runs(Protocol):
+class CodeSandbox(Protocol):
     """A sandbox, as far as it matters here."""
 
-    def run(self, piece: str | Command) -> Ran: ...
+    def run(self, piece: str | Command) -> RunResult: ...
 
     def close(self) -> None: ...
 
@@ -32,7 +32,7 @@ class _Session:
     def __init__(self, tenant: str) -> None:
         self.tenant = tenant
         self.lock = threading.Lock()
-        self.sandbox: Runs | None = None
+        self.sandbox: CodeSandbox | None = None
         self.waiting = 0
         self.used_at = 0.0
 
@@ -41,10 +41,10 @@ class Sessions:
     """For any thread."""
 
     def __init__(
-        self, start: Callable[[], Runs], most: int, idle_seconds: float, share: int | None = None
+        self, start: Callable[[], CodeSandbox], most: int, idle_seconds: float, share: int | None = None
     ) -> None:
         """`share` is of one tenant, of `most` sandboxes; half of them, rounded up, unless it is given."""
-        self.most_pieces = WAITING * most
+        self.most_pieces = PIECES_PER_SANDBOX * most
         """Under way at the same time, of all tenants."""
         self._start = start
         self._most = most
@@ -55,7 +55,7 @@ class Sessions:
         self._pieces: Counter[str] = Counter()
         """Under way or waiting for another of their session, by tenant."""
 
-    def run(self, name: str | None, piece: str | Command) -> Ran:
+    def run(self, name: str | None, piece: str | Command) -> RunResult:
         """Runs it in the sandbox of that name, or in one of its own. Raises Busy, and as the start does."""
         key = object() if name is None else name
         session = self._enter(key, tenant_of(name))
@@ -93,7 +93,10 @@ class Sessions:
     def _enter(self, key: str | object, tenant: str) -> _Session:
         evicted: list[_Session] = []
         with self._lock:
-            if self._pieces[tenant] >= WAITING * self._share or self._pieces.total() >= self.most_pieces:
+            if (
+                self._pieces[tenant] >= PIECES_PER_SANDBOX * self._share
+                or self._pieces.total() >= self.most_pieces
+            ):
                 raise Busy
             session = self._sessions.get(key)
             if (session is None or session.waiting == 0) and self._at_work(tenant) >= self._share:

@@ -7,12 +7,12 @@ from server.process import interrupts
 
 def main() -> int:
     """The command's exit code. After an interrupt it does not return: the process exits with 130."""
-    interrupts.exit_at_once()
-    from server.cli.commands import main as run
+    interrupts.exit_on_interrupt()
+    from server.cli.entry_point import main as run
 
     code = run()
     if interrupts.was_interrupted():
-        interrupts.leave()
+        interrupts.exit_interrupted()
     return code
 
 

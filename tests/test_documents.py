@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from server.cli import commands as cli
+from server.cli import entry_point as cli
 from server.configuration import settings as config
 from server.configuration.removed_settings import REMOVED
 from server.model_formats.tool_calls.formats import TOOL_CALL_FORMATS

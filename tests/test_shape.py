@@ -79,7 +79,11 @@ def test_the_environment_is_read_by_the_configuration_only(name: str) -> None:
         or (isinstance(node, ast.ImportFrom) and name in {alias.name for alias in node.names})
     }
     # The last one reads that of its sandbox.
-    assert readers <= {"server/configuration/settings.py", "runner/__main__.py", "runner/inside.py"}
+    assert readers <= {
+        "server/configuration/settings.py",
+        "runner/__main__.py",
+        "runner/sandboxed_interpreter.py",
+    }
 
 
 def test_a_handler_has_at_most_25_lines() -> None:

@@ -85,7 +85,7 @@ class ResponseWriter:
         if stored is None:
             input_items = [stored_item(item) for item in new.resolved_input.new]
             responses.insert_items(connection, tenant, new.response, responses.INPUT, input_items)
-            batch = events.pack(tenant, new.response, run.facts.attempt, first_events, [])
+            batch = events.encode_rows(tenant, new.response, run.facts.attempt, first_events, [])
             events.append(connection, batch)
         crashpoint("accept.written")
         return run, first_events
@@ -96,7 +96,9 @@ class ResponseWriter:
             self.queue.check(connection, new.caller)
         self._claim_key(connection, new)
         # The history was read before this transaction; from here on the row lock keeps it.
-        if resolved_input.previous_id and not responses.hold(connection, tenant, resolved_input.previous_id):
+        if resolved_input.previous_id and not responses.lock_for_share(
+            connection, tenant, resolved_input.previous
+        ):
             raise resolve_input.unknown_previous(new.resolved.request.previous_response_id or "")
         if version := resolved_input.conversation:
             locked = lock_conversation(connection, tenant, version.id)

@@ -1,18 +1,21 @@
-"""`holdfast audit`: what must hold of every stored response, held against a database that may be in use."""
+"""`holdfast audit`: checks the invariants of all stored responses, in a database that may be in use."""
 
 import argparse
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
 import msgspec
 
+from server.cli.command import Subcommands, add_command, print_result, print_status
+from server.configuration.settings import Config
 from server.errors import ConfigError
 from server.maintenance import audit_responses as invariants
 from server.maintenance.audit_responses import INVARIANTS, Limits, Violation
+from server.process.open_database import OpenDatabase
 from server.protocol.ids import response_id
 from server.store.audit import orphans
 from server.store.audit import stored_responses as store
@@ -26,25 +29,26 @@ _UNITS = {"m": timedelta(minutes=1), "h": timedelta(hours=1), "d": timedelta(day
 
 @dataclass(slots=True)
 class Tally:
-    """What an audit has seen so far."""
+    """Counts of an audit."""
 
     responses: int = 0
     unfinished: int = 0
     served: bool = False
-    """Whether there is a living server."""
+    """Whether a replica is alive."""
     violations: Counter[str] = field(default_factory=Counter)
 
 
-def add_arguments(command: argparse.ArgumentParser) -> None:
-    command.set_defaults(refused=COULD_NOT_RUN)
+def add_commands(commands: Subcommands) -> None:
+    command = add_command(commands, "audit", "check every stored response; changes nothing", _run)
+    command.set_defaults(failure_code=COULD_NOT_RUN)
     command.formatter_class = argparse.RawDescriptionHelpFormatter
-    command.epilog = "invariants:\n" + "\n".join(f"  {name:4} {told}" for name, told in INVARIANTS.items())
+    command.epilog = "invariants:\n" + "\n".join(f"  {name:4} {text}" for name, text in INVARIANTS.items())
     command.add_argument("--tenant", help="only this tenant's responses")
     command.add_argument(
-        "--since", type=_since, help="only responses made since then: 90m, 24h, 7d, or 2026-11-20T08:00 (UTC)"
+        "--since", type=_since, help="only responses created since: 90m, 24h, 7d, or 2026-11-20T08:00 (UTC)"
     )
-    command.add_argument("--limit", type=_count, help="only so many responses of each tenant, the newest")
-    command.add_argument("--quick", action="store_true", help="do not read streams from the middle again")
+    command.add_argument("--limit", type=_count, help="only the newest N responses of each tenant")
+    command.add_argument("--quick", action="store_true", help="do not replay streams from the middle")
     command.add_argument("--json", action="store_true", help="one JSON object a line, the summary last")
 
 
@@ -52,10 +56,10 @@ def _since(text: str) -> datetime | timedelta:
     if age := _AGE.fullmatch(text):
         return int(age[1]) * _UNITS[age[2]]
     try:
-        given = datetime.fromisoformat(text)
+        time = datetime.fromisoformat(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is neither an age nor a time") from None
-    return given if given.tzinfo else given.replace(tzinfo=UTC)
+    return time if time.tzinfo else time.replace(tzinfo=UTC)
 
 
 def _count(text: str) -> int:
@@ -64,8 +68,16 @@ def _count(text: str) -> int:
     return int(text)
 
 
-def audit(url: str, options: argparse.Namespace, say: Callable[[str], None]) -> int:
-    """Prints what is wrong, one line each, and says a summary. Raises ConfigError when it could not look."""
+def _run(config: Config, options: argparse.Namespace) -> int:
+    opened = OpenDatabase(config, lambda _line: None)
+    try:
+        return _audit(opened.url, options)
+    finally:
+        opened.close()
+
+
+def _audit(url: str, options: argparse.Namespace) -> int:
+    """Prints a line for each violation, then a summary; returns the exit code. Raises ConfigError."""
     tally = Tally()
     try:
         _require_current(url)
@@ -73,18 +85,18 @@ def audit(url: str, options: argparse.Namespace, say: Callable[[str], None]) -> 
         with closing(database), database.dedicate("audit") as connection:
             scope = _scope(connection, options)
             for violation in violations(connection, scope, Limits(), tally):
-                print(_line(violation, as_json=options.json), flush=True)  # noqa: T201 - the result
+                print_result(_line(violation, as_json=options.json))
     except DatabaseError as error:
         raise ConfigError(f"The audit could not go on: {_cause(error)}") from error
     if options.json:
-        print(_json_summary(tally))  # noqa: T201 - the result
+        print_result(_json_summary(tally))
     else:
-        say(_summary(tally))
+        print_status(_summary(tally))
     return VIOLATED if tally.violations else CLEAN
 
 
 def violations(connection: Connection, scope: Scope, limits: Limits, tally: Tally) -> Iterator[Violation]:
-    """Everything that is wrong, as it is found; `tally` counts along."""
+    """The violations, as they are found; counts them in `tally`."""
     for violation in _violations(connection, scope, limits, tally):
         tally.violations[violation.invariant] += 1
         yield violation
@@ -136,11 +148,11 @@ def _line(violation: Violation, *, as_json: bool) -> str:
 
 
 def _summary(tally: Tally) -> str:
-    found = ", ".join(f"{name} {count}" for name, count in _in_order(tally))
+    counts = ", ".join(f"{name} {count}" for name, count in _in_order(tally))
     unfinished = f"{tally.unfinished} unfinished"
     if tally.unfinished and not tally.served:
         unfinished += ", which wait for a server"
-    wrong = f"{tally.violations.total()} violations: {found}" if found else "nothing is wrong"
+    wrong = f"{tally.violations.total()} violations: {counts}" if counts else "nothing is wrong"
     return f"{tally.responses} responses audited ({unfinished}); {wrong}."
 
 

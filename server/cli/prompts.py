@@ -1,4 +1,4 @@
-"""`holdfast prompts`: the templates that requests name in `prompt`, put from files, listed, deleted."""
+"""`holdfast prompts`: stores, lists and deletes the prompt templates that requests name in `prompt`."""
 
 import argparse
 import re
@@ -7,38 +7,38 @@ from pathlib import Path
 import msgspec
 
 from server.caller import DEFAULT_TENANT
+from server.cli.command import Subcommands, add_command, add_group, print_result, print_status, with_database
+from server.configuration.settings import Config
 from server.errors import ConfigError
 from server.input_resolution.prompt_templates import MAX_VERSION_DIGITS
 from server.protocol.errors import DecodeFailure
 from server.protocol.responses.prompt_templates import read_template
 from server.store.content import prompt_templates
 from server.store.database import Database
+from server.store.disk_space import Disk
 
 ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 
-def add_put_arguments(command: argparse.ArgumentParser) -> None:
-    command.add_argument("prompt", metavar="ID", help="the name by which requests ask for it")
-    command.add_argument(
+def add_commands(commands: Subcommands) -> None:
+    group = add_group(commands, "prompts", "prompt templates")
+    put = add_command(group, "put", "store a file as a version of a prompt", _put)
+    put.add_argument("prompt", metavar="ID", help="the name by which requests select it")
+    put.add_argument(
         "file",
         type=Path,
         metavar="FILE",
         help='text is instructions; a .json file has {"instructions": …, "input": …}, like a request',
     )
-    _add_version(command, "which version it is, in place of what that was; default: the next one")
+    _add_version(put, "the version to create or replace; default: the next one")
+    add_command(group, "list", "list prompts", _list).add_argument("--tenant")
+    delete = add_command(group, "delete", "delete a prompt, or one version of it", _delete)
+    delete.add_argument("prompt", metavar="ID")
+    _add_version(delete, "only this version")
 
 
-def add_delete_arguments(command: argparse.ArgumentParser) -> None:
-    command.add_argument("prompt", metavar="ID")
-    _add_version(command, "only this version")
-
-
-def add_list_arguments(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--tenant")
-
-
-def _add_version(command: argparse.ArgumentParser, told: str) -> None:
-    command.add_argument("--version", type=_version, metavar="V", help=told)
+def _add_version(command: argparse.ArgumentParser, help_text: str) -> None:
+    command.add_argument("--version", type=_version, metavar="V", help=help_text)
     command.add_argument("--tenant", default=DEFAULT_TENANT, help="whose it is (default: %(default)s)")
 
 
@@ -48,8 +48,7 @@ def _version(text: str) -> int:
     return int(text)
 
 
-def put(database: Database, options: argparse.Namespace) -> str:
-    """Stores a file as a version of a prompt; a sentence about it. Raises ConfigError."""
+def _put(config: Config, options: argparse.Namespace) -> int:
     if not ID.fullmatch(options.prompt):
         raise ConfigError("A prompt's ID is 1 to 64 letters, digits, _, . and -.")
     content = _read(options.file)
@@ -57,14 +56,19 @@ def put(database: Database, options: argparse.Namespace) -> str:
         names = read_template(content).names
     except DecodeFailure as failure:
         raise ConfigError(f"{options.file}: {failure}") from failure
-    stored = None
-    while stored is None:
-        with database.begin() as connection:
-            stored = prompt_templates.put(
-                connection, options.tenant, options.prompt, content.decode(), options.version
-            )
-    needs = f" It needs {', '.join(sorted(names))}." if names else ""
-    return f"Prompt {options.prompt} of tenant {options.tenant} has version {stored}.{needs}"
+
+    def put(database: Database, _disk: Disk) -> int:
+        version = None
+        while version is None:  # another process has just created the next version
+            with database.begin() as connection:
+                version = prompt_templates.put(
+                    connection, options.tenant, options.prompt, content.decode(), options.version
+                )
+        needs = f" It needs {', '.join(sorted(names))}." if names else ""
+        print_status(f"Prompt {options.prompt} of tenant {options.tenant} has version {version}.{needs}")
+        return 0
+
+    return with_database(config, put)
 
 
 def _read(file: Path) -> bytes:
@@ -80,28 +84,37 @@ def _read(file: Path) -> bytes:
         raise ConfigError(f"{file} is not text in UTF-8.") from error
 
 
-def listed(database: Database, options: argparse.Namespace) -> list[str]:
-    """A line for each version: id, tenant, version, when it was put, what it needs."""
-    with database.begin() as connection:
-        found = prompt_templates.list_all(connection, options.tenant)
-    return [
-        "\t".join(
-            (
+def _list(config: Config, options: argparse.Namespace) -> int:
+    """Prints a line for each version: id, tenant, version, creation time, variables."""
+
+    def show(database: Database, _disk: Disk) -> int:
+        with database.begin() as connection:
+            versions = prompt_templates.list_all(connection, options.tenant)
+        for stored in versions:
+            columns = (
                 stored.id,
                 stored.tenant,
                 f"version {stored.version}",
                 f"put {stored.created_at:%Y-%m-%d %H:%M}",
                 " ".join(sorted(read_template(stored.content.encode()).names)),
             )
-        ).rstrip()
-        for stored in found
-    ]
+            print_result("\t".join(columns).rstrip())
+        return 0
+
+    return with_database(config, show)
 
 
-def delete(database: Database, options: argparse.Namespace) -> str:
-    """A sentence about what went. Raises ConfigError if there was nothing."""
-    with database.begin() as connection:
-        gone = prompt_templates.delete(connection, options.tenant, options.prompt, options.version)
-    if not gone:
-        raise ConfigError(f"There is no such prompt {options.prompt!r}; `holdfast prompts list` shows them.")
-    return f"Deleted {gone} versions of prompt {options.prompt}."
+def _delete(config: Config, options: argparse.Namespace) -> int:
+    """Raises ConfigError if there is no such prompt or version."""
+
+    def delete(database: Database, _disk: Disk) -> int:
+        with database.begin() as connection:
+            deleted = prompt_templates.delete(connection, options.tenant, options.prompt, options.version)
+        if not deleted:
+            raise ConfigError(
+                f"There is no such prompt {options.prompt!r}; `holdfast prompts list` shows them."
+            )
+        print_status(f"Deleted {deleted} versions of prompt {options.prompt}.")
+        return 0
+
+    return with_database(config, delete)

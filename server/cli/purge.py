@@ -1,9 +1,10 @@
-"""`holdfast purge`: what servers purge by themselves, now; with an age, also what would expire later."""
+"""`holdfast purge`: removes expired responses and keys now; with an age, also responses that are older."""
 
 import argparse
 from collections.abc import Iterator
 from datetime import timedelta
 
+from server.cli.command import Subcommands, add_command, print_result, with_database
 from server.configuration.settings import Config
 from server.errors import ConfigError
 from server.maintenance.retention import DiskShort, Purged, purge, quiet_seconds
@@ -14,14 +15,15 @@ from server.store.disk_space import Disk
 MOST_DAYS = 36500
 
 
-def add_arguments(command: argparse.ArgumentParser) -> None:
+def add_commands(commands: Subcommands) -> None:
+    command = add_command(commands, "purge", "remove what has expired, now", _purge)
     command.add_argument(
         "--older-than",
         type=_age,
         metavar="DAYS",
-        help="also what was made longer ago than that, whenever it would expire",
+        help="also remove responses that were made longer ago, whenever they expire",
     )
-    command.add_argument("--dry-run", action="store_true", help="only say how much there is to purge")
+    command.add_argument("--dry-run", action="store_true", help="only count what would be removed")
 
 
 def _age(text: str) -> timedelta:
@@ -30,24 +32,32 @@ def _age(text: str) -> timedelta:
     return timedelta(days=int(text))
 
 
-def run(database: Database, disk: Disk, config: Config, options: argparse.Namespace) -> str:
-    """Purges, or counts; a sentence about how much. Raises ConfigError while the disk is nearly full."""
+def _purge(config: Config, options: argparse.Namespace) -> int:
+    def purge_now(database: Database, disk: Disk) -> int:
+        print_result(_purge_or_count(database, disk, config, options))
+        return 0
+
+    return with_database(config, purge_now)
+
+
+def _purge_or_count(database: Database, disk: Disk, config: Config, options: argparse.Namespace) -> str:
+    """Purges or counts; returns a summary. Raises ConfigError while the disk is nearly full."""
     quiet = quiet_seconds(config)
     if options.dry_run:
-        return f"There are {_told(_count(database, quiet, options.older_than))} to purge."
-    done = Purged()
+        return f"There are {_summary(_count(database, quiet, options.older_than))} to purge."
+    total = Purged()
     try:
-        for purged in _purge(database, disk, quiet, options.older_than):
-            done += purged
+        for purged in _purge_batches(database, disk, quiet, options.older_than):
+            total += purged
     except DiskShort as short:
         raise ConfigError(
             f"A purge writes before it frees, and the disk is nearly full: {short} Make room on it first."
-            f" Until now, {_told(done)} were purged."
+            f" Until now, {_summary(total)} were purged."
         ) from short
-    return f"Purged {_told(done)}."
+    return f"Purged {_summary(total)}."
 
 
-def _purge(database: Database, disk: Disk, quiet: float, age: timedelta | None) -> Iterator[Purged]:
+def _purge_batches(database: Database, disk: Disk, quiet: float, age: timedelta | None) -> Iterator[Purged]:
     yield purge(database, disk, quiet)
     if age is None:
         return
@@ -68,15 +78,15 @@ def _tenants(database: Database) -> list[str]:
 
 def _count(database: Database, quiet: float, age: timedelta | None) -> Purged:
     with database.begin() as connection:
-        found = retention.count_due(connection, quiet)
+        responses = retention.count_due(connection, quiet)
         keys = retention.count_old_keys(connection)
     if age is None:
-        return Purged(found, keys)
+        return Purged(responses, keys)
     for tenant in _tenants(database):
         with database.begin() as connection:
-            found += retention.count_older(connection, tenant, quiet, age)
-    return Purged(found, keys)
+            responses += retention.count_older(connection, tenant, quiet, age)
+    return Purged(responses, keys)
 
 
-def _told(purged: Purged) -> str:
+def _summary(purged: Purged) -> str:
     return f"{purged.responses} responses and {purged.keys} idempotency keys"

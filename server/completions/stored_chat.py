@@ -27,7 +27,7 @@ from server.protocol.responses.request import Metadata
 from server.protocol.responses.response import Echo
 from server.protocol.typed import decode_as
 from server.store.content import chat_choices, deletion, list_pages, responses
-from server.store.content.list_pages import ANSWERED, Filters, PageCursor
+from server.store.content.list_pages import ANSWERED_STATUSES, Filters, PageCursor
 from server.store.content.responses import StoredResponse
 from server.store.database import Connection, Database
 
@@ -51,11 +51,11 @@ def update(database: Database, tenant: str, first: UUID, metadata: Metadata | No
     """Replaces the metadata. Raises NotFound."""
 
     def work(connection: Connection) -> StoredCompletion:
-        for stored in _require_answered(chat_choices.hold(connection, tenant, _candidates(first)), first):
+        for stored in _require_answered(chat_choices.lock_for_update(connection, tenant, _candidates(first)), first):
             echo = decode_as(stored.request, Echo)
             changed = msgspec.structs.replace(echo, metadata=metadata or {})
             told = [msgspec.json.encode(value).decode() for value in (changed, changed.metadata)]
-            chat_choices.change_metadata(connection, stored, *told)
+            chat_choices.update_metadata(connection, stored, *told)
         return _stored_completion(
             chat_choices.get(connection, tenant, _candidates(first)), connection, tenant
         )
@@ -132,7 +132,7 @@ def _candidates(first: UUID) -> list[UUID]:
 
 def _require_answered(found: Sequence[StoredResponse], first: UUID) -> Sequence[StoredResponse]:
     """The choices of a completion that is there. Raises NotFound."""
-    if not found or found[0].id != first or any(stored.status not in ANSWERED for stored in found):
+    if not found or found[0].id != first or any(stored.status not in ANSWERED_STATUSES for stored in found):
         raise unknown(first)
     return found
 
@@ -141,7 +141,7 @@ def _encode_answered(connection: Connection, tenant: str, first: Sequence[Stored
     """The JSON of those completions with these first choices that are there and can be decoded, in order."""
     for stored in first:
         group = chat_choices.get(connection, tenant, _candidates(stored.id))
-        if not group or any(one.status not in ANSWERED for one in group):
+        if not group or any(one.status not in ANSWERED_STATUSES for one in group):
             continue
         try:
             yield msgspec.json.encode(_stored_completion(group, connection, tenant))
@@ -151,7 +151,7 @@ def _encode_answered(connection: Connection, tenant: str, first: Sequence[Stored
 
 def _cursor(connection: Connection, tenant: str, after: str) -> PageCursor:
     first = ids.parse_completion_id(after)
-    cursor = list_pages.cursor(connection, tenant, first) if first is not None else None
+    cursor = list_pages.find_cursor(connection, tenant, first) if first is not None else None
     if cursor is None:
         raise _bad_cursor(after, "a chat completion")
     return cursor

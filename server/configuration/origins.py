@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from server.errors import ApiError, ConfigError, UnsupportedMediaType, WrongHost, WrongOrigin
 
-OWN_SITES = frozenset({"same-origin", "none"})
+SAME_SITE_VALUES = frozenset({"same-origin", "none"})
 """Values of Sec-Fetch-Site that no page of another site causes; `none` is an address that a person typed."""
 
 
@@ -95,7 +95,7 @@ def read_host(text: str) -> Host | None:
     return Host(name, port)
 
 
-def refusal(
+def origin_error(
     headers: Mapping[str, str],
     port: int | None,
     allowed: AllowedHosts,
@@ -119,9 +119,9 @@ def refusal(
     origin = headers.get("origin")
     if pages.lists(origin):
         return None
-    if origin is not None and not _is_own(origin, text):
+    if origin is not None and not _is_same_origin(origin, text):
         return WrongOrigin()
-    if headers.get("sec-fetch-site", "none").lower() not in OWN_SITES:
+    if headers.get("sec-fetch-site", "none").lower() not in SAME_SITE_VALUES:
         return WrongOrigin()
     return None
 
@@ -148,7 +148,7 @@ def _is_loopback(host: Host, port: int | None) -> bool:
         return False
 
 
-def _is_own(origin: str, host: str) -> bool:
+def _is_same_origin(origin: str, host: str) -> bool:
     """Whether a page has come from this very server; `null` and the schemes of extensions have not."""
     scheme, separator, netloc = origin.lower().partition("://")
     return bool(separator) and scheme in ("http", "https") and netloc == host.lower()

@@ -10,7 +10,7 @@ REMOVED = {"tensor_parallel": ("1", "a model is computed on one GPU.")}
 """By name: the default that it had, and a sentence's end for those who set it."""
 
 
-def was_removed(name: str, variable: str, value: str) -> bool:
+def is_removed(name: str, variable: str, value: str) -> bool:
     """Whether the setting is one of these. Raises ConfigError if it asks for what was removed."""
     if name not in REMOVED:
         return False

@@ -18,21 +18,21 @@ from urllib.parse import urlsplit
 from server.configuration.kubernetes_variables import is_service_link
 from server.configuration.origins import read_allowed_hosts, read_cors_origins
 from server.configuration.redaction import without_password, without_secrets
-from server.configuration.removed_settings import was_removed
+from server.configuration.removed_settings import is_removed
 from server.errors import ConfigError
 
 log = logging.getLogger("holdfast.config")
 
 PREFIX = "HOLDFAST_"
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
-A_YEAR = 365 * 24 * 3600.0
+MAX_SECONDS = 365 * 24 * 3600.0
 """The longest time that a setting may name; what waits for longer, or for ever, overflows somewhere."""
 SEAL_KEY_BYTES = 32
 
 
 def _setting(default: object, told: str, *, low: float | None = None, high: float | None = None) -> Any:
     if isinstance(default, float) and high is None:
-        high = A_YEAR
+        high = MAX_SECONDS
     return field(default=default, metadata={"help": told, "low": low, "high": high})
 
 
@@ -325,10 +325,10 @@ def load(flags: Mapping[str, str], environment: Mapping[str, str] | None = None)
         if variable in links:
             continue
         name = variable.removeprefix(PREFIX).lower()
-        if was_removed(name, variable, value):
+        if is_removed(name, variable, value):
             continue
         if name not in known:
-            raise ConfigError(_unknown(variable))
+            raise ConfigError(_unknown_setting(variable))
         given[name] = (variable, value)
     given |= {name: ("--" + name.replace("_", "-"), value) for name, value in flags.items()}
     values: dict[str, Any] = {
@@ -337,7 +337,7 @@ def load(flags: Mapping[str, str], environment: Mapping[str, str] | None = None)
     return Config(**values)
 
 
-def _unknown(variable: str) -> str:
+def _unknown_setting(variable: str) -> str:
     """Says that there is no such setting, and which one was perhaps meant."""
     near = get_close_matches(variable.upper(), [setting.variable for setting in settings()], n=1)
     meant = f"; did you mean {near[0]}?" if near else "."
@@ -350,7 +350,7 @@ def xdg_data_home() -> Path:
     return Path(home) if Path(home).is_absolute() else Path.home() / ".local" / "share"
 
 
-def for_child(more: Mapping[str, str]) -> dict[str, str]:
+def child_environment(more: Mapping[str, str]) -> dict[str, str]:
     """The environment of a program that is started: this process's, and more."""
     return {**os.environ, **more}
 

@@ -18,7 +18,7 @@ from server.delivery.hub import TAIL_FRAMES, Hub, Place, Published
 from server.delivery.stored_responses import read_end
 from server.store.cluster import notifications
 from server.store.cluster.notifications import Hints
-from server.store.database import Connection, Database, DatabaseError, Unreachable
+from server.store.database import Connection, Database, DatabaseError, TransientError
 from server.store.log import events
 from server.store.log.events import SubscriptionUpdate
 from server.supervised_thread import Retry, SupervisedThread
@@ -109,7 +109,7 @@ class Follower:
         try:
             if self._listen:
                 self._listen_if_possible(connection)
-            descriptor = notifications.socket_of(connection)
+            descriptor = notifications.socket_descriptor(connection)
             self._selector.register(descriptor, selectors.EVENT_READ)
             yield connection
         finally:
@@ -121,7 +121,7 @@ class Follower:
     def _listen_if_possible(self, connection: Connection) -> None:
         try:
             notifications.listen(connection)
-        except Unreachable:
+        except TransientError:
             raise
         except DatabaseError as error:
             log.warning("this database knows no LISTEN, so it is asked instead: %s", type(error).__name__)
@@ -154,7 +154,7 @@ class Follower:
             chosen = [one for one in watched if one.response_id not in here]
             if chosen:
                 self._hub.publish(
-                    self._told(connection, news) for news in events.catch_up(connection, chosen)
+                    self._told(connection, news) for news in events.read_updates(connection, chosen)
                 )
             self._failed = False
             self.thread.progress()
@@ -174,7 +174,7 @@ class Follower:
     def _await_reason(self, connection: Connection, named: Mapping[str, Place], due: float) -> set[str]:
         """Until a watched response is hinted at, a reader comes, or time is up; hands on other hints."""
         while True:
-            hints = notifications.heard(connection)  # first, for some may have come with the query's answer
+            hints = notifications.receive(connection)  # first, for some may have come with the query's answer
             self._hand_on(hints)
             left = due - monotonic()
             if left <= 0 or self._is_awaited(hints.events, named) or self._wait(left):

@@ -12,7 +12,7 @@ from server.protocol import ids
 from server.protocol.list_pages import MAX_BYTES, Page, make_page
 from server.protocol.responses.states import TERMINAL_STATUSES
 from server.store.content import list_pages, responses
-from server.store.content.list_pages import Filters, PageCursor, Slice
+from server.store.content.list_pages import Filters, PageCursor, PayloadPage
 from server.store.content.responses import StoredResponse
 from server.store.database import Connection, Database
 
@@ -59,7 +59,7 @@ def _encoded(connection: Connection, stored: StoredResponse, output: Sequence[st
 
 def _cursor(connection: Connection, tenant: str, after: str) -> PageCursor:
     response = ids.parse_response_id(after)
-    cursor = list_pages.cursor(connection, tenant, response) if response is not None else None
+    cursor = list_pages.find_cursor(connection, tenant, response) if response is not None else None
     if cursor is None:
         raise _bad_cursor(after, "a response")
     return cursor
@@ -73,12 +73,12 @@ def list_input_items(
     What came through `previous_response_id` is the input or output of other responses and listed there.
     """
 
-    def work(connection: Connection) -> Slice | None:
+    def work(connection: Connection) -> PayloadPage | None:
         if responses.get(connection, tenant, response) is None:
             return None
         place = None
         if after is not None:
-            place = list_pages.input_place(connection, tenant, response, after)
+            place = list_pages.input_item_index(connection, tenant, response, after)
             if place is None:
                 raise _bad_cursor(after, "an input item of this response")
         return list_pages.input_page(

@@ -54,7 +54,7 @@ def read_response(connection: Connection, tenant: str, response: UUID) -> Respon
 
 def with_last_event(connection: Connection, stored: StoredResponse, found: Response) -> Response:
     """A response that has ended, with what its last event alone has kept."""
-    held = CachedStream(events.compacted(connection, stored.tenant, stored.id))
+    held = CachedStream(events.read_compacted(connection, stored.tenant, stored.id))
     (last,) = held.read(held.end - 1)
     return restore_token_dump(found, last.body)
 
@@ -164,7 +164,7 @@ class StreamReader:
     def _hold(self, connection: Connection) -> CachedStream:
         held = _held.get((self._tenant, self._response))
         if held is None:
-            held = CachedStream(events.compacted(connection, self._tenant, self._response))
+            held = CachedStream(events.read_compacted(connection, self._tenant, self._response))
             _held[self._tenant, self._response] = held
         return held
 

@@ -41,11 +41,11 @@ class Binaries:
 
 def binaries_for(account: Account, pgbin: Path | None, copies: Path) -> Binaries:
     """Postgres's programs where `account` can run them, copied under `copies` if need be."""
-    found = _find_bin_directory(pgbin)
+    found = _select_bin_directory(pgbin)
     version = _version(found, account)
     if version is None and account.is_other:
-        _check_can_become(account)
-        found = _copy_within_reach(found, copies)
+        _check_can_switch_user(account)
+        found = _copy_installation(found, copies)
         version = _version(found, account)
     if version is None:
         raise EmbeddedError(f"The user {account.name} cannot run {found / 'postgres'}.")
@@ -86,7 +86,7 @@ def psql_command(url: str, pgbin: Path | None = None) -> tuple[list[str], dict[s
     return [program, make_conninfo(**rest)], {"PGPASSWORD": str(password)}
 
 
-def _find_bin_directory(pgbin: Path | None) -> Path:
+def _select_bin_directory(pgbin: Path | None) -> Path:
     if pgbin is not None:
         if not (pgbin / "postgres").is_file():
             raise EmbeddedError(f"PGBIN is {pgbin}, which has no program `postgres` in it.")
@@ -144,7 +144,7 @@ def _major_of(directory: Path) -> int | None:
     return None if version is None else int(re.split(r"\D", version)[0])
 
 
-def _check_can_become(account: Account) -> None:
+def _check_can_switch_user(account: Account) -> None:
     """Tell apart a program out of reach from a root that may not change its user at all."""
     try:
         subprocess.run(["/bin/sh", "-c", ":"], check=True, cwd="/", **account.popen_identity)
@@ -155,7 +155,7 @@ def _check_can_become(account: Account) -> None:
         ) from error
 
 
-def _copy_within_reach(bin_directory: Path, copies: Path) -> Path:
+def _copy_installation(bin_directory: Path, copies: Path) -> Path:
     """Copy an installation whole, with the libraries its programs look for beside the package."""
     install = bin_directory.parent
     if not (install / "share").is_dir():

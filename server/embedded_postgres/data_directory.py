@@ -271,7 +271,7 @@ def _command_line(pid: int) -> str:
     return subprocess.run(ps, capture_output=True, text=True, check=False).stdout.strip()
 
 
-def remove_traces_of_the_dead(directory: ClusterDirectory) -> None:
+def remove_stale_files(directory: ClusterDirectory) -> None:
     """Remove what would make Postgres believe that a process with a number used again is it.
 
     To be called when `cluster.lock` is held and `running_postmaster` says that there is none.
@@ -294,7 +294,7 @@ def open_log(directory: ClusterDirectory, account: Account) -> int:
     return descriptor
 
 
-def last_complaint(directory: ClusterDirectory, since: int) -> str:
+def last_error(directory: ClusterDirectory, since: int) -> str:
     """The last thing that stopped Postgres, out of what it logged since that offset."""
     with directory.log.open("rb") as log:
         log.seek(since)

@@ -32,15 +32,15 @@ from server.embedded_postgres.data_directory import (
     check_major,
     check_socket_directory,
     create_cluster,
-    last_complaint,
+    last_error,
     make_home,
     make_socket_directory,
     open_log,
-    remove_traces_of_the_dead,
+    remove_stale_files,
     running_postmaster,
     try_lock,
 )
-from server.embedded_postgres.socket_queries import PORT, Reach, create_database, reach_of, url_over
+from server.embedded_postgres.socket_queries import PORT, ServerState, create_database, probe, socket_url
 
 __all__ = ["EmbeddedError", "EmbeddedPostgres", "Progress", "default_data_dir", "psql_command"]
 
@@ -64,7 +64,7 @@ SETTINGS = {
 }
 
 
-def _say_nothing(_message: str) -> None:
+def _no_progress(_message: str) -> None:
     pass
 
 
@@ -97,7 +97,7 @@ class EmbeddedPostgres:
         self._watcher: subprocess.Popen[bytes] | None = None
         self._log_offset = 0
         self._is_stopped = False
-        _living.add(self)
+        _instances.add(self)
 
     def __enter__(self) -> Self:
         self.start()
@@ -123,16 +123,16 @@ class EmbeddedPostgres:
 
     def url_of(self, database: str) -> str:
         """The libpq URL of another database of the same cluster."""
-        return url_over(self._directory.sockets, database)
+        return socket_url(self._directory.sockets, database)
 
-    def start(self, progress: Progress = _say_nothing) -> str:
+    def start(self, progress: Progress = _no_progress) -> str:
         """Start the database, or attach to the process that did; returns `url` once it answers."""
         with self._mutex:
             self._is_stopped = False
             self._reach(progress)
         return self.url
 
-    def ensure(self, progress: Progress = _say_nothing) -> str:
+    def ensure(self, progress: Progress = _no_progress) -> str:
         """Bring the database back after a connection was lost: a no-op if it is there.
 
         Restarts a Postgres that died, and takes the database over from an owner that is gone. Any
@@ -166,15 +166,15 @@ class EmbeddedPostgres:
         """True once attached to another process's database, False once it is ours to run."""
         account = self._account()
         make_home(self._directory, account)
-        waiting = _Once(progress)
-        reach = Reach("down", "it has no socket")
+        waiting = _OneMessage(progress)
+        reach = ServerState("down", "it has no socket")
         while True:
             self._owner_lock = try_lock(self._directory.owner_lock, account)
             if self.is_owner:
                 return False
             if self._directory.sockets.exists():
                 check_socket_directory(self._directory, account)
-                reach = reach_of(self.url)
+                reach = probe(self.url)
                 if reach.state == "up":
                     return True
             waiting.say("waiting for the process that owns the database")
@@ -195,7 +195,7 @@ class EmbeddedPostgres:
             finally:
                 os.close(cluster_lock)
             if not self._await_answer(progress, deadline):
-                complaint = last_complaint(self._directory, self._log_offset)
+                complaint = last_error(self._directory, self._log_offset)
                 raise EmbeddedError(f"Postgres did not start: {complaint} (its log is {self._directory.log})")
             create_database(self.url_of("postgres"), DATABASE)
         except BaseException:
@@ -211,7 +211,7 @@ class EmbeddedPostgres:
         Usually their watcher is stopping them at this moment; when it was killed too, we do.
         """
         account = self._account()
-        waiting = _Once(progress)
+        waiting = _OneMessage(progress)
         patient_until = time.monotonic() + postgres_watcher.FAST_SHUTDOWN_S
         while True:
             lock = try_lock(self._directory.cluster_lock, account)
@@ -246,7 +246,7 @@ class EmbeddedPostgres:
             durable = self._settings.get("fsync") != "off"
             create_cluster(self._directory, binaries, account, lock=cluster_lock, durable=durable)
         check_major(self._directory, binaries)
-        remove_traces_of_the_dead(self._directory)
+        remove_stale_files(self._directory)
         log = open_log(self._directory, account)
         try:
             self._log_offset = os.fstat(log).st_size
@@ -279,8 +279,8 @@ class EmbeddedPostgres:
         One that lives is left alone: it may be recovering from the crash of one of its processes,
         or have no connection left to give, and a restart would make either worse.
         """
-        waiting = _Once(progress)
-        while (reach := reach_of(self.url_of("postgres"))).state != "up":
+        waiting = _OneMessage(progress)
+        while (reach := probe(self.url_of("postgres"))).state != "up":
             if self._watcher is None or self._watcher.poll() is not None:
                 return False
             if reach.state == "recovering":
@@ -300,7 +300,7 @@ class EmbeddedPostgres:
         try:
             if self._watcher is not None:
                 self._discard_watcher()
-                os.close(self._claim_cluster(_say_nothing, time.monotonic() + STOP_TIMEOUT_S))
+                os.close(self._claim_cluster(_no_progress, time.monotonic() + STOP_TIMEOUT_S))
         finally:
             os.close(self._owner_lock)
             self._owner_lock = None
@@ -324,7 +324,7 @@ class EmbeddedPostgres:
             self._watcher = None
 
 
-class _Once:
+class _OneMessage:
     """Says the first of a loop's messages."""
 
     def __init__(self, progress: Progress) -> None:
@@ -337,13 +337,13 @@ class _Once:
             self._progress(message)
 
 
-_living: "weakref.WeakSet[EmbeddedPostgres]" = weakref.WeakSet()
+_instances: "weakref.WeakSet[EmbeddedPostgres]" = weakref.WeakSet()
 
 
-def _forget_in_fork() -> None:
-    for postgres in list(_living):
+def _release_in_fork() -> None:
+    for postgres in list(_instances):
         postgres._forget()
 
 
 if sys.platform != "win32":
-    os.register_at_fork(after_in_child=_forget_in_fork)
+    os.register_at_fork(after_in_child=_release_in_fork)

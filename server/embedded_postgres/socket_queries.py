@@ -16,7 +16,7 @@ PORT = 5432  # only a part of the socket's name
 SOCKET_NAME = f".s.PGSQL.{PORT}"
 
 
-class Reach(NamedTuple):
+class ServerState(NamedTuple):
     """What a connection attempt shows."""
 
     #: "up" includes a server that has no connection left to give.
@@ -24,26 +24,26 @@ class Reach(NamedTuple):
     complaint: str = ""
 
 
-def url_over(sockets: Path, database: str) -> str:
+def socket_url(sockets: Path, database: str) -> str:
     """The libpq URL of a database of the Postgres that has its socket in this directory."""
     # With the port, because libpq would otherwise take one from PGPORT.
     return f"postgresql://postgres@/{quote(database)}?host={quote(str(sockets))}&port={PORT}"
 
 
-def reach_of(url: str) -> Reach:
+def probe(url: str) -> ServerState:
     """Try to connect."""
     try:
         psycopg.connect(url, connect_timeout=2).close()
     except psycopg.OperationalError as error:
         complaint = str(error)
         if "too many clients" in complaint or "connection slots are reserved" in complaint:
-            return Reach("up")
+            return ServerState("up")
         if "starting up" in complaint:
-            return Reach("starting", complaint)
+            return ServerState("starting", complaint)
         if "recovery" in complaint or "not yet accepting" in complaint:
-            return Reach("recovering", complaint)
-        return Reach("down", complaint)
-    return Reach("up")
+            return ServerState("recovering", complaint)
+        return ServerState("down", complaint)
+    return ServerState("up")
 
 
 def create_database(maintenance_url: str, name: str) -> None:

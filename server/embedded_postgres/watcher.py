@@ -49,11 +49,11 @@ def main(arguments: list[str]) -> int:
     except OSError as error:
         sys.stderr.write(f"FATAL:  cannot run {command[0]}: {error.strerror}\n")
         return 1
-    threading.Thread(target=_stop_when_owner_is_gone, args=(postgres,), daemon=True).start()
+    threading.Thread(target=_stop_after_owner, args=(postgres,), daemon=True).start()
     return postgres.wait()
 
 
-def _stop_when_owner_is_gone(postgres: "subprocess.Popen[bytes]") -> None:
+def _stop_after_owner(postgres: "subprocess.Popen[bytes]") -> None:
     while os.read(sys.stdin.fileno(), 1):
         pass
     for attempt in range(FAST_SHUTDOWN_S + 1):

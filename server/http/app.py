@@ -1,4 +1,4 @@
-"""The server as an ASGI application: the routes, and what is around all of them."""
+"""The ASGI application: routes, middleware, and the limits that all endpoints share."""
 
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
@@ -7,42 +7,42 @@ from starlette.routing import Route, WebSocketRoute
 
 from server.caller import Caller
 from server.configuration.origins import read_cors_origins, require_json
-from server.http.asgi.cors_and_slashes import CorsAndSlashes, Refusal
-from server.http.asgi.endpoint import Admittance, Endpoint, OpenEndpoint
-from server.http.asgi.event_stream import Answer
-from server.http.asgi.request_body import Lingering
-from server.http.asgi.thread_pools import ThreadClasses, ThreadShare, thread_classes
+from server.http.asgi.answer import Answer
+from server.http.asgi.cors_and_slashes import CorsAndSlashes, RouterRefusal
+from server.http.asgi.endpoint import Endpoint, EndpointContext, PublicEndpoint
+from server.http.asgi.request_body import LingeringClose
+from server.http.asgi.thread_pools import ThreadPools, ThreadShare, make_thread_pools
 from server.http.asgi.websocket import SocketEndpoint
 from server.http.error_responses import on_error
 from server.http.handlers import health, tokenize
 from server.http.handlers.websocket_session import SocketLimits, SocketSession
-from server.http.routes import OPEN_ROUTES, ROUTES, Handler, OpenHandler
+from server.http.routes import PUBLIC_ROUTES, ROUTES, Handler, PublicHandler
 from server.http.services import Services
 from server.limits.concurrency import SharedLimit
 
-NO_BODY_BYTES = 4096
-"""What is read of a body where none is needed, and dropped."""
-_UNKNOWN = ThreadShare("")
-"""Where keys that were not seen before wait for each other, and for nobody else."""
+MAX_UNUSED_BODY_BYTES = 4096
+"""Bytes that are read of the body of a request that needs none."""
+_UNKNOWN_KEYS = ThreadShare("")
+"""The queue of requests whose key is not cached: they wait for one another, not for known tenants."""
 
 
 def build(services: Services, connections: int) -> Starlette:
-    """The ASGI application, of which at most so many connections are in use at a time."""
-    threads = thread_classes(services.config.database_connections)
-    door = _door(services, threads, connections)
+    """The ASGI application; `connections` is the most client connections that are open at a time."""
+    threads = make_thread_pools(services.config.database_connections)
+    context = _endpoint_context(services, threads, connections)
     keyed = [route[:3] for route in ROUTES]
     if services.config.tokenizer_info == "on":
         keyed.append(("GET", "/tokenizer_info", tokenize.info))
-    opened = {handler: _open(services, door, handler) for _, _, handler, _ in OPEN_ROUTES}
+    opened = {handler: _public_endpoint(services, context, handler) for _, _, handler, _ in PUBLIC_ROUTES}
 
-    def refuse(request: Request, error: Exception) -> Refusal:
-        return Refusal(on_error(request, error), door.lingering)
+    def refuse(request: Request, error: Exception) -> RouterRefusal:
+        return RouterRefusal(on_error(request, error), context.lingering_close)
 
     app = Starlette(
         routes=[
-            WebSocketRoute("/v1/responses", _sockets(services, door, connections)),
-            *(_keyed(services, door, method, path, handler) for method, path, handler in keyed),
-            *(Route(path, opened[handler], methods=[method]) for method, path, handler, _ in OPEN_ROUTES),
+            WebSocketRoute("/v1/responses", _websocket_endpoint(services, context, connections)),
+            *(_keyed_route(services, context, method, path, handler) for method, path, handler in keyed),
+            *(Route(path, opened[handler], methods=[method]) for method, path, handler, _ in PUBLIC_ROUTES),
         ],
         exception_handlers={404: refuse, 405: refuse},  # type: ignore[dict-item]  # any ASGI app is called
         middleware=[Middleware(CorsAndSlashes, read_cors_origins(services.config.cors_origins))],
@@ -51,70 +51,76 @@ def build(services: Services, connections: int) -> Starlette:
     return app
 
 
-def _door(services: Services, threads: ThreadClasses, connections: int) -> Admittance[Caller]:
-    def expect(request: HTTPConnection) -> ThreadShare:
-        tenant = services.gate.expect(request)
-        return _UNKNOWN if tenant is None else ThreadShare(tenant, whole=True)
+def _endpoint_context(services: Services, threads: ThreadPools, connections: int) -> EndpointContext[Caller]:
+    def expected_share(request: HTTPConnection) -> ThreadShare:
+        tenant = services.authenticator.expected_tenant(request)
+        return _UNKNOWN_KEYS if tenant is None else ThreadShare(tenant, unlimited=True)
 
     body = services.config.max_body_bytes
     memory = max(services.config.body_memory, 2 * body)
-    return Admittance(
-        expect=expect,
-        identify=services.gate.identify,
-        lane=_lane,
+    return EndpointContext(
+        expected_share=expected_share,
+        authenticate=services.authenticator.authenticate,
+        share_of=_share_of,
         threads=threads,
-        requests=_halved("requests in progress", connections),
-        bodies=_halved("bytes of request bodies", memory),
-        lingering=Lingering(),
+        requests=_half_per_tenant("requests in progress", connections),
+        bodies=_half_per_tenant("bytes of request bodies", memory),
+        lingering_close=LingeringClose(),
     )
 
 
-def _lane(caller: Caller) -> ThreadShare:
-    """While there is no key there is one tenant, for whom nothing is kept from."""
-    return ThreadShare(caller.tenant, whole=caller.key_id is None)
+def _share_of(caller: Caller) -> ThreadShare:
+    """The caller's share of threads. Without keys there is one tenant, which may use all of them."""
+    return ThreadShare(caller.tenant, unlimited=caller.key_id is None)
 
 
-def _halved(what: str, total: int) -> SharedLimit:
-    """A tenant may have half, so that another one finds something."""
+def _half_per_tenant(what: str, total: int) -> SharedLimit:
+    """A limit of which one tenant may use half, so that the rest is left for the others."""
     return SharedLimit(what, total=total, per_tenant=max(1, total // 2))
 
 
-def _keyed(services: Services, door: Admittance[Caller], method: str, path: str, handler: Handler) -> Route:
+def _keyed_route(
+    services: Services, context: EndpointContext[Caller], method: str, path: str, handler: Handler
+) -> Route:
     def handle(request: Request, caller: Caller, body: bytes) -> Answer:
         if method == "POST":
             require_json(request.headers, body)
         return handler(services, caller, request, body)
 
     ends_others = method == "DELETE" or path.endswith("/cancel")
-    threads = door.threads
+    threads = context.threads
     endpoint = Endpoint(
         handle,
-        door,
+        context,
         threads.cancel if ends_others else threads.read if method == "GET" else threads.write,
-        max_body=services.config.max_body_bytes if method == "POST" else NO_BODY_BYTES,
+        max_body=services.config.max_body_bytes if method == "POST" else MAX_UNUSED_BODY_BYTES,
         body_seconds=services.config.body_seconds,
-        counted=not ends_others,
+        limited=not ends_others,
     )
     return Route(path, endpoint, methods=[method])
 
 
-def _open(services: Services, door: Admittance[Caller], handler: OpenHandler) -> OpenEndpoint:
-    """One for all addresses of a handler. `live` is answered on the loop, so that nothing can delay it."""
+def _public_endpoint(
+    services: Services, context: EndpointContext[Caller], handler: PublicHandler
+) -> PublicEndpoint:
+    """The endpoint of a handler. `live` and `version` run on the event loop, so no queue delays them."""
     on_loop = handler in (health.live, health.version)
-    threads = door.threads.health if handler is health.ready else door.threads.document
-    return OpenEndpoint(
-        lambda request: handler(services, request, b""), None if on_loop else threads, door.lingering
+    threads = context.threads.health if handler is health.ready else context.threads.document
+    return PublicEndpoint(
+        lambda request: handler(services, request, b""), None if on_loop else threads, context.lingering_close
     )
 
 
-def _sockets(services: Services, door: Admittance[Caller], connections: int) -> SocketEndpoint[Caller]:
+def _websocket_endpoint(
+    services: Services, context: EndpointContext[Caller], connections: int
+) -> SocketEndpoint[Caller]:
     limits = SocketLimits(
-        kept=_halved("bytes of WebSockets' unstored responses", max(services.config.body_memory, 2)),
+        kept=_half_per_tenant("bytes of WebSockets' unstored responses", max(services.config.body_memory, 2)),
     )
     return SocketEndpoint(
         lambda websocket, caller: SocketSession(services, websocket, caller, limits),
-        door,
-        sockets=_halved("WebSockets", max(2, connections // 4)),
+        context,
+        sockets=_half_per_tenant("WebSockets", max(2, connections // 4)),
         seconds=services.config.websocket_seconds,
         send_seconds=services.config.send_seconds,
         closing=services.closing,

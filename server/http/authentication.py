@@ -1,7 +1,7 @@
-"""Who is calling: API keys, how they are made and checked. Keys are never stored, only their digests.
+"""Bearer authentication with API keys: making keys, and checking the key of a request.
 
-A key is `hk_<id>_<secret>`: the id finds it, the SHA-256 of the whole key proves it. 256 random bits need no
-slow hash.
+A key is `hk_<id>_<secret>`. The id selects the row; the SHA-256 digest of the whole key is compared with the
+stored one. Only the digest is stored. The secret has 256 random bits, so a slow password hash adds nothing.
 """
 
 import hashlib
@@ -17,9 +17,9 @@ from server.caller import DEFAULT_TENANT, Caller
 from server.configuration.origins import (
     AllowedHosts,
     AllowedOrigins,
+    origin_error,
     read_allowed_hosts,
     read_cors_origins,
-    refusal,
 )
 from server.configuration.settings import Config
 from server.errors import NotAuthenticated
@@ -31,7 +31,7 @@ _PREFIX = "hk"
 
 @dataclass(frozen=True, slots=True)
 class NewKey:
-    """A key just made; `text` is shown once and kept nowhere."""
+    """A new API key; `text` is printed once and never stored."""
 
     id: str
     text: str
@@ -48,14 +48,14 @@ def _digest(text: str) -> bytes:
     return hashlib.sha256(text.encode()).digest()
 
 
-_TOUCH_S = 20.0
-"""How often this process notes the use of a key; the table itself takes a note once a minute."""
-_MOST_KNOWN = 4096
-"""Keys that were valid not long ago, whose callers are told apart before they are looked up."""
+_USE_RECORDED_S = 20.0
+"""Seconds between two writes of a key's `last_used_at` by this process; the store writes once a minute."""
+_MAX_CACHED_KEYS = 4096
+"""Digests of valid keys whose tenant is cached, so that requests queue by tenant before the key lookup."""
 
 
 class Authenticator:
-    """Lets callers in. With no key ever made, everybody is the default tenant."""
+    """Identifies callers. While no key was ever made, every caller is the default tenant."""
 
     def __init__(
         self,
@@ -66,83 +66,83 @@ class Authenticator:
         self._database = database
         self._allowed_hosts = allowed_hosts
         self._allowed_origins = allowed_origins
-        self._closed = threading.Event()
-        """A key exists, so every call needs one; never reopened."""
-        self._known: dict[bytes, str] = {}
-        """The tenants of digests that were valid when they were last looked up."""
-        self._touched: dict[str, float] = {}
-        """When this process last noted the use of a key, by its id."""
+        self._key_required = threading.Event()
+        """Set once a key exists: from then on every request needs one. Never cleared."""
+        self._valid_digests: dict[bytes, str] = {}
+        """Tenant by digest, of keys that were valid at their last lookup."""
+        self._use_recorded_at: dict[str, float] = {}
+        """When this process last wrote `last_used_at`, by key id; seconds of `monotonic`."""
 
     @classmethod
-    def of(cls, config: Config, database: Database) -> "Authenticator":
-        """With the hosts and origins that the settings list."""
+    def from_config(cls, config: Config, database: Database) -> "Authenticator":
+        """An authenticator with the settings' allowed hosts and CORS origins."""
         return cls(database, read_allowed_hosts(config.allowed_hosts), read_cors_origins(config.cors_origins))
 
-    def expect(self, request: HTTPConnection) -> str | None:
-        """The tenant that the caller will most likely be; None for keys not seen before.
+    def expected_tenant(self, request: HTTPConnection) -> str | None:
+        """The tenant of a cached key; None for keys that this process has not validated yet.
 
-        Uses no database. Raises WrongHost, and once keys are needed NotAuthenticated for what cannot be one.
+        Uses no database. Raises WrongHost and, once keys are required, NotAuthenticated for a malformed key.
         """
-        self._refuse_foreign(request, key_exists=True)
-        if not self._closed.is_set():
+        self._check_origin(request, key_exists=True)
+        if not self._key_required.is_set():
             return DEFAULT_TENANT
-        given = _bearer_token(request)
-        _key_id(given)
-        return self._known.get(_digest(given))
+        key = _bearer_token(request)
+        _key_id(key)
+        return self._valid_digests.get(_digest(key))
 
-    def identify(self, request: HTTPConnection) -> Caller:
+    def authenticate(self, request: HTTPConnection) -> Caller:
         """The caller of a request or of a WebSocket. Raises NotAuthenticated, WrongHost or WrongOrigin."""
-        given = _bearer_token(request)
-        caller = self._database.ask(lambda connection: self._look_up(connection, given))
-        self._refuse_foreign(request, key_exists=caller.key_id is not None)
+        key = _bearer_token(request)
+        caller = self._database.ask(lambda connection: self._look_up(connection, key))
+        self._check_origin(request, key_exists=caller.key_id is not None)
         return caller
 
-    def _refuse_foreign(self, request: HTTPConnection, *, key_exists: bool) -> None:
+    def _check_origin(self, request: HTTPConnection, *, key_exists: bool) -> None:
         server = request.scope.get("server")
         port = server[1] if server else None
-        error = refusal(
+        error = origin_error(
             request.headers, port, self._allowed_hosts, self._allowed_origins, key_exists=key_exists
         )
         if error is not None:
             raise error
 
-    def _look_up(self, connection: Connection, given: str) -> Caller:
-        if not self._closed.is_set():
+    def _look_up(self, connection: Connection, key: str) -> Caller:
+        if not self._key_required.is_set():
             if not api_keys.any_exist(connection):
                 return Caller(DEFAULT_TENANT, None)
-            self._closed.set()
-        key_id = _key_id(given)
-        stored = api_keys.find(connection, key_id)
+            self._key_required.set()
+        key_id = _key_id(key)
+        stored = api_keys.get_valid(connection, key_id)
         digest = stored.digest if stored else bytes(32)
-        if not hmac.compare_digest(digest, _digest(given)) or stored is None:
-            self._known.pop(_digest(given), None)
+        if not hmac.compare_digest(digest, _digest(key)) or stored is None:
+            self._valid_digests.pop(_digest(key), None)
             raise NotAuthenticated("The API key is not valid.")
         self._remember(digest, stored.tenant)
-        if monotonic() - self._touched.get(stored.id, -_TOUCH_S) >= _TOUCH_S:
-            api_keys.touch(connection, stored.tenant, stored.id)
-            self._touched[stored.id] = monotonic()
+        if monotonic() - self._use_recorded_at.get(stored.id, -_USE_RECORDED_S) >= _USE_RECORDED_S:
+            api_keys.record_use(connection, stored.tenant, stored.id)
+            self._use_recorded_at[stored.id] = monotonic()
         return Caller(stored.tenant, stored.id, stored.priority_floor)
 
     def _remember(self, digest: bytes, tenant: str) -> None:
-        if digest in self._known:
+        if digest in self._valid_digests:
             return
-        for known in (self._known, self._touched):
-            if len(known) >= _MOST_KNOWN:
+        for known in (self._valid_digests, self._use_recorded_at):
+            if len(known) >= _MAX_CACHED_KEYS:
                 known.clear()
-        self._known[digest] = tenant
+        self._valid_digests[digest] = tenant
 
 
 def _bearer_token(request: HTTPConnection) -> str:
-    """What the request calls its key; empty if it names none."""
+    """The request's bearer token; empty without one."""
     scheme, _, text = request.headers.get("authorization", "").partition(" ")
     return text.strip() if scheme.lower() == "bearer" else ""
 
 
-def _key_id(given: str) -> str:
-    """The id in a key. Raises NotAuthenticated for what no key looks like."""
-    if not given:
+def _key_id(key: str) -> str:
+    """The id within a key. Raises NotAuthenticated for a missing or malformed key."""
+    if not key:
         raise NotAuthenticated("Send an API key: `Authorization: Bearer <key>`.")
-    prefix, _, rest = given.partition("_")
+    prefix, _, rest = key.partition("_")
     key_id = rest.partition("_")[0]
     if prefix != _PREFIX or not key_id.isalnum():
         raise NotAuthenticated("The API key is not valid.")

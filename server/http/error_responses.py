@@ -23,7 +23,7 @@ from server.errors import (
 )
 from server.protocol.errors import DecodeFailure, ErrorBody, ErrorDetail, ExtractionBusy
 from server.protocol.ids import new_request_id
-from server.store.database import DatabaseError, is_disk_full, is_too_slow
+from server.store.database import DatabaseError, is_disk_full, is_statement_timeout
 
 log = logging.getLogger("holdfast.errors")
 
@@ -46,7 +46,7 @@ def error_response(error: ApiError, request_id: str) -> Response:
     )
 
 
-def translate(error: Exception) -> ApiError:
+def to_api_error(error: Exception) -> ApiError:
     """Whatever went wrong as something a client may be told."""
     match error:
         case ApiError():
@@ -58,7 +58,7 @@ def translate(error: Exception) -> ApiError:
         case DatabaseError() if is_disk_full(error):
             log.error("the database's disk is full")
             return StorageFull()
-        case DatabaseError() if is_too_slow(error):
+        case DatabaseError() if is_statement_timeout(error):
             log.warning("a query took too long: %s", error)
             return QueryTooSlow()
         case DatabaseError():
@@ -81,15 +81,15 @@ def log_internal_error(told: ApiError, request_id: str, error: Exception) -> Non
 def on_error(request: HTTPConnection, error: Exception) -> Response:
     """Starlette's handler for every exception that a route raises."""
     request_id = getattr(request.state, "request_id", None) or new_request_id()
-    told = translate(error)
+    told = to_api_error(error)
     log_internal_error(told, request_id, error)
     answered = error_response(told, request_id)
     if isinstance(told, MethodNotAllowed):
-        answered.headers["allow"] = ", ".join(_methods(request))
+        answered.headers["allow"] = ", ".join(_allowed_methods(request))
     return answered
 
 
-def _methods(request: HTTPConnection) -> list[str]:
+def _allowed_methods(request: HTTPConnection) -> list[str]:
     """What the address takes, over all routes that share it."""
     routes = [route for route in request.app.routes if route.matches(request.scope)[0] is not Match.NONE]
     return sorted({method for route in routes for method in route.methods})

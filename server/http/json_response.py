@@ -5,7 +5,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 
-def as_json(request: Request, value: msgspec.Struct | msgspec.Raw, status: int = 200) -> Response:
+def json_response(request: Request, value: msgspec.Struct | msgspec.Raw, status: int = 200) -> Response:
     return Response(
         msgspec.json.encode(value),
         status_code=status,

@@ -38,7 +38,7 @@ from server.version import VERSION
 Json = dict[str, Any]
 _SCHEMAS = "#/components/schemas/"
 _PATH_PARAMETER = re.compile(r"\{(\w+)(?::path)?\}")
-_ALWAYS: tuple[type[ApiError], ...] = (
+_COMMON_ERRORS: tuple[type[ApiError], ...] = (
     BodyTooSlow,
     BodyTooLarge,
     TooManyRequests,
@@ -46,15 +46,15 @@ _ALWAYS: tuple[type[ApiError], ...] = (
     Overloaded,
     QueryTooSlow,
 )
-_NAMED: dict[str, Any] = {"Item": Item, "Tool": tools.Tool, "StreamEvent": StreamEvent}
+_NAMED_UNIONS: dict[str, Any] = {"Item": Item, "Tool": tools.Tool, "StreamEvent": StreamEvent}
 """Unions that are one schema, whatever they are used in."""
 _OTHER = str(OtherItem.__struct_config__.tag)
-_ALSO_CALLED = {
+_OPEN_RESPONSES_NAMES = {
     "ReasoningTextDelta": "response.reasoning.delta",
     "ReasoningTextDone": "response.reasoning.done",
 }
 """Events that have another name in the Open Responses specification, which streams may be asked for."""
-_ABOUT = (
+_DESCRIPTION = (
     "OpenAI's Responses API and Chat Completions, of open-weight models. A WebSocket at /v1/responses takes "
     "`response.create` messages, whose fields are CreateResponse's, and tells the events of StreamEvent."
 )
@@ -90,7 +90,7 @@ class Contract:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Described:
+class Operation:
     """A route as the document tells of it."""
 
     method: str
@@ -100,7 +100,7 @@ class Described:
     keyed: bool
 
 
-def document(routes: Sequence[Described]) -> bytes:
+def document(routes: Sequence[Operation]) -> bytes:
     """The document's JSON."""
     schemas = _Schemas([kind for route in routes for kind in _types(route.contract)])
     paths: dict[str, Json] = {}
@@ -110,7 +110,7 @@ def document(routes: Sequence[Described]) -> bytes:
     return msgspec.json.encode(
         {
             "openapi": "3.1.0",
-            "info": {"title": "Holdfast", "version": VERSION, "description": _ABOUT},
+            "info": {"title": "Holdfast", "version": VERSION, "description": _DESCRIPTION},
             "paths": paths,
             "components": {
                 "schemas": schemas.components([route.contract for route in routes]),
@@ -125,7 +125,7 @@ def _types(contract: Contract) -> list[Any]:
     return [contract.gives, contract.takes, *contract.streams, *parameters, *contract.otherwise.values()]
 
 
-def _operation(route: Described, schemas: "_Schemas") -> Json:
+def _operation(route: Operation, schemas: "_Schemas") -> Json:
     contract = route.contract
     operation: Json = {"operationId": route.name, "summary": contract.says}
     names = _PATH_PARAMETER.findall(route.path)
@@ -137,7 +137,7 @@ def _operation(route: Described, schemas: "_Schemas") -> Json:
     if contract.takes is not None:
         content = {"application/json": {"schema": schemas.of(contract.takes)}}
         operation["requestBody"] = {"required": contract.needs_body, "content": content}
-    operation["responses"] = _answers(route, schemas)
+    operation["responses"] = _responses(route, schemas)
     if route.keyed:
         operation["security"] = [{"bearer": []}]
     return operation
@@ -153,12 +153,12 @@ def _parameter(parameter: Parameter, schemas: "_Schemas") -> Json:
     return told if parameter.style is None else {**told, "style": parameter.style, "explode": True}
 
 
-def _answers(route: Described, schemas: "_Schemas") -> Json:
+def _responses(route: Operation, schemas: "_Schemas") -> Json:
     contract = route.contract
     content = {"application/json": {"schema": schemas.of(contract.gives)}}
     if contract.streams:
-        content["text/event-stream"] = {"schema": _event_saying(schemas.of(*contract.streams))}
-    refused = [*_ALWAYS, *contract.refuses]
+        content["text/event-stream"] = {"schema": _server_sent_event(schemas.of(*contract.streams))}
+    refused = [*_COMMON_ERRORS, *contract.refuses]
     if route.keyed:
         refused += [NotAuthenticated, WrongHost, WrongOrigin]
     if contract.takes is not None:
@@ -168,32 +168,32 @@ def _answers(route: Described, schemas: "_Schemas") -> Json:
     if "{" in route.path:
         refused.append(NotFound)
     refused = list(dict.fromkeys(refused))
-    answers = {"200": _answer("What was asked for.", content)}
+    answers = {"200": _response("What was asked for.", content)}
     for status in sorted({error.status for error in refused} | set(contract.otherwise)):
         if status in contract.otherwise and contract.otherwise[status] is None:
-            answers[str(status)] = _answer("There is nothing more.", {})
+            answers[str(status)] = _response("There is nothing more.", {})
             continue
         kinds = [contract.otherwise[status]] if status in contract.otherwise else []
         if any(error.status == status for error in refused):
             kinds.append(ErrorBody)
-        words = ", ".join(_words(error) for error in refused if error.status == status)
-        answers[str(status)] = _answer(words, {"application/json": {"schema": schemas.of(*kinds)}})
+        words = ", ".join(_error_name(error) for error in refused if error.status == status)
+        answers[str(status)] = _response(words, {"application/json": {"schema": schemas.of(*kinds)}})
     return answers
 
 
-def _event_saying(schema: Json) -> Json:
+def _server_sent_event(schema: Json) -> Json:
     """One server-sent event; a stream is told event by event, as OpenAPI 3.2 has it."""
     said = {"contentMediaType": "application/json", "contentSchema": schema}
     data = {"type": "string", "anyOf": [{"const": "[DONE]"}, said]}
     return _object({"event": {"type": "string"}, "data": data}, "data")
 
 
-def _answer(says: str, content: Json) -> Json:
+def _response(says: str, content: Json) -> Json:
     header = {"description": "What this exchange is called in the log.", "schema": {"type": "string"}}
     return {"description": says, "headers": {"x-request-id": header}, "content": content}
 
 
-def _words(error: type[ApiError]) -> str:
+def _error_name(error: type[ApiError]) -> str:
     """What an error is called, from the name of its class."""
     return re.sub(r"(?<!^)(?=[A-Z])", " ", error.__name__).capitalize()
 
@@ -203,13 +203,13 @@ class _Schemas:
 
     def __init__(self, kinds: Iterable[Any]) -> None:
         readers = [*given.ITEM_READERS.values(), *CONTENT_READERS.values()]
-        shapes = [*_NAMED.values(), *(reader.shape for reader in readers), ErrorBody]
+        shapes = [*_NAMED_UNIONS.values(), *(reader.shape for reader in readers), ErrorBody]
         used = [kind for kind in kinds if kind is not None]
         found, self._components = msgspec.json.schema_components(
             [*used, *shapes], ref_template=_SCHEMAS + "{name}"
         )
         self._found = dict(zip(map(repr, [*used, *shapes]), found, strict=True))
-        self._unions = {name: self._found[repr(kind)] for name, kind in _NAMED.items()}
+        self._unions = {name: self._found[repr(kind)] for name, kind in _NAMED_UNIONS.items()}
 
     def of(self, *kinds: Any) -> Json:
         """The schema of a value of one of these types."""
@@ -225,13 +225,13 @@ class _Schemas:
         told_apart["mapping"] = kept | {
             tag: ref for tag, ref in told_apart["mapping"].items() if tag != _OTHER
         }
-        asked = _reached([self.of(contract.takes) for contract in contracts if contract.takes], components)
-        told = _reached(
+        asked = _referenced([self.of(contract.takes) for contract in contracts if contract.takes], components)
+        told = _referenced(
             [self.of(contract.gives, *contract.streams, ErrorBody) for contract in contracts], components
         )
         for name in told - asked:
             _require_all(components[name])
-        for name, called in _ALSO_CALLED.items():
+        for name, called in _OPEN_RESPONSES_NAMES.items():
             components[name]["properties"]["type"]["enum"].append(called)
             components["StreamEvent"]["discriminator"]["mapping"][called] = _SCHEMAS + name
         return {name: components[name] for name in sorted(asked | told)}
@@ -300,7 +300,7 @@ def _require_all(schema: Json) -> None:
         schema["required"] = [*required, *filled]
 
 
-def _reached(schema: Any, components: Json) -> set[str]:
+def _referenced(schema: Any, components: Json) -> set[str]:
     """The names of all components that a schema leads to."""
     reached: set[str] = set()
     waiting = [schema]

@@ -10,23 +10,25 @@ from starlette.requests import Request
 from server.errors import InvalidRequest
 from server.http.openapi import Parameter
 
-MOST_LISTED = 100
-DEFAULT_LISTED = 20
+MAX_PAGE_SIZE = 100
+DEFAULT_PAGE_SIZE = 20
 _METADATA = re.compile(r"metadata\[(?P<key>.*)\]", re.DOTALL)
 
 PAGE = (
     Parameter(name="after", type=str, says="The id of the object that the page comes after."),
     Parameter(
-        name="limit", type=Annotated[int, Meta(ge=1, le=MOST_LISTED)], says=f"{DEFAULT_LISTED} if not given."
+        name="limit",
+        type=Annotated[int, Meta(ge=1, le=MAX_PAGE_SIZE)],
+        says=f"{DEFAULT_PAGE_SIZE} if not given.",
     ),
     Parameter(name="order", type=Literal["asc", "desc"], says="By age; if not given desc, asc of chats."),
 )
-"""What `page_asked` reads."""
+"""What `page_request` reads."""
 METADATA = Parameter(
     name="metadata", type=dict[str, str], says="Pairs that it must have.", style="deepObject"
 )
 INCLUDE = Parameter(name="include[]", type=list[str], says="Values that are not known change nothing.")
-"""What `included` reads."""
+"""What `include_values` reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +41,14 @@ class PageRequest:
     newest_first: bool
 
 
-def page_asked(request: Request, order: str = "desc") -> PageRequest:
+def page_request(request: Request, order: str = "desc") -> PageRequest:
     """`after`, `limit` and `order`, as all of OpenAI's lists have them. Raises InvalidRequest."""
     order = text(request, "order") or order
     if order not in ("asc", "desc"):
         raise InvalidRequest("order must be asc or desc.", param="order")
-    limit = whole_number(request, "limit", DEFAULT_LISTED)
-    if not 1 <= limit <= MOST_LISTED:
-        raise InvalidRequest(f"limit must be from 1 to {MOST_LISTED}.", param="limit")
+    limit = whole_number(request, "limit", DEFAULT_PAGE_SIZE)
+    if not 1 <= limit <= MAX_PAGE_SIZE:
+        raise InvalidRequest(f"limit must be from 1 to {MAX_PAGE_SIZE}.", param="limit")
     return PageRequest(text(request, "after"), limit, order == "desc")
 
 
@@ -100,6 +102,6 @@ def metadata(request: Request) -> dict[str, str]:
     return asked
 
 
-def included(request: Request) -> list[str]:
+def include_values(request: Request) -> list[str]:
     """The values of `include`, in both of the forms in which clients write lists."""
     return request.query_params.getlist("include[]") + request.query_params.getlist("include")

@@ -6,7 +6,7 @@ from server.errors import InvalidRequest
 from server.protocol.ids import is_request_id
 
 
-def take_request_id(request: Request, given: str | None) -> None:
+def apply_body_request_id(request: Request, given: str | None) -> None:
     """Gives the request the id in its body, if there is one. Raises InvalidRequest."""
     if given is None:
         return

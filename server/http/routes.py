@@ -20,7 +20,7 @@ from server.errors import (
     WrongOrigin,
 )
 from server.http import openapi, query_parameters
-from server.http.asgi.event_stream import Answer
+from server.http.asgi.answer import Answer
 from server.http.handlers import (
     chat_completions,
     compact,
@@ -35,8 +35,8 @@ from server.http.handlers import (
     tokenize,
 )
 from server.http.handlers.health import Health, Version
-from server.http.json_response import as_json
-from server.http.openapi import Contract, Described, Parameter
+from server.http.json_response import json_response
+from server.http.openapi import Contract, Operation, Parameter
 from server.http.services import Services
 from server.protocol.completions.chat import (
     ChatCompletion,
@@ -71,21 +71,21 @@ from server.protocol.responses.response import (
 )
 
 Handler = Callable[[Services, Caller, Request, bytes], Answer]
-OpenHandler = Callable[[Services, Request, bytes], HttpResponse]
+PublicHandler = Callable[[Services, Request, bytes], HttpResponse]
 
-_NAMES = Parameter(
+_EVENT_NAMES = Parameter(
     name=responses.EVENT_NAMES,
     type=Literal["openai", "open-responses"],
     says="Whose names the events of a stream have.",
     place="header",
 )
-_KEY = Parameter(
+_IDEMPOTENCY_KEY = Parameter(
     name="Idempotency-Key",
-    type=Annotated[str, Meta(min_length=1, max_length=responses.MAX_KEY)],
+    type=Annotated[str, Meta(min_length=1, max_length=responses.MAX_KEY_LENGTH)],
     says="For a day the same key with the same body gives the same response.",
     place="header",
 )
-_STARTS_RUN = (NotFound, Conflict, TooManyRequests)
+_RUN_ERRORS = (NotFound, Conflict, TooManyRequests)
 
 ROUTES: list[tuple[str, str, Handler, Contract]] = [
     (
@@ -97,8 +97,8 @@ ROUTES: list[tuple[str, str, Handler, Contract]] = [
             takes=CreateResponse,
             gives=Response,
             streams=(StreamEvent,),
-            parameters=(_KEY, _NAMES),
-            refuses=_STARTS_RUN,
+            parameters=(_IDEMPOTENCY_KEY, _EVENT_NAMES),
+            refuses=_RUN_ERRORS,
         ),
     ),
     (
@@ -130,7 +130,7 @@ ROUTES: list[tuple[str, str, Handler, Contract]] = [
             says="Make a long conversation short.",
             takes=CreateResponse,
             gives=CompactedResponse,
-            refuses=_STARTS_RUN,
+            refuses=_RUN_ERRORS,
         ),
     ),
     (
@@ -156,7 +156,7 @@ ROUTES: list[tuple[str, str, Handler, Contract]] = [
                 ),
                 Parameter(name="include_obfuscation", type=bool, says="Changes nothing."),
                 query_parameters.INCLUDE,
-                _NAMES,
+                _EVENT_NAMES,
             ),
             otherwise={204: None},
         ),
@@ -187,8 +187,8 @@ ROUTES: list[tuple[str, str, Handler, Contract]] = [
             takes=ChatRequest,
             gives=ChatCompletion,
             streams=(Chunk, ErrorBody),
-            parameters=(_KEY,),
-            refuses=_STARTS_RUN,
+            parameters=(_IDEMPOTENCY_KEY,),
+            refuses=_RUN_ERRORS,
         ),
     ),
     (
@@ -242,8 +242,8 @@ ROUTES: list[tuple[str, str, Handler, Contract]] = [
             takes=TextRequest,
             gives=TextCompletion,
             streams=(TextCompletion, ErrorBody),
-            parameters=(_KEY,),
-            refuses=_STARTS_RUN,
+            parameters=(_IDEMPOTENCY_KEY,),
+            refuses=_RUN_ERRORS,
         ),
     ),
     (
@@ -336,11 +336,11 @@ ROUTES: list[tuple[str, str, Handler, Contract]] = [
 
 def describe(_services: Services, request: Request, _body: bytes) -> HttpResponse:
     """GET /openapi.json"""
-    return as_json(request, msgspec.Raw(_document()))
+    return json_response(request, msgspec.Raw(_document()))
 
 
 _READY = Contract(says="Whether requests can be served.", gives=Health, otherwise={503: Health})
-OPEN_ROUTES: list[tuple[str, str, OpenHandler, Contract]] = [
+PUBLIC_ROUTES: list[tuple[str, str, PublicHandler, Contract]] = [
     ("GET", "/health/live", health.live, Contract(says="The process answers.", gives=Health)),
     ("GET", "/health/ready", health.ready, _READY),
     ("GET", "/health", health.ready, _READY),
@@ -356,7 +356,7 @@ OPEN_ROUTES: list[tuple[str, str, OpenHandler, Contract]] = [
 ]
 
 
-def _name(method: str, path: str, handler: Handler | OpenHandler, contract: Contract) -> str:
+def _operation_id(method: str, path: str, handler: Handler | PublicHandler, contract: Contract) -> str:
     """The operation's, which is no other one's."""
     name = f"{handler.__module__.rpartition('.')[2]}.{handler.__name__}"
     return name if contract is not _READY else f"{name}.{method.lower()}{path.replace('/', '_')}"
@@ -367,14 +367,14 @@ def _document() -> bytes:
     """Made when it is first asked for."""
     return openapi.document(
         [
-            Described(
+            Operation(
                 method=method,
                 path=path,
-                name=_name(method, path, handler, contract),
+                name=_operation_id(method, path, handler, contract),
                 contract=contract,
                 keyed=routes is ROUTES,
             )
-            for routes in (ROUTES, OPEN_ROUTES)
+            for routes in (ROUTES, PUBLIC_ROUTES)
             for method, path, handler, contract in routes
         ]
     )

@@ -1,4 +1,4 @@
-"""What every handler may use, made once at start."""
+"""The objects that every HTTP handler may use, made once when the process starts."""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -23,28 +23,28 @@ from server.tool_loop import ToolLoop
 class Services:
     config: Config
     database: Database
-    gate: Authenticator
-    served: LoadedModel
+    authenticator: Authenticator
+    model: LoadedModel
     replica: UUID
     recorder: Recorder
     hub: Hub
     disk: Disk
     notifier: Notifier
     admission: Admission
-    taker: Claimer
+    claimer: Claimer
     tool_loop: ToolLoop
     threads: tuple[SupervisedThread, ...]
-    """Those that must all work for new requests to be served."""
+    """Threads whose failure makes the replica unready."""
     stall_watch: StallWatch
-    """What it has measured of the interpreter's stalls."""
+    """Measured stalls of the interpreter."""
     started_at: int
-    """Unix seconds; the served model's `created`."""
+    """Unix seconds; the model's `created`."""
     closing: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the server begins to shut down."""
 
-    def end_early(self, response: UUID) -> None:
-        """Ends a response whose row says that its end is wanted, wherever it runs or waits."""
+    def request_stop(self, response: UUID) -> None:
+        """Ends a response whose row has `cancel_requested_at`, on whichever replica it runs or waits."""
         self.tool_loop.cancel(response)
-        self.taker.wake()
+        self.claimer.wake()
         self.notifier.cancel(response)
         self.notifier.queue()

@@ -20,7 +20,7 @@ from server.sealing.cipher import Seal
 from server.store.content import conversations as store
 from server.store.content.conversations import StoredConversation
 from server.store.content.history_items import measure_conversation
-from server.store.content.list_pages import Slice
+from server.store.content.list_pages import PayloadPage
 from server.store.content.responses import NewItem
 from server.store.database import Connection, Database
 
@@ -80,7 +80,7 @@ def find_item(database: Database, tenant: str, conversation: UUID, item_id: str)
 
     def work(connection: Connection) -> str:
         _require_stored(connection, tenant, conversation)
-        found = store.item(connection, tenant, item_id, conversation)
+        found = store.get_item(connection, tenant, item_id, conversation)
         if found is None:
             raise unknown_item(item_id)
         return found
@@ -102,17 +102,17 @@ def list_items(
 ) -> Page[msgspec.Raw]:
     """Raises NotFound, or InvalidRequest for a bad cursor."""
 
-    def work(connection: Connection) -> Slice:
+    def work(connection: Connection) -> PayloadPage:
         _require_stored(connection, tenant, conversation)
         place = None
         if after is not None:
-            place = store.position(connection, tenant, conversation, after)
+            place = store.item_position(connection, tenant, conversation, after)
             if place is None:
                 raise InvalidRequest(
                     f"after must be the id of an item of this conversation, not '{after[:100]}'.",
                     param="after",
                 )
-        return store.page(
+        return store.item_page(
             connection,
             tenant,
             conversation,
@@ -131,8 +131,8 @@ def lock_conversation(connection: Connection, tenant: str, conversation: UUID) -
 
     Raises NotFound, or ConversationLocked while a response in it is unfinished.
     """
-    held = _require(store.hold(connection, tenant, conversation), conversation)
-    if store.is_busy(connection, tenant, conversation):
+    held = _require(store.lock_for_update(connection, tenant, conversation), conversation)
+    if store.has_unfinished_response(connection, tenant, conversation):
         raise ConversationLocked
     return held
 
@@ -192,7 +192,7 @@ def _append(
 ) -> StoredConversation:
     """Appends what an earlier try has not appended already."""
     held = lock_conversation(connection, tenant, conversation)
-    if new and store.item(connection, tenant, new[0].id, conversation) is None:
+    if new and store.get_item(connection, tenant, new[0].id, conversation) is None:
         there = measure_conversation(connection, tenant, conversation, MAX_ITEMS)
         added = sum(len(item.for_model or item.payload) for item in new)
         check_history_size(there.bytes + added, there.items + len(new))

@@ -178,7 +178,7 @@ def read_history(
     """Every item up to a response's end, oldest first, as a model reads it."""
     if reserve is not unbounded:
         reserve(history.measure_chain(connection, tenant, response, MAX_ITEMS))
-    return [decode_item(payload) for payload in history.chain(connection, tenant, response)]
+    return [decode_item(payload) for payload in history.chain_items(connection, tenant, response)]
 
 
 def read_conversation(
@@ -187,7 +187,7 @@ def read_conversation(
     """Every item of a conversation, oldest first, as a model reads it."""
     if reserve is not unbounded:
         reserve(history.measure_conversation(connection, tenant, conversation, MAX_ITEMS))
-    return [decode_item(payload) for payload in history.conversation(connection, tenant, conversation)]
+    return [decode_item(payload) for payload in history.conversation_items(connection, tenant, conversation)]
 
 
 def parse_conversation(request: CreateResponse) -> UUID | None:
@@ -256,7 +256,9 @@ def resolve_references(
 
 def _referenced_payload(connection: Connection, tenant: str, item: ItemReference) -> str:
     """The JSON of the item that is meant. Raises NotFound."""
-    payload = responses.item(connection, tenant, item.id) or conversations.item(connection, tenant, item.id)
+    payload = responses.get_item(connection, tenant, item.id) or conversations.get_item(
+        connection, tenant, item.id
+    )
     if payload is None:
         raise NotFound(
             f"Item with id '{item.id[:100]}' not found.", param=f"{item.path}.id", code="item_not_found"

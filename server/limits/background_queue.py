@@ -34,9 +34,9 @@ class QueueLimits:
     def check(self, connection: Connection, caller: Caller) -> None:
         """Raises TooManyRequests or Overloaded if no background response may be added."""
         share = self.share(caller)
-        if share < self.total and claims.waiting_of(connection, caller.tenant, share) >= share:
+        if share < self.total and claims.count_waiting_of_tenant(connection, caller.tenant, share) >= share:
             raise TooManyRequests(
                 f"You may have {share} background responses waiting at a time; try again later."
             )
-        if claims.waiting(connection, self.total) >= self.total:
+        if claims.count_waiting(connection, self.total) >= self.total:
             raise Overloaded("Too many background responses are waiting; try again later.")

@@ -19,7 +19,7 @@ from server.protocol.responses.events import TERMINAL, Event, render
 from server.protocol.responses.states import TERMINAL_STATUSES
 from server.store.audit.stored_responses import AuditedResponse
 from server.store.content.responses import OUTPUT
-from server.store.log.events import CODEC_ROWS, LogRow, unfold, unpack
+from server.store.log.events import CODEC_ROWS, LogRow, decode_row, parse_compacted
 
 Finding = tuple[str, str]
 """An invariant's name, and what breaks it."""
@@ -96,11 +96,11 @@ def _rows(response: AuditedResponse) -> Sequence[LogRow]:
         return [hot.row for hot in response.hot]
     if folded.codec != CODEC_ROWS:
         raise ValueError(f"codec {folded.codec} is not known")
-    return unfold(folded.body)
+    return parse_compacted(folded.body)
 
 
 def _unpack(row: LogRow) -> list[Event]:
-    return unpack(row.first_seq, row.kind, row.output_index, row.content_index, bytes(row.body))
+    return decode_row(row.first_seq, row.kind, row.output_index, row.content_index, bytes(row.body))
 
 
 def _check_numbers(

@@ -17,8 +17,8 @@ from server.protocol.responses.items import Message, decode_item
 from server.protocol.responses.response import Echo
 from server.protocol.responses.states import TERMINAL_STATUSES
 from server.protocol.typed import decode_as
-from server.store.audit.orphans import KeyTrouble, Orphan
-from server.store.audit.stored_responses import AuditedItem, AuditedResponse, Moment
+from server.store.audit.orphans import KeyViolation, Orphan
+from server.store.audit.stored_responses import AuditedItem, AuditedResponse, PageTime
 from server.store.content.responses import INPUT, OUTPUT
 
 INVARIANTS = {
@@ -60,7 +60,7 @@ class Violation:
     sentence: str
 
 
-def check(response: AuditedResponse, moment: Moment, limits: Limits) -> list[Violation]:
+def check(response: AuditedResponse, moment: PageTime, limits: Limits) -> list[Violation]:
     """Everything that is wrong with a response."""
     found: list[Finding] = [
         *_check_end(response, moment, limits),
@@ -88,7 +88,7 @@ def check_strays(strays: Iterable[Orphan]) -> list[Violation]:
     ]
 
 
-def check_keys(shared: Iterable[KeyTrouble], lost: Iterable[KeyTrouble]) -> list[Violation]:
+def check_keys(shared: Iterable[KeyViolation], lost: Iterable[KeyViolation]) -> list[Violation]:
     return [
         Violation("I8", key.tenant, key.response_id, f"{key.keys} idempotency keys lead to this response.")
         for key in shared
@@ -107,7 +107,7 @@ def is_unfinished(response: AuditedResponse) -> bool:
     return response.stored.status not in TERMINAL_STATUSES
 
 
-def _check_end(response: AuditedResponse, moment: Moment, limits: Limits) -> Iterator[Finding]:
+def _check_end(response: AuditedResponse, moment: PageTime, limits: Limits) -> Iterator[Finding]:
     """While no server lives, nothing is forgotten: the next one to start takes up what is there."""
     stored, standing = response.stored, response.standing
     if not is_unfinished(response):
@@ -239,7 +239,7 @@ def _check_columns(response: AuditedResponse) -> Iterator[Finding]:
         yield "I12", f"it had {stored.attempt} attempts, but {standing.deaths} of them died."
 
 
-def _check_times(response: AuditedResponse, moment: Moment) -> Iterator[Finding]:
+def _check_times(response: AuditedResponse, moment: PageTime) -> Iterator[Finding]:
     stored, standing = response.stored, response.standing
     latest = stored.finished_at or moment.now
     named = {
@@ -257,7 +257,7 @@ def _check_times(response: AuditedResponse, moment: Moment) -> Iterator[Finding]
         yield "I14", "its times are in the future."
 
 
-def _check_deleted(response: AuditedResponse, moment: Moment) -> Iterator[Finding]:
+def _check_deleted(response: AuditedResponse, moment: PageTime) -> Iterator[Finding]:
     """One that has expired may wait for the next purge, without its stream."""
     if response.standing.deleted_at is None or is_unfinished(response):
         return

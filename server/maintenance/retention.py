@@ -73,7 +73,7 @@ def purge(
         if batch.moved:
             crashpoint("purge.committed")
         with database.begin() as connection:
-            keys = retention.drop_old_keys(connection)
+            keys = retention.delete_old_keys(connection)
         done += Purged(batch.responses, keys)
         if not (batch.moved or keys) or pause(time.monotonic() - began):
             return done
@@ -84,7 +84,7 @@ def fold(database: Database) -> None:
     more = True
     while more:
         with database.begin() as connection:
-            more = storage_usage.fold(connection)
+            more = storage_usage.fold_changes(connection)
 
 
 class Retention:

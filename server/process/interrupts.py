@@ -24,22 +24,22 @@ class _State:
     act: Callable[[], None]
 
 
-def exit_at_once() -> None:
+def exit_on_interrupt() -> None:
     """Installs the handler, for the time in which nothing is open. Main thread only.
 
     Also where SIGINT was ignored before, as it is in a script's background job: a ready server obeys it, too.
     """
-    _State.act = leave
+    _State.act = exit_interrupted
     signal.signal(signal.SIGINT, _handle)
 
 
-def unwind() -> None:
+def raise_on_interrupt() -> None:
     """From here on SIGINT raises KeyboardInterrupt."""
     _State.act = _raise
 
 
 @contextmanager
-def closing(close: Callable[[], None]) -> Iterator[None]:
+def close_on_interrupt(close: Callable[[], None]) -> Iterator[None]:
     """Within the block SIGINT calls `close` and exits; after it, it is only noted.
 
     Raises KeyboardInterrupt for one that came before and was swallowed.
@@ -47,21 +47,21 @@ def closing(close: Callable[[], None]) -> Iterator[None]:
 
     def close_and_leave() -> None:
         close()
-        leave()
+        exit_interrupted()
 
     if _State.seen:
         raise KeyboardInterrupt
     _State.act = close_and_leave
     yield
-    _State.act = _note
+    _State.act = _ignore
 
 
 def was_interrupted() -> bool:
-    """Whether SIGINT has come; never without `exit_at_once`."""
+    """Whether SIGINT has come; never without `exit_on_interrupt`."""
     return _State.seen
 
 
-def leave() -> None:
+def exit_interrupted() -> None:
     """Ends the process with 130. What it has open must be closed.
 
     CPython's own way out may send SIGINT to itself instead: it remembers a KeyboardInterrupt that passed
@@ -81,5 +81,5 @@ def _raise() -> None:
     raise KeyboardInterrupt
 
 
-def _note() -> None:
+def _ignore() -> None:
     pass

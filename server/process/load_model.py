@@ -20,12 +20,12 @@ def load_model(
     """Loads what the settings name. Raises ConfigError, with a sentence, if it cannot be served."""
     folder = model_folder(config)
     if config.engine == "scripted":
-        engine = _scripted(config, folder, deliver, on_dead)
+        engine = _load_scripted(config, folder, deliver, on_dead)
     else:
-        engine = _real(config, folder, deliver, say, on_dead)
+        engine = _load_checkpoint(config, folder, deliver, say, on_dead)
     try:
         model_format = load_model_format(
-            folder, engine.model_info.stop_ids, _vocabulary_places(config), tool_parser=config.tool_parser
+            folder, engine.model_info.stop_ids, _vocabulary_paths(config), tool_parser=config.tool_parser
         )
     except (OSError, ValueError) as error:
         engine.close(drain=False)
@@ -49,7 +49,7 @@ def _vocabulary(folder: Path, size: int) -> Vocabulary | None:
         return None  # a tokenizer whose tokens have no bytes of their own: no logprobs then
 
 
-def _vocabulary_places(config: Config) -> VocabularyPlaces:
+def _vocabulary_paths(config: Config) -> VocabularyPlaces:
     """The data directory is the embedded database's to make: without one nothing is kept."""
     folder, cache = tiktoken_folders()
     home = data_dir(config)
@@ -77,7 +77,7 @@ def read_adapters(config: Config) -> tuple[tuple[str, Path], ...]:
     return tuple((name, Path(folder).resolve()) for name, _, folder in pairs)
 
 
-def _real(
+def _load_checkpoint(
     config: Config, folder: Path, deliver: Deliver, say: Callable[[str], None], on_dead: OnEngineDeath
 ) -> Engine:
     from engine.config import EngineConfig, ModelRefused
@@ -107,7 +107,7 @@ def _real(
         raise ConfigError(f"{folder} cannot be served: {error}") from error
 
 
-def _scripted(config: Config, folder: Path, deliver: Deliver, on_dead: OnEngineDeath) -> Engine:
+def _load_scripted(config: Config, folder: Path, deliver: Deliver, on_dead: OnEngineDeath) -> Engine:
     from server.process.scripted_model import scripted_engine
 
     return scripted_engine(config, folder, deliver, on_dead)

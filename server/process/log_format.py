@@ -8,23 +8,23 @@ import logging
 import sys
 
 
-class OneLine(logging.Formatter):
+class OneLineFormatter(logging.Formatter):
     """Escapes what is not printable; a traceback follows its line, each of its own lines indented."""
 
     def format(self, record: logging.LogRecord) -> str:
         """The record's line, and the traceback's."""
-        record.message = printable(record.getMessage())
+        record.message = escape_unprintable(record.getMessage())
         if self.usesTime():
             record.asctime = self.formatTime(record, self.datefmt)
         lines = [self.formatMessage(record)]
         details = [self.formatException(record.exc_info)] if record.exc_info else []
         if record.stack_info:
             details.append(self.formatStack(record.stack_info))
-        lines += ["  " + printable(line) for text in details for line in text.split("\n")]
+        lines += ["  " + escape_unprintable(line) for text in details for line in text.split("\n")]
         return "\n".join(lines)
 
 
-def printable(text: str) -> str:
+def escape_unprintable(text: str) -> str:
     """The text with control, format and separator characters, and lone surrogates, as Python's escapes."""
     if text.isprintable():
         return text
@@ -36,5 +36,5 @@ def configure_logging(level: str) -> None:
     logging.getLogger("httpx").setLevel("WARNING")  # it tells every exchange, with its whole address
     logging.getLogger("mcp").setLevel("CRITICAL")  # it tells what servers send; our own log says what failed
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(OneLine("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    handler.setFormatter(OneLineFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logging.basicConfig(level=level.upper(), handlers=[handler])

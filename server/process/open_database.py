@@ -13,7 +13,7 @@ from server.store.disk_space import Disk
 
 log = logging.getLogger("holdfast.open_database")
 
-Say = Callable[[str], None]
+Report = Callable[[str], None]
 
 
 def data_dir(config: Config) -> Path:
@@ -23,7 +23,7 @@ def data_dir(config: Config) -> Path:
 class OpenDatabase:
     """A database that answers; closing it stops Postgres if this process started it."""
 
-    def __init__(self, config: Config, say: Say) -> None:
+    def __init__(self, config: Config, say: Report) -> None:
         """Raises ConfigError or EmbeddedError, whose messages are for the person at the terminal."""
         self.disk = Disk(None if config.database_url is not None else data_dir(config), config.disk_reserve)
         self._embedded: EmbeddedPostgres | None = None

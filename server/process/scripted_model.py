@@ -48,12 +48,14 @@ def scripted_engine(config: Config, folder: Path, deliver: Deliver, on_dead: OnE
             hang_seconds=config.hang_seconds,
         ),
         deliver,
-        _with_fault(_scripts(config.scripted_answers or "[]", tokenizer, stop_id), default, config),
+        _with_fault(_script_chooser(config.scripted_answers or "[]", tokenizer, stop_id), default, config),
         on_dead=on_dead,
     )
 
 
-def _scripts(answers: str, tokenizer: Tokenizer, stop_id: int) -> Callable[[EngineRequest], Script | None]:
+def _script_chooser(
+    answers: str, tokenizer: Tokenizer, stop_id: int
+) -> Callable[[EngineRequest], Script | None]:
     """Which answer is given to a prompt: the first whose text is in it; without one, made-up words."""
     try:
         pairs = decode_as(answers, list[tuple[str, str]])

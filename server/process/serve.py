@@ -36,10 +36,14 @@ from server.hosted_tools.mcp.registered_servers import (
     read_tokens,
 )
 from server.http.app import build
-from server.http.asgi import hypercorn_patches
-from server.http.asgi.connection_limit import Listener, most_connections, raise_file_limit
-from server.http.asgi.thread_pools import LEAST_CONNECTIONS
+from server.http.asgi.thread_pools import MIN_CONNECTIONS
 from server.http.authentication import Authenticator
+from server.http.connections.hypercorn_patches import install_patches
+from server.http.connections.listener import (
+    Listener,
+    connection_limit,
+    raise_file_limit,
+)
 from server.http.services import Services
 from server.limits.unfinished_responses import UnfinishedResponses
 from server.maintenance.retention import Retention
@@ -60,66 +64,66 @@ from server.sealing.load_keys import load_seal_keys
 from server.stall_watch import StallWatch
 from server.store.cluster import leases
 from server.store.cluster.notifications import Notifier
-from server.store.cluster.standby_heartbeat import standby_for
+from server.store.cluster.standby_heartbeat import make_standby
 from server.store.database import Database, DatabaseError
 from server.tool_loop import ToolLoop
 from server.version import VERSION
 
 log = logging.getLogger("holdfast.serve")
 
-UNREAD_BYTES = 128 * 1024
+SEND_BUFFER_BYTES = 128 * 1024
 """What the kernel keeps for one client, and doubles; enough for megabytes a second across a continent."""
 
-LAST_SECONDS = 5.0
+FINAL_WRITE_SECONDS = 5.0
 """How long a database that is away is waited for in the end, with what was not written before."""
 
-START_AGAIN_EXIT = 70
+RESTART_EXIT_CODE = 70
 """EX_SOFTWARE: this process was declared dead, or its engine died twice; it must be started anew."""
 
 
 def serve(config: Config, say: Callable[[str], None]) -> int:
     """Serves until SIGTERM or SIGINT; the process's exit code. Raises ConfigError before it listens."""
-    _arm(config)
-    _say_where_threads_are()
+    _arm_crashpoint(config)
+    _enable_stack_dumps()
     files = raise_file_limit()
-    model_name(config)  # these find what cannot be served before anything is started
+    model_name(config)  # these find what cannot be model before anything is started
     read_adapters(config)
-    _read_tools(config)
+    _make_mcp_servers(config)
     with ExitStack() as stack:
         opened = OpenDatabase(config, say)
         stack.callback(opened.close)
         opened.make_current()
         database = Database(
             opened.url,
-            pool_size=max(config.database_connections, LEAST_CONNECTIONS),
+            pool_size=max(config.database_connections, MIN_CONNECTIONS),
             strict=config.durability == "strict",
         )
         stack.callback(database.close)
         require_key(config, database)
-        listener = stack.enter_context(_listen(config))
+        listener = stack.enter_context(listening_socket(config))
         runner = stack.enter_context(asyncio.Runner())
-        process = _Process(config, database, opened, runner.get_loop(), say)
+        process = _ServerProcess(config, database, opened, runner.get_loop(), say)
         stack.callback(process.stop)
         process.run(
-            runner, listener, most_connections(config.max_connections, files, config.database_connections)
+            runner, listener, connection_limit(config.max_connections, files, config.database_connections)
         )
     return process.exit_code
 
 
-def _say_where_threads_are() -> None:
+def _enable_stack_dumps() -> None:
     """On SIGUSR1, and when native code crashes, every thread's stack is written to standard error."""
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1)
 
 
-def _arm(config: Config) -> None:
+def _arm_crashpoint(config: Config) -> None:
     try:
         arm(config.crash_at)
     except ValueError as error:
         raise ConfigError(str(error)) from error
 
 
-def _listen(config: Config) -> socket.socket:
+def listening_socket(config: Config) -> socket.socket:
     """The listening socket, taken early: a port in use is told before a model is loaded."""
     try:
         family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
@@ -127,22 +131,22 @@ def _listen(config: Config) -> socket.socket:
     except OSError as error:
         reason = error.strerror if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
         raise ConfigError(f"Cannot listen on {config.host} port {config.port}: {reason}.") from error
-    _limit_unread(listener, config.send_seconds)
+    _limit_send_buffer(listener, config.send_seconds)
     listener.setblocking(False)
     return listener
 
 
-def _limit_unread(listener: socket.socket, seconds: float) -> None:
+def _limit_send_buffer(listener: socket.socket, seconds: float) -> None:
     """How much, and how long, the kernel keeps for a client that does not read; connections inherit it.
 
     Without the one it takes megabytes before we hear of it, without the other to close waits for ever.
     """
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, UNREAD_BYTES)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
     if hasattr(socket, "TCP_USER_TIMEOUT"):
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, min(int(seconds * 1000), 2**31 - 1))
 
 
-def _read_tools(config: Config, seal: Seal | None = None) -> McpServers:
+def _make_mcp_servers(config: Config, seal: Seal | None = None) -> McpServers:
     """Raises ConfigError."""
     places = read_servers(config.tool_server)
     registered = RegisteredServers(
@@ -158,7 +162,7 @@ def _read_tools(config: Config, seal: Seal | None = None) -> McpServers:
     return McpServers(registered, config.mcp_seconds, allowed, list_seconds=config.mcp_list_seconds)
 
 
-class _Process:
+class _ServerProcess:
     """The threads of a server and how they are started and stopped."""
 
     def __init__(
@@ -177,43 +181,43 @@ class _Process:
         self._draining = False
         self._database = database
         hub = Hub(loop)
-        served = self._load(opened)
-        self._engine = served.engine
+        model = self._load(opened)
+        self._engine = model.engine
         self._replica = self._register()  # when the heartbeat is near: loading may outlast a lease
-        self._mcp = _read_tools(config, served.seal)
+        self._mcp = _make_mcp_servers(config, model.seal)
         self._tool_loop = ToolLoop(self._engine, self._mcp, self._deliver)
         self._notifier = Notifier(database, muted=config.delivery == "poll", on_fatal=self._fenced)
         self._recorder = self._make_recorder(hub)
-        self._taker = Claimer(
+        self._claimer = Claimer(
             database,
             self._replica,
-            served,
+            model,
             self._recorder,
             self._tool_loop,
             most_running=config.max_running,
             most_deaths=config.max_deaths,
             on_fatal=self._fenced,
         )
-        self._unread = Abandonment(is_unread=hub.is_unread, cancel=self._cancel)
-        self._admission = self._make_admission(served, hub, opened)
-        self._standby = standby_for(database.url, self._replica, config.lease_seconds)
+        self._abandonment = Abandonment(is_unread=hub.is_unread, cancel=self._cancel)
+        self._admission = self._make_admission(model, hub, opened)
+        self._standby = make_standby(database.url, self._replica, config.lease_seconds)
         self._stall_watch = StallWatch()
-        self._keeper = self._make_keeper(hub, opened)
+        self._heartbeat = self._make_heartbeat(hub, opened)
         self._follower = self._make_follower(hub)
-        self._janitor = Retention(database, opened.disk, config)
-        workers = (self._notifier, self._follower, self._keeper, self._janitor, self._taker)
+        self._retention = Retention(database, opened.disk, config)
+        workers = (self._notifier, self._follower, self._heartbeat, self._retention, self._claimer)
         self._services = Services(
             config=config,
             database=database,
-            gate=Authenticator.of(config, database),
-            served=served,
+            authenticator=Authenticator.from_config(config, database),
+            model=model,
             replica=self._replica,
             recorder=self._recorder,
             hub=hub,
             disk=opened.disk,
             notifier=self._notifier,
             admission=self._admission,
-            taker=self._taker,
+            claimer=self._claimer,
             tool_loop=self._tool_loop,
             threads=tuple(worker.thread for worker in workers),
             stall_watch=self._stall_watch,
@@ -223,9 +227,9 @@ class _Process:
             starting.start()
 
     def _load(self, opened: OpenDatabase) -> LoadedModel:
-        with interrupts.closing(opened.close):
-            served = load_model(self._config, self._deliver, self._say, self._engine_died)
-        return replace(served, seal=load_seal_keys(self._config, self._database))
+        with interrupts.close_on_interrupt(opened.close):
+            model = load_model(self._config, self._deliver, self._say, self._engine_died)
+        return replace(model, seal=load_seal_keys(self._config, self._database))
 
     def _make_recorder(self, hub: Hub) -> Recorder:
         return Recorder(
@@ -241,9 +245,9 @@ class _Process:
             capacity=UnfinishedResponses.from_config(self._config),
         )
 
-    def _make_admission(self, served: LoadedModel, hub: Hub, opened: OpenDatabase) -> Admission:
+    def _make_admission(self, model: LoadedModel, hub: Hub, opened: OpenDatabase) -> Admission:
         return Admission(
-            served,
+            model,
             self._database,
             self._replica,
             self._recorder,
@@ -252,10 +256,10 @@ class _Process:
             self._config,
             tool_loop=self._tool_loop,
             on_queued=self._queued,
-            unread=self._unread,
+            unread=self._abandonment,
         )
 
-    def _make_keeper(self, hub: Hub, opened: OpenDatabase) -> Heartbeat:
+    def _make_heartbeat(self, hub: Hub, opened: OpenDatabase) -> Heartbeat:
         return Heartbeat(
             self._database,
             self._replica,
@@ -263,8 +267,8 @@ class _Process:
             cancel=self._cancel,
             lease_seconds=self._config.lease_seconds,
             reading=lambda: [one for one in hub.reading() if not self._recorder.holds(one)],
-            unread=self._unread,
-            on_unowned=self._taker.wake,
+            unread=self._abandonment,
+            on_unowned=self._claimer.wake,
             on_fenced=self._fenced,
             on_others=self._notifier.set_others_alive,
             on_database_gone=opened.restore,
@@ -276,7 +280,7 @@ class _Process:
             self._database,
             hub,
             is_here=self._recorder.holds,
-            on_queue=self._taker.wake,
+            on_queue=self._claimer.wake,
             on_cancel=self._cancel_all,
             listen=self._config.delivery == "notify",
             on_fatal=self._fenced,
@@ -299,32 +303,32 @@ class _Process:
         settings.include_server_header = False
         settings.websocket_max_message_size = self._config.max_body_bytes
         settings.websocket_ping_interval = self._config.keep_alive_seconds
-        hypercorn_patches.install()
+        install_patches()
         server = Listener(build(self._services, connections), settings, connections)
         runner.run(server.serve(listener, self._ended.wait))
 
     def stop(self) -> None:
         """Ends the threads and gives up the lease."""
-        self._taker.stop()
+        self._claimer.stop()
         self._engine.close(drain=False)
         self._tool_loop.close()
         self._mcp.close()
-        self._janitor.stop()
-        self._recorder.stop(LAST_SECONDS)
-        self._keeper.stop()
+        self._retention.stop()
+        self._recorder.stop(FINAL_WRITE_SECONDS)
+        self._heartbeat.stop()
         self._standby.stop()
         self._stall_watch.stop()
         self._follower.stop()
         self._notifier.stop()
         try:
             with self._database.begin() as connection:
-                leases.stop(connection, self._replica)
+                leases.mark_stopped(connection, self._replica)
         except DatabaseError as error:
             log.warning("others take this replica for dead before long: %s", type(error).__name__)
 
     def _register(self) -> UUID:
         with self._database.begin() as connection:
-            return leases.register(
+            return leases.register_replica(
                 connection,
                 host=socket.gethostname(),
                 pid=os.getpid(),
@@ -346,13 +350,13 @@ class _Process:
 
     def _queued(self) -> None:
         """A handler's thread: there is a background response, for this replica or another with more room."""
-        self._taker.wake()
+        self._claimer.wake()
         self._notifier.queue()
 
     def _announce(self, listener: socket.socket) -> None:
         host, port = listener.getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host
-        name = self._services.served.name
+        name = self._services.model.name
         self._say(f"Ready: {name} at http://{shown}:{port}/v1 . Try:\n")
         self._say(
             f"  curl http://{shown}:{port}/v1/responses -H 'Content-Type: application/json'"
@@ -361,12 +365,12 @@ class _Process:
 
     def _fenced(self) -> None:
         """Any thread: other replicas take over what this one ran, or a thread gave up; it must start anew."""
-        self._end_with(START_AGAIN_EXIT)
+        self._end_with(RESTART_EXIT_CODE)
 
     def _engine_died(self, why: str) -> None:
         """A thread of the engine: it told every engine request, and will not come back in this process."""
         log.critical("the engine died for good: %s", why)
-        self._end_with(START_AGAIN_EXIT)
+        self._end_with(RESTART_EXIT_CODE)
 
     def _end_with(self, exit_code: int) -> None:
         self.exit_code = exit_code
@@ -383,7 +387,7 @@ class _Process:
         threading.Thread(target=self._drain, name="drain", daemon=True).start()
 
     def _drain(self) -> None:
-        self._taker.stop()
+        self._claimer.stop()
         background = [run.facts.id for run in self._recorder.running() if run.facts.echo.background]
         self._recorder.hand_back()
         for response in background:

@@ -15,9 +15,9 @@ from server.recording.persist import is_written, log_rows, write
 from server.recording.run_registry import RunRegistry
 from server.recording.unsynced_commits import UnsyncedCommits
 from server.store.cluster import leases
-from server.store.database import Connection, limit_time
-from server.store.log.events import Chunk
-from server.store.log.fast_append import append_alone
+from server.store.database import Connection, set_timeouts
+from server.store.log.events import NewLogRow
+from server.store.log.fast_append import append_and_commit
 
 log = getLogger("holdfast.recorder")
 
@@ -42,7 +42,7 @@ class JointCommit:
 
     def make(self, connection: Connection) -> list[RunUpdate]:
         """What was committed, now or by a try before. Raises Fenced, or whatever writing raises."""
-        if self._may_only_add() and append_alone(connection, self._replica, self._rows):
+        if self._may_only_add() and append_and_commit(connection, self._replica, self._rows):
             return self.steps
         with connection.begin():
             now = leases.fence(connection, self._replica)
@@ -75,7 +75,7 @@ class JointCommit:
         self.steps = self._active.apply(self._messages, now)
         self.applied = True
 
-    def _rows(self, now: datetime) -> list[Chunk] | None:
+    def _rows(self, now: datetime) -> list[NewLogRow] | None:
         """All that there is to write; None if a run ended after all, of which there is more to write."""
         self._apply(now)
         if any(step.over or step.broken for step in self.steps):
@@ -98,7 +98,7 @@ class GroupCommit:
         """Writes those steps that no earlier try has written. Raises Fenced, or whatever writing raises."""
         self.fenced = False
         with connection.begin():
-            limit_time(connection, lock_ms=LOCK_MS, statement_ms=STATEMENT_MS)
+            set_timeouts(connection, lock_ms=LOCK_MS, statement_ms=STATEMENT_MS)
             leases.fence(connection, self._replica)
             left = self._steps
             if in_doubt:

@@ -15,9 +15,9 @@ from server.recording.messages import (
 from server.recording.run_registry import RunRegistry
 from server.recording.unsynced_commits import UnsyncedCommits
 from server.store.cluster import leases
-from server.store.commit_failures import Trouble, classify
-from server.store.connection import RECORDER_LIMITS
-from server.store.database import Connection, Database, is_there
+from server.store.commit_failures import CommitFailure, classify
+from server.store.connection import RECORDER_TIMEOUTS
+from server.store.database import Connection, Database, is_responsive
 
 log = logging.getLogger("holdfast.recorder")
 
@@ -112,7 +112,7 @@ class Committer:
         self._away_since = None
         self.unflushed.committed(steps)
 
-    def _await_database(self, error: Exception, trouble: Trouble, commit: JointCommit) -> None:
+    def _await_database(self, error: Exception, trouble: CommitFailure, commit: JointCommit) -> None:
         """Before the next try of what failed for no fault of a run's; raises the error if that is the end."""
         if trouble not in ("away", "blocked") or self._clock() > self.give_up_at:
             raise error
@@ -124,12 +124,12 @@ class Committer:
     def _connect(self) -> Connection:
         now = self._clock()
         is_old = now - self._used_at > _FRESH_SECONDS
-        if self._connection is not None and is_old and not is_there(self._connection):
+        if self._connection is not None and is_old and not is_responsive(self._connection):
             self.close()
         self._used_at = now
         if self._connection is None:
             self._connection = self._database.dedicate(
-                leases.recorder_session(self._replica), limits=RECORDER_LIMITS
+                leases.recorder_application_name(self._replica), limits=RECORDER_TIMEOUTS
             )
         return self._connection
 

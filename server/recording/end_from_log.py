@@ -20,7 +20,7 @@ def fail_from_log(connection: Connection, facts: RunFacts) -> RunUpdate:
     Nothing of its run is used but the facts: readers know what is stored, and what came after may be what
     cannot be stored.
     """
-    progress = events.progress(connection, facts.tenant, facts.id)
+    progress = events.read_progress(connection, facts.tenant, facts.id)
     emitted = events.read(connection, facts.tenant, facts.id, 0)
     found = RunLog(progress.token_ids, progress.next_seq, emitted, progress.first_token_at)
     return _fail(facts, found, clock(connection))

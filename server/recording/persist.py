@@ -19,9 +19,9 @@ from server.store.cluster import claims
 from server.store.cluster.claims import ResponseKey
 from server.store.content import conversations, deletion, responses
 from server.store.content.responses import Owner
-from server.store.database import Connection, durable
+from server.store.database import Connection, commit_synchronously
 from server.store.log import events
-from server.store.log.events import Chunk
+from server.store.log.events import NewLogRow
 
 
 class Unwritable(Exception):
@@ -36,7 +36,7 @@ def write(connection: Connection, replica: UUID, steps: Sequence[RunUpdate]) -> 
     if broken := [step.run.facts.id for step in steps if step.broken]:
         raise Unwritable(broken[0])
     if any(step.over for step in steps):
-        durable(connection)
+        commit_synchronously(connection)
     if chunks := log_rows(steps):
         events.append(connection, chunks)
     for step in steps:
@@ -45,13 +45,13 @@ def write(connection: Connection, replica: UUID, steps: Sequence[RunUpdate]) -> 
     if handed_back := [step for step in steps if step.handed_back and step.run.ending is None]:
         for died in (False, True):
             places = [_place(step.run) for step in handed_back if step.died is died]
-            claims.hand_back(connection, replica, places, died=died)
+            claims.release(connection, replica, places, died=died)
         crashpoint("handback.written")
     if any(step.run.ending is not None for step in steps):
         crashpoint("end.written")
 
 
-def log_rows(steps: Sequence[RunUpdate]) -> list[Chunk]:
+def log_rows(steps: Sequence[RunUpdate]) -> list[NewLogRow]:
     """What the steps add to the log."""
     return [chunk for step in steps if step.run.stored for chunk in chunks_of(step)]
 
@@ -68,7 +68,7 @@ def is_written(connection: Connection, replica: UUID, step: RunUpdate) -> bool |
         return events.is_logged(connection, facts.tenant, facts.id, first, facts.attempt)
     if run.ending is None and not step.handed_back:
         return None
-    owner = responses.owner(connection, facts.tenant, facts.id) if run.stored else None
+    owner = responses.get_owner(connection, facts.tenant, facts.id) if run.stored else None
     if run.ending is None:
         return not is_owner(owner, replica, run)
     if owner is not None:
@@ -107,7 +107,7 @@ def _write_end(connection: Connection, replica: UUID, run: Run, ending: Ending) 
         )
         events.compact(connection, facts.tenant, facts.id)
         if finished.deleted:
-            deletion.purge(connection, facts.tenant, facts.id)
+            deletion.remove_if_unneeded(connection, facts.tenant, facts.id)
         elif finished.conversation_id is not None:
             conversations.append_response(connection, facts.tenant, finished.conversation_id, facts.id)
     responses.record_usage(

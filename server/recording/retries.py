@@ -12,7 +12,7 @@ from uuid import UUID
 from server.recording.messages import (
     RunUpdate,
 )
-from server.store.commit_failures import Trouble
+from server.store.commit_failures import CommitFailure
 
 MOST_TRIES = 8
 """Blocked tries, after which a step is given up; with the pauses and the waits for locks that is about 20 s,
@@ -75,7 +75,7 @@ class Retries:
                 _give_up(retry, "blocked")
                 retry.next_at = now
 
-    def failed(self, retry: Retry, trouble: Trouble, now: float) -> None:
+    def failed(self, retry: Retry, trouble: CommitFailure, now: float) -> None:
         """A try was not committed. Outages and a broken schema are waited out, whatever is written."""
         if trouble in ("away", "broken"):
             retry.next_at = now + AWAY_PAUSE_SECONDS
@@ -90,7 +90,7 @@ class Retries:
         retry.next_at = now + pause
 
 
-def _give_up(retry: Retry, trouble: Trouble) -> None:
+def _give_up(retry: Retry, trouble: CommitFailure) -> None:
     """What was only blocked may well succeed elsewhere, if the request says that it may run elsewhere."""
     elsewhere = trouble == "blocked" and retry.step.run.facts.echo.background
     retry.way = "hand back" if elsewhere else "fail"

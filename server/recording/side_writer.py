@@ -24,9 +24,9 @@ from server.recording.persist import is_owner, is_written, write
 from server.recording.retries import Retries, Retry
 from server.store.cluster import claims, leases
 from server.store.cluster.claims import ResponseKey
-from server.store.commit_failures import Trouble, classify
+from server.store.commit_failures import CommitFailure, classify
 from server.store.content import responses
-from server.store.database import Connection, Database, durable, limit_time
+from server.store.database import Connection, Database, commit_synchronously, set_timeouts
 from server.store.log import events
 from server.supervised_thread import Retry as TurnRetry
 from server.supervised_thread import SupervisedThread
@@ -130,7 +130,7 @@ class SideWriter:
             return
         try:
             with self._database.begin() as connection:
-                owned = set(claims.owned(connection, self._replica))
+                owned = set(claims.owned_responses(connection, self._replica))
                 lost = [run for run in runs if ResponseKey(run.facts.tenant, run.facts.id) not in owned]
         except Exception as error:
             if classify(error) == "refused":
@@ -152,7 +152,7 @@ class SideWriter:
         self._on_settled(settled)
 
     def _note_failure(self, retry: Retry, error: Exception) -> None:
-        trouble: Trouble = classify(error)
+        trouble: CommitFailure = classify(error)
         was_given_up = retry.given_up
         self._retries.failed(retry, trouble, self._clock())
         told = (retry.response, type(error).__name__, retry.way)
@@ -166,16 +166,16 @@ class SideWriter:
         """One try, whose commit waits for the disk: what the recorder may have to restore is its own."""
         step, facts = retry.step, retry.step.run.facts
         with connection.begin():
-            limit_time(connection, lock_ms=LOCK_MS, statement_ms=STATEMENT_MS)
+            set_timeouts(connection, lock_ms=LOCK_MS, statement_ms=STATEMENT_MS)
             leases.fence(connection, self._replica)
-            durable(connection)
+            commit_synchronously(connection)
             if is_written(connection, self._replica, step):
                 return Settled(step, "committed")
             if not step.run.stored:
                 return self._commit_unstored(connection, retry)
-            owner = responses.owner(connection, facts.tenant, facts.id)
+            owner = responses.get_owner(connection, facts.tenant, facts.id)
             if not is_owner(owner, self._replica, step.run):
-                events.discard(connection, facts.tenant, facts.id)
+                events.delete_orphaned_log(connection, facts.tenant, facts.id)
                 log.warning("response %s is not this replica's any more; its run is dropped", facts.id)
                 return Settled(step, "left")
             match retry.way:
@@ -188,7 +188,7 @@ class SideWriter:
                     return Settled(last, "ended")
                 case "hand back":
                     place = ResponseKey(facts.tenant, facts.id)
-                    claims.hand_back(connection, self._replica, [place], died=True)
+                    claims.release(connection, self._replica, [place], died=True)
                     return Settled(step, "left")
 
     def _commit_unstored(self, connection: Connection, retry: Retry) -> Settled:
@@ -204,7 +204,7 @@ class SideWriter:
 
     def _connect(self) -> Connection:
         if self._connection is None:
-            self._connection = self._database.dedicate(leases.recorder_session(self._replica))
+            self._connection = self._database.dedicate(leases.recorder_application_name(self._replica))
         return self._connection
 
     def _disconnect(self) -> None:

@@ -52,7 +52,7 @@ class UnsyncedCommits:
         return len(lost)
 
 
-def chunks_of(step: RunUpdate) -> list[events.Chunk]:
+def chunks_of(step: RunUpdate) -> list[events.NewLogRow]:
     """A stored run's step as rows of the log."""
     facts = step.run.facts
-    return events.pack(facts.tenant, facts.id, facts.attempt, step.events, step.token_ids)
+    return events.encode_rows(facts.tenant, facts.id, facts.attempt, step.events, step.token_ids)

@@ -26,9 +26,9 @@ from server.recording.recorder import Recorder
 from server.recovery.rebuild import Rebuilt, rebuild
 from server.store.cluster import claims, leases
 from server.store.cluster.claims import ResponseKey
-from server.store.cluster.quarantine import end_unreadable
+from server.store.cluster.undecodable_responses import fail_undecodable
 from server.store.content.responses import StoredResponse
-from server.store.database import Connection, Database, DatabaseError, Unreachable, is_gone
+from server.store.database import Connection, Database, DatabaseError, TransientError, is_unavailable
 from server.supervised_thread import SupervisedThread
 from server.tool_loop import ToolLoop
 
@@ -162,8 +162,8 @@ class Claimer:
         try:
             with self._database.begin() as connection:
                 return rebuild(connection, claimed, self._served)
-        except Unreachable as error:
-            if is_gone(error):
+        except TransientError as error:
+            if is_unavailable(error):
                 raise
             log.warning("response %s cannot be read now: %s", claimed.id, type(error).__name__)
             self._forget([claimed])  # it took too long, perhaps; those behind it need not wait for it
@@ -175,11 +175,11 @@ class Claimer:
 
     def _end_unreadable(self, place: ResponseKey) -> None:
         try:
-            if end_unreadable(self._database, self._replica, place):
+            if fail_undecodable(self._database, self._replica, place):
                 log.error("response %s ends as failed: what is stored of it cannot be read", place.id)
         except DatabaseError as error:
             log.error("response %s cannot even be ended: %s", place.id, type(error).__name__)
-            if is_gone(error):
+            if is_unavailable(error):
                 raise
         finally:
             self._recorder.forget(place.id)

@@ -63,7 +63,7 @@ class Heartbeat:
             self._turn,
             fatal=(leases.Fenced,),
             on_fatal=on_fenced,
-            retry=Retry(longest_pause=leases.BEAT_SECONDS),
+            retry=Retry(longest_pause=leases.HEARTBEAT_SECONDS),
         )
 
     def start(self) -> None:
@@ -73,7 +73,7 @@ class Heartbeat:
         self.thread.stop()
 
     def _turn(self) -> None:
-        if self.thread.wait(leases.beat_seconds(self._lease_seconds)):
+        if self.thread.wait(leases.heartbeat_interval(self._lease_seconds)):
             return
         try:
             self.beat()
@@ -110,9 +110,9 @@ class Heartbeat:
         """Those of the other replicas, after this one's own is committed."""
         try:
             with self._database.begin() as connection:
-                leases.beat(connection, self._replica, self._reading())
-                read = leases.read_elsewhere(connection, self._replica, self._unread.waiting())
-                heartbeats = leases.heartbeats(connection, self._replica)
+                leases.write_heartbeat(connection, self._replica, self._reading())
+                read = leases.remotely_read(connection, self._replica, self._unread.waiting())
+                heartbeats = leases.other_heartbeats(connection, self._replica)
         except Exception:
             self._watch.failed()
             raise
@@ -126,8 +126,10 @@ class Heartbeat:
         Nothing waits for one that is locked: the next heartbeat would come late by that. The next round tries
         it again.
         """
-        lost = [place for place in claims.owned(connection, self._replica) if not self._holds(place.id)]
-        handed_back = claims.hand_back(connection, self._replica, lost, skip_locked=True)
+        lost = [
+            place for place in claims.owned_responses(connection, self._replica) if not self._holds(place.id)
+        ]
+        handed_back = claims.release(connection, self._replica, lost, skip_locked=True)
         if handed_back:
             log.warning("%d responses of this replica are not produced by it; handed back", handed_back)
         return handed_back

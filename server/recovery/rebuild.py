@@ -56,7 +56,7 @@ def rebuild(connection: Connection, stored: StoredResponse, served: LoadedModel)
     Raises DatabaseError, and any exception when what is stored cannot be decoded even so far that the run
     could be ended.
     """
-    progress = events.progress(connection, stored.tenant, stored.id)
+    progress = events.read_progress(connection, stored.tenant, stored.id)
     told = events.read(connection, stored.tenant, stored.id, 0)
     prepared = None
     try:

@@ -11,8 +11,8 @@ def load_seal_keys(config: Config, database: Database) -> Seal:
 
     def shared(connection: Connection) -> bytes | None:
         if not config.seal_keys:
-            seal_keys.keep(connection, make_key())
-        return seal_keys.find(connection)
+            seal_keys.insert_shared(connection, make_key())
+        return seal_keys.get_shared(connection)
 
     kept = database.retry(shared)
     return Seal([*config.seal_keys, *([kept] if kept is not None else [])])

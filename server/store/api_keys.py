@@ -32,7 +32,7 @@ _COLUMNS = (
 )
 
 
-def add(
+def insert_key(
     connection: Connection, tenant: str, key_id: str, name: str, digest: bytes, priority_floor: int = 0
 ) -> None:
     """`priority_floor` is the most urgent priority that requests with this key may have."""
@@ -48,7 +48,7 @@ def any_exist(connection: Connection) -> bool:
     return connection.execute(select(api_keys.c.id).limit(1)).first() is not None
 
 
-def find(connection: Connection, key_id: str) -> StoredKey | None:
+def get_valid(connection: Connection, key_id: str) -> StoredKey | None:
     """The valid key with that public id, of whichever tenant: how a tenant is known in the first place."""
     row = connection.execute(
         select(*_COLUMNS).where(
@@ -60,7 +60,7 @@ def find(connection: Connection, key_id: str) -> StoredKey | None:
     return StoredKey(*row) if row else None
 
 
-def touch(connection: Connection, tenant: str, key_id: str) -> None:
+def record_use(connection: Connection, tenant: str, key_id: str) -> None:
     """Notes the key's use, at most once a minute so that a busy key writes little.
 
     Whoever finds the key's row locked leaves it: no request waits for another one's note.

@@ -5,9 +5,9 @@ from typing import Literal
 import psycopg
 from sqlalchemy.exc import DBAPIError
 
-from server.store.database import Unreachable
+from server.store.database import TransientError
 
-Trouble = Literal["away", "blocked", "refused", "lost", "broken"]
+CommitFailure = Literal["away", "blocked", "refused", "lost", "broken"]
 """`away`: the database does not answer, or cannot write anything for now, whatever it is asked.
 `blocked`: it answers, but these statements did not finish: a lock, their length, a deadlock. A later try may.
 `refused`: these statements cannot succeed as they are: data that Postgres does not take, a row that is there
@@ -15,7 +15,7 @@ already, an exception of our own code.
 `lost`: the response is not this replica's.
 `broken`: the schema, or a right to it, is not what this release needs, whatever is written."""
 
-_AWAY = ("08", "53", "57P", "58", "25006", "25P03")
+_UNAVAILABLE = ("08", "53", "57P", "58", "25006", "25P03")
 """SQLSTATEs, or how they begin: connection exceptions; disk full, out of memory, too many connections; the
 server stops, starts or has crashed; system errors; a standby; a transaction that was silent for too long."""
 
@@ -24,16 +24,16 @@ class OwnershipLost(Exception):
     """The response's row is gone, ended, or another replica's, or names a later attempt of this one."""
 
 
-def classify(error: Exception) -> Trouble:
+def classify(error: Exception) -> CommitFailure:
     """What kind of failure an exception of a commit is."""
     if isinstance(error, OwnershipLost):
         return "lost"
     original = error.orig if isinstance(error, DBAPIError) else error
     sqlstate = getattr(original, "sqlstate", None) or ""
-    passes = isinstance(error, Unreachable) or isinstance(
+    passes = isinstance(error, TransientError) or isinstance(
         original, psycopg.OperationalError | psycopg.InterfaceError
     )
-    if sqlstate.startswith(_AWAY) or (passes and not sqlstate):
+    if sqlstate.startswith(_UNAVAILABLE) or (passes and not sqlstate):
         return "away"
     if sqlstate.startswith("42"):
         return "broken"

@@ -19,20 +19,22 @@ from psycopg.pq.abc import PGresult
 from psycopg.types.datetime import TimestamptzLoader
 from psycopg.types.json import set_json_dumps, set_json_loads
 
-LIMITS = "-c statement_timeout=5s -c lock_timeout=1s -c idle_in_transaction_session_timeout=5s"
+REQUEST_TIMEOUTS = "-c statement_timeout=5s -c lock_timeout=1s -c idle_in_transaction_session_timeout=5s"
 """What the server holds every session to that serves requests or records them."""
 
-RECORDER_LIMITS = "-c statement_timeout=600ms -c lock_timeout=250ms -c idle_in_transaction_session_timeout=5s"
+RECORDER_TIMEOUTS = (
+    "-c statement_timeout=600ms -c lock_timeout=250ms -c idle_in_transaction_session_timeout=5s"
+)
 """The same for the commits that all streams of a process share: together with the commits run by run that
 follow a failure, they make nobody wait for longer than a second for a row of somebody else."""
 
-PATIENCE_S = 6.0
+RESPONSE_TIMEOUT_S = 6.0
 """How long an answer may take: longer than the server's own limit, which is the one to be told of."""
 
-PING_S = 2.0
+PING_TIMEOUT_S = 2.0
 """How long the answer to nothing may take, which is asked before a connection is used again after a while."""
 
-_NETWORK = {
+_CLIENT_KEEPALIVES = {
     "connect_timeout": "3",
     "keepalives_idle": "5",
     "keepalives_interval": "2",
@@ -41,7 +43,7 @@ _NETWORK = {
 }
 """libpq's words, for connections over TCP; the URL's own values win."""
 
-_SERVER_SIDE = (
+_SERVER_KEEPALIVES = (
     "-c tcp_keepalives_idle=5 -c tcp_keepalives_interval=2 -c tcp_keepalives_count=3 -c tcp_user_timeout=6000"
 )
 """The same for the server's end, whose session would outlive a client that vanished by hours."""
@@ -50,8 +52,8 @@ _FIRST_TIME, _LAST_TIME = datetime(2, 1, 1, tzinfo=UTC), datetime(9999, 1, 1, tz
 """With a year left to add and subtract in."""
 
 _T = TypeVar("_T")
-_SILENT = "the server does not answer"
-_NOTHING = 0
+_NO_RESPONSE = "the server does not answer"
+_NOT_READY = 0
 """What psycopg tells a command that waits when nothing has come for a while."""
 
 
@@ -61,7 +63,7 @@ class TimeoutConnection(psycopg.Connection[Any]):
     The time is for each exchange with the server; COPY of many rows is many.
     """
 
-    patience = PATIENCE_S
+    patience = RESPONSE_TIMEOUT_S
 
     def wait(self, gen: Generator[Any, Any, _T], *args: Any, **kwargs: Any) -> _T:
         """Where psycopg waits for everything but connecting."""
@@ -73,9 +75,9 @@ class TimeoutConnection(psycopg.Connection[Any]):
             wanted = next(gen)
             while True:
                 ready = yield wanted
-                if ready == _NOTHING and monotonic() > deadline and self._is_busy():
+                if ready == _NOT_READY and monotonic() > deadline and self._is_busy():
                     self.pgconn.finish()
-                    raise psycopg.OperationalError(_SILENT)
+                    raise psycopg.OperationalError(_NO_RESPONSE)
                 wanted = gen.send(ready)
         except StopIteration as ended:
             result: _T = ended.value
@@ -91,7 +93,7 @@ class TimeoutConnection(psycopg.Connection[Any]):
 
     def is_there(self) -> bool:
         """Whether the server answers to nothing, soon. It leaves no transaction behind."""
-        self.patience = PING_S
+        self.patience = PING_TIMEOUT_S
         try:
             self.autocommit = True
             self.execute("")
@@ -129,7 +131,7 @@ class TimeoutConnection(psycopg.Connection[Any]):
         poll.modify(self.pgconn.socket, what)
         if not poll.poll(self.patience * 1000):
             self.pgconn.finish()
-            raise psycopg.OperationalError(_SILENT)
+            raise psycopg.OperationalError(_NO_RESPONSE)
 
     def _is_busy(self) -> bool:
         """An answer is due; a session that waits for notifications is not."""
@@ -143,10 +145,12 @@ def connect(url: str, name: str, options: str) -> TimeoutConnection:
     """
     given = conninfo_to_dict(url).get("options") or ""
     connection = TimeoutConnection.connect(
-        url_in_time(url), application_name=name, options=f"{given} {_SERVER_SIDE} {options}".strip()
+        with_network_timeouts(url),
+        application_name=name,
+        options=f"{given} {_SERVER_KEEPALIVES} {options}".strip(),
     )
-    set_json_dumps(_as_it_is, connection)
-    set_json_loads(_as_it_is, connection)
+    set_json_dumps(_json_text, connection)
+    set_json_loads(_json_text, connection)
     connection.adapters.register_loader("timestamptz", _TimeLoader)
     return connection
 
@@ -166,11 +170,13 @@ class _TimeLoader(TimestamptzLoader):
             return _FIRST_TIME if past else _LAST_TIME
 
 
-def url_in_time(url: str) -> str:
+def with_network_timeouts(url: str) -> str:
     """The connection string with limits on the network's silence."""
     given = conninfo_to_dict(url)
-    return make_conninfo(url, **{name: value for name, value in _NETWORK.items() if name not in given})
+    return make_conninfo(
+        url, **{name: value for name, value in _CLIENT_KEEPALIVES.items() if name not in given}
+    )
 
 
-def _as_it_is(document: str | bytes) -> str:
+def _json_text(document: str | bytes) -> str:
     return document.decode() if isinstance(document, bytes) else document

@@ -27,7 +27,7 @@ from sqlalchemy.exc import (
 from sqlalchemy.pool import ConnectionPoolEntry
 
 from server.configuration.shipped_files import migrations_folder
-from server.store.connection import LIMITS, TimeoutConnection, connect, url_in_time
+from server.store.connection import REQUEST_TIMEOUTS, TimeoutConnection, connect, with_network_timeouts
 from server.store.shared_outage import SharedOutage
 
 __all__ = [
@@ -36,16 +36,16 @@ __all__ = [
     "DatabaseError",
     "Duplicate",
     "SchemaState",
-    "Unreachable",
+    "TransientError",
     "clock",
-    "driver",
-    "durable",
+    "commit_synchronously",
     "is_disk_full",
-    "is_gone",
-    "is_there",
-    "is_too_slow",
-    "limit_time",
+    "is_responsive",
+    "is_statement_timeout",
+    "is_unavailable",
+    "psycopg_connection",
     "schema_state",
+    "set_timeouts",
     "upgrade",
 ]
 
@@ -58,27 +58,27 @@ DatabaseError = SQLAlchemyError
 Duplicate = IntegrityError
 """What they raise for a row that is there already."""
 
-Unreachable = (OperationalError, InterfaceError, InternalError)
+TransientError = (OperationalError, InterfaceError, InternalError)
 """Those of them that may pass: a connection lost, or cut for its silence; a server restarting; a disk that
 is full for now."""
 
 T = TypeVar("T")
 
-OUTAGE_S = 5.0
+RETRY_S = 5.0
 """How long a request waits for a database that restarts."""
 
 _PAUSE_S = 0.1
-_FRESH_S = 1.0
+_RECENT_USE_S = 1.0
 """How long ago a connection may have been used at most that is used again without being asked whether it is
 still there."""
 _USED_AT = "used_at"
-_OWN_THREADS = 5
+_RESERVED_CONNECTIONS = 5
 """Connections beyond the requests': no crowd of them keeps a heartbeat or a health check waiting."""
 
 UPGRADE_S = 60.0
 """How long an upgrade tries to get the locks that it needs."""
 _UPGRADE_PAUSE_S = 1.0
-_REPEATABLE = frozenset({"40001", "40P01", "55P03", "25P03"})
+_RETRYABLE = frozenset({"40001", "40P01", "55P03", "25P03"})
 """Serialization failure, deadlock, a lock not got in time, a transaction that was silent for too long."""
 _DISK_FULL = "53100"
 _DISK_FULL_S = 10.0
@@ -96,7 +96,7 @@ class Database:
     def __init__(self, url: str, *, pool_size: int, strict: bool = False) -> None:
         """`pool_size` is the number of threads that serve requests.
 
-        `strict` makes every commit wait for the disk, not only those that say `durable`.
+        `strict` makes every commit wait for the disk, not only those that say `commit_synchronously`.
         """
         self.url = url
         self._strict = strict
@@ -104,8 +104,8 @@ class Database:
         self._outage = SharedOutage()
         self._engine = create_engine(
             "postgresql+psycopg://",
-            creator=lambda: connect(url, "holdfast", LIMITS),
-            pool_size=pool_size + _OWN_THREADS,
+            creator=lambda: connect(url, "holdfast", REQUEST_TIMEOUTS),
+            pool_size=pool_size + _RESERVED_CONNECTIONS,
             max_overflow=0,
             pool_timeout=5,
             hide_parameters=True,  # what is stored is content, and logs outlive it
@@ -116,7 +116,7 @@ class Database:
         self._alone = self._engine.execution_options(isolation_level="AUTOCOMMIT")
         self._disk_full_at: float | None = None
         event.listen(self._engine, "checkin", self._checked_in)
-        event.listen(self._engine, "checkout", _check_out)
+        event.listen(self._engine, "checkout", _ping_on_checkout)
 
     @property
     def disk_is_full(self) -> bool:
@@ -137,8 +137,8 @@ class Database:
             with engine.begin() as connection:
                 self._outage.ended()
                 yield connection
-        except Unreachable as error:
-            if is_gone(error):
+        except TransientError as error:
+            if is_unavailable(error):
                 self._outage.began(began)
             if is_disk_full(error):
                 self._disk_full_at = monotonic()
@@ -147,7 +147,7 @@ class Database:
             self._outage.began(began)
             raise OperationalError("begin", None, error) from error
 
-    def retry(self, work: Callable[[Connection], T], seconds: float = OUTAGE_S) -> T:
+    def retry(self, work: Callable[[Connection], T], seconds: float = RETRY_S) -> T:
         """What `work` gives in a transaction, which is run again when Postgres was away or refused for now.
 
         So `work` must be repeatable, also after a commit whose answer was lost: what it changes it must find
@@ -158,11 +158,11 @@ class Database:
 
     def read(self, work: Callable[[Connection], T]) -> T:
         """The same for what only reads: all that it sees is of one moment."""
-        return self._retry(self._snapshots, work, OUTAGE_S)
+        return self._retry(self._snapshots, work, RETRY_S)
 
     def ask(self, work: Callable[[Connection], T]) -> T:
         """The same for what needs no transaction: each statement is one, and takes one exchange alone."""
-        return self._retry(self._alone, work, OUTAGE_S)
+        return self._retry(self._alone, work, RETRY_S)
 
     def _retry(self, engine: Engine, work: Callable[[Connection], T], seconds: float) -> T:
         deadline = self._outage.deadline(seconds)
@@ -170,17 +170,18 @@ class Database:
             try:
                 with self._outage.turn(deadline), self._begin(engine) as connection:
                     return work(connection)
-            except Unreachable as error:
-                if monotonic() >= deadline or not _may_pass(error):
+            except TransientError as error:
+                if monotonic() >= deadline or not _is_retryable(error):
                     raise
             sleep(_PAUSE_S)
 
-    def dedicate(self, name: str, *, autocommit: bool = False, limits: str = LIMITS) -> Connection:
+    def dedicate(self, name: str, *, autocommit: bool = False, limits: str = REQUEST_TIMEOUTS) -> Connection:
         """A connection outside the pool, for a thread of ours, which closes it.
 
-        `limits` are the server's time limits on the session, as options of a connection string.
-        Its commits do not wait for the disk, unless the database is strict or they say `durable`: a crash of
-        Postgres may lose the last of them, which whoever made them must make again.
+        `limits` are the server's time limits on the session, as options of a connection string. Its
+        commits do not wait for the disk, unless the database is strict or they say
+        `commit_synchronously`: a crash of Postgres may lose the last of them, which whoever made them
+        must make again.
         """
         options = limits if self._strict else f"{limits} -c synchronous_commit=off"
         engine = create_engine(
@@ -203,25 +204,25 @@ class Database:
             connection.close()
 
 
-def _check_out(connection: TimeoutConnection, record: ConnectionPoolEntry, _proxy: Any) -> None:
+def _ping_on_checkout(connection: TimeoutConnection, record: ConnectionPoolEntry, _proxy: Any) -> None:
     """Makes sure of a connection that was not used for a while; a new one is as good as used."""
     used_at = record.info.get(_USED_AT, monotonic())
-    if monotonic() - used_at < _FRESH_S and connection.is_silent():
+    if monotonic() - used_at < _RECENT_USE_S and connection.is_silent():
         return
     if not connection.is_there():
         raise InvalidatePoolError
 
 
-def is_gone(error: DatabaseError) -> bool:
+def is_unavailable(error: DatabaseError) -> bool:
     """Whether Postgres did not answer at all, or said that it stops or starts."""
-    if not isinstance(error, Unreachable):
+    if not isinstance(error, TransientError):
         return False
     sqlstate = _sqlstate(error)
     return sqlstate == "" or sqlstate.startswith(("08", "57P"))
 
 
-def _may_pass(error: OperationalError | InterfaceError | InternalError) -> bool:
-    return is_gone(error) or _sqlstate(error) in _REPEATABLE
+def _is_retryable(error: OperationalError | InterfaceError | InternalError) -> bool:
+    return is_unavailable(error) or _sqlstate(error) in _RETRYABLE
 
 
 def _sqlstate(error: OperationalError | InterfaceError | InternalError) -> str:
@@ -234,18 +235,18 @@ def clock(connection: Connection) -> datetime:
     return now
 
 
-def durable(connection: Connection) -> None:
+def commit_synchronously(connection: Connection) -> None:
     """This transaction's commit waits for the disk, whatever the session's setting."""
     connection.execute(text("set local synchronous_commit = on"))
 
 
-def is_there(connection: Connection) -> bool:
+def is_responsive(connection: Connection) -> bool:
     """Whether the server answers on a connection that was not used for a while, within `PING_S` seconds."""
-    with driver(connection) as raw:
+    with psycopg_connection(connection) as raw:
         return isinstance(raw, TimeoutConnection) and raw.is_there()
 
 
-def limit_time(connection: Connection, *, lock_ms: int, statement_ms: int) -> None:
+def set_timeouts(connection: Connection, *, lock_ms: int, statement_ms: int) -> None:
     """Bounds how long each statement of this transaction may wait for a lock, and how long it may take."""
     connection.execute(
         text(f"set local lock_timeout = {lock_ms:d}; set local statement_timeout = {statement_ms:d}")
@@ -257,13 +258,13 @@ def is_disk_full(error: DatabaseError) -> bool:
     return isinstance(error, DBAPIError) and getattr(error.orig, "sqlstate", None) == _DISK_FULL
 
 
-def is_too_slow(error: DatabaseError) -> bool:
+def is_statement_timeout(error: DatabaseError) -> bool:
     """Whether Postgres answers, but ended this statement for the time that it took."""
     return isinstance(error, DBAPIError) and getattr(error.orig, "sqlstate", None) == _QUERY_CANCELED
 
 
 @contextmanager
-def driver(connection: Connection) -> Iterator[psycopg.Connection]:
+def psycopg_connection(connection: Connection) -> Iterator[psycopg.Connection]:
     """The psycopg connection underneath, for COPY, within the same transaction. Raises DatabaseError."""
     raw = connection.connection.driver_connection
     assert isinstance(raw, psycopg.Connection)
@@ -295,8 +296,8 @@ def upgrade(url: str, seconds: float = UPGRADE_S) -> None:
                 config.attributes["connection"] = connection
                 command.upgrade(config, "head")
                 return
-        except Unreachable as error:
-            if monotonic() >= deadline or _sqlstate(error) not in _REPEATABLE:
+        except TransientError as error:
+            if monotonic() >= deadline or _sqlstate(error) not in _RETRYABLE:
                 raise
         sleep(_UPGRADE_PAUSE_S)
 
@@ -316,7 +317,9 @@ def schema_state(url: str) -> SchemaState:
 def _schema_connection(url: str) -> Iterator[Connection]:
     logging.getLogger("alembic").setLevel(logging.WARNING)
     engine: Engine = create_engine(
-        "postgresql+psycopg://", creator=lambda: psycopg.connect(url_in_time(url)), poolclass=pool.NullPool
+        "postgresql+psycopg://",
+        creator=lambda: psycopg.connect(with_network_timeouts(url)),
+        poolclass=pool.NullPool,
     )
     try:
         with engine.connect() as connection:

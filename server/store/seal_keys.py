@@ -8,7 +8,7 @@ from server.store.tables import seal_keys
 _SHARED = "shared"
 
 
-def find(connection: Connection) -> bytes | None:
+def get_shared(connection: Connection) -> bytes | None:
     """The key that is kept here, if one was ever needed."""
     key: bytes | None = connection.execute(
         select(seal_keys.c.key).where(seal_keys.c.name == _SHARED)
@@ -16,6 +16,6 @@ def find(connection: Connection) -> bytes | None:
     return key
 
 
-def keep(connection: Connection, key: bytes) -> None:
+def insert_shared(connection: Connection, key: bytes) -> None:
     """Keeps the key, unless there is one."""
     connection.execute(insert(seal_keys).values(name=_SHARED, key=key).on_conflict_do_nothing())

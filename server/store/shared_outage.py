@@ -11,7 +11,7 @@ from time import monotonic
 from sqlalchemy.exc import OperationalError
 
 
-class StillAway(OperationalError):
+class OutageContinues(OperationalError):
     """The database was gone when this began, and has not come back in time."""
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class SharedOutage:
         """Around one try. Waits while another one tries; raises StillAway at the deadline."""
         with self._changed:
             if not self._changed.wait_for(self._may_try, max(0.0, deadline - monotonic())):
-                raise StillAway
+                raise OutageContinues
             alone = self._since is not None
             self._tried = self._tried or alone
         try:

@@ -238,7 +238,7 @@ def test_response_that_uses_mcp_and_code_is_finished_though_its_server_is_killed
             seen.append(frame)
             if [one.event for one in seen].count("response.code_interpreter_call.interpreting") == 2:
                 break
-        eventually(lambda: "sleep" in names(processes.family(runner.process.pid)))
+        eventually(lambda: "sleep" in names(processes.process_tree(runner.process.pid)))
         server.restart()
     with replay(server.url, seen[0].json["response"]["id"]) as stream:
         frames = list(stream)
@@ -275,7 +275,7 @@ def test_a_runner_that_is_killed_takes_its_sandboxes_along() -> None:
     need_sandboxes()
     runner = Runner()
     runner.says("import subprocess; p = subprocess.Popen(['sleep', '99'])", "one")
-    family = processes.family(runner.process.pid)
+    family = processes.process_tree(runner.process.pid)
     assert len(family) >= 4
     runner.process.send_signal(signal.SIGKILL)
     runner.process.wait()

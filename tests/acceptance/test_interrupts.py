@@ -46,7 +46,7 @@ def interrupted_at(
 @pytest.mark.parametrize(
     "module",
     [
-        "server.cli.commands",
+        "server.cli.entry_point",
         "sqlalchemy",
         "server.process.serve",
         "starlette.applications",
@@ -90,7 +90,7 @@ def exits(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(os, "_exit", leave)
     monkeypatch.setattr(interrupts._State, "seen", False)
     before = signal.getsignal(signal.SIGINT)
-    interrupts.exit_at_once()
+    interrupts.exit_on_interrupt()
     monkeypatch.setattr(interrupts._State, "act", interrupts._State.act)
     yield
     signal.signal(signal.SIGINT, before)
@@ -98,24 +98,24 @@ def exits(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.usefixtures("exits")
 def test_an_interrupt_that_a_library_swallowed_is_raised_before_the_model_is_loaded() -> None:
-    interrupts.unwind()
+    interrupts.raise_on_interrupt()
     with pytest.raises(KeyboardInterrupt):
         signal.raise_signal(signal.SIGINT)
-    with pytest.raises(KeyboardInterrupt), interrupts.closing(lambda: None):
+    with pytest.raises(KeyboardInterrupt), interrupts.close_on_interrupt(lambda: None):
         pytest.fail("the model must not be loaded")
 
 
 @pytest.mark.usefixtures("exits")
 def test_an_interrupt_closes_what_is_open_and_leaves_while_a_library_works() -> None:
     closed: list[str] = []
-    with pytest.raises(Left, match="130"), interrupts.closing(lambda: closed.append("database")):
+    with pytest.raises(Left, match="130"), interrupts.close_on_interrupt(lambda: closed.append("database")):
         signal.raise_signal(signal.SIGINT)
     assert closed == ["database"]
 
 
 @pytest.mark.usefixtures("exits")
 def test_an_interrupt_after_the_model_is_loaded_is_noted_and_disturbs_nothing() -> None:
-    with interrupts.closing(lambda: None):
+    with interrupts.close_on_interrupt(lambda: None):
         pass
     assert not interrupts.was_interrupted()
     signal.raise_signal(signal.SIGINT)

@@ -10,7 +10,7 @@ import psycopg
 import pytest
 from openai import AuthenticationError
 
-from server.http.routes import OPEN_ROUTES, ROUTES
+from server.http.routes import PUBLIC_ROUTES, ROUTES
 from tests.acceptance.error_object import check_error
 from tests.acceptance.traces import tables_with
 from tests.fix_server import PACED, SCRIPTED, Connect, StartServer
@@ -143,7 +143,7 @@ def test_every_route_needs_a_key_once_one_exists(keyed: Keyed) -> None:
             assert error["code"] == "invalid_api_key"
             assert answer.headers["www-authenticate"] == "Bearer"
         assert call(server, method, path, key.text).status_code in (200, 404)
-    for method, path, *_ in OPEN_ROUTES:
+    for method, path, *_ in PUBLIC_ROUTES:
         assert call(server, method, path, None).status_code == 200
 
 

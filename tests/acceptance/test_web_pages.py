@@ -10,7 +10,7 @@ import httpx
 import psycopg
 import pytest
 
-from server.http.routes import OPEN_ROUTES, ROUTES
+from server.http.routes import PUBLIC_ROUTES, ROUTES
 from tests.acceptance.error_object import check_error
 from tests.acceptance.test_keys import ANY_BODY, BODIES, UNKNOWN, address, make_key
 from tests.fix_server import SCRIPTED, StartServer
@@ -106,7 +106,7 @@ def test_name_that_was_made_to_lead_here_reads_nothing_by_a_plain_get_either(key
 
 
 def test_health_is_told_to_load_balancers_under_any_name(keyless: ServerProcess) -> None:
-    health = [path for _, path, *_ in OPEN_ROUTES if path.startswith("/health")]
+    health = [path for _, path, *_ in PUBLIC_ROUTES if path.startswith("/health")]
     for path in health:
         assert httpx.get(keyless.url + path, headers={"host": "10.1.2.3:8000"}).status_code == 200
 

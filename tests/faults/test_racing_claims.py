@@ -59,7 +59,7 @@ def race(database: Database, alive: list[UUID], template: UUID, pool: ThreadPool
     ended = register(database)
     with database.begin() as connection:
         copies(connection, template, ended, LEFT)
-        leases.stop(connection, ended)
+        leases.mark_stopped(connection, ended)
     start = threading.Barrier(REPLICAS)
 
     def look_after(me: UUID) -> list[UUID]:

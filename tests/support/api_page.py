@@ -6,7 +6,7 @@
 import json
 from pathlib import Path
 
-from server.http.routes import OPEN_ROUTES, ROUTES
+from server.http.routes import PUBLIC_ROUTES, ROUTES
 from server.protocol.parameter_rows import MISPLACED, TABLES, Endpoint, Row
 from tests.support.anchor_parameters import OPENAI, VLLM
 from tests.support.documents import between
@@ -27,7 +27,7 @@ def page() -> str:
 
 def _addresses() -> str:
     lines = ["| address | does |", "| --- | --- |"]
-    for method, path, _, contract in [*ROUTES, *OPEN_ROUTES]:
+    for method, path, _, contract in [*ROUTES, *PUBLIC_ROUTES]:
         lines.append(f"| `{method} {path}` | {contract.says} |")
     return "\n".join(lines) + "\n"
 

@@ -17,11 +17,11 @@ from server.store.audit.stored_responses import (
     AuditColumns,
     AuditedItem,
     AuditedResponse,
-    Folded,
+    CompactedStream,
     HotRow,
-    Metered,
-    Moment,
-    Previous,
+    LedgerEntry,
+    PageTime,
+    PreviousResponse,
     Replay,
 )
 from server.store.content.responses import INPUT, OUTPUT, StoredResponse
@@ -30,14 +30,14 @@ from server.store.log.events import LogRow
 from tests.support.builders import CREATED, LATER, RESPONSE, TENANT, USAGE, make_message, make_run, say, think
 
 NOW = LATER + timedelta(seconds=5)
-SERVED = Moment(NOW, CREATED)
+SERVED = PageTime(NOW, CREATED)
 """A server was there all the time."""
 
 REPLICA = RESPONSE
 
 
 def ended(
-    *given: Sequence[int], reason: FinishReason | None = "stop", previous: Previous | None = None
+    *given: Sequence[int], reason: FinishReason | None = "stop", previous: PreviousResponse | None = None
 ) -> AuditedResponse:
     """A response that got these tokens, commit by commit, and ended so; None is a failure."""
     run = make_run()
@@ -56,8 +56,8 @@ def ended(
     return AuditedResponse(
         stored=stored(**columns),
         standing=standing(first_token_at=ending.first_token_at),
-        previous=previous or Previous(exists=False, finished_at=None),
-        metered=Metered(
+        previous=previous or PreviousResponse(exists=False, finished_at=None),
+        metered=LedgerEntry(
             key_id="k1",
             status=ending.status,
             stored=True,
@@ -68,7 +68,7 @@ def ended(
         items=[_item(INPUT, 0, make_message(RESPONSE, 0, "Hi"))]
         + [_item(OUTPUT, index, item) for index, item in enumerate(run.output)],
         hot=[],
-        folded=Folded(last_seq=len(told) - 1, codec=1, body=fold(_rows(batches, ended=True))),
+        folded=CompactedStream(last_seq=len(told) - 1, codec=1, body=fold(_rows(batches, ended=True))),
         replays=[Replay(first, told[first:]) for first in (0, 1, len(told) // 2, len(told) - 1)],
     )
 
@@ -80,7 +80,7 @@ def running(*given: Sequence[int]) -> AuditedResponse:
     return AuditedResponse(
         stored=stored(status="in_progress"),
         standing=standing(),
-        previous=Previous(exists=False, finished_at=None),
+        previous=PreviousResponse(exists=False, finished_at=None),
         metered=None,
         items=[_item(INPUT, 0, make_message(RESPONSE, 0, "Hi"))],
         hot=[HotRow(row, 1) for row in _rows(batches)],
@@ -137,7 +137,7 @@ def logged(response: AuditedResponse, rows: Sequence[list[Any]]) -> AuditedRespo
     """The same response with another log, and a stream that counts it rightly; without replays."""
     last = rows[-1][0] + rows[-1][1] - 1 if rows else -1
     body = msgspec.json.encode(rows).decode()
-    return replace(response, folded=Folded(last_seq=last, codec=1, body=body), replays=[])
+    return replace(response, folded=CompactedStream(last_seq=last, codec=1, body=body), replays=[])
 
 
 def log_of(response: AuditedResponse) -> list[list[Any]]:
@@ -147,7 +147,7 @@ def log_of(response: AuditedResponse) -> list[list[Any]]:
     return rows
 
 
-def broken(response: AuditedResponse, moment: Moment = SERVED, limits: Limits | None = None) -> set[str]:
+def broken(response: AuditedResponse, moment: PageTime = SERVED, limits: Limits | None = None) -> set[str]:
     """The invariants that do not hold of a response."""
     return {violation.invariant for violation in check(response, moment, limits or Limits())}
 
@@ -162,7 +162,7 @@ def _rows(batches: Sequence[Sequence[Event]], *, ended: bool = False) -> list[Lo
     rows = []
     for place, batch in enumerate(batches):
         time = LATER if ended and place == len(batches) - 1 else CREATED
-        for chunk in events.pack(TENANT, RESPONSE, 1, batch, []):
+        for chunk in events.encode_rows(TENANT, RESPONSE, 1, batch, []):
             at = (time + timedelta(milliseconds=chunk.first_seq)).timestamp()
             place_of = (chunk.first_seq, chunk.n, int(chunk.kind), chunk.output_index, chunk.content_index)
             rows.append(LogRow(*place_of, at, msgspec.Raw(chunk.body.encode())))

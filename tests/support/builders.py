@@ -221,7 +221,7 @@ def make_message(response: UUID, index: int, text: str) -> Message:
 def register(database: Database, model: str = "model") -> UUID:
     """A replica that is alive."""
     with database.begin() as connection:
-        return leases.register(connection, host="here", pid=1, version="0", model=model)
+        return leases.register_replica(connection, host="here", pid=1, version="0", model=model)
 
 
 def kill(database: Database, replica: UUID) -> None:
@@ -296,7 +296,7 @@ def accept(
         )
         run = make_run(id=response, tenant=tenant, echo=echo, created_at=created)
         begun = run.accept() if echo.background else run.accept() + run.start()
-        events.append(connection, events.pack(tenant, response, 1, begun, []))
+        events.append(connection, events.encode_rows(tenant, response, 1, begun, []))
     return run
 
 

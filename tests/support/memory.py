@@ -20,7 +20,7 @@ from server.protocol.responses import states
 from server.protocol.responses.states import Ending
 from server.store.content.idempotency_keys import FirstUse
 from server.store.content.responses import StoredResponse
-from server.store.log.events import Chunk
+from server.store.log.events import NewLogRow
 
 T = TypeVar("T")
 Trouble = Literal["", "undone", "unanswered"]
@@ -35,7 +35,7 @@ class Row:
     stored: StoredResponse
     deleted: bool = False
     items: dict[int, list[str]] = field(default_factory=lambda: {0: [], 1: []})
-    log: list[tuple[Chunk, float]] = field(default_factory=list)
+    log: list[tuple[NewLogRow, float]] = field(default_factory=list)
     folded: bool = False
 
 

@@ -23,9 +23,9 @@ from server.store.cluster import claims, leases
 from server.store.cluster.claims import ResponseKey
 from server.store.content import deletion, idempotency_keys, responses, storage_usage
 from server.store.content.idempotency_keys import FirstUse
-from server.store.content.responses import Finished, NewItem, NewResponse, Owner, StoredResponse
+from server.store.content.responses import FinishedRow, NewItem, NewResponse, Owner, StoredResponse
 from server.store.log import events
-from server.store.log.events import Chunk, LogProgress, Subscription, SubscriptionUpdate
+from server.store.log.events import LogProgress, NewLogRow, Subscription, SubscriptionUpdate
 from tests.support.memory import Memory, MemoryConnection, Row
 
 # --- what the SQL means; `at` is the memory, or a connection to it ---
@@ -37,28 +37,28 @@ def fence(at: Memory, replica: UUID) -> datetime:
     return at.now
 
 
-def beat(at: Memory, replica: UUID, reading: Sequence[UUID] = ()) -> None:
+def write_heartbeat(at: Memory, replica: UUID, reading: Sequence[UUID] = ()) -> None:
     fence(at, replica)
     at.put(at.alive, replica, at.seconds)
     at.put(at.reading, replica, list(reading))
 
 
-def read_elsewhere(at: Memory, replica: UUID, responses: Sequence[UUID]) -> list[UUID]:
+def remotely_read(at: Memory, replica: UUID, responses: Sequence[UUID]) -> list[UUID]:
     others = [at.reading.get(other, []) for other in at.alive if other != replica]
     return [one for one in responses if any(one in reading for reading in others)]
 
 
-def heartbeats(at: Memory, replica: UUID) -> dict[UUID, float]:
+def other_heartbeats(at: Memory, replica: UUID) -> dict[UUID, float]:
     return {other: beaten for other, beaten in at.alive.items() if other != replica}
 
 
-def bury(at: Memory, silent: Mapping[UUID, float], ttl_seconds: float) -> None:
+def expire_replicas(at: Memory, silent: Mapping[UUID, float], ttl_seconds: float) -> None:
     for replica in [one for one, seen in silent.items() if at.alive.get(one) == seen]:
         before = at.alive.pop(replica)
         at.undo.append(lambda replica=replica, before=before: at.alive.update({replica: before}))  # type: ignore[misc]
 
 
-def abandon(at: Memory) -> int:
+def release_orphans(at: Memory) -> int:
     left = [row for row in _unfinished(at) if row.stored.replica_id is not None]
     left = [row for row in left if row.stored.replica_id not in at.alive]
     for row in left:
@@ -78,7 +78,7 @@ def _take(at: Memory, me: UUID, which: Callable[[StoredResponse], bool], limit: 
     return [row.stored for row in taken]
 
 
-def claim_hopeless(at: Memory, me: UUID, *, most_deaths: int, limit: int) -> list[StoredResponse]:
+def claim_to_end(at: Memory, me: UUID, *, most_deaths: int, limit: int) -> list[StoredResponse]:
     def which(one: StoredResponse) -> bool:
         return not one.background or one.cancel_requested_at is not None or one.deaths >= most_deaths
 
@@ -91,7 +91,7 @@ def claim_waiting(
     return _take(at, me, lambda one: one.background and one.model in models and one.tenant not in full, limit)
 
 
-def hand_back(
+def release(
     at: Memory, me: UUID, places: Sequence[ResponseKey], *, died: bool = False, skip_locked: bool = False
 ) -> int:
     handed_back = 0
@@ -106,7 +106,7 @@ def hand_back(
     return handed_back
 
 
-def owned(at: Memory, me: UUID) -> list[ResponseKey]:
+def owned_responses(at: Memory, me: UUID) -> list[ResponseKey]:
     return [
         ResponseKey(row.stored.tenant, row.stored.id)
         for row in _unfinished(at)
@@ -114,11 +114,15 @@ def owned(at: Memory, me: UUID) -> list[ResponseKey]:
     ]
 
 
-def unwanted(at: Memory, me: UUID) -> list[UUID]:
-    return [place.id for place in owned(at, me) if at.rows[place.id].stored.cancel_requested_at is not None]
+def cancel_requested(at: Memory, me: UUID) -> list[UUID]:
+    return [
+        place.id
+        for place in owned_responses(at, me)
+        if at.rows[place.id].stored.cancel_requested_at is not None
+    ]
 
 
-def waiting(at: Memory, most: int) -> int:
+def count_waiting(at: Memory, most: int) -> int:
     return min(most, sum(row.stored.replica_id is None for row in _unfinished(at)))
 
 
@@ -128,7 +132,7 @@ def request_cancel(at: Memory, tenant: str, response_id: UUID) -> None:
         at.change(row, cancel_requested_at=row.stored.cancel_requested_at or at.now)
 
 
-def append(at: Memory, chunks: Iterable[Chunk]) -> None:
+def append(at: Memory, chunks: Iterable[NewLogRow]) -> None:
     for chunk in chunks:
         row = at.rows[chunk.response_id]
         end = row.log[-1][0].first_seq + row.log[-1][0].n if row.log else 0
@@ -139,8 +143,8 @@ def append(at: Memory, chunks: Iterable[Chunk]) -> None:
         at.undo.append(lambda row=row: row.log.pop())  # type: ignore[misc]
 
 
-def append_alone(
-    at: MemoryConnection, replica: UUID, make: Callable[[datetime], Iterable[Chunk] | None]
+def append_and_commit(
+    at: MemoryConnection, replica: UUID, make: Callable[[datetime], Iterable[NewLogRow] | None]
 ) -> bool:
     with at.memory.begin():
         rows = make(fence(at.memory, replica))
@@ -156,10 +160,10 @@ def compact(at: Memory, tenant: str, response_id: UUID) -> None:
 
 
 def read_log(at: Memory, tenant: str, response_id: UUID, first: int, limit: int | None = None) -> list[Event]:
-    return events.unpack_from(compacted(at, tenant, response_id), first)[:limit]
+    return events.decode_compacted(read_compacted(at, tenant, response_id), first)[:limit]
 
 
-def compacted(at: Memory, tenant: str, response_id: UUID) -> str:
+def read_compacted(at: Memory, tenant: str, response_id: UUID) -> str:
     row = at.rows.get(response_id)
     rows = [] if row is None or (row.deleted and row.folded) else row.log
     return msgspec.json.encode(
@@ -167,7 +171,7 @@ def compacted(at: Memory, tenant: str, response_id: UUID) -> str:
     ).decode()
 
 
-def progress(at: Memory, tenant: str, response_id: UUID) -> LogProgress:
+def read_progress(at: Memory, tenant: str, response_id: UUID) -> LogProgress:
     row = at.rows[response_id]
     if row.folded or not row.log:
         return LogProgress([], 0, None)
@@ -178,7 +182,7 @@ def progress(at: Memory, tenant: str, response_id: UUID) -> LogProgress:
 
 
 def next_seq(at: Memory, tenant: str, response_id: UUID) -> int:
-    return progress(at, tenant, response_id).next_seq
+    return read_progress(at, tenant, response_id).next_seq
 
 
 def is_logged(at: Memory, tenant: str, response_id: UUID, seq: int, attempt: int) -> bool:
@@ -187,12 +191,12 @@ def is_logged(at: Memory, tenant: str, response_id: UUID, seq: int, attempt: int
     return any((chunk.first_seq, chunk.attempt) == (seq, attempt) for chunk, _ in written)
 
 
-def discard(at: Memory, tenant: str, response_id: UUID) -> None:
+def delete_orphaned_log(at: Memory, tenant: str, response_id: UUID) -> None:
     """No row is ever deleted here under its run."""
     assert response_id in at.rows
 
 
-def catch_up(at: Memory, watched: Sequence[Subscription]) -> list[SubscriptionUpdate]:
+def read_updates(at: Memory, watched: Sequence[Subscription]) -> list[SubscriptionUpdate]:
     found = []
     for one in watched:
         row = at.rows.get(one.response_id)
@@ -235,7 +239,7 @@ def get(at: Memory, tenant: str, response_id: UUID) -> StoredResponse | None:
     return row.stored if row and not row.deleted else None
 
 
-def hold(at: Memory, tenant: str, response_id: UUID) -> bool:
+def lock_for_share(at: Memory, tenant: str, response_id: UUID) -> bool:
     return get(at, tenant, response_id) is not None
 
 
@@ -255,17 +259,17 @@ def finish(
     attempt: int,
     ending: Ending,
     lifetime: timedelta | None = None,
-) -> Finished:
+) -> FinishedRow:
     assert lifetime is None, "every response here is stored for good"
     at.lock(response_id)
     row = at.rows[response_id]
     stored = row.stored
     assert (stored.replica_id, stored.attempt, stored.status) == (replica, attempt, "in_progress"), stored
     at.change(row, **columns_of(ending))
-    return Finished(row.deleted, None)
+    return FinishedRow(row.deleted, None)
 
 
-def owner(at: Memory, tenant: str, response_id: UUID) -> Owner | None:
+def get_owner(at: Memory, tenant: str, response_id: UUID) -> Owner | None:
     stored = at.rows[response_id].stored
     return Owner(stored.replica_id, stored.attempt, stored.status in TERMINAL_STATUSES)
 
@@ -289,7 +293,7 @@ def delete(at: Memory, tenant: str, response_id: UUID) -> bool | None:
     return row.stored.status not in TERMINAL_STATUSES
 
 
-def purge(at: Memory, tenant: str, response_id: UUID) -> None:
+def remove_if_unneeded(at: Memory, tenant: str, response_id: UUID) -> None:
     """What a deleted response held stays here for the checks; no reader sees it."""
 
 
@@ -317,60 +321,60 @@ def release_lost(at: Memory, tenant: str, key: str, response: UUID) -> bool:
     return False
 
 
-def _limit_time(_at: Memory, **_limits: int) -> None:
+def _set_timeouts(_at: Memory, **_limits: int) -> None:
     """No statement waits here."""
 
 
 PLACES: dict[ModuleType, dict[str, Any]] = {
     leases: {
         "fence": fence,
-        "beat": beat,
-        "bury": bury,
-        "abandon": abandon,
-        "heartbeats": heartbeats,
-        "read_elsewhere": read_elsewhere,
+        "write_heartbeat": write_heartbeat,
+        "expire_replicas": expire_replicas,
+        "release_orphans": release_orphans,
+        "other_heartbeats": other_heartbeats,
+        "remotely_read": remotely_read,
     },
     claims: {
-        "claim_hopeless": claim_hopeless,
+        "claim_to_end": claim_to_end,
         "claim_waiting": claim_waiting,
-        "hand_back": hand_back,
-        "owned": owned,
-        "unwanted": unwanted,
-        "waiting": waiting,
+        "release": release,
+        "owned_responses": owned_responses,
+        "cancel_requested": cancel_requested,
+        "count_waiting": count_waiting,
         "request_cancel": request_cancel,
     },
     events: {
         "append": append,
         "compact": compact,
         "read": read_log,
-        "compacted": compacted,
-        "progress": progress,
+        "read_compacted": read_compacted,
+        "read_progress": read_progress,
         "next_seq": next_seq,
         "is_logged": is_logged,
-        "discard": discard,
-        "catch_up": catch_up,
+        "delete_orphaned_log": delete_orphaned_log,
+        "read_updates": read_updates,
     },
     responses: {
         "insert_running": insert_running,
         "insert_queued": insert_queued,
         "insert_items": insert_items,
         "get": get,
-        "hold": hold,
+        "lock_for_share": lock_for_share,
         "input_items": input_items,
         "output_items": output_items,
         "finish": finish,
         "record_usage": record_usage,
         "is_metered": is_metered,
-        "owner": owner,
+        "get_owner": get_owner,
     },
-    deletion: {"delete": delete, "purge": purge},
+    deletion: {"delete": delete, "remove_if_unneeded": remove_if_unneeded},
     storage_usage: {"total": stored_bytes},
     idempotency_keys: {"find": find, "claim": claim, "release_lost": release_lost},
-    committer: {"is_there": lambda _at: True},
-    commit: {"append_alone": append_alone, "limit_time": _limit_time},
-    side_writer: {"limit_time": _limit_time, "durable": lambda _at: None},
+    committer: {"is_responsive": lambda _at: True},
+    commit: {"append_and_commit": append_and_commit, "set_timeouts": _set_timeouts},
+    side_writer: {"set_timeouts": _set_timeouts, "commit_synchronously": lambda _at: None},
     accept: {"clock": lambda at: at.now},
-    persist: {"durable": lambda _at: None},
+    persist: {"commit_synchronously": lambda _at: None},
 }
 
 

@@ -60,7 +60,7 @@ def recorded(build: Callable[..., Any], descriptor: int) -> Callable[..., Any]:
 def main() -> int:
     from server.process import interrupts
 
-    interrupts.exit_at_once()
+    interrupts.exit_on_interrupt()
     from server.__main__ import main as run
     from server.http import app
 

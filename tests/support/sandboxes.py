@@ -4,15 +4,18 @@ from functools import cache
 
 import pytest
 
+from runner.find_python import (
+    check_sandbox,
+    find_python,
+)
 from runner.limits import Limits
-from runner.python import find_python, try_out
 from runner.sandbox import CannotRun
 
 
 @cache
 def _obstacle() -> str | None:
     try:
-        try_out(Limits(), find_python(None))
+        check_sandbox(Limits(), find_python(None))
     except CannotRun as error:
         return str(error)
     return None

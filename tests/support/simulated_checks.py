@@ -22,7 +22,7 @@ def check(world: World) -> None:
         log = [
             event
             for chunk, _ in row.log
-            for event in events.unpack(*chunk[2:3], *_place(chunk), chunk.body.encode())
+            for event in events.decode_row(*chunk[2:3], *_place(chunk), chunk.body.encode())
         ]
         frames = [frame(response, event) for event in log]
         _check_end(world, row, log)
@@ -38,7 +38,7 @@ def check(world: World) -> None:
         assert len(answered) == 1, f"{key} made several responses"
 
 
-def _place(chunk: events.Chunk) -> tuple[int, int, int]:
+def _place(chunk: events.NewLogRow) -> tuple[int, int, int]:
     return chunk.kind, chunk.output_index, chunk.content_index
 
 

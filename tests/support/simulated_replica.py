@@ -135,6 +135,6 @@ class Replica:
             watched = [one for one in self.hub.watched() if not self.recorder.holds(one.response_id)]
             told = [
                 follower.Follower._told(None, connection, news)  # type: ignore[arg-type]
-                for news in events.catch_up(connection, watched)
+                for news in events.read_updates(connection, watched)
             ]
         self.hub.publish(told)

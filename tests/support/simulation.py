@@ -23,7 +23,7 @@ from server.delivery.event_frames import FramePage
 from server.delivery.hub import Channel
 from server.delivery.stored_responses import StreamReader
 from server.errors import ApiError
-from server.http.handlers.responses import watch
+from server.http.handlers.responses import subscribe
 from server.protocol.responses.request import CreateResponse
 from server.protocol.responses.states import TERMINAL_STATUSES
 from server.recording import commit, committer, persist, recorder
@@ -167,7 +167,7 @@ class World:
         position = len(client.frames)
         if (begun := reader.find(position)) is not None:
             client.reader, client.replica, client.begun = reader, replica, begun
-            client.channel = watch(replica.hub, TENANT, client.response, reader, position, begun)
+            client.channel = subscribe(replica.hub, TENANT, client.response, reader, position, begun)
             client.waker = client.channel.join() if client.channel else None
 
     def is_cut_off(self, client: Client) -> bool:

@@ -10,11 +10,11 @@ import sys
 
 
 def main(seconds: int, arguments: list[str]) -> int:
-    from server.cli import commands
+    from server.cli import entry_point
 
     native = ctypes.PyDLL(None)
     signal.signal(signal.SIGUSR2, lambda *_: native.sleep(seconds))
-    return commands.main(arguments)
+    return entry_point.main(arguments)
 
 
 if __name__ == "__main__":

@@ -58,10 +58,10 @@ def _place(frame: FrameType) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    from server.cli import commands
+    from server.cli import entry_point
 
     threading.Thread(target=watch, daemon=True).start()
-    return commands.main(arguments)
+    return entry_point.main(arguments)
 
 
 if __name__ == "__main__":

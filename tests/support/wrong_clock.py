@@ -21,7 +21,7 @@ class WrongDatetime(datetime.datetime):
 
 
 def main(shift: Path, arguments: list[str]) -> int:
-    from server.cli import commands
+    from server.cli import entry_point
     from server.process import serve
 
     assert serve
@@ -34,7 +34,7 @@ def main(shift: Path, arguments: list[str]) -> int:
     for name, module in list(sys.modules.items()):
         if name.startswith("server") and getattr(module, "datetime", None) is datetime.datetime:
             module.datetime = WrongDatetime  # type: ignore[attr-defined]
-    return commands.main(arguments)
+    return entry_point.main(arguments)
 
 
 if __name__ == "__main__":

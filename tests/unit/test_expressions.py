@@ -44,7 +44,7 @@ REACH = {
     "server/browser/page.py:_CHARSET": PAGE,
     "server/browser/page.py:from_html": PAGE,  # a literal and digits
     "server/browser/page.py:_text": PAGE,
-    "server/cli/commands.py": OPERATOR,
+    "server/cli/keys.py": OPERATOR,
     "server/configuration/redaction.py": OPERATOR,
     "server/outbound_http/async_client.py:_LINE_END": HEADER,  # what a socket gives at once
     "server/prompting/ebnf_to_lark.py:_EBNF": MAX_LARK,

@@ -1,4 +1,4 @@
-"""Compressed request bodies: gzip and deflate, unpacked piece by piece within a bound."""
+"""Content-Encoding of request bodies: gzip and deflate, decompressed in pieces up to a size limit."""
 
 import zlib
 from collections.abc import Callable
@@ -10,8 +10,8 @@ _GZIP = zlib.MAX_WBITS | 16
 _CODINGS = {"gzip": _GZIP, "x-gzip": _GZIP, "deflate": zlib.MAX_WBITS}
 
 
-def coding_of(header: str) -> str | None:
-    """The one coding that a Content-Encoding header names; None without one. Raises UnsupportedEncoding."""
+def read_content_encoding(header: str) -> str | None:
+    """The coding of a Content-Encoding header; None without one. Raises UnsupportedEncoding."""
     coding = header.strip().lower()
     if coding in ("", "identity"):
         return None
@@ -20,11 +20,11 @@ def coding_of(header: str) -> str | None:
     return coding
 
 
-def unpacked(content: bytes, coding: str, most: int, reserve: Callable[[int], None]) -> bytes:
-    """The body that was compressed, at most `most` bytes.
+def decompress(content: bytes, coding: str, most: int, reserve: Callable[[int], None]) -> bytes:
+    """The decompressed body, at most `most` bytes.
 
-    `reserve` is called with the bytes that are in memory, before there are more, and may refuse them. Raises
-    BodyTooLarge, or InvalidRequest for what is not one whole stream of that coding.
+    `reserve` is called with the total in memory before it grows, and may raise. Raises BodyTooLarge, or
+    InvalidRequest for a truncated, corrupt or trailing stream.
     """
     unpacking = zlib.decompressobj(_window(content, coding))
     pieces: list[bytes] = []
@@ -38,20 +38,20 @@ def unpacked(content: bytes, coding: str, most: int, reserve: Callable[[int], No
             if total > most:
                 raise BodyTooLarge(most)
             if not piece and not unpacking.eof:
-                raise _bad(coding)
+                raise _invalid(coding)
             pieces.append(piece)
     except zlib.error:
-        raise _bad(coding) from None
+        raise _invalid(coding) from None
     if unpacking.unused_data:
-        raise _bad(coding)
+        raise _invalid(coding)
     return b"".join(pieces)
 
 
 def _window(content: bytes, coding: str) -> int:
-    """The `wbits` of zlib; `deflate` is a zlib stream, but some clients send it without its header."""
+    """Zlib's `wbits`. `deflate` means a zlib stream (RFC 9110), but some clients send it without header."""
     has_header = content[:1] and content[0] & 0x0F == 8 and int.from_bytes(content[:2]) % 31 == 0
     return -zlib.MAX_WBITS if coding == "deflate" and not has_header else _CODINGS[coding]
 
 
-def _bad(coding: str) -> InvalidRequest:
+def _invalid(coding: str) -> InvalidRequest:
     return InvalidRequest(f"The request body is not one whole {coding} stream.")

@@ -1,22 +1,24 @@
-"""What surrounds every address: CORS for listed pages, and the same address with a slash at its end."""
+"""Middleware: CORS for the configured origins, and trailing slashes removed from paths."""
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.configuration.origins import AllowedOrigins
-from server.http.asgi.request_body import Lingering
+from server.http.asgi.request_body import LingeringClose
 from server.protocol.ids import new_request_id
 
 _EXPOSED = "x-request-id, retry-after, x-should-retry"
-"""Headers of answers that pages may read, beside those that every page may."""
+"""Response headers that pages may read beside CORS' safelisted ones."""
 _METHODS = "GET, POST, DELETE, OPTIONS"
 _MAX_AGE_S = 600
-"""How long a browser asks no more whether it may ask."""
+"""Seconds for which a browser may cache a preflight; Chromium caches at most 7200."""
 
 
 class CorsAndSlashes:
-    """ASGI middleware; the router's own redirects would lead to http:// behind a proxy that ends TLS."""
+    """ASGI middleware. Paths are rewritten, not redirected as Starlette's router would: behind a proxy that
+    ends TLS its redirects point to http://.
+    """
 
     def __init__(self, app: ASGIApp, origins: AllowedOrigins) -> None:
         self._app = app
@@ -37,7 +39,7 @@ class CorsAndSlashes:
             await self._app(scope, receive, self._allowing(origin, send))
 
     def _preflight(self, origin: str, asked: Headers) -> Response:
-        """A browser's question whether a page may ask: yes, with any header. Keys come with the request."""
+        """The answer to a preflight request: every header is allowed. The key comes with the real request."""
         headers = {
             **self._allowed(origin),
             "x-request-id": new_request_id(),
@@ -65,19 +67,19 @@ class CorsAndSlashes:
         return {"access-control-allow-origin": origin, "vary": "Origin"}
 
 
-class Refusal:
-    """An answer of the router, which has read nothing of the request's body."""
+class RouterRefusal:
+    """A 404 or 405 of the router, which has not read the request's body."""
 
-    def __init__(self, answer: Response, lingering: Lingering) -> None:
+    def __init__(self, answer: Response, lingering: LingeringClose) -> None:
         self._answer = answer
-        self._lingering = lingering
+        self._lingering_close = lingering
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
         if headers.get("content-length", "0") == "0" and "transfer-encoding" not in headers:
             await self._answer(scope, receive, send)
         else:
-            await self._lingering.answer(self._answer, scope, receive, send)
+            await self._lingering_close.drain_and_answer(self._answer, scope, receive, send)
 
 
 def _without_slash(scope: Scope) -> Scope:

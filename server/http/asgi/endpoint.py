@@ -1,7 +1,6 @@
-"""Requests in, answers out: who asks is known before anything of the body is read.
+"""ASGI apps around handlers, which are plain functions: authenticate, read the body, call, send the answer.
 
-A handler is a plain function; it gets the caller and the whole body and returns an answer. No decision is
-taken here.
+The caller is authenticated before any byte of the body is read. A handler gets the caller and the whole body.
 """
 
 import asyncio
@@ -16,176 +15,178 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from server.errors import ClientGone, Overloaded
-from server.http.asgi.content_encoding import coding_of
-from server.http.asgi.event_stream import Answer
-from server.http.asgi.request_body import Body, Lingering
-from server.http.asgi.retried_handler import when_ready
-from server.http.asgi.thread_pools import ALONE, ThreadClass, ThreadClasses, ThreadShare, set_store_reads
+from server.http.asgi.answer import Answer
+from server.http.asgi.content_encoding import read_content_encoding
+from server.http.asgi.request_body import LingeringClose, RequestBody
+from server.http.asgi.retried_handler import retry_until_ready
+from server.http.asgi.thread_pools import ANY_TENANT, ThreadPool, ThreadPools, ThreadShare, set_store_reader
 from server.http.error_responses import on_error
 from server.limits.concurrency import SharedLimit
 from server.protocol.ids import request_id_of
 
 C = TypeVar("C")
 
-_FRESH_S = 1.0
-"""How long an answer to everybody is given again."""
-_LAST_WORDS_S = 1.0
-"""How long a client is given to take the error that says that this process ends."""
+_SHARED_ANSWER_S = 1.0
+"""Seconds for which a public endpoint repeats its last answer."""
+_SHUTDOWN_ANSWER_S = 1.0
+"""Seconds for sending a 503 to a request that shutdown interrupts."""
 
 
 @dataclass(frozen=True, slots=True)
-class Admittance(Generic[C]):
-    """What all requests that need a caller pass, HTTP ones and WebSockets."""
+class EndpointContext(Generic[C]):
+    """Authentication, thread pools and limits that HTTP and WebSocket endpoints share."""
 
-    expect: Callable[[HTTPConnection], ThreadShare]
-    """The lane in which a request waits for its key to be looked up. Called on the loop; raises ApiError for
-    what needs no looking up."""
-    identify: Callable[[HTTPConnection], C]
+    expected_share: Callable[[HTTPConnection], ThreadShare]
+    """The queue in which a request waits for its key lookup. Called on the loop; raises ApiError for
+    requests that can be refused without a lookup."""
+    authenticate: Callable[[HTTPConnection], C]
     """The caller. Called in a thread; raises NotAuthenticated."""
-    lane: Callable[[C], ThreadShare]
-    threads: ThreadClasses
+    share_of: Callable[[C], ThreadShare]
+    threads: ThreadPools
     requests: SharedLimit
-    """Requests that are worked on or answered, open streams among them."""
+    """Requests in progress, open streams included."""
     bodies: SharedLimit
-    """Bytes of bodies in memory."""
-    lingering: Lingering
+    """Bytes of request bodies in memory."""
+    lingering_close: LingeringClose
 
-    async def enter(self, request: HTTPConnection) -> C:
+    async def identify_caller(self, request: HTTPConnection) -> C:
         """The caller. Raises ApiError."""
-        return await self.threads.auth.run(self.expect(request), self.identify, request)
+        return await self.threads.auth.run(self.expected_share(request), self.authenticate, request)
 
 
 class Endpoint(Generic[C]):
-    """An ASGI app around a plain function, which is called in a thread of a class."""
+    """An ASGI app around a handler, which is called in a thread of a pool."""
 
     def __init__(
         self,
         handler: Callable[[Request, C, bytes], Answer],
-        door: Admittance[C],
-        threads: ThreadClass,
+        context: EndpointContext[C],
+        threads: ThreadPool,
         *,
         max_body: int,
         body_seconds: float,
-        counted: bool = True,
+        limited: bool = True,
     ) -> None:
-        """`counted`: its requests count among the tenant's. Those that end others do not."""
+        """`limited`: its requests count among the tenant's. Those that end others do not."""
         self._handler = handler
-        self._door = door
+        self._context = context
         self._threads = threads
         self._max_body = max_body
         self._body_seconds = body_seconds
-        self._counted = counted
+        self._limited = limited
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
         request.state.request_id = request_id_of(request.headers.get("x-request-id"))
-        body = Body(request, receive, self._door.bodies)
-        sending = _Sending(send)
+        body = RequestBody(request, receive, self._context.bodies)
+        tracked_send = _TrackedSend(send)
         try:
-            await self._serve(request, body, sending)
+            await self._serve(request, body, tracked_send)
         except ClientGone:
             return
         except asyncio.CancelledError:
-            if not sending.begun:
-                await _say_goodbye(request, sending)
+            if not tracked_send.started:
+                await _answer_shutdown(request, tracked_send)
             raise
         except Exception as error:
-            if sending.begun:
+            if tracked_send.started:
                 raise
             answer = on_error(request, error)
             if body.whole or not _has_body(request):
-                await answer(scope, receive, sending)
+                await answer(scope, receive, tracked_send)
             else:
-                await self._door.lingering.send(answer, scope, receive, sending)
+                await self._context.lingering_close.answer_and_drain(answer, scope, receive, tracked_send)
 
-    async def _serve(self, request: Request, body: Body, send: "_Sending") -> None:
-        caller = await self._door.enter(request)
-        lane = self._door.lane(caller)
-        with self._count(lane):
+    async def _serve(self, request: Request, body: RequestBody, send: "_TrackedSend") -> None:
+        caller = await self._context.identify_caller(request)
+        share = self._context.share_of(caller)
+        with self._within_limit(share):
             try:
-                coding = coding_of(request.headers.get("content-encoding", ""))
-                content = await body.read(lane.tenant, self._max_body, self._body_seconds)
+                coding = read_content_encoding(request.headers.get("content-encoding", ""))
+                content = await body.read(share.tenant, self._max_body, self._body_seconds)
                 if coding is not None and content:
-                    content = await self._threads.run(lane, body.unpack, content, coding, self._max_body)
-                run = partial(self._threads.run, lane, self._handler, request, caller, content)
-                answer = await when_ready(run)
+                    content = await self._threads.run(share, body.unpack, content, coding, self._max_body)
+                run = partial(self._threads.run, share, self._handler, request, caller, content)
+                answer = await retry_until_ready(run)
                 del content, run
             finally:
                 body.release()
-            set_store_reads(request.scope, self._door.threads.stream.on(lane))
+            set_store_reader(request.scope, self._context.threads.stream.bind(share))
             await answer(request.scope, request.receive, send)
 
-    def _count(self, lane: ThreadShare) -> AbstractContextManager[None]:
-        return self._door.requests.hold(lane.tenant) if self._counted else nullcontext()
+    def _within_limit(self, share: ThreadShare) -> AbstractContextManager[None]:
+        return self._context.requests.hold(share.tenant) if self._limited else nullcontext()
 
 
-class OpenEndpoint:
-    """An ASGI app that answers everybody, whatever body they send, which is not read."""
+class PublicEndpoint:
+    """An ASGI app without authentication. It never reads a request's body."""
 
     def __init__(
         self,
         handler: Callable[[Request], Response],
-        threads: ThreadClass | None,
-        lingering: Lingering,
+        threads: ThreadPool | None,
+        lingering_close: LingeringClose,
     ) -> None:
-        """Without a thread class the handler is called on the loop, which it must not keep.
+        """Without a pool the handler is called on the loop and must not block.
 
-        Else one call at a time answers all who ask meanwhile or within a second after it, so that however
-        many ask, they cost no more.
+        With one, a single call at a time answers all requests that arrive during it or within
+        `_SHARED_ANSWER_S` after it, so that the cost does not grow with the number of requests.
         """
         self._handler = handler
         self._threads = threads
-        self._lingering = lingering
-        self._call: asyncio.Task[Response] | None = None
+        self._lingering_close = lingering_close
+        self._shared_call: asyncio.Task[Response] | None = None
         self._answered_at = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
         request.state.request_id = request_id_of(request.headers.get("x-request-id"))
         try:
-            answer = self._handler(request) if self._threads is None else await self._share(request)
+            answer = self._handler(request) if self._threads is None else await self._shared_answer(request)
         except Exception as error:  # noqa: BLE001 - whatever it is, the client gets an error object
             answer = on_error(request, error)
         if _has_body(request):
-            await self._lingering.send(answer, scope, receive, send)
+            await self._lingering_close.answer_and_drain(answer, scope, receive, send)
         else:
             await answer(scope, receive, send)
 
-    async def _share(self, request: Request) -> Response:
+    async def _shared_answer(self, request: Request) -> Response:
         now = asyncio.get_running_loop().time()
-        if self._call is None or (self._call.done() and now - self._answered_at > _FRESH_S):
-            self._call = asyncio.ensure_future(self._ask(request))
-        shared = await asyncio.shield(self._call)
+        if self._shared_call is None or (
+            self._shared_call.done() and now - self._answered_at > _SHARED_ANSWER_S
+        ):
+            self._shared_call = asyncio.ensure_future(self._call_handler(request))
+        shared = await asyncio.shield(self._shared_call)
         headers = {"x-request-id": request.state.request_id}
         return Response(shared.body, shared.status_code, headers, shared.media_type)
 
-    async def _ask(self, request: Request) -> Response:
+    async def _call_handler(self, request: Request) -> Response:
         assert self._threads is not None
         try:
-            return await self._threads.run(ALONE, self._handler, request)
+            return await self._threads.run(ANY_TENANT, self._handler, request)
         except Exception as error:  # noqa: BLE001 - whatever it is, all who asked get an error object
             return on_error(request, error)
         finally:
             self._answered_at = asyncio.get_running_loop().time()
 
 
-class _Sending:
-    """`send`, and whether the answer has begun."""
+class _TrackedSend:
+    """`send`, and whether the response has started."""
 
     def __init__(self, send: Send) -> None:
-        self.begun = False
+        self.started = False
         self._send = send
 
     def __call__(self, message: Message) -> Awaitable[None]:
-        self.begun = True
+        self.started = True
         return self._send(message)
 
 
-async def _say_goodbye(request: Request, send: Send) -> None:
-    """Answers a request that is given up because the process ends."""
+async def _answer_shutdown(request: Request, send: Send) -> None:
+    """Sends a 503 to a request that is cancelled because the process ends."""
     answer = on_error(request, Overloaded("The server is shutting down; try again."))
     with suppress(TimeoutError):
-        async with asyncio.timeout(_LAST_WORDS_S):
+        async with asyncio.timeout(_SHUTDOWN_ANSWER_S):
             await answer(request.scope, request.receive, send)
 
 

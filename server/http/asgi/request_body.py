@@ -1,4 +1,4 @@
-"""A request's body: read once its caller is known, within its share of memory, or refused and drained."""
+"""Request bodies: read within limits of size, time and memory; drained when the request is refused."""
 
 import asyncio
 from contextlib import suppress
@@ -7,26 +7,28 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.errors import BodyTooLarge, BodyTooSlow, ClientGone
-from server.http.asgi.content_encoding import unpacked
+from server.http.asgi.content_encoding import decompress
 from server.limits.concurrency import SharedLimit
 
 _DRAIN_FACTOR = 8
-"""A body over the limit is still read, up to this many times it, so that the client can hear the answer."""
+"""A body over the limit is read and dropped up to this multiple of the limit: many clients read the
+answer only after they have sent the whole body."""
 _LINGER_S = 2.0
-"""How long a refused request's body is read and dropped: a close before its end would destroy the answer."""
+"""Seconds for which a refused request's body is drained. Closing with unread bytes sends a TCP reset, which
+destroys the answer."""
 _DROPPED_BYTES = 1024 * 1024
-"""A body for an address that is none is dropped up to there, and its connection used on."""
-_MOST_LINGERING = 64
-"""Refused requests whose bodies are read at the same time; any others are closed at once."""
+"""Bytes up to which the body of a 404 or 405 is drained so that its connection can be reused."""
+_MAX_LINGERING = 64
+"""Refused requests that are drained at the same time; further ones are closed at once."""
 
 
-class Body:
-    """The body of one request, which `read` returns; `release` when it is used no more."""
+class RequestBody:
+    """The body of one request. `release` gives its memory back to the limit."""
 
     def __init__(self, request: Request, receive: Receive, limit: SharedLimit) -> None:
         """`limit` counts the bytes of bodies in memory."""
         self.whole = False
-        """It was read to its end, or the client has gone."""
+        """The body was read to its end, or the client has disconnected."""
         self._request = request
         self._receive = receive
         self._limit = limit
@@ -36,8 +38,8 @@ class Body:
     async def read(self, tenant: str, most: int, seconds: float) -> bytes:
         """The content, at most `most` bytes.
 
-        Raises BodyTooLarge, BodyTooSlow after so many seconds, ClientGone, and TooManyRequests or Overloaded
-        when the tenant or the server has too many bytes in memory already.
+        Raises BodyTooLarge, BodyTooSlow after `seconds`, ClientGone, and TooManyRequests or Overloaded when
+        the tenant or the server has reached the limit of bytes in memory.
         """
         self._tenant = tenant
         try:
@@ -73,9 +75,12 @@ class Body:
         return b"".join(chunks)
 
     def unpack(self, content: bytes, coding: str, most: int) -> bytes:
-        """The content without its coding; both count. For a thread. Raises as `unpacked` and `read` do."""
+        """The decompressed content; both copies count. Blocks, so call it in a thread.
+
+        Raises as `decompress` and `read` do.
+        """
         packed = len(content)
-        return unpacked(content, coding, most, lambda size: self._reserve(packed + min(size, most)))
+        return decompress(content, coding, most, lambda size: self._reserve(packed + min(size, most)))
 
     def _reserve(self, size: int) -> None:
         if size > self._reserved:
@@ -83,30 +88,30 @@ class Body:
             self._reserved = size
 
     def release(self) -> None:
-        """Gives back what the content counted for."""
+        """Releases the reserved bytes."""
         if self._reserved:
             self._limit.release(self._tenant, self._reserved)
             self._reserved = 0
 
 
-class Lingering:
-    """How many refused requests' bodies are being read, of all connections."""
+class LingeringClose:
+    """Lingering close (nginx's term) for refused requests; bounds how many are drained at a time."""
 
-    def __init__(self, most: int = _MOST_LINGERING) -> None:
+    def __init__(self, most: int = _MAX_LINGERING) -> None:
         self._free = most
 
-    async def answer(self, answer: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
-        """Reads and drops a short body, then answers; the connection can be used again.
+    async def drain_and_answer(self, answer: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
+        """Drains a short body, then answers, so that the connection can be reused.
 
-        What is longer, or does not arrive in time, is answered as `send` does.
+        A longer or slower body is handled by `answer_and_drain`.
         """
         if await self._drop(receive):
             await answer(scope, receive, send)
         else:
-            await self.send(answer, scope, receive, send)
+            await self.answer_and_drain(answer, scope, receive, send)
 
     async def _drop(self, receive: Receive) -> bool:
-        """Whether the body has ended, or the client has gone, within the time and the bytes there are."""
+        """Whether the body ended, or the client disconnected, within the limits of time and bytes."""
         if self._free <= 0:
             return False
         self._free -= 1
@@ -124,10 +129,10 @@ class Lingering:
             self._free += 1
         return False
 
-    async def send(self, answer: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
-        """Sends an answer to a request whose body was not read, then reads and drops the body for a while.
+    async def answer_and_drain(self, answer: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
+        """Sends an answer to a request whose body was not read, then drains the body for `_LINGER_S`.
 
-        The answer must have a Content-Length: its last message is held back until the body has ended.
+        The answer must have a Content-Length: its last ASGI message is delayed until the body has ended.
         """
         last: Message = {"type": "http.response.body", "body": b"", "more_body": False}
 
@@ -150,14 +155,14 @@ class Lingering:
                             await ended.wait()
                 finally:
                     self._free += 1
-            await send(last)  # upon which the client counts as gone, which ends the draining
+            await send(last)  # Hypercorn then reports a disconnect, which ends the draining
         except BaseException:
             draining.cancel()
             raise
 
 
 async def _drain(receive: Receive, ended: asyncio.Event) -> None:
-    """Drops what comes until the client has gone; sets the event when the body has ended."""
+    """Drops messages until the client disconnects; sets `ended` at the end of the body."""
     while True:
         message = await receive()
         if message["type"] == "http.disconnect" or not message.get("more_body", False):

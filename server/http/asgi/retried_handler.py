@@ -1,4 +1,4 @@
-"""Handlers that need something from afar first: they are called again, and no thread waits meanwhile."""
+"""Calls a handler again after NotReady, once what it needs from tool servers has arrived. No thread waits."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -7,16 +7,16 @@ from typing import TypeVar
 from server.errors import NotReady, Overloaded
 
 T = TypeVar("T")
-MOST_TRIES = 5
-"""Each but the last begins what is missing and comes back for it; what is there then may be gone again."""
+MAX_ATTEMPTS = 5
+"""Calls of one handler. Each may start another fetch, and a fetched value may have left its cache again."""
 
 
-async def when_ready(attempt: Callable[[], Awaitable[T]]) -> T:
-    """What the attempt gives. After NotReady it waits on the loop, and tries again. Raises Overloaded."""
-    for _ in range(MOST_TRIES):
+async def retry_until_ready(attempt: Callable[[], Awaitable[T]]) -> T:
+    """The attempt's result. Waits on the loop after each NotReady; raises Overloaded after the last one."""
+    for _ in range(MAX_ATTEMPTS):
         try:
             return await attempt()
         except NotReady as missing:
             pending = [asyncio.wrap_future(future) for future in missing.pending]
-        await asyncio.wait(pending)  # which leaves them alone if this is cancelled: others wait for them, too
+        await asyncio.wait(pending)  # cancellation does not reach the futures: other requests share them
     raise Overloaded("The tool servers of this request did not answer in time; try again.")

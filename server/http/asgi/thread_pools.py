@@ -1,8 +1,8 @@
-"""Threads for plain functions, in classes of work that never wait for each other.
+"""Thread pools for handlers, one for each kind of work, each with a fair queue by tenant.
 
-Each class has threads of its own and a queue in which tenants take turns. So neither slow writes nor a
-crowd of streams delays a read, a cancel or a health check, and a tenant with a thousand requests in the
-queue delays another tenant's request by one request's time.
+The pools do not share threads, so neither slow writes nor many streams delay a read, a cancel or a health
+check. A queue is served round robin: a tenant with a thousand queued requests delays another tenant's request
+by the time of one.
 """
 
 import asyncio
@@ -22,25 +22,25 @@ from server.protocol.files import pdf_extraction
 T = TypeVar("T")
 
 WAIT_S = 10.0
-"""How long a request waits for a thread of its class before it is refused."""
-_STORE_READS = "store_reads"
-"""The name, in a scope's state, of what runs a stream's reads from the store."""
+"""Seconds that a request waits for a thread of its pool before it is refused."""
+_STORE_READER = "store_reads"
+"""The key, in an ASGI scope's state, of the function that runs an answer's reads from the store."""
 
 
 @dataclass(frozen=True, slots=True)
 class ThreadShare:
-    """Whose turn it is in a class's queue. With `whole`, no thread is left for others: there are none."""
+    """The queue that a call waits in. With `unlimited`, the tenant may use every thread of the pool."""
 
     tenant: str
-    whole: bool = False
+    unlimited: bool = False
 
 
-ALONE = ThreadShare("", whole=True)
-"""For classes that do not tell tenants apart."""
+ANY_TENANT = ThreadShare("", unlimited=True)
+"""For pools that are not shared out by tenant."""
 
 
 class RunInThread(Protocol):
-    """Calls a plain function in some thread and returns what it returns. Raises what it raises."""
+    """Calls a blocking function in a thread; returns its result, raises its exception."""
 
     async def __call__(self, function: Callable[..., T], *arguments: object) -> T: ...
 
@@ -48,61 +48,61 @@ class RunInThread(Protocol):
 async def run_in_thread(
     function: Callable[..., T], *arguments: object, limiter: CapacityLimiter | None = None
 ) -> T:
-    """`function(*arguments)` in a thread; `limiter` is whose thread it is."""
+    """`function(*arguments)` in a thread of `limiter`, or of anyio's default pool."""
     return await to_thread.run_sync(function, *arguments, limiter=limiter)
 
 
-class ThreadClass:
-    """At most `threads` functions at a time, at most half of them one tenant's, the others queued.
+class ThreadPool:
+    """Runs at most `threads` functions at a time, at most half of them (rounded up) of one tenant.
 
-    To be used on the event loop only.
+    Use it on the event loop only.
     """
 
     def __init__(self, threads: int, wait_seconds: float = WAIT_S) -> None:
         self.size = threads
-        self._share = (threads + 1) // 2
+        self._tenant_share = (threads + 1) // 2
         self._wait_seconds = wait_seconds
         self._limiter: CapacityLimiter | None = None
         self._running: Counter[str] = Counter()
         self._queues: dict[str, deque[tuple[ThreadShare, asyncio.Future[None]]]] = {}
-        """By tenant; the first tenant with a turn due is the next. None is empty."""
+        """Waiting calls by tenant, in round-robin order of the tenants. No queue is empty."""
 
-    async def run(self, lane: ThreadShare, function: Callable[..., T], *arguments: object) -> T:
-        """`function(*arguments)` in a thread of this class.
+    async def run(self, share: ThreadShare, function: Callable[..., T], *arguments: object) -> T:
+        """`function(*arguments)` in a thread of this pool.
 
-        Raises what it raises, TooManyRequests when no thread of the tenant's share became free in time, and
-        Overloaded when none became free at all.
+        Raises the function's exceptions; TooManyRequests when the tenant's share stayed in use for the whole
+        waiting time, Overloaded when all threads did.
         """
-        await self._acquire(lane)
+        await self._acquire(share)
         try:
             if self._limiter is None:
                 self._limiter = CapacityLimiter(self.size)
             pdf_extraction.TENANT.set(
-                None if lane.whole else lane.tenant
+                None if share.unlimited else share.tenant
             )  # the thread has a copy of this context
             return await run_in_thread(function, *arguments, limiter=self._limiter)
         finally:
-            self._release(lane)
+            self._release(share)
 
-    def on(self, lane: ThreadShare) -> RunInThread:
-        """`run` for one lane."""
-        return partial(self.run, lane)
+    def bind(self, share: ThreadShare) -> RunInThread:
+        """`run` for one tenant."""
+        return partial(self.run, share)
 
     @property
     def busy(self) -> int:
-        """The threads in use."""
+        """Threads in use."""
         return self._running.total()
 
-    async def _acquire(self, lane: ThreadShare) -> None:
-        if lane.tenant not in self._queues and self._may_run(lane):
-            self._running[lane.tenant] += 1
+    async def _acquire(self, share: ThreadShare) -> None:
+        if share.tenant not in self._queues and self._may_run(share):
+            self._running[share.tenant] += 1
             return
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        waiting = (lane, turn)
-        self._queues.setdefault(lane.tenant, deque()).append(waiting)
+        permit: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        waiting = (share, permit)
+        self._queues.setdefault(share.tenant, deque()).append(waiting)
         try:
             async with asyncio.timeout(self._wait_seconds):
-                await turn
+                await permit
         except TimeoutError:
             self._abandon(waiting)
             if self.busy < self.size:
@@ -115,29 +115,29 @@ class ThreadClass:
             raise
 
     def _abandon(self, waiting: tuple[ThreadShare, asyncio.Future[None]]) -> None:
-        """Leaves the queue, or gives back the turn that came at the last moment."""
-        lane, turn = waiting
-        if turn.done() and not turn.cancelled():
-            self._release(lane)
+        """Leaves the queue, or releases a permit that was granted at the same moment."""
+        share, permit = waiting
+        if permit.done() and not permit.cancelled():
+            self._release(share)
             return
-        queue = self._queues.get(lane.tenant, deque())
+        queue = self._queues.get(share.tenant, deque())
         with suppress(ValueError):
             queue.remove(waiting)
         if not queue:
-            self._queues.pop(lane.tenant, None)
+            self._queues.pop(share.tenant, None)
 
-    def _release(self, lane: ThreadShare) -> None:
-        self._running[lane.tenant] -= 1
-        if not self._running[lane.tenant]:
-            del self._running[lane.tenant]
+    def _release(self, share: ThreadShare) -> None:
+        self._running[share.tenant] -= 1
+        if not self._running[share.tenant]:
+            del self._running[share.tenant]
         while (following := self._next()) is not None:
-            lane, turn = following
-            if not turn.cancelled():
-                self._running[lane.tenant] += 1
-                turn.set_result(None)
+            share, permit = following
+            if not permit.cancelled():
+                self._running[share.tenant] += 1
+                permit.set_result(None)
 
     def _next(self) -> tuple[ThreadShare, asyncio.Future[None]] | None:
-        """Takes the first of the first tenant that may run out of its queue; that tenant goes to the end."""
+        """Removes the next call: the first of the first tenant below its share, which moves to the end."""
         for tenant, queue in self._queues.items():
             if self._may_run(queue[0][0]):
                 following = queue.popleft()
@@ -147,53 +147,53 @@ class ThreadClass:
                 return following
         return None
 
-    def _may_run(self, lane: ThreadShare) -> bool:
-        share = self.size if lane.whole else self._share
-        return self.busy < self.size and self._running[lane.tenant] < share
+    def _may_run(self, share: ThreadShare) -> bool:
+        limit = self.size if share.unlimited else self._tenant_share
+        return self.busy < self.size and self._running[share.tenant] < limit
 
 
 @dataclass(frozen=True, slots=True)
-class ThreadClasses:
-    """The classes that use the database, which share out the connections for requests."""
+class ThreadPools:
+    """The pools. Those that use the database divide the connections for requests among them."""
 
-    auth: ThreadClass
-    """Looks keys up."""
-    read: ThreadClass
-    write: ThreadClass
-    cancel: ThreadClass
-    """Cancels and deletes, which never wait behind what they are to end."""
-    stream: ThreadClass
-    """Reads stored events for open streams, and final responses for whoever waits for them."""
-    health: ThreadClass
-    """Asks the database whether it answers, on a connection that is not a request's."""
-    document: ThreadClass
-    """Makes /openapi.json; uses no connection."""
+    auth: ThreadPool
+    """Key lookups."""
+    read: ThreadPool
+    write: ThreadPool
+    cancel: ThreadPool
+    """Cancels and deletes, apart from the writes whose responses they end."""
+    stream: ThreadPool
+    """Reads of stored events for open streams, and of final responses."""
+    health: ThreadPool
+    """Pings the database, on a connection beyond the requests' ones."""
+    document: ThreadPool
+    """Renders /openapi.json; uses no connection."""
 
 
-def thread_classes(connections: int) -> ThreadClasses:
-    """Classes with so many threads in all, but one each at least; `health` and `document` come on top."""
+def make_thread_pools(connections: int) -> ThreadPools:
+    """Pools with `connections` threads in all, at least one each; `health` and `document` come on top."""
     few, some = max(1, connections // 8), max(1, connections // 4)
-    return ThreadClasses(
-        auth=ThreadClass(few),
-        read=ThreadClass(some),
-        write=ThreadClass(max(1, connections - 3 * few - some)),
-        cancel=ThreadClass(few),
-        stream=ThreadClass(few),
-        health=ThreadClass(1),
-        document=ThreadClass(1),
+    return ThreadPools(
+        auth=ThreadPool(few),
+        read=ThreadPool(some),
+        write=ThreadPool(max(1, connections - 3 * few - some)),
+        cancel=ThreadPool(few),
+        stream=ThreadPool(few),
+        health=ThreadPool(1),
+        document=ThreadPool(1),
     )
 
 
-LEAST_CONNECTIONS = 5
-"""One for each class that uses a request's connection."""
+MIN_CONNECTIONS = 5
+"""One for each pool that uses a request's connection."""
 
 
-def set_store_reads(scope: Scope, run: RunInThread) -> None:
-    """Says who runs the reads of the answer that is sent in this scope."""
-    scope.setdefault("state", {})[_STORE_READS] = run
+def set_store_reader(scope: Scope, run: RunInThread) -> None:
+    """Sets the function that runs the store reads of the answer in this scope."""
+    scope.setdefault("state", {})[_STORE_READER] = run
 
 
-def store_reads(scope: Scope) -> RunInThread:
-    """Who runs the answer's reads from the store."""
-    run: RunInThread = scope.get("state", {}).get(_STORE_READS, run_in_thread)
+def store_reader(scope: Scope) -> RunInThread:
+    """The function that runs the store reads of the answer in this scope."""
+    run: RunInThread = scope.get("state", {}).get(_STORE_READER, run_in_thread)
     return run

@@ -13,11 +13,14 @@ from typing import Generic, Literal, Protocol, TypeVar
 from starlette.types import Message, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
-from server.http.asgi.endpoint import Admittance
-from server.http.asgi.event_stream import Answer
-from server.http.asgi.hypercorn_patches import BUFFER, Inbox
-from server.http.asgi.retried_handler import when_ready
-from server.http.asgi.thread_pools import ThreadClasses, ThreadShare, set_store_reads
+from server.http.asgi.answer import Answer
+from server.http.asgi.endpoint import EndpointContext
+from server.http.asgi.retried_handler import retry_until_ready
+from server.http.asgi.thread_pools import ThreadPools, ThreadShare, set_store_reader
+from server.http.connections.websocket_messages import (
+    MESSAGE_BUFFER,
+    ReceivedBytes,
+)
 from server.http.error_responses import on_error
 from server.limits.concurrency import SharedLimit
 from server.protocol.ids import request_id_of
@@ -32,7 +35,7 @@ _DATA = b"data: "
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class PendingResponse:
     """A response that the client asks for."""
 
     message: CreateMessage
@@ -45,16 +48,16 @@ class Wanted:
 class Session(Protocol):
     """What one connection decides. Its methods are called in threads; `begin` and `end` one at a time."""
 
-    def read(self, message: bytes, waiting: int) -> Wanted | bytes:
+    def read(self, message: bytes, waiting: int) -> PendingResponse | bytes:
         """What a message wants; or the answer to it. So many others wait for their turn."""
 
-    def begin(self, wanted: Wanted) -> Answer:
+    def begin(self, wanted: PendingResponse) -> Answer:
         """The stream of a new response, as it is sent over HTTP."""
 
-    def end(self, wanted: Wanted, last: bytes) -> None:
+    def end(self, wanted: PendingResponse, last: bytes) -> None:
         """The stream has ended with that event."""
 
-    def explain(self, error: Exception, wanted: Wanted | None = None) -> bytes:
+    def explain(self, error: Exception, wanted: PendingResponse | None = None) -> bytes:
         """What the client is told of an error."""
 
     def expire(self) -> bytes:
@@ -70,7 +73,7 @@ class SocketEndpoint(Generic[C]):
     def __init__(
         self,
         connect: Callable[[WebSocket, C], Session],
-        door: Admittance[C],
+        context: EndpointContext[C],
         *,
         sockets: SharedLimit,
         seconds: float,
@@ -79,7 +82,7 @@ class SocketEndpoint(Generic[C]):
     ) -> None:
         """A connection lasts for `seconds`, or until it has nothing to do and `closing` is set."""
         self._connect = connect
-        self._door = door
+        self._context = context
         self._sockets = sockets
         self._seconds = seconds
         self._send_seconds = send_seconds
@@ -89,26 +92,26 @@ class SocketEndpoint(Generic[C]):
         websocket = WebSocket(scope, receive, send)
         websocket.state.request_id = request_id_of(websocket.headers.get("x-request-id"))
         try:
-            caller = await self._door.enter(websocket)
-            lane = self._door.lane(caller)
-            self._sockets.acquire(lane.tenant)
+            caller = await self._context.identify_caller(websocket)
+            share = self._context.share_of(caller)
+            self._sockets.acquire(share.tenant)
         except Exception as error:  # noqa: BLE001 - whatever it is, the client gets an error object
             await websocket.send_denial_response(on_error(websocket, error))
             return
         try:
-            await self._serve(websocket, caller, lane)
+            await self._serve(websocket, caller, share)
         finally:
-            self._sockets.release(lane.tenant)
+            self._sockets.release(share.tenant)
 
-    async def _serve(self, websocket: WebSocket, caller: C, lane: ThreadShare) -> None:
+    async def _serve(self, websocket: WebSocket, caller: C, share: ThreadShare) -> None:
         try:
-            session = await self._door.threads.write.run(lane, self._connect, websocket, caller)
+            session = await self._context.threads.write.run(share, self._connect, websocket, caller)
         except Exception as error:  # noqa: BLE001 - whatever it is, the client gets an error object
             await websocket.send_denial_response(on_error(websocket, error))
             return
-        inbox = Inbox(self._door.bodies, lane.tenant)
-        websocket.scope["state"][BUFFER].inbox = inbox
-        connection = _Connection(websocket, session, self._door.threads, lane, inbox, self._send_seconds)
+        inbox = ReceivedBytes(self._context.bodies, share.tenant)
+        websocket.scope["state"][MESSAGE_BUFFER].inbox = inbox
+        connection = _Connection(websocket, session, self._context.threads, share, inbox, self._send_seconds)
         try:
             await websocket.accept(headers=[(b"x-request-id", websocket.state.request_id.encode())])
             await connection.serve(asyncio.get_running_loop().time() + self._seconds, self._closing)
@@ -122,18 +125,18 @@ class _Connection:
         self,
         websocket: WebSocket,
         session: Session,
-        threads: ThreadClasses,
-        lane: ThreadShare,
-        inbox: Inbox,
+        threads: ThreadPools,
+        share: ThreadShare,
+        inbox: ReceivedBytes,
         send_seconds: float,
     ) -> None:
         self._websocket = websocket
         self._session = session
         self._threads = threads
-        self._lane = lane
+        self._lane = share
         self._inbox = inbox
         self._send_seconds = send_seconds
-        self._wanted: deque[Wanted] = deque()
+        self._wanted: deque[PendingResponse] = deque()
         self._news = asyncio.Event()
         """Set when something has come to be wanted."""
         self._sending = asyncio.Lock()
@@ -192,18 +195,18 @@ class _Connection:
                 more.cancel()
         return NORMAL
 
-    async def _answer(self, wanted: Wanted, listening: asyncio.Future[None]) -> None:
+    async def _answer(self, wanted: PendingResponse, listening: asyncio.Future[None]) -> None:
         """Raises TimeoutError when the client does not read."""
         try:
-            stream = await when_ready(lambda: self._call(self._session.begin, wanted))
+            stream = await retry_until_ready(lambda: self._call(self._session.begin, wanted))
         except Exception as error:  # noqa: BLE001 - whatever it is, the client gets an error object
             await self._send(self._session.explain(error, wanted))
             return
         finally:
             self._inbox.release(wanted.size)
-        relay = _Relay(self._send, wanted.prefix, listening)
+        relay = _EventRelay(self._send, wanted.prefix, listening)
         scope: Scope = {"type": "http"}
-        set_store_reads(scope, self._threads.stream.on(self._lane))
+        set_store_reader(scope, self._threads.stream.bind(self._lane))
         await stream(scope, relay.receive, relay.send)
         if relay.whole:
             await self._call(self._session.end, wanted, relay.last)
@@ -219,7 +222,7 @@ class _Connection:
             await asyncio.wait_for(self._websocket.send(message), self._send_seconds)
 
 
-class _Relay:
+class _EventRelay:
     """An HTTP client for a stream of server-sent events, which sends each event on as a message."""
 
     def __init__(

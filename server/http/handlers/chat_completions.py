@@ -16,10 +16,12 @@ from server.completions.chat_response import ChunkStream, chat_completion, forma
 from server.completions.chunk_stream import failure_message
 from server.delivery.stored_responses import StreamReader
 from server.errors import Conflict, InvalidRequest, ModelFailed
-from server.http.asgi.event_stream import Answer, EventStream, FinalResponse, FrameTransform, StreamPosition
-from server.http.handlers.responses import look_for_end, repeatable, timing_of
-from server.http.json_response import as_json
-from server.http.request_id import take_request_id
+from server.http.asgi.answer import Answer
+from server.http.asgi.event_stream import EventStream, FrameTransform, StreamPosition
+from server.http.asgi.final_response import FinalResponse
+from server.http.handlers.responses import idempotency_key, stored_end_reader, timing_of
+from server.http.json_response import json_response
+from server.http.request_id import apply_body_request_id
 from server.http.services import Services
 from server.prompting.completion_params import includes_continuous_usage, includes_usage
 from server.protocol.completions.chat import ChatCompletion, ChatRequest
@@ -28,7 +30,7 @@ from server.protocol.decode import decode
 
 
 @contextmanager
-def input_called(name: str) -> Iterator[None]:
+def input_param_as(name: str) -> Iterator[None]:
     """Has refusals of the input name the parameter in which this API takes it."""
     try:
         yield
@@ -41,13 +43,13 @@ def input_called(name: str) -> Iterator[None]:
 def create(services: Services, caller: Caller, request: Request, body: bytes) -> Answer:
     """POST /v1/chat/completions"""
     wanted = decode(body, ChatRequest, endpoint="chat")
-    take_request_id(request, wanted.request_id)
+    apply_body_request_id(request, wanted.request_id)
     wanted = with_generation_config(wanted, "max_completion_tokens")
     validate_chat_request(wanted)
     given = read_messages(wanted.messages)
     asked = [as_response_request(wanted, choice) for choice in range(wanted.n or 1)]
-    with input_called("messages"):
-        admitted = services.admission.admit_all(caller, asked, repeatable(request, body), given)
+    with input_param_as("messages"):
+        admitted = services.admission.admit_all(caller, asked, idempotency_key(request, body), given)
     telling = replace(
         format_of(asked[0], admitted[0].id, given),
         include_usage=includes_usage(wanted),
@@ -57,10 +59,12 @@ def create(services: Services, caller: Caller, request: Request, body: bytes) ->
     def whole(finals: list[dict[str, Any]]) -> ChatCompletion:
         return chat_completion(telling, finals)
 
-    return told(services, caller, request, admitted, ChunkStream(telling) if wanted.stream else None, whole)
+    return completion_answer(
+        services, caller, request, admitted, ChunkStream(telling) if wanted.stream else None, whole
+    )
 
 
-def told(
+def completion_answer(
     services: Services,
     caller: Caller,
     request: Request,
@@ -71,23 +75,25 @@ def told(
     """Responses told as one completion: as the stream that their events are rewritten to, or whole."""
     timing, headers = timing_of(services), {"x-request-id": request.state.request_id}
     if rewriting is not None:
-        cursors = [_cursor(services, caller, one) for one in admitted]
-        return EventStream(*cursors, timing=timing, headers=headers, rewriting=rewriting)
+        cursors = [_stream_position(services, caller, one) for one in admitted]
+        return EventStream(*cursors, timing=timing, headers=headers, transform=rewriting)
 
     def make(finals: Sequence[bytes]) -> Answer:
         read = [msgspec.json.decode(final) for final in finals]
         if (why := failure_message(read)) is not None:
             raise ModelFailed(why)
-        return as_json(request, whole(read))
+        return json_response(request, whole(read))
 
-    look = look_for_end(services, caller, [(one.id, one.channel) for one in admitted])
+    look = stored_end_reader(services, caller, [(one.id, one.channel) for one in admitted])
     channels = (one.channel for one in admitted)
-    return FinalResponse(*channels, read=_gone, make=make, timing=timing, headers=headers, look=look)
+    return FinalResponse(
+        *channels, fallback=_raise_deleted, render=make, timing=timing, headers=headers, read_stored=look
+    )
 
 
-def _cursor(services: Services, caller: Caller, admitted: AcceptedResponse) -> StreamPosition:
+def _stream_position(services: Services, caller: Caller, admitted: AcceptedResponse) -> StreamPosition:
     return StreamPosition(admitted.channel, StreamReader(services.database, caller.tenant, admitted.id).read)
 
 
-def _gone() -> Answer:
+def _raise_deleted() -> Answer:
     raise Conflict("The completion was deleted while it was generated.")

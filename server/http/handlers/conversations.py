@@ -8,7 +8,7 @@ from starlette.responses import Response as HttpResponse
 
 from server.caller import Caller
 from server.http import query_parameters
-from server.http.json_response import as_json
+from server.http.json_response import json_response
 from server.http.services import Services
 from server.input_resolution import conversations
 from server.input_resolution.resolve_input import unknown_conversation
@@ -27,71 +27,73 @@ def create(services: Services, caller: Caller, request: Request, body: bytes) ->
     """POST /v1/conversations"""
     wanted = decode(body, CreateConversation) if body else CreateConversation()
     services.admission.storage.check(caller)
-    return as_json(
-        request, conversations.create(services.database, caller.tenant, wanted, services.served.seal)
+    return json_response(
+        request, conversations.create(services.database, caller.tenant, wanted, services.model.seal)
     )
 
 
 def retrieve(services: Services, caller: Caller, request: Request, _body: bytes) -> HttpResponse:
     """GET /v1/conversations/{conversation_id}"""
-    return as_json(request, conversations.find(services.database, caller.tenant, _named(request)))
+    return json_response(
+        request, conversations.find(services.database, caller.tenant, _conversation_id(request))
+    )
 
 
 def update(services: Services, caller: Caller, request: Request, body: bytes) -> HttpResponse:
     """POST /v1/conversations/{conversation_id}"""
-    conversation = _named(request)
+    conversation = _conversation_id(request)
     wanted = decode(body, UpdateConversation)
     changed = conversations.update(services.database, caller.tenant, conversation, wanted.metadata)
-    return as_json(request, changed)
+    return json_response(request, changed)
 
 
 def delete(services: Services, caller: Caller, request: Request, _body: bytes) -> HttpResponse:
     """DELETE /v1/conversations/{conversation_id}"""
-    conversation = _named(request)
+    conversation = _conversation_id(request)
     conversations.delete(services.database, caller.tenant, conversation)
-    return as_json(request, DeletedConversation(ids.conversation_id(conversation)))
+    return json_response(request, DeletedConversation(ids.conversation_id(conversation)))
 
 
 def create_items(services: Services, caller: Caller, request: Request, body: bytes) -> HttpResponse:
     """POST /v1/conversations/{conversation_id}/items"""
-    conversation = _named(request)
+    conversation = _conversation_id(request)
     wanted = decode(body, CreateItems)
     services.admission.storage.check(caller)
     added = conversations.add_items(
-        services.database, caller.tenant, conversation, wanted.items, services.served.seal
+        services.database, caller.tenant, conversation, wanted.items, services.model.seal
     )
-    return as_json(request, make_page(added, len(added)))
+    return json_response(request, make_page(added, len(added)))
 
 
 def list_items(services: Services, caller: Caller, request: Request, _body: bytes) -> HttpResponse:
     """GET /v1/conversations/{conversation_id}/items; `include` changes nothing, everything is given"""
-    asked = query_parameters.page_asked(request)
+    asked = query_parameters.page_request(request)
     listed = conversations.list_items(
         services.database,
         caller.tenant,
-        _named(request),
+        _conversation_id(request),
         asked.after,
         asked.limit,
         newest_first=asked.newest_first,
     )
-    return as_json(request, listed)
+    return json_response(request, listed)
 
 
 def retrieve_item(services: Services, caller: Caller, request: Request, _body: bytes) -> HttpResponse:
     """GET /v1/conversations/{conversation_id}/items/{item_id}"""
-    conversation, item = _named(request), _item_named(request)
+    conversation, item = _conversation_id(request), _item_id(request)
     found = conversations.find_item(services.database, caller.tenant, conversation, item)
-    return as_json(request, msgspec.Raw(found))
+    return json_response(request, msgspec.Raw(found))
 
 
 def delete_item(services: Services, caller: Caller, request: Request, _body: bytes) -> HttpResponse:
     """DELETE /v1/conversations/{conversation_id}/items/{item_id}; the answer is the conversation"""
-    conversation, item = _named(request), _item_named(request)
+    conversation, item = _conversation_id(request), _item_id(request)
     left = conversations.delete_item(services.database, caller.tenant, conversation, item)
-    return as_json(request, left)
+    return json_response(request, left)
 
 
-def _named(request: Request) -> UUID:
+def _conversation_id(request: Request) -> UUID:
     given = request.path_params["conversation_id"]
     conversation = ids.parse_conversation_id(given)
     if conversation is None:
@@ -99,7 +101,7 @@ def _named(request: Request) -> UUID:
     return conversation
 
 
-def _item_named(request: Request) -> str:
+def _item_id(request: Request) -> str:
     item: str = request.path_params["item_id"]
     if "\0" in item:
         raise conversations.unknown_item(item)

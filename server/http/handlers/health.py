@@ -4,7 +4,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from server.http.json_response import as_json
+from server.http.json_response import json_response
 from server.http.services import Services
 from server.store.database import DatabaseError, clock
 from server.version import VERSION
@@ -21,26 +21,26 @@ class Version(msgspec.Struct, frozen=True):
 
 def live(_services: Services, request: Request, _body: bytes) -> Response:
     """GET /health/live: the process answers."""
-    return as_json(request, Health("live"))
+    return json_response(request, Health("live"))
 
 
 def ready(services: Services, request: Request, _body: bytes) -> Response:
     """GET /health/ready, /health or /ping: new requests can be served; 503 and why, when they cannot."""
-    reason = _why_not(services)
+    reason = _unready_reason(services)
     if reason is None:
-        return as_json(request, Health("ready"))
-    return as_json(request, Health("unavailable", reason), 503)
+        return json_response(request, Health("ready"))
+    return json_response(request, Health("unavailable", reason), 503)
 
 
 def version(_services: Services, request: Request, _body: bytes) -> Response:
     """GET /version"""
-    return as_json(request, Version(VERSION))
+    return json_response(request, Version(VERSION))
 
 
-def _why_not(services: Services) -> str | None:
+def _unready_reason(services: Services) -> str | None:
     if not services.admission.open:
         return "shutting down"
-    if not services.served.engine.stats().alive:
+    if not services.model.engine.stats().alive:
         return "the engine is dead"
     for thread in services.threads:
         if (trouble := thread.trouble()) is not None:

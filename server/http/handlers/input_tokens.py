@@ -5,7 +5,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from server.caller import Caller
-from server.http.json_response import as_json
+from server.http.json_response import json_response
 from server.http.services import Services
 from server.prompting.structured_outputs import with_modern_names
 from server.prompting.token_count import count_input
@@ -19,15 +19,15 @@ def count(services: Services, caller: Caller, request: Request, body: bytes) -> 
     asked = with_modern_names(decode(body, CountInput, endpoint="responses"))
     wanted = msgspec.structs.replace(
         asked,
-        model=services.served.name if asked.model is None else asked.model,
+        model=services.model.name if asked.model is None else asked.model,
         input=[] if asked.input is None else asked.input,
     )
     tokens = count_input(
         services.database,
-        services.served,
+        services.model,
         services.tool_loop.servers,
         caller,
         wanted,
         services.admission.history,
     )
-    return as_json(request, InputTokens(tokens))
+    return json_response(request, InputTokens(tokens))

@@ -9,8 +9,8 @@ from server.caller import Caller
 from server.delivery.response_lists import list_input_items, list_responses
 from server.errors import InvalidRequest
 from server.http import query_parameters
-from server.http.handlers.responses import response_id, unknown
-from server.http.json_response import as_json
+from server.http.handlers.responses import response_id, response_not_found
+from server.http.json_response import json_response
 from server.http.services import Services
 from server.protocol.responses.response import Status
 from server.store.content.list_pages import Filters
@@ -18,7 +18,7 @@ from server.store.content.list_pages import Filters
 
 def responses(services: Services, caller: Caller, request: Request, _body: bytes) -> HttpResponse:
     """GET /v1/responses"""
-    asked = query_parameters.page_asked(request)
+    asked = query_parameters.page_request(request)
     status = query_parameters.text(request, "status")
     if status is not None and status not in get_args(Status):
         raise InvalidRequest(f"status must be one of {', '.join(get_args(Status))}.", param="status")
@@ -30,12 +30,12 @@ def responses(services: Services, caller: Caller, request: Request, _body: bytes
     page = list_responses(
         services.database, caller.tenant, filters, asked.after, asked.limit, newest_first=asked.newest_first
     )
-    return as_json(request, page)
+    return json_response(request, page)
 
 
 def input_items(services: Services, caller: Caller, request: Request, _body: bytes) -> HttpResponse:
     """GET /v1/responses/{response_id}/input_items; `include` changes nothing: items are given as they came"""
-    asked = query_parameters.page_asked(request)
+    asked = query_parameters.page_request(request)
     page = list_input_items(
         services.database,
         caller.tenant,
@@ -45,5 +45,5 @@ def input_items(services: Services, caller: Caller, request: Request, _body: byt
         newest_first=asked.newest_first,
     )
     if page is None:
-        raise unknown(request)
-    return as_json(request, page)
+        raise response_not_found(request)
+    return json_response(request, page)

@@ -16,9 +16,11 @@ from server.delivery.hub import Channel, Hub
 from server.delivery.stored_responses import StreamReader, final_responses, find_response
 from server.errors import InvalidRequest, NotFound
 from server.http import query_parameters
-from server.http.asgi.event_stream import Answer, EventStream, FinalResponse, StreamPosition, Timing
-from server.http.json_response import as_json
-from server.http.request_id import take_request_id
+from server.http.asgi.answer import Answer, Timing
+from server.http.asgi.event_stream import EventStream, StreamPosition
+from server.http.asgi.final_response import FinalResponse
+from server.http.json_response import json_response
+from server.http.request_id import apply_body_request_id
 from server.http.services import Services
 from server.prompting.output_options import SEALED_REASONING
 from server.prompting.structured_outputs import with_modern_names
@@ -34,7 +36,7 @@ from server.store.content import deletion
 
 CANCEL_SECONDS = 10.0
 """How long a cancel waits for the end that it asked for; then it answers with what there is."""
-MAX_KEY = 255
+MAX_KEY_LENGTH = 255
 EVENT_NAMES = "Holdfast-Event-Names"
 """The request header that chooses the names of stream events."""
 
@@ -42,25 +44,27 @@ EVENT_NAMES = "Holdfast-Event-Names"
 def create(services: Services, caller: Caller, request: Request, body: bytes) -> Answer:
     """POST /v1/responses"""
     wanted = with_modern_names(decode(body, CreateResponse, endpoint="responses"))
-    take_request_id(request, wanted.request_id)
+    apply_body_request_id(request, wanted.request_id)
     refuse_empty(wanted)
-    _names(services, request)  # which refuses before there is a response
-    admitted = services.admission.admit(caller, wanted, repeatable(request, body))
+    _event_names(services, request)  # which refuses before there is a response
+    admitted = services.admission.admit(caller, wanted, idempotency_key(request, body))
     if wanted.stream:
         reader = StreamReader(services.database, caller.tenant, admitted.id)
-        return stream(services, request, admitted.channel, reader, 0, admitted.begun)
+        return event_stream(services, request, admitted.channel, reader, 0, admitted.begun)
     if wanted.background:
-        return as_json(request, _accepted(_read(services, caller, request, admitted.id), admitted))
-    return _await_end(services, caller, request, admitted.id, admitted.channel)
+        return json_response(request, _as_accepted(_read(services, caller, request, admitted.id), admitted))
+    return _final_response(services, caller, request, admitted.id, admitted.channel)
 
 
-def repeatable(request: Request, body: bytes) -> IdempotencyKey | None:
+def idempotency_key(request: Request, body: bytes) -> IdempotencyKey | None:
     """The request's idempotency key, with what it must stay the same as. Raises InvalidRequest."""
     key = request.headers.get("idempotency-key")
     if key is None:
         return None
-    if not 1 <= len(key) <= MAX_KEY:
-        raise InvalidRequest(f"An Idempotency-Key has 1 to {MAX_KEY} characters.", param="Idempotency-Key")
+    if not 1 <= len(key) <= MAX_KEY_LENGTH:
+        raise InvalidRequest(
+            f"An Idempotency-Key has 1 to {MAX_KEY_LENGTH} characters.", param="Idempotency-Key"
+        )
     return IdempotencyKey(key, hashlib.sha256(request.url.path.encode() + b"\n" + body).digest())
 
 
@@ -70,22 +74,22 @@ def retrieve(services: Services, caller: Caller, request: Request, _body: bytes)
     query_parameters.flag(request, "include_obfuscation")
     if not query_parameters.flag(request, "stream"):
         found = _read(services, caller, request, response)
-        if SEALED_REASONING in query_parameters.included(request):
-            found = seal_reasoning(found, services.served.seal, caller.tenant)
-        return as_json(request, found)
+        if SEALED_REASONING in query_parameters.include_values(request):
+            found = seal_reasoning(found, services.model.seal, caller.tenant)
+        return json_response(request, found)
     last_seen = query_parameters.last_event_id(request)
     position = max(query_parameters.whole_number(request, "starting_after", -1), last_seen) + 1
     reader = StreamReader(services.database, caller.tenant, response)
     begun = reader.find(position)
     if begun is None:
-        raise unknown(request)
+        raise response_not_found(request)
     if last_seen >= 0 and begun.ended and not begun.frames:
         return HttpResponse(status_code=204, headers={"x-request-id": request.state.request_id})
-    channel = watch(services.hub, caller.tenant, response, reader, position, begun)
-    return stream(services, request, channel, reader, position, begun)
+    channel = subscribe(services.hub, caller.tenant, response, reader, position, begun)
+    return event_stream(services, request, channel, reader, position, begun)
 
 
-def watch(
+def subscribe(
     hub: Hub, tenant: str, response: UUID, reader: StreamReader, position: int, begun: FramePage
 ) -> Channel | None:
     """The channel of a response of which `begun` has been read from `position` on; None if it has ended.
@@ -111,13 +115,13 @@ def cancel(services: Services, caller: Caller, request: Request, _body: bytes) -
     if found.status in TERMINAL_STATUSES:
         if not found.background and found.status != "cancelled":
             raise InvalidRequest("Cannot cancel a synchronous response.")
-        return as_json(request, found)
+        return json_response(request, found)
     channel = services.hub.watch(caller.tenant, response)
     services.database.retry(lambda connection: claims.request_cancel(connection, caller.tenant, response))
     crashpoint("cancel.marked")
-    services.end_early(response)
+    services.request_stop(response)
 
-    return _await_end(services, caller, request, response, channel, CANCEL_SECONDS)
+    return _final_response(services, caller, request, response, channel, CANCEL_SECONDS)
 
 
 def delete(services: Services, caller: Caller, request: Request, _body: bytes) -> HttpResponse:
@@ -128,13 +132,13 @@ def delete(services: Services, caller: Caller, request: Request, _body: bytes) -
         crashpoint("delete.written")
     crashpoint("delete.marked")
     if running is None:
-        raise unknown(request)
+        raise response_not_found(request)
     if running:
-        services.end_early(response)
-    return as_json(request, Deleted(ids.response_id(response)))
+        services.request_stop(response)
+    return json_response(request, Deleted(ids.response_id(response)))
 
 
-def stream(
+def event_stream(
     services: Services,
     request: HTTPConnection,
     channel: Channel | None,
@@ -147,11 +151,11 @@ def stream(
         StreamPosition(channel, reader.read, position, begun),
         timing=timing_of(services),
         headers={"x-request-id": request.state.request_id},
-        rewriting=_names(services, request),
+        transform=_event_names(services, request),
     )
 
 
-def _names(services: Services, request: HTTPConnection) -> OpenResponsesNames | None:
+def _event_names(services: Services, request: HTTPConnection) -> OpenResponsesNames | None:
     """What renames events on their way out, if that is wanted. Raises InvalidRequest."""
     names = request.headers.get(EVENT_NAMES, services.config.event_names)
     if names not in ("openai", "open-responses"):
@@ -159,7 +163,7 @@ def _names(services: Services, request: HTTPConnection) -> OpenResponsesNames | 
     return OpenResponsesNames() if names == "open-responses" else None
 
 
-def _await_end(
+def _final_response(
     services: Services,
     caller: Caller,
     request: Request,
@@ -169,15 +173,15 @@ def _await_end(
 ) -> FinalResponse:
     return FinalResponse(
         channel,
-        read=lambda: as_json(request, _read(services, caller, request, response)),
+        fallback=lambda: json_response(request, _read(services, caller, request, response)),
         timing=timing_of(services),
         headers={"x-request-id": request.state.request_id},
         seconds=seconds,
-        look=look_for_end(services, caller, [(response, channel)]),
+        read_stored=stored_end_reader(services, caller, [(response, channel)]),
     )
 
 
-def look_for_end(
+def stored_end_reader(
     services: Services, caller: Caller, awaited: Sequence[tuple[UUID, Channel]]
 ) -> Callable[[], Sequence[bytes] | None] | None:
     """Reads the final responses from the store; None if all of them run here, where no end is missed."""
@@ -191,7 +195,7 @@ def timing_of(services: Services) -> Timing:
     return Timing(services.config.keep_alive_seconds, services.config.send_seconds)
 
 
-def _accepted(found: Response, admitted: AcceptedResponse) -> Response:
+def _as_accepted(found: Response, admitted: AcceptedResponse) -> Response:
     """A response for the background as it was accepted: a new one is `queued`, also if a replica was faster
     than this answer.
     """
@@ -203,7 +207,7 @@ def _accepted(found: Response, admitted: AcceptedResponse) -> Response:
 def _read(services: Services, caller: Caller, request: Request, response: UUID) -> Response:
     found = find_response(services.database, caller.tenant, response)
     if found is None:
-        raise unknown(request)
+        raise response_not_found(request)
     return found
 
 
@@ -211,10 +215,10 @@ def response_id(request: Request) -> UUID:
     """The response that the address names. Raises NotFound for what cannot be one."""
     response = ids.parse_response_id(request.path_params["response_id"])
     if response is None:
-        raise unknown(request)
+        raise response_not_found(request)
     return response
 
 
-def unknown(request: Request) -> NotFound:
+def response_not_found(request: Request) -> NotFound:
     """What another tenant's id, a deleted one and one never made are all answered with."""
     return NotFound(f"Response with id '{request.path_params['response_id'][:100]}' not found.")

@@ -9,7 +9,7 @@ from server.caller import Caller
 from server.completions import stored_chat
 from server.errors import NotFound
 from server.http import query_parameters
-from server.http.json_response import as_json
+from server.http.json_response import json_response
 from server.http.services import Services
 from server.protocol import ids
 from server.protocol.completions.chat import DeletedCompletion, UpdateCompletion
@@ -19,7 +19,7 @@ from server.store.content.list_pages import Filters
 
 def completions(services: Services, caller: Caller, request: Request, _body: bytes) -> HttpResponse:
     """GET /v1/chat/completions"""
-    asked = query_parameters.page_asked(request, "asc")
+    asked = query_parameters.page_request(request, "asc")
     filters = Filters(
         model=query_parameters.text(request, "model"),
         metadata=query_parameters.metadata(request),
@@ -28,46 +28,48 @@ def completions(services: Services, caller: Caller, request: Request, _body: byt
     listed = stored_chat.list_completions(
         services.database, caller.tenant, filters, asked.after, asked.limit, newest_first=asked.newest_first
     )
-    return as_json(request, listed)
+    return json_response(request, listed)
 
 
 def retrieve(services: Services, caller: Caller, request: Request, _body: bytes) -> HttpResponse:
     """GET /v1/chat/completions/{completion_id}"""
-    return as_json(request, stored_chat.find(services.database, caller.tenant, _named(request)))
+    return json_response(request, stored_chat.find(services.database, caller.tenant, _completion_id(request)))
 
 
 def update(services: Services, caller: Caller, request: Request, body: bytes) -> HttpResponse:
     """POST /v1/chat/completions/{completion_id}"""
-    first = _named(request)
+    first = _completion_id(request)
     wanted = decode(body, UpdateCompletion)
-    return as_json(request, stored_chat.update(services.database, caller.tenant, first, wanted.metadata))
+    return json_response(
+        request, stored_chat.update(services.database, caller.tenant, first, wanted.metadata)
+    )
 
 
 def delete(services: Services, caller: Caller, request: Request, _body: bytes) -> HttpResponse:
     """DELETE /v1/chat/completions/{completion_id}, a running one too"""
-    first = _named(request)
+    first = _completion_id(request)
     with services.database.begin() as connection:
         running = stored_chat.delete(connection, caller.tenant, first)
     for response in running:
-        services.end_early(response)
-    return as_json(request, DeletedCompletion(ids.completion_id(first)))
+        services.request_stop(response)
+    return json_response(request, DeletedCompletion(ids.completion_id(first)))
 
 
 def messages(services: Services, caller: Caller, request: Request, _body: bytes) -> HttpResponse:
     """GET /v1/chat/completions/{completion_id}/messages"""
-    asked = query_parameters.page_asked(request, "asc")
+    asked = query_parameters.page_request(request, "asc")
     listed = stored_chat.list_messages(
         services.database,
         caller.tenant,
-        _named(request),
+        _completion_id(request),
         asked.after,
         asked.limit,
         newest_first=asked.newest_first,
     )
-    return as_json(request, listed)
+    return json_response(request, listed)
 
 
-def _named(request: Request) -> UUID:
+def _completion_id(request: Request) -> UUID:
     given = request.path_params["completion_id"]
     first = ids.parse_completion_id(given)
     if first is None:

@@ -8,8 +8,8 @@ from server.caller import Caller
 from server.completions import tokenize as runs
 from server.completions.legacy_request import check_tokens, spell_tokens
 from server.configuration.shipped_files import model_folder
-from server.http.handlers.chat_completions import input_called
-from server.http.json_response import as_json
+from server.http.handlers.chat_completions import input_param_as
+from server.http.json_response import json_response
 from server.http.services import Services
 from server.model_formats.chat_template.template import read_json
 from server.protocol.completions.tokenize import Detokenized, DetokenizeRequest, Tokenized, TokenizeRequest
@@ -20,12 +20,12 @@ from server.protocol.json_bounds import MAX_TOKEN_VALUES
 def tokenize(services: Services, caller: Caller, request: Request, body: bytes) -> Response:
     """POST /tokenize"""
     wanted = decode(body, TokenizeRequest)
-    vocabulary = runs.vocabulary_of(services.served, wanted.model)
-    with input_called("prompt" if wanted.messages is None else "messages"):
-        tokens = runs.tokenize(services.served, caller.tenant, wanted)
-    limit = services.served.engine.model_info.context_length
+    vocabulary = runs.vocabulary_of(services.model, wanted.model)
+    with input_param_as("prompt" if wanted.messages is None else "messages"):
+        tokens = runs.tokenize(services.model, caller.tenant, wanted)
+    limit = services.model.engine.model_info.context_length
     strings = runs.pieces_of(tokens, vocabulary) if wanted.return_token_strs else None
-    return as_json(request, Tokenized(len(tokens), limit, tokens, strings))
+    return json_response(request, Tokenized(len(tokens), limit, tokens, strings))
 
 
 def info(services: Services, _caller: Caller, request: Request, _body: bytes) -> Response:
@@ -40,13 +40,13 @@ def info(services: Services, _caller: Caller, request: Request, _body: bytes) ->
     if template.is_file():
         told["chat_template"] = template.read_text("utf-8")
     told.setdefault("tokenizer_class", "PreTrainedTokenizerFast")
-    return as_json(request, msgspec.Raw(msgspec.json.encode(told)))
+    return json_response(request, msgspec.Raw(msgspec.json.encode(told)))
 
 
 def detokenize(services: Services, _caller: Caller, request: Request, body: bytes) -> Response:
     """POST /detokenize"""
     wanted = decode(body, DetokenizeRequest, MAX_TOKEN_VALUES)
-    vocabulary = runs.vocabulary_of(services.served, wanted.model)
-    runs.check_token_count(wanted.tokens, services.served)
+    vocabulary = runs.vocabulary_of(services.model, wanted.model)
+    runs.check_token_count(wanted.tokens, services.model)
     check_tokens(wanted.tokens, "tokens", vocabulary)
-    return as_json(request, Detokenized(spell_tokens(wanted.tokens, vocabulary)))
+    return json_response(request, Detokenized(spell_tokens(wanted.tokens, vocabulary)))

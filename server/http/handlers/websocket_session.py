@@ -13,9 +13,9 @@ from starlette.websockets import WebSocket
 from server.caller import Caller
 from server.delivery.stored_responses import StreamReader
 from server.errors import BodyTooLarge, InvalidRequest, NotReady, Overloaded, TooManyRequests
-from server.http.asgi.event_stream import Answer
-from server.http.asgi.websocket import Wanted
-from server.http.error_responses import log_internal_error, translate
+from server.http.asgi.answer import Answer
+from server.http.asgi.websocket import PendingResponse
+from server.http.error_responses import log_internal_error, to_api_error
 from server.http.handlers import responses
 from server.http.services import Services
 from server.limits.concurrency import SharedLimit
@@ -34,14 +34,14 @@ from server.protocol.responses.websocket_messages import (
 )
 from server.protocol.typed import decode_as
 
-MOST_WAITING = 16
+MAX_QUEUED_MESSAGES = 16
 """Messages that may wait for their turn on one connection."""
-MOST_HELD = 16
+MAX_RETAINED_RESPONSES = 16
 """Responses that one connection keeps to go on from; the oldest is forgotten first."""
-MOST_HELD_BODIES = 2
+MAX_RETAINED_BODIES = 2
 """Times the largest body, that the messages and answers of those may be long together."""
 
-_REFUSED: list[tuple[str, Callable[[CreateMessage], object]]] = [
+_UNSUPPORTED: list[tuple[str, Callable[[CreateMessage], object]]] = [
     ("stream", lambda message: message.stream is False),
     ("stream_options", lambda message: message.stream_options is not None),
     ("background", lambda message: message.background),
@@ -49,7 +49,7 @@ _REFUSED: list[tuple[str, Callable[[CreateMessage], object]]] = [
 
 
 @dataclass(frozen=True, slots=True)
-class _Held:
+class _RetainedResponse:
     """A response to go on from: all items up to its end."""
 
     items: Sequence[Item]
@@ -67,17 +67,17 @@ class SocketLimits:
     """Bytes of responses that are kept to go on from."""
 
 
-class _Ended(msgspec.Struct):
+class _FinalFields(msgspec.Struct):
     id: str
     status: str
     store: bool
     output: list[msgspec.Raw]
 
 
-class _Last(msgspec.Struct):
+class _TerminalEvent(msgspec.Struct):
     """The last event of a stream."""
 
-    response: _Ended
+    response: _FinalFields
 
 
 class SocketSession:
@@ -90,11 +90,11 @@ class SocketSession:
         self._websocket = websocket
         self._tenant = caller.tenant
         self._kept = limits.kept
-        self._held: dict[str, _Held] = {}
-        self._going_on: _Held = _Held((), 0)
+        self._held: dict[str, _RetainedResponse] = {}
+        self._going_on: _RetainedResponse = _RetainedResponse((), 0)
         """What the response that runs began with."""
 
-    def read(self, message: bytes, waiting: int) -> Wanted | bytes:
+    def read(self, message: bytes, waiting: int) -> PendingResponse | bytes:
         """Raises ApiError or DecodeFailure."""
         if len(message) > self._services.config.max_body_bytes:
             raise BodyTooLarge(self._services.config.max_body_bytes)
@@ -109,13 +109,13 @@ class SocketSession:
         lane = b""
         if given.stream_id is not None:
             lane = b'"stream_id":' + msgspec.json.encode(given.stream_id) + b","
-        wanted = Wanted(given, len(message), lane)
-        if waiting >= MOST_WAITING:
+        wanted = PendingResponse(given, len(message), lane)
+        if waiting >= MAX_QUEUED_MESSAGES:
             error = TooManyRequests("Too many messages of this connection wait for their turn.")
             return self.explain(error, wanted)
         return wanted
 
-    def begin(self, wanted: Wanted) -> Answer:
+    def begin(self, wanted: PendingResponse) -> Answer:
         """Raises ApiError or DecodeFailure, and then what it was to go on from is forgotten; or NotReady."""
         try:
             return self._begin(wanted)
@@ -125,9 +125,11 @@ class SocketSession:
             self._forget(wanted)
             raise
 
-    def _begin(self, wanted: Wanted) -> Answer:
-        services, message = self._services, _checked(wanted.message)
-        caller = services.gate.identify(self._websocket)  # again: a key may have been revoked meanwhile
+    def _begin(self, wanted: PendingResponse) -> Answer:
+        services, message = self._services, _validated(wanted.message)
+        caller = services.authenticator.authenticate(
+            self._websocket
+        )  # again: a key may have been revoked meanwhile
         held = self._held.get(message.previous_response_id or "")
         size = wanted.size + (held.size if held else 0)
         if held and message.store is not False:
@@ -143,13 +145,13 @@ class SocketSession:
             prior_items=held.items if held else None,
             generate=message.generate is not False,
         )
-        self._going_on = _Held(admitted.items, size)
+        self._going_on = _RetainedResponse(admitted.items, size)
         reader = StreamReader(services.database, caller.tenant, admitted.id)
-        return responses.stream(services, self._websocket, admitted.channel, reader, 0, admitted.begun)
+        return responses.event_stream(services, self._websocket, admitted.channel, reader, 0, admitted.begun)
 
-    def end(self, wanted: Wanted, last: bytes) -> None:
+    def end(self, wanted: PendingResponse, last: bytes) -> None:
         """Keeps what the next turn may go on from."""
-        ended = decode_as(last, _Last).response
+        ended = decode_as(last, _TerminalEvent).response
         if ended.status == "failed":
             self._forget(wanted)
         elif not ended.store:
@@ -158,9 +160,10 @@ class SocketSession:
 
     def _keep(self, response: str, items: Sequence[Item], size: int) -> None:
         """Forgets older ones for its sake, and keeps nothing that is too large by itself."""
-        most = MOST_HELD_BODIES * self._services.config.max_body_bytes
+        most = MAX_RETAINED_BODIES * self._services.config.max_body_bytes
         while self._held and (
-            len(self._held) >= MOST_HELD or sum(held.reserved for held in self._held.values()) + size > most
+            len(self._held) >= MAX_RETAINED_RESPONSES
+            or sum(held.reserved for held in self._held.values()) + size > most
         ):
             self._drop(next(iter(self._held)))
         while True:
@@ -171,9 +174,9 @@ class SocketSession:
                 if not self._held:
                     return
                 self._drop(next(iter(self._held)))
-        self._held[response] = _Held(items, self._going_on.size, size)
+        self._held[response] = _RetainedResponse(items, self._going_on.size, size)
 
-    def _forget(self, wanted: Wanted) -> None:
+    def _forget(self, wanted: PendingResponse) -> None:
         self._drop(wanted.message.previous_response_id or "")
 
     def _drop(self, response: str) -> None:
@@ -185,8 +188,8 @@ class SocketSession:
         for response in list(self._held):
             self._drop(response)
 
-    def explain(self, error: Exception, wanted: Wanted | None = None) -> bytes:
-        told = translate(error)
+    def explain(self, error: Exception, wanted: PendingResponse | None = None) -> bytes:
+        told = to_api_error(error)
         log_internal_error(told, self._websocket.state.request_id, error)
         lane = wanted.message.stream_id if wanted else None
         return msgspec.json.encode(
@@ -203,9 +206,9 @@ class SocketSession:
         return self.explain(InvalidRequest(message, code="websocket_connection_limit_reached"))
 
 
-def _checked(message: CreateMessage) -> CreateMessage:
+def _validated(message: CreateMessage) -> CreateMessage:
     """The message under the names of today. Raises InvalidRequest for what none may ask for."""
-    for param, sent in _REFUSED:
+    for param, sent in _UNSUPPORTED:
         if sent(message):
             raise InvalidRequest(f"A message over a WebSocket has no {param}.", param=param)
     if message.generate is not False:

@@ -7,7 +7,7 @@ from sqlalchemy import Connection, text
 
 from server.store.audit.stored_responses import snapshot
 
-MOST_STRAYS = 1000
+MAX_ORPHANS = 1000
 """Of each kind no more are told."""
 
 
@@ -22,7 +22,7 @@ class Orphan:
 
 
 @dataclass(frozen=True, slots=True)
-class KeyTrouble:
+class KeyViolation:
     """A response whose idempotency keys are wrong: it has several, or there is no trace of it."""
 
     tenant: str
@@ -30,7 +30,7 @@ class KeyTrouble:
     keys: int
 
 
-_STRAYS = [
+_ORPHANS = [
     (
         table,
         text(
@@ -38,7 +38,7 @@ _STRAYS = [
             select t.tenant, t.response_id, count(*) from {table} t
             where (cast(:tenant as text) is null or t.tenant = :tenant)
               and not exists (select from responses r where r.tenant = t.tenant and r.id = t.response_id)
-            group by 1, 2 limit {MOST_STRAYS}
+            group by 1, 2 limit {MAX_ORPHANS}
             """  # noqa: S608 - names of our own tables
         ),
     )
@@ -47,11 +47,11 @@ _STRAYS = [
 
 
 def orphans(connection: Connection, tenant: str | None) -> list[Orphan]:
-    """What is kept for responses that are not there; of each table the first `MOST_STRAYS`."""
+    """What is kept for responses that are not there; of each table the first `MAX_ORPHANS`."""
     with snapshot(connection):
         return [
             Orphan(found_tenant, response, table, rows)
-            for table, query in _STRAYS
+            for table, query in _ORPHANS
             for found_tenant, response, rows in connection.execute(query, {"tenant": tenant})
         ]
 
@@ -60,7 +60,7 @@ _SHARED = text(
     f"""
     select tenant, response_id, count(*) from idempotency_keys
     where cast(:tenant as text) is null or tenant = :tenant
-    group by 1, 2 having count(*) > 1 limit {MOST_STRAYS}
+    group by 1, 2 having count(*) > 1 limit {MAX_ORPHANS}
     """  # noqa: S608 - a number of our own
 )
 _LOST = text(
@@ -74,22 +74,24 @@ _LOST = text(
           select from replicas p
           where p.state = 'dead'
             and k.created_at between p.started_at and p.heartbeat_at + interval '1 minute')
-    limit {MOST_STRAYS}
+    limit {MAX_ORPHANS}
     """  # noqa: S608 - a number of our own
 )
 
 
-def shared_keys(connection: Connection, tenant: str | None) -> list[KeyTrouble]:
+def shared_keys(connection: Connection, tenant: str | None) -> list[KeyViolation]:
     """Responses that more than one idempotency key leads to."""
     with snapshot(connection):
-        return [KeyTrouble(*row) for row in connection.execute(_SHARED, {"tenant": tenant})]
+        return [KeyViolation(*row) for row in connection.execute(_SHARED, {"tenant": tenant})]
 
 
-def lost_keys(connection: Connection, tenant: str | None, age_seconds: float) -> list[KeyTrouble]:
+def lost_keys(connection: Connection, tenant: str | None, age_seconds: float) -> list[KeyViolation]:
     """Idempotency keys older than that, of whose response there is neither a row nor a line in the ledger.
 
     Younger ones may belong to a response that is not stored and still runs; so may those from the time of a
     replica that died, with which such a response was lost.
     """
     with snapshot(connection):
-        return [KeyTrouble(*row) for row in connection.execute(_LOST, {"tenant": tenant, "age": age_seconds})]
+        return [
+            KeyViolation(*row) for row in connection.execute(_LOST, {"tenant": tenant, "age": age_seconds})
+        ]

@@ -25,7 +25,7 @@ from server.store.log.events import LogRow
 PAGE = 100
 _STREAMED = {"yield_per": 16}
 _HIGHEST = UUID(int=2**128 - 1)
-_CLOCKS_DIFFER = timedelta(days=1)
+_MAX_CLOCK_SKEW = timedelta(days=1)
 """An id's time is a server's, `created_at` the database's: the one only narrows the search for the other."""
 
 
@@ -60,7 +60,7 @@ class AuditColumns:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Previous:
+class PreviousResponse:
     """The response that `previous_id` names, as far as it is there in the same tenant."""
 
     exists: bool
@@ -68,7 +68,7 @@ class Previous:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Metered:
+class LedgerEntry:
     """A response's line in the ledger."""
 
     key_id: str | None
@@ -102,7 +102,7 @@ class HotRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Folded:
+class CompactedStream:
     """An ended response's log."""
 
     last_seq: int
@@ -124,16 +124,16 @@ class AuditedResponse:
 
     stored: StoredResponse
     standing: AuditColumns
-    previous: Previous
-    metered: Metered | None
+    previous: PreviousResponse
+    metered: LedgerEntry | None
     items: Sequence[AuditedItem]
     hot: Sequence[HotRow]
-    folded: Folded | None
+    folded: CompactedStream | None
     replays: Sequence[Replay]
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class PageTime:
     """When a page was read, and since when a server has been there to bring its responses forward."""
 
     now: datetime
@@ -171,8 +171,8 @@ _TENANTS = text(
     """
 )
 
-_STANDING = list(AuditColumns.__dataclass_fields__)
-_METERED = list(Metered.__dataclass_fields__)
+_AUDIT_COLUMNS = list(AuditColumns.__dataclass_fields__)
+_LEDGER_COLUMNS = list(LedgerEntry.__dataclass_fields__)
 _PAGE = text(
     f"""
     select {", ".join(f"r.{name}" for name in StoredResponse.__dataclass_fields__)},
@@ -183,7 +183,7 @@ _PAGE = text(
            r.deleted_at is not null and exists (
                select from responses n where n.tenant = r.tenant and n.previous_id = r.id) as x_has_next,
            b.id is not null as b_exists, b.finished_at as b_finished_at,
-           u.response_id as u_response_id, {", ".join(f"u.{name} as u_{name}" for name in _METERED)}
+           u.response_id as u_response_id, {", ".join(f"u.{name} as u_{name}" for name in _LEDGER_COLUMNS)}
     from responses r
     left join replicas p on p.id = r.replica_id
     left join responses b on b.tenant = r.tenant and b.id = r.previous_id
@@ -212,7 +212,7 @@ _FOLDED = text(
     where tenant = :tenant and response_id = any(:ids) order by response_id desc
     """
 )
-_MOMENT = text(
+_PAGE_TIME = text(
     """
     select clock_timestamp(), min(started_at) from replicas
     where state = 'alive' and heartbeat_at >= clock_timestamp() - make_interval(secs => :grace)
@@ -222,7 +222,7 @@ _MOMENT = text(
 
 def responses(
     connection: Connection, tenant: str, scope: Scope, grace_seconds: float
-) -> Iterator[tuple[AuditedResponse, Moment]]:
+) -> Iterator[tuple[AuditedResponse, PageTime]]:
     """A tenant's responses in that scope, newest first, each with the time at which it stood so."""
     highest, left = _HIGHEST, scope.limit
     lowest = _lowest(scope.since)
@@ -236,9 +236,9 @@ def responses(
             "page": size,
         }
         with snapshot(connection):
-            moment = Moment(*connection.execute(_MOMENT, {"grace": grace_seconds}).one())
+            moment = PageTime(*connection.execute(_PAGE_TIME, {"grace": grace_seconds}).one())
             rows = connection.execute(_PAGE, place).all()
-            for response in _whole(connection, tenant, rows, replays=scope.replays):
+            for response in _audited_responses(connection, tenant, rows, replays=scope.replays):
                 yield response, moment
         if len(rows) < size:
             return
@@ -249,24 +249,24 @@ def responses(
 def _lowest(since: datetime | None) -> UUID:
     if since is None:
         return UUID(int=0)
-    return min_uuid_at(int((since - _CLOCKS_DIFFER).timestamp() * 1000))
+    return min_uuid_at(int((since - _MAX_CLOCK_SKEW).timestamp() * 1000))
 
 
-def _whole(
+def _audited_responses(
     connection: Connection, tenant: str, rows: Sequence[Row[Any]], *, replays: bool
 ) -> Iterator[AuditedResponse]:
     place: dict[str, object] = {"tenant": tenant, "ids": [row.id for row in rows]}
-    items, hot, folded = (_Beside(connection, query, place) for query in (_ITEMS, _HOT, _FOLDED))
+    items, hot, folded = (_GroupedRows(connection, query, place) for query in (_ITEMS, _HOT, _FOLDED))
     for row in rows:
         rows_hot = [HotRow(_log_row(found), found.attempt) for found in hot.of(row.id)]
-        stream = next((_folded(found) for found in folded.of(row.id)), None)
+        stream = next((_compacted_stream(found) for found in folded.of(row.id)), None)
         yield AuditedResponse(
             stored=StoredResponse(
                 **{name: getattr(row, name) for name in StoredResponse.__dataclass_fields__}
             ),
-            standing=AuditColumns(**{name: getattr(row, f"x_{name}") for name in _STANDING}),
-            previous=Previous(exists=row.b_exists, finished_at=row.b_finished_at),
-            metered=Metered(**{name: getattr(row, f"u_{name}") for name in _METERED})
+            standing=AuditColumns(**{name: getattr(row, f"x_{name}") for name in _AUDIT_COLUMNS}),
+            previous=PreviousResponse(exists=row.b_exists, finished_at=row.b_finished_at),
+            metered=LedgerEntry(**{name: getattr(row, f"u_{name}") for name in _LEDGER_COLUMNS})
             if row.u_response_id is not None
             else None,
             items=[_item(found) for found in items.of(row.id)],
@@ -276,7 +276,7 @@ def _whole(
         )
 
 
-class _Beside:
+class _GroupedRows:
     """Rows of another table, streamed in the order of a page's responses and given out one by one."""
 
     def __init__(self, connection: Connection, query: TextClause, place: dict[str, object]) -> None:
@@ -308,12 +308,12 @@ def _log_row(row: Row[Any]) -> LogRow:
     )
 
 
-def _folded(row: Row[Any]) -> Folded:
-    return Folded(last_seq=row.last_seq, codec=row.codec, body=row.body)
+def _compacted_stream(row: Row[Any]) -> CompactedStream:
+    return CompactedStream(last_seq=row.last_seq, codec=row.codec, body=row.body)
 
 
 def _replays(
-    connection: Connection, tenant: str, response: UUID, hot: Sequence[HotRow], folded: Folded | None
+    connection: Connection, tenant: str, response: UUID, hot: Sequence[HotRow], folded: CompactedStream | None
 ) -> list[Replay]:
     """The log as the server reads it, from the start, just after it, the middle and the last event.
 

@@ -22,19 +22,19 @@ class ResponseKey(NamedTuple):
 
 
 _UNOWNED = "replica_id is null and status in ('queued', 'in_progress')"
-_TAKE = """
+_SET_OWNER = """
     update responses r set status = 'in_progress', replica_id = :me, attempt = attempt + 1,
         started_at = coalesce(started_at, clock_timestamp())
     from chosen c where r.tenant = c.tenant and r.id = c.id
     returning r.tenant, r.id
 """
-_CLAIM_HOPELESS = text(
+_CLAIM_TO_END = text(
     f"""
     with chosen as materialized (
         select tenant, id from responses
         where {_UNOWNED} and (not background or cancel_requested_at is not null or deaths >= :most_deaths)
         order by priority, queued_at limit :limit for update skip locked)
-    {_TAKE}
+    {_SET_OWNER}
     """  # noqa: S608 - constants of ours
 )
 _WAITING_FOR_MODEL = f"{_UNOWNED} and background and model = any(cast(:models as text[]))"
@@ -59,10 +59,10 @@ _CLAIM_WAITING = text(
         select r.tenant, r.id from candidates c join responses r on r.tenant = c.tenant and r.id = c.id
         where {_WAITING_FOR_MODEL}
         order by c.turn, c.priority, c.queued_at limit :limit for update of r skip locked)
-    {_TAKE}
+    {_SET_OWNER}
     """  # noqa: S608 - constants of ours
 )
-_LOOKED_AT = 4
+_CANDIDATES_PER_CLAIM = 4
 """Times as many of each tenant are looked at as are claimed: other replicas may have locked the first."""
 
 
@@ -71,9 +71,7 @@ def claim_to_end(connection: Connection, me: UUID, *, most_deaths: int, limit: i
     that outlived too many replicas. The caller's transaction has passed the fence.
     """
     parameters = {"me": me, "most_deaths": most_deaths, "limit": limit}
-    return read_rows(
-        connection, [ResponseKey(*row) for row in connection.execute(_CLAIM_HOPELESS, parameters)]
-    )
+    return read_rows(connection, [ResponseKey(*row) for row in connection.execute(_CLAIM_TO_END, parameters)])
 
 
 def claim_waiting(
@@ -90,14 +88,14 @@ def claim_waiting(
         "models": list(models),
         "full": list(full),
         "limit": limit,
-        "looked_at": _LOOKED_AT * limit,
+        "looked_at": _CANDIDATES_PER_CLAIM * limit,
     }
     return read_rows(
         connection, [ResponseKey(*row) for row in connection.execute(_CLAIM_WAITING, parameters)]
     )
 
 
-_HAND_BACK = """
+_RELEASE = """
     with chosen as materialized (
         select tenant, id from responses
         where replica_id = :me and status = 'in_progress'
@@ -106,11 +104,11 @@ _HAND_BACK = """
     update responses r set replica_id = null, deaths = deaths + :deaths
     from chosen c where r.tenant = c.tenant and r.id = c.id
 """
-_HAND_BACK_ALL = text(_HAND_BACK.format(skip_locked=""))
-_HAND_BACK_UNLOCKED = text(_HAND_BACK.format(skip_locked="skip locked"))
+_RELEASE_ALL = text(_RELEASE.format(skip_locked=""))
+_RELEASE_UNLOCKED = text(_RELEASE.format(skip_locked="skip locked"))
 
 
-def hand_back(
+def release(
     connection: Connection,
     me: UUID,
     places: Sequence[ResponseKey],
@@ -127,7 +125,7 @@ def hand_back(
         return 0
     tenants, ids = [place.tenant for place in places], [place.id for place in places]
     parameters = {"me": me, "tenants": tenants, "ids": ids, "deaths": int(died)}
-    return connection.execute(_HAND_BACK_UNLOCKED if skip_locked else _HAND_BACK_ALL, parameters).rowcount
+    return connection.execute(_RELEASE_UNLOCKED if skip_locked else _RELEASE_ALL, parameters).rowcount
 
 
 _OWNED = text("select tenant, id from responses where replica_id = :me and status = 'in_progress'")
@@ -145,7 +143,7 @@ _WAITING_OF = text(
 )
 
 
-def owned(connection: Connection, me: UUID) -> list[ResponseKey]:
+def owned_responses(connection: Connection, me: UUID) -> list[ResponseKey]:
     """The unfinished responses that this replica should be producing."""
     return [ResponseKey(*row) for row in connection.execute(_OWNED, {"me": me})]
 
@@ -155,13 +153,13 @@ def cancel_requested(connection: Connection, me: UUID) -> list[UUID]:
     return list(connection.scalars(_CANCEL_REQUESTED, {"me": me}))
 
 
-def waiting(connection: Connection, most: int) -> int:
+def count_waiting(connection: Connection, most: int) -> int:
     """How many responses nobody owns, counted up to `most`."""
     count: int = connection.execute(_WAITING, {"most": most}).scalar_one()
     return count
 
 
-def waiting_of(connection: Connection, tenant: str, most: int) -> int:
+def count_waiting_of_tenant(connection: Connection, tenant: str, most: int) -> int:
     """How many of them are a tenant's, counted up to `most`."""
     count: int = connection.execute(_WAITING_OF, {"tenant": tenant, "most": most}).scalar_one()
     return count

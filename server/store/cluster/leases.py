@@ -13,21 +13,21 @@ from sqlalchemy import ARRAY, Connection, Uuid, bindparam, text
 
 from server.protocol.ids import new_uuid
 
-BEAT_SECONDS = 1.0
-BEATS_PER_LEASE = 4
+HEARTBEAT_SECONDS = 1.0
+HEARTBEATS_PER_LEASE = 4
 """At least: with a short lease beats come faster."""
 
 
-def beat_seconds(lease_seconds: float) -> float:
+def heartbeat_interval(lease_seconds: float) -> float:
     """How long a replica waits from one heartbeat to the next."""
-    return min(BEAT_SECONDS, lease_seconds / BEATS_PER_LEASE)
+    return min(HEARTBEAT_SECONDS, lease_seconds / HEARTBEATS_PER_LEASE)
 
 
 class Fenced(Exception):
     """This replica was declared dead; whatever it still holds belongs to others."""
 
 
-def register(connection: Connection, *, host: str, pid: int, version: str, model: str) -> UUID:
+def register_replica(connection: Connection, *, host: str, pid: int, version: str, model: str) -> UUID:
     """A new replica row, alive from now on."""
     replica = new_uuid()
     connection.execute(
@@ -55,37 +55,37 @@ def fence(connection: Connection, replica: UUID) -> datetime:
     return now
 
 
-_BEAT = text(
+_WRITE_HEARTBEAT = text(
     "update replicas set heartbeat_at = clock_timestamp(), reading = :reading"
     " where id = :id and state = 'alive'"
 ).bindparams(bindparam("reading", type_=ARRAY(Uuid)))
-_READ_ELSEWHERE = text(
+_REMOTELY_READ = text(
     "select distinct response from replicas r, unnest(r.reading) response"
     " where r.id <> :id and r.state = 'alive' and response = any(:responses)"
 ).bindparams(bindparam("responses", type_=ARRAY(Uuid)))
 
 
-def beat(connection: Connection, replica: UUID, reading: Sequence[UUID] = ()) -> None:
+def write_heartbeat(connection: Connection, replica: UUID, reading: Sequence[UUID] = ()) -> None:
     """Keeps the lease, and tells which responses are read here that run elsewhere. Raises Fenced."""
-    kept = connection.execute(_BEAT, {"id": replica, "reading": list(reading)})
+    kept = connection.execute(_WRITE_HEARTBEAT, {"id": replica, "reading": list(reading)})
     if kept.rowcount == 0:
         raise Fenced
 
 
-def read_elsewhere(connection: Connection, replica: UUID, responses: Sequence[UUID]) -> list[UUID]:
+def remotely_read(connection: Connection, replica: UUID, responses: Sequence[UUID]) -> list[UUID]:
     """Those of them that have readers on another replica that lives, as it told with its last heartbeat."""
     if not responses:
         return []
-    found = connection.scalars(_READ_ELSEWHERE, {"id": replica, "responses": list(responses)})
+    found = connection.scalars(_REMOTELY_READ, {"id": replica, "responses": list(responses)})
     return list(found)
 
 
-def stop(connection: Connection, replica: UUID) -> None:
+def mark_stopped(connection: Connection, replica: UUID) -> None:
     """Says that this replica ended in good order. Waits for a commit of it that is in flight."""
-    connection.execute(_STOP, {"id": replica})
+    connection.execute(_MARK_STOPPED, {"id": replica})
 
 
-def recorder_session(replica: UUID) -> str:
+def recorder_application_name(replica: UUID) -> str:
     """What the connection is called whose commits this replica fences."""
     return f"recorder {replica.hex}"
 
@@ -116,11 +116,11 @@ _TERMINATE_STUCK_SESSIONS = text(
       and a.datname = current_database() and a.usename = current_user
     """  # noqa: S608 - a constant of ours
 )
-_STOP = text(
+_MARK_STOPPED = text(
     "update replicas set state = 'stopped' where id in ("
     "select id from replicas where id = :id and state = 'alive' for update)"
 )
-_LOST_OWNERS = text(
+_DEAD_OWNERS = text(
     """
     with recursive owners (id) as (
         (select replica_id from responses where status = 'in_progress' and replica_id is not null
@@ -149,7 +149,7 @@ _RELEASE_ORPHANS = text(
 against them again when READ COMMITTED reads the row's newest version."""
 
 
-def heartbeats(connection: Connection, replica: UUID) -> dict[UUID, float]:
+def other_heartbeats(connection: Connection, replica: UUID) -> dict[UUID, float]:
     """The last heartbeat of every other replica that is not known to be dead."""
     return {row[0]: row[1] for row in connection.execute(_HEARTBEATS, {"id": replica})}
 
@@ -172,5 +172,5 @@ def release_orphans(connection: Connection) -> int:
     Such a replica never comes back to life, so its id alone decides. A row that somebody else has locked is
     passed over and found again by the next call.
     """
-    owners = list(connection.scalars(_LOST_OWNERS))
+    owners = list(connection.scalars(_DEAD_OWNERS))
     return connection.execute(_RELEASE_ORPHANS, {"owners": owners}).rowcount if owners else 0

@@ -12,7 +12,7 @@ from uuid import UUID
 
 from sqlalchemy import ARRAY, Connection, Text, bindparam, text
 
-from server.store.database import Database, DatabaseError, driver
+from server.store.database import Database, DatabaseError, psycopg_connection
 from server.supervised_thread import SupervisedThread
 
 log = logging.getLogger("holdfast.notify")
@@ -24,7 +24,7 @@ CHANNELS = (EVENTS, QUEUE, CANCEL)
 
 HINT_DIGITS = 8
 """Of an id's last, random ones: what a wrong match costs is one query."""
-GATHER_SECONDS = 0.01
+BATCH_SECONDS = 0.01
 _RETRY_SECONDS = 1.0
 _MAX_PAYLOAD = 7900
 """Bytes; Postgres refuses 8,000."""
@@ -58,24 +58,24 @@ class Hints:
         """Adds one notification; anybody may send one, so what is not ours in it is passed over."""
         match channel:
             case "holdfast_events":
-                self.events.update(_cut(payload, HINT_DIGITS))
+                self.events.update(_split_ids(payload, HINT_DIGITS))
             case "holdfast_queue":
                 self.queue = True
             case "holdfast_cancel":
-                self.cancels.update(UUID(hex=name) for name in _cut(payload, 32) if _is_hex(name))
+                self.cancels.update(UUID(hex=name) for name in _split_ids(payload, 32) if _is_hex(name))
 
     def written(self) -> list[tuple[str, str]]:
         """The notifications that say this."""
-        said = [(EVENTS, payload) for payload in _joined(self.events, HINT_DIGITS)]
-        said += [(CANCEL, payload) for payload in _joined((found.hex for found in self.cancels), 32)]
+        said = [(EVENTS, payload) for payload in _join_ids(self.events, HINT_DIGITS)]
+        said += [(CANCEL, payload) for payload in _join_ids((found.hex for found in self.cancels), 32)]
         return [*said, (QUEUE, "")] if self.queue else said
 
 
-def _cut(payload: str, size: int) -> list[str]:
+def _split_ids(payload: str, size: int) -> list[str]:
     return [payload[start : start + size] for start in range(0, len(payload), size)]
 
 
-def _joined(names: Iterable[str], size: int) -> list[str]:
+def _join_ids(names: Iterable[str], size: int) -> list[str]:
     names = list(names)
     most = _MAX_PAYLOAD // size
     return ["".join(names[start : start + most]) for start in range(0, len(names), most)]
@@ -91,30 +91,32 @@ def listen(connection: Connection) -> None:
         connection.execute(text(f"listen {channel}"))
 
 
-def heard(connection: Connection) -> Hints:
+def receive(connection: Connection) -> Hints:
     """What came in since the last call, without waiting. Raises DatabaseError once the connection is lost."""
     hints = Hints()
-    with driver(connection) as raw:
+    with psycopg_connection(connection) as raw:
         for notification in raw.notifies(timeout=0):
             hints.read(notification.channel, notification.payload)
     return hints
 
 
-def socket_of(connection: Connection) -> int:
+def socket_descriptor(connection: Connection) -> int:
     """The file descriptor that is readable once there may be something to hear."""
-    with driver(connection) as raw:
+    with psycopg_connection(connection) as raw:
         return raw.fileno()
 
 
-_SAY = text("select pg_notify(channel, payload) from unnest(:channels, :payloads) as n (channel, payload)")
-_SAY = _SAY.bindparams(bindparam("channels", type_=ARRAY(Text)), bindparam("payloads", type_=ARRAY(Text)))
+_NOTIFY = text("select pg_notify(channel, payload) from unnest(:channels, :payloads) as n (channel, payload)")
+_NOTIFY = _NOTIFY.bindparams(
+    bindparam("channels", type_=ARRAY(Text)), bindparam("payloads", type_=ARRAY(Text))
+)
 
 
 def notify(connection: Connection, hints: Hints) -> None:
     """Sends the hints to everybody who listens. The connection must commit by itself."""
     said = hints.written()
     connection.execute(
-        _SAY, {"channels": [channel for channel, _ in said], "payloads": [payload for _, payload in said]}
+        _NOTIFY, {"channels": [channel for channel, _ in said], "payloads": [payload for _, payload in said]}
     )
 
 
@@ -170,7 +172,7 @@ class Notifier:
     def _turn(self) -> None:
         with self.thread.idle(), self._changed:
             self._changed.wait_for(lambda: self._pending or self.thread.stopping)
-        if self.thread.wait(GATHER_SECONDS):
+        if self.thread.wait(BATCH_SECONDS):
             return
         with self._changed:
             hints, self._pending = self._pending, Hints()

@@ -13,24 +13,24 @@ from uuid import UUID
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from server.store.cluster import standby_heartbeat_process
-from server.store.cluster.leases import beat_seconds
-from server.store.cluster.standby_heartbeat_process import Settings
-from server.store.connection import url_in_time
+from server.store.cluster.leases import heartbeat_interval
+from server.store.cluster.standby_heartbeat_process import StandbySettings
+from server.store.connection import with_network_timeouts
 
 log = logging.getLogger("holdfast.heartbeat")
 
-LONGEST_STALL_SECONDS = 60.0
+MAX_STALL_SECONDS = 60.0
 """A server that has shown no sign of life for so long is taken for dead although its process is there."""
-_MOST_SILENCE_SECONDS = 2.0
-_LIMITS = "-c statement_timeout=5s -c lock_timeout=1s"
+_MAX_SILENCE_SECONDS = 2.0
+_TIMEOUTS = "-c statement_timeout=5s -c lock_timeout=1s"
 _RESTART_SECONDS = 10.0
-_END_SECONDS = 5.0
+_EXIT_SECONDS = 5.0
 
 
 class StandbyHeartbeat:
     """Starts the process, tells it that the server lives, and starts it again if it ends."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: StandbySettings) -> None:
         self._settings = settings
         self._process: subprocess.Popen[bytes] | None = None
         self._started_at = 0.0
@@ -67,7 +67,7 @@ class StandbyHeartbeat:
             if process.stdin is not None:
                 process.stdin.close()
         try:
-            process.wait(_END_SECONDS)
+            process.wait(_EXIT_SECONDS)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
@@ -78,19 +78,21 @@ class StandbyHeartbeat:
         os.write(self._process.stdin.fileno(), sign)
 
 
-def standby_for(url: str, replica: UUID, lease_seconds: float) -> StandbyHeartbeat:
+def make_standby(url: str, replica: UUID, lease_seconds: float) -> StandbyHeartbeat:
     """For this process. It begins early enough that a heartbeat is written before a lease is over."""
     options = conninfo_to_dict(url).get("options") or ""
     conninfo = make_conninfo(
-        url_in_time(url), application_name="holdfast standby", options=f"{options} {_LIMITS}".strip()
+        with_network_timeouts(url),
+        application_name="holdfast standby",
+        options=f"{options} {_TIMEOUTS}".strip(),
     )
     return StandbyHeartbeat(
-        Settings(
+        StandbySettings(
             url=conninfo,
             replica=str(replica),
             server_pid=os.getpid(),
-            every=beat_seconds(lease_seconds),
-            silence=min(_MOST_SILENCE_SECONDS, lease_seconds / 3),
-            longest_stall=LONGEST_STALL_SECONDS,
+            every=heartbeat_interval(lease_seconds),
+            silence=min(_MAX_SILENCE_SECONDS, lease_seconds / 3),
+            longest_stall=MAX_STALL_SECONDS,
         )
     )

@@ -23,13 +23,13 @@ from typing import Any
 
 import psycopg
 
-PATIENCE_SECONDS = 6.0
+WRITE_TIMEOUT_SECONDS = 6.0
 """How long one heartbeat may take, with the connection."""
-_BEAT = "update replicas set heartbeat_at = clock_timestamp() where id = %s and state = 'alive'"
+_WRITE_HEARTBEAT = "update replicas set heartbeat_at = clock_timestamp() where id = %s and state = 'alive'"
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class StandbySettings:
     """The line of JSON."""
 
     url: str
@@ -43,10 +43,10 @@ class Settings:
     """Seconds without one after which it no longer is."""
 
 
-class Standby:
+class HeartbeatSchedule:
     """When to beat. Pure: times are seconds of a monotonic clock."""
 
-    def __init__(self, settings: Settings, now: float) -> None:
+    def __init__(self, settings: StandbySettings, now: float) -> None:
         self._settings = settings
         self._sign_at = now
         self._beat_at = now
@@ -88,20 +88,20 @@ def is_stopped(pid: int) -> bool:
     return found.stdout.strip().startswith(b"T")
 
 
-class _Beater:
+class _HeartbeatWriter:
     """The connection, while it is needed."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: StandbySettings) -> None:
         self._settings = settings
         self._connection: psycopg.Connection[Any] | None = None
 
     def beat(self) -> bool:
         """Tries to write one heartbeat; False when the replica is not alive any more."""
-        signal.setitimer(signal.ITIMER_REAL, PATIENCE_SECONDS)
+        signal.setitimer(signal.ITIMER_REAL, WRITE_TIMEOUT_SECONDS)
         try:
             if self._connection is None:
                 self._connection = psycopg.connect(self._settings.url, autocommit=True)
-            return self._connection.execute(_BEAT, (self._settings.replica,)).rowcount > 0
+            return self._connection.execute(_WRITE_HEARTBEAT, (self._settings.replica,)).rowcount > 0
         except (psycopg.Error, TimeoutError):
             self.close()
             return True
@@ -114,7 +114,7 @@ class _Beater:
             connection.close()
 
 
-def _give_up(_number: int, _frame: FrameType | None) -> None:
+def _raise_timeout(_number: int, _frame: FrameType | None) -> None:
     raise TimeoutError
 
 
@@ -122,10 +122,10 @@ def main() -> int:
     """Until the pipe ends or the replica is declared dead."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # they are for the server, which closes the pipe when it ends
-    signal.signal(signal.SIGALRM, _give_up)
+    signal.signal(signal.SIGALRM, _raise_timeout)
     pipe = sys.stdin.fileno()
-    settings = Settings(**json.loads(_line(pipe)))
-    standby, beater = Standby(settings, monotonic()), _Beater(settings)
+    settings = StandbySettings(**json.loads(_read_line(pipe)))
+    standby, beater = HeartbeatSchedule(settings, monotonic()), _HeartbeatWriter(settings)
     while True:
         ready, _, _ = select.select([pipe], [], [], standby.pause(monotonic()))
         if ready:
@@ -139,7 +139,7 @@ def main() -> int:
                 return 0
 
 
-def _line(pipe: int) -> bytes:
+def _read_line(pipe: int) -> bytes:
     line = b""
     while not line.endswith(b"\n"):
         read = os.read(pipe, 1)

@@ -6,11 +6,11 @@ from uuid import UUID
 from sqlalchemy import Connection, select, text
 
 from server.store.content.responses import STORED_COLUMNS, StoredResponse, stored_response
-from server.store.content.storage_usage import adding
+from server.store.content.storage_usage import count_added
 from server.store.tables import responses
 
-_CHANGE_METADATA = text(
-    adding(
+_UPDATE_METADATA = text(
+    count_added(
         """
         update responses set request = cast(:request as json), metadata = cast(:metadata as jsonb),
             size = size + cast(:growth as integer)
@@ -23,15 +23,15 @@ _CHANGE_METADATA = text(
 
 def get(connection: Connection, tenant: str, candidates: Sequence[UUID]) -> list[StoredResponse]:
     """Those of these responses that are choices and exist for readers, by their places."""
-    return _found(connection, tenant, candidates, locked=False)
+    return _select_choices(connection, tenant, candidates, locked=False)
 
 
-def hold(connection: Connection, tenant: str, candidates: Sequence[UUID]) -> list[StoredResponse]:
+def lock_for_update(connection: Connection, tenant: str, candidates: Sequence[UUID]) -> list[StoredResponse]:
     """The same, and nobody else changes them until the transaction ends."""
-    return _found(connection, tenant, candidates, locked=True)
+    return _select_choices(connection, tenant, candidates, locked=True)
 
 
-def _found(
+def _select_choices(
     connection: Connection, tenant: str, candidates: Sequence[UUID], *, locked: bool
 ) -> list[StoredResponse]:
     wanted = (
@@ -49,10 +49,10 @@ def _found(
     ]
 
 
-def change_metadata(connection: Connection, stored: StoredResponse, request: str, metadata: str) -> None:
+def update_metadata(connection: Connection, stored: StoredResponse, request: str, metadata: str) -> None:
     """Gives a response that the caller holds other metadata, in both of the places that have it."""
     place = {"tenant": stored.tenant, "id": stored.id}
     growth = 2 * (len(request.encode()) - len(stored.request.encode()))
     connection.execute(
-        _CHANGE_METADATA, {**place, "request": request, "metadata": metadata, "growth": growth}
+        _UPDATE_METADATA, {**place, "request": request, "metadata": metadata, "growth": growth}
     )

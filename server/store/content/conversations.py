@@ -11,9 +11,9 @@ from uuid import UUID
 
 from sqlalchemy import Connection, text
 
-from server.store.content.list_pages import NO_BOUND, Slice, slice_of
+from server.store.content.list_pages import UNBOUNDED, PayloadPage, payload_page
 from server.store.content.responses import NEW_ITEMS, NewItem, item_columns
-from server.store.content.storage_usage import ITEM_BYTES, ROW_BYTES, adding, removing
+from server.store.content.storage_usage import ITEM_BYTES, ROW_BYTES, count_added, count_removed
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class StoredConversation:
 
 _COLUMNS = "id, metadata::text, created_at, next_position"
 _CREATE = text(
-    adding(
+    count_added(
         f"""
         insert into conversations (tenant, id, metadata, size)
         select :tenant, :id, told, {ROW_BYTES} + octet_length(told::text)
@@ -40,11 +40,11 @@ _CREATE = text(
     )
 )
 _GET = text(f"select {_COLUMNS} from conversations where tenant = :tenant and id = :id")  # noqa: S608
-_HOLD = text(
+_LOCK = text(
     f"select {_COLUMNS} from conversations where tenant = :tenant and id = :id for update"  # noqa: S608
 )
 _UPDATE = text(
-    adding(
+    count_added(
         f"""
         update conversations c set metadata = new.metadata, size = {ROW_BYTES} + new.length
         from old, (
@@ -59,19 +59,19 @@ _UPDATE = text(
         gives=_COLUMNS,
     )
 )
-_BUSY = text(
+_UNFINISHED = text(
     """
     select 1 from responses
     where tenant = :tenant and conversation_id = :id and status in ('queued', 'in_progress')
     """
 )
-_MOVE = text(
+_ADVANCE_POSITION = text(
     """
     update conversations set next_position = next_position + :count where tenant = :tenant and id = :id
     """
 )
 _APPEND = text(
-    adding(
+    count_added(
         f"""
         insert into conversation_items
             (tenant, conversation_id, position, id, type, role, status, name, call_id, payload, size,
@@ -84,7 +84,7 @@ _APPEND = text(
     )
 )
 _APPEND_RESPONSE = text(
-    adding(
+    count_added(
         f"""
         insert into conversation_items
             (tenant, conversation_id, position, id, type, role, status, name, call_id, payload, size,
@@ -117,15 +117,15 @@ def get(connection: Connection, tenant: str, conversation: UUID) -> StoredConver
     return StoredConversation(*row) if row else None
 
 
-def hold(connection: Connection, tenant: str, conversation: UUID) -> StoredConversation | None:
+def lock_for_update(connection: Connection, tenant: str, conversation: UUID) -> StoredConversation | None:
     """Keeps a conversation as it is until the transaction ends, but for what this transaction does."""
-    row = connection.execute(_HOLD, {"tenant": tenant, "id": conversation}).first()
+    row = connection.execute(_LOCK, {"tenant": tenant, "id": conversation}).first()
     return StoredConversation(*row) if row else None
 
 
-def is_busy(connection: Connection, tenant: str, conversation: UUID) -> bool:
+def has_unfinished_response(connection: Connection, tenant: str, conversation: UUID) -> bool:
     """Whether a response in it is unfinished. Lasting only while the conversation is held."""
-    return connection.execute(_BUSY, {"tenant": tenant, "id": conversation}).first() is not None
+    return connection.execute(_UNFINISHED, {"tenant": tenant, "id": conversation}).first() is not None
 
 
 def update_metadata(
@@ -140,7 +140,7 @@ def append(connection: Connection, tenant: str, held: StoredConversation, new: S
     """Adds items at the end of a conversation that is held."""
     place = {"tenant": tenant, "id": held.id, "next": held.next_position}
     connection.execute(_APPEND, {**place, **item_columns(new)})
-    _move(connection, tenant, held.id, len(new))
+    _advance_position(connection, tenant, held.id, len(new))
 
 
 def append_response(connection: Connection, tenant: str, conversation: UUID, response_id: UUID) -> None:
@@ -149,31 +149,35 @@ def append_response(connection: Connection, tenant: str, conversation: UUID, res
     connection.execute(_APPEND_RESPONSE, place)
 
 
-def _move(connection: Connection, tenant: str, conversation: UUID, count: int) -> None:
-    connection.execute(_MOVE, {"tenant": tenant, "id": conversation, "count": count})
+def _advance_position(connection: Connection, tenant: str, conversation: UUID, count: int) -> None:
+    connection.execute(_ADVANCE_POSITION, {"tenant": tenant, "id": conversation, "count": count})
 
 
-_ITEMS_GONE = "delete from conversation_items where tenant = :tenant and conversation_id = :id"
-_DROP_ITEMS = text(removing(f"{_ITEMS_GONE} returning tenant, {ITEM_BYTES} as bytes"))
-_DROP_ITEM = text(removing(f"{_ITEMS_GONE} and id = :item returning tenant, {ITEM_BYTES} as bytes"))
-_DROP = text(
-    removing("delete from conversations where tenant = :tenant and id = :id returning tenant, size as bytes")
+_DELETE_ITEMS_SQL = "delete from conversation_items where tenant = :tenant and conversation_id = :id"
+_DELETE_ITEMS = text(count_removed(f"{_DELETE_ITEMS_SQL} returning tenant, {ITEM_BYTES} as bytes"))
+_DELETE_ITEM = text(
+    count_removed(f"{_DELETE_ITEMS_SQL} and id = :item returning tenant, {ITEM_BYTES} as bytes")
+)
+_DELETE = text(
+    count_removed(
+        "delete from conversations where tenant = :tenant and id = :id returning tenant, size as bytes"
+    )
 )
 
 
 def delete(connection: Connection, tenant: str, conversation: UUID) -> None:
     """Removes a conversation that is held, with its items."""
     place = {"tenant": tenant, "id": conversation}
-    connection.execute(_DROP_ITEMS, place)
-    connection.execute(_DROP, place)
+    connection.execute(_DELETE_ITEMS, place)
+    connection.execute(_DELETE, place)
 
 
 def delete_item(connection: Connection, tenant: str, conversation: UUID, item_id: str) -> bool:
     """Removes an item of a conversation that is held; False if it has none such."""
     place = {"tenant": tenant, "id": conversation, "item": item_id}
-    found: bool = connection.execute(_DROP_ITEM, place).scalar_one() == 1
+    found: bool = connection.execute(_DELETE_ITEM, place).scalar_one() == 1
     if found:
-        _move(connection, tenant, conversation, 1)
+        _advance_position(connection, tenant, conversation, 1)
     return found
 
 
@@ -207,7 +211,9 @@ _NEWEST_FIRST = text(
 )
 
 
-def item(connection: Connection, tenant: str, item_id: str, conversation: UUID | None = None) -> str | None:
+def get_item(
+    connection: Connection, tenant: str, item_id: str, conversation: UUID | None = None
+) -> str | None:
     """The JSON of an item of that conversation, or of any."""
     place = {"tenant": tenant, "id": conversation, "item": item_id}
     query = _ITEM if conversation is not None else _ANY_ITEM
@@ -215,14 +221,14 @@ def item(connection: Connection, tenant: str, item_id: str, conversation: UUID |
     return found
 
 
-def position(connection: Connection, tenant: str, conversation: UUID, item_id: str) -> int | None:
-    """Where an item stands, for `page`."""
+def item_position(connection: Connection, tenant: str, conversation: UUID, item_id: str) -> int | None:
+    """Where an item stands, for `item_page`."""
     place = {"tenant": tenant, "id": conversation, "item": item_id}
     found: int | None = connection.execute(_POSITION, place).scalar()
     return found
 
 
-def page(
+def item_page(
     connection: Connection,
     tenant: str,
     conversation: UUID,
@@ -230,8 +236,8 @@ def page(
     limit: int,
     *,
     newest_first: bool,
-    most_bytes: int = NO_BOUND,
-) -> Slice:
+    most_bytes: int = UNBOUNDED,
+) -> PayloadPage:
     """The JSON of at most `limit` items that come after a position in that order.
 
     The item with which they pass `most_bytes` is the last.
@@ -239,4 +245,4 @@ def page(
     place = {"tenant": tenant, "id": conversation, "after": after, "limit": limit + 1}
     query = _NEWEST_FIRST if newest_first else _OLDEST_FIRST
     rows = connection.execute(query, {**place, "most_bytes": most_bytes}).all()
-    return slice_of(rows, limit)
+    return payload_page(rows, limit)

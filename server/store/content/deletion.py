@@ -4,9 +4,9 @@ from uuid import UUID
 
 from sqlalchemy import Connection, text
 
-from server.store.content.storage_usage import ITEM_BYTES, removing
+from server.store.content.storage_usage import ITEM_BYTES, count_removed
 
-_MARK = text(
+_MARK_DELETED = text(
     """
     update responses set deleted_at = clock_timestamp(), cancel_requested_at = case
         when status in ('queued', 'in_progress') then coalesce(cancel_requested_at, clock_timestamp())
@@ -16,8 +16,8 @@ _MARK = text(
     """
 )
 _HAS_NEXT = text("select 1 from responses where tenant = :tenant and previous_id = :id limit 1")
-_DROP = text(
-    removing(
+_DELETE = text(
+    count_removed(
         """
         delete from responses where tenant = :tenant and id = :id
         returning tenant, size as bytes, previous_id
@@ -33,10 +33,10 @@ _REMOVABLE = text(
 )
 """Locks the row, a live one too: of several transactions that remove its last descendants, or delete it, the
 last sees that nothing is left that needs it."""
-_STREAMS = [
+_DELETE_STREAMS = [
     text("delete from response_events_hot where tenant = :tenant and response_id = :id"),
     text(
-        removing(
+        count_removed(
             """
             delete from response_streams where tenant = :tenant and response_id = :id
             returning tenant, size as bytes
@@ -44,8 +44,8 @@ _STREAMS = [
         )
     ),
 ]
-_ITEMS = text(
-    removing(
+_DELETE_ITEMS = text(
+    count_removed(
         f"""
         delete from items where tenant = :tenant and response_id = :id
         returning tenant, {ITEM_BYTES} as bytes
@@ -61,25 +61,25 @@ def delete(connection: Connection, tenant: str, response_id: UUID) -> bool | Non
     run holds goes when it ends.
     """
     place = {"tenant": tenant, "id": response_id}
-    status = connection.execute(_MARK, place).scalar()
+    status = connection.execute(_MARK_DELETED, place).scalar()
     if status is None:
         return None
     if status in ("queued", "in_progress"):
         return True
-    purge(connection, tenant, response_id)
+    remove_if_unneeded(connection, tenant, response_id)
     return False
 
 
-def purge(connection: Connection, tenant: str, response_id: UUID) -> None:
+def remove_if_unneeded(connection: Connection, tenant: str, response_id: UUID) -> None:
     """Removes a deleted, ended response; of its tombstoned ancestors, those that nothing needs any more."""
     current: UUID | None = response_id
     while current is not None:
         place = {"tenant": tenant, "id": current}
         if not connection.execute(_REMOVABLE, place).scalar():
             return
-        for statement in _STREAMS:
+        for statement in _DELETE_STREAMS:
             connection.execute(statement, place)
         if connection.execute(_HAS_NEXT, place).scalar() is not None:
             return
-        connection.execute(_ITEMS, place)
-        current = connection.execute(_DROP, place).scalar()
+        connection.execute(_DELETE_ITEMS, place)
+        current = connection.execute(_DELETE, place).scalar()

@@ -34,7 +34,7 @@ _MEASURE_CHAIN = text(_CHAIN + _MEASURE.format(size=_SIZE, of=_OF_CHAIN))
 _MEASURE_CONVERSATION = text(_MEASURE.format(size=_SIZE, of=_OF_CONVERSATION))
 _CHAIN_ITEMS = text(f"{_CHAIN} select {_FOR_MODEL} {_OF_CHAIN} order by c.depth desc, i.side, i.idx")
 _CONVERSATION_ITEMS = text(f"select {_FOR_MODEL} {_OF_CONVERSATION} order by i.position")
-_NO_BOUND = 2**31 - 2
+_UNBOUNDED_DEPTH = 2**31 - 2
 
 
 def measure_chain(connection: Connection, tenant: str, response: UUID, most: int) -> HistorySize:
@@ -50,12 +50,12 @@ def measure_conversation(connection: Connection, tenant: str, conversation: UUID
     return HistorySize(int(row[0]), row[1])
 
 
-def chain(connection: Connection, tenant: str, response: UUID) -> list[str]:
+def chain_items(connection: Connection, tenant: str, response: UUID) -> list[str]:
     """The JSON of every item of a chain of responses, oldest first; this response's output is last."""
-    place = {"tenant": tenant, "id": response, "most": _NO_BOUND}
+    place = {"tenant": tenant, "id": response, "most": _UNBOUNDED_DEPTH}
     return list(connection.scalars(_CHAIN_ITEMS, place))
 
 
-def conversation(connection: Connection, tenant: str, conversation_id: UUID) -> list[str]:
+def conversation_items(connection: Connection, tenant: str, conversation_id: UUID) -> list[str]:
     """The JSON of every item of a conversation, oldest first."""
     return list(connection.scalars(_CONVERSATION_ITEMS, {"tenant": tenant, "id": conversation_id}))

@@ -6,7 +6,7 @@ from uuid import UUID
 
 from sqlalchemy import Connection, text
 
-KEPT_HOURS: Final = 24
+KEY_LIFETIME_HOURS: Final = 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ def release_lost(connection: Connection, tenant: str, key: str, response: UUID) 
 
 def find(connection: Connection, tenant: str, key: str) -> FirstUse | None:
     """What the key was used for within the last day."""
-    row = connection.execute(_FIND, {"tenant": tenant, "key": key, "hours": KEPT_HOURS}).first()
+    row = connection.execute(_FIND, {"tenant": tenant, "key": key, "hours": KEY_LIFETIME_HOURS}).first()
     return FirstUse(row.digest, row.response_id) if row else None
 
 
@@ -74,6 +74,6 @@ def claim(connection: Connection, tenant: str, key: str, digest: bytes, response
         "key": key,
         "digest": digest,
         "response": response,
-        "hours": KEPT_HOURS,
+        "hours": KEY_LIFETIME_HOURS,
     }
     return connection.execute(_CLAIM, parameters).first() is not None

@@ -14,7 +14,7 @@ from server.protocol.responses.response import Status
 from server.store.content.responses import INPUT, OUTPUT, STORED_COLUMNS, StoredResponse, stored_response
 from server.store.tables import items, responses
 
-ANSWERED: Final = ("completed", "incomplete")
+ANSWERED_STATUSES: Final = ("completed", "incomplete")
 """How a response ends that can be a choice."""
 
 
@@ -36,23 +36,23 @@ class Filters:
     """Only first choices of chat completions, and of these what has ended as an answer."""
 
 
-NO_BOUND: Final = 2**62
+UNBOUNDED: Final = 2**62
 
 
-class Slice(NamedTuple):
+class PayloadPage(NamedTuple):
     """The JSON of consecutive objects, and whether there are more behind them."""
 
     payloads: list[str]
     more: bool
 
 
-def slice_of(rows: Sequence[Row[Any]], limit: int) -> Slice:
+def payload_page(rows: Sequence[Row[Any]], limit: int) -> PayloadPage:
     """Of rows of an object's JSON and of how many there are, among which may be one beyond the limit."""
     payloads = [row.payload for row in rows[:limit]]
-    return Slice(payloads, bool(rows) and rows[0].total > len(payloads))
+    return PayloadPage(payloads, bool(rows) and rows[0].total > len(payloads))
 
 
-def cursor(connection: Connection, tenant: str, response_id: UUID) -> PageCursor | None:
+def find_cursor(connection: Connection, tenant: str, response_id: UUID) -> PageCursor | None:
     """The place of a response, also of one deleted since it was listed; None if nothing is left of it."""
     row = connection.execute(
         select(responses.c.created_at).where(responses.c.tenant == tenant, responses.c.id == response_id)
@@ -60,7 +60,7 @@ def cursor(connection: Connection, tenant: str, response_id: UUID) -> PageCursor
     return PageCursor(row.created_at, response_id) if row else None
 
 
-def page(
+def response_page(
     connection: Connection,
     tenant: str,
     filters: Filters,
@@ -71,11 +71,11 @@ def page(
 ) -> list[StoredResponse]:
     """At most so many of a tenant's responses, by the time at which they were made."""
     listed = select(*STORED_COLUMNS)
-    rows = connection.execute(_page_of(listed, tenant, filters, after, limit, newest_first=newest_first))
+    rows = connection.execute(_page_query(listed, tenant, filters, after, limit, newest_first=newest_first))
     return [stored_response(row) for row in rows]
 
 
-class ResponseSlice(NamedTuple):
+class BoundedPage(NamedTuple):
     """Consecutive responses, and whether there are more behind them."""
 
     rows: list[StoredResponse]
@@ -91,14 +91,14 @@ def bounded_page(
     most_bytes: int,
     *,
     newest_first: bool,
-) -> ResponseSlice:
+) -> BoundedPage:
     """The same, of which the response with which they and their outputs pass that size is the last."""
     listed = select(_SIZE)
-    query = _page_of(listed, tenant, filters, after, limit + 1, newest_first=newest_first)
+    query = _page_query(listed, tenant, filters, after, limit + 1, newest_first=newest_first)
     sizes = list(connection.execute(query).scalars())
-    fitting = _fitting(sizes[:limit], most_bytes)
-    found = page(connection, tenant, filters, after, fitting, newest_first=newest_first)
-    return ResponseSlice(found, len(sizes) > fitting)
+    fitting = _count_within(sizes[:limit], most_bytes)
+    found = response_page(connection, tenant, filters, after, fitting, newest_first=newest_first)
+    return BoundedPage(found, len(sizes) > fitting)
 
 
 _SIZE = func.octet_length(cast(responses.c.request, Text)) + func.coalesce(
@@ -110,7 +110,7 @@ _SIZE = func.octet_length(cast(responses.c.request, Text)) + func.coalesce(
 )
 
 
-def _fitting(sizes: Sequence[int], most_bytes: int) -> int:
+def _count_within(sizes: Sequence[int], most_bytes: int) -> int:
     total = 0
     for count, size in enumerate(sizes, 1):
         total += size
@@ -119,7 +119,7 @@ def _fitting(sizes: Sequence[int], most_bytes: int) -> int:
     return len(sizes)
 
 
-def _page_of(
+def _page_query(
     listed: Select[Any],
     tenant: str,
     filters: Filters,
@@ -135,7 +135,7 @@ def _page_of(
     if filters.status is not None:
         wanted.append(responses.c.status == filters.status)
     if filters.completions:
-        wanted += [responses.c.choice == 0, responses.c.status.in_(ANSWERED)]
+        wanted += [responses.c.choice == 0, responses.c.status.in_(ANSWERED_STATUSES)]
     if filters.metadata:
         asked = msgspec.json.encode(filters.metadata).decode()
         wanted.append(responses.c.metadata.contains(cast(literal(asked), JSONB)))
@@ -160,7 +160,7 @@ def outputs(connection: Connection, tenant: str, response_ids: Collection[UUID])
     return found
 
 
-def input_place(connection: Connection, tenant: str, response_id: UUID, item_id: str) -> int | None:
+def input_item_index(connection: Connection, tenant: str, response_id: UUID, item_id: str) -> int | None:
     """Where in a response's own input an item is."""
     found: int | None = connection.execute(
         select(items.c.idx).where(
@@ -198,8 +198,8 @@ def input_page(
     limit: int,
     *,
     newest_first: bool,
-    most_bytes: int = NO_BOUND,
-) -> Slice:
+    most_bytes: int = UNBOUNDED,
+) -> PayloadPage:
     """The JSON of at most so many of a response's own input items.
 
     The item with which they pass `most_bytes` is the last.
@@ -207,4 +207,4 @@ def input_page(
     place = {"tenant": tenant, "id": response_id, "after": after, "limit": limit + 1}
     query = _NEWEST_INPUT_FIRST if newest_first else _OLDEST_INPUT_FIRST
     rows = connection.execute(query, {**place, "most_bytes": most_bytes}).all()
-    return slice_of(rows, limit)
+    return payload_page(rows, limit)

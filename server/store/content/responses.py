@@ -11,7 +11,7 @@ from sqlalchemy import Connection, Row, TextClause, bindparam, insert, select, t
 from server.protocol.responses.response import Status
 from server.protocol.responses.states import TERMINAL_STATUSES, Ending, columns_of
 from server.store.commit_failures import OwnershipLost
-from server.store.content.storage_usage import ITEM_BYTES, ROW_BYTES, adding
+from server.store.content.storage_usage import ITEM_BYTES, ROW_BYTES, count_added
 from server.store.tables import items, responses, usage_ledger
 
 INPUT: Final = 0
@@ -109,7 +109,7 @@ def insert_queued(connection: Connection, new: NewResponse) -> datetime:
 _NEW_COLUMNS = [name for name in NewResponse.__dataclass_fields__ if name != "lifetime"]
 
 
-def _insertion(more: dict[str, str]) -> TextClause:
+def _insert_statement(more: dict[str, str]) -> TextClause:
     """Adds a row that has these columns, too. Its times are of one reading of the database's clock."""
     values = {
         **{name: f":{name}" for name in (*_NEW_COLUMNS, "size")},
@@ -118,7 +118,7 @@ def _insertion(more: dict[str, str]) -> TextClause:
         **more,
     }
     return text(
-        adding(
+        count_added(
             f"insert into responses ({', '.join(values)}) values ({', '.join(values.values())})"  # noqa: S608
             " returning tenant, size as bytes, created_at",
             gives="created_at",
@@ -126,7 +126,7 @@ def _insertion(more: dict[str, str]) -> TextClause:
     )
 
 
-_INSERT_RUNNING = _insertion(
+_INSERT_RUNNING = _insert_statement(
     {
         "status": "'in_progress'",
         "attempt": "1",
@@ -134,7 +134,7 @@ _INSERT_RUNNING = _insertion(
         "started_at": "clock_timestamp()",
     }
 )
-_INSERT_QUEUED = _insertion({"status": "'queued'", "attempt": "0", "queued_at": "clock_timestamp()"})
+_INSERT_QUEUED = _insert_statement({"status": "'queued'", "attempt": "0", "queued_at": "clock_timestamp()"})
 
 
 def _insert(connection: Connection, insertion: TextClause, new: NewResponse, **more: object) -> datetime:
@@ -144,7 +144,7 @@ def _insert(connection: Connection, insertion: TextClause, new: NewResponse, **m
     return created
 
 
-_BETWEEN = "\x1e"
+_ITEM_SEPARATOR = "\x1e"
 """Stands between items: JSON cannot contain it but escaped."""
 NEW_ITEMS = """
     unnest(
@@ -155,7 +155,7 @@ NEW_ITEMS = """
     """
 """The items of `item_columns` as rows, the first at place 1."""
 _INSERT_ITEMS = text(
-    adding(
+    count_added(
         f"""
         insert into items
             (tenant, response_id, side, idx, id, type, role, status, name, call_id, payload, size, for_model)
@@ -188,8 +188,8 @@ def item_columns(new: Sequence[NewItem]) -> dict[str, str | list[str | None]]:
         "statuses": [item.status for item in new],
         "names": [item.name for item in new],
         "call_ids": [item.call_id for item in new],
-        "payloads": _BETWEEN.join(item.payload for item in new),
-        "for_models": _BETWEEN.join(item.for_model or "" for item in new),
+        "payloads": _ITEM_SEPARATOR.join(item.payload for item in new),
+        "for_models": _ITEM_SEPARATOR.join(item.for_model or "" for item in new),
     }
 
 
@@ -206,7 +206,7 @@ _GET = select(*STORED_COLUMNS).where(
 )
 
 
-def hold(connection: Connection, tenant: str, response_id: UUID) -> bool:
+def lock_for_share(connection: Connection, tenant: str, response_id: UUID) -> bool:
     """Keeps a response from being deleted until the transaction ends; False if it is absent already."""
     return (
         connection.execute(
@@ -242,7 +242,7 @@ def input_items(connection: Connection, tenant: str, response_id: UUID) -> list[
     return _items(connection, tenant, response_id, INPUT)
 
 
-def item(connection: Connection, tenant: str, item_id: str) -> str | None:
+def get_item(connection: Connection, tenant: str, item_id: str) -> str | None:
     """The JSON of one item of a response that exists for readers."""
     found: str | None = connection.execute(
         select(items.c.payload)
@@ -267,7 +267,7 @@ def _items(connection: Connection, tenant: str, response_id: UUID, side: Literal
     )
 
 
-class Finished(NamedTuple):
+class FinishedRow(NamedTuple):
     """What else the end of a response asks for."""
 
     deleted: bool
@@ -282,7 +282,7 @@ def finish(
     attempt: int,
     ending: Ending,
     lifetime: timedelta | None = None,
-) -> Finished:
+) -> FinishedRow:
     """Ends a response that this replica runs; it may have been deleted meanwhile.
 
     `lifetime` is how long it is kept from now on; without, what was set at its beginning holds.
@@ -307,7 +307,7 @@ def finish(
     ).first()
     if row is None:
         raise OwnershipLost
-    return Finished(row.deleted_at is not None, row.conversation_id)
+    return FinishedRow(row.deleted_at is not None, row.conversation_id)
 
 
 class Owner(NamedTuple):
@@ -318,7 +318,7 @@ class Owner(NamedTuple):
     ended: bool
 
 
-def owner(connection: Connection, tenant: str, response_id: UUID) -> Owner | None:
+def get_owner(connection: Connection, tenant: str, response_id: UUID) -> Owner | None:
     """The owner by the response's row, which a deleted one has until it ends; None if there is no row."""
     row = connection.execute(
         select(responses.c.replica_id, responses.c.attempt, responses.c.status).where(

@@ -16,11 +16,11 @@ from uuid import UUID
 
 from sqlalchemy import Connection, TextClause, text
 
-from server.store.content.storage_usage import ITEM_BYTES, removing
+from server.store.content.storage_usage import ITEM_BYTES, count_removed
 
-MOST_ROWS = 1000
+MAX_BATCH_ROWS = 1000
 """The most rows that a batch removes, unless its only response has more by itself."""
-MOST_SECONDS = 0.2
+MAX_BATCH_SECONDS = 0.2
 """How long a batch holds locks. One that would not end in time ends before its next slice."""
 KEY_LIFETIME = timedelta(hours=24)
 _SLICE = 50
@@ -33,7 +33,7 @@ class Place(NamedTuple):
     id: UUID
 
 
-class Due(NamedTuple):
+class ExpiredResponse(NamedTuple):
     """An expired response or tombstone, locked."""
 
     place: Place
@@ -43,7 +43,7 @@ class Due(NamedTuple):
     """The rows that go with it."""
 
 
-class Batch(NamedTuple):
+class PurgeBatch(NamedTuple):
     """What one transaction did."""
 
     responses: int
@@ -68,55 +68,57 @@ _DUE = text(
 """Children before parents, as far as they expire in that order: a chain then goes from its end."""
 
 
-def _about(statement: str) -> TextClause:
+def _for_keys(statement: str) -> TextClause:
     """A statement about several responses, by their keys."""
     return text(
         statement.replace("THESE", "(select * from unnest(cast(:tenants as text[]), cast(:ids as uuid[])))")
     )
 
 
-_LOCK = _about(
+_LOCK = _for_keys(
     """
     select tenant, id, deleted_at is not null from responses where (tenant, id) in THESE
     for update skip locked
     """
 )
-_HAVE_NEXT = _about(
+_HAVE_SUCCESSOR = _for_keys(
     """
     select distinct tenant, previous_id from responses
     where previous_id is not null and (tenant, previous_id) in THESE
     """
 )
 _REMOVE = [
-    _about(
-        removing(
+    _for_keys(
+        count_removed(
             f"delete from items where (tenant, response_id) in THESE"  # noqa: S608 - a constant of ours
             f" returning tenant, {ITEM_BYTES} as bytes"
         )
     ),
-    _about(removing("delete from responses where (tenant, id) in THESE returning tenant, size as bytes")),
+    _for_keys(
+        count_removed("delete from responses where (tenant, id) in THESE returning tenant, size as bytes")
+    ),
 ]
 _REMOVE_STREAMS = [
-    _about(
-        removing(
+    _for_keys(
+        count_removed(
             "delete from response_streams where (tenant, response_id) in THESE"
             " returning tenant, size as bytes"
         )
     ),
-    _about("delete from response_events_hot where (tenant, response_id) in THESE"),
+    _for_keys("delete from response_events_hot where (tenant, response_id) in THESE"),
 ]
-_HIDE = _about(
+_MARK_DELETED = _for_keys(
     """
     update responses set deleted_at = coalesce(deleted_at, clock_timestamp()) where (tenant, id) in THESE
     """
 )
-_HIDE_AND_KEEP = _about(
+_MARK_TOMBSTONE = _for_keys(
     """
     update responses set deleted_at = coalesce(deleted_at, clock_timestamp()), expires_at = null
     where (tenant, id) in THESE
     """
 )
-_QUEUE = _about(
+_EXPIRE_NOW = _for_keys(
     """
     update responses set expires_at = statement_timestamp()
     where (tenant, id) in THESE and (expires_at is null or expires_at > statement_timestamp())
@@ -126,7 +128,7 @@ _QUEUE = _about(
 
 def purge_batch(
     connection: Connection, quiet_seconds: float, clock: Callable[[], float] = time.monotonic
-) -> Batch:
+) -> PurgeBatch:
     """Purges expired, ended responses, and what only they needed, within the caller's transaction.
 
     A response is left alone until it has been over for `quiet_seconds`: by then, everybody who followed it
@@ -134,37 +136,37 @@ def purge_batch(
     """
     started = slice_started = clock()
     longest = 0.0
-    done = Batch(0, 0, False)
+    done = PurgeBatch(0, 0, False)
     while True:
-        part = _purge_slice(connection, quiet_seconds, MOST_ROWS - done.rows)
-        done = Batch(done.responses + part.responses, done.rows + part.rows, done.moved or part.moved)
+        part = _purge_slice(connection, quiet_seconds, MAX_BATCH_ROWS - done.rows)
+        done = PurgeBatch(done.responses + part.responses, done.rows + part.rows, done.moved or part.moved)
         now = clock()
         longest = max(longest, now - slice_started)
         slice_started = now
-        if not part.moved or done.rows >= MOST_ROWS or now - started + longest > MOST_SECONDS:
+        if not part.moved or done.rows >= MAX_BATCH_ROWS or now - started + longest > MAX_BATCH_SECONDS:
             return done
 
 
-def fitting(due: Sequence[Due], room: int) -> Sequence[Due]:
+def within_row_limit(due: Sequence[ExpiredResponse], room: int) -> Sequence[ExpiredResponse]:
     """As many of the first as have room; only the first of a batch may have more than all of it. Pure."""
     taken = 0
     for index, candidate in enumerate(due):
         taken += candidate.weight
-        if taken > room and (index > 0 or room < MOST_ROWS):
+        if taken > room and (index > 0 or room < MAX_BATCH_ROWS):
             return due[:index]
     return due
 
 
-def _purge_slice(connection: Connection, quiet_seconds: float, room: int) -> Batch:
-    due = fitting(_lock_due(connection, quiet_seconds), room)
+def _purge_slice(connection: Connection, quiet_seconds: float, room: int) -> PurgeBatch:
+    due = within_row_limit(_lock_due(connection, quiet_seconds), room)
     if not due:
-        return Batch(0, 0, False)
+        return PurgeBatch(0, 0, False)
     places = {candidate.place for candidate in due}
     live = {candidate.place for candidate in due if candidate.live}
     parents = {candidate.previous for candidate in due if candidate.previous is not None}
     # A parent is locked before its last child goes: whoever deletes it meanwhile then sees that none is left.
-    held = {Place(row[0], row[1]): row[2] for row in _find(connection, _LOCK, parents)}
-    needed = {Place(row[0], row[1]) for row in _find(connection, _HAVE_NEXT, places)}
+    held = {Place(row[0], row[1]): row[2] for row in _select(connection, _LOCK, parents)}
+    needed = {Place(row[0], row[1]) for row in _select(connection, _HAVE_SUCCESSOR, places)}
     leaves = [
         candidate
         for candidate in due
@@ -172,19 +174,19 @@ def _purge_slice(connection: Connection, quiet_seconds: float, room: int) -> Bat
     ]
     removed = {candidate.place for candidate in leaves}
     bereft = {candidate.previous for candidate in leaves if candidate.previous is not None}
-    rows = sum(_change(connection, statement, live) for statement in _REMOVE_STREAMS)
-    rows += sum(_change(connection, statement, removed) for statement in _REMOVE)
+    rows = sum(_execute(connection, statement, live) for statement in _REMOVE_STREAMS)
+    rows += sum(_execute(connection, statement, removed) for statement in _REMOVE)
     kept = needed - bereft
-    _change(connection, _HIDE_AND_KEEP, kept)
-    _change(connection, _HIDE, live - removed - kept)
-    _change(connection, _QUEUE, {place for place in bereft - places if held[place]})
-    return Batch(len(live), rows, bool(live or removed or kept))
+    _execute(connection, _MARK_TOMBSTONE, kept)
+    _execute(connection, _MARK_DELETED, live - removed - kept)
+    _execute(connection, _EXPIRE_NOW, {place for place in bereft - places if held[place]})
+    return PurgeBatch(len(live), rows, bool(live or removed or kept))
 
 
-def _lock_due(connection: Connection, quiet_seconds: float) -> list[Due]:
+def _lock_due(connection: Connection, quiet_seconds: float) -> list[ExpiredResponse]:
     found = connection.execute(_DUE, {"quiet": quiet_seconds, "limit": _SLICE})
     return [
-        Due(
+        ExpiredResponse(
             Place(tenant, id_),
             Place(tenant, previous) if previous is not None else None,
             live,
@@ -194,24 +196,24 @@ def _lock_due(connection: Connection, quiet_seconds: float) -> list[Due]:
     ]
 
 
-def _find(connection: Connection, statement: TextClause, places: Collection[Place]) -> Sequence[Any]:
-    return connection.execute(statement, _arrays(places)).all() if places else ()
+def _select(connection: Connection, statement: TextClause, places: Collection[Place]) -> Sequence[Any]:
+    return connection.execute(statement, _key_arrays(places)).all() if places else ()
 
 
-def _change(connection: Connection, statement: TextClause, places: Collection[Place]) -> int:
+def _execute(connection: Connection, statement: TextClause, places: Collection[Place]) -> int:
     """How many rows were changed; a statement that counts bytes too says so in its result."""
     if not places:
         return 0
-    done = connection.execute(statement, _arrays(places))
+    done = connection.execute(statement, _key_arrays(places))
     changed: int = done.scalar_one() if done.returns_rows else done.rowcount
     return changed
 
 
-def _arrays(places: Collection[Place]) -> dict[str, list[Any]]:
+def _key_arrays(places: Collection[Place]) -> dict[str, list[Any]]:
     return {"tenants": [place.tenant for place in places], "ids": [place.id for place in places]}
 
 
-_EXPIRE = text(
+_EXPIRE_OLDER = text(
     """
     update responses set expires_at = statement_timestamp() where (tenant, id) in (
         select tenant, id from responses
@@ -241,9 +243,9 @@ def tenants(connection: Connection) -> list[str]:
 
 
 def expire_older(connection: Connection, tenant: str, age: timedelta) -> int:
-    """Makes ended responses that are older than that expire now, `MOST_ROWS` at a time; how many."""
-    place = {"tenant": tenant, "age": age, "limit": MOST_ROWS}
-    return connection.execute(_EXPIRE, place).rowcount
+    """Makes ended responses that are older than that expire now, `MAX_BATCH_ROWS` at a time; how many."""
+    place = {"tenant": tenant, "age": age, "limit": MAX_BATCH_ROWS}
+    return connection.execute(_EXPIRE_OLDER, place).rowcount
 
 
 _COUNT_DUE = text(
@@ -266,7 +268,7 @@ _COUNT_OLDER = text(
 _COUNT_KEYS = text(
     "select count(*) from idempotency_keys where created_at < statement_timestamp() - cast(:age as interval)"
 )
-_DROP_KEYS = text(
+_DELETE_KEYS = text(
     """
     delete from idempotency_keys where (tenant, key) in (
         select tenant, key from idempotency_keys
@@ -294,6 +296,6 @@ def count_old_keys(connection: Connection) -> int:
     return found
 
 
-def drop_old_keys(connection: Connection) -> int:
-    """Forgets idempotency keys that have outlived their day, `MOST_ROWS` at a time; how many."""
-    return connection.execute(_DROP_KEYS, {"age": KEY_LIFETIME, "limit": MOST_ROWS}).rowcount
+def delete_old_keys(connection: Connection) -> int:
+    """Forgets idempotency keys that have outlived their day, `MAX_BATCH_ROWS` at a time; how many."""
+    return connection.execute(_DELETE_KEYS, {"age": KEY_LIFETIME, "limit": MAX_BATCH_ROWS}).rowcount

@@ -20,8 +20,8 @@ from sqlalchemy import ARRAY, Connection, Integer, Text, Uuid, bindparam, text
 
 from server.protocol.responses.events import Event, Kind
 from server.protocol.typed import decode_as
-from server.store.content.storage_usage import adding
-from server.store.database import driver
+from server.store.content.storage_usage import count_added
+from server.store.database import psycopg_connection
 
 log = logging.getLogger("holdfast.events")
 
@@ -30,7 +30,7 @@ _json = msgspec.json.Encoder().encode
 CODEC_ROWS = 1
 
 
-class Chunk(NamedTuple):
+class NewLogRow(NamedTuple):
     """One row of the log: consecutive events of one kind and place, and the tokens they came from."""
 
     tenant: Tenant
@@ -49,23 +49,23 @@ COPY = (
     "copy response_events_hot (tenant, response_id, first_seq, n, kind, output_index, content_index, attempt,"
     " body, token_ids) from stdin (format binary)"
 )
-"""Takes rows whose fields are those of a `Chunk`."""
+"""Takes rows whose fields are those of a `NewLogRow`."""
 
 
-def pack(
+def encode_rows(
     tenant: Tenant, response_id: UUID, attempt: int, events: Sequence[Event], token_ids: Sequence[int]
-) -> list[Chunk]:
+) -> list[NewLogRow]:
     """Events of one commit as rows; the tokens travel on the first of them.
 
     `events` must not be empty if `token_ids` is not: tokens are stored with what they became.
     """
     tokens: bytes | None = array("i", token_ids).tobytes() if token_ids else None
-    chunks: list[Chunk] = []
-    for group in _runs_of_one_kind(events):
+    chunks: list[NewLogRow] = []
+    for group in _group_by_kind(events):
         first = group[0]
         body = first.body if first.kind is Kind.WHOLE else _json([event.body for event in group]).decode()
         chunks.append(
-            Chunk(
+            NewLogRow(
                 tenant,
                 response_id,
                 first.sequence_number,
@@ -82,7 +82,7 @@ def pack(
     return chunks
 
 
-def _runs_of_one_kind(events: Sequence[Event]) -> Iterator[list[Event]]:
+def _group_by_kind(events: Sequence[Event]) -> Iterator[list[Event]]:
     group: list[Event] = []
     for event in events:
         if group and (event.kind is Kind.WHOLE or event[1:4] != group[-1][1:4]):
@@ -93,7 +93,7 @@ def _runs_of_one_kind(events: Sequence[Event]) -> Iterator[list[Event]]:
         yield group
 
 
-def unpack(first_seq: int, kind: int, output_index: int, content_index: int, body: bytes) -> list[Event]:
+def decode_row(first_seq: int, kind: int, output_index: int, content_index: int, body: bytes) -> list[Event]:
     """The events of one row."""
     if kind == Kind.WHOLE:
         return [Event(first_seq, Kind.WHOLE, 0, 0, body.decode())]
@@ -104,10 +104,10 @@ def unpack(first_seq: int, kind: int, output_index: int, content_index: int, bod
     ]
 
 
-def append(connection: Connection, chunks: Iterable[Chunk]) -> None:
+def append(connection: Connection, chunks: Iterable[NewLogRow]) -> None:
     """Adds rows to the log within the caller's transaction."""
     with (
-        driver(connection) as raw,
+        psycopg_connection(connection) as raw,
         raw.cursor() as cursor,
         cursor.copy(COPY) as copy,
     ):
@@ -117,7 +117,7 @@ def append(connection: Connection, chunks: Iterable[Chunk]) -> None:
 
 
 _COMPACT = text(
-    adding(
+    count_added(
         """
         insert into response_streams (tenant, response_id, last_seq, codec, body, size)
         select tenant, response_id, last_seq, :codec, body, octet_length(body) from folded
@@ -172,22 +172,22 @@ def read(
         events = [
             event
             for seq, kind, output, content, body in rows
-            for event in unpack(seq, kind, output, content, body.encode())
+            for event in decode_row(seq, kind, output, content, body.encode())
         ]
     else:
-        events = unpack_from(compacted(connection, tenant, response_id), first)
+        events = decode_compacted(read_compacted(connection, tenant, response_id), first)
     return [event for event in events if event.sequence_number >= first][:limit]
 
 
-def compacted(connection: Connection, tenant: Tenant, response_id: UUID) -> str:
-    """An ended response's stream as it is stored, for `unpack_from`."""
+def read_compacted(connection: Connection, tenant: Tenant, response_id: UUID) -> str:
+    """An ended response's stream as it is stored, for `decode_compacted`."""
     packed: str | None = connection.execute(_STREAM, {"tenant": tenant, "id": response_id}).scalar()
     return packed if packed is not None else "[]"
 
 
-def unpack_from(packed: str, first: int) -> list[Event]:
+def decode_compacted(packed: str, first: int) -> list[Event]:
     """The events of a compacted stream from sequence number `first` on."""
-    return list(unpack_rows(unfold(packed), first))
+    return list(decode_rows(parse_compacted(packed), first))
 
 
 class LogProgress(NamedTuple):
@@ -203,7 +203,7 @@ class LogProgress(NamedTuple):
         return [token for _, piece in self.pieces for token in piece]
 
 
-def progress(connection: Connection, tenant: Tenant, response_id: UUID) -> LogProgress:
+def read_progress(connection: Connection, tenant: Tenant, response_id: UUID) -> LogProgress:
     """The tokens of a running response in the log, and its next sequence number."""
     pieces: list[tuple[int, list[int]]] = []
     next_seq = 0
@@ -230,7 +230,7 @@ _LOGGED = text(
     "select 1 from response_events_hot"
     " where tenant = :tenant and response_id = :id and first_seq = :seq and attempt = :attempt"
 )
-_DISCARD = text(
+_DELETE_ORPHANED_LOG = text(
     """
     delete from response_events_hot e where e.tenant = :tenant and e.response_id = :id
       and not exists (select 1 from responses r where r.tenant = e.tenant and r.id = e.response_id)
@@ -244,9 +244,9 @@ def is_logged(connection: Connection, tenant: Tenant, response_id: UUID, seq: in
     return connection.execute(_LOGGED, place).first() is not None
 
 
-def discard(connection: Connection, tenant: Tenant, response_id: UUID) -> None:
+def delete_orphaned_log(connection: Connection, tenant: Tenant, response_id: UUID) -> None:
     """Removes the log of a response whose row was deleted while it ran."""
-    connection.execute(_DISCARD, {"tenant": tenant, "id": response_id})
+    connection.execute(_DELETE_ORPHANED_LOG, {"tenant": tenant, "id": response_id})
 
 
 class LogRow(NamedTuple):
@@ -261,17 +261,19 @@ class LogRow(NamedTuple):
     body: msgspec.Raw
 
 
-def unfold(body: str | bytes) -> list[LogRow]:
+def parse_compacted(body: str | bytes) -> list[LogRow]:
     """The rows that were folded into a stream of codec 1. Raises msgspec.DecodeError."""
     return decode_as(body, list[LogRow])
 
 
-def unpack_rows(rows: Sequence[LogRow], first: int) -> Iterator[Event]:
+def decode_rows(rows: Sequence[LogRow], first: int) -> Iterator[Event]:
     """The events of unfolded rows from sequence number `first` on; a row is decoded when it is its turn."""
     start = bisect_left(rows, first, key=lambda row: row.first_seq + row.n - 1)
     for place in range(start, len(rows)):
         row = rows[place]
-        for event in unpack(row.first_seq, row.kind, row.output_index, row.content_index, bytes(row.body)):
+        for event in decode_row(
+            row.first_seq, row.kind, row.output_index, row.content_index, bytes(row.body)
+        ):
             if event.sequence_number >= first:
                 yield event
 
@@ -297,7 +299,7 @@ class SubscriptionUpdate:
     """Those of a running response from `next_seq` on; none if that is not known."""
 
 
-_CATCH_UP = text(
+_READ_UPDATES = text(
     """
     select w.place, r.status,
            case when w.next_seq is null then (
@@ -321,13 +323,13 @@ _CATCH_UP = text(
 )
 
 
-def catch_up(connection: Connection, watched: Sequence[Subscription]) -> list[SubscriptionUpdate]:
+def read_updates(connection: Connection, watched: Sequence[Subscription]) -> list[SubscriptionUpdate]:
     """What is new of these responses; nothing of those that run on and have no new events.
 
     One statement sees one moment: while a response runs all its events are hot, once it has ended none is.
     """
     rows = connection.execute(
-        _CATCH_UP,
+        _READ_UPDATES,
         {
             "tenants": [one.tenant for one in watched],
             "ids": [one.response_id for one in watched],
@@ -335,12 +337,12 @@ def catch_up(connection: Connection, watched: Sequence[Subscription]) -> list[Su
         },
     ).all()
     return [
-        _news(watched[place - 1], [row[1:] for row in group])
+        _update_of(watched[place - 1], [row[1:] for row in group])
         for place, group in groupby(rows, key=lambda row: row[0])
     ]
 
 
-def _news(watched: Subscription, rows: Sequence[tuple[Any, ...]]) -> SubscriptionUpdate:
+def _update_of(watched: Subscription, rows: Sequence[tuple[Any, ...]]) -> SubscriptionUpdate:
     status, end = rows[0][:2]
     if status is None:
         return SubscriptionUpdate(watched, "gone", 0, [])
@@ -351,7 +353,7 @@ def _news(watched: Subscription, rows: Sequence[tuple[Any, ...]]) -> Subscriptio
             event
             for _, _, first_seq, kind, output_index, content_index, body in rows
             if first_seq is not None
-            for event in unpack(first_seq, kind, output_index, content_index, body.encode())
+            for event in decode_row(first_seq, kind, output_index, content_index, body.encode())
         ]
     except ValueError:  # msgspec's errors among them
         log.exception("the events of response %s cannot be decoded", watched.response_id)

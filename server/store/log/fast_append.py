@@ -19,8 +19,8 @@ from sqlalchemy import Connection
 
 from server.store.cluster.leases import Fenced
 from server.store.connection import TimeoutConnection
-from server.store.database import driver
-from server.store.log.events import COPY, Chunk
+from server.store.database import psycopg_connection
+from server.store.log.events import COPY, NewLogRow
 
 _FENCE = (
     "select (extract(epoch from clock_timestamp()) * 1000000)::bigint from replicas"
@@ -35,15 +35,15 @@ _NUMBERS = struct.Struct(">i16siiiiihiiiiiii")
 _NULL = _LENGTH.pack(-1)
 
 
-def append_alone(
-    connection: Connection, replica: UUID, make: Callable[[datetime], Iterable[Chunk] | None]
+def append_and_commit(
+    connection: Connection, replica: UUID, make: Callable[[datetime], Iterable[NewLogRow] | None]
 ) -> bool:
     """Commits the rows that `make` gives when it is told the database's time, which is read behind the fence.
 
     False, and nothing is changed, when it gives None. The connection must not be in a transaction. Raises
     Fenced or DatabaseError, after which it must be closed; so it must when `make` raises.
     """
-    with driver(connection) as raw:
+    with psycopg_connection(connection) as raw:
         assert isinstance(raw, TimeoutConnection)
         raw.pgconn.send_query((_QUERY % replica).encode())
         _, fence, *_ = raw.answers()
@@ -52,7 +52,7 @@ def append_alone(
             raise Fenced
         rows = make(_EPOCH + timedelta(microseconds=int(microseconds)))
         if rows is None:
-            _give_up(raw)
+            _abort_copy(raw)
             return False
         raw.pgconn.put_copy_data(b"".join((_HEAD, *map(_encode, rows), _TAIL)))
         raw.pgconn.put_copy_end()
@@ -60,14 +60,14 @@ def append_alone(
         return True
 
 
-def _give_up(raw: TimeoutConnection) -> None:
+def _abort_copy(raw: TimeoutConnection) -> None:
     raw.pgconn.put_copy_end(b"given up")
     raw.answers(refused=True)
     raw.pgconn.send_query(b"rollback")
     raw.answers()
 
 
-def _encode(row: Chunk) -> bytes:
+def _encode(row: NewLogRow) -> bytes:
     """A row in COPY's binary format, of the types that the table's columns have."""
     tenant, body, tokens = row.tenant.encode(), row.body.encode(), row.token_ids
     numbers = _NUMBERS.pack(

@@ -7,9 +7,9 @@ import msgspec
 
 from server.protocol.responses.events import Event
 from server.protocol.typed import decode_as
-from server.store.log.events import LogRow, unfold, unpack_rows
+from server.store.log.events import LogRow, decode_rows, parse_compacted
 
-PIECE_ROWS = 256
+SEGMENT_ROWS = 256
 """Rows that are decoded together. Decoded, they take several times the room."""
 
 
@@ -19,7 +19,7 @@ class CachedStream:
     def __init__(self, folded: str) -> None:
         """Takes a stream as it is stored. Raises msgspec.DecodeError."""
         rows = decode_as(folded, list[msgspec.Raw])
-        pieces = [rows[start : start + PIECE_ROWS] for start in range(0, len(rows), PIECE_ROWS)]
+        pieces = [rows[start : start + SEGMENT_ROWS] for start in range(0, len(rows), SEGMENT_ROWS)]
         self._starts = [_row(piece[0]).first_seq for piece in pieces]
         self._pieces = [msgspec.json.encode(piece) for piece in pieces]
         last = _row(rows[-1]) if rows else None
@@ -29,7 +29,7 @@ class CachedStream:
     def read(self, first: int) -> Iterator[Event]:
         """The events from sequence number `first` on, each decoded when it is its turn."""
         for piece in self._pieces[max(0, bisect_right(self._starts, first) - 1) :]:
-            yield from unpack_rows(unfold(piece), first)
+            yield from decode_rows(parse_compacted(piece), first)
 
 
 def _row(folded: msgspec.Raw) -> LogRow:

@@ -14,7 +14,9 @@ from starlette.responses import Response
 from server.delivery.follower import Follower
 from server.delivery.hub import Channel, Hub
 from server.delivery.stored_responses import StreamReader
-from server.http.asgi.event_stream import EventStream, FinalResponse, StreamPosition, Timing
+from server.http.asgi.answer import Timing
+from server.http.asgi.event_stream import EventStream, StreamPosition
+from server.http.asgi.final_response import FinalResponse
 from server.store.cluster.notifications import CHANNELS
 from server.store.database import Database
 from tests.support.builders import TENANT
@@ -46,7 +48,9 @@ class Elsewhere:
 
     def final(self, response: UUID) -> "Future[bytes]":
         """What a client is answered that waits for the end."""
-        deferred = FinalResponse(self.hub.watch(TENANT, response), read=_nothing, timing=TIMING, headers={})
+        deferred = FinalResponse(
+            self.hub.watch(TENANT, response), fallback=_nothing, timing=TIMING, headers={}
+        )
         return self._ask(Client(), deferred)
 
     def _ask(self, client: Client, answer: EventStream | FinalResponse) -> "Future[bytes]":

@@ -91,13 +91,13 @@ def test_a_hint_has_only_those_looked_at_that_it_names(
     readings = [other.stream(run.facts.id) for run in runs]
     eventually(lambda: all(reading.channel.next_seq == 2 for reading in readings))
     looked_at: list[list[UUID]] = []
-    catch_up = events.catch_up
+    catch_up = events.read_updates
 
     def look(connection: Connection, watched: Sequence[Subscription]) -> list[SubscriptionUpdate]:
         looked_at.append([one.response_id for one in watched])
         return catch_up(connection, watched)
 
-    monkeypatch.setattr(events, "catch_up", look)
+    monkeypatch.setattr(events, "read_updates", look)
     speak(bench, runs[7], "word")
     notifier.events([runs[7].facts.id, new_uuid()])
     eventually(lambda: readings[7].text == "word")

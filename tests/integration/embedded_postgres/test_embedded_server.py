@@ -25,7 +25,7 @@ from server.embedded_postgres.embedded_server import (
     default_data_dir,
     psql_command,
 )
-from server.embedded_postgres.socket_queries import Reach
+from server.embedded_postgres.socket_queries import ServerState
 from tests.fix_postgres import IN_A_HURRY
 from tests.support.embedded_process import EmbeddedProcess, is_running
 from tests.support.eventually import eventually
@@ -98,8 +98,10 @@ def test_a_start_says_once_that_postgres_is_recovering(
     embedded_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with EmbeddedPostgres(embedded_dir, options=IN_A_HURRY) as postgres:
-        reaches = iter([Reach("down"), Reach("recovering"), Reach("recovering"), Reach("up")])
-        monkeypatch.setattr(embedded_server, "reach_of", lambda _url: next(reaches))
+        reaches = iter(
+            [ServerState("down"), ServerState("recovering"), ServerState("recovering"), ServerState("up")]
+        )
+        monkeypatch.setattr(embedded_server, "probe", lambda _url: next(reaches))
         said: list[str] = []
         postgres.ensure(said.append)
         assert said == ["recovering after a crash"]

@@ -133,7 +133,7 @@ class Taking:
                     "update responses set status = 'in_progress', replica_id = %s, attempt = 1 where id = %s",
                     (other, run.facts.id),
                 )
-                events.append(connection, events.pack(TENANT, run.facts.id, 1, run.start(), []))
+                events.append(connection, events.encode_rows(TENANT, run.facts.id, 1, run.start(), []))
         else:
             run.start()
         self.write(run, given)
@@ -147,7 +147,7 @@ class Taking:
             untold += step
             if made := run.tokens(step, LATER):
                 with self.bench.database.begin() as connection:
-                    events.append(connection, events.pack(TENANT, run.facts.id, 1, made, untold))
+                    events.append(connection, events.encode_rows(TENANT, run.facts.id, 1, made, untold))
                 untold = []
 
     def stream(self, run: Run) -> list[bytes]:

@@ -11,7 +11,7 @@ import pytest
 from server.delivery.abandonment import Abandonment
 from server.recovery.heartbeat import Heartbeat
 from server.store.cluster import claims, leases
-from server.store.cluster.leases import BEAT_SECONDS, beat_seconds
+from server.store.cluster.leases import HEARTBEAT_SECONDS, heartbeat_interval
 from server.store.database import Database, DatabaseError
 from tests.support.builders import accept, register
 from tests.support.eventually import eventually
@@ -93,7 +93,7 @@ def test_after_an_outage_of_many_leases_nobody_is_declared_dead_who_beats_again_
     keeper = keeper_of(database, me, clock)
     assert judged_at(database, keeper, clock, other, int(LEASE)) is None
     with monkeypatch.context() as patch:
-        patch.setattr(leases, "beat", fail)
+        patch.setattr(leases, "write_heartbeat", fail)
         for _ in range(4):
             with pytest.raises(DatabaseError):
                 keeper.beat()
@@ -101,7 +101,7 @@ def test_after_an_outage_of_many_leases_nobody_is_declared_dead_who_beats_again_
     back = int(clock.now)
     assert judged_at(database, keeper, clock, other, back + int(LEASE)) is None
     with database.begin() as connection:
-        leases.beat(connection, other)
+        leases.write_heartbeat(connection, other)
     assert judged_at(database, keeper, clock, other, back + 30) == back + 2 * LEASE
 
 
@@ -119,7 +119,7 @@ def test_a_locked_response_that_is_to_be_handed_back_keeps_no_round_waiting(data
 
 def owned_by(database: Database, replica: UUID) -> list[UUID]:
     with database.begin() as connection:
-        return [place.id for place in claims.owned(connection, replica)]
+        return [place.id for place in claims.owned_responses(connection, replica)]
 
 
 def fail(*_arguments: object) -> None:
@@ -140,7 +140,7 @@ def test_a_replica_that_was_declared_dead_ends_its_process_and_shows_no_sign_of_
 ) -> None:
     me, fenced, signs = register(database), list[bool](), list[bool]()
     with database.begin() as connection:
-        leases.stop(connection, me)
+        leases.mark_stopped(connection, me)
     keeper = keeper_of(
         database,
         me,
@@ -157,4 +157,9 @@ def test_a_replica_that_was_declared_dead_ends_its_process_and_shows_no_sign_of_
 
 
 def test_heartbeats_come_several_times_in_a_lease_and_once_a_second_in_a_long_one() -> None:
-    assert [beat_seconds(lease) for lease in (2, 4, 10, 600)] == [0.5, 1.0, BEAT_SECONDS, BEAT_SECONDS]
+    assert [heartbeat_interval(lease) for lease in (2, 4, 10, 600)] == [
+        0.5,
+        1.0,
+        HEARTBEAT_SECONDS,
+        HEARTBEAT_SECONDS,
+    ]

@@ -253,14 +253,14 @@ def test_a_response_that_can_in_no_way_be_stored_is_handed_back(
 ) -> None:
     hit, other = bench.begin(), bench.begin()
     bench.feed(tokens(hit, say("stored")))
-    pack = events.pack
+    pack = events.encode_rows
 
-    def refuse(tenant: str, response: UUID, *rest: Any) -> list[events.Chunk]:
+    def refuse(tenant: str, response: UUID, *rest: Any) -> list[events.NewLogRow]:
         if response == hit.facts.id:
             raise ValueError("a mistake of ours")
         return pack(tenant, response, *rest)
 
-    monkeypatch.setattr(events, "pack", refuse)
+    monkeypatch.setattr(events, "encode_rows", refuse)
     bench.recorder.deliver([tokens(hit, say(" lost"))])
     goes_on(bench, other)
     eventually(lambda: not bench.recorder.holds(hit.facts.id))
@@ -301,7 +301,7 @@ def test_a_run_whose_row_another_replica_took_is_dropped_alone(bench: Bench, goe
         after = events.next_seq(connection, TENANT, hit.facts.id)
         if goes == "on":
             added = [Event(after, Kind.OUTPUT_TEXT_DELTA, 0, 0, "theirs")]
-            events.append(connection, events.pack(TENANT, hit.facts.id, 2, added, [1]))
+            events.append(connection, events.encode_rows(TENANT, hit.facts.id, 2, added, [1]))
     last = [] if goes == "on" else [finished(hit)]
     bench.recorder.deliver([tokens(hit, say("ours")), *last, tokens(other, say("b"))])
     eventually(lambda: not bench.recorder.holds(hit.facts.id))

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from runner import processes
+from runner.find_python import find_python
 from runner.limits import MB, Limits
-from runner.python import find_python
-from runner.sandbox import Command, Ran, Sandbox
+from runner.sandbox import Command, RunResult, Sandbox
 from tests.support.eventually import eventually
 from tests.support.sandboxes import need_sandboxes
 
@@ -24,7 +24,7 @@ class Session:
     def __init__(self) -> None:
         self.sandbox = Sandbox(LIMITS, find_python(None))
 
-    def run(self, piece: str | Command) -> Ran:
+    def run(self, piece: str | Command) -> RunResult:
         ran = self.sandbox.run(piece)
         if ran.ended is not None:
             self.begin_anew()
@@ -50,7 +50,7 @@ def session() -> Iterator[Session]:
 
 
 def _family(sandbox: Sandbox) -> list[int]:
-    return processes.family(sandbox._process.pid)
+    return processes.process_tree(sandbox._process.pid)
 
 
 def _is_gone(pid: int) -> bool:
@@ -143,7 +143,7 @@ def test_an_endless_loop_is_interrupted_and_what_was_there_is_kept(session: Sess
 def test_a_loop_that_will_not_be_interrupted_is_ended(session: Session) -> None:
     code = "import signal\nsignal.signal(signal.SIGALRM, signal.SIG_IGN)\nprint('on')\nwhile True: pass"
     ran = session.run(code)
-    assert ran == Ran("on\n", "The code did not end within 1.5 seconds.")
+    assert ran == RunResult("on\n", "The code did not end within 1.5 seconds.")
 
 
 def test_a_gigabyte_of_output_is_read_and_mostly_forgotten(session: Session) -> None:
@@ -189,7 +189,7 @@ def test_a_fork_bomb_has_no_more_processes_than_it_may(session: Session) -> None
     code = "import os, time\nwhile True:\n    try: os.fork()\n    except OSError: time.sleep(9)"
     most = 0
     done = threading.Event()
-    ran: list[Ran] = []
+    ran: list[RunResult] = []
     sandbox = session.sandbox
 
     def bomb() -> None:
@@ -302,7 +302,7 @@ def test_no_namespace_can_be_made_and_nothing_mounted_or_traced(session: Session
 
 def test_an_interpreter_that_ends_itself_is_told_and_replaced(session: Session) -> None:
     ran = session.run("print('bye'); import os; os._exit(0)")
-    assert ran == Ran("bye\n", "The interpreter ended.")
+    assert ran == RunResult("bye\n", "The interpreter ended.")
     assert session.says("1") == "1\n"
 
 

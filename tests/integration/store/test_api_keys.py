@@ -7,15 +7,15 @@ from server.store.database import Connection, Database
 
 def add(connection: Connection, tenant: str, name: str = "") -> str:
     key = make_key()
-    api_keys.add(connection, tenant, key.id, name, key.digest)
+    api_keys.insert_key(connection, tenant, key.id, name, key.digest)
     return key.id
 
 
 def test_a_key_is_found_with_its_tenant_and_digest(database: Database) -> None:
     key = make_key()
     with database.begin() as connection:
-        api_keys.add(connection, "acme", key.id, "mine", key.digest)
-        found = api_keys.find(connection, key.id)
+        api_keys.insert_key(connection, "acme", key.id, "mine", key.digest)
+        found = api_keys.get_valid(connection, key.id)
     assert found is not None
     assert (found.tenant, found.id, found.name, found.digest) == ("acme", key.id, "mine", key.digest)
     assert (found.last_used_at, found.revoked_at) == (None, None)
@@ -24,7 +24,7 @@ def test_a_key_is_found_with_its_tenant_and_digest(database: Database) -> None:
 def test_the_text_of_a_key_is_stored_nowhere(database: Database) -> None:
     key = make_key()
     with database.begin() as connection:
-        api_keys.add(connection, "acme", key.id, "mine", key.digest)
+        api_keys.insert_key(connection, "acme", key.id, "mine", key.digest)
         row = connection.exec_driver_sql("select api_keys::text from api_keys").scalar_one()
     assert key.text.rsplit("_", 1)[1] not in row
 
@@ -32,8 +32,8 @@ def test_the_text_of_a_key_is_stored_nowhere(database: Database) -> None:
 def test_an_unknown_key_is_not_found(database: Database) -> None:
     with database.begin() as connection:
         add(connection, "acme")
-        assert api_keys.find(connection, "unknown") is None
-        assert api_keys.find(connection, "") is None
+        assert api_keys.get_valid(connection, "unknown") is None
+        assert api_keys.get_valid(connection, "") is None
 
 
 def test_a_revoked_key_is_not_found_and_is_revoked_once(database: Database) -> None:
@@ -42,8 +42,8 @@ def test_a_revoked_key_is_not_found_and_is_revoked_once(database: Database) -> N
         assert api_keys.revoke(connection, key)
         assert not api_keys.revoke(connection, key)
         assert not api_keys.revoke(connection, "unknown")
-        assert api_keys.find(connection, key) is None
-        assert api_keys.find(connection, other) is not None
+        assert api_keys.get_valid(connection, key) is None
+        assert api_keys.get_valid(connection, other) is not None
 
 
 def test_an_expired_key_is_not_found(database: Database) -> None:
@@ -51,9 +51,9 @@ def test_an_expired_key_is_not_found(database: Database) -> None:
         key = add(connection, "acme")
         expire = "update api_keys set expires_at = clock_timestamp() + make_interval(secs => %s)"
         connection.exec_driver_sql(expire, (60,))
-        assert api_keys.find(connection, key) is not None
+        assert api_keys.get_valid(connection, key) is not None
         connection.exec_driver_sql(expire, (-1,))
-        assert api_keys.find(connection, key) is None
+        assert api_keys.get_valid(connection, key) is None
 
 
 def test_keys_exist_from_the_first_one_on_even_when_all_are_revoked(database: Database) -> None:
@@ -77,15 +77,15 @@ def test_keys_are_listed_newest_first_and_by_tenant(database: Database) -> None:
 def test_a_use_is_noted_and_not_again_within_a_minute(database: Database) -> None:
     with database.begin() as connection:
         key = add(connection, "acme")
-        api_keys.touch(connection, "other", key)
+        api_keys.record_use(connection, "other", key)
         assert _used(connection, key) is None
-        api_keys.touch(connection, "acme", key)
+        api_keys.record_use(connection, "acme", key)
         first = _used(connection, key)
         assert first is not None
-        api_keys.touch(connection, "acme", key)
+        api_keys.record_use(connection, "acme", key)
         assert _used(connection, key) == first
         connection.exec_driver_sql("update api_keys set last_used_at = last_used_at - interval '61 seconds'")
-        api_keys.touch(connection, "acme", key)
+        api_keys.record_use(connection, "acme", key)
         last = _used(connection, key)
         assert last is not None
         assert last >= first
@@ -96,11 +96,11 @@ def test_a_use_of_a_key_whose_row_is_locked_is_not_noted(database: Database) -> 
         key = add(connection, "acme")
     with database.begin() as other, database.begin() as connection:
         api_keys.revoke(other, key)
-        api_keys.touch(connection, "acme", key)
+        api_keys.record_use(connection, "acme", key)
         assert _used(connection, key) is None
 
 
 def _used(connection: Connection, key: str) -> datetime | None:
-    found = api_keys.find(connection, key)
+    found = api_keys.get_valid(connection, key)
     assert found is not None
     return found.last_used_at

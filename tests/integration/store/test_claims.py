@@ -47,7 +47,7 @@ def test_what_a_replica_leaves_is_nobodys_and_foreground_responses_are_claimed_t
     assert hopeless(database, me) == {id_ for replica, id_ in left.items() if replica != alive}
     assert hopeless(database, me) == set()
     with database.begin() as connection:
-        assert {place.id for place in claims.owned(connection, alive)} == {left[alive]}
+        assert {place.id for place in claims.owned_responses(connection, alive)} == {left[alive]}
 
 
 def test_no_more_are_claimed_than_asked_for_and_none_by_two(database: Database) -> None:
@@ -107,7 +107,7 @@ def test_the_waiting_responses_of_one_tenant_are_counted_up_to_a_number(database
     for tenant in ("mine", "mine", "other"):
         accept(database, new_uuid(), tenant=tenant, background=True)
     with database.begin() as connection:
-        assert [claims.waiting_of(connection, "mine", most) for most in (1, 9)] == [1, 2]
+        assert [claims.count_waiting_of_tenant(connection, "mine", most) for most in (1, 9)] == [1, 2]
 
 
 def test_a_full_tenant_is_passed_over(database: Database) -> None:
@@ -136,10 +136,10 @@ def test_what_is_handed_back_is_claimed_by_another_and_counts_as_no_death(databa
     assert waiting(database, first) == [run.facts.id]
     place = ResponseKey(TENANT, run.facts.id)
     with database.begin() as connection:
-        claims.hand_back(connection, second, [place])
-        assert claims.owned(connection, first) == [place]
-        claims.hand_back(connection, first, [place])
-        assert claims.owned(connection, first) == []
+        claims.release(connection, second, [place])
+        assert claims.owned_responses(connection, first) == [place]
+        claims.release(connection, first, [place])
+        assert claims.owned_responses(connection, first) == []
     with database.begin() as connection:
         (stored,) = claims.claim_waiting(connection, second, models=["model"], full=(), limit=1)
     assert isinstance(stored, StoredResponse)
@@ -151,7 +151,7 @@ def test_what_is_handed_back_by_a_dead_engine_counts_as_a_death(database: Databa
     me = register(database)
     assert waiting(database, me) == [run.facts.id]
     with database.begin() as connection:
-        claims.hand_back(connection, me, [ResponseKey(TENANT, run.facts.id)], died=True)
+        claims.release(connection, me, [ResponseKey(TENANT, run.facts.id)], died=True)
         (stored,) = claims.claim_waiting(connection, me, models=["model"], full=(), limit=1)
     assert isinstance(stored, StoredResponse)
     assert (stored.attempt, stored.deaths) == (2, 1)
@@ -176,4 +176,4 @@ def test_waiting_responses_are_counted_up_to_a_number(database: Database) -> Non
     for _ in range(3):
         accept(database, new_uuid(), background=True)
     with database.begin() as connection:
-        assert [claims.waiting(connection, most) for most in (2, 10)] == [2, 3]
+        assert [claims.count_waiting(connection, most) for most in (2, 10)] == [2, 3]

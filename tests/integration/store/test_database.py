@@ -6,7 +6,14 @@ import pytest
 from sqlalchemy import text
 
 from server.store import database as database_module
-from server.store.database import Connection, Database, DatabaseError, clock, driver, durable
+from server.store.database import (
+    Connection,
+    Database,
+    DatabaseError,
+    clock,
+    commit_synchronously,
+    psycopg_connection,
+)
 
 
 @pytest.fixture
@@ -47,7 +54,7 @@ def test_a_dedicated_connection_waits_for_the_disk_when_it_says_durable(database
     own = database.dedicate("test")
     with own.begin():
         assert show(own, "synchronous_commit") == "off"
-        durable(own)
+        commit_synchronously(own)
         assert show(own, "synchronous_commit") == "on"
     with own.begin():
         assert show(own, "synchronous_commit") == "off"
@@ -110,7 +117,7 @@ def test_a_database_that_is_not_there_is_a_database_error() -> None:
 def test_an_error_of_the_driver_is_a_database_error(database: Database) -> None:
     with database.begin() as connection:
         before = clock(connection)
-    with pytest.raises(DatabaseError), database.begin() as connection, driver(connection) as raw:
+    with pytest.raises(DatabaseError), database.begin() as connection, psycopg_connection(connection) as raw:
         raw.execute("select nonsense")
     with database.begin() as connection:
         assert clock(connection) > before

@@ -61,7 +61,7 @@ def plant(connection: Connection, replica: UUID, forest: Forest) -> None:
         node = new_uuid()
         insert_response(connection, replica, id=node, previous=previous, inputs=["said"])
         delta = Event(0, Kind.OUTPUT_TEXT_DELTA, 0, 0, "a")
-        events.append(connection, events.pack(TENANT, node, 1, [delta], []))
+        events.append(connection, events.encode_rows(TENANT, node, 1, [delta], []))
         forest.ids.append(node)
         if len(forest.ids) - 1 not in forest.running:
             events.compact(connection, TENANT, node)
@@ -72,7 +72,7 @@ def end(connection: Connection, replica: UUID, node: UUID) -> None:
     """What the recorder does at a response's end."""
     events.compact(connection, TENANT, node)
     if responses.finish(connection, TENANT, node, replica, 1, ENDING):
-        deletion.purge(connection, TENANT, node)
+        deletion.remove_if_unneeded(connection, TENANT, node)
 
 
 def found(connection: Connection, table: str, column: str, forest: Forest) -> set[UUID]:
@@ -136,10 +136,10 @@ def test_the_history_of_a_live_response_runs_through_deleted_ones(database: Data
     forest = Forest([None, 0, 1])
     with database.begin() as connection:
         plant(connection, replica, forest)
-        before = history_items.chain(connection, TENANT, forest.ids[2])
+        before = history_items.chain_items(connection, TENANT, forest.ids[2])
         deletion.delete(connection, TENANT, forest.ids[0])
         deletion.delete(connection, TENANT, forest.ids[1])
-        assert history_items.chain(connection, TENANT, forest.ids[2]) == before
+        assert history_items.chain_items(connection, TENANT, forest.ids[2]) == before
         assert len(before) == 3
 
 
@@ -149,7 +149,7 @@ def test_a_tenant_cannot_delete_anothers_response(database: Database) -> None:
     with database.begin() as connection:
         plant(connection, replica, forest)
         assert deletion.delete(connection, "other", forest.ids[0]) is None
-        deletion.purge(connection, "other", forest.ids[0])
+        deletion.remove_if_unneeded(connection, "other", forest.ids[0])
         check(connection, forest)
 
 

@@ -38,7 +38,7 @@ def write(connection: Connection, response: UUID, said: list[tuple[str, str]]) -
         made.append(event)
     half = len(made) // 2
     for part in (made[:half], made[half:]):
-        events.append(connection, events.pack(TENANT, response, 1, part, []))
+        events.append(connection, events.encode_rows(TENANT, response, 1, part, []))
     return made
 
 
@@ -104,13 +104,13 @@ def test_progress_gives_the_tokens_in_order_and_the_next_number(database: Databa
     first = [Event(n, Kind.OUTPUT_TEXT_DELTA, 0, 0, "a") for n in range(3)]
     second = [Event(3, Kind.REASONING_TEXT_DELTA, 0, 0, "b"), Event(4, Kind.OUTPUT_TEXT_DELTA, 0, 0, "c")]
     with database.begin() as connection:
-        assert events.progress(connection, TENANT, response) == events.LogProgress([], 0, None)
-        events.append(connection, events.pack(TENANT, response, 1, second, [2**31 - 1, 0]))
-        events.append(connection, events.pack(TENANT, response, 1, first, [7, 8]))
-        found = events.progress(connection, TENANT, response)
+        assert events.read_progress(connection, TENANT, response) == events.LogProgress([], 0, None)
+        events.append(connection, events.encode_rows(TENANT, response, 1, second, [2**31 - 1, 0]))
+        events.append(connection, events.encode_rows(TENANT, response, 1, first, [7, 8]))
+        found = events.read_progress(connection, TENANT, response)
         assert (found.token_ids, found.next_seq) == ([7, 8, 2**31 - 1, 0], 5)
         assert found.first_token_at is not None
-        assert events.progress(connection, "other", response) == events.LogProgress([], 0, None)
+        assert events.read_progress(connection, "other", response) == events.LogProgress([], 0, None)
 
 
 def test_a_tenant_reads_no_events_of_another(database: Database) -> None:
@@ -135,9 +135,9 @@ def test_two_writers_of_the_same_number_cannot_both_commit(database: Database) -
     response = new_uuid()
     event = [Event(0, Kind.OUTPUT_TEXT_DELTA, 0, 0, "a")]
     with database.begin() as connection:
-        events.append(connection, events.pack(TENANT, response, 1, event, []))
+        events.append(connection, events.encode_rows(TENANT, response, 1, event, []))
     with pytest.raises(Exception, match="pk_response_events_hot"), database.begin() as connection:
-        events.append(connection, events.pack(TENANT, response, 2, event, []))
+        events.append(connection, events.encode_rows(TENANT, response, 2, event, []))
 
 
 def test_a_reader_misses_no_event_while_another_connection_compacts(database: Database) -> None:
@@ -193,7 +193,7 @@ def test_a_compaction_between_the_two_selects_of_a_read_hides_nothing(
                 self._struck = True
                 more = [Event(n, Kind.OUTPUT_TEXT_DELTA, 300, 0, "b") for n in (5, 6)]
                 with database.begin() as other:
-                    events.append(other, events.pack(TENANT, response, 1, more, []))
+                    events.append(other, events.encode_rows(TENANT, response, 1, more, []))
                     events.compact(other, TENANT, response)
             return found
 

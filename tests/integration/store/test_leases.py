@@ -9,8 +9,8 @@ import pytest
 from server.protocol.ids import new_uuid
 from server.recording.recorder import Recorder
 from server.store.cluster import leases
-from server.store.database import Connection, Database, driver
-from server.store.log.fast_append import append_alone
+from server.store.database import Connection, Database, psycopg_connection
+from server.store.log.fast_append import append_and_commit
 from tests.support.builders import SpyHub, accept, kill, register
 from tests.support.eventually import eventually
 
@@ -37,7 +37,7 @@ def bury_silent(connection: Connection, seconds: float, *, ttl: float = 10) -> N
         (seconds,),
     )
     silent = {row[0] for row in old}
-    seen = leases.heartbeats(connection, new_uuid())
+    seen = leases.other_heartbeats(connection, new_uuid())
     leases.expire_replicas(connection, {one: seen[one] for one in silent & seen.keys()}, ttl)
 
 
@@ -51,7 +51,7 @@ def test_a_replica_passes_the_fence_until_it_is_buried(database: Database) -> No
     with database.begin() as connection, pytest.raises(leases.Fenced):
         leases.fence(connection, replica)
     with database.begin() as connection, pytest.raises(leases.Fenced):
-        leases.beat(connection, replica)
+        leases.write_heartbeat(connection, replica)
 
 
 def test_an_unknown_replica_is_fenced(database: Database) -> None:
@@ -59,7 +59,7 @@ def test_an_unknown_replica_is_fenced(database: Database) -> None:
         with pytest.raises(leases.Fenced):
             leases.fence(connection, new_uuid())
         with pytest.raises(leases.Fenced):
-            leases.beat(connection, new_uuid())
+            leases.write_heartbeat(connection, new_uuid())
 
 
 def test_only_silent_replicas_are_buried_and_a_beat_prevents_it(database: Database) -> None:
@@ -67,7 +67,7 @@ def test_only_silent_replicas_are_buried_and_a_beat_prevents_it(database: Databa
     with database.begin() as connection:
         age(connection, silent, 11)
         age(connection, beating, 11)
-        leases.beat(connection, beating)
+        leases.write_heartbeat(connection, beating)
         bury_silent(connection, 10)
     assert [state(database, replica) for replica in (silent, beating, fresh)] == ["dead", "alive", "alive"]
 
@@ -76,23 +76,23 @@ def test_what_is_read_through_a_replica_is_known_to_the_others_while_it_lives(da
     me, other = register(database), register(database)
     here, there, nowhere = (new_uuid() for _ in range(3))
     with database.begin() as connection:
-        leases.beat(connection, me, [here])
-        leases.beat(connection, other, [there, new_uuid()])
-        assert leases.read_elsewhere(connection, me, [here, there, nowhere]) == [there]
-        assert leases.read_elsewhere(connection, other, [here, there, nowhere]) == [here]
-        assert leases.read_elsewhere(connection, other, []) == []
-        leases.beat(connection, other)
-        assert leases.read_elsewhere(connection, me, [there]) == []
-        leases.beat(connection, other, [there])
+        leases.write_heartbeat(connection, me, [here])
+        leases.write_heartbeat(connection, other, [there, new_uuid()])
+        assert leases.remotely_read(connection, me, [here, there, nowhere]) == [there]
+        assert leases.remotely_read(connection, other, [here, there, nowhere]) == [here]
+        assert leases.remotely_read(connection, other, []) == []
+        leases.write_heartbeat(connection, other)
+        assert leases.remotely_read(connection, me, [there]) == []
+        leases.write_heartbeat(connection, other, [there])
     kill(database, other)
     with database.begin() as connection:
-        assert leases.read_elsewhere(connection, me, [there]) == []
+        assert leases.remotely_read(connection, me, [there]) == []
 
 
 def test_a_stopped_replica_is_fenced_and_not_buried(database: Database) -> None:
     replica = register(database)
     with database.begin() as connection:
-        leases.stop(connection, replica)
+        leases.mark_stopped(connection, replica)
         age(connection, replica, 11)
         bury_silent(connection, 10)
     assert state(database, replica) == "stopped"
@@ -104,7 +104,7 @@ def test_a_dead_replica_does_not_become_a_stopped_one(database: Database) -> Non
     replica = register(database)
     kill(database, replica)
     with database.begin() as connection:
-        leases.stop(connection, replica)
+        leases.mark_stopped(connection, replica)
     assert state(database, replica) == "dead"
 
 
@@ -126,16 +126,16 @@ def test_a_burial_passes_by_a_replica_whose_commit_is_in_flight(database: Databa
 
 def test_a_heartbeat_and_a_commit_in_flight_do_not_wait_for_each_other(database: Database) -> None:
     replica = register(database)
-    recorder = database.dedicate(leases.recorder_session(replica))
+    recorder = database.dedicate(leases.recorder_application_name(replica))
     with database.begin() as commit:
         leases.fence(commit, replica)
         with database.begin() as heartbeat:
-            leases.beat(heartbeat, replica)
+            leases.write_heartbeat(heartbeat, replica)
     with database.begin() as heartbeat:
-        leases.beat(heartbeat, replica)
+        leases.write_heartbeat(heartbeat, replica)
         with database.begin() as commit:
             leases.fence(commit, replica)
-        assert append_alone(recorder, replica, lambda _now: [])
+        assert append_and_commit(recorder, replica, lambda _now: [])
     recorder.close()
 
 
@@ -170,8 +170,8 @@ def test_a_replica_that_vanished_in_the_middle_of_a_copy_is_buried(database: Dat
     with database.begin() as connection:
         age(connection, replica, 11)
         age(connection, living, -3600)
-    session = database.dedicate(leases.recorder_session(replica))
-    with driver(session) as raw:
+    session = database.dedicate(leases.recorder_application_name(replica))
+    with psycopg_connection(session) as raw:
         raw.pgconn.send_query(b"begin; select 1 from replicas for key share; copy conversations from stdin")
         eventually(lambda: _copies(database))
         bury(database, 10)
@@ -249,7 +249,7 @@ def test_a_response_that_is_claimed_while_it_is_abandoned_stays_with_its_new_own
     dead, living = register(database), register(database)
     run = accept(database, dead)
     with database.begin() as connection:
-        leases.stop(connection, dead)
+        leases.mark_stopped(connection, dead)
     with database.begin() as claimer:
         claimer.exec_driver_sql(
             "update responses set replica_id = %s, attempt = 2 where id = %s", (living, run.facts.id)
@@ -268,7 +268,7 @@ def test_what_dead_stopped_and_unknown_replicas_left_is_abandoned_and_nothing_el
     runs = {owner: accept(database, owner).facts.id for owner in (dead, stopped, living, unknown)}
     with database.begin() as connection:
         connection.exec_driver_sql("update replicas set state = 'dead' where id = %s", (dead,))
-        leases.stop(connection, stopped)
+        leases.mark_stopped(connection, stopped)
         assert leases.release_orphans(connection) == 3
         assert leases.release_orphans(connection) == 0
     owners = {owner: _owner(database, run) for owner, run in runs.items()}
@@ -289,7 +289,7 @@ def test_looking_for_lost_owners_reads_as_many_rows_as_there_are_owners(database
     with database.begin() as connection:
         connection.exec_driver_sql("analyze responses")
         plan = connection.exec_driver_sql(
-            f"explain (analyze, format json) {leases._LOST_OWNERS}"
+            f"explain (analyze, format json) {leases._DEAD_OWNERS}"
         ).scalar_one()
     touched = list(_rows_read(msgspec.json.decode(plan)[0]["Plan"]))
     assert touched
@@ -307,8 +307,8 @@ def _rows_read(node: dict[str, Any]) -> Iterator[float]:
 def test_a_burial_spares_who_has_beaten_since_it_was_seen_silent(database: Database) -> None:
     me, silent, woken = (register(database) for _ in range(3))
     with database.begin() as connection:
-        seen = leases.heartbeats(connection, me)
-        leases.beat(connection, woken)
+        seen = leases.other_heartbeats(connection, me)
+        leases.write_heartbeat(connection, woken)
         leases.expire_replicas(connection, seen, 10)
     assert [state(database, one) for one in (me, silent, woken)] == ["alive", "dead", "alive"]
 
@@ -317,6 +317,6 @@ def test_a_heartbeat_that_is_no_time_is_read_like_any_other(database: Database) 
     me, odd = register(database), register(database)
     with database.begin() as connection:
         connection.exec_driver_sql("update replicas set heartbeat_at = 'infinity' where id = %s", (odd,))
-        seen = leases.heartbeats(connection, me)
+        seen = leases.other_heartbeats(connection, me)
         leases.expire_replicas(connection, seen, 10)
     assert state(database, odd) == "dead"

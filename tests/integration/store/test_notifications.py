@@ -34,7 +34,7 @@ def listen_until(ear: Connection, expected: Hints) -> None:
     heard = Hints()
 
     def all_heard() -> bool:
-        heard.add(notifications.heard(ear))
+        heard.add(notifications.receive(ear))
         return heard == expected
 
     eventually(all_heard)
@@ -126,7 +126,7 @@ def test_its_commits_do_not_wait_for_the_disk_even_when_all_others_do(database_u
 def test_others_are_alive_as_long_as_one_of_them_is(database: Database) -> None:
     def alone() -> bool:
         with database.begin() as connection:
-            return not leases.heartbeats(connection, me)
+            return not leases.other_heartbeats(connection, me)
 
     me = register(database)
     assert alone()
@@ -135,5 +135,5 @@ def test_others_are_alive_as_long_as_one_of_them_is(database: Database) -> None:
     kill(database, one)
     assert not alone()
     with database.begin() as connection:
-        leases.stop(connection, two)
+        leases.mark_stopped(connection, two)
     assert alone()

@@ -56,8 +56,8 @@ def test_the_history_of_a_chain_of_50_is_in_order(database: Database, deleted: t
         chain = plant_chain(connection, replica, 50)
         for turn in deleted:
             assert deletion.delete(connection, TENANT, chain[turn]) is True
-        found = texts(history_items.chain(connection, TENANT, chain[-1]))
-        part = texts(history_items.chain(connection, TENANT, chain[2]))
+        found = texts(history_items.chain_items(connection, TENANT, chain[-1]))
+        part = texts(history_items.chain_items(connection, TENANT, chain[2]))
     expected = [f"{side} {turn}.{n}" for turn in range(50) for side in ("in", "out") for n in (0, 1)]
     assert found == expected
     assert part == expected[:12]
@@ -70,8 +70,8 @@ def test_branches_of_one_response_do_not_see_each_other(database: Database) -> N
         left, right = new_uuid(), new_uuid()
         insert_response(connection, replica, id=left, previous=root, inputs=["left"])
         insert_response(connection, replica, id=right, previous=root, inputs=["right"])
-        assert texts(history_items.chain(connection, TENANT, left))[4:] == ["left"]
-        assert texts(history_items.chain(connection, TENANT, right))[4:] == ["right"]
+        assert texts(history_items.chain_items(connection, TENANT, left))[4:] == ["left"]
+        assert texts(history_items.chain_items(connection, TENANT, right))[4:] == ["right"]
 
 
 def test_a_response_is_read_as_it_was_accepted_and_finished(database: Database) -> None:
@@ -135,7 +135,7 @@ def test_a_tenant_sees_nothing_of_another(database: Database) -> None:
         (response,) = plant_chain(connection, replica, 1)
         assert responses.get(connection, "other", response) is None
         assert responses.output_items(connection, "other", response) == []
-        assert history_items.chain(connection, "other", response) == []
+        assert history_items.chain_items(connection, "other", response) == []
         with pytest.raises(OwnershipLost):
             responses.finish(connection, "other", response, replica, 1, make_ending())
         responses.record_usage(
@@ -160,7 +160,7 @@ def test_a_history_does_not_cross_into_another_tenant(database: Database) -> Non
         insert_response(
             connection, replica, id=stranger, tenant="other", previous=response, inputs=["theirs"]
         )
-        assert texts(history_items.chain(connection, "other", stranger)) == ["theirs"]
+        assert texts(history_items.chain_items(connection, "other", stranger)) == ["theirs"]
 
 
 def test_two_tenants_may_have_a_response_of_the_same_id(database: Database) -> None:
@@ -171,7 +171,7 @@ def test_two_tenants_may_have_a_response_of_the_same_id(database: Database) -> N
         insert_response(connection, replica, id=response, tenant="other", inputs=["theirs"])
         assert deletion.delete(connection, "other", response) is True
         assert responses.get(connection, TENANT, response) is not None
-        assert texts(history_items.chain(connection, TENANT, response)) == ["mine"]
+        assert texts(history_items.chain_items(connection, TENANT, response)) == ["mine"]
 
 
 def test_items_come_back_byte_for_byte(database: Database) -> None:

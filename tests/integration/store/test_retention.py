@@ -15,7 +15,7 @@ from server.protocol.ids import new_uuid
 from server.protocol.responses.events import Event, Kind
 from server.protocol.responses.states import Ending
 from server.store.content import deletion, history_items, responses, retention
-from server.store.content.retention import MOST_ROWS, Batch
+from server.store.content.retention import MAX_BATCH_ROWS, PurgeBatch
 from server.store.database import Connection, Database
 from server.store.log import events
 from tests.support.builders import TENANT, USAGE, examples, insert_response, register
@@ -64,7 +64,9 @@ def plant(
         inputs=["said"] * inputs,
         lifetime=lifetime,
     )
-    events.append(connection, events.pack(tenant, node, 1, [Event(0, Kind.OUTPUT_TEXT_DELTA, 0, 0, "a")], []))
+    events.append(
+        connection, events.encode_rows(tenant, node, 1, [Event(0, Kind.OUTPUT_TEXT_DELTA, 0, 0, "a")], [])
+    )
     if ended:
         end(connection, replica, node, tenant=tenant, finished_at=finished_at)
     return node
@@ -81,12 +83,12 @@ def end(
     """What the recorder does at a response's end."""
     events.compact(connection, tenant, node)
     if responses.finish(connection, tenant, node, replica, 1, ending(finished_at)):
-        deletion.purge(connection, tenant, node)
+        deletion.remove_if_unneeded(connection, tenant, node)
 
 
-def drain(database: Database, quiet: float = 0) -> list[Batch]:
+def drain(database: Database, quiet: float = 0) -> list[PurgeBatch]:
     """Every batch until nothing is left to do."""
-    done: list[Batch] = []
+    done: list[PurgeBatch] = []
     while not done or done[-1].moved:
         with database.begin() as connection:
             done.append(retention.purge_batch(connection, quiet))
@@ -228,11 +230,11 @@ def test_exactly_what_nothing_needs_is_purged(database: Database, forest: Forest
     assert left(database) == {table: set() for table in TABLES}
 
 
-def purge_at_once(database: Database, purgers: int) -> list[Batch]:
+def purge_at_once(database: Database, purgers: int) -> list[PurgeBatch]:
     """Every purger's batches, all begun together; then what they left to each other."""
     begin = threading.Barrier(purgers)
 
-    def run() -> list[Batch]:
+    def run() -> list[PurgeBatch]:
         begin.wait()
         return drain(database)
 
@@ -261,11 +263,11 @@ def test_the_history_of_a_live_response_stays_and_goes_with_it(database: Databas
         first = plant(connection, replica)
         second = plant(connection, replica, previous=first)
         third = plant(connection, replica, previous=second, expired=False)
-        before = history_items.chain(connection, TENANT, third)
+        before = history_items.chain_items(connection, TENANT, third)
     drain(database)
     assert [is_readable(database, node) for node in (first, second, third)] == [False, False, True]
     with database.begin() as connection:
-        assert history_items.chain(connection, TENANT, third) == before
+        assert history_items.chain_items(connection, TENANT, third) == before
         assert len(before) == 3
         deletion.delete(connection, TENANT, third)
     assert left(database) == {table: set() for table in TABLES}
@@ -276,8 +278,8 @@ def test_a_response_that_a_new_one_is_about_to_follow_waits_for_the_next_purge(d
     with database.begin() as connection:
         node = plant(connection, replica)
     with database.begin() as connection:
-        assert responses.hold(connection, TENANT, node)
-        assert drain(database) == [Batch(0, 0, False)]
+        assert responses.lock_for_share(connection, TENANT, node)
+        assert drain(database) == [PurgeBatch(0, 0, False)]
         following = plant(connection, replica, previous=node, expired=False)
     drain(database)
     assert not is_readable(database, node)
@@ -292,7 +294,7 @@ def test_a_parent_that_somebody_holds_keeps_its_expired_child_until_the_next_pur
         parent = plant(connection, replica, expired=False)
         child = plant(connection, replica, previous=parent)
     with database.begin() as connection:
-        assert responses.hold(connection, TENANT, parent)
+        assert responses.lock_for_share(connection, TENANT, parent)
         drain(database)
         assert not is_readable(database, child)
         assert left(database)["response_streams"] == {parent}
@@ -308,16 +310,16 @@ def test_a_batch_removes_no_more_rows_than_it_may(database: Database) -> None:
             plant(connection, replica, inputs=98)  # a hundred rows each
     batches = drain(database)
     assert sum(batch.rows for batch in batches) == 3000
-    assert all(batch.rows <= MOST_ROWS for batch in batches)
+    assert all(batch.rows <= MAX_BATCH_ROWS for batch in batches)
 
 
 def test_a_response_of_more_rows_than_a_batch_may_remove_has_one_to_itself(database: Database) -> None:
     replica = register(database)
     with database.begin() as connection:
-        plant(connection, replica, inputs=MOST_ROWS + 1)
+        plant(connection, replica, inputs=MAX_BATCH_ROWS + 1)
         plant(connection, replica)
     batches = drain(database)
-    assert sorted(batch.rows for batch in batches if batch.rows) == [3, MOST_ROWS + 3]
+    assert sorted(batch.rows for batch in batches if batch.rows) == [3, MAX_BATCH_ROWS + 3]
 
 
 @pytest.mark.parametrize(("seconds", "slices"), [(0.045, 4), (0.09, 2), (0.3, 1)])
@@ -383,10 +385,10 @@ def test_idempotency_keys_are_forgotten_after_a_day(database: Database) -> None:
             " from unnest(array[1, 23, 25, 90]) as age"
         )
         assert retention.count_old_keys(connection) == 2
-        assert retention.drop_old_keys(connection) == 2
+        assert retention.delete_old_keys(connection) == 2
         left = connection.exec_driver_sql("select key from idempotency_keys order by key").scalars().all()
         assert left == ["1", "23"]
-        assert retention.drop_old_keys(connection) == 0
+        assert retention.delete_old_keys(connection) == 0
 
 
 def test_everybody_who_has_responses_is_found_once(database: Database) -> None:

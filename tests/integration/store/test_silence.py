@@ -19,8 +19,8 @@ PATIENCE_S = 0.4
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connect.TimeoutConnection, "patience", PATIENCE_S)
-    monkeypatch.setattr(connect, "PING_S", PATIENCE_S)
-    monkeypatch.setitem(connect._NETWORK, "connect_timeout", "2")  # less is as much, says psycopg
+    monkeypatch.setattr(connect, "PING_TIMEOUT_S", PATIENCE_S)
+    monkeypatch.setitem(connect._CLIENT_KEEPALIVES, "connect_timeout", "2")  # less is as much, says psycopg
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def test_a_new_connection_that_is_not_answered_is_given_up(proxy: Proxy, remote:
 def test_idle_connections_that_fell_silent_are_replaced(
     proxy: Proxy, remote: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(database, "_FRESH_S", 0.0)
+    monkeypatch.setattr(database, "_RECENT_USE_S", 0.0)
     with remote.begin() as one, remote.begin() as other:
         assert clock(one) < clock(other)
     proxy.strand()
@@ -110,8 +110,8 @@ def test_a_session_that_waits_for_nothing_is_not_given_up(proxy: Proxy, remote: 
 def test_a_lock_does_not_outlive_a_client_that_vanished(
     proxy: Proxy, remote: Database, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    short = connect.LIMITS.replace("session_timeout=5s", "session_timeout=500")
-    monkeypatch.setattr(database, "LIMITS", short)
+    short = connect.REQUEST_TIMEOUTS.replace("session_timeout=5s", "session_timeout=500")
+    monkeypatch.setattr(database, "REQUEST_TIMEOUTS", short)
     own = remote.dedicate("test")
     own.begin()
     own.exec_driver_sql("insert into conversations values ('t', gen_random_uuid(), '{}')")

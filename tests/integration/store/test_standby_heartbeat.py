@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from uuid import UUID
 
 from server.store.cluster import leases
-from server.store.cluster.standby_heartbeat import StandbyHeartbeat, standby_for
+from server.store.cluster.standby_heartbeat import StandbyHeartbeat, make_standby
 from server.store.database import Database
 from tests.support.builders import kill, register
 from tests.support.eventually import eventually
@@ -15,7 +15,7 @@ from tests.support.eventually import eventually
 @contextmanager
 def standing_by(url: str, replica: UUID) -> Iterator[StandbyHeartbeat]:
     """Beside a server whose lease is so short that it is silent at once."""
-    standby = standby_for(url, replica, 0.3)
+    standby = make_standby(url, replica, 0.3)
     standby.start()
     try:
         yield standby
@@ -25,7 +25,7 @@ def standing_by(url: str, replica: UUID) -> Iterator[StandbyHeartbeat]:
 
 def heartbeat(database: Database, replica: UUID) -> float:
     with database.begin() as connection:
-        return leases.heartbeats(connection, UUID(int=0))[replica]
+        return leases.other_heartbeats(connection, UUID(int=0))[replica]
 
 
 def test_a_silent_server_is_beaten_for_until_its_replica_is_dead(

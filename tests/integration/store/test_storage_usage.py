@@ -53,7 +53,7 @@ def begin(
         connection, replica, id=node, tenant=tenant, previous=previous, inputs=texts, lifetime=lifetime
     )
     told = [Event(0, Kind.OUTPUT_TEXT_DELTA, 0, 0, "something said")]
-    events.append(connection, events.pack(tenant, node, 1, told, []))
+    events.append(connection, events.encode_rows(tenant, node, 1, told, []))
     return node
 
 
@@ -64,7 +64,7 @@ def end(connection: Connection, replica: UUID, node: UUID, *texts: str, tenant: 
     responses.insert_items(connection, tenant, node, responses.OUTPUT, output)
     events.compact(connection, tenant, node)
     if finished.deleted:
-        deletion.purge(connection, tenant, node)
+        deletion.remove_if_unneeded(connection, tenant, node)
 
 
 @pytest.fixture
@@ -151,7 +151,7 @@ def test_conversations_are_counted_with_their_items_and_metadata(database: Datab
         conversations.create(connection, TENANT, conversation, "{}")
         conversations.create(connection, TENANT, conversation, "{}")
         empty = storage_usage.total(connection, TENANT)
-        held = conversations.hold(connection, TENANT, conversation)
+        held = conversations.lock_for_update(connection, TENANT, conversation)
         assert held
         conversations.append(connection, TENANT, held, made)
     assert 6000 < counted(database) - empty < 8000
@@ -183,7 +183,7 @@ def test_other_metadata_of_a_stored_chat_completion_is_counted(database: Databas
         assert stored
         longer = stored.request.replace('"metadata":{}', '"metadata":{"k":"vvvvvvvv"}')
         assert longer != stored.request
-        chat_choices.change_metadata(connection, stored, longer, '{"k":"vvvvvvvv"}')
+        chat_choices.update_metadata(connection, stored, longer, '{"k":"vvvvvvvv"}')
     assert counted(database) == before + 2 * len('"k":"vvvvvvvv"')
 
 
@@ -208,9 +208,9 @@ def test_folding_keeps_sums_and_waits_for_nobody(database: Database, replica: UU
         begin(connection, replica, "in", tenant=OTHER)
     before, others = counted(database), counted(database, OTHER)
     with database.begin() as first:
-        assert not storage_usage.fold(first)
+        assert not storage_usage.fold_changes(first)
         with database.begin() as second:
-            assert not storage_usage.fold(second)
+            assert not storage_usage.fold_changes(second)
             assert storage_usage.total(second, TENANT) == before
         with database.begin() as writer:
             node = begin(writer, replica, "more")

@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 
-from runner.sandbox import CannotRun, Command, Ran
+from runner.sandbox import CannotRun, Command, RunResult
 from runner.sessions import Busy, Sessions
 from tests.support.eventually import eventually
 
@@ -19,12 +19,12 @@ class Fake:
         self.goes_on = threading.Event()
         self.goes_on.set()
 
-    def run(self, piece: str | Command) -> Ran:
+    def run(self, piece: str | Command) -> RunResult:
         assert not self.closed
         self.pieces.append(piece)
         self.entered.set()
         assert self.goes_on.wait(10)
-        return Ran(str(len(self.pieces)), "It died." if piece == "die" else None)
+        return RunResult(str(len(self.pieces)), "It died." if piece == "die" else None)
 
     def close(self) -> None:
         self.closed = True

@@ -12,7 +12,7 @@ from starlette.routing import Route
 
 from server import errors
 from server.errors import ApiError
-from server.http.error_responses import on_error, translate
+from server.http.error_responses import on_error, to_api_error
 from server.protocol.errors import DecodeFailure
 
 
@@ -113,7 +113,7 @@ def test_a_caller_without_a_key_is_told_how_to_send_one() -> None:
 
 
 def test_a_decode_failure_keeps_its_path() -> None:
-    told = translate(DecodeFailure("No.", "input[0]", "invalid_type"))
+    told = to_api_error(DecodeFailure("No.", "input[0]", "invalid_type"))
     assert (told.param, str(told)) == ("input[0]", "No.")
 
 

@@ -5,10 +5,10 @@ from hypothesis import strategies as st
 from server.configuration.origins import (
     AllowedHosts,
     Host,
+    origin_error,
     read_allowed_hosts,
     read_cors_origins,
     read_host,
-    refusal,
     require_json,
 )
 from server.errors import ConfigError, UnsupportedMediaType, WrongHost, WrongOrigin
@@ -28,7 +28,7 @@ def refused(
 ) -> type[Exception] | None:
     sent = {"host": host, "origin": origin, "sec-fetch-site": site}
     headers = {name: value for name, value in sent.items() if value is not None}
-    error = refusal(headers, PORT, read_allowed_hosts(allowed), key_exists=key_exists)
+    error = origin_error(headers, PORT, read_allowed_hosts(allowed), key_exists=key_exists)
     return None if error is None else type(error)
 
 
@@ -249,7 +249,9 @@ def test_origin_that_no_page_has_is_refused_at_the_start(text: str) -> None:
 def test_listed_origin_is_let_in_without_a_key_and_every_origin_is_no_origin() -> None:
     headers = {"host": "127.0.0.1:8000", "origin": "https://A.example", "sec-fetch-site": "cross-site"}
     listed = read_cors_origins("https://a.example")
-    assert refusal(headers, PORT, NONE, listed, key_exists=False) is None
-    assert isinstance(refusal(headers, PORT, NONE, read_cors_origins("*"), key_exists=False), WrongOrigin)
+    assert origin_error(headers, PORT, NONE, listed, key_exists=False) is None
+    assert isinstance(
+        origin_error(headers, PORT, NONE, read_cors_origins("*"), key_exists=False), WrongOrigin
+    )
     elsewhere = {**headers, "host": "evil.example"}
-    assert isinstance(refusal(elsewhere, PORT, NONE, listed, key_exists=False), WrongHost)
+    assert isinstance(origin_error(elsewhere, PORT, NONE, listed, key_exists=False), WrongHost)

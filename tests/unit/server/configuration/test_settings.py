@@ -13,7 +13,7 @@ from server.configuration.removed_settings import REMOVED
 from server.configuration.settings import (
     Config,
     Setting,
-    for_child,
+    child_environment,
     load,
     settings,
     tiktoken_folders,
@@ -306,7 +306,7 @@ def test_what_tool_servers_addresses_and_programs_carry_is_not_printed() -> None
 
 def test_a_child_gets_the_environment_and_what_it_needs_besides(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HERE", "yes")
-    assert {"HERE": "yes", "PGPASSWORD": "x"}.items() <= for_child({"PGPASSWORD": "x"}).items()
+    assert {"HERE": "yes", "PGPASSWORD": "x"}.items() <= child_environment({"PGPASSWORD": "x"}).items()
 
 
 def test_a_url_without_a_password_is_printed_as_it_is() -> None:

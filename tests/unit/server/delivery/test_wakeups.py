@@ -14,7 +14,8 @@ from server.admission.admit import Admission
 from server.caller import Caller
 from server.delivery.event_frames import FramePage
 from server.delivery.hub import Hub, Published
-from server.http.asgi import event_stream
+from server.http.asgi import event_stream, final_response
+from server.http.asgi.answer import Answer
 from server.http.asgi.event_stream import KEEP_ALIVE_LINE
 from server.http.handlers import responses
 from server.protocol.ids import response_id
@@ -28,7 +29,8 @@ TENANT = "default"
 
 @pytest.fixture(autouse=True)
 def on_the_virtual_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(event_stream, "store_reads", lambda _scope: inline)
+    monkeypatch.setattr(event_stream, "store_reader", lambda _scope: inline)
+    monkeypatch.setattr(final_response, "store_reader", lambda _scope: inline)
 
 
 def publish(hub: Hub, loop: asyncio.AbstractEventLoop, published: Published) -> None:
@@ -61,7 +63,7 @@ class Store:
         return FramePage(found, ended=False)
 
 
-def retrieve(store: Store, monkeypatch: pytest.MonkeyPatch) -> event_stream.Answer:
+def retrieve(store: Store, monkeypatch: pytest.MonkeyPatch) -> Answer:
     """A stream of the response from its beginning, as a GET asks for it."""
     reader = SimpleNamespace(find=store.find, read=store.find, ended=False, background=True)
     monkeypatch.setattr(responses, "StreamReader", lambda *_: reader)
@@ -151,7 +153,7 @@ def test_a_deferred_answer_comes_though_nobody_tells_of_the_end(found: list[byte
 
         stream = Stream()
         client = Client()
-        await client.ask(deferred(stream, look=look))
+        await client.ask(deferred(stream, read_stored=look))
         return client, now(), looks
 
     client, at, looks = run(main)
@@ -168,7 +170,7 @@ def test_a_deferred_answer_asks_the_store_in_silence_only() -> None:
 
         stream = Stream()
         client = Client()
-        task = client.ask(deferred(stream, look=look))
+        task = client.ask(deferred(stream, read_stored=look))
         for frame in FRAMES[:9]:
             await asyncio.sleep(1)
             stream.add(frame)

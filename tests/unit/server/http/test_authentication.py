@@ -39,10 +39,10 @@ class Keys:
         self.asked_whether_any += 1
         return bool(self.stored)
 
-    def find(self, _connection: object, key_id: str) -> StoredKey | None:
+    def get_valid(self, _connection: object, key_id: str) -> StoredKey | None:
         return self.stored.get(key_id)
 
-    def touch(self, _connection: object, tenant: str, key_id: str) -> None:
+    def record_use(self, _connection: object, tenant: str, key_id: str) -> None:
         self.touched.append((tenant, key_id))
 
 
@@ -58,7 +58,7 @@ def identify(keys: Keys, header: str | None, gate: Authenticator | None = None) 
     if header is not None:
         headers.append((b"authorization", header.encode("latin-1")))
     scope: dict[str, Any] = {"type": "http", "method": "GET", "path": "/", "headers": headers}
-    return (gate or Authenticator(cast("Database", keys))).identify(Request(scope))
+    return (gate or Authenticator(cast("Database", keys))).authenticate(Request(scope))
 
 
 def test_a_new_key_is_found_by_its_id_and_proved_by_its_digest() -> None:

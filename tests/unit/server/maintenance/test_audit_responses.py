@@ -13,8 +13,8 @@ from server.maintenance.audit_event_log import SLACK
 from server.maintenance.audit_responses import INVARIANTS, Limits, check, check_keys, check_strays
 from server.protocol import ids
 from server.protocol.responses.events import Event
-from server.store.audit.orphans import KeyTrouble, Orphan
-from server.store.audit.stored_responses import AuditedResponse, Moment, Previous, Replay
+from server.store.audit.orphans import KeyViolation, Orphan
+from server.store.audit.stored_responses import AuditedResponse, PageTime, PreviousResponse, Replay
 from tests.support.audited import NOW, SERVED, broken, ended, log_of, logged, running, says, stands
 from tests.support.builders import CREATED, HALF, LATER, RESPONSE, TENANT, examples, say, think
 
@@ -286,9 +286,9 @@ def test_a_changed_delta_of_any_log_is_found(given_tokens: list[list[int]], data
         assert "I6" in broken(logged(response, rows))
 
 
-def later(seconds: float) -> Moment:
+def later(seconds: float) -> PageTime:
     """That long after everything that happened to the response, a server was there all the time."""
-    return Moment(NOW + timedelta(seconds=seconds), CREATED)
+    return PageTime(NOW + timedelta(seconds=seconds), CREATED)
 
 
 @pytest.mark.parametrize("state", ["alive", "dead", "stopped", None])
@@ -306,9 +306,9 @@ def test_a_response_of_a_living_replica_may_take_for_ever() -> None:
 def test_nothing_is_forgotten_while_no_server_lives_nor_just_after_one_came() -> None:
     left = stands(running(), replica_state="dead")
     now = later(1e6).now
-    assert broken(left, Moment(now, None)) == set()
-    assert broken(left, Moment(now, now - timedelta(seconds=29))) == set()
-    assert broken(left, Moment(now, now - timedelta(seconds=31))) == {"I1"}
+    assert broken(left, PageTime(now, None)) == set()
+    assert broken(left, PageTime(now, now - timedelta(seconds=29))) == set()
+    assert broken(left, PageTime(now, now - timedelta(seconds=31))) == {"I1"}
 
 
 def test_a_queued_response_may_wait_for_ever() -> None:
@@ -333,10 +333,10 @@ def test_a_next_turn_is_after_the_end_of_the_one_before() -> None:
         '"previous_response_id":null', f'"previous_response_id":"resp_{OTHER.hex}"'
     )
     turn = says(running(), previous_id=OTHER, request=request)
-    assert broken(replace(turn, previous=Previous(exists=True, finished_at=BEFORE))) == set()
-    assert broken(replace(turn, previous=Previous(exists=True, finished_at=None))) == {"I9"}
-    assert broken(replace(turn, previous=Previous(exists=True, finished_at=NOW))) == {"I9"}
-    assert broken(replace(turn, previous=Previous(exists=False, finished_at=None))) == {"I9"}
+    assert broken(replace(turn, previous=PreviousResponse(exists=True, finished_at=BEFORE))) == set()
+    assert broken(replace(turn, previous=PreviousResponse(exists=True, finished_at=None))) == {"I9"}
+    assert broken(replace(turn, previous=PreviousResponse(exists=True, finished_at=NOW))) == {"I9"}
+    assert broken(replace(turn, previous=PreviousResponse(exists=False, finished_at=None))) == {"I9"}
     assert broken(says(turn, previous_id=None)) == {"I9"}
 
 
@@ -373,7 +373,7 @@ def test_what_is_kept_for_no_response_is_told() -> None:
 
 
 def test_keys_that_lead_to_one_response_or_to_none_are_told() -> None:
-    found = check_keys([KeyTrouble(TENANT, RESPONSE, 2)], [KeyTrouble(TENANT, OTHER, 1)])
+    found = check_keys([KeyViolation(TENANT, RESPONSE, 2)], [KeyViolation(TENANT, OTHER, 1)])
     assert [(violation.invariant, violation.response_id) for violation in found] == [
         ("I8", RESPONSE),
         ("I7", OTHER),

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from server.process.log_format import OneLine, printable
+from server.process.log_format import OneLineFormatter, escape_unprintable
 
 FORGED = "x\n2026-01-01 00:00:00,000 CRITICAL holdfast.keeper: all is lost"
 OURS = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} [A-Z]+ holdfast\.test: ")
@@ -14,7 +14,7 @@ OURS = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} [A-Z]+ holdfast\.test: 
 def logged(write: Callable[[logging.Logger], None]) -> list[str]:
     stream = io.StringIO()
     handler = logging.StreamHandler(stream)
-    handler.setFormatter(OneLine("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    handler.setFormatter(OneLineFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     log = logging.getLogger("holdfast.test")
     log.addHandler(handler)
     log.propagate = False
@@ -35,13 +35,13 @@ def test_text_of_a_caller_cannot_begin_a_line(end: str) -> None:
 
 @pytest.mark.parametrize("text", ["\x1b[2J", "\x9b2J", "\x07", "\x00", "\u202e", "\ud800", "\u200b", "\x7f"])
 def test_text_of_a_caller_cannot_speak_to_the_terminal(text: str) -> None:
-    assert printable(f"a{text}b").isprintable()
-    assert printable(f"a{text}b").encode()
+    assert escape_unprintable(f"a{text}b").isprintable()
+    assert escape_unprintable(f"a{text}b").encode()
 
 
 def test_ordinary_text_of_any_script_is_left_as_it_is() -> None:
     text = "ünï 😀 漢字 \\n 'quoted'"
-    assert printable(text) == text
+    assert escape_unprintable(text) == text
 
 
 def test_lines_of_a_traceback_are_told_from_the_logs_own() -> None:

@@ -8,7 +8,7 @@ from server.recording.messages import (
     RunUpdate,
 )
 from server.recording.retries import LONGEST_PAUSE_SECONDS, MOST_TRIES, Retries, Retry, Way
-from server.store.commit_failures import Trouble
+from server.store.commit_failures import CommitFailure
 from tests.support.builders import make_echo, make_run
 
 
@@ -24,7 +24,7 @@ def one(step: RunUpdate) -> tuple[Retries, Retry]:
     return retries, retry
 
 
-def fail(retries: Retries, retry: Retry, trouble: Trouble, times: int = 1) -> list[float]:
+def fail(retries: Retries, retry: Retry, trouble: CommitFailure, times: int = 1) -> list[float]:
     """The pauses after so many such failures."""
     pauses = []
     for _ in range(times):
@@ -60,7 +60,7 @@ def test_an_outage_is_waited_out_however_long_it_is() -> None:
         ("lost", False, "fail"),
     ],
 )
-def test_what_is_refused_is_given_up_at_once(trouble: Trouble, background: bool, way: Way) -> None:
+def test_what_is_refused_is_given_up_at_once(trouble: CommitFailure, background: bool, way: Way) -> None:
     retries, retry = one(new(background=background))
     assert fail(retries, retry, trouble) == [0.0]
     assert retry.way == way

@@ -5,7 +5,7 @@ import pytest
 from psycopg import errors
 from sqlalchemy.exc import DataError, IntegrityError, InternalError, OperationalError, ProgrammingError
 
-from server.store.commit_failures import OwnershipLost, Trouble, classify
+from server.store.commit_failures import CommitFailure, OwnershipLost, classify
 
 
 def of(kind: type[psycopg.Error]) -> OperationalError:
@@ -38,5 +38,5 @@ def of(kind: type[psycopg.Error]) -> OperationalError:
         (OwnershipLost(), "lost"),
     ],
 )
-def test_a_failure_is_told_by_its_sqlstate(error: Exception, trouble: Trouble) -> None:
+def test_a_failure_is_told_by_its_sqlstate(error: Exception, trouble: CommitFailure) -> None:
     assert classify(error) == trouble

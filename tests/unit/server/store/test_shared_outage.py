@@ -4,7 +4,7 @@ from time import monotonic
 
 import pytest
 
-from server.store.shared_outage import SharedOutage, StillAway
+from server.store.shared_outage import OutageContinues, SharedOutage
 from tests.support.eventually import eventually
 
 LONG = 60.0
@@ -19,7 +19,7 @@ def test_everybody_may_try_while_there_is_no_outage() -> None:
 def test_nobody_tries_while_another_does_in_an_outage() -> None:
     outage = SharedOutage()
     outage.began(monotonic())
-    with outage.turn(monotonic()), pytest.raises(StillAway), outage.turn(monotonic()):
+    with outage.turn(monotonic()), pytest.raises(OutageContinues), outage.turn(monotonic()):
         pass
 
 

@@ -10,10 +10,10 @@ from starlette.responses import Response
 
 from server.errors import InvalidRequest, NotAuthenticated
 from server.http.asgi import thread_pools as threads
-from server.http.asgi.endpoint import Admittance, Endpoint, OpenEndpoint
-from server.http.asgi.event_stream import Answer
-from server.http.asgi.request_body import Lingering
-from server.http.asgi.thread_pools import ThreadClass, ThreadShare, thread_classes
+from server.http.asgi.answer import Answer
+from server.http.asgi.endpoint import Endpoint, EndpointContext, PublicEndpoint
+from server.http.asgi.request_body import LingeringClose
+from server.http.asgi.thread_pools import ThreadPool, ThreadShare, make_thread_pools
 from server.limits.concurrency import SharedLimit
 from server.protocol.errors import DecodeFailure
 from tests.support.server_process import PATIENCE_S
@@ -39,29 +39,29 @@ class Handler:
         return Response(b"fine", headers={"x-request-id": request.state.request_id})
 
 
-def door(
+def context(
     *,
     identify: Callable[[HTTPConnection], str] = lambda _request: "acme",
     bodies: SharedLimit | None = None,
     requests: SharedLimit | None = None,
-) -> Admittance[str]:
-    return Admittance(
-        expect=lambda _request: ThreadShare("acme"),
-        identify=identify,
-        lane=ThreadShare,
-        threads=thread_classes(5),
+) -> EndpointContext[str]:
+    return EndpointContext(
+        expected_share=lambda _request: ThreadShare("acme"),
+        authenticate=identify,
+        share_of=ThreadShare,
+        threads=make_thread_pools(5),
         requests=requests or SharedLimit("requests", total=10, per_tenant=10),
         bodies=bodies or SharedLimit("bytes", total=1000, per_tenant=1000),
-        lingering=Lingering(),
+        lingering_close=LingeringClose(),
     )
 
 
 def endpoint(
     handler: Callable[[Request, bytes], Answer],
-    at: Admittance[str] | None = None,
-    threads: ThreadClass | None = None,
+    at: EndpointContext[str] | None = None,
+    threads: ThreadPool | None = None,
 ) -> Endpoint[str]:
-    at = at or door()
+    at = at or context()
     return Endpoint(
         lambda request, _caller, body: handler(request, body),
         at,
@@ -180,7 +180,7 @@ def test_who_has_no_key_is_refused_before_its_body_is_read_and_hears_it() -> Non
     async def main() -> tuple[Client, Handler, SharedLimit]:
         bodies = SharedLimit("bytes", total=1000, per_tenant=1000)
         client, handler = Client(*[b"a" * 50] * 3, headers={"content-length": "150"}), Handler()
-        await client.ask(endpoint(handler, door(identify=stranger, bodies=bodies)))
+        await client.ask(endpoint(handler, context(identify=stranger, bodies=bodies)))
         return client, handler, bodies
 
     client, handler, bodies = run(main)
@@ -192,12 +192,12 @@ def test_who_has_no_key_is_refused_before_its_body_is_read_and_hears_it() -> Non
 
 
 def test_a_refused_client_that_goes_on_sending_is_left_after_a_while() -> None:
-    client, _ = exchange_at(door(identify=stranger), headers={"content-length": "150"})
+    client, _ = exchange_at(context(identify=stranger), headers={"content-length": "150"})
     assert (client.status, client.ended, client.times[-1]) == (401, True, 2.0)
 
 
 def exchange_at(
-    at: Admittance[str], *body: bytes, headers: dict[str, str] | None = None
+    at: EndpointContext[str], *body: bytes, headers: dict[str, str] | None = None
 ) -> tuple[Client, Handler]:
     async def main() -> tuple[Client, Handler]:
         client, handler = Client(*body, headers=headers), Handler()
@@ -216,7 +216,7 @@ def test_the_length_that_a_body_declares_counts_before_any_of_it_is_read(
 ) -> None:
     bodies = SharedLimit("bytes", total=total, per_tenant=of_tenant)
     bodies.acquire("other", of_others)
-    client, _ = exchange_at(door(bodies=bodies), b"a" * 60, headers={"content-length": "60"})
+    client, _ = exchange_at(context(bodies=bodies), b"a" * 60, headers={"content-length": "60"})
     assert client.status == status
     assert client.received_before_answer == (1 if status == 200 else 0)
     assert bodies.used("acme") == 0
@@ -225,7 +225,7 @@ def test_the_length_that_a_body_declares_counts_before_any_of_it_is_read(
 def test_a_body_without_a_length_counts_as_it_arrives() -> None:
     bodies = SharedLimit("bytes", total=1000, per_tenant=50)
     client, handler = exchange_at(
-        door(bodies=bodies), *[b"a" * 20] * 5, headers={"transfer-encoding": "chunked"}
+        context(bodies=bodies), *[b"a" * 20] * 5, headers={"transfer-encoding": "chunked"}
     )
     assert (client.status, client.received_before_answer, handler.bodies) == (429, 3, [])
     assert bodies.used() == 0
@@ -234,10 +234,10 @@ def test_a_body_without_a_length_counts_as_it_arrives() -> None:
 def test_a_tenant_with_as_many_requests_as_it_may_have_is_told_to_come_back() -> None:
     requests = SharedLimit("requests in progress", total=10, per_tenant=1)
     requests.acquire("acme")
-    client, handler = exchange_at(door(requests=requests), b"")
+    client, handler = exchange_at(context(requests=requests), b"")
     assert (client.status, client.headers["retry-after"], handler.bodies) == (429, "1", [])
     requests.release("acme")
-    client, _ = exchange_at(door(requests=requests), b"")
+    client, _ = exchange_at(context(requests=requests), b"")
     assert client.status == 200
     assert requests.used() == 0
 
@@ -271,7 +271,7 @@ def test_however_many_ask_one_call_at_a_time_answers_everybody(monkeypatch: pyte
         return Response(b"ready")
 
     async def main() -> list[Client]:
-        app = OpenEndpoint(look, ThreadClass(1), Lingering())
+        app = PublicEndpoint(look, ThreadPool(1), LingeringClose())
         clients = [Client(b"") for _ in range(100)]
         asked = [client.ask(app) for client in clients]
         await asyncio.sleep(0)
@@ -293,7 +293,7 @@ def test_what_is_answered_to_everybody_is_looked_up_again_after_a_second() -> No
         return Response(b"ready")
 
     async def main() -> None:
-        app = OpenEndpoint(look, ThreadClass(1), Lingering())
+        app = PublicEndpoint(look, ThreadPool(1), LingeringClose())
         for _ in range(30):
             await Client(b"").ask(app)
             await asyncio.sleep(0.1)

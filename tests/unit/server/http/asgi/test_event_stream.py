@@ -13,14 +13,9 @@ from server.delivery.event_frames import FramePage
 from server.delivery.hub import Channel, Published
 from server.errors import NotFound
 from server.http.asgi import thread_pools
-from server.http.asgi.event_stream import (
-    DONE,
-    KEEP_ALIVE_LINE,
-    EventStream,
-    FinalResponse,
-    StreamPosition,
-    Timing,
-)
+from server.http.asgi.answer import Timing
+from server.http.asgi.event_stream import DONE, KEEP_ALIVE_LINE, EventStream, StreamPosition
+from server.http.asgi.final_response import FinalResponse
 from server.store.database import DatabaseError
 from tests.support.builders import examples
 from tests.unit.server.http.asgi.asgi_messages import Client, inline, now, run
@@ -68,7 +63,11 @@ def follow(
 
 def deferred(stream: Stream, *, headers: dict[str, str] | None = None, **about: Any) -> FinalResponse:
     return FinalResponse(
-        stream.channel, read=lambda: Response(b"as it stands"), timing=TIMING, headers=headers or {}, **about
+        stream.channel,
+        fallback=lambda: Response(b"as it stands"),
+        timing=TIMING,
+        headers=headers or {},
+        **about,
     )
 
 
@@ -196,7 +195,7 @@ def test_a_response_that_is_deleted_ends_its_readers() -> None:
             stream.ask(
                 EventStream(StreamPosition(channel, there_is_nothing), timing=TIMING, headers=headers)
             ),
-            deferred.ask(FinalResponse(channel, read=refuse, timing=TIMING, headers=headers)),
+            deferred.ask(FinalResponse(channel, fallback=refuse, timing=TIMING, headers=headers)),
         ]
         await asyncio.sleep(0.5)
         channel.add(Published(uuid4(), 0, (), None, gone=True))

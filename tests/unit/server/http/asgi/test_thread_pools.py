@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from server.errors import ApiError, Overloaded, TooManyRequests
-from server.http.asgi.thread_pools import ThreadClass, ThreadShare, thread_classes
+from server.http.asgi.thread_pools import ThreadPool, ThreadShare, make_thread_pools
 from tests.support.server_process import PATIENCE_S
 from tests.unit.server.http.asgi.asgi_messages import now, run
 
@@ -33,8 +33,8 @@ class Work:
         for _ in range(8):
             await asyncio.sleep(0)
 
-    async def begin(self, threads: ThreadClass, lane: ThreadShare, *names: str) -> list["asyncio.Task[Any]"]:
-        given: list[Coroutine[Any, Any, Any]] = [threads.run(lane, name) for name in names]  # type: ignore[arg-type]
+    async def begin(self, threads: ThreadPool, share: ThreadShare, *names: str) -> list["asyncio.Task[Any]"]:
+        given: list[Coroutine[Any, Any, Any]] = [threads.run(share, name) for name in names]  # type: ignore[arg-type]
         begun = [asyncio.create_task(one) for one in given]
         for _ in range(4):
             await asyncio.sleep(0)
@@ -54,7 +54,7 @@ async def error_of(waiting: "asyncio.Future[Any]") -> ApiError:
 
 def test_tenants_take_turns_however_long_one_s_queue_is(work: Work) -> None:
     async def main() -> list[str]:
-        threads = ThreadClass(1, WAIT_S)
+        threads = ThreadPool(1, WAIT_S)
         await work.begin(threads, ALICE, "a0", "a1", "a2", "a3")
         await work.begin(threads, BOB, "b0", "b1")
         await work.begin(threads, CAROL, "c0")
@@ -67,7 +67,7 @@ def test_tenants_take_turns_however_long_one_s_queue_is(work: Work) -> None:
 
 def test_a_tenant_has_half_of_the_threads_and_another_one_finds_the_rest(work: Work) -> None:
     async def main() -> list[str]:
-        threads = ThreadClass(4, WAIT_S)
+        threads = ThreadPool(4, WAIT_S)
         await work.begin(threads, ALICE, "a0", "a1", "a2", "a3")
         await work.begin(threads, BOB, "b0")
         return work.begun
@@ -77,8 +77,8 @@ def test_a_tenant_has_half_of_the_threads_and_another_one_finds_the_rest(work: W
 
 def test_a_tenant_that_is_alone_has_all_threads(work: Work) -> None:
     async def main() -> list[str]:
-        threads = ThreadClass(3, WAIT_S)
-        await work.begin(threads, ThreadShare("default", whole=True), "a0", "a1", "a2", "a3")
+        threads = ThreadPool(3, WAIT_S)
+        await work.begin(threads, ThreadShare("default", unlimited=True), "a0", "a1", "a2", "a3")
         return work.begun
 
     assert run(main) == ["a0", "a1", "a2"]
@@ -86,7 +86,7 @@ def test_a_tenant_that_is_alone_has_all_threads(work: Work) -> None:
 
 def test_whoever_waits_behind_its_own_requests_gets_429_and_behind_others_503(work: Work) -> None:
     async def main() -> tuple[ApiError, ApiError, float]:
-        threads = ThreadClass(2, WAIT_S)
+        threads = ThreadPool(2, WAIT_S)
         _, own = await work.begin(threads, ALICE, "a0", "a1")
         first = await error_of(own)
         await work.begin(threads, BOB, "b0")
@@ -101,7 +101,7 @@ def test_whoever_waits_behind_its_own_requests_gets_429_and_behind_others_503(wo
 
 def test_who_gave_up_waiting_takes_no_turn(work: Work) -> None:
     async def main() -> tuple[list[str], int]:
-        threads = ThreadClass(1, WAIT_S)
+        threads = ThreadPool(1, WAIT_S)
         await work.begin(threads, ALICE, "a0")
         given_up, left = await work.begin(threads, BOB, "b0", "b1")
         left.cancel()
@@ -116,7 +116,7 @@ def test_who_gave_up_waiting_takes_no_turn(work: Work) -> None:
 
 def test_a_turn_that_comes_as_its_waiter_is_cancelled_goes_to_the_next(work: Work) -> None:
     async def main() -> list[str]:
-        threads = ThreadClass(1, WAIT_S)
+        threads = ThreadPool(1, WAIT_S)
         (first,) = await work.begin(threads, ALICE, "a0")
         (second,) = await work.begin(threads, BOB, "b0")
         await work.begin(threads, CAROL, "c0")
@@ -135,7 +135,7 @@ def test_a_thread_is_free_again_whatever_its_function_raises() -> None:
         raise RuntimeError("no")
 
     async def main() -> int:
-        threads = ThreadClass(1)
+        threads = ThreadPool(1)
         for _ in range(3):
             with pytest.raises(RuntimeError):
                 await threads.run(ALICE, fail)
@@ -149,7 +149,7 @@ def test_full_classes_keep_no_other_class_waiting() -> None:
     over = threading.Event()
 
     async def main() -> int:
-        classes = thread_classes(16)
+        classes = make_thread_pools(16)
         others = (classes.auth, classes.read, classes.write, classes.stream)
         slow = [
             asyncio.ensure_future(one.run(ALICE, over.wait, PATIENCE_S)) for one in others for _ in range(28)
@@ -168,7 +168,7 @@ def test_full_classes_keep_no_other_class_waiting() -> None:
 
 @pytest.mark.parametrize("connections", [1, 5, 8, 10, 16, 64, 1000])
 def test_the_classes_share_out_the_connections_and_none_is_without(connections: int) -> None:
-    classes = thread_classes(connections)
+    classes = make_thread_pools(connections)
     users = (classes.auth, classes.read, classes.write, classes.cancel, classes.stream)
     sizes = [one.size for one in users]
     assert min(sizes) >= 1

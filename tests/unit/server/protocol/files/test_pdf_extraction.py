@@ -8,7 +8,7 @@ from contextvars import Context
 import pypdf
 import pytest
 
-from server.http.error_responses import translate
+from server.http.error_responses import to_api_error
 from server.protocol.errors import ExtractionBusy
 from server.protocol.files import pdf_extraction as pdf
 from server.protocol.files.input_files import MAX_FILE_TEXT, FileError, file_text, storable_file_data
@@ -109,7 +109,7 @@ def test_tenant_whose_pdf_is_read_waits_and_another_does_not(monkeypatch: pytest
     reading.run(turn.__enter__)
     with pytest.raises(ExtractionBusy, match="Your other PDFs") as refused:
         Context().run(read_for, "busy", "Mine")
-    assert translate(refused.value).status == 429
+    assert to_api_error(refused.value).status == 429
     assert Context().run(read_for, "other", "Theirs") == "Theirs"
     reading.run(turn.__exit__, None, None, None)
     assert Context().run(read_for, "busy", "Mine") == "Mine"

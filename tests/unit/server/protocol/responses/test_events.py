@@ -67,8 +67,8 @@ DELTAS = [
 def unpacked(events: list[Event]) -> list[Event]:
     return [
         event
-        for chunk in log.pack(TENANT, RESPONSE, 1, events, [])
-        for event in log.unpack(
+        for chunk in log.encode_rows(TENANT, RESPONSE, 1, events, [])
+        for event in log.decode_row(
             chunk.first_seq, chunk.kind, chunk.output_index, chunk.content_index, chunk.body.encode()
         )
     ]
@@ -155,7 +155,7 @@ def test_neighbouring_deltas_of_one_place_share_a_row_and_others_do_not() -> Non
         make_whole(wire.OutputItemDone)._replace(sequence_number=4),
         make_whole(wire.OutputItemDone)._replace(sequence_number=5),
     ]
-    assert [(chunk.first_seq, chunk.n) for chunk in log.pack(TENANT, RESPONSE, 1, events, [])] == [
+    assert [(chunk.first_seq, chunk.n) for chunk in log.encode_rows(TENANT, RESPONSE, 1, events, [])] == [
         (0, 2),
         (2, 1),
         (3, 1),
@@ -166,9 +166,9 @@ def test_neighbouring_deltas_of_one_place_share_a_row_and_others_do_not() -> Non
 
 def test_tokens_travel_on_the_first_row_and_only_there() -> None:
     events = [WHOLE[0], *DELTAS]
-    chunks = log.pack(TENANT, RESPONSE, 1, events, [1, 2**31 - 1])
+    chunks = log.encode_rows(TENANT, RESPONSE, 1, events, [1, 2**31 - 1])
     assert [chunk.token_ids for chunk in chunks] == [b"\1\0\0\0\xff\xff\xff\x7f", *[None] * len(DELTAS)]
-    assert log.pack(TENANT, RESPONSE, 1, events, [])[0].token_ids is None
+    assert log.encode_rows(TENANT, RESPONSE, 1, events, [])[0].token_ids is None
 
 
 @given(texts)

@@ -8,14 +8,14 @@ import sys
 import pytest
 
 from server.protocol.ids import new_uuid
-from server.store.cluster.standby_heartbeat import standby_for
-from server.store.cluster.standby_heartbeat_process import Settings, Standby, is_stopped
+from server.store.cluster.standby_heartbeat import make_standby
+from server.store.cluster.standby_heartbeat_process import HeartbeatSchedule, StandbySettings, is_stopped
 from tests.support.eventually import eventually
 
-SETTINGS = Settings(url="", replica="", server_pid=1, every=1, silence=2, longest_stall=60)
+SETTINGS = StandbySettings(url="", replica="", server_pid=1, every=1, silence=2, longest_stall=60)
 
 
-def beats(standby: Standby, start: int, end: int) -> list[int]:
+def beats(standby: HeartbeatSchedule, start: int, end: int) -> list[int]:
     found = []
     for now in range(start, end):
         if standby.is_due(now):
@@ -25,14 +25,14 @@ def beats(standby: Standby, start: int, end: int) -> list[int]:
 
 
 def test_nobody_is_beaten_for_who_gives_signs_of_life() -> None:
-    standby = Standby(SETTINGS, 0)
+    standby = HeartbeatSchedule(SETTINGS, 0)
     for now in range(20):
         standby.sign(now)
         assert not standby.is_due(now + 0.9)
 
 
 def test_a_silent_server_is_beaten_for_until_the_silence_is_too_long() -> None:
-    standby = Standby(SETTINGS, 0)
+    standby = HeartbeatSchedule(SETTINGS, 0)
     standby.sign(10)
     assert beats(standby, 10, 100) == list(range(12, 71))
     standby.sign(100)
@@ -41,11 +41,11 @@ def test_a_silent_server_is_beaten_for_until_the_silence_is_too_long() -> None:
 
 @pytest.mark.parametrize(("now", "pause"), [(0, 2), (1.5, 0.5), (2, 0), (61, 1)])
 def test_it_sleeps_until_something_may_be_due(now: float, pause: float) -> None:
-    assert Standby(SETTINGS, 0).pause(now) == pause
+    assert HeartbeatSchedule(SETTINGS, 0).pause(now) == pause
 
 
 def test_it_sleeps_between_two_heartbeats() -> None:
-    standby = Standby(SETTINGS, 0)
+    standby = HeartbeatSchedule(SETTINGS, 0)
     standby.beat(5)
     assert standby.pause(5.25) == 0.75
 
@@ -62,7 +62,7 @@ def test_a_process_that_a_signal_has_stopped_is_told_from_one_that_runs() -> Non
 
 
 def test_the_process_ends_with_the_pipe_and_ignores_signals_to_the_group() -> None:
-    standby = standby_for("postgresql://nobody@127.0.0.1:1/none", new_uuid(), 10)
+    standby = make_standby("postgresql://nobody@127.0.0.1:1/none", new_uuid(), 10)
     standby.start()
     process = standby._process
     assert process is not None
@@ -74,7 +74,7 @@ def test_the_process_ends_with_the_pipe_and_ignores_signals_to_the_group() -> No
 
 def test_a_process_that_was_killed_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("server.store.cluster.standby_heartbeat._RESTART_SECONDS", 0.0)
-    standby = standby_for("postgresql://nobody@127.0.0.1:1/none", new_uuid(), 10)
+    standby = make_standby("postgresql://nobody@127.0.0.1:1/none", new_uuid(), 10)
     standby.start()
     try:
         first = standby._process

@@ -24,7 +24,7 @@ def folded(commits: list[list[str | None]]) -> tuple[list[events.LogRow], list[E
             for number, said in enumerate(commit, len(made))
         ]
         made += new
-        rows += events.pack(TENANT, RESPONSE, 1, new, [])
+        rows += events.encode_rows(TENANT, RESPONSE, 1, new, [])
     body = [
         (
             row.first_seq,
@@ -37,7 +37,7 @@ def folded(commits: list[list[str | None]]) -> tuple[list[events.LogRow], list[E
         )
         for row in rows
     ]
-    return events.unfold(msgspec.json.encode(body).decode()), made
+    return events.parse_compacted(msgspec.json.encode(body).decode()), made
 
 
 @given(commits)
@@ -45,7 +45,7 @@ def folded(commits: list[list[str | None]]) -> tuple[list[events.LogRow], list[E
 def test_rows_give_every_end_of_a_stream(commits: list[list[str | None]]) -> None:
     rows, made = folded(commits)
     for first in range(len(made) + 2):
-        assert list(events.unpack_rows(rows, first)) == made[first:]
+        assert list(events.decode_rows(rows, first)) == made[first:]
 
 
 def test_a_long_stream_that_is_read_in_pages_is_decoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,11 +57,11 @@ def test_a_long_stream_that_is_read_in_pages_is_decoded_once(monkeypatch: pytest
         decoded += 1
         return plain(*row)  # type: ignore[arg-type]  # a row's fields
 
-    plain = events.unpack
-    monkeypatch.setattr(events, "unpack", unpack)
+    plain = events.decode_row
+    monkeypatch.setattr(events, "decode_row", unpack)
     read: list[Event] = []
     pages = 0
-    while page := list(islice(events.unpack_rows(rows, len(read)), 50)):
+    while page := list(islice(events.decode_rows(rows, len(read)), 50)):
         read += page
         pages += 1
     assert read == made

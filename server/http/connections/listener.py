@@ -1,7 +1,7 @@
-"""Accepting connections: so many at a time, and the longest idle one makes room for a new one.
+"""Accepts client connections up to a limit; beyond it the longest idle connection is closed.
 
-Hypercorn drives each connection; accepting them is done here, because asyncio's own server knows no bound
-and, once file descriptors have run out, tries and logs as often as its backlog is long.
+Hypercorn serves each connection. They are accepted here because asyncio's server has no limit, and once file
+descriptors have run out it retries and logs once for every pending connection.
 """
 
 import asyncio
@@ -18,55 +18,54 @@ from hypercorn.config import Config as HypercornConfig
 from hypercorn.utils import wrap_app
 from starlette.types import ASGIApp
 
-from server.http.asgi.hypercorn_patches import Connection, Connections
+from server.http.connections.idle_connections import Connection, OpenConnections
 
 log = logging.getLogger("holdfast.listener")
 
 DEFAULT_CONNECTIONS = 4096
 _SPARE = 32
-"""Connections beyond the bound: those on which a health check, or a request to be refused, comes."""
+"""Connections beyond the limit, for health checks and for requests that are refused."""
 _RESERVED_FILES = 96
-"""File descriptors for everything but clients and the database's connections."""
-_MOST_FILES = 65536
-"""The soft limit is not raised beyond it: some programs that we start look at every possible descriptor."""
+"""File descriptors for everything except client and database connections."""
+_MAX_FILES = 65536
+"""The soft limit is not raised further: some child processes close or scan every possible descriptor."""
 _PAUSE_S = 1.0
-"""How long nothing is accepted once file descriptors have run out."""
-_SILENT_S = 60.0
-"""How often the log says that they have."""
+"""Pause before the next accept once file descriptors have run out."""
+_LOG_INTERVAL_S = 60.0
+"""Least time between two log lines about it."""
 _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 
 def raise_file_limit() -> int:
     """Raises the soft limit of open files as far as is useful; returns the limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
+    wanted = _MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, _MAX_FILES)
     if soft == resource.RLIM_INFINITY or soft >= wanted:
-        return _MOST_FILES if soft == resource.RLIM_INFINITY else soft
+        return _MAX_FILES if soft == resource.RLIM_INFINITY else soft
     resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
     return wanted
 
 
-def most_connections(wanted: int | None, files: int, database: int) -> int:
-    """How many connections may be in use, with so many open files and database connections; 8 at least."""
+def connection_limit(wanted: int | None, files: int, database: int) -> int:
+    """The most client connections, given the limit of open files and the database connections; at least 8."""
     room = files - _RESERVED_FILES - database - _SPARE
     return max(8, min(wanted or DEFAULT_CONNECTIONS, room))
 
 
 class Listener:
-    """Serves an application on a listening socket until it is told to end."""
+    """Serves an ASGI application on a listening socket."""
 
-    def __init__(self, app: ASGIApp, settings: HypercornConfig, most: int) -> None:
-        """`most` connections may be in use at a time."""
+    def __init__(self, app: ASGIApp, settings: HypercornConfig, max_connections: int) -> None:
         self._app = wrap_app(app, settings.wsgi_max_body_size, "asgi")  # type: ignore[arg-type]
         self._settings = settings
-        self._most = most
-        self._connections = Connections()
+        self._max_connections = max_connections
+        self._connections = OpenConnections()
         self._context = WorkerContext(None)
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._warned_at = -_SILENT_S
+        self._warned_at = -_LOG_INTERVAL_S
 
     async def serve(self, listener: socket.socket, ended: Callable[[], Awaitable[object]]) -> None:
-        """Until `ended` returns; then requests under way have the settings' graceful time to end."""
+        """Accepts until `ended` returns; requests in progress then have `graceful_timeout` to finish."""
         accepting = asyncio.ensure_future(self._accept_all(listener))
         ending = asyncio.ensure_future(ended())
         try:
@@ -97,24 +96,24 @@ class Listener:
             except OSError as error:
                 if error.errno in _EXHAUSTED:
                     await self._recover(error)
-                continue  # else the client has gone already
+                continue  # otherwise the client has disconnected already
             try:
                 await self._attach(accepted)
             except OSError:
                 accepted.close()
 
     async def _make_room(self) -> None:
-        """Closes the longest idle connection if there are too many, and waits if none is idle."""
-        while self._connections.open >= self._most + _SPARE:
+        """Closes the longest idle connection at the limit; waits at the hard limit if none is idle."""
+        while self._connections.open >= self._max_connections + _SPARE:
             if not self._connections.close_idle():
                 await self._connections.changed()
             else:
                 await asyncio.sleep(0)
-        if self._connections.open >= self._most:
+        if self._connections.open >= self._max_connections:
             self._connections.close_idle()
 
     async def _recover(self, error: OSError) -> None:
-        if monotonic() - self._warned_at >= _SILENT_S:
+        if monotonic() - self._warned_at >= _LOG_INTERVAL_S:
             self._warned_at = monotonic()
             log.error("no connection can be accepted: %s", error.strerror)
         self._connections.close_idle()
@@ -133,7 +132,7 @@ class Listener:
         task.add_done_callback(self._tasks.discard)
         loop = asyncio.get_running_loop()
         connection = Connection(self._app, loop, self._settings, self._context, {}, reader, writer)
-        connection.join(self._connections)
+        connection.track(self._connections)
         try:
             await connection.run()
         finally:

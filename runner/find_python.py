@@ -26,7 +26,7 @@ def find_python(path: str | None) -> Python:
     return Python(path, tuple(sorted(folders)))
 
 
-def try_out(limits: Limits, python: Python) -> None:
+def check_sandbox(limits: Limits, python: Python) -> None:
     """Makes one sandbox and ends it. Raises CannotRun with what bubblewrap says."""
     if sys.platform != "linux" or os.uname().machine not in ARCHITECTURES:
         raise CannotRun(f"code runs on Linux only, on {' and '.join(ARCHITECTURES)}.")

@@ -11,11 +11,11 @@ from sqlalchemy import Connection, text
 from server.store.cluster.claims import ResponseKey
 from server.store.cluster.leases import fence
 from server.store.content import deletion
-from server.store.database import Database, DatabaseError, Unreachable, durable
+from server.store.database import Database, DatabaseError, TransientError, commit_synchronously
 from server.store.log import events
 
 CODE = "server_error"
-UNREADABLE = "What is stored of this response cannot be read, so it cannot be finished."
+UNDECODABLE_MESSAGE = "What is stored of this response cannot be read, so it cannot be finished."
 
 _FAIL = text(
     """
@@ -36,24 +36,24 @@ _METER = text(
 )
 
 
-def end_unreadable(database: Database, me: UUID, place: ResponseKey) -> bool:
+def fail_undecodable(database: Database, me: UUID, place: ResponseKey) -> bool:
     """Ends a response of this replica as failed; False if it is not this replica's any more.
 
     Its log is compacted, or, if Postgres refuses that too, left as it is. Raises Fenced or DatabaseError.
     """
     where = {"tenant": place.tenant, "id": place.id}
     with database.begin() as connection:
-        durable(connection)
+        commit_synchronously(connection)
         fence(connection, me)
         deleted = connection.execute(
-            _FAIL, {**where, "me": me, "code": CODE, "message": UNREADABLE}
+            _FAIL, {**where, "me": me, "code": CODE, "message": UNDECODABLE_MESSAGE}
         ).scalar_one_or_none()
         if deleted is None:
             return False
         connection.execute(_METER, where)
         _compact(connection, place)
         if deleted:
-            deletion.purge(connection, place.tenant, place.id)
+            deletion.remove_if_unneeded(connection, place.tenant, place.id)
     return True
 
 
@@ -61,7 +61,7 @@ def _compact(connection: Connection, place: ResponseKey) -> None:
     try:
         with connection.begin_nested():
             events.compact(connection, place.tenant, place.id)
-    except Unreachable:
+    except TransientError:
         raise
     except DatabaseError:
         pass

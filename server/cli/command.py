@@ -1,0 +1,65 @@
+"""What the subcommands share: registration with their settings, status lines, an open database."""
+
+import argparse
+import sys
+from collections.abc import Callable
+from typing import TypeAlias
+
+from server.configuration import settings
+from server.configuration.settings import Config
+from server.process.open_database import OpenDatabase
+from server.store.database import Database
+from server.store.disk_space import Disk
+
+Subcommands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+"""What argparse's `add_subparsers` returns; argparse has no public name for it."""
+Run: TypeAlias = Callable[[Config, argparse.Namespace], int]
+"""A subcommand: returns the exit code. Raises ConfigError or EmbeddedError."""
+
+
+def print_status(line: str) -> None:
+    """Prints to standard error; standard output is for results."""
+    print(line, file=sys.stderr, flush=True)  # noqa: T201 - this is a command line
+
+
+def print_result(line: str) -> None:
+    """Prints to standard output."""
+    print(line, flush=True)  # noqa: T201 - the result
+
+
+def add_group(commands: Subcommands, name: str, help_text: str) -> Subcommands:
+    """A command that only has subcommands, such as `holdfast keys`."""
+    return commands.add_parser(name, help=help_text).add_subparsers(required=True, metavar="command")
+
+
+def add_command(
+    commands: Subcommands, name: str, help_text: str, run: Run, *, all_settings: bool = False
+) -> argparse.ArgumentParser:
+    """A command with flags for its settings: all of them, or those that select the database."""
+    command = commands.add_parser(name, help=help_text, description=help_text.capitalize() + ".")
+    command.set_defaults(run=run, failure_code=1)
+    for setting in settings.settings():
+        if all_settings or setting.name in ("data_dir", "database_url"):
+            choices = f" ({', '.join(setting.choices)})" if setting.choices else ""
+            default = f"; default: {setting.default}" if setting.default is not None else ""
+            command.add_argument(
+                setting.flag,
+                dest=setting.name,
+                metavar="X",
+                help=f"{setting.help}{choices}{default} [{setting.variable}]".replace("%", "%%"),
+            )
+    return command
+
+
+def with_database(config: Config, work: Callable[[Database, Disk], int]) -> int:
+    """The result of `work` on the database, whose schema is current."""
+    opened = OpenDatabase(config, lambda _line: None)
+    try:
+        opened.make_current()
+        database = Database(opened.url, pool_size=1)
+        try:
+            return work(database, opened.disk)
+        finally:
+            database.close()
+    finally:
+        opened.close()

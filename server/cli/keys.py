@@ -1,0 +1,100 @@
+"""`holdfast keys`: create, list and revoke API keys."""
+
+import argparse
+import re
+
+from server.caller import DEFAULT_TENANT
+from server.cli.command import Subcommands, add_command, add_group, print_result, print_status, with_database
+from server.configuration.settings import Config
+from server.errors import ConfigError
+from server.http.authentication import make_key
+from server.store import api_keys
+from server.store.cluster import claims
+from server.store.database import Database
+from server.store.disk_space import Disk
+
+TENANT = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
+
+
+def add_commands(commands: Subcommands) -> None:
+    group = add_group(commands, "keys", "API keys")
+    create = add_command(group, "create", "make a key and show it, once", _create)
+    create.add_argument("--tenant", default=DEFAULT_TENANT, help="whose key it is (default: %(default)s)")
+    create.add_argument("--name", default="", help="a note for yourself")
+    create.add_argument(
+        "--priority-floor",
+        type=_priority,
+        default=0,
+        metavar="N",
+        help="the most urgent priority of its requests; a lower number is more urgent (default: %(default)s)",
+    )
+    create.add_argument("--if-none", action="store_true", help="do nothing when a key exists already")
+    add_command(group, "list", "list keys", _list).add_argument("--tenant")
+    revoke = add_command(group, "revoke", "end a key", _revoke)
+    revoke.add_argument("key_id")
+    revoke.add_argument(
+        "--end",
+        action="store_true",
+        help="also cancel its stored responses that have not ended, on every replica",
+    )
+
+
+def _priority(text: str) -> int:
+    """A priority as a 32-bit integer. Raises ValueError, which argparse reports."""
+    number = int(text)
+    if abs(number) >= 2**31:
+        raise ValueError(text)
+    return number
+
+
+def _create(config: Config, options: argparse.Namespace) -> int:
+    if not TENANT.fullmatch(options.tenant):
+        raise ConfigError(
+            "A tenant's name is 1 to 63 of a-z, 0-9, - and _, and begins with a letter or digit."
+        )
+
+    def create(database: Database, _disk: Disk) -> int:
+        with database.begin() as connection:
+            if options.if_none and api_keys.any_exist(connection):
+                print_status("A key exists already.")
+                return 0
+            key = make_key()
+            api_keys.insert_key(
+                connection, options.tenant, key.id, options.name, key.digest, options.priority_floor
+            )
+        print_status(f"Key {key.id} of tenant {options.tenant}; it is shown this once:")
+        print_result(key.text)
+        return 0
+
+    return with_database(config, create)
+
+
+def _list(config: Config, options: argparse.Namespace) -> int:
+    def show(database: Database, _disk: Disk) -> int:
+        with database.begin() as connection:
+            keys = api_keys.list_all(connection, options.tenant)
+        for key in keys:
+            state = f"revoked {key.revoked_at:%Y-%m-%d}" if key.revoked_at else "valid"
+            used = f"used {key.last_used_at:%Y-%m-%d %H:%M}" if key.last_used_at else "never used"
+            columns = (key.id, key.tenant, f"made {key.created_at:%Y-%m-%d}", used, state, key.name)
+            print_result("\t".join(columns).rstrip())
+        return 0
+
+    return with_database(config, show)
+
+
+def _revoke(config: Config, options: argparse.Namespace) -> int:
+    def revoke(database: Database, _disk: Disk) -> int:
+        key_id = options.key_id
+        with database.begin() as connection:
+            if not api_keys.revoke(connection, key_id) and not (
+                options.end and api_keys.is_revoked(connection, key_id)
+            ):
+                raise ConfigError(f"There is no valid key {key_id!r}; `holdfast keys list` shows them.")
+        print_status(f"Key {key_id} is revoked.")
+        if options.end:
+            ended = database.retry(lambda connection: claims.request_cancel_of_key(connection, key_id))
+            print_status(f"{ended} of its responses had not ended and are cancelled within about a second.")
+        return 0
+
+    return with_database(config, revoke)

@@ -1,0 +1,1 @@
+"""Client connections: accepted up to a limit, parsed strictly. Adapts Hypercorn."""
