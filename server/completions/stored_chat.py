@@ -51,7 +51,9 @@ def update(database: Database, tenant: str, first: UUID, metadata: Metadata | No
     """Replaces the metadata. Raises NotFound."""
 
     def work(connection: Connection) -> StoredCompletion:
-        for stored in _require_answered(chat_choices.lock_for_update(connection, tenant, _candidates(first)), first):
+        for stored in _require_answered(
+            chat_choices.lock_for_update(connection, tenant, _candidates(first)), first
+        ):
             echo = decode_as(stored.request, Echo)
             changed = msgspec.structs.replace(echo, metadata=metadata or {})
             told = [msgspec.json.encode(value).decode() for value in (changed, changed.metadata)]
