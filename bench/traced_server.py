@@ -14,7 +14,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from server.cli import commands
+from server.cli import entry_point
 
 ROOT = Path(__file__).resolve().parents[1]
 OURS = tuple(f"{ROOT / folder}/" for folder in ("server", "engine"))
@@ -35,7 +35,7 @@ def main(file: str, arguments: Sequence[str]) -> int:
         notes.append((time.monotonic(), threading.get_ident(), called_by, code.co_filename, code.co_qualname))
 
     threading.setprofile(note)
-    code = commands.main(arguments)
+    code = entry_point.main(arguments)
     threading.setprofile(None)
     start = len(f"{ROOT}/")
     written = [

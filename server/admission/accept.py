@@ -97,7 +97,7 @@ class ResponseWriter:
         self._claim_key(connection, new)
         # The history was read before this transaction; from here on the row lock keeps it.
         if resolved_input.previous_id and not responses.lock_for_share(
-            connection, tenant, resolved_input.previous
+            connection, tenant, resolved_input.previous_id
         ):
             raise resolve_input.unknown_previous(new.resolved.request.previous_response_id or "")
         if version := resolved_input.conversation:

@@ -90,8 +90,8 @@ def prepare(served: LoadedModel, resolved: ResolvedRequest) -> Prepared:
 
 def prepare_from_prompt(served: LoadedModel, resolved: ResolvedRequest, prompt: Prompt) -> Prepared:
     """`prepare` with a prompt that is written already."""
-    model = served.engine.model_info)
-    echo = request_echo(resolved.model_info.tools, model)
+    model = served.engine.model_info
+    echo = request_echo(resolved.request, resolved.tools, model)
     if len(prompt.token_ids) >= model.context_length:
         raise too_long(model.context_length, tokens=len(prompt.token_ids))
     return Prepared(prompt, echo, _engine_request(served, resolved, prompt, echo))
@@ -105,11 +105,11 @@ def first_decoding_spec(served: LoadedModel, resolved: ResolvedRequest, prepared
     """
     approving_items = resolved.items if prepared.wants_output else ()
     spec = served.decoding_spec(resolved, prepared.prompt, approving_items)
-    spec = replace(spec, condensing=prepared.compaction)
+    spec = replace(spec, compaction=prepared.compaction)
     if not prepared.model_writes_summary:
         return spec
     none: frozenset[int] = frozenset()
-    return replace(spec, stops=(), stop_token_ids=none, silent_stop_ids=none, vocabulary=None)
+    return replace(spec, stop_strings=(), stop_token_ids=none, hidden_stop_ids=none, vocabulary=None)
 
 
 def _engine_request(

@@ -42,7 +42,6 @@ def count_input(
     with history.for_request(tenant) as reads:
         resolved = database.read(partial(resolve, reads=reads))
         request, tools, _ = discover_tools(servers, caller, request, resolved.items)
-        request_echo(request, served.engine.model_info)
-        room = MAX_COUNTED_CONTEXTS * served.engine.model_info.context_length
+        max_tokens = MAX_COUNTED_CONTEXTS * served.engine.model_info.context_length
         prompt = write_prompt(served, tenant, request, tools, resolved.items, max_tokens=max_tokens)
         return len(prompt.token_ids)

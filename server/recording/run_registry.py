@@ -83,71 +83,6 @@ class RunRegistry:
 
     def apply(self, messages: Sequence[Inbound], now: datetime) -> list[RunUpdate]:
         """Lets the runs take the messages. Runs that are over are forgotten."""
-        steps: dict[UUID, = field(init=False)
-    """The number of the first event, if there is one."""
-    broken: bool = False
-    """What the run has made cannot even be turned into events, so there is no writing it."""
-    unreadable: bool = False
-    """The run ends because its tokens could not be read; its engine request is cancelled afterwards."""
-
-    def __post_init__(self) -> None:
-        self.first_seq = self.run.next_seq
-
-    @property
-    def over(self) -> bool:
-        """This replica has nothing more to do with the run."""
-        return self.handed_back or self.run.ending is not None
-
-
-class RunRegistry:
-    """What the recorder's thread brings forward."""
-
-    def __init__(self) -> None:
-        self._runs: dict[UUID, Run] = {}
-        self._untold: dict[UUID, list[int]] = {}
-        """Tokens that have given no event yet; stored with the first event that they lead to."""
-        self.paused: set[UUID] = set()
-        """Runs whose last step is not committed yet; whoever paused them retains the messages to them."""
-
-    def __bool__(self) -> bool:
-        return bool(self._runs)
-
-    @property
-    def runs(self) -> list[Run]:
-        """A snapshot. Any thread."""
-        return list(self._runs.values())
-
-    def get(self, response: UUID) -> Run | None:
-        """The run in progress of that response."""
-        return self._runs.get(response)
-
-    def needs_commit(self, message: Inbound) -> bool:
-        """Tokens of a response that is not stored need no commit; its end does, for the metering.
-
-        A run that is not known yet may begin in the same batch.
-        """
-        match message:
-            case Tokens(engine_request_id):
-                run = self._runs.get(response_of(engine_request_id))
-                return run is None or run.stored
-            case StartRun(run, starts):
-                return starts and not run.started
-            case StartTurn(_, reading):
-                return reading is None
-            case CancelRequested(response):
-                interrupted = self._runs.get(response)
-                return interrupted is not None and interrupted.calling
-            case StopRecorder() | PromptLogprobs():
-                return False
-            case _:
-                return True
-
-    def only_adds(self, messages: Sequence[Inbound]) -> bool:
-        """Whether no run begins or ends by these messages, unless by a mistake of ours."""
-        return all(isinstance(message, Tokens) or not self.needs_commit(message) for message in messages)
-
-    def apply(self, messages: Sequence[Inbound], now: datetime) -> list[RunUpdate]:
-        """Lets the runs take the messages. Runs that are over are forgotten."""
         steps: dict[UUID, RunUpdate] = {}
         for message in _coalesce_tokens(messages):
             self._take(message, steps, now)
@@ -181,39 +116,6 @@ class RunRegistry:
                 self._take_tokens(steps, message, now)
             case Finished(engine_request_id, reason, usage, stop_match):
                 act = partial(Run.finish, reason=reason, usage=usage, at=now, stop_match=stop_match)
-                self._finish(steps, response_of(engine_request_id), = {}
-        for message in _coalesce_tokens(messages):
-            self._take(message, steps, now)
-        for response, step in steps.items():
-            if step.over:
-                self._runs.pop(response, None)
-                self._untold.pop(response, None)
-        return list(steps.values())
-
-    def forget(self, response: UUID) -> None:
-        """Drops a run that this replica does not bring forward any more."""
-        self._runs.pop(response, None)
-        self._untold.pop(response, None)
-        self.paused.discard(response)
-
-    def _take(self, message: Inbound, steps: dict[UUID, RunUpdate], now: datetime) -> None:
-        match message:
-            case StartRun(run, starts):
-                self._runs[run.facts.id] = run
-                if starts:
-                    self._advance(steps, run.facts.id, now, Run.start)
-            case FailRun(response, code, told):
-                self._advance(steps, response, now, partial(Run.fail, code=code, message=told, at=now))
-            case DropRun(response):
-                self._advance(steps, response, now, partial(Run.cancel, at=now))
-            case ReleaseRuns(responses):
-                self._hand_back(steps, responses)
-            case ToolCallFinished() | StartTurn() | CancelRequested():
-                self._take_from_tools(message, steps, now)
-            case Tokens() | PromptLogprobs():
-                self._take_tokens(steps, message, now)
-            case Finished(engine_request_id, reason, usage, stop_hit):
-                act = partial(Run.finish, reason=reason, usage=usage, at=now, stop_hit=stop_hit)
                 self._finish(steps, response_of(engine_request_id), now, act)
             case Failed(engine_request_id, "engine_dead") if self._goes_on(response_of(engine_request_id)):
                 self._hand_back(steps, frozenset({response_of(engine_request_id)}), died=True)

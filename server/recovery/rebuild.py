@@ -90,7 +90,7 @@ def _resumed(
     if (summarized := has_summaries(told)) is not None:  # an earlier release or setting told it so
         reading = replace(reading, summarizes_reasoning=summarized)
     run = Run(_facts(stored, prepared), reading)
-    turns = TurnBuilder(served=served, resolved=resolved, model_writes_summary=run.sums_up)
+    turns = TurnBuilder(served=served, resolved=resolved, model_writes_summary=run.writes_summary)
     said_now, engine_request = replay(run, turns, prepared, progress, told)
     if said(said_now) == said(told):
         return Rebuilt(stored, run, engine_request, turns)
