@@ -15,6 +15,7 @@ from demo.vocabulary import Vocabulary
 
 #: How many tools are on offer, where no setting says so.
 _COUNTS = (1, 1, 2, 2, 2, 3, 3, 4, 6, 10)
+_UNOFFERED_SHARE = 0.4
 
 
 def drill_or_conversation(
@@ -22,12 +23,15 @@ def drill_or_conversation(
 ) -> Conversation:
     """Return a drill as often as ``drill`` is emphasised, from 0 to 1, else any conversation."""
     if vocabulary.chance(emphasis.get(drill, 0)) and (setting is None or setting.tools):
-        return drill(vocabulary, setting)
+        return drill(vocabulary, setting, emphasis.get(unoffered_turns, 1))
     return random_conversation(vocabulary, emphasis, setting)
 
 
-def drill(vocabulary: Vocabulary, setting: Setting | None = None) -> Conversation:
-    """Return one to three requests for tools, offered or not."""
+def drill(vocabulary: Vocabulary, setting: Setting | None = None, unoffered: float = 1) -> Conversation:
+    """Return one to three requests for tools, offered or not.
+
+    ``unoffered`` is how many times as often as usual they are not.
+    """
     vocabulary.begin_conversation()
     tools = setting.tools if setting else _offered(vocabulary)
     messages: list[Message] = []
@@ -36,7 +40,7 @@ def drill(vocabulary: Vocabulary, setting: Setting | None = None) -> Conversatio
     is_said = False
     wanted = vocabulary.choose((1, 1, 2, 3))
     while not is_said or wanted > 0:
-        turns = _turns(vocabulary, tools)
+        turns = _turns(vocabulary, tools, _UNOFFERED_SHARE * unoffered)
         messages += turns
         is_said = is_said or bool(turns)
         wanted -= 1
@@ -60,8 +64,8 @@ def _shortened(vocabulary: Vocabulary, tool: Tool) -> Tool:
     return Tool(tool.name, dict([*tool.parameters.items()][:count]))
 
 
-def _turns(vocabulary: Vocabulary, tools: tuple[Tool, ...]) -> list[Message]:
-    if vocabulary.chance(0.4):
+def _turns(vocabulary: Vocabulary, tools: tuple[Tool, ...], unoffered_share: float) -> list[Message]:
+    if vocabulary.chance(unoffered_share):
         return unoffered_turns(vocabulary, tools)
     known = known_ones(tools)
     if known and vocabulary.chance(0.6):

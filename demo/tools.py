@@ -19,7 +19,7 @@ from demo.vocabulary import Vocabulary
 from demo.words import CITIES, SIGNS
 
 #: How often, among requests for tools, one is asked for that is not offered.
-_UNOFFERED_SHARE = 0.2
+_UNOFFERED_SHARE = 0.12
 
 #: What a user asks, and the arguments of each call that answers it.
 Request: TypeAlias = tuple[str, list[dict[str, Any]]]

@@ -24,7 +24,7 @@ from demo.conversations import Emphasis
 from demo.drills import drill
 from demo.facts import random_fact
 from demo.rendering import TURN_END
-from demo.tasks import add_or_subtract, count, extract_event, repeat, write_json
+from demo.tasks import add_or_subtract, count, echo, extract_event, repeat, write_json
 from demo.tokenizer import PADDING, token_id
 from demo.toolbox import offer_tools
 from demo.tools import marked_result_turns, tool_turns, unoffered_turns
@@ -105,6 +105,21 @@ _EMPHASIS_ON_ALL: Emphasis = MappingProxyType(
         tool_turns: 1.2,
     }
 )
+#: The same, refusals aside: before names are looked up reliably, too many make it refuse what it can.
+_EMPHASIS_ON_OLD: Emphasis = MappingProxyType(
+    {
+        **_EMPHASIS_ON_ALL,
+        drill: 0.15,
+        unoffered_turns: 0.3,
+        add_or_subtract: 4.0,
+        echo: 3.0,
+        repeat: 3.0,
+        extract_event: 2.0,
+        write_json: 2.5,
+        random_fact: 0.7,
+        tool_turns: 1.3,
+    }
+)
 
 #: Copying is learned first, which most answers are; sums follow, and then prompts of many pages.
 STAGES = (
@@ -170,6 +185,17 @@ STAGES = (
         share=1,
         emphasis=_EMPHASIS_ON_ALL,
         long=LongSettings(0.15, 300, 9000),
+        renews_average=True,
+    ),
+    Stage(
+        "settle",
+        6_000_000,
+        4096,
+        1.5e-3,
+        seed=14,
+        share=1,
+        emphasis=_EMPHASIS_ON_OLD,
+        long=LongSettings(0.12, 300, 9000),
         renews_average=True,
     ),
 )
