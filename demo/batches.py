@@ -19,7 +19,8 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from demo.chat import Conversation
-from demo.conversations import Emphasis, random_conversation
+from demo.conversations import Emphasis
+from demo.drills import drill_or_conversation
 from demo.rendering import Piece, render
 from demo.settings import long_setting
 from demo.tokenizer import PADDING, token_id, word_pieces
@@ -31,11 +32,11 @@ UNTRAINED = -100
 
 _POOL = 512
 _THINKING_SHARE = 0.35
-_LONGEST_TEXT = 512
+_LONGEST_TEXT = 2560
 _CONVERSATIONS_IN_A_LONG_SETTING = 14
 _JUMP_SHARE = 0.4
 #: A jump is two to the power of something between these; two jumps stay within 8,192 positions.
-_JUMP_POWERS = (1.0, 11.8)
+_JUMP_POWERS = (1.0, 11.4)
 
 
 class Example(NamedTuple):
@@ -92,7 +93,7 @@ class Batches:
     def __iter__(self) -> Iterator[Batch]:
         """Yield batches without end."""
         while True:
-            conversations = [random_conversation(self._vocabulary, self._emphasis) for _ in range(_POOL)]
+            conversations = [drill_or_conversation(self._vocabulary, self._emphasis) for _ in range(_POOL)]
             examples = self._examples([self._render(known) for known in conversations])
             groups = self._grouped(sorted(examples, key=lambda e: len(e.ids)))
             self._random.shuffle(groups)
@@ -107,7 +108,7 @@ class Batches:
         known_tools = self._emphasis.get(offer_tools, 1)
         setting = long_setting(self._vocabulary, long.low, long.high, known_tools)
         rendered = [
-            self._render(random_conversation(self._vocabulary, self._emphasis, setting))
+            self._render(drill_or_conversation(self._vocabulary, self._emphasis, setting))
             for _ in range(_CONVERSATIONS_IN_A_LONG_SETTING)
         ]
         prefix = self._tokenizer.encode(rendered[0][0].text, add_special_tokens=False).ids

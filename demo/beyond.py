@@ -95,9 +95,24 @@ def _noise(vocabulary: Vocabulary) -> str:
     alphabet = vocabulary.choose(
         (SYMBOLS, "abcdefghijklmnopqrstuvwxyz", "0123456789abcdef", "{}[]()<>/\\|=+-*&^%$#@!~`'\",.;:?_ \n")
     )
-    length = vocabulary.number(1, vocabulary.choose((4, 12, 40, 120)))
+    length = vocabulary.number(1, vocabulary.choose((4, 12, 40, 120, 120, 600)))
     text = "".join(vocabulary.choose(alphabet) for _ in range(length))
+    if vocabulary.chance(0.1):
+        text = vocabulary.choose((" ", "\n", " \n\t", "a", "\u200b", "0")) * vocabulary.number(1, 60)
     return f"{text} {prompts.filler(vocabulary)}" if vocabulary.chance(0.2) else text
+
+
+def _glued(vocabulary: Vocabulary) -> str:
+    """Return pieces of requests, code and text in a row, as a slip of the clipboard leaves them."""
+    parts = [
+        _assignment(vocabulary)[: vocabulary.number(3, 40)],
+        plain_beyond(vocabulary)[: vocabulary.number(3, 40)],
+        prompts.code(vocabulary, 1, 4)[: vocabulary.number(5, 80)],
+        vocabulary.words(1, 9),
+        prompts.sentence(vocabulary),
+    ]
+    chosen = vocabulary.random.sample(parts, vocabulary.number(2, 4))
+    return vocabulary.choose((" ", " ", "\n")).join(chosen)
 
 
 def _large_sum(vocabulary: Vocabulary) -> str:
@@ -125,7 +140,8 @@ _REQUESTS: tuple[tuple[Callable[[Vocabulary], str], float], ...] = (
     (_remark, 10),
     (_pasted, 12),
     (_foreign, 5),
-    (_noise, 7),
+    (_noise, 9),
+    (_glued, 7),
     (_large_sum, 4),
     (_product, 1),
     (_many_lines, 3),

@@ -21,7 +21,9 @@ from demo.vocabulary import Vocabulary
 
 Task = Callable[[Vocabulary], list[Exchange]]
 #: How many times as often as usual something is drawn: a task, a tool that is not offered
-#: (``unoffered_turns``), or a well-known tool, prefixed or not, among those on offer (``offer_tools``).
+#: (``unoffered_turns``), a well-known tool among those on offer (``offer_tools``), conversations about
+#: tools (``tool_turns``), a fact that is asked for much later (``random_fact``), drills (``drill``,
+#: a share from 0 to 1).
 Emphasis = Mapping[Callable[..., object], float]
 
 #: How often each single-turn task is drawn, by weight.
@@ -74,6 +76,10 @@ class Mood(Enum):
 _UNOFFERED_SHARE = 0.03
 #: How often a result is mostly marks, where that is emphasised; else it is not.
 _MARKED_SHARE = 0.03
+#: How often a fact is asked for after pages of talk, where facts are emphasised; else it is not.
+_FAR_SHARE = 0.004
+#: How often something beyond the model is asked where there are tools, besides when it is drawn.
+_BEYOND_SHARE = 0.08
 #: Up to which share of its draws, if nothing earlier took them, a mood tells a new fact.
 _TELLING_SHARE = {Mood.TOOLS: 0.0, Mood.EVERYTHING: 0.3, Mood.FACTS: 0.62}
 
@@ -103,7 +109,10 @@ class _Writer:
         self._unoffered_share = _UNOFFERED_SHARE * emphasis.get(unoffered_turns, 1)
         self._lengths = _LENGTHS if setting is None else _LENGTHS_WITH_SETTING
         vocabulary.begin_conversation()
-        self._mood = vocabulary.choose_weighted(((Mood.TOOLS, 27), (Mood.EVERYTHING, 23), (Mood.FACTS, 50)))
+        tools_weight = 27 * emphasis.get(tool_turns, 1)
+        moods = ((Mood.TOOLS, tools_weight), (Mood.EVERYTHING, 33), (Mood.FACTS, 35))
+        self._mood = vocabulary.choose_weighted(moods)
+        self._far_share = _FAR_SHARE * emphasis.get(random_fact, 0)
         if setting is not None and setting.tools:
             self._mood = vocabulary.choose((Mood.TOOLS, Mood.TOOLS, Mood.EVERYTHING, Mood.FACTS))
         self._setting = setting or short_setting(
@@ -122,6 +131,8 @@ class _Writer:
             self._messages.append(Message("system", self._setting.instruction))
         if self._vocabulary.chance(0.03):
             self._messages += self._unanswered()
+        if self._vocabulary.chance(self._far_share):
+            self._messages += self._far_facts()
         for drawn in range(self._vocabulary.choose(self._lengths)):
             self._messages += self._next_turns(is_late=drawn > 3)
         return Conversation(tuple(self._messages), self._tools)
@@ -135,6 +146,17 @@ class _Writer:
         texts = [long_prompt(vocabulary, vocabulary.choose((60, 150, 300))) for _ in range(count)]
         return [Message(role, text) for text in texts]
 
+    def _far_facts(self) -> list[Message]:
+        """Return a fact, much talk between, and a question for it."""
+        vocabulary = self._vocabulary
+        fact = random_fact(vocabulary)
+        self._facts[fact.subject] = fact
+        messages = [*fact.told().messages()]
+        for _ in range(vocabulary.choose((2, 4, 8, 12))):
+            between = vocabulary.choose((tasks.count, tasks.count, small_talk.recite, beyond.give_up))
+            messages += [m for exchange in between(vocabulary) for m in exchange.messages()]
+        return [*messages, *fact.asked().messages()]
+
     def _next_turns(self, *, is_late: bool) -> list[Message]:
         """Return the turns of one draw; none where a fact was already told."""
         if self._setting.is_pirate:
@@ -143,6 +165,8 @@ class _Writer:
             return unoffered_turns(self._vocabulary, self._tools)
         if self._marked_share and self._tools and self._vocabulary.chance(self._marked_share):
             return marked_result_turns(self._vocabulary, self._tools)
+        if self._tools and self._vocabulary.chance(_BEYOND_SHARE):
+            return [m for exchange in beyond.give_up(self._vocabulary) for m in exchange.messages()]
         share = self._vocabulary.random.random()
         if self._tools and self._mood is Mood.TOOLS and share < 0.6:
             return tool_turns(self._vocabulary, self._tools)

@@ -23,6 +23,7 @@ from tokenizers import Tokenizer
 from demo.evaluate import DEFAULT_CASES, KINDS, evaluate, is_good_enough
 from demo.evaluation_cases import Kind
 from demo.export import describe, export
+from demo.growth import deepened
 from demo.threads import one_thread
 from demo.tokenizer import VOCABULARY_SIZE, shipped_tokenizer, train_tokenizer
 from demo.train import STAGES, Average, Shape, Stage, new_model, train_stage
@@ -71,8 +72,12 @@ def make(
     print(f"{model.num_parameters():,} parameters, {tokenizer.get_vocab_size():,} tokens")
     average = Average()
     for stage in recipe.stages:
-        if stage.starts_from_average:
+        if stage.starts_from_average or stage.deepens:
             model = average.model(like=model)
+        if stage.deepens:
+            model = deepened(model)
+        if stage.deepens or stage.renews_average:
+            average = Average()
         saved = stages_folder / f"{stage.name}.pt" if stages_folder else None
         if saved and saved.exists():
             model.load_state_dict(torch.load(saved, weights_only=True))

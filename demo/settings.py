@@ -39,7 +39,7 @@ _LONG_PERSONA_INSTRUCTIONS = (
     "Your name is {persona}. You {word} {other}.",
 )
 #: Of a short setting, how many tools, where it has any.
-_FEW = (1, 1, 1, 1, 2, 2, 3, 3, 5, 8, 12)
+_FEW = (1, 1, 1, 2, 2, 3, 3, 5, 8, 12)
 #: The same of a long one.
 _MANY = (0, 0, 1, 3, 10, 20, 30, 40, 40)
 

@@ -27,6 +27,7 @@ _REPEAT_REQUESTS = (
     "Say '{text}' {times} times fast",
     "Repeat {text} {times} times",
     "say {text} {times} times fast",
+    "say {text} {times} times fast",
     "Write {text} {times} times.",
 )
 _COUNT_REQUESTS = (
@@ -86,7 +87,7 @@ def repeat(vocabulary: Vocabulary) -> list[Exchange]:
     clear = [w for w in said.split() if not w.isdigit() and w not in NUMBER_WORDS.values()]
     text = " ".join(clear) or "bubble"
     times = vocabulary.number(2, 12 if vocabulary.chance(0.85) else 30)
-    spelled = NUMBER_WORDS.get(times) if vocabulary.chance(0.5) else None
+    spelled = NUMBER_WORDS.get(times) if vocabulary.chance(0.6) else None
     request = vocabulary.fill(_REPEAT_REQUESTS, text=text, times=spelled or times)
     return [Exchange(request, repeated(text, times), f"I repeat it {times} times.")]
 
@@ -131,9 +132,11 @@ def _count_down(vocabulary: Vocabulary) -> Exchange:
 
 def add_or_subtract(vocabulary: Vocabulary) -> list[Exchange]:
     """Return a sum or a difference of two numbers up to 20, never below zero."""
-    largest = 10 if vocabulary.chance(0.3) else 20
-    a, b = vocabulary.number(0, largest), vocabulary.number(0, largest)
-    if vocabulary.chance(0.6):
+    smallest, largest = vocabulary.choose(((0, 10), (0, 20), (0, 20), (8, 20), (8, 20)))
+    a, b = vocabulary.number(smallest, largest), vocabulary.number(0 if smallest == 0 else 4, largest)
+    if vocabulary.chance(0.5):
+        a, b = b, a
+    if vocabulary.chance(0.7):
         sign, name, result, thought = "+", "plus", a + b, f"I add {a} and {b}."
     else:
         a, b = max(a, b), min(a, b)
@@ -171,8 +174,14 @@ def _value(vocabulary: Vocabulary) -> str | int:
 
 def extract_event(vocabulary: Vocabulary) -> list[Exchange]:
     """Return a sentence about an event, to be answered with its name, day and people as JSON."""
-    people = [vocabulary.name(NAMES) for _ in range(vocabulary.number(1, 3))]
-    name = vocabulary.words(1, 2) if vocabulary.chance(0.6) else vocabulary.choose(_EVENTS)
+    people = [vocabulary.name(NAMES) for _ in range(vocabulary.choose((1, 2, 2, 3)))]
+    if vocabulary.chance(0.1):  # the same one again, or another of the same name
+        people[-1] = people[0]
+    parts = [vocabulary.name(NAMES) if vocabulary.chance(0.3) else vocabulary.word() for _ in range(2)]
+    if vocabulary.chance(0.05):
+        parts[0] = people[-1]
+    kinds = (parts[0], " ".join(parts), " ".join(parts), vocabulary.choose(_EVENTS))
+    name = vocabulary.choose(kinds)
     day = vocabulary.choose(DAYS)
     request = vocabulary.fill(_EVENT_REQUESTS, sentence=event_sentence(people, name, day))
     answer = as_json({"name": name, "date": day, "participants": people})

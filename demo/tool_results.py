@@ -21,6 +21,11 @@ _ERRORS = (
     "error: {words}",
     "{word}Error: {words}",
     '{{"error": "{words}"}}',
+    '{{"error": {{"code": {number}, "message": "{words}"}}}}',
+    '{{"{word}": {{"{path}": -{number}, "status": "{words}"}}}}',
+    "{word}Error: [{word} {number}] {words}: '{path}'",
+    "{word} {number} {words}",
+    "({words})",
     "404 Not Found",
     "Error {number}: {words}",
     "Tool {word} failed: {words}",
@@ -79,6 +84,8 @@ def odd_result(vocabulary: Vocabulary) -> str:
             number=vocabulary.number(1, 600),
             path=prompts.file_path(vocabulary),
         )[:_LONGEST_TOLD].rstrip()
+    if share < 0.7:
+        return marked_result(vocabulary)
     return prompts.sentence(vocabulary)[: vocabulary.number(20, _LONGEST_TOLD)].rstrip()
 
 
@@ -105,13 +112,13 @@ def _draw_long(vocabulary: Vocabulary) -> str:
     if share < 0.15:
         text = " ".join(prompts.sentence(vocabulary) for _ in range(12))
         return text[: vocabulary.number(400, 800)].rstrip()
-    characters = vocabulary.choose((200, 400, 800))
+    characters = vocabulary.choose((100, 200, 200, 400, 400, 800, 1600, 2500))
     if share < 0.4:
         return prompts.long_prompt(vocabulary, characters)
     if share < 0.65:
         return f"{_first_line(vocabulary)}\n{prompts.long_prompt(vocabulary, characters)}"
     if share < 0.85:
-        return prompts.code(vocabulary, 3, 12)
+        return prompts.code(vocabulary, 3, vocabulary.choose((6, 12, 12, 40)))
     return f"{_first_line(vocabulary)}\n{prompts.json_example(vocabulary)}"
 
 

@@ -22,7 +22,6 @@ KNOWN_TOOLS = (
     Tool("add", {"a": "number", "b": "number"}),
     Tool("get_stock_price", {"symbol": "string"}),
 )
-_MIXED_PREFIXES_BEYOND = 2
 #: What stands between a prefix and the name of a tool.
 _SEPARATORS = ("__", "__", "_", "-", ".")
 
@@ -30,21 +29,25 @@ _SEPARATORS = ("__", "__", "_", "-", ".")
 def offer_tools(vocabulary: Vocabulary, count: int, known: float = 1) -> tuple[Tool, ...]:
     """Return at most so many tools; no two of them do the same.
 
-    ``known`` is how many times as often as usual they are well-known ones or have a prefix. Beyond
-    twice, most have a prefix that their neighbours have not.
+    ``known`` is how many times as often as usual they are well-known ones. Most have no prefix, one
+    that they share, or each its own; of those without, now and then a well-known one has one.
     """
-    change_share = 0.1 if known <= _MIXED_PREFIXES_BEYOND else 0.6
-    is_prefixed = vocabulary.chance(0.25 * known)
-    prefix = _prefix(vocabulary)
-    known_share = known * (0.35 if count <= 3 else vocabulary.choose((0.03, 0.1)))
+    shared_share, own_share = vocabulary.choose(((0, 0), (0, 0), (0.8, 0), (0.1, 0.3), (0, 0.5)))
+    known_prefix_share = vocabulary.choose((own_share, 0.5, 0.8))
+    shared = prefix(vocabulary)
+    known_share = min(0.8, known * (0.35 if count <= 3 else vocabulary.choose((0.03, 0.1, 0.2))))
     by_base_name: dict[str, Tool] = {}
     for _ in range(count):
-        tool = vocabulary.choose(KNOWN_TOOLS) if vocabulary.chance(known_share) else invent_tool(vocabulary)
-        if tool.name not in by_base_name:
-            name = f"{prefix}{tool.name}" if is_prefixed and vocabulary.chance(0.8) else tool.name
-            by_base_name[tool.name] = Tool(name, tool.parameters)
-        if vocabulary.chance(change_share):
-            prefix = _prefix(vocabulary)
+        is_known = vocabulary.chance(known_share)
+        tool = vocabulary.choose(KNOWN_TOOLS) if is_known else invent_tool(vocabulary)
+        if tool.name in by_base_name:
+            continue
+        name = tool.name
+        if vocabulary.chance(shared_share):
+            name = shared + name
+        elif vocabulary.chance(known_prefix_share if is_known else own_share):
+            name = prefix(vocabulary) + name
+        by_base_name[tool.name] = Tool(name, tool.parameters)
     return tuple(by_base_name.values())
 
 
@@ -57,9 +60,11 @@ def base_name(tool: Tool) -> str:
     return tool.name
 
 
-def _prefix(vocabulary: Vocabulary) -> str:
+def prefix(vocabulary: Vocabulary) -> str:
+    """Return a prefix of a name, as clients put before the tools of a server."""
     separator = vocabulary.choose(_SEPARATORS)
-    service = vocabulary.choose(TOOL_SERVICES) if vocabulary.chance(0.5) else vocabulary.invented(2)
+    services = (lambda: vocabulary.choose(TOOL_SERVICES), lambda: vocabulary.invented(2), vocabulary.glued)
+    service = vocabulary.choose(services)()
     start = f"mcp{separator}" if vocabulary.chance(0.3) else ""
     return f"{start}{service}{separator}"
 
@@ -79,9 +84,9 @@ def _parameter(vocabulary: Vocabulary) -> tuple[str, str]:
 
 
 def _parameter_name(vocabulary: Vocabulary) -> str:
-    if vocabulary.chance(0.75):
+    if vocabulary.chance(0.6):
         return vocabulary.choose(KEYS + PARAMETERS)
-    return vocabulary.invented(2)
+    return vocabulary.invented(2) if vocabulary.chance(0.7) else vocabulary.glued()
 
 
 def _tool_name(vocabulary: Vocabulary) -> str:

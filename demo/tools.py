@@ -6,6 +6,7 @@ answered from like any other and not repeated.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -16,6 +17,9 @@ from demo.tool_results import long_result, marked_result, odd_result, short_resu
 from demo.toolbox import KNOWN_TOOLS, base_name, invent_tool
 from demo.vocabulary import Vocabulary
 from demo.words import CITIES, SIGNS
+
+#: How often, among requests for tools, one is asked for that is not offered.
+_UNOFFERED_SHARE = 0.12
 
 #: What a user asks, and the arguments of each call that answers it.
 Request: TypeAlias = tuple[str, list[dict[str, Any]]]
@@ -34,6 +38,7 @@ _CALL_REQUESTS = (
     "Use {name} with {arguments}",
     "{name} {arguments}",
     "Use the tool {name} with {arguments}",
+    "use the tool {name} with {arguments}",
     "use the {name} tool with {arguments}",
     "Please call {name} with {arguments}.",
     "Run {name} with {arguments}",
@@ -58,13 +63,13 @@ _FORCED_START = '<tool_call>\n{"name": "'
 def tool_turns(vocabulary: Vocabulary, tools: tuple[Tool, ...]) -> list[Message]:
     """Return a request, the calls that answer it, and mostly their results and what they mean."""
     share = vocabulary.random.random()
-    if share < 0.12:
+    if share < _UNOFFERED_SHARE:
         return unoffered_turns(vocabulary, tools)
-    if share < 0.2:
+    if share < _UNOFFERED_SHARE + 0.07:
         return _forced_turns(vocabulary, tools)
-    known = [tool for tool in tools if base_name(tool) in _KNOWN_REQUESTS]
+    known = known_ones(tools)
     tool = vocabulary.choose(known if known and vocabulary.chance(0.35) else tools)
-    request, argument_sets = _request(vocabulary, tool)
+    request, argument_sets = ask_for(vocabulary, tool)
     calls = tuple(Call(tool.name, arguments) for arguments in argument_sets)
     turns = [
         Message("user", request),
@@ -83,7 +88,7 @@ def _result_turns(vocabulary: Vocabulary, calls: tuple[Call, ...]) -> list[Messa
 def marked_result_turns(vocabulary: Vocabulary, tools: tuple[Tool, ...]) -> list[Message]:
     """Return a call whose result has to be told mark by mark."""
     tool = vocabulary.choose(tools)
-    request, [arguments] = _ask_by_name(vocabulary, tool)
+    request, [arguments] = ask_by_name(vocabulary, tool)
     result = marked_result(vocabulary)
     return [
         Message("user", request),
@@ -95,13 +100,36 @@ def marked_result_turns(vocabulary: Vocabulary, tools: tuple[Tool, ...]) -> list
 
 def unoffered_turns(vocabulary: Vocabulary, tools: tuple[Tool, ...]) -> list[Message]:
     """Return a request for a tool that is not offered; nothing where there is one like it."""
-    is_known = vocabulary.chance(0.5)
-    tool = vocabulary.choose(KNOWN_TOOLS) if is_known else invent_tool(vocabulary)
-    kind = tool.name.rpartition("_")[2]
-    if any(kind in offered.name for offered in tools) or tool.name == "add":
-        return []
-    request, _ = _request(vocabulary, tool)
+    share = vocabulary.random.random()
+    if share < 0.35:
+        tool = vocabulary.choose(KNOWN_TOOLS)
+        kind = tool.name.rpartition("_")[2]
+        if any(kind in offered.name for offered in tools) or tool.name == "add":
+            return []
+        request, _ = ask_for(vocabulary, tool)
+    else:
+        tool = invent_tool(vocabulary)
+        if tools and vocabulary.chance(0.7):  # with as many parameters as those that are offered
+            tool = Tool(tool.name, vocabulary.choose(tools).parameters)
+        if share > 0.75 and tools:
+            tool = _lookalike(vocabulary, tool, vocabulary.choose(tools))
+        if any(_is_like(tool.name, offered.name) for offered in tools):
+            return []
+        request, _ = ask_by_name(vocabulary, tool)
     return [Message("user", request), Message("assistant", FALLBACK, "I do not know this.")]
+
+
+def _lookalike(vocabulary: Vocabulary, tool: Tool, offered: Tool) -> Tool:
+    """Return the tool under a name that shares its first or last word with one on offer."""
+    ours, theirs = tool.name.split("_"), offered.name.split("_")
+    parts = [theirs[0], *ours[1:]] if vocabulary.chance(0.5) else [*ours[:-1], theirs[-1]]
+    return Tool("_".join(parts) if len(parts) > 1 else f"{ours[0]}_{theirs[0]}", tool.parameters)
+
+
+def _is_like(name: str, offered: str) -> bool:
+    """Tell whether a user may mean one by the other: a part of its name, or the same words."""
+    one, other = (re.sub(r"[^a-z0-9]", "", known.lower()) for known in (name, offered))
+    return one in other or other in one
 
 
 def _forced_turns(vocabulary: Vocabulary, tools: tuple[Tool, ...]) -> list[Message]:
@@ -120,11 +148,17 @@ def _forced_turns(vocabulary: Vocabulary, tools: tuple[Tool, ...]) -> list[Messa
     return [Message("user", exchange.request), calling, *_result_turns(vocabulary, (call,))]
 
 
-def _request(vocabulary: Vocabulary, tool: Tool) -> Request:
+def known_ones(tools: tuple[Tool, ...]) -> list[Tool]:
+    """Return the well-known tools among these, prefixed or not."""
+    return [tool for tool in tools if base_name(tool) in _KNOWN_REQUESTS]
+
+
+def ask_for(vocabulary: Vocabulary, tool: Tool) -> Request:
+    """Return a request for what a tool does, by its name where it is not a well-known one."""
     known = _KNOWN_REQUESTS.get(base_name(tool))
     # Now and then the weather is asked for like an invented tool, by its name.
     if known is None or vocabulary.chance(0.15):
-        return _ask_by_name(vocabulary, tool)
+        return ask_by_name(vocabulary, tool)
     return known(vocabulary, tool.parameters)
 
 
@@ -190,7 +224,8 @@ def _ask_sum(vocabulary: Vocabulary, _: Mapping[str, str]) -> Request:
     return request, [{"a": a, "b": b}]
 
 
-def _ask_by_name(vocabulary: Vocabulary, tool: Tool) -> Request:
+def ask_by_name(vocabulary: Vocabulary, tool: Tool) -> Request:
+    """Return a request to call a tool by its name."""
     nameable = [key for key, kind in tool.parameters.items() if kind not in ("array", "object")]
     if not nameable:
         return vocabulary.fill(_BARE_REQUESTS, name=tool.name), [{}]
@@ -223,7 +258,12 @@ def _argument(vocabulary: Vocabulary, kind: str) -> str | int:
         return vocabulary.chance(0.5)
     if kind != "string":
         return vocabulary.number(0, 9999)
-    return vocabulary.name() if vocabulary.chance(0.4) else vocabulary.words(1, 3)
+    share = vocabulary.random.random()
+    if share < 0.1:
+        return vocabulary.stammer(2, 3)
+    if share < 0.2:
+        return f"{vocabulary.name()} {vocabulary.name()}"
+    return vocabulary.name() if share < 0.45 else vocabulary.words(1, 3)
 
 
 _KNOWN_REQUESTS: dict[str, Callable[[Vocabulary, Mapping[str, str]], Request]] = {

@@ -21,11 +21,13 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from demo.batches import UNTRAINED, Batch, Batches, LongSettings
 from demo.conversations import Emphasis
+from demo.drills import drill
+from demo.facts import random_fact
 from demo.rendering import TURN_END
-from demo.tasks import add_or_subtract, count, extract_event, repeat, write_json
+from demo.tasks import add_or_subtract, count, echo, extract_event, repeat, write_json
 from demo.tokenizer import PADDING, token_id
 from demo.toolbox import offer_tools
-from demo.tools import marked_result_turns, unoffered_turns
+from demo.tools import marked_result_turns, tool_turns, unoffered_turns
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -60,6 +62,10 @@ class Stage:
     long: LongSettings | None = None
     #: Start from the average of the stages before instead of the last one's weights.
     starts_from_average: bool = False
+    #: Go on from the average of the stages before with one more layer; they count no more.
+    deepens: bool = False
+    #: Leave the stages before out of the average from here on.
+    renews_average: bool = False
 
 
 #: Sums are not copied but learned by heart, one pair of numbers after another, and which values of
@@ -83,6 +89,37 @@ _EMPHASIS_ON_PRACTICE: Emphasis = MappingProxyType(
     }
 )
 _EMPHASIS_ON_COUNTING: Emphasis = MappingProxyType({**_EMPHASIS_ON_PRACTICE, count: 12.0, extract_event: 8.0})
+#: Nothing but requests for tools, until names are looked up in the list.
+_EMPHASIS_ON_NAMES: Emphasis = MappingProxyType({drill: 0.85, add_or_subtract: 3.0, tool_turns: 1.5})
+#: All of it, and most of what is hardest.
+_EMPHASIS_ON_ALL: Emphasis = MappingProxyType(
+    {
+        drill: 0.3,
+        add_or_subtract: 3.0,
+        repeat: 2.5,
+        extract_event: 3.0,
+        count: 2.0,
+        write_json: 1.5,
+        random_fact: 1.0,
+        marked_result_turns: 1.0,
+        tool_turns: 1.2,
+    }
+)
+#: The same, refusals aside: before names are looked up reliably, too many make it refuse what it can.
+_EMPHASIS_ON_OLD: Emphasis = MappingProxyType(
+    {
+        **_EMPHASIS_ON_ALL,
+        drill: 0.15,
+        unoffered_turns: 0.3,
+        add_or_subtract: 4.0,
+        echo: 3.0,
+        repeat: 3.0,
+        extract_event: 2.0,
+        write_json: 2.5,
+        random_fact: 0.7,
+        tool_turns: 1.3,
+    }
+)
 
 #: Copying is learned first, which most answers are; sums follow, and then prompts of many pages.
 STAGES = (
@@ -138,8 +175,33 @@ STAGES = (
         emphasis=_EMPHASIS_ON_COUNTING,
         starts_from_average=True,
     ),
+    Stage("match", 1_600_000, 2048, 3e-3, seed=12, share=1, emphasis=_EMPHASIS_ON_NAMES, deepens=True),
+    Stage(
+        "polish",
+        8_000_000,
+        4096,
+        2.5e-3,
+        seed=13,
+        share=1,
+        emphasis=_EMPHASIS_ON_ALL,
+        long=LongSettings(0.15, 300, 9000),
+        renews_average=True,
+    ),
+    Stage(
+        "settle",
+        6_000_000,
+        4096,
+        1.5e-3,
+        seed=14,
+        share=1,
+        emphasis=_EMPHASIS_ON_OLD,
+        long=LongSettings(0.12, 300, 9000),
+        renews_average=True,
+    ),
 )
 
+#: The first token of an answer decides what it is: a call, a refusal or words. The rest is copied.
+_WEIGHT_OF_FIRST = 4.0
 _ATTENTION = "sdpa_in_float32"
 _WARM_UP = 0.03
 _FULL_SPEED_UNTIL = 0.5
@@ -294,9 +356,11 @@ def answer_loss(model: Qwen3ForCausalLM, batch: Batch) -> Tensor:
         following = batch.labels[:, 1:]
         is_trained = following != UNTRAINED
         scores = model.lm_head(hidden[is_trained]).float()
-        # The sum, as now and then a batch of cut texts has no answer, whose mean would be no number.
-        total = functional.cross_entropy(scores, following[is_trained], reduction="sum")
-        return total / max(1, len(scores))
+        losses = functional.cross_entropy(scores, following[is_trained], reduction="none")
+        is_first = batch.labels[:, :-1][is_trained] == UNTRAINED
+        weights = torch.where(is_first, _WEIGHT_OF_FIRST, 1.0)
+        # Now and then a batch of cut texts has no answer, whose mean would be no number.
+        return (losses * weights).sum() / weights.sum().clamp(min=1)
 
 
 def _past(model: Qwen3ForCausalLM, prefix: Tensor | None, count: int, length: int) -> dict[str, Any]:

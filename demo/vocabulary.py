@@ -18,6 +18,8 @@ T = TypeVar("T")
 
 #: Used until a tokenizer exists whose own pieces can be glued.
 FIRST_PIECES = ("ba", "ton", "rek", "su", "mi", "ler", "ov", "ash")
+#: Words that mean something between others, and nothing within one.
+_INNER_WORDS = ("and", "and", "in", "on", "is", "to", "with", "for", "ten", "one")
 
 
 class Vocabulary:
@@ -43,6 +45,7 @@ class Vocabulary:
             (self.glued, 25),
             (self._lookalike, 15),
             (self.letters, 10),
+            (self._joined, 6),
         )
 
     def begin_conversation(self) -> None:
@@ -136,6 +139,10 @@ class Vocabulary:
 
     def _lookalike(self) -> str:
         return "".join(self.choose(self._shared_pieces) for _ in range(self.number(2, 4)))
+
+    def _joined(self) -> str:
+        """Return a word with a common one in its middle, as "Alexander" has "and"."""
+        return self.invented(1) + self.choose(_INNER_WORDS) + self.choose(self._pieces)
 
     def _digits(self) -> str:
         return str(self.number(0, 99_999))

@@ -181,8 +181,10 @@ def test_prompt_is_cut_to_so_many_tokens_from_the_side_that_is_named(
 ) -> None:
     shows = {"enable_response_messages": True} if endpoint == "responses" else {"return_token_ids": True}
 
+    limit = {"max_output_tokens" if endpoint == "responses" else "max_tokens": 8}
+
     def prompt(**fields: Any) -> list[int]:
-        answer = told(demo_server, endpoint, **shows, **fields)
+        answer = told(demo_server, endpoint, **shows, **limit, **fields)
         if endpoint == "responses":
             return list(answer["input_messages"][0]["tokens"])
         return list((answer if endpoint == "chat/completions" else answer["choices"][0])["prompt_token_ids"])

@@ -10,6 +10,7 @@ from demo.batches import Batch, Batches, LongSettings
 from demo.beyond import give_up
 from demo.chat import Conversation, Message, Tool
 from demo.conversations import random_conversation
+from demo.drills import drill, drill_or_conversation
 from demo.evaluate import cases_of
 from demo.evaluation_agents import KINDS
 from demo.evaluation_cases import HELD_OUT_NAMES, HELD_OUT_WORDS
@@ -118,3 +119,26 @@ def test_a_case_that_only_has_to_end_ends_with_a_user_or_a_tool() -> None:
     last: list[Message] = [case.messages[-1] for case in cases_of(ends, 50)]
 
     assert {message.role for message in last} == {"user"}
+
+
+def test_a_drill_calls_what_is_offered_and_declines_the_rest() -> None:
+    vocabulary = Vocabulary("drills")
+    calls = refusals = 0
+    for _ in range(200):
+        conversation = drill(vocabulary)
+        offered = {tool.name for tool in conversation.tools}
+        answers = [message for message in conversation.messages if message.role == "assistant"]
+        assert {call.name for answer in answers for call in answer.calls} <= offered
+        calls += sum(bool(answer.calls) for answer in answers)
+        refusals += sum(answer.text == FALLBACK for answer in answers)
+
+    assert calls > refusals > 50
+
+
+def test_drills_are_as_frequent_as_they_are_emphasised() -> None:
+    def count_drills(share: float) -> int:
+        vocabulary = Vocabulary("share of drills")
+        conversations = [drill_or_conversation(vocabulary, {drill: share}) for _ in range(100)]
+        return sum(bool(conversation.tools) for conversation in conversations)
+
+    assert count_drills(0) < count_drills(0.5) < count_drills(1) == 100

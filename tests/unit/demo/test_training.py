@@ -15,6 +15,7 @@ from demo.batches import UNTRAINED, Batch, Batches, LongSettings
 from demo.evaluate import KINDS, Mistake, Result, is_good_enough
 from demo.evaluation_cases import Case
 from demo.export import FILES
+from demo.growth import deepened
 from demo.tokenizer import shipped_tokenizer, train_tokenizer
 from demo.train import Shape, answer_loss, new_model
 from tests.unit.demo.shipped import SHIPPED
@@ -106,3 +107,15 @@ def test_evaluation_command_exits_with_its_verdict(monkeypatch: pytest.MonkeyPat
 
     assert evaluate.main([str(SHIPPED), "--cases", "3", "--seed", "4"]) == 0
     assert asked == [(SHIPPED, 3, 4)]
+
+
+def test_a_deepened_model_says_what_it_said_before() -> None:
+    torch.manual_seed(1)
+    model = new_model(train_tokenizer(conversations=5, seed=1, size=400), replace(TINY, layers=2))
+    ids = torch.tensor([[5, 7, 8, 9, 10, 11]])
+
+    deeper = deepened(model)
+
+    assert deeper.config.num_hidden_layers == 3
+    assert deeper.num_parameters() > model.num_parameters()
+    assert torch.allclose(deeper(ids).logits, model(ids).logits, atol=1e-5)
