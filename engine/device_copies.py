@@ -1,8 +1,7 @@
-"""Numbers on their way to the device and back, which nobody waits for before they are needed.
+"""Asynchronous copies between host and device: `to_device` and `AsyncToHost`. Engine thread.
 
-Engine thread. A GPU works through what it was told in order; a host that waits for one answer lets it run
-dry. So what goes there starts from memory that the device reads by itself, and what comes back is asked
-for at once and read later. On a CPU all of this is nothing.
+Copies to the device start from pinned memory and copies to the host are read later, so that the host does not
+wait and the GPU's queue does not run empty. On a CPU these are ordinary copies.
 """
 
 from collections.abc import Sequence
@@ -14,7 +13,7 @@ from torch import Tensor
 def to_device(
     numbers: Sequence[float] | Sequence[int] | Tensor, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
-    """The numbers on the device, in the order of its work."""
+    """Copies to the device, in stream order, without waiting."""
     here = numbers if isinstance(numbers, Tensor) else torch.tensor(numbers, dtype=dtype)
     if device.type != "cuda":
         return here.to(device, dtype)
@@ -22,10 +21,10 @@ def to_device(
 
 
 class AsyncToHost:
-    """Tensors that are wanted on the host."""
+    """A copy of tensors to the host that is waited for by `read`."""
 
     def __init__(self, *tensors: Tensor) -> None:
-        """Asks for them behind all that the device was told so far."""
+        """Enqueues the copy on the current stream."""
         self._here = [tensor.to("cpu", non_blocking=True) for tensor in tensors]
         self._ready: torch.cuda.Event | None = None
         if any(tensor.is_cuda for tensor in tensors):
@@ -33,7 +32,7 @@ class AsyncToHost:
             self._ready.record()
 
     def read(self) -> list[Tensor]:
-        """Waits until they have come, and for nothing that was told the device later."""
+        """Waits for the copy, and not for work enqueued after it."""
         if self._ready is not None:
             self._ready.synchronize()
         return self._here

@@ -1,7 +1,6 @@
-"""A bound on work at a time whose waiting callers take turns by key: none waits for another key's queue.
+"""`FairLimit`: a semaphore whose waiting callers are served round-robin by key. Any thread.
 
-Any thread. For work that is short but must not all be done at once: tokenizing long texts, compiling
-grammars. Keys are tenants; what they are is not known here.
+For short work that must not all run at once: tokenizing long texts, compiling grammars.
 """
 
 import threading
@@ -21,8 +20,8 @@ class _Waiting:
 class FairLimit:
     """At most `total` holders at a time, and at most `per_key` of one key.
 
-    A free place goes to the waiting key that was granted one longest ago, and within a key to whoever came
-    first: a key with many waiting callers delays another key's caller by one place, not by its queue.
+    A free place goes to the waiting key whose last grant is the oldest, and within a key to the first caller.
+    So a key with many waiting callers delays another key's caller by one place, not by its whole queue.
     """
 
     def __init__(self, total: int, per_key: int = 1) -> None:
@@ -32,12 +31,12 @@ class FairLimit:
         self._waiting: list[_Waiting] = []
         self._holding: Counter[str] = Counter()
         self._granted: dict[str, int] = {}
-        """By key that holds or waits: the number of its last grant."""
+        """By key: the sequence number of its last grant."""
         self._grants = 0
 
     @contextmanager
     def hold(self, key: str, seconds: float) -> Iterator[None]:
-        """Holds a place while the block runs. Raises TimeoutError if none is free for so long."""
+        """Holds a place while the block runs. Raises TimeoutError if none is free for `seconds`."""
         self.acquire(key, seconds)
         try:
             yield
@@ -45,11 +44,11 @@ class FairLimit:
             self.release(key)
 
     def acquire(self, key: str, seconds: float) -> None:
-        """Takes a place that `release` gives back. Raises TimeoutError if none is free for so long."""
+        """Takes a place until `release`. Raises TimeoutError if none is free for `seconds`."""
         self._acquire(_Waiting(key), time.monotonic() + seconds)
 
     def release(self, key: str) -> None:
-        """Gives a place back. Any thread, whoever took it."""
+        """Releases a place, which another thread may have taken."""
         with self._changed:
             self._holding[key] -= 1
             self._grant()
@@ -95,7 +94,7 @@ class FairLimit:
         self._changed.notify_all()
 
     def _forget(self, key: str) -> None:
-        """Drops what is known of a key that neither holds nor waits."""
+        """Drops the state of a key that neither holds a place nor waits."""
         if not self._holding[key]:
             del self._holding[key]
             if not any(one.key == key for one in self._waiting):

@@ -1,13 +1,12 @@
-"""A second engine with the same handle: no model and no torch, for tests of everything around it.
+"""`ScriptedEngine`: the engine with scripted or pseudo-random tokens instead of a model and torch, for tests.
 
-The executor below runs on the engine thread; `order_fault`, `resume` and the rest of the handle on any. It is
-the true loop, scheduler and cache with another source of tokens, so requests queue, share prefixes, are
-preempted and cancelled as on a model.
+Engine core, scheduler and block pool are the real ones, so requests queue, share prefixes, and are preempted
+and cancelled as with a model. The executor runs on the engine thread; `order_fault` and `resume` on any
+thread.
 
-An answer is a pure function of the prompt and, unless the request is greedy, of its seed. As with a model it
-does not matter where prompt ends and output begins: a request whose prompt is another's prompt plus its
-first outputs gives the rest of the other's outputs, and ends where that ended. No memory is involved,
-so this holds across processes too.
+An answer is a pure function of the prompt and, unless the request is greedy, of its seed. As with a model, a
+request whose prompt is another's prompt plus its first output tokens returns the rest of that output and ends
+where it ended, in another process, too.
 """
 
 import hashlib
@@ -45,21 +44,21 @@ FAULT_KINDS: tuple[FaultKind, ...] = get_args(FaultKind)
 
 
 class Crash(BaseException):
-    """What the engine dies of when the device is not to blame."""
+    """Ends the engine thread without a device fault."""
 
 
 class ScriptedRowFailure(Exception):
-    """What a step fails of."""
+    """Fails a step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """What goes wrong, instead of a request's output token number `at_token` (from 0)."""
+    """A fault in place of a request's output token number `at_token` (from 0)."""
 
     kind: FaultKind
     """`fail`: the request ends in `Failed(code)`; `raise`: the step fails with all its requests; `oom`: the
-    step does not fit into memory, once; `hang`: the engine thread stops, for all requests, until `resume` or
-    `close`; `die`: the engine dies for good; `crash`: it dies, and lives on if it is the first time in a
+    step raises `OutOfMemory` once; `hang`: the engine thread blocks until `resume` or `close`; `die`: the
+    engine dies for good; `crash`: the engine thread dies, and is restarted if it is the first time in a
     minute."""
     at_token: int = 0
     code: FailureCode = "engine_error"
@@ -67,7 +66,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Script:
-    """How one request is answered."""
+    """The answer to one request."""
 
     tokens: tuple[int, ...] | None = None
     """The whole answer, its stop token included; None draws `length` tokens from the vocabulary."""
@@ -78,19 +77,19 @@ class Script:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScriptedConfig:
-    """The model that is played."""
+    """The properties of the simulated model and engine."""
 
     vocabulary: tuple[int, ...]
-    """The ids that drawn answers are made of; give those that decode to plain text."""
+    """The ids of random answers; use ids that decode to plain text."""
     stop_id: int
     vocab_size: int
     context_length: int = 8192
     temperature: float = 0.0
     top_p: float = 1.0
     script: Script = Script()
-    """For every request that `scripts` of the engine says nothing about."""
+    """For requests for which the engine's `scripts` returns None."""
     step_seconds: float = 0.0
-    """The pace: the length of a step, and so the time between two tokens of a request."""
+    """Duration of a step, and so the time between two tokens of a request."""
     kv_blocks: int = 16384
     token_budget: int = 8192
     max_running: int = 64
@@ -98,9 +97,9 @@ class ScriptedConfig:
     max_per_key: int | None = None
     hang_seconds: float = 300.0
     adapters: tuple[str, ...] = ()
-    """Names that requests may ask for; drawn answers differ by them."""
+    """Adapter names; random answers depend on them."""
     spelling: Vocabulary | None = None
-    """What the ids spell, for requests with stop strings; without it they are refused."""
+    """The bytes of the ids; without it, stop strings and grammars are refused."""
 
     def __post_init__(self) -> None:
         if not self.vocabulary or self.stop_id in self.vocabulary:
@@ -112,7 +111,7 @@ class ScriptedConfig:
 
 
 class ScriptedEngine(ThreadedEngine):
-    """`scripts` may choose a script by the request; None is the one in the config."""
+    """`scripts` returns the script of a request, or None for the one in the config."""
 
     def __init__(
         self,
@@ -133,7 +132,7 @@ class ScriptedEngine(ThreadedEngine):
         super().__init__(self._scripted, limits, deliver, on_dead)
 
     def order_fault(self, fault: Fault) -> None:
-        """The next request that starts without a fault of its script gets this one. Any thread."""
+        """Gives this fault to the next request whose script has none. Any thread."""
         self._scripted.ordered_faults.append(fault)
 
     def resume(self) -> None:
@@ -142,7 +141,7 @@ class ScriptedEngine(ThreadedEngine):
 
     @property
     def hanging(self) -> threading.Event:
-        """Set while a `hang` lasts; to be waited for."""
+        """Set while a `hang` lasts."""
         return self._scripted.hanging
 
 
@@ -232,7 +231,7 @@ class _ScriptedExecutor:
     def _apply_masks(
         self, sampled: list[SampledToken | RowFailure], sequences: list[TokenSequence], masks: Masks
     ) -> list[SampledToken | RowFailure]:
-        """Puts tokens that the grammars allow in the place of others."""
+        """Replaces tokens that grammars or rules forbid by allowed ones."""
         for row in masks.rows:
             token = sampled[row]
             if row in masks.failed:
@@ -244,7 +243,7 @@ class _ScriptedExecutor:
         return sampled
 
     def _allowed(self, token_id: int, sequence: TokenSequence, mask: memoryview) -> int:
-        """The token if it is allowed; else a stop id, if the answer is long enough; else any that is."""
+        """The token if it is allowed; else a stop id, if the answer is long enough; else any allowed id."""
         stops = [stop for stop in sorted(sequence.request.stop_ids) if _has(mask, stop)]
         script = self._answers[sequence].script
         if _has(mask, token_id):
@@ -278,7 +277,7 @@ def _has(mask: memoryview, token_id: int) -> bool:
 
 
 def _logprobs_of(request: EngineRequest, token_id: int) -> TokenLogprobs | None:
-    """What a request is told of its token."""
+    """The logprobs of a sampled token, if the request has `logprobs`."""
     if request.logprobs is None:
         return None
     if request.logprob_token_ids:
@@ -288,14 +287,14 @@ def _logprobs_of(request: EngineRequest, token_id: int) -> TokenLogprobs | None:
 
 
 def _logprobs(token_id: int, wanted: int) -> TokenLogprobs:
-    """Plausible ones: each id half as likely as the one before, the token itself first."""
+    """Made-up logprobs: the token first, each further id half as likely as the one before."""
     others = [other for other in range(wanted + 1) if other != token_id][: max(0, wanted - 1)]
     top = tuple((other, -math.log(2) * place) for place, other in enumerate([token_id, *others], start=1))
     return TokenLogprobs(-math.log(2), top[:wanted])
 
 
 def _prompt_logprobs_of(chunk: ScheduledChunk) -> PromptLogprobs | None:
-    """What the chunk's request wants to be told of its prompt."""
+    """The prompt logprobs that are due with this chunk."""
     request, pending = chunk.sequence.request, chunk.sequence.pending_prompt_logprobs
     stop = min(chunk.start + chunk.count + 1, pending.stop)
     if not pending or pending[0] >= stop:
@@ -307,7 +306,7 @@ def _prompt_logprobs_of(chunk: ScheduledChunk) -> PromptLogprobs | None:
 
 
 class _Answer(ABC):
-    """One request's answer, and how much of it the request's prompt already ends with."""
+    """One request's answer, of which the prompt may already contain the beginning."""
 
     def __init__(
         self, request: EngineRequest, script: Script, config: ScriptedConfig, fault: Fault | None
@@ -323,7 +322,7 @@ class _Answer(ABC):
 
 
 class _ScriptedAnswer(_Answer):
-    """An answer that the script spells out."""
+    """The answer `Script.tokens`."""
 
     def token(self, sequence: TokenSequence) -> int:
         tokens = self.script.tokens or ()
@@ -337,10 +336,10 @@ class _ScriptedAnswer(_Answer):
 
 
 class _RandomAnswer(_Answer):
-    """An answer in which each token is named by a digest of the seed and of all tokens before it.
+    """A pseudo-random answer: each token is a hash of the seed and of all tokens before it.
 
-    A prompt that ends in tokens which this rule would have drawn is taken to continue an answer. A
-    prompt that does so by chance, one in as many as the vocabulary has ids, gets a shorter answer.
+    Tokens at the end of the prompt that match this rule count as earlier output. A prompt matches by chance
+    with a probability of 1 / len(vocabulary), and then gets a shorter answer.
     """
 
     def __init__(

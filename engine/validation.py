@@ -1,6 +1,6 @@
-"""What of a request's wishes can be met at all; the sentences for those that cannot.
+"""Validation of a request's parameters: sampling, output, beams, adapter. Pure functions; any thread.
 
-Any thread, pure. Ignorant of queues and memory, which `engine` knows of.
+Limits of context length and KV memory are checked in `engine`.
 """
 
 import math
@@ -29,7 +29,7 @@ SEED_RANGE = range(-(2**63), 2**64)
 
 MAX_BIAS = 100.0
 MAX_LENGTH_PENALTY = 10.0
-"""Beyond it, powers of a length leave what a float can be."""
+"""Beyond it, `length ** penalty` overflows a float."""
 
 RANGES = {
     "min_p": (0.0, 1.0),
@@ -40,8 +40,8 @@ RANGES = {
 
 
 def refuse_bad_sampling(sampling: SamplingParams, vocab_size: int) -> None:
-    """Raises `RequestRefused` for numbers that nothing can be drawn by."""
-    # Written so that NaN, for which every comparison is false, is refused.
+    """Raises `RequestRefused` for sampling parameters out of range."""
+    # Chained comparisons under `not` refuse NaN, too.
     if not 0 <= sampling.temperature < math.inf:
         raise RequestRefused("bad_sampling", "temperature must be a number of at least 0.")
     if not 0 < sampling.top_p <= 1:
@@ -74,8 +74,8 @@ def refuse_unknown_adapter(adapter: str, known: Sequence[str]) -> None:
 
 
 def refuse_bad_output(request: EngineRequest, *, vocab_size: int, has_vocabulary: bool) -> None:
-    """Raises `RequestRefused` for wishes about the output that cannot be met."""
-    # They index logits: one beyond them would fail whoever else is in the step.
+    """Raises `RequestRefused` for invalid stop ids, stop strings, logprobs, budgets and offsets."""
+    # They index logits: an id beyond the vocabulary would fail the whole step.
     stops = request.stop_ids if isinstance(request.stop_ids, Collection) else ()
     if not all(_is_count(token_id, vocab_size - 1) for token_id in stops):
         raise RequestRefused("bad_stop", f"stop_ids must be ids from 0 to {vocab_size - 1}.")
@@ -99,7 +99,7 @@ def refuse_bad_output(request: EngineRequest, *, vocab_size: int, has_vocabulary
 
 
 def refuse_bad_beams(request: EngineRequest) -> None:
-    """Raises `RequestRefused` for a search that cannot be made, or for wishes that do not go with one."""
+    """Raises `RequestRefused` for an invalid beam search, or fields that cannot be combined with one."""
     beams = request.beams
     if beams is None:
         return

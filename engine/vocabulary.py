@@ -1,8 +1,7 @@
-"""The bytes that each token id stands for, read from a model folder's tokenizer.json.
+"""`Vocabulary`: the bytes of each token id, read from a model folder's tokenizer.json; for stop strings and
+grammars.
 
-Made while loading, frozen, used on any thread. For what must look into tokens while they are drawn: stop
-strings and grammars. Bytes, because a token may hold a part of a character. Ignorant of prompts, of how
-text becomes tokens, and of torch.
+Frozen; any thread; no torch. Bytes, because a token may contain a part of a character.
 """
 
 import json
@@ -23,14 +22,14 @@ _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """What a model's token ids spell."""
+    """The bytes of a model's token ids."""
 
     tokens: tuple[bytes, ...]
-    """By id. A special token has the text it is written with; an id that no token has is empty."""
+    """By id. A special token has the bytes of its text; an unused id is empty."""
     special: frozenset[int] = frozenset()
-    """Control tokens, such as a turn's end: no part of what a model says."""
+    """Special tokens, such as the end of a turn; not part of the visible text."""
     pieces: tuple[str, ...] = field(default=(), compare=False, repr=False)
-    """By id, each token as the tokenizer's file writes it; none where there is no such file."""
+    """By id: the token as tokenizer.json writes it; empty without such a file."""
 
     def piece(self, token_id: int) -> str:
         """The token as Hugging Face's tokenizers write it: without a file, in the byte-level alphabet."""

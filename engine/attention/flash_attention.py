@@ -1,10 +1,9 @@
-"""Attention kernels that may be installed beside the engine: found, checked and called, or declined by name.
+"""`FlashAttentionBackend`: FlashAttention 3 over paged keys and values; `select_backend` finds and verifies
+it.
 
-Load time, and the call itself on the engine thread. The kernel is `flash_attn_with_kvcache` of
-FlashAttention 3, from whatever package brings it; packages differ in how they call its arguments, so the
-signature is read.
-Before a kernel is used it must give what the reference gives, for every kind of layer of the model.
-Ignorant of requests, and of models beyond what their layers ask of attention.
+Selection runs at load time, calls on the engine thread. The kernel is `flash_attn_with_kvcache`, from an
+installed package or the Hub; packages name its parameters differently, so the signature is inspected. A
+kernel is used only if it matches the reference backend for every kind of attention layer of the model.
 """
 
 import importlib
@@ -50,10 +49,10 @@ def _load_from_hub(backend: str) -> Function:
 
 
 def kernel_sources(hub_kernel: str | None = None) -> dict[str, Callable[[], Function]]:
-    """In the order in which they are tried.
+    """Loaders of the kernel by name, in the order of preference.
 
-    A kernel of the hub is native code from elsewhere, which the package `kernels` fetches: it is taken only
-    where the operator names it, and the very commit, whose content cannot change.
+    A Hub kernel is native code that the package `kernels` downloads, so it is used only if the operator names
+    it with a commit, whose content cannot change.
     """
     sources: dict[str, Callable[[], Function]] = {"flash_attn_interface": _load_installed}
     if hub_kernel is not None:
@@ -62,10 +61,10 @@ def kernel_sources(hub_kernel: str | None = None) -> dict[str, Callable[[], Func
 
 
 class FlashAttentionBackend:
-    """A `PagedAttentionBackend` of one call, whatever mix of prompts and single tokens the step is."""
+    """A `PagedAttentionBackend` with one kernel call for any mix of prefill and decode."""
 
     def __init__(self, name: str, function: Function, parameters: Collection[str]) -> None:
-        """Raises `ValueError` if a parameter is not there that is needed for every model."""
+        """Raises `ValueError` if the kernel lacks a parameter that every model needs."""
         missing = sorted(REQUIRED_PARAMETERS - set(parameters))
         self._table_parameter = next((sources for sources in TABLE_NAMES if sources in parameters), None)
         if missing or self._table_parameter is None:
@@ -76,7 +75,7 @@ class FlashAttentionBackend:
         self._has_softcap = "softcap" in parameters
 
     def unsupported_reason(self, specs: LayerAttentionSpec, dtype: torch.dtype) -> str | None:
-        """What of a layer's needs it cannot meet."""
+        """Why the kernel cannot compute this layer; None if it can."""
         if dtype not in (torch.bfloat16, torch.float16):
             return f"it does not compute in {str(dtype).removeprefix('torch.')}"
         if specs.key_size != specs.value_size:
@@ -110,10 +109,10 @@ class FlashAttentionBackend:
             max_seqlen_q=metadata.max_query_len,
             softmax_scale=call.scale,
             causal=True,
-            # It counts the tokens before the own one.
+            # The kernel's left window does not count the token itself.
             window_size=(-1, -1) if call.window is None else (call.window - 1, 0),
-            # Splits that it chooses by itself depend on who else is in the batch, and so would the results;
-            # in torch's build of this kernel they are wrong where keys are paged.
+            # Automatic splits depend on the rest of the batch, and so would results; in torch's build of this
+            # kernel they are wrong with paged keys.
             num_splits=1,
             **optional,
         )
@@ -126,9 +125,9 @@ def select_backend(
     block_size: int,
     sources: Mapping[str, Callable[[], Function]] | None = None,
 ) -> PagedAttentionBackend | None:
-    """The first kernel that meets all needs and proves it; the log says what became of each that is there.
+    """The first kernel that supports and passes the check for all specs; None if there is none.
 
-    `sources` are those of `kernel_sources`, without one of the hub if nothing is said.
+    Logs why a kernel is rejected. `sources` defaults to `kernel_sources()`.
     """
     for name, load in (kernel_sources() if sources is None else sources).items():
         try:
@@ -163,7 +162,7 @@ def _rejection_reason(
             raise  # the device can do nothing more
         except Exception as error:  # noqa: BLE001 - whatever a foreign kernel raises
             return _one_line(error)
-        # Written so that what is no number differs.
+        # `not <=` instead of `>` is True for NaN, too.
         if not difference <= 3e-2:
             return f"it differs from the reference by {difference:g} for {spec}"
     return None
@@ -179,7 +178,7 @@ def _max_difference(
     device: torch.device,
     block_size: int,
 ) -> float:
-    """How far the kernel is from the reference, at most, on numbers of about 1: decode, and a mixed step."""
+    """Largest absolute difference from the reference on N(0, 1) inputs, for a decode and a mixed step."""
     far = 5 * block_size if spec.window is None else min(spec.window, 1024) + 2 * block_size
     seq_lens = [1, block_size, 2 * block_size + 3, far + 5]
     worst = 0.0
@@ -216,7 +215,7 @@ def _make_case(
     values = draw(sum(num_blocks) + 1, size, spec.num_kv_heads, spec.value_size)
     keys[0], values[0] = 0, 0
     query_start_loc = torch.tensor([0, *query_lens]).cumsum(0)
-    # As a model gives it: heads outside, and seen from the side.
+    # Strided like a model's query: `[heads, T, size]` transposed.
     query = draw(spec.num_heads, sum(query_lens), spec.key_size).transpose(0, 1)
     sinks = draw(spec.num_heads) if spec.sinks else None
     call = LayerCall(0, query, query, query, None, spec.window, sinks, spec.softcap)
@@ -233,7 +232,7 @@ def _make_case(
 def _reference_output(
     call: LayerCall, keys: Tensor, values: Tensor, metadata: AttentionMetadata, query_lens: Sequence[int]
 ) -> Tensor:
-    """By the reference, which knows rows of one token only: each token becomes the last of a row."""
+    """The reference backend's output. It supports one token a row only, so each token becomes a row."""
     device = metadata.block_tables.device
     owner = torch.arange(len(query_lens)).repeat_interleave(torch.tensor(query_lens)).to(device)
     seq_lens = [

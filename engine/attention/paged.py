@@ -1,8 +1,9 @@
-"""Attention straight from the block tables: the seam that kernels for GPUs stand behind.
+"""`PagedAttentionBackend`, the interface of attention over block tables, and `GatherSdpaBackend`, its
+reference.
 
-Engine thread. All requests of a step are described at once, by tensors whose shapes the host knows, so
-the same calls can be recorded and replayed. `GatherSdpaBackend` is the reference: torch's own attention
-over gathered blocks, on every device. Knows neither requests nor models.
+Engine thread. `AttentionMetadata` describes all requests of a step by tensors whose shapes the host knows, so
+that calls can be captured as CUDA graphs. The reference is torch's own attention over gathered blocks, on any
+device.
 """
 
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from engine.scheduling.block_pool import BLANK_BLOCK
 
 @dataclass(frozen=True, slots=True)
 class LayerAttentionSpec:
-    """What a layer of the model asks of attention."""
+    """The properties of an attention layer that a backend must support."""
 
     num_heads: int
     num_kv_heads: int
@@ -32,38 +33,38 @@ class LayerAttentionSpec:
 
 @dataclass(frozen=True, slots=True)
 class AttentionMetadata:
-    """Where the requests of one packed row have their keys and values. All tensors are of 32 bits."""
+    """Block tables and lengths of the requests of one packed row. All tensors are int32."""
 
     block_tables: Tensor
-    """`[requests, blocks]`: padded with blocks that are finite."""
+    """`[requests, blocks]`, padded with blocks whose content is finite."""
     seq_lens: Tensor
-    """`[requests]`: their tokens, those of this step included, which are the last ones."""
+    """`[requests]`: tokens of each request, those of this step (its last ones) included."""
     query_start_loc: Tensor
-    """`[requests + 1]`: where in the packed row each request's tokens of this step begin, and the end."""
+    """`[requests + 1]`: start of each request's tokens in the packed row, and the row's end."""
     max_query_len: int
-    """Tokens of this step that one request has at most."""
+    """Maximum of a request's tokens in this step."""
     max_seq_len: int
-    """Tokens that one request has at most, counted in whole blocks."""
+    """Maximum of `seq_lens`, rounded up to whole blocks."""
 
 
 class PagedAttentionBackend(Protocol):
-    """Attends to keys and values where they lie. That of the step's own tokens are already there."""
+    """Attention over keys and values in their blocks, to which the step's own have been written."""
 
     @property
     def name(self) -> str:
-        """For the log and for whoever asks what the engine computes with."""
+        """For the log and `ModelInfo.attention`."""
 
     def attend(self, call: LayerCall, keys: Tensor, values: Tensor, metadata: AttentionMetadata) -> Tensor:
-        """`keys` and `values` are `[blocks, block size, heads, size]`; gives `[T, heads, value size]`."""
+        """`keys` and `values` are `[blocks, block size, heads, size]`; returns `[T, heads, value size]`."""
 
 
 class PagedForward:
-    """One forward pass whose attention goes by block tables; implements `attention.Step`."""
+    """One forward pass over block tables; implements `sdpa.AttentionStep`."""
 
     def __init__(
         self, kv_cache: KVCache, slots: Tensor, metadata: AttentionMetadata, backend: PagedAttentionBackend
     ) -> None:
-        """`slots` `[T]` says where each token's key goes."""
+        """`slots` `[T]`: the slot of each token's key and value."""
         self._kv_cache = kv_cache
         self._slots = slots
         self._metadata = metadata
@@ -76,7 +77,7 @@ class PagedForward:
 
 
 class GatherSdpaBackend:
-    """The reference, for rows of one token each. The columns of a window are gathered row by row."""
+    """The reference, for one token a row. With a sliding window, only its blocks are gathered."""
 
     name = "sdpa"
 
@@ -101,13 +102,13 @@ class GatherSdpaBackend:
 
 
 def _cut_to_window(block_tables: Tensor, seq_lens: Tensor, window: int, size: int) -> tuple[Tensor, Tensor]:
-    """Only the blocks that a window can reach, and the position that each row then begins at."""
+    """The part of the tables that a window can reach, and the position of its first token in each row."""
     span = -(-(window - 1) // size) + 1
     if span >= block_tables.shape[1]:
         return block_tables, torch.zeros_like(seq_lens)
     begin = (seq_lens - window).clamp(min=0) // size
     places = begin[:, None] + torch.arange(span, device=block_tables.device)
-    # Behind the table there is nothing, and nothing that is seen: the row ends before.
+    # Indexes past the table are clamped; their positions are past the row's end and masked.
     return block_tables.gather(1, places.clamp(max=block_tables.shape[1] - 1).long()), begin * size
 
 

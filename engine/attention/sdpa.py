@@ -1,12 +1,12 @@
-"""Attention over paged keys and values, in the place that transformers leaves for it.
+"""Paged attention with torch's `scaled_dot_product_attention`, registered as an attention of transformers.
 
-Engine thread. All tokens of a step come as one packed row `[1, T]`: first one token each of the requests
-that generate, then chunks of prompts. Ignorant of requests and of models: it sees slots, positions, and the
-query, key and value of one layer at a time.
+Engine thread. All tokens of a step form one packed row `[1, T]`: first one token each of decoding requests,
+then prefill chunks. `paged_attention` gets the query, key and value of one layer at a time and passes them to
+the step's `AttentionStep`.
 
-Written with `scaled_dot_product_attention`, so it runs on every device; it is the reference for any
-faster kernel. A sink (gpt-oss) is one more column whose key and value are zero and whose mask is the
-sink's logit, which is exact. Nothing here waits for the device: what shapes depend on, the host knows.
+Runs on every device and is the reference for kernels. An attention sink (gpt-oss) is one more position whose
+key and value are zero and whose mask is the sink logit, which is exact. All shapes are known to the host, so
+that nothing waits for the device.
 """
 
 from abc import ABC, abstractmethod
@@ -25,22 +25,22 @@ from engine.kv.contiguous_cache import ContiguousBuffer
 from engine.kv.kv_cache import KVCache, LayerShape
 
 IMPLEMENTATION = "holdfast_paged"
-"""The name under which transformers knows `paged_attention`. No mask function goes with it, so models
-build no mask."""
+"""The name of `paged_attention` in transformers. No mask function is registered for it, so models build no
+mask."""
 
 MAX_QUERIES_PER_CALL = 128
-"""Rows of a prompt that are attended to at once where a mask is made for every head, or where a window
-makes it useless to look at all columns for every row."""
+"""Prefill tokens per attention call where masks are per head (sinks, softcap), or where a sliding window
+makes most keys irrelevant for most queries."""
 
 IGNORED_ARGUMENTS = frozenset(
     {"dropout", "position_ids", "use_cache", "output_attentions", "output_router_logits"}
 )
-"""Arguments that models pass and that change nothing here. All others are implemented or refused."""
+"""Arguments of models that have no effect in inference here. All others are implemented or refused."""
 
 
 @dataclass(frozen=True, slots=True)
 class LayerCall:
-    """What one layer asks of one step."""
+    """The arguments of one layer's attention in one step."""
 
     layer: int
     query: Tensor
@@ -50,18 +50,18 @@ class LayerCall:
     value: Tensor
     scale: float | None
     window: int | None
-    """A token sees so many tokens, itself included; None is all before it."""
+    """Sliding window: a token attends to this many tokens, itself included; None is no limit."""
     sinks: Tensor | None
-    """One logit for each query head."""
+    """`[heads]`: attention sink logits."""
     softcap: float | None = None
-    """Scores are bent to stay within this."""
+    """Scores become `softcap * tanh(score / softcap)`."""
 
 
 class AttentionStep(Protocol):
-    """One forward pass as attention sees it; travels through the model as an argument."""
+    """Computes attention in one forward pass; passed through the model as the argument `step`."""
 
     def attend(self, call: LayerCall) -> Tensor:
-        """Gives `[T, heads, value size]`."""
+        """Returns `[T, heads, value size]`."""
 
 
 def paged_attention(
@@ -79,9 +79,9 @@ def paged_attention(
     is_causal: bool | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """What transformers calls in each layer: `[1, heads, T, size]` in, `[1, T, heads, size]` out.
+    """The attention function of transformers: `[1, heads, T, size]` in, `[1, T, heads, size]` out.
 
-    Raises `ModelRefused` for whatever it would have to ignore to go on.
+    Raises `ModelRefused` for arguments that are not implemented.
     """
     name = type(module).__name__
     unknown = sorted(k for k, v in others.items() if v is not None and k not in IGNORED_ARGUMENTS)
@@ -105,7 +105,7 @@ AttentionInterface.register(IMPLEMENTATION, paged_attention)
 
 @dataclass(slots=True)
 class ProbeForward:
-    """A forward pass that only learns the shapes of all layers; its results mean nothing."""
+    """Records the shapes of all layers in a forward pass; its output is meaningless."""
 
     shapes: dict[int, LayerShape] = field(default_factory=dict)
 
@@ -119,13 +119,13 @@ class ProbeForward:
 
 @dataclass(frozen=True, slots=True)
 class PromptChunk:
-    """The rows `begin` .. `end` of the packed row: tokens of one request, after `past` earlier ones."""
+    """A prefill chunk: tokens `begin` .. `end` of the packed row, after `past` earlier tokens."""
 
     begin: int
     end: int
     past: int
     slots: Tensor
-    """Where the keys of all `past + end - begin` tokens lie, and one blank slot more."""
+    """`[past + end - begin + 1]`: the slots of the request's tokens, and a blank slot for sinks."""
 
     @property
     def total(self) -> int:
@@ -134,41 +134,41 @@ class PromptChunk:
 
 @dataclass(frozen=True, slots=True)
 class KeyValueRange:
-    """Keys and values of several requests for one layer, as `[requests, heads, columns, size]`."""
+    """Keys and values of several requests for one layer, `[requests, heads, positions, size]`."""
 
     key: Tensor
     value: Tensor
     first: int
-    """The position of the first column."""
+    """The first position."""
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeRows(ABC):
-    """One token each of some requests: the rows `begin` .. `end` of the packed row."""
+    """Decode tokens, one each of several requests: `begin` .. `end` of the packed row."""
 
     begin: int
     end: int
     seq_lens: Tensor
-    """`[requests]`: their tokens, the new one included."""
+    """`[requests]`: number of tokens, the new one included."""
     min_seq_len: int
     max_seq_len: int
 
     @abstractmethod
     def read(self, call: LayerCall, first: int) -> KeyValueRange:
-        """What they may see from the position `first` on, and with sinks a column of zeros for each."""
+        """Keys and values from position `first` on; with sinks, plus a zero position after each row."""
 
     @abstractmethod
     def sink_columns(self, columns: KeyValueRange) -> Tensor:
-        """`[requests]`: which column it is that is zero."""
+        """`[requests]`: index in `columns` of the zero position for the sink."""
 
 
 @dataclass(frozen=True, slots=True)
 class ContiguousRows(DecodeRows):
-    """Requests whose keys and values lie side by side; read in place."""
+    """Requests in a buffer of the contiguous cache; read in place."""
 
     buffer: ContiguousBuffer
     slots: Tensor
-    """Where on the shelf, counted through all its rows, each new token goes."""
+    """`[requests]`: flat index of each new token in the buffer."""
 
     def read(self, call: LayerCall, first: int) -> KeyValueRange:
         new, requests = slice(self.begin, self.end), self.end - self.begin
@@ -186,11 +186,11 @@ class ContiguousRows(DecodeRows):
 
 @dataclass(frozen=True, slots=True)
 class GatheredRows(DecodeRows):
-    """Requests whose blocks are gathered for each layer: for every device, and needs no memory of its own."""
+    """Requests whose blocks are gathered for each layer; on any device."""
 
     kv_cache: KVCache
     tables: Tensor
-    """`[requests, blocks]`: padded with the blank one, which is also the last of each row."""
+    """`[requests, blocks]`, padded with the blank block, which also ends each row."""
 
     def read(self, call: LayerCall, first: int) -> KeyValueRange:
         first_block = first // self.kv_cache.block_size
@@ -207,12 +207,12 @@ class GatheredRows(DecodeRows):
 
 
 class SdpaForward:
-    """One forward pass over the store. Masks are made once a step, not once a layer."""
+    """A forward pass with torch's own attention. Masks are built once a step and shared by layers."""
 
     def __init__(
         self, kv_cache: KVCache, slots: Tensor, decodes: Sequence[DecodeRows], chunks: Sequence[PromptChunk]
     ) -> None:
-        """`slots` `[T]` says where each token's key goes."""
+        """`slots` `[T]`: the slot of each token's key and value."""
         self._kv_cache = kv_cache
         self._slots = slots
         self._decodes = decodes
@@ -226,7 +226,7 @@ class SdpaForward:
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _decode(self, call: LayerCall, rows: DecodeRows) -> Tensor:
-        """All requests of `rows` in one call, over the columns that at least one of them sees."""
+        """All requests of `rows` in one call, over the positions that at least one of them attends to."""
         window = call.window if _is_cut(call.window, rows.max_seq_len) else None
         first = 0 if window is None else max(rows.min_seq_len - window, 0)
         visible = rows.read(call, first)
@@ -246,7 +246,7 @@ class SdpaForward:
         window = call.window if _is_cut(call.window, chunk.total) else None
         query = call.query[rows]
         if chunk.past == 0 and call.sinks is None and call.softcap is None and window is None:
-            # A prompt from its start needs nothing from the store.
+            # A prompt's first chunk attends only to itself.
             return _attend_prompt(query, call.key[rows], call.value[rows], None, call)
         count = chunk.end - chunk.begin
         segment = count
@@ -261,7 +261,7 @@ class SdpaForward:
     def _prefill_segment(
         self, call: LayerCall, chunk: PromptChunk, window: int | None, begin: int, end: int
     ) -> Tensor:
-        """The rows `begin` .. `end` of the chunk, over the columns that at least one of them sees."""
+        """Tokens `begin` .. `end` of the chunk, over the positions that at least one of them attends to."""
         first = 0 if window is None else max(chunk.past + begin + 1 - window, 0)
         last = chunk.past + end
         slots = chunk.slots[first:last]
@@ -288,7 +288,7 @@ class SdpaForward:
     def _chunk_mask(
         self, chunk: PromptChunk, window: int | None, begin: int, end: int, first: int, dtype: torch.dtype
     ) -> Tensor:
-        """One column wider than the tokens are: for a sink."""
+        """`[end - begin, positions + 1]`; the last column is for a sink."""
         mask = self._masks.get((chunk.begin + begin, window, end))
         if mask is None:
             position = torch.arange(first, chunk.past + end + 1, device=self._kv_cache.device)
@@ -303,7 +303,7 @@ def _is_cut(window: int | None, tokens: int) -> bool:
 
 
 def _visibility(position: Tensor, own: Tensor, window: int | None, dtype: torch.dtype) -> Tensor:
-    """`[own, position]`: zero where the token at `own` sees `position`, else minus infinity."""
+    """Additive mask `[own, position]`: 0 where the token at `own` attends to `position`, else -inf."""
     masked = position[None] > own[:, None]
     if window is not None:
         masked |= position[None] <= own[:, None] - window
@@ -311,7 +311,7 @@ def _visibility(position: Tensor, own: Tensor, window: int | None, dtype: torch.
 
 
 def _with_sinks(mask: Tensor, sinks: Tensor) -> Tensor:
-    """The mask for every head, with the sink's logit in the last column, which is a blank one."""
+    """The mask for every head, with the sink logit in the last column, whose key and value are zero."""
     whole = mask.repeat(1, len(sinks), 1, 1)
     whole[..., -1] = sinks.to(mask.dtype)[:, None]
     return whole
@@ -329,13 +329,13 @@ def attend_one_token(
     if call.softcap is not None:
         return _attend_with_softcap(query[:, :, None], key, value, mask, call)[:, :, 0]
     if query.device.type == "cpu" and query.dtype != torch.float32:
-        # One row for each head is a path of its own in torch for CPUs, and there the faster one.
+        # torch on CPUs has a faster path for one query per head.
         out = scaled_dot_product_attention(
             query[:, :, None], key, value, attn_mask=mask, scale=call.scale, enable_gqa=heads != shared
         )
         return out[:, :, 0]
-    # The query heads that share a key head are folded into the place of query positions, so that no
-    # key is copied or read twice for them.
+    # Query heads that share a key head are folded into the query positions, so that keys are neither copied
+    # nor read twice.
     folded = query.reshape(requests, shared, heads // shared, size)
     if mask is not None and mask.shape[1] != 1:
         mask = mask.view(requests, shared, heads // shared, -1)
@@ -363,7 +363,7 @@ def _attend_prompt(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | Non
 def _attend_with_softcap(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, call: LayerCall
 ) -> Tensor:
-    """`[requests, heads, n, size]`, written out: torch's attention cannot bend scores (Gemma 2)."""
+    """`[requests, heads, n, size]`; in single operations, because torch's SDPA has no softcap (Gemma 2)."""
     assert call.softcap is not None
     scale = query.shape[-1] ** -0.5 if call.scale is None else call.scale
     group = query.shape[1] // key.shape[1]

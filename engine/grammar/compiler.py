@@ -1,7 +1,6 @@
-"""Grammars compiled once, in a small pool of threads, and kept up to a number of bytes. Any thread.
+"""`GrammarCompiler`: compiles grammars with llguidance in a small thread pool and caches them. Any thread.
 
-The library (llguidance) does its work a little at a time and counts it, so that neither a compile nor a
-mask can take long, whatever the grammar. Ignorant of models, of logits and of torch.
+llguidance bounds its work by counters, so that neither a compile nor a mask takes long, whatever the grammar.
 """
 
 import hashlib
@@ -23,45 +22,45 @@ from engine.vocabulary import Vocabulary
 CACHE_BYTES = 256 * 2**20
 COMPILE_SECONDS = 2.0
 QUEUE_SECONDS = 2.0
-"""How long a share's grammar waits for those of others, and of its own, to be compiled."""
+"""How long a grammar waits for a free compiling thread."""
 MAX_WAITING_PER_KEY = 8
-"""Grammars of one share that may wait."""
+"""Maximum of grammars of one fairness key that wait to be compiled."""
 THREADS = max(1, min(2, (os.cpu_count() or 1) - 1))
-"""A compile must not share the processor of the engine thread."""
+"""Leaves a CPU to the engine thread."""
 STACK_BYTES = 64 * 2**20
-"""Of a compiling thread: schemas within schemas are calls within calls there, and a stack that ends
-ends the process. See `grammar_limits.MAX_CHAIN`."""
+"""Stack of a compiling thread: nested schemas recurse there, and a stack overflow ends the process. See
+`limits.MAX_CHAIN`."""
 _STACKS = threading.Lock()
-"""Who changes the size of new threads' stacks puts the usual one back before another does."""
+"""Held while the process-wide stack size of new threads is changed."""
 
 BASE_BYTES = 64 * 2**10
 BYTES_PER_CHARACTER = 96
-"""Memory of a grammar that was compiled; measured on schemas, patterns and enumerations."""
+"""Memory of a compiled grammar, per character of source; measured on schemas, patterns and enumerations."""
 BYTES_PER_SECOND = 100e6
-"""A grammar in use remembers what it worked out, and so grows with the time spent on its masks."""
+"""A grammar's lexer states grow with use; estimated by the time spent on its masks."""
 RECOMPILE_BYTES = 20e6
-"""Of that, at an estimate: then the grammar is compiled once more, before it meets its limit."""
+"""At this estimated growth the grammar is compiled again, before it reaches `MAX_STATES`."""
 MAX_STATES = 100_000
-"""What a grammar can remember, up to 2 kB each. A request that needs more than that by itself fails."""
+"""llguidance's limit of lexer states, up to 2 kB each. A request that needs more by itself fails."""
 
 
 class CompiledGrammar:
-    """A grammar ready to be followed by any number of requests, which share what it has worked out."""
+    """A compiled grammar. Any number of requests may use it; they share its lexer states."""
 
     def __init__(self, start: Any, source: str, digest: bytes, grammar: StructuredOutput) -> None:
         self.digest = digest
-        """Of what it was compiled from, and for which share."""
+        """Of the grammar and the fairness key."""
         self.grammar = grammar
         self.is_recompiling = False
         self.successor: CompiledGrammar | None = None
-        """The same that remembers nothing, made once this one remembers much."""
+        """The same grammar compiled anew, without lexer states."""
         self._start = start
         self._base_bytes = BASE_BYTES + BYTES_PER_CHARACTER * len(source)
         self._growth_bytes = 0.0
 
     @property
     def size(self) -> int:
-        """Bytes, estimated: the library does not say."""
+        """Estimated bytes; the library does not report them."""
         return self._base_bytes + int(min(self._growth_bytes, MAX_STATES * 2048))
 
     def begin(self) -> Any:
@@ -69,19 +68,19 @@ class CompiledGrammar:
         return self._start.deep_copy()
 
     def record_mask_time(self, seconds: float) -> None:
-        """Takes note of time spent on a mask."""
+        """Adds to the growth estimate."""
         self._growth_bytes += seconds * BYTES_PER_SECOND
 
     @property
     def is_large(self) -> bool:
-        """It may come to its limit."""
+        """It should be compiled again, because it may reach `MAX_STATES`."""
         return self._growth_bytes > RECOMPILE_BYTES
 
 
 def check_grammar(request: EngineRequest, compiler: "GrammarCompiler | None") -> CompiledGrammar | None:
-    """The request's grammar, compiled; None if it has none. Raises `RequestRefused` if it cannot be followed.
+    """The request's compiled grammar, or its fallback's; None if it has none. Raises `RequestRefused`.
 
-    Any thread. Waits while a grammar that this share has not used before is compiled.
+    Any thread. Waits for the compile unless the grammar is cached for this fairness key.
     """
     grammar = request.grammar
     if grammar is None:
@@ -103,15 +102,13 @@ def check_grammar(request: EngineRequest, compiler: "GrammarCompiler | None") ->
 
 
 def _start_pool() -> ThreadPoolExecutor:
-    """Starts all threads at once: while they start, every new thread of the process has stacks of their size,
-    and so that is for a moment once, and not with every grammar.
-    """
+    """Starts all threads at once, so that the process-wide `threading.stack_size` is changed only once."""
     pool = ThreadPoolExecutor(THREADS, thread_name_prefix="holdfast-grammar")
     together = threading.Barrier(THREADS + 1)
     with _STACKS:
         usual = threading.stack_size(STACK_BYTES)
         try:
-            for _ in range(THREADS):  # each is busy, so that the next gets a thread of its own
+            for _ in range(THREADS):  # the barrier keeps each busy, so that the pool starts another
                 pool.submit(together.wait)
         finally:
             threading.stack_size(usual)
@@ -120,10 +117,10 @@ def _start_pool() -> ThreadPoolExecutor:
 
 
 class GrammarCompiler:
-    """Compiles for one vocabulary; keeps grammars, and refusals, for a share that comes with the same again.
+    """Compiles grammars for one vocabulary; caches grammars and refusals per fairness key.
 
-    Not for other shares: how fast an answer comes would tell them what this one uses. The shares take turns,
-    so that none waits for more than one compile of each other.
+    The cache is not shared between keys, because response times would reveal another key's grammars. Keys
+    take turns, so that a key waits for at most one compile of each other key.
     """
 
     def __init__(self, vocabulary: Vocabulary, *, cache_bytes: int = CACHE_BYTES) -> None:
@@ -142,18 +139,18 @@ class GrammarCompiler:
 
     @property
     def size(self) -> int:
-        """Bytes of all that is kept, estimated."""
+        """Estimated bytes of the cache."""
         with self._lock:
             return sum(map(_size, self._futures.values()))
 
     def compiled(self, grammar: StructuredOutput, fairness_key: str = "") -> CompiledGrammar:
-        """Finds the grammar or has it compiled, and waits for that. Raises `RequestRefused`.
+        """The grammar from the cache, or compiled; waits for the compile. Raises `RequestRefused`.
 
-        Not for the engine thread, which would stand still meanwhile.
+        Must not be called on the engine thread.
         """
         if len(grammar.text) > MAX_TEXT:
             raise RequestRefused("bad_grammar", f"A grammar may have {MAX_TEXT} characters.")
-        self._load_tokenizer()  # of a large vocabulary it takes seconds, which are not the grammar's
+        self._load_tokenizer()  # takes seconds for a large vocabulary, so before the timeout starts
         digest = _digest(grammar, fairness_key)
         future, is_new = self._get_or_create_future(digest)
         if is_new:
@@ -170,7 +167,7 @@ class GrammarCompiler:
         return compiled
 
     def get_cached(self, grammar: StructuredOutput, fairness_key: str = "") -> CompiledGrammar:
-        """The grammar if it is kept. Raises KeyError if not; compiles nothing."""
+        """The grammar, or its fallback, from the cache. Raises KeyError; compiles nothing."""
         candidate: StructuredOutput | None = grammar
         while candidate is not None:
             digest = _digest(candidate, fairness_key)
@@ -182,7 +179,7 @@ class GrammarCompiler:
         raise KeyError("The grammar is not kept any more.")
 
     def recompile_in_background(self, compiled: CompiledGrammar) -> None:
-        """Has the same compiled again, in the background, for when this one remembers too much."""
+        """Starts a compile of the same grammar in the pool, as its successor."""
         with self._lock:
             if self._pool is None or compiled.is_recompiling:
                 return
@@ -190,7 +187,7 @@ class GrammarCompiler:
             self._pool.submit(self._recompile, compiled)
 
     def take_successor(self, compiled: CompiledGrammar) -> CompiledGrammar | None:
-        """The same that remembers nothing, if it is there; it is kept in place of that one."""
+        """The successor, if it is compiled, which then replaces `compiled` in the cache; else None."""
         fresh = compiled.successor
         if fresh is not None:
             with self._lock:
@@ -202,7 +199,7 @@ class GrammarCompiler:
         return fresh
 
     def close(self) -> None:
-        """Ends the pool's threads; grammars that are kept can still be found."""
+        """Ends the pool's threads; cached grammars stay usable."""
         with self._lock:
             self._closed = True
             pool, self._pool = self._pool, None
@@ -210,7 +207,7 @@ class GrammarCompiler:
             pool.shutdown(wait=True, cancel_futures=True)
 
     def _get_or_create_future(self, digest: bytes) -> tuple[Future[CompiledGrammar], bool]:
-        """What is kept or under way, or else a new future, for which the caller has to start the compile."""
+        """The cached or pending future and False, or a new one and True: the caller starts its compile."""
         with self._lock:
             future = self._futures.get(digest)
             if future is not None and not future.cancelled():
@@ -224,7 +221,7 @@ class GrammarCompiler:
     def _start(
         self, future: Future[CompiledGrammar], digest: bytes, fairness_key: str, grammar: StructuredOutput
     ) -> None:
-        """Waits for the share's turn, then compiles. Raises `RequestRefused` if that comes too late."""
+        """Waits for a compiling thread, then submits. Raises `RequestRefused` after `QUEUE_SECONDS`."""
         try:
             if self._limit.waiting(fairness_key) >= MAX_WAITING_PER_KEY:
                 raise RequestRefused(
@@ -260,7 +257,7 @@ class GrammarCompiler:
     def _run(
         self, future: Future[CompiledGrammar], digest: bytes, fairness_key: str, grammar: StructuredOutput
     ) -> None:
-        """Compiles and gives the turn back, whoever still waits for the result."""
+        """Runs in the pool: compiles and releases the key's place."""
         try:
             future.set_result(self._compile(grammar, digest))
         except BadGrammar as error:
@@ -273,7 +270,7 @@ class GrammarCompiler:
             compiled.successor = self._compile(compiled.grammar, compiled.digest)
 
     def _evict(self) -> None:
-        """Forgets what was asked for longest ago, as long as all that is kept is too much."""
+        """Evicts least recently used grammars until the cache fits into `cache_bytes`."""
         with self._lock:
             sizes = {digest: _size(future) for digest, future in self._futures.items()}
             total = sum(sizes.values())
@@ -300,7 +297,7 @@ class GrammarCompiler:
         matcher = llguidance.LLMatcher(self._load_tokenizer(), source, log_level=0, limits=limits)
         if matcher.is_error():
             raise BadGrammar(f"The grammar cannot be compiled: {one_line(matcher.get_error())}")
-        # The first mask shows grammars that nothing fits; the copy keeps the beginning.
+        # The first mask shows whether any token fits; computed on a copy, so `matcher` stays at the start.
         first = matcher.deep_copy()
         mask = first.compute_bitmask()
         if first.is_error() or not any(mask):
@@ -308,11 +305,11 @@ class GrammarCompiler:
         return CompiledGrammar(matcher, source, digest, grammar)
 
     def load(self) -> None:
-        """Makes what all grammars need, which keeps every thread waiting: a second for 200,000 tokens."""
+        """Builds llguidance's tokenizer, which holds the GIL: about 1 s for 200,000 tokens."""
         self._load_tokenizer()
 
     def _load_tokenizer(self) -> Any:
-        """The library's form of the vocabulary, made by the first that needs it if not by `load`."""
+        """The tokenizer of llguidance, built on first use."""
         with self._lock:
             if self._tokenizer is None:
                 import llguidance
@@ -322,20 +319,20 @@ class GrammarCompiler:
 
 
 class _Tokens:
-    """The vocabulary in the form that the library asks for."""
+    """The vocabulary as llguidance's tokenizer wrapper."""
 
     is_tokenizer_wrapper = True
     bos_token_id = None
 
     def __init__(self, vocabulary: Vocabulary) -> None:
-        # The end is a token after the last: which ids stop a request is the request's to say.
+        # The end is an extra id after the last: stop ids are per request.
         self.eos_token_id = len(vocabulary.tokens)
-        # With a text: a special token without one is taken for the beginning of all the others.
+        # Not empty: an empty special token would be a prefix of all others.
         self.tokens = [*vocabulary.tokens, b"<the end>"]
         self.special_token_ids = sorted(vocabulary.special | {self.eos_token_id})
 
     def __call__(self, _text: bytes) -> list[int]:
-        """Never asked for: see `grammar_source.HEADER`."""
+        """Not used: see `lark_source.HEADER`."""
         return []
 
 
@@ -345,7 +342,7 @@ def _digest(grammar: StructuredOutput, fairness_key: str) -> bytes:
 
 
 def _result_of(future: Future[CompiledGrammar]) -> CompiledGrammar | None:
-    """What was made; None if nothing was, or not yet."""
+    """The compiled grammar; None if pending, failed or cancelled."""
     if not future.done() or future.cancelled() or future.exception() is not None:
         return None
     return future.result()
@@ -353,9 +350,9 @@ def _result_of(future: Future[CompiledGrammar]) -> CompiledGrammar | None:
 
 def _size(future: Future[CompiledGrammar]) -> int:
     made = _result_of(future)
-    return BASE_BYTES if made is None else made.size  # a refusal is less, but too many are too many
+    return BASE_BYTES if made is None else made.size  # refusals count, too, so that their number is bounded
 
 
 def one_line(text: str) -> str:
-    """The text as a part of a sentence."""
+    """The text without line breaks, at most 300 characters."""
     return " ".join(text.split())[:300]

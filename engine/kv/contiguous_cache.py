@@ -1,10 +1,9 @@
-"""Keys and values of the requests that generate, laid side by side so that a step reads them in place.
+"""`ContiguousKVCache`: contiguous copies of the keys and values of decoding requests, for the CPU.
 
-Engine thread; on the CPU, where to gather the blocks of all requests anew for every layer of every token
-costs more than to attend to them. A shelf holds requests of about one length, a row each; a row is copied
-from the blocks when its request joins, and grows with it by a token a step. The blocks stay the truth: a
-row that is lost, or for which there is no room, costs time and nothing else. Ignorant of what is attended
-to and how.
+Engine thread. On a CPU, gathering the blocks of all requests for every layer and token costs more than
+attention itself. A buffer has a row for each of several requests of similar length; a row is copied from the
+blocks when its request joins, and grows by a token a step. The blocks stay authoritative: a lost row, or a
+lack of room, only costs time.
 """
 
 from collections.abc import Sequence
@@ -18,7 +17,7 @@ from engine.scheduling.scheduler import ScheduledChunk
 from engine.scheduling.sequence import TokenSequence
 
 MIN_CAPACITY = 128
-"""Tokens of the shortest rows; each further shelf's rows are twice as long."""
+"""Tokens of a row in the smallest buffer; each larger one has twice as many."""
 
 
 @dataclass(slots=True)
@@ -30,16 +29,16 @@ class ContiguousBuffer:
     """Per layer `[rows, capacity, heads, size]`, as are the values."""
     values: list[Tensor] = field(default_factory=list)
     requests: list[TokenSequence] = field(default_factory=list)
-    """Who has the first rows; the others are spare."""
+    """The requests of the first rows; further rows are free."""
     filled: list[int] = field(default_factory=list)
-    """How many tokens each of these rows has."""
+    """Number of tokens in each of these rows."""
 
     @property
     def rows(self) -> int:
         return len(self.keys[0]) if self.keys else 0
 
     def remove(self, row: int) -> None:
-        """The last row takes the place of the one that goes."""
+        """Frees a row; the last row moves into the gap."""
         request, filled = self.requests.pop(), self.filled.pop()
         last = len(self.requests)
         if row != last:
@@ -48,7 +47,7 @@ class ContiguousBuffer:
                 tensor[row] = tensor[last]
 
     def resize(self, rows: int, kv_cache: KVCache) -> None:
-        """Makes room for so many rows, and keeps those that are taken."""
+        """Reallocates with this number of rows, and copies those in use."""
         kept = len(self.requests)
         for tensors, templates in ((self.keys, kv_cache.keys), (self.values, kv_cache.values)):
             old = list(tensors)
@@ -60,7 +59,7 @@ class ContiguousBuffer:
                 tensors.append(fresh)
 
     def add(self, chunk: ScheduledChunk, kv_cache: KVCache) -> None:
-        """Copies what the request has so far out of its blocks."""
+        """Adds a row with the request's computed tokens, copied from its blocks."""
         row, length = len(self.requests), chunk.start
         used = chunk.sequence.blocks[: -(-length // kv_cache.block_size)]
         blocks = torch.tensor(used, dtype=torch.long, device=kv_cache.device)
@@ -74,7 +73,7 @@ class ContiguousBuffer:
 
 
 class ContiguousKVCache:
-    """All shelves. They hold at most as many tokens as the store does."""
+    """All buffers, by row capacity; together at most as many tokens as the KV cache has."""
 
     def __init__(self, kv_cache: KVCache) -> None:
         self._kv_cache = kv_cache
@@ -84,10 +83,9 @@ class ContiguousKVCache:
     def arrange(
         self, chunks: Sequence[ScheduledChunk]
     ) -> tuple[list[tuple[ContiguousBuffer, list[ScheduledChunk]]], list[ScheduledChunk]]:
-        """Finds a row for each of these chunks, which have one token each, and counts that token in.
+        """Finds a row for each of these one-token chunks, and counts the token as filled.
 
-        Gives the shelves that are in use with the chunks in the order of their rows, and the chunks
-        for which there is no room.
+        Returns the buffers in use, each with its chunks in row order, and the chunks without a row.
         """
         chunk_of = {chunk.sequence: chunk for chunk in chunks}
         self._remove_all_but(chunk_of)
@@ -109,7 +107,7 @@ class ContiguousKVCache:
     def _remove_all_but(self, chunk_of: dict[TokenSequence, ScheduledChunk]) -> None:
         for buffer in self._buffers.values():
             starts = [chunk.start if (chunk := chunk_of.get(request)) else -1 for request in buffer.requests]
-            # A step that failed, or a request that began anew, leaves a row with other tokens in it.
+            # After a failed step or a preemption, a row's token count differs from the request's.
             if starts == buffer.filled and (not starts or _fits(max(starts), buffer.capacity)):
                 continue
             for row in reversed(range(len(starts))):
@@ -117,7 +115,7 @@ class ContiguousKVCache:
                     buffer.remove(row)
 
     def _add_rows(self, capacity: int, chunks: list[ScheduledChunk]) -> int:
-        """Gives rows to as many of the chunks as there is room for."""
+        """Adds rows for as many of the chunks as there is room for; returns their number."""
         buffer = self._buffers.setdefault(capacity, ContiguousBuffer(capacity))
         wanted = len(buffer.requests) + len(chunks)
         if wanted > buffer.rows:
@@ -142,12 +140,12 @@ class ContiguousKVCache:
 
 
 def _fits(length: int, capacity: int) -> bool:
-    """With the token that comes and, after it, a place that is zero."""
+    """Whether a row has room for the next token and a zero after it, for attention sinks."""
     return length + 2 <= capacity
 
 
 def _capacity_for(length: int) -> int:
-    """So that the request does not have to move soon."""
+    """The smallest capacity with some room to grow, so that the request does not move soon."""
     capacity = MIN_CAPACITY
     while not _fits(length + MIN_CAPACITY // 4, capacity):
         capacity *= 2
@@ -155,5 +153,5 @@ def _capacity_for(length: int) -> int:
 
 
 def _next_power_of_two(rows: int) -> int:
-    """Up to a power of two, so that requests which come one by one do not copy all others each time."""
+    """Rounds up, so that requests that arrive one by one do not cause a reallocation each."""
     return 1 << (rows - 1).bit_length()

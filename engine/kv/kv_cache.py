@@ -1,7 +1,6 @@
-"""The tensors behind the KV blocks.
+"""`KVCache`: the key and value tensors of all layers, addressed by slot (token) or by block.
 
-Made while loading, used by the engine thread. Ignorant of which block belongs to whom (`cache`) and of
-how the tensors are read (`attention`).
+Created while loading, used by the engine thread.
 """
 
 from collections.abc import Sequence
@@ -23,15 +22,15 @@ class LayerShape:
 
     @property
     def elements_per_token(self) -> int:
-        """Stored for each token."""
+        """Elements of keys and values together."""
         return self.heads * (self.key_size + self.value_size)
 
 
 class KVCache:
     """Per layer, keys and values as `[slots, heads, size]`; a block is `block_size` slots in a row.
 
-    All of it is allocated at once, so that a lack of memory shows while loading. Block 0 is the blank
-    one: always zero. The block after the last is the spare one: rows that only fill a step up write there.
+    All memory is allocated at once, so that a lack of it shows while loading. Block 0 is the blank block,
+    always zero. The block after the last one is the spare block, where padding rows of a step write.
     """
 
     def __init__(
@@ -65,7 +64,7 @@ class KVCache:
         return keys.view(-1, size, *keys.shape[1:]), values.view(-1, size, *values.shape[1:])
 
     def scrub(self, blocks: Sequence[int]) -> None:
-        """Makes the blocks zero again: a NaN that is masked is still a NaN for its neighbours."""
+        """Zeroes the blocks: a masked NaN value still makes attention output NaN."""
         index = to_device(blocks, torch.long, self.device)
         for tensor in (*self.keys, *self.values):
             tensor.view(-1, self.block_size, *tensor.shape[1:]).index_fill_(0, index, 0)

@@ -1,6 +1,6 @@
-"""How many KV blocks to make when the operator has not said, and what happens to memory that is freed.
+"""The number of KV blocks by free memory, control groups included, and glibc's malloc thresholds.
 
-Load time. Ignorant of torch: what a GPU has free is told by the caller.
+Load time; no torch, so the caller passes a GPU's free memory.
 """
 
 import ctypes
@@ -10,25 +10,24 @@ from pathlib import Path
 from engine.config import EngineConfig, ModelRefused
 
 MAX_FULL_CONTEXTS = 32
-"""The most requests of full length that memory is taken for on a CPU. On a GPU, where nobody else wants
-it, what is left over keeps earlier conversations."""
+"""On a CPU, blocks for at most this many requests of full context length. On a GPU further blocks are used to
+keep prefixes of earlier conversations."""
 
 CPU_MEMORY_FRACTION = 0.25
 CPU_MAX_BYTES = 2**30
-"""On a CPU at most this share of the free memory and at most so many bytes: the machine has other
-work, and the blocks are touched, and so really taken, one after the other."""
+"""On a CPU at most this fraction of the free memory, and at most these bytes: the machine has other work, and
+the kernel commits the pages only as blocks are first written."""
 
 GPU_MAX_BLOCKS = 2**17
-"""On a GPU, beyond the requests above, no more blocks than the engine's books of them stay quick with."""
+"""On a GPU, beyond `MAX_FULL_CONTEXTS`, a limit that keeps the block pool's bookkeeping fast."""
 
 GPU_MEMORY_FRACTION = 0.8
-"""On a GPU this share of what the weights left free; the rest is for the steps themselves."""
+"""On a GPU this fraction of the memory left after loading weights; the rest is for activations and graphs."""
 
 TRIM_THRESHOLD_BYTES = 2**28
-"""Of what each thread has freed, so much at the end of its heap is not given back."""
+"""glibc keeps this much freed memory at the end of each heap."""
 MMAP_THRESHOLD_BYTES = 2**25
-"""Only what is larger than this is mapped by itself, and so given back when it is freed; the most that
-glibc allows."""
+"""Larger allocations are mapped separately, and returned when freed; the maximum that glibc allows."""
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
 
@@ -41,8 +40,8 @@ CGROUPS = (
         "total_inactive_file",
     ),
 )
-"""Where versions 2 and 1 of control groups say what this process may take, what is taken, and how much of it
-is of files only."""
+"""For control groups v2 and v1: folder, file of the limit, file of the usage, and the key of reclaimable page
+cache in memory.stat."""
 MEMINFO = Path("/proc/meminfo")
 
 
@@ -71,10 +70,10 @@ def count_blocks(config: EngineConfig, *, block_bytes: int, context_length: int,
 
 
 def retain_freed_memory() -> None:
-    """Has glibc keep what is freed for what comes next; does nothing where there is another C library.
+    """Makes glibc keep freed memory for reuse; without effect with another C library.
 
-    Each step on a CPU takes and frees the same tensors. By default the memory goes back to the system in
-    between, which clears it, page by page, before it is there again: a tenth of the time of a step.
+    Each step on a CPU allocates and frees the same tensors. By default the memory goes back to the kernel,
+    which zeroes every page on the next use: a tenth of a step's time.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
@@ -83,10 +82,9 @@ def retain_freed_memory() -> None:
 
 
 def free_memory() -> int:
-    """Bytes that this process may still take: the machine's, or its control group's if fewer.
+    """Bytes available to this process: the machine's, or its control group's if fewer.
 
-    What the group has of files that were read, as of weights, and are not in use is given back when it is
-    wanted, so it counts as free.
+    The group's inactive page cache, such as weight files, counts as free, because the kernel reclaims it.
     """
     available = _available_on_machine()
     for folder, limit_name, usage_name, cache_name in CGROUPS:

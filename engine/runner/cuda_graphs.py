@@ -1,8 +1,7 @@
-"""Static steps recorded once and replayed: on a GPU, launching a step's operations takes longer than they do.
+"""CUDA graphs of decode steps: captured at load time for each bucket, verified, then replayed.
 
-Load time; what is given back is used by the engine thread. Nothing is trusted: every recording is replayed
-on made-up inputs, other ones than it was recorded with, and compared with a pass that is computed anew.
-Ignorant of requests.
+Graphs remove the launch time of a step's operations, which on a GPU is longer than their execution. Each
+graph is replayed on inputs other than those of its capture and compared with an eager pass before it is used.
 """
 
 import logging
@@ -18,30 +17,30 @@ from engine.runner.static_decode import Compute, GraphBucket, StaticInputs
 log = logging.getLogger(__name__)
 
 WARMUP_PASSES = 2
-"""Passes before a recording: libraries make their work spaces in the first ones."""
+"""Passes before a capture; libraries allocate workspaces in the first ones."""
 
 MAX_GATHERED_TOKENS = 2**17
-"""Where attention gathers blocks, so many tokens at most are gathered for a layer of a recorded step."""
+"""Without a paged kernel: maximum of tokens that a captured step gathers per layer."""
 MIN_GATHERED_TOKENS = 512
-"""Tokens of the narrowest table there; each further one is four times as wide."""
+"""Without a paged kernel: tokens of the narrowest block table; each wider one has four times as many."""
 
 
 class GraphReplay(Protocol):
-    """Computes what was recorded, from what its memory now holds. The result stays in one place."""
+    """Replays a captured pass on the current static inputs; always returns the same tensor."""
 
     def __call__(self) -> Tensor: ...
 
 
 Record = Callable[[Callable[[], Tensor]], GraphReplay]
-"""Runs an act and records it."""
+"""Captures a pass."""
 
 
 class RecordingDiffers(Exception):
-    """A replay gave something else than the pass that it is a recording of."""
+    """The logits of a replay differ from those of an eager pass."""
 
 
 class CudaRecorder:
-    """Implements `Record`. All recordings share one pool of memory: only one runs at a time."""
+    """Implements `Record`. All graphs share one memory pool, because only one runs at a time."""
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
@@ -67,8 +66,10 @@ class CudaRecorder:
 def choose_buckets(
     max_running: int, context_length: int, block_size: int, *, gathers: bool
 ) -> list[GraphBucket]:
-    """Rows 1, 2, 4 ... `max_running`. With a kernel, tables have one width, and its work is of the requests
-    that are there; gathering costs what the table could hold, so there are some widths, as far as they fit.
+    """Buckets of 1, 2, 4 ... `max_running` rows.
+
+    A kernel's cost depends on the actual sequence lengths, so one table width is enough. Gathering
+    (`gathers`) costs as much as the table is wide, so there are several widths, up to `MAX_GATHERED_TOKENS`.
     """
     rows = [1 << power for power in range((max_running - 1).bit_length())] + [max_running]
     full = -(-context_length // block_size)
@@ -88,9 +89,9 @@ def choose_buckets(
 
 
 def capture_graphs(static_inputs: StaticInputs, buckets: Sequence[GraphBucket], record: Record) -> Compute:
-    """Records a pass of each shape, the largest first, so that the others fit into its memory.
+    """Captures and verifies each bucket, the largest first, whose memory the others reuse.
 
-    Raises `RecordingDiffers`, and whatever recording raises.
+    Raises `RecordingDiffers`, and any error of the capture.
     """
     replays: dict[GraphBucket, GraphReplay] = {}
     try:
@@ -108,7 +109,7 @@ def capture_graphs(static_inputs: StaticInputs, buckets: Sequence[GraphBucket], 
 def capture_graphs_or_log(
     static_inputs: StaticInputs, buckets: Sequence[GraphBucket], record: Record
 ) -> Compute | None:
-    """As `capture_graphs`; where that is not possible the log says why, and steps are computed one by one."""
+    """As `capture_graphs`; logs an error and returns None, so that steps run eagerly."""
     try:
         return capture_graphs(static_inputs, buckets, record)
     except Exception as error:  # noqa: BLE001 - whatever a model does that cannot be recorded
@@ -118,8 +119,8 @@ def capture_graphs_or_log(
 
 
 def _fill_with_dummies(static_inputs: StaticInputs, salt: int) -> None:
-    """Tokens in the spare block, where all tables still point. Rows at one position have one token: they
-    write the same to the same place, in whatever order.
+    """Fills in tokens of the spare block, to which all block tables point. Rows with the same position have
+    the same token, so the order of their writes does not matter.
     """
     rows = torch.arange(static_inputs.most.rows, device=static_inputs.inputs.device)
     positions = rows % static_inputs.block_size
@@ -131,7 +132,7 @@ def _check_replay(expected: Tensor, replayed: Tensor, bucket: GraphBucket) -> No
     tolerance = 1e-3 if expected.dtype == torch.float32 else 3e-2
     difference = (expected.float() - replayed.float()).abs().max().item()
     scale = expected.float().abs().max().item()
-    # Written so that what is no number differs.
+    # `not <=` instead of `>` is True for NaN, too.
     if not difference <= tolerance * scale:
         raise RecordingDiffers(
             f"{bucket.rows} rows over {bucket.width} blocks: logits differ by {difference:g} of {scale:g}"

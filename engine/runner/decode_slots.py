@@ -1,8 +1,7 @@
-"""Which row of a static step each request has, and what has to change in its block table.
+"""`DecodeSlots`: the persistent batch of static decode steps, and the changes of its block tables.
 
-Engine thread. Requests keep their rows as long as they generate, so that from step to step only new blocks
-have to be told. A row is a table of blocks; a row without a request has the spare block, where it may write.
-Ignorant of tensors.
+Engine thread; no tensors. A request keeps its row while it decodes, so that from step to step only new blocks
+are sent to the device. A row without a request points to the spare block, where padding may write.
 """
 
 from collections.abc import Sequence
@@ -14,29 +13,29 @@ from engine.scheduling.sequence import TokenSequence
 
 @dataclass(slots=True)
 class _Slot:
-    """What a row's table says."""
+    """The state of one row's block table on the device."""
 
     request: TokenSequence
     blocks: list[int]
-    """The very list that the request had: another one is another table."""
+    """The list object of the request; after a preemption it has another one."""
     num_synced_blocks: int = 0
-    """The first so many are in the table."""
+    """Number of leading blocks that the device's table has."""
 
 
 class DecodeSlots:
-    """The first rows are taken, without gaps."""
+    """Requests take the first rows, without gaps."""
 
     def __init__(self, width: int, spare_block: int) -> None:
-        """A table has `width` blocks."""
+        """`width` is the number of blocks of a row's table."""
         self._width = width
         self._spare = spare_block
         self._slots: list[_Slot] = []
         self._row_of: dict[TokenSequence, int] = {}
         self._table_lengths: list[int] = []
-        """How many blocks each row's table has, also of rows that are free again."""
+        """Number of blocks in each row's table, free rows included."""
         self._changes: dict[int, int] = {}
         self._invalid = False
-        """What the tables have is not known."""
+        """The content of the device's tables is unknown."""
 
     @property
     def requests(self) -> list[TokenSequence]:
@@ -44,7 +43,7 @@ class DecodeSlots:
         return [slot.request for slot in self._slots]
 
     def assign(self, requests: Sequence[TokenSequence]) -> dict[int, int]:
-        """Seats exactly these requests. Gives, by cell, counted through all rows, the blocks that change."""
+        """Gives rows to exactly these requests. Returns changes as flat table index -> block."""
         self._changes = {}
         if len(requests) != len(self._slots) or any(request not in self._row_of for request in requests):
             self._remove_all_but(set(requests))
@@ -62,14 +61,14 @@ class DecodeSlots:
         return self._changes
 
     def invalidate(self) -> None:
-        """Changes may not have been made: all rows are free, and the next changes say everything."""
+        """Frees all rows, because changes may not have been applied; `assign` then rewrites all tables."""
         self._slots.clear()
         self._row_of.clear()
         self._table_lengths = [self._width] * len(self._table_lengths)
         self._invalid = True
 
     def _remove_all_but(self, requests: set[TokenSequence]) -> None:
-        """The last row takes the place of one that becomes free."""
+        """Frees rows; the last request moves into each gap."""
         for row in reversed(range(len(self._slots))):
             if self._slots[row].request in requests:
                 continue
@@ -90,7 +89,7 @@ class DecodeSlots:
         slot.num_synced_blocks = len(slot.blocks)
 
     def _write(self, row: int, begin: int, blocks: Sequence[int]) -> None:
-        """Whatever the table had behind these is made blank: a block of another request may not be finite."""
+        """Writes blocks and blanks the rest of the row, because another request's block may not be finite."""
         while row >= len(self._table_lengths):
             self._table_lengths.append(1)
         end = begin + len(blocks)

@@ -1,7 +1,6 @@
-"""From a plan to the packed row that the model computes, and where its keys go.
+"""`InputBuilder`: the input tensors of a step for torch's own attention (`attention.sdpa`).
 
-Engine thread. All that a step needs to know goes to the device as one tensor in one transfer, which
-nothing waits for. Ignorant of what is drawn from the logits.
+Engine thread. All integers of a step go to the device as one tensor in one asynchronous transfer.
 """
 
 from array import array
@@ -27,39 +26,41 @@ from engine.scheduling.scheduler import ScheduledChunk, SchedulerOutput
 from engine.scheduling.sequence import TokenSequence
 
 PLACEHOLDER_TOKEN = (0,)
-"""In the place of a token that the device has and the host has not read."""
+"""Stands for a token in flight, which is filled in on the device."""
 
 
 @dataclass(frozen=True, slots=True)
 class ForwardInputs:
-    """A plan as tensors."""
+    """The model inputs of one step; all tokens of the step form one packed row of length T."""
 
     token_ids: Tensor
-    """`[1, T]`, as are the positions."""
+    """`[1, T]`, as is `positions`."""
     positions: Tensor
     ends: Tensor
-    """The places in the packed row whose logits are wanted: where each chunk ends, first those that draw, in
-    the order of the plan, then the others; and what is wished."""
+    """Indexes into the packed row of the tokens whose logits are computed: the last token of each chunk (in
+    the order of `sampling_first`), then the rows for prompt logprobs."""
     attention: AttentionStep
     adapters: AdapterStep | None
-    """None if no request of the plan has an adapter."""
+    """None if no request of the step has an adapter."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogitRows:
-    """Logits that are wanted beside those that are drawn from: of these places of a chunk of the plan."""
+    """Further logits to compute, for prompt logprobs."""
 
     chunk: int
+    """Index of the chunk in the plan."""
     places: range
+    """Token indexes within the chunk."""
 
 
 def sampling_first(plan: SchedulerOutput) -> list[ScheduledChunk]:
-    """First the chunks that draw, each in the order of the plan."""
+    """The chunks that sample, then the others, each in plan order."""
     return sorted(plan, key=lambda chunk: not chunk.samples_token)
 
 
 class HostStaging:
-    """Gathers whole numbers, and gives each lot of them as a part of one tensor on the device."""
+    """Collects lists of integers for one transfer; each becomes a slice of one device tensor."""
 
     def __init__(self) -> None:
         self._all = array("q")
@@ -71,7 +72,7 @@ class HostStaging:
         return slice(begin, len(self._all))
 
     def upload(self, device: torch.device) -> None:
-        """One transfer, from memory that the device reads by itself."""
+        """Starts the transfer, from pinned memory for a CUDA device."""
         host_tensor = torch.frombuffer(self._all, dtype=torch.long)
         self._tensor = (
             host_tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host_tensor
@@ -84,7 +85,7 @@ class HostStaging:
 
 @dataclass(frozen=True, slots=True)
 class _Segment:
-    """Some requests with one token each, or one request with more, on their way into the packed row."""
+    """Tokens `begin` .. `end` of the packed row: one each of several requests, or one prefill chunk."""
 
     chunks: Sequence[ScheduledChunk]
     buffer: ContiguousBuffer | None
@@ -94,10 +95,10 @@ class _Segment:
 
 
 class InputBuilder:
-    """Lays plans out. On the CPU the requests that generate are kept on shelves."""
+    """Builds step inputs. On the CPU, decoding requests use the contiguous cache."""
 
     def __init__(self, kv_cache: KVCache, adapters: Mapping[str, int] | None = None) -> None:
-        """`adapters` has a place for each name."""
+        """`adapters` maps names to indexes."""
         self._kv_cache = kv_cache
         self._adapters = adapters or {}
         self._contiguous_cache = ContiguousKVCache(kv_cache) if kv_cache.device.type == "cpu" else None
@@ -149,7 +150,7 @@ class InputBuilder:
     def _segments(
         self, plan: SchedulerOutput, single: list[ScheduledChunk], staging: HostStaging
     ) -> list[_Segment]:
-        """First the requests with one token, shelf by shelf, then those that have to be gathered."""
+        """The packed row's layout: one-token chunks by contiguous buffer, gathered ones, prefill chunks."""
         contiguous: list[tuple[ContiguousBuffer, list[ScheduledChunk]]] = []
         rest = single
         if self._contiguous_cache is not None:
@@ -197,10 +198,10 @@ class InputBuilder:
         )
 
     def _prompt_chunk(self, segment: _Segment, chunk: ScheduledChunk, blocks: Tensor) -> PromptChunk:
-        """The slots are worked out on the device: they are many, the blocks are few."""
+        """Expands blocks to slots on the device, because slots are `block_size` times as many."""
         size = self._kv_cache.block_size
         slots = (blocks[:, None] * size + self._block_offsets).view(-1)
-        # Of the blank block, which follows, the first slot is taken.
+        # Ends with the first slot of the blank block, for attention sinks.
         slots = torch.cat((slots[: chunk.start + chunk.count], self._block_offsets[:1] + BLANK_BLOCK * size))
         return PromptChunk(segment.begin, segment.end, chunk.start, slots)
 
@@ -208,7 +209,7 @@ class InputBuilder:
         return -(-(chunk.start + chunk.count) // self._kv_cache.block_size)
 
     def _padded_block_tables(self, chunks: list[ScheduledChunk]) -> list[list[int]]:
-        """The blocks of each sequence, padded with blanks to one length, which leaves at least one."""
+        """Each sequence's blocks, padded to one width with blank blocks, at least one."""
         used = [chunk.sequence.blocks[: self._num_blocks(chunk)] for chunk in chunks]
         width = max(map(len, used)) + 1
         return [[*blocks, *[BLANK_BLOCK] * (width - len(blocks))] for blocks in used]

@@ -1,7 +1,7 @@
-"""One step on a model: a plan becomes one packed forward pass, whose logits become tokens.
+"""`ModelRunner`, the executor with a model: plan -> input tensors -> forward pass -> logits -> sampled
+tokens.
 
-Made by the thread that starts the engine, then used by the engine thread alone. Ignorant of who the
-requests belong to and of why the plan is what it is.
+Created by the thread that starts the engine, then used by the engine thread only.
 """
 
 import traceback
@@ -39,7 +39,10 @@ from engine.scheduling.sequence import TokenSequence
 
 @dataclass(frozen=True, slots=True)
 class PromptLogprobRequest:
-    """A stretch of prompt tokens whose logprobs are to be told. Their logits come one place earlier."""
+    """The prompt tokens `begin` .. `end` of a sequence, whose logprobs are due in this step.
+
+    The logits of a token are those of the position before it.
+    """
 
     sequence: TokenSequence
     begin: int
@@ -52,38 +55,39 @@ class PromptLogprobRequest:
 
 @dataclass(frozen=True, slots=True)
 class RunningForward:
-    """Implements `executor.Begun`."""
+    """Implements `executor.ForwardHandle`."""
 
     executor: "ModelRunner"
     sequences: list[TokenSequence]
-    """Those that draw, in the order of the logits."""
+    """The sequences that sample a token, in the order of `logits`."""
     logits: Tensor
     partial_prefills: list[TokenSequence]
-    """The others."""
+    """The sequences that do not sample in this step."""
     partial_logits: Tensor
-    """The logits at the ends of what was computed of those; they only say whether it is finite."""
+    """`[len(partial_prefills), vocabulary]`: logits of their last computed tokens; used to test for NaN
+    only."""
     prompt_logits: Tensor
-    """The logits of prompts."""
+    """`[n, vocabulary]`: the logits for `prompt_requests`, one after the other."""
     prompt_requests: list[PromptLogprobRequest]
 
     def sample(self, is_live: Callable[[TokenSequence], bool] | None) -> "SampledStep":
-        """None is that all live."""
+        """Samples for the sequences that are live; None samples for all."""
         with _translate_errors():
             return self.executor.sample(self, is_live)
 
 
 @dataclass(frozen=True, slots=True)
 class SampledStep:
-    """Implements `executor.Pending`."""
+    """Implements `executor.PendingTokens`."""
 
     sequences: list[TokenSequence]
     pending_sample: PendingSample | None
     failed: Mapping[int, str]
-    """By row, why nothing can be drawn."""
+    """By row: why no token can be sampled."""
     prompt_logprobs: list[PromptLogprobs]
     partial_prefills: list[TokenSequence]
     finite: AsyncToHost | None
-    """One for each of `partial`; None if there are none."""
+    """One flag for each of `partial_prefills`; None if there are none."""
 
     def read(self) -> StepResult:
         with _translate_errors():
@@ -98,14 +102,14 @@ OUT_OF_MEMORY_PHRASES = (
     "out of memory", "can't allocate memory", "not enough memory", "alloc_failed", "allocation_failed",
     "failed to allocate",
 )  # fmt: skip
-"""How torch, cuBLAS, cuDNN and NCCL say, in small letters, that there is no memory left."""
+"""Parts of the out-of-memory messages of torch, cuBLAS, cuDNN and NCCL, in lower case."""
 
 SMALL_MODEL = 20_000_000
-"""Parameters below which threads of one operation wait for each other longer than they compute."""
+"""Below this number of parameters, one CPU thread is faster than several, which wait for each other."""
 
 
 class ModelRunner:
-    """Implements `executor.Executor` with a model, and `executor.Ahead`."""
+    """Implements `executor.Executor` and `executor.PipelinedExecutor` with a model."""
 
     def __init__(
         self,
@@ -128,7 +132,7 @@ class ModelRunner:
         )
         self._static = static
         self._device_tokens: DeviceTokens | None = None
-        """The last tokens that were drawn."""
+        """The tokens sampled last, which the next step may take as input before the host has read them."""
         on_gpu = model.device.type == "cuda"
         self.pipelined = self if (on_gpu if config.pipelined is None else config.pipelined) else None
         self.model_info: ModelInfo = model.model_info
@@ -152,7 +156,7 @@ class ModelRunner:
         on_gpu = model.device.type == "cuda"
         if not on_gpu:
             retain_freed_memory()
-        # On a CPU the shelves may hold every token once more.
+        # On a CPU the contiguous cache may hold every token once more.
         copies = 1 if on_gpu else 2
         blocks = count_blocks(
             config,
@@ -176,12 +180,12 @@ class ModelRunner:
         model = replace(model, model_info=model_info)
         executor = ModelRunner(model, adapters, config, kv_cache, decoding.backend, decoding.static)
         if executor.grammars is not None:
-            executor.grammars.load()  # now, when nobody waits for any thread yet
+            executor.grammars.load()  # holds the GIL for up to a second, so before requests arrive
         return executor, config.limits(blocks)
 
     @contextmanager
     def thread_context(self) -> Iterator[None]:
-        """Inference mode, like the number of threads, belongs to a thread."""
+        """Sets the number of intra-op threads and inference mode, which are per thread."""
         if self._threads is not None:
             torch.set_num_threads(self._threads)
         with torch.inference_mode():
@@ -201,14 +205,14 @@ class ModelRunner:
         self._kv_cache.scrub(blocks)
 
     def interrupt(self) -> None:
-        """A step is never waited in."""
+        """Nothing to do: a step only computes."""
 
     def close(self) -> None:
         if self.grammars is not None:
             self.grammars.close()
 
     def begin(self, plan: SchedulerOutput) -> RunningForward:
-        """Runs the plan through the model, or tells the device to."""
+        """Launches the forward pass: through a CUDA graph if one fits, else as a packed row."""
         with _translate_errors():
             prompt_requests = self._due_prompt_logprobs(plan)
             forward = self._forward_static(plan) if self._static is not None and not prompt_requests else None
@@ -248,7 +252,7 @@ class ModelRunner:
         )
 
     def _forward(self, inputs: ForwardInputs) -> Tensor:
-        """`[ends, vocabulary]`."""
+        """Logits `[len(inputs.ends), vocabulary]`."""
         logits: Tensor = self._network(
             input_ids=inputs.token_ids,
             position_ids=inputs.positions,
@@ -259,7 +263,7 @@ class ModelRunner:
         return logits[0]
 
     def _fill_in_device_tokens(self, token_ids: Tensor, ends: Tensor, sequences: list[TokenSequence]) -> None:
-        """`ends` says where in the packed row the last token of each of these sequences is."""
+        """Writes tokens in flight into `token_ids`; `ends` has the index of each sequence's last token."""
         rows = [row for row, sequence in enumerate(sequences) if sequence.in_flight]
         if not rows:
             return
@@ -271,7 +275,7 @@ class ModelRunner:
         )
 
     def sample(self, forward: RunningForward, is_live: Callable[[TokenSequence], bool] | None) -> SampledStep:
-        """Draws for the requests that live; all their tokens before this one must be known."""
+        """Samples for the live sequences, all of whose earlier tokens have been read."""
         prompt_logprobs = self._prompt_logprobs(forward, is_live) if forward.prompt_requests else []
         finite = (
             AsyncToHost(forward.partial_logits.amax(dim=1).isfinite()) if forward.partial_prefills else None
@@ -304,7 +308,7 @@ class ModelRunner:
     def _prompt_logprobs(
         self, forward: RunningForward, is_live: Callable[[TokenSequence], bool] | None
     ) -> list[PromptLogprobs]:
-        """What was asked of prompts; its logits follow each other."""
+        """The prompt logprobs that are due, for live sequences; waits for the device."""
         prompt_logprobs: list[PromptLogprobs] = []
         logits = forward.prompt_logits
         for prompt_request in forward.prompt_requests:
@@ -319,7 +323,7 @@ class ModelRunner:
         return prompt_logprobs
 
     def _due_prompt_logprobs(self, plan: SchedulerOutput) -> list[tuple[LogitRows, PromptLogprobRequest]]:
-        """The prompt tokens whose logprobs this step can tell."""
+        """The prompt tokens whose logprobs this step yields, with the logits they need."""
         prompt_requests = []
         for index, chunk in enumerate(plan):
             pending, stop = chunk.sequence.pending_prompt_logprobs, chunk.start + chunk.count
@@ -332,18 +336,18 @@ class ModelRunner:
 
 @contextmanager
 def _translate_errors() -> Iterator[None]:
-    """Gives the errors of torch the names that the loop knows."""
+    """Translates errors of torch into `OutOfMemory` and `EngineFault`."""
     try:
         yield
         return
     except (MemoryError, RuntimeError) as error:  # which torch's own are
         if not _is_out_of_memory(error):
             if isinstance(error, torch.AcceleratorError):
-                # After a fault of the device every later call on it fails too.
+                # After a device-side fault every later call fails, too.
                 raise EngineFault(str(error)) from error
             raise
         sentence = str(error)
-        # The frames of the pass that failed have its tensors.
+        # Frees the failed pass's tensors, which its frames refer to.
         traceback.clear_frames(error.__traceback__)
         error.__traceback__ = None
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
@@ -352,7 +356,7 @@ def _translate_errors() -> Iterator[None]:
 
 
 def _is_out_of_memory(error: Exception) -> bool:
-    """Libraries below torch have errors of their own for memory that is not there."""
+    """Whether the error is about memory; libraries below torch raise plain RuntimeErrors for it."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
     sentence = str(error).lower()

@@ -1,7 +1,6 @@
-"""From a plan to a packed row for a kernel that reads block tables, prompts and single tokens alike.
+"""`PagedInputBuilder`: the input tensors of a step for a paged-attention kernel, which reads block tables.
 
-Engine thread; what `packing` is where attention is computed by torch's own operations. One transfer, which
-nothing waits for. Ignorant of what is drawn from the logits.
+Engine thread. The counterpart of `InputBuilder`; one asynchronous transfer.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,12 +20,12 @@ from engine.scheduling.scheduler import SchedulerOutput
 
 
 class PagedInputBuilder:
-    """Has the shape of `packing.Packer`."""
+    """Builds step inputs; the same interface as `InputBuilder`."""
 
     def __init__(
         self, kv_cache: KVCache, backend: PagedAttentionBackend, adapters: Mapping[str, int]
     ) -> None:
-        """`adapters` has a place for each name."""
+        """`adapters` maps names to indexes."""
         self._kv_cache = kv_cache
         self._backend = backend
         self._adapters = adapters

@@ -1,7 +1,4 @@
-"""How a loaded model's steps are going to be computed: with which attention, and recorded or not.
-
-Load time. Whatever is chosen is named in the log. Ignorant of requests.
-"""
+"""Chooses the attention backend and whether decode steps run as CUDA graphs; logs the choice. Load time."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -22,14 +19,14 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class DecodingChoice:
-    """What was chosen; the names are those of `messages.Capabilities`."""
+    """The selected backend and decoder; `attention` and `decode` as in `request.ModelInfo`."""
 
     attention: str = "sdpa"
     decode: str = "eager"
     backend: PagedAttentionBackend | None = None
-    """None computes with torch's own attention."""
+    """None is torch's own attention."""
     static: StaticDecoder | None = None
-    """None computes every step as a packed row."""
+    """None runs every step as a packed row."""
 
 
 def select_attention_and_graphs(
@@ -40,9 +37,10 @@ def select_attention_and_graphs(
     progress: Callable[[str], None],
     backend: PagedAttentionBackend | None = None,
 ) -> DecodingChoice:
-    """Finds a kernel and records steps, on a GPU. A CPU computes as ever, unless it is told otherwise.
+    """Selects a paged-attention kernel and captures CUDA graphs on a GPU; on a CPU only if `config` asks for
+    it.
 
-    A `backend` that is given is taken as it is.
+    A `backend` argument is used without a check.
     """
     on_gpu = model.device.type == "cuda"
     if backend is None and on_gpu and config.attention == "auto":

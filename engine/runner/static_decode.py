@@ -1,9 +1,8 @@
-"""Steps in which every request computes one token, as passes over tensors that never move.
+"""`StaticDecoder`: decode-only steps over preallocated tensors of a few shapes, as CUDA graphs need them.
 
-Made while loading, used by the engine thread. Rows are padded up to one of a few counts, tables to one of a
-few widths: so a step is one of a few shapes, reads all that it needs from the same memory each time, and
-can be recorded once and replayed (`graphs`). Nothing in a pass depends on the host or is told to it.
-Ignorant of what is drawn from the logits.
+Created while loading, used by the engine thread. The batch is padded to one of a few sizes and the block
+table to one of a few widths, and all inputs are at fixed addresses, so that a pass can be captured once and
+replayed (`cuda_graphs`). A pass reads nothing from the host and returns nothing to it.
 """
 
 from array import array
@@ -24,23 +23,23 @@ from engine.scheduling.sequence import TokenSequence
 
 @dataclass(frozen=True, order=True, slots=True)
 class GraphBucket:
-    """So many rows, and so many blocks in the table of each."""
+    """A shape: `rows` of the batch and `width`, blocks in the block table of each."""
 
     rows: int
     width: int
 
 
 Compute = Callable[[GraphBucket], Tensor]
-"""One pass; gives the logits `[rows, vocabulary]`, which the next pass may overwrite."""
+"""Runs one pass; returns logits `[rows, vocabulary]`, which the next pass may overwrite."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceTokens:
-    """Input tokens that are on the device only."""
+    """Sampled tokens on the device that the host has not read."""
 
     token_ids: Tensor
     index_of: Mapping[TokenSequence, int]
-    """Where among them each request's is."""
+    """By sequence: the index in `token_ids`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +48,11 @@ class StaticLogits:
 
     logits: Tensor
     requests: list[TokenSequence]
-    """Of each row; rows beyond them only fill the step up."""
+    """The sequence of each row; further rows are padding."""
 
 
 class StaticInputs:
-    """The memory that passes read, and the pass itself."""
+    """The preallocated inputs, and the forward pass over them."""
 
     def __init__(
         self, network: PreTrainedModel, kv_cache: KVCache, backend: PagedAttentionBackend, most: GraphBucket
@@ -98,17 +97,17 @@ class StaticInputs:
 
 
 class StaticDecoder:
-    """Runs the steps that fit; all others are for somebody else."""
+    """Runs steps that fit into a bucket; `bucket_for` returns None for all others."""
 
     def __init__(self, buffers: StaticInputs, buckets: Sequence[GraphBucket], compute: Compute) -> None:
-        """`compute` is that of the buffers, or a recording of it."""
+        """`compute` is that of `buffers`, or replays its CUDA graphs."""
         self._buffers = buffers
         self._buckets = sorted(buckets)
         self._compute = compute
         self._slots = DecodeSlots(buffers.most.width, buffers.spare_block)
 
     def bucket_for(self, plan: SchedulerOutput) -> GraphBucket | None:
-        """The smallest shape that the plan fits into; None unless all chunks are one token to draw from."""
+        """The smallest bucket for the plan; None unless every chunk is one token that samples the next."""
         if plan[-1].count != 1 or not all(chunk.samples_token for chunk in plan):
             return None  # the longest chunks are the last
         width = max(len(chunk.sequence.blocks) for chunk in plan)

@@ -117,8 +117,8 @@ class PenaltyTable:
         before = flat[cells]
         value = before + bias
         if self._repeats:
-            repetition = repetition.cells(count >= 0, 1.0)
-            value = (value / repetition).cells(value > 0, value * repetition)
+            repetition = repetition.where(count >= 0, 1.0)
+            value = (value / repetition).where(value > 0, value * repetition)
         count = count.clamp(min=0)
         value -= frequency * count + presence * count.clamp(max=1)
         flat[cells] = value

@@ -55,7 +55,7 @@ class Poison:
 def gather_blocks(bench: Bench) -> None:
     """Has a CPU attend as a GPU without a kernel does: over whole blocks."""
     executor: Any = bench.engine._executor
-    executor._packer._shelves = None
+    executor._input_builder._contiguous_cache = None
 
 
 def at_random(seed: int, chance: float) -> Callable[[], bool]:

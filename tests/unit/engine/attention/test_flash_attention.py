@@ -220,7 +220,7 @@ def test_an_engine_with_a_kernel_gives_the_same_tokens(
     kernel = FlashAttentionBackend("a kernel", counted, inspect.signature(flash).parameters)
     choose: Any = select_decoding.select_attention_and_graphs
     monkeypatch.setattr(
-        "engine.runner.model_runner.select_attention_and_graphs", lambda *args: choose(*args, kernel=kernel)
+        "engine.runner.model_runner.select_attention_and_graphs", lambda *args: choose(*args, backend=kernel)
     )
     bench = start_model(path, decode=decode, **settings)
     assert bench.engine.model_info.attention == "a kernel"

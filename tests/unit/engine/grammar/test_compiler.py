@@ -228,7 +228,7 @@ class Blocked:
 
 def test_a_compile_that_takes_too_long_is_refused_and_keeps_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("engine.grammar.compiler.COMPILE_SECONDS", 0.05)
-    monkeypatch.setattr("engine.grammar.compiler.TURN_SECONDS", 0.05)
+    monkeypatch.setattr("engine.grammar.compiler.QUEUE_SECONDS", 0.05)
     blocked = Blocked(monkeypatch, threads=2)
     reasons = [blocked.refusal("a", "one"), blocked.refusal("b", "one")]
     reasons += [blocked.refusal("c", "two"), blocked.refusal("d", "three")]
@@ -241,7 +241,7 @@ def test_a_share_waits_for_one_compile_of_another_and_not_for_all_that_wait(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("engine.grammar.compiler.COMPILE_SECONDS", 60)
-    monkeypatch.setattr("engine.grammar.compiler.TURN_SECONDS", 60)
+    monkeypatch.setattr("engine.grammar.compiler.QUEUE_SECONDS", 60)
     blocked = Blocked(monkeypatch, threads=1)
     wanted = [("greedy", f"g{n}") for n in range(5)] + [("modest", "m")]
     with ThreadPoolExecutor(len(wanted)) as callers:
@@ -257,7 +257,7 @@ def test_a_share_waits_for_one_compile_of_another_and_not_for_all_that_wait(
 
 def test_more_grammars_of_a_share_than_may_wait_are_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     blocked = Blocked(monkeypatch, threads=1)
-    monkeypatch.setattr("engine.grammar.compiler.WAITING_OF_SHARE", 0)
+    monkeypatch.setattr("engine.grammar.compiler.MAX_WAITING_PER_KEY", 0)
     assert blocked.refusal("a", "one") == "share_full"
     assert blocked.begun == []
     blocked.compiler.close()
@@ -339,7 +339,7 @@ def test_a_request_starts_anew_when_its_grammar_remembers_too_much(
 ) -> None:
     monkeypatch.setattr("engine.grammar.compiler.MAX_STATES", 400)
     wanted = grammar("regex", "(" + "|".join(f"{letter}{{150}}" for letter in "abcd") + ")")
-    monkeypatch.setattr("engine.grammar.compiler.RENEW_BYTES", 0)
+    monkeypatch.setattr("engine.grammar.compiler.RECOMPILE_BYTES", 0)
     monkeypatch.setattr(
         compiler, "recompile_in_background", compiler._recompile
     )  # at once, and not in the background

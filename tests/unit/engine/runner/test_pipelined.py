@@ -94,23 +94,23 @@ def test_all_that_requests_may_ask_for_is_the_same(decode: str) -> None:
 def test_a_pass_begins_before_the_last_steps_tokens_are_read() -> None:
     bench = pipelined(lambda **more: start_model(tiny_model(), **more))
     executor: Any = bench.engine._executor
-    begin, draw = executor.begin, executor.draw
+    begin, sample = executor.begin, executor.sample
     acts: list[str] = []
 
     def noted_begin(plan: Any) -> Any:
         acts.append("begin")
         return begin(plan)
 
-    def noted_draw(*args: Any) -> Any:
-        acts.append("draw")
-        return draw(*args)
+    def noted_sample(*args: Any) -> Any:
+        acts.append("sample")
+        return sample(*args)
 
-    executor.begin, executor.draw = noted_begin, noted_draw
+    executor.begin, executor.sample = noted_begin, noted_sample
     bench.listener.when_told = lambda message: acts.append("told") if isinstance(message, Tokens) else None
     bench.run(make_request("a", make_prompt(20), 5))
     bench.engine.close(drain=True)
-    turn = ["begin", "draw", "told"]
-    assert acts == ["begin", "draw", *turn * 4, "told"]
+    turn = ["begin", "sample", "told"]
+    assert acts == ["begin", "sample", *turn * 4, "told"]
 
 
 @pytest.mark.parametrize("decode", DECODES)
@@ -149,7 +149,7 @@ def test_a_stop_id_ends_a_request_whose_next_pass_was_begun(start: Callable[...,
 # Trouble
 
 
-@pytest.mark.parametrize("step", ["begin", "draw"])
+@pytest.mark.parametrize("step", ["begin", "sample"])
 def test_a_step_that_fails_ends_its_requests_with_what_they_have(step: str) -> None:
     bench = pipelined(lambda **more: start_model(tiny_model(), **more))
     expected = bench.run(make_request("whole", make_prompt(20), 12))[0].tokens

@@ -114,7 +114,7 @@ def test_shares_that_wait_are_given_the_same(
     others=SIZES,
     priorities=st.lists(st.integers(0, 3), min_size=1, max_size=8),
     running=st.integers(1, 4),
-    pipelined=st.integers(0, 8),
+    ahead=st.integers(0, 8),
 )
 def test_a_share_that_lowers_requests_of_its_own_is_given_no_more_than_another_that_waits(
     sizes: list[tuple[int, int]],
