@@ -52,7 +52,7 @@ def _told(item: Item, *, shortly: bool) -> str:
             return f"assistant calls {name}: {given}"
         case FunctionCallOutput(output=output) | CustomToolCallOutput(output=output):
             return f"output of the call: {_output(output)}"
-        case OtherItem(given=fields):
+        case OtherItem(fields=fields):
             return f"{item_type(item)}: {json.dumps(fields, ensure_ascii=False)}"
         case _:
             return ""
