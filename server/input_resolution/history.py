@@ -114,7 +114,7 @@ def _without_unread(item: Item) -> Item:
             return msgspec.structs.replace(item, output=[_short(part) for part in parts])
         case OtherItem(fields=fields) if any(map(_is_long, fields.values())):
             kept = {name: UNREAD if _is_long(value) else value for name, value in fields.items()}
-            return msgspec.structs.replace(item, given=kept)
+            return msgspec.structs.replace(item, fields=kept)
     return item
 
 
