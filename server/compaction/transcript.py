@@ -52,7 +52,7 @@ def _line(item: Item, *, quoted: bool) -> str:
             return f"assistant calls {name}: {text}"
         case FunctionCallOutput(output=output) | CustomToolCallOutput(output=output):
             return f"output of the call: {_output(output)}"
-        case OtherItem(given=fields):
+        case OtherItem(fields=fields):
             return f"{item_type(item)}: {json.dumps(fields, ensure_ascii=False)}"
         case _:
             return ""

@@ -112,9 +112,9 @@ def _without_image_data(item: Item) -> Item:
             map(_has_image_data, parts)
         ):
             return msgspec.structs.replace(item, output=[_without_data(part) for part in parts])
-        case OtherItem(given=fields) if any(map(_is_long, fields.values())):
+        case OtherItem(fields=fields) if any(map(_is_long, fields.values())):
             kept = {name: OMITTED_URL if _is_long(value) else value for name, value in fields.items()}
-            return msgspec.structs.replace(item, given=kept)
+            return msgspec.structs.replace(item, fields=kept)
     return item
 
 

@@ -1,1 +1,1 @@
-"""How a model family's prompt is written and its output read."""
+"""Model formats: a family's chat template, tool-call parser, reasoning parser and output grammar."""

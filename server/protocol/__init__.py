@@ -1,1 +1,1 @@
-"""The typed contract with clients: what is read from them and what is sent. Imports nothing of ours."""
+"""Request and response types of the HTTP API, their decoding and validation."""

@@ -1,4 +1,4 @@
-"""Conversations as clients ask for them and are told of them."""
+"""Requests and objects of the Conversations API."""
 
 from typing import Annotated, Literal
 
@@ -9,7 +9,7 @@ from server.protocol.openapi_types import InputItemParam, RawMetadata
 from server.protocol.responses.request import Metadata
 
 MAX_ITEMS = 20
-"""Items that one request may bring."""
+"""Maximum items of one request, as in OpenAI's API."""
 
 
 class CreateConversation(msgspec.Struct, frozen=True):
@@ -20,7 +20,7 @@ class CreateConversation(msgspec.Struct, frozen=True):
 
 
 class UpdateConversation(msgspec.Struct, frozen=True):
-    """The body of POST /v1/conversations/{id}; null takes all metadata away."""
+    """The body of POST /v1/conversations/{id}; null removes all metadata."""
 
     metadata: Metadata | None
 
@@ -39,7 +39,7 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DeletedConversation(msgspec.Struct, frozen=True):
-    """The answer to DELETE /v1/conversations/{id}."""
+    """The result of DELETE /v1/conversations/{id}."""
 
     id: str
     object: Literal["conversation.deleted"] = "conversation.deleted"

@@ -1,7 +1,7 @@
-"""Bytes from a client become typed values; every mistake becomes a `DecodeFailure` that names its path.
+"""Decodes request bodies into typed values; every error is a `DecodeFailure` with the path of the mistake.
 
-Hostile JSON raises more than msgspec's own errors: deep nesting is a RecursionError, bad UTF-8 a
-UnicodeDecodeError. NUL is refused because Postgres text cannot hold it.
+Hostile JSON raises more than msgspec's errors: RecursionError for deep nesting, UnicodeDecodeError for
+invalid UTF-8. NUL characters are refused because Postgres' text cannot store them.
 """
 
 import re
@@ -25,18 +25,18 @@ _BOUND_CODES = {
     "array": "array_{}_length",
     "object": "object_{}_properties",
 }
-"""To msgspec's name of a type, OpenAI's codes for a value of it that is out of bounds."""
+"""OpenAI's error codes for values out of bounds, by msgspec's type name."""
 _ERROR_PATH = re.compile(r" - at `(?:key` in `)?\$\.?(?P<path>[^`]*)`$")
 
 
 def decode(
-    data: bytes, kind: type[T], most_numbers: int = MAX_VALUES, *, endpoint: Endpoint | None = None
+    data: bytes, kind: type[T], max_values: int = MAX_VALUES, *, endpoint: Endpoint | None = None
 ) -> T:
-    """`data` as one JSON document of the given type, with so many values at most. Raises DecodeFailure.
+    """Decodes one JSON document of type `kind` with at most `max_values` values. Raises DecodeFailure.
 
-    With an endpoint, it is an object of which no name may be one that this endpoint refuses.
+    With an endpoint, also refuses names of parameters that this endpoint does not support.
     """
-    check_size(data, most_numbers)
+    check_size(data, max_values)
     try:
         if endpoint is not None:
             check_names(endpoint, decode_as(data, dict[str, msgspec.Raw]))
@@ -56,7 +56,7 @@ def decode(
 
 
 def convert(value: object, kind: Any, param: str) -> Any:
-    """`value` (as `decode` gives for `object`) as the given type; paths in errors begin with `param`."""
+    """Converts builtins (dicts, lists, scalars) to `kind`. Raises DecodeFailure with paths under `param`."""
     try:
         return convert_to(value, kind)
     except msgspec.ValidationError as error:
@@ -65,9 +65,9 @@ def convert(value: object, kind: Any, param: str) -> Any:
 
 def _decode_failure(error: msgspec.ValidationError, prefix: str = "") -> DecodeFailure:
     text = str(error)
-    found = _ERROR_PATH.search(text)
-    path = found["path"] if found else ""
-    message = text[: found.start()] if found else text
+    match = _ERROR_PATH.search(text)
+    path = match["path"] if match else ""
+    message = text[: match.start()] if match else text
     if missing := re.search(r"missing required field `([^`]+)`", message):
         path = f"{path}.{missing[1]}" if path else missing[1]
     param = f"{prefix}{'.' if prefix and path and not path.startswith('[') else ''}{path}"
@@ -76,7 +76,7 @@ def _decode_failure(error: msgspec.ValidationError, prefix: str = "") -> DecodeF
 
 
 def _code(message: str) -> str:
-    """OpenAI's code for a mistake of which msgspec says so."""
+    """OpenAI's error code for a message of msgspec."""
     if bound := _BOUND_ERROR.match(message):
         return _BOUND_CODES[bound["kind"]].format("above_max" if bound["sign"] == "<=" else "below_min")
     if "missing required field" in message:

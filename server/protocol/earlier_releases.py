@@ -1,7 +1,7 @@
-"""What earlier releases stored without a field that OpenAI's objects have, completed for its readers. Pure.
+"""Adds fields of OpenAI's objects that earlier releases did not store. Pure.
 
-Stored bytes stay as they are: a field that was added since is filled in each time they are rendered, always
-in the same way, so that a replay gives the same bytes every time.
+Stored bytes are not changed: the field is added whenever they are rendered, deterministically, so that every
+replay returns the same bytes.
 """
 
 from collections.abc import Iterator, Mapping
@@ -13,15 +13,16 @@ import msgspec
 _TEXT_PART = '"type":"output_text"'
 _LOGPROBS = '"logprobs":'
 _END_WITHOUT_LOGPROBS = '"annotations":[]}'
-"""How a part of text ended while it had no `logprobs`. Within a JSON string each quote has a backslash."""
+"""The end of an output text part without `logprobs`. Inside JSON strings quotes are escaped, so only JSON
+syntax matches."""
 
 
 def with_logprobs(payload: str) -> str:
-    """An event's or item's JSON in which each part of output text has `logprobs`, an empty list at least."""
+    """The JSON of an event or item, with `logprobs: []` added to output text parts that have none."""
     parts = payload.count(_TEXT_PART)
     if not parts or (_END_WITHOUT_LOGPROBS not in payload and payload.count(_LOGPROBS) >= parts):
         return payload
-    with suppress(msgspec.DecodeError):  # damaged JSON is for its reader to report
+    with suppress(msgspec.DecodeError):  # damaged JSON is reported where it is decoded
         value = msgspec.json.decode(payload)
         incomplete = [part for part in _text_parts(value) if "logprobs" not in part]
         for part in incomplete:
@@ -32,12 +33,12 @@ def with_logprobs(payload: str) -> str:
 
 
 def _text_parts(value: Any) -> Iterator[dict[str, Any]]:
-    """The parts of output text of an item, or of all that an event tells."""
+    """The output text parts of an item, or of an event's part, item or response."""
     if not isinstance(value, dict):
         return
     response = value.get("response")
-    told = response.get("output") if isinstance(response, dict) else None
-    items = [value, value.get("item"), *(told if isinstance(told, list) else ())]
+    output = response.get("output") if isinstance(response, dict) else None
+    items = [value, value.get("item"), *(output if isinstance(output, list) else ())]
     candidates = [value.get("part")]
     for item in items:
         if isinstance(item, dict):
@@ -49,14 +50,14 @@ def _text_parts(value: Any) -> Iterator[dict[str, Any]]:
 
 
 def with_name(body: str, names: Mapping[int, str]) -> str:
-    """The end of a function call's arguments with the function's name, if that of its place is known."""
+    """The JSON of a `function_call_arguments.done` event with `name` added; `names` is by output index."""
     value = msgspec.json.decode(body)
     name = names.get(value["output_index"])
     if name is None:
         return body
-    told: dict[str, Any] = {}
+    completed: dict[str, Any] = {}
     for field, content in value.items():
-        told[field] = content
+        completed[field] = content
         if field == "item_id":
-            told["name"] = name
-    return msgspec.json.encode(told).decode()
+            completed["name"] = name
+    return msgspec.json.encode(completed).decode()

@@ -11,22 +11,22 @@ class ErrorDetail(msgspec.Struct, frozen=True):
 
 
 class ErrorBody(msgspec.Struct, frozen=True):
-    """The body of every answer that is not 2xx."""
+    """The body of every HTTP response that is not 2xx."""
 
     error: ErrorDetail
 
 
 class ExtractionBusy(Exception):
-    """What a part of the request would be read with is in use; the same request can be tried again."""
+    """All PDF extraction workers are busy; the client may retry the request."""
 
     def __init__(self, message: str, *, own: bool = False) -> None:
-        """`own` says that it is the tenant's own requests that use it."""
+        """`own`: they are busy with this tenant's own requests."""
         super().__init__(message)
         self.own = own
 
 
 class DecodeFailure(Exception):
-    """The client's bytes are not what was asked for. `param` is the path of the mistake."""
+    """A request that is invalid. `param` is the path of the mistake, `code` OpenAI's error code."""
 
     def __init__(self, message: str, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)

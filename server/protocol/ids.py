@@ -1,7 +1,7 @@
-"""Identifiers: time-ordered UUIDs inside, OpenAI's prefixed strings outside.
+"""Ids: UUIDv7 in the database, OpenAI's prefixed strings in the API.
 
-A response's public id is its UUID with a prefix, so neither a sequence nor a lookup table is needed. Item
-ids are derived from their response and place, so a run that is rebuilt after a crash makes the same ids.
+A response's public id is its UUID with a prefix, so no lookup table is needed. Item ids are derived from the
+response's UUID and the item's index, so a run that is rebuilt after a crash generates the same ids.
 """
 
 import os
@@ -14,7 +14,7 @@ _OUTPUT_ID = re.compile(r"[a-z]{2,8}_[0-9a-f]{32}o[0-9a-f]{1,8}(_[0-9a-f]{32})?"
 _TAGGED_ID = re.compile(r"(mcpr_[0-9a-f]{32}[ioc][0-9a-f]{1,8})_([0-9a-f]{32})")
 MAX_REQUEST_ID = 128
 ItemSource = Literal["i", "o", "c"]
-"""Input or output of a response; or put into a conversation by hand, together with others."""
+"""The item's list: a response's input, its output, or one request that adds items to a conversation."""
 
 
 def new_uuid() -> UUID:
@@ -27,17 +27,17 @@ def new_uuid() -> UUID:
 
 
 def min_uuid_at(milliseconds: int) -> UUID:
-    """What every UUID made from that Unix time on is at least."""
+    """The lower bound of all UUIDv7 generated at or after that Unix time."""
     return UUID(int=max(milliseconds, 0) << 80)
 
 
 def choice_id(first: UUID, index: int) -> UUID:
-    """The id of the choice at that place of a completion whose first choice has that id, and back again."""
+    """The UUID of a completion's choice from that of its first choice, and vice versa."""
     return UUID(int=first.int ^ index)
 
 
 def unix_seconds(uuid: UUID) -> int:
-    """The Unix time at which a UUIDv7 was made; 0 of any other."""
+    """The Unix time in seconds of a UUIDv7; 0 for any other version."""
     return (uuid.int >> 80) // 1000 if uuid.version == 7 else 0
 
 
@@ -80,7 +80,7 @@ def _parse(wanted: str, text: str, divider: str = "_") -> UUID | None:
 
 
 def item_id(prefix: str, response: UUID, side: ItemSource, index: int) -> str:
-    """The id of the item at `index` of a response's input or output, or of what was put at once by hand.
+    """The id of the item at `index` of its list, see `ItemSource`.
 
     `prefix` is OpenAI's for the item's type: `msg` for messages, `rs` for reasoning, `fc` for calls.
     """
@@ -88,31 +88,31 @@ def item_id(prefix: str, response: UUID, side: ItemSource, index: int) -> str:
 
 
 def split_id_tag(text: str) -> tuple[str, str]:
-    """An item's id as its place gives it, and the tag behind it, by which some are known; empty if none."""
-    found = _TAGGED_ID.fullmatch(text)
-    return (found[1], found[2]) if found else (text, "")
+    """An approval request's id without its tag, and the tag; an empty tag for other ids."""
+    match = _TAGGED_ID.fullmatch(text)
+    return (match[1], match[2]) if match else (text, "")
 
 
 def is_output_id(text: str) -> bool:
-    """Whether that is the id of an output item, which no other item is given here."""
+    """Whether the id has the form of an output item's."""
     return _OUTPUT_ID.fullmatch(text) is not None
 
 
 def call_id(response: UUID, index: int) -> str:
-    """The id of the call that is the output item at `index`, where the model gives it none."""
+    """The `call_id` of the output item at `index`, for models that generate none."""
     return f"call_{response.hex}{index:x}"
 
 
 def new_request_id() -> str:
-    """The `x-request-id` of one HTTP exchange, found again in the log."""
+    """A new `x-request-id`, which log lines contain."""
     return f"req_{new_uuid().hex}"
 
 
 def is_request_id(text: str) -> bool:
-    """Whether a caller may name a request so: what fits a header and a line of the log."""
+    """Whether a client may use this `X-Request-Id`: visible ASCII of at most `MAX_REQUEST_ID` characters."""
     return 1 <= len(text) <= MAX_REQUEST_ID and text.isascii() and text.isprintable() and " " not in text
 
 
 def request_id_of(header: str | None) -> str:
-    """The id in a request's `X-Request-Id`, or a new one."""
+    """A valid `X-Request-Id` header, or else a new id."""
     return header if header is not None and is_request_id(header) else new_request_id()

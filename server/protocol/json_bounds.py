@@ -1,8 +1,8 @@
-"""How much there may be in one JSON document, counted before it is decoded.
+"""Limits the number of values in a JSON document before it is decoded.
 
-Decoding keeps every other thread of the process waiting, by about a microsecond for a key and its value: ten
-megabytes of small ones are more than a second, and of decimal fractions that round badly half a minute.
-Counting what delimits them takes milliseconds, and lets other threads run between its pieces.
+Decoding holds the GIL for about 1 µs per key and value: more than a second for 10 MB of small values, half a
+minute for decimal fractions that are slow to round. Counting delimiters takes milliseconds and releases the
+GIL between pieces.
 """
 
 import re
@@ -11,28 +11,27 @@ from collections.abc import Iterator
 from server.protocol.errors import DecodeFailure
 
 MAX_STRINGS = 65_536
-"""Strings, keys among them; and as many lists and objects together."""
+"""Maximum number of strings, including keys, and of lists and objects together."""
 MAX_VALUES = 131_072
-"""Values of all kinds, of which numbers are the cheapest."""
+"""Maximum number of values of all types; numbers are the cheapest."""
 MAX_TOKEN_VALUES = 1_000_000
-"""The same of a request that may have the tokens of long prompts, which are whole numbers."""
+"""`MAX_VALUES` of endpoints that accept prompts as token ids."""
 MAX_DECIMALS = 2_048
-"""Numbers with a fraction or an exponent. Reading one takes up to 30 microseconds, `1e308` for example."""
+"""Maximum number of floats; parsing one takes up to 30 µs (`1e308`)."""
 MAX_DIGITS = 64
-"""In a row. The time that is taken by a whole number grows with the square of its digits."""
+"""Maximum consecutive digits; the time to parse an integer is quadratic in them."""
 _SMALL = 4 * MAX_DECIMALS
-"""Bytes in which there cannot be too much of anything."""
+"""Bytes of a document that cannot exceed any limit."""
 PIECE_BYTES = 2**18
-"""Bytes that are looked at without letting another thread run."""
+"""Bytes counted without releasing the GIL."""
 _BACKSLASHES = re.compile(rb"\\*")
 _AS_ZEROS = bytes.maketrans(b"123456789", b"0" * 9)
 
 
-def check_size(data: bytes, most_numbers: int = MAX_VALUES) -> None:
-    """Raises DecodeFailure for more values than any request needs. Linear.
+def check_size(data: bytes, max_values: int = MAX_VALUES) -> None:
+    """Raises DecodeFailure for a document with too many values, in linear time.
 
-    What precedes the first mistake of a document that is no valid JSON is counted right, and no more of it is
-    ever decoded.
+    In invalid JSON the part before the first error is counted correctly; the decoder never reads beyond it.
     """
     if len(data) <= _SMALL:
         return
@@ -44,9 +43,9 @@ def check_size(data: bytes, most_numbers: int = MAX_VALUES) -> None:
         nested += outside.count(b"{") + outside.count(b"[")
         values += outside.count(b",")
         decimals += outside.count(b".") + outside.count(b"E") + _exponents(outside)
-        if quotes > 2 * MAX_STRINGS or nested > MAX_STRINGS or values > most_numbers:
+        if quotes > 2 * MAX_STRINGS or nested > MAX_STRINGS or values > max_values:
             raise _too_much(
-                f"it may have {MAX_STRINGS} strings, as many lists and objects, and {most_numbers} values in "
+                f"it may have {MAX_STRINGS} strings, as many lists and objects, and {max_values} values in "
                 "all"
             )
         if decimals > MAX_DECIMALS or b"0" * (MAX_DIGITS + 1) in outside.translate(_AS_ZEROS):
@@ -57,7 +56,7 @@ def check_size(data: bytes, most_numbers: int = MAX_VALUES) -> None:
 
 
 def _pieces(data: bytes) -> Iterator[bytes]:
-    """The document without its escapes of backslashes and quotes, cut at no escape."""
+    """The document in pieces, without escaped backslashes and quotes; no escape is split."""
     start = 0
     while start < len(data):
         run = _BACKSLASHES.match(data, start + PIECE_BYTES)
@@ -68,7 +67,7 @@ def _pieces(data: bytes) -> Iterator[bytes]:
 
 
 def _exponents(outside: bytes) -> int:
-    """Those with a small letter, which `true` and `false` have, too."""
+    """The number of `e` that are not part of `true` or `false`."""
     return outside.count(b"e") - outside.count(b"true") - outside.count(b"false")
 
 

@@ -1,4 +1,4 @@
-"""A page of a list, in the shape that OpenAI's lists have."""
+"""Pages of OpenAI's list endpoints."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Generic, Literal, TypeVar
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class Page(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
-    """`last_id` is what `after` takes for the next page; an empty page has neither id."""
+    """`after=last_id` requests the next page; an empty page has null ids."""
 
     object: Literal["list"] = "list"
     data: list[T]
@@ -25,19 +25,19 @@ class Page(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
 
 
 class CompletionPage(Page[StoredCompletion], frozen=True, kw_only=True):
-    """What a page of stored completions says."""
+    """A page of stored completions."""
 
 
 class MessagePage(Page[StoredMessage], frozen=True, kw_only=True):
-    """What a page of a stored completion's messages says."""
+    """A page of a stored completion's messages."""
 
 
 class ItemPage(Page[Item], frozen=True, kw_only=True):
-    """What a page of items says."""
+    """A page of items."""
 
 
 class ResponsePage(Page[Response], frozen=True, kw_only=True):
-    """What a page of responses says."""
+    """A page of responses."""
 
 
 class _IdField(msgspec.Struct):
@@ -45,24 +45,24 @@ class _IdField(msgspec.Struct):
 
 
 MAX_BYTES = 8 * 1024 * 1024
-"""Of a page; the object with which it has more is its last one, and the rest is on the next page."""
+"""Size limit of a page; the object that exceeds it is the page's last one."""
 
 
-def make_page(found: Sequence[bytes], limit: int, *, more: bool | None = None) -> Page[msgspec.Raw]:
-    """The page of at most `limit` objects, given as JSON.
+def make_page(objects: Sequence[bytes], limit: int, *, more: bool | None = None) -> Page[msgspec.Raw]:
+    """A page of at most `limit` objects in JSON.
 
-    `more` says whether others follow them; by default `found` has one beyond the limit if there are.
+    `more` is `has_more`; by default `objects` has one more than the limit if more follow.
     """
-    data = [msgspec.Raw(with_logprobs(payload.decode()).encode()) for payload in found[:limit]]
+    data = [msgspec.Raw(with_logprobs(payload.decode()).encode()) for payload in objects[:limit]]
     ends = [decode_as(data[place], _IdField).id for place in (0, -1)] if data else [None, None]
-    has_more = len(found) > limit if more is None else more
+    has_more = len(objects) > limit if more is None else more
     return Page(data=data, first_id=ends[0], last_id=ends[1], has_more=has_more)
 
 
-def within_page_bytes(found: Iterable[bytes]) -> Iterator[bytes]:
-    """The first objects, up to the one with which they have more than a page's bytes."""
+def within_page_bytes(objects: Iterable[bytes]) -> Iterator[bytes]:
+    """The first objects, up to the one that exceeds `MAX_BYTES`."""
     total = 0
-    for payload in found:
+    for payload in objects:
         yield payload
         total += len(payload)
         if total >= MAX_BYTES:

@@ -1,4 +1,4 @@
-"""Every parameter of OpenAI's and vLLM's documents for three endpoints, with what is done about it.
+"""Table of all parameters in OpenAI's and vLLM's documents for three endpoints: works, refused or ignored.
 
 Plain data. `docs/api.md` shows these rows (`python -m tests.support.api_page` writes it), and
 `parameters.check_names` refuses by them.
@@ -16,9 +16,9 @@ class Row(NamedTuple):
 
     verdict: Verdict
     reason: str = ""
-    """Sentences: why it is refused or ignored, and of one that works what is special."""
+    """Why the parameter is refused or ignored, or a note on one that works."""
     neutral: tuple[Any, ...] = ()
-    """Values of a refused parameter that ask for nothing and are accepted."""
+    """Values of a refused parameter that have no effect and are accepted."""
 
 
 Rows = Mapping[str, Row]
@@ -59,7 +59,7 @@ SAMPLING: Rows = {
     "generation_config": Row("works", "transformers' own, an object or JSON; unknown fields are refused."),
     "skip_special_tokens": _refused("Control tokens are no part of an answer; ask for token ids.", True),
 }
-"""Parameters of how tokens are chosen, told and counted, alike on all endpoints."""
+"""Sampling and logprob parameters common to all endpoints."""
 
 _COMMON: Rows = {
     **_works("model", "stream", "temperature", "top_p", "seed", "user"),

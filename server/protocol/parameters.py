@@ -1,8 +1,8 @@
-"""Names of parameters are checked at the door, by the rows of `parameter_rows`.
+"""Checks the parameter names of a request against the rows of `parameter_rows`.
 
-A parameter that would change the answer and is not built is refused, by a 400 that names it. A name that
-belongs to another API, or is a known name misspelt, is refused with the right one. Any other unknown name is
-ignored, as OpenAI's clients and gateways send fields of their own. Null is the default everywhere. Pure.
+An unsupported parameter that would change the output is refused with a 400 that names it. A name of another
+API, or a misspelt one, is refused with the right name. Other unknown names are ignored, because clients and
+gateways send fields of their own. Null is the default everywhere. Pure.
 """
 
 from collections.abc import Mapping
@@ -16,30 +16,30 @@ from server.protocol.errors import DecodeFailure
 from server.protocol.parameter_rows import MISPLACED, TABLES, Endpoint, Row
 
 MAX_UNKNOWN_NAMES = 16
-"""Unknown names of one request that are compared with the known ones."""
+"""Unknown names of one request that are compared with known ones."""
 MAX_NAME = 64
-"""Characters of a name that is compared, and of JSON that may ask for nothing."""
+"""Maximum characters of a name to compare, and of a value that may be neutral."""
 MIN_SIMILARITY = 0.88
-"""How alike a misspelt name and a known one are, as difflib measures it."""
+"""Minimum `SequenceMatcher` ratio of a misspelt name and a known one."""
 _PATHS: Mapping[Endpoint, str] = {
     "responses": "/v1/responses",
     "chat": "/v1/chat/completions",
     "completions": "/v1/completions",
 }
 _WEBSOCKET_FIELDS = frozenset({"type", "generate", "stream_id"})
-"""What a message over a WebSocket has beside the parameters."""
+"""Fields of a WebSocket message beside the parameters."""
 
 
-def check_names(endpoint: Endpoint, given: Mapping[str, msgspec.Raw]) -> None:
-    """Raises DecodeFailure for the first parameter, with its JSON, that is refused on that endpoint."""
+def check_names(endpoint: Endpoint, params: Mapping[str, msgspec.Raw]) -> None:
+    """Raises DecodeFailure for the first parameter (name and JSON) that the endpoint refuses."""
     table, slips = TABLES[endpoint], MISPLACED[endpoint]
     unknown = 0
-    for name, value in given.items():
+    for name, value in params.items():
         row = table.get(name) or slips.get(name)
         if row is None:
             if unknown < MAX_UNKNOWN_NAMES and name not in _WEBSOCKET_FIELDS:
                 unknown += 1
-                _refuse_misspelt(endpoint, name, given)
+                _refuse_misspelt(endpoint, name, params)
         elif row.verdict == "refused" and not _is_neutral(row, value):
             raise _refusal(endpoint, name, row)
 
@@ -56,10 +56,10 @@ def _refusal(endpoint: Endpoint, name: str, row: Row) -> DecodeFailure:
     return DecodeFailure(message, name, "unsupported_parameter")
 
 
-def _refuse_misspelt(endpoint: Endpoint, name: str, given: Mapping[str, Any]) -> None:
-    """Raises DecodeFailure if the name is close to one that has an effect and that the request lacks."""
+def _refuse_misspelt(endpoint: Endpoint, name: str, params: Mapping[str, Any]) -> None:
+    """Raises DecodeFailure if the name resembles a known parameter that the request does not contain."""
     meant = _closest(endpoint, name) if len(name) <= MAX_NAME else None
-    if meant is not None and meant not in given:
+    if meant is not None and meant not in params:
         message = f"Unknown parameter: '{name}'. Did you mean '{meant}'?"
         raise DecodeFailure(message, name, "unknown_parameter")
 

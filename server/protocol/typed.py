@@ -1,8 +1,8 @@
-"""JSON and plain values become typed values, in any thread.
+"""Thread-safe decoding with msgspec.
 
-msgspec prepares a type when it first meets it, and lets other threads meet it half prepared: they end the
-process with a segmentation fault. So nothing but this module gives msgspec a type, unless a module does it
-while it is imported, and each type is prepared once, under one lock.
+msgspec builds a type's decoder at first use without a lock; a second thread that uses the half-built decoder
+crashes the process with a segmentation fault. So each type is prepared here once, under one lock. Other
+modules pass types to msgspec only while they are imported.
 """
 
 import threading
@@ -14,18 +14,18 @@ T = TypeVar("T")
 
 _preparing = threading.Lock()
 _decoders: dict[Any, msgspec.json.Decoder[Any]] = {}
-"""By type; a type that is here is prepared, and with it those of its fields."""
+"""Decoders by type; a type in here is prepared, including the types of its fields."""
 
 
 def decode_as(data: bytes | str, kind: type[T]) -> T:
-    """The value of a type that a JSON document is. Raises msgspec.DecodeError, ValidationError among them."""
+    """Decodes a JSON document. Raises msgspec.DecodeError, including ValidationError."""
     decoder = _decoders.get(kind)
-    found: T = (_prepare(kind) if decoder is None else decoder).decode(data)
-    return found
+    value: T = (_prepare(kind) if decoder is None else decoder).decode(data)
+    return value
 
 
 def convert_to(value: object, kind: type[T]) -> T:
-    """The value of a type that a value of dicts, lists and scalars is. Raises msgspec.ValidationError."""
+    """Converts builtins (dicts, lists, scalars). Raises msgspec.ValidationError."""
     if kind not in _decoders:
         _prepare(kind)
     return msgspec.convert(value, type=kind)

@@ -1,8 +1,7 @@
-"""Text to tokens and back with gpt-oss's encoding, and tools as the types that it was trained on.
+"""gpt-oss's tokenizer, and its rendering of tools as TypeScript, both by openai-harmony.
 
-Encodes with openai-harmony, whose work grows with the square of a word's length and holds Python's lock all
-the while: it is given little at a time. Control tokens in a text are encoded as the text that they look like.
-Thread-safe once made.
+The library's time is quadratic in the length of a word, and it holds the GIL, so text is encoded in pieces.
+Control tokens spelled in a text are encoded as text. Thread-safe after construction.
 """
 
 import os
@@ -19,34 +18,34 @@ from server.model_formats.harmony.vocabulary import FILE, read_tokens
 from server.model_formats.interface import PromptError, PromptTooLong
 
 MAX_PIECE = 1000
-"""Characters that are encoded at once. The worst of them, emoji without a break, take 5 ms."""
+"""Characters encoded in one call; the worst case, emoji without a break, takes 5 ms."""
 MAX_WORD = 160
-"""Characters of what is remembered: what callers make longer is not."""
+"""Maximum characters of a cached word, so that clients cannot fill the cache with long ones."""
 _VARIABLE = "TIKTOKEN_ENCODINGS_BASE"
 _CONTROL = re.compile(r"<\|[a-z_0-9]++\|>")
 _BREAKS = frozenset(' \n\t.,;:!?()[]{}<>="“”、。，！？；：「」（）')  # noqa: RUF001 - Chinese marks are meant
-"""A token never reaches from a letter or digit over one of these (the apostrophe is not among them)."""
+"""Characters that no token contains after a letter or digit (unlike the apostrophe)."""
 
 
 class HarmonyEncoding:
-    """gpt-oss's tokens."""
+    """gpt-oss's tokenizer."""
 
     def __init__(self, vocabulary: bytes, user_folder: Path | None = None) -> None:
-        """From the content of the vocabulary's file. `user_folder` is what the variable says already.
+        """`vocabulary` is the content of the file; `user_folder` the value of TIKTOKEN_ENCODINGS_BASE.
 
-        Raises ValueError if the library does not take it.
+        Raises ValueError if the library refuses the vocabulary.
         """
         self.tokens = read_tokens(vocabulary)
-        """The bytes of every token id; control tokens have none."""
+        """The bytes of each token id; empty for control tokens."""
         self.max_bytes_per_token = max(map(len, self.tokens))
-        """Bytes of a token, and so characters that one stands for at most."""
+        """Also an upper bound of the characters of a token."""
         self._encoding = _load(vocabulary, user_folder)
         self._encode_word = lru_cache(maxsize=4096)(lambda text: tuple(self.encode(text)))
 
     def encode(self, text: str, limit: int | None = None) -> list[int]:
-        """Tokens of any text; half characters become U+FFFD.
+        """The tokens of a text; lone surrogates become U+FFFD.
 
-        Raises PromptError where the library fails, and PromptTooLong as soon as there are more than `limit`.
+        Raises PromptError if the library fails, and PromptTooLong beyond `limit` tokens.
         """
         if limit is not None and len(text) > limit * self.max_bytes_per_token:
             raise PromptTooLong(limit)
@@ -59,31 +58,31 @@ class HarmonyEncoding:
         return tokens
 
     def encode_with_control(self, text: str, limit: int | None = None) -> list[int]:
-        """The same, but what is written as a control token is one. Raises PromptError and PromptTooLong."""
+        """As `encode`, but spelled control tokens become control tokens."""
         if limit is not None and len(text) > limit * self.max_bytes_per_token:
             raise PromptTooLong(limit)
         tokens: list[int] = []
         start = 0
-        for found in _CONTROL.finditer(text):
-            tokens += self.encode(text[start : found.start()], limit)
-            tokens += self._encoding.encode(found[0], allowed_special="all")
-            start = found.end()
+        for control in _CONTROL.finditer(text):
+            tokens += self.encode(text[start : control.start()], limit)
+            tokens += self._encoding.encode(control[0], allowed_special="all")
+            start = control.end()
             if limit is not None and len(tokens) > limit:
                 raise PromptTooLong(limit)
         return tokens + self.encode(text[start:], limit)
 
     def word(self, text: str) -> tuple[int, ...]:
-        """The same of a text that most likely comes again and again, such as a role."""
+        """As `encode`, cached, for recurring texts such as roles."""
         return self._encode_word(text) if len(text) <= MAX_WORD else tuple(self.encode(text))
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of tokens; control tokens have none."""
+        """The text of the tokens without control tokens."""
         return b"".join([self.tokens[token] for token in token_ids]).decode(errors="replace")
 
     def tools_section(self, namespaces: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
-        """`# Tools` and all that follows: the tools of each namespace, as TypeScript.
+        """The `# Tools` section of the developer message: each namespace's tools as TypeScript.
 
-        A tool has `name`, `description` and `parameters`, a schema as `harmony_schema.typed` gives them.
+        A tool has `name`, `description` and `parameters`, a schema from `typescript_schema.inlined_schema`.
         Raises PromptError.
         """
 
@@ -99,7 +98,7 @@ class HarmonyEncoding:
         return self.decode(_guarded(render)).removeprefix("developer")
 
     def builtin_section(self, names: Sequence[str]) -> str:
-        """`# Tools` with the texts of `browser` and `python` that the model was trained on."""
+        """The `# Tools` section of the system message, with the trained texts of `browser` and `python`."""
         groups = {name: getattr(harmony.ToolNamespaceConfig, name)() for name in names}
         content = harmony.SystemContent(
             model_identity=None,
@@ -117,7 +116,7 @@ class HarmonyEncoding:
 
 
 def pieces(text: str) -> Iterator[str]:
-    """The text in pieces of at most `MAX_PIECE` characters, cut between two tokens if that can be."""
+    """The text in pieces of at most `MAX_PIECE` characters, split at token boundaries if possible."""
     start = 0
     while len(text) - start > MAX_PIECE:
         end = start + MAX_PIECE
@@ -131,7 +130,7 @@ def pieces(text: str) -> Iterator[str]:
 
 
 def clean(text: str) -> str:
-    """The text with U+FFFD for every half of a surrogate pair that is alone."""
+    """The text with lone surrogates replaced by U+FFFD."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -140,7 +139,7 @@ def clean(text: str) -> str:
 
 
 def _load(vocabulary: bytes, user_folder: Path | None) -> Any:
-    """The library reads its file from a folder that the environment names, and only while loading."""
+    """Loads the library's encoding; it reads the file from the folder in an environment variable."""
     with tempfile.TemporaryDirectory(prefix="holdfast-vocabulary-") as folder:
         (Path(folder) / FILE).write_bytes(vocabulary)
         os.putenv(_VARIABLE, folder)
@@ -156,7 +155,7 @@ def _load(vocabulary: bytes, user_folder: Path | None) -> Any:
 
 
 def _guarded(call: Callable[[], Any]) -> Any:
-    """What the library gives. Its errors, and its panics, which are no Exceptions, become PromptError."""
+    """Calls the library; its errors, and its panics (BaseException), become PromptError."""
     try:
         return call()
     except BaseException as error:

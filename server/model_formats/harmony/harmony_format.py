@@ -1,7 +1,7 @@
-"""The model format of gpt-oss: OpenAI's harmony format.
+"""gpt-oss's model format, OpenAI's harmony: prompt encoding, output parser and output grammar.
 
-What the model reads is written from items with the format's own tokens; what it writes is read by a parser
-that never fails; what it may write is held to the tools and formats of the request by a grammar.
+Items are encoded with the format's control tokens; the parser accepts any output; a grammar enforces the
+request's tools and output format.
 """
 
 from collections.abc import Callable, Sequence
@@ -49,34 +49,42 @@ def _today() -> date:
 
 @dataclass(frozen=True, slots=True)
 class HarmonyFormat:
-    """gpt-oss's model format. Thread-safe; every engine request gets a parser of its own."""
+    """An `interface.ModelFormat` for gpt-oss."""
 
     encoding: HarmonyEncoding
     today: Callable[[], date] = _today
-    """The day that the model is told."""
+    """The current date in the system message."""
 
     @classmethod
     def load(cls, folder: Path, places: VocabularyPlaces) -> "HarmonyFormat":
-        """For the model in `folder`. Raises FileNotFoundError or ValueError when it has no vocabulary."""
+        """The format for `folder`. Raises FileNotFoundError or ValueError without a vocabulary."""
         return cls(HarmonyEncoding(find_vocabulary(folder, places), places.user_folder))
 
     def write(self, conversation: Conversation) -> Prompt:
-        """Heeds the variables `builtin_tools` (browser, python) and `model_identity`. Raises PromptError."""
+        """The prompt; see `ModelFormat.write`. Reads chat_template_kwargs `builtin_tools` (browser, python)
+        and `model_identity`.
+        """
         if conversation.chat_template is not None:
             raise PromptError("This model's prompts are not written by a chat template.", "chat_template")
         if conversation.documents:
             raise PromptError("This model has no place for documents; put them into a message.", "documents")
-        asked = read_builtin(conversation.chat_template_kwargs.get("builtin_tools", ()))
-        served = {tool.namespace for tool in conversation.tools if tool.builtin}
-        builtin = tuple(name for name in BUILTIN if name in asked or name in served)
+        requested = read_builtin(conversation.chat_template_kwargs.get("builtin_tools", ()))
+        declared = {tool.namespace for tool in conversation.tools if tool.builtin}
+        builtin = tuple(name for name in BUILTIN if name in requested or name in declared)
         conversation = replace(conversation, tools=[tool for tool in conversation.tools if not tool.builtin])
-        tokens = self._speak(PromptMessage(author="system", text=self._system(conversation, builtin)))
+        tokens = self._encode_message(
+            PromptMessage(author="system", text=self._system(conversation, builtin))
+        )
         instructions, items = split_instructions(conversation)
-        told = developer_text(instructions, self._tools(conversation), format_section(conversation.format))
-        if told:
-            tokens += self._speak(PromptMessage(author="developer", text=told), conversation.max_tokens)
-        for speech in prompt_messages(items, continues=conversation.continue_final_message):
-            tokens += self._speak(speech, conversation.max_tokens)
+        developer = developer_text(
+            instructions, self._tools(conversation), format_section(conversation.format)
+        )
+        if developer:
+            tokens += self._encode_message(
+                PromptMessage(author="developer", text=developer), conversation.max_tokens
+            )
+        for message in prompt_messages(items, continues=conversation.continue_final_message):
+            tokens += self._encode_message(message, conversation.max_tokens)
             if conversation.max_tokens is not None and len(tokens) > conversation.max_tokens:
                 raise PromptTooLong(conversation.max_tokens)
         if conversation.add_generation_prompt and not conversation.continue_final_message:
@@ -121,20 +129,20 @@ class HarmonyFormat:
         groups = tools_by_namespace(conversation.tools)
         return self.encoding.tools_section(groups) if groups else ""
 
-    def _speak(self, speech: PromptMessage, limit: int | None = None) -> list[int]:
-        """A message as tokens, as the format's own renderer writes it."""
+    def _encode_message(self, message: PromptMessage, limit: int | None = None) -> list[int]:
+        """A message's tokens, equal to openai-harmony's rendering."""
         word = self.encoding.word
-        tokens = [START, *word(clean(speech.author))]
-        if speech.recipient:
-            tokens += word(clean(f" to={speech.recipient}"))
-        if speech.channel:
-            tokens += (CHANNEL, *word(speech.channel))
-        if speech.content_type == "json":
+        tokens = [START, *word(clean(message.author))]
+        if message.recipient:
+            tokens += word(clean(f" to={message.recipient}"))
+        if message.channel:
+            tokens += (CHANNEL, *word(message.channel))
+        if message.content_type == "json":
             tokens += (*word(" "), CONSTRAIN, *word("json"))
-        elif speech.content_type:
-            tokens += word(f" {speech.content_type}")
-        tokens += (MESSAGE, *self.encoding.encode(speech.text, limit))
-        if not speech.unfinished:
-            calls = speech.author == "assistant" and speech.recipient
+        elif message.content_type:
+            tokens += word(f" {message.content_type}")
+        tokens += (MESSAGE, *self.encoding.encode(message.text, limit))
+        if not message.unfinished:
+            calls = message.author == "assistant" and message.recipient
             tokens.append(CALL if calls else END)
         return tokens

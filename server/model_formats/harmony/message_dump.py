@@ -1,7 +1,7 @@
-"""Tokens of gpt-oss's format as messages, in the form of openai-harmony's `Message.to_dict`. Pure.
+"""Decodes tokens into harmony messages in the form of openai-harmony's `Message.to_dict`. Pure.
 
-vLLM tells a response's `input_messages` and `output_messages` so. What the system and the developer say
-is one text here, as the model reads it, where the library keeps the fields that it was made from.
+vLLM's `input_messages` and `output_messages` have this form. System and developer content is one text, as
+the model reads it; the library has separate fields.
 """
 
 from collections.abc import Sequence
@@ -16,19 +16,19 @@ _ENDS = frozenset({END, CALL, RETURN, ENDOFTEXT})
 
 
 def read_messages(token_ids: Sequence[int], tokens: Sequence[bytes]) -> Messages:
-    """The messages in these tokens, which begin between two messages. Raises nothing.
+    """The messages in these tokens, which begin at a message boundary. Raises nothing.
 
-    `tokens` are the bytes of every token id. A last message may be open; a header without content is none.
+    `tokens` has the bytes of each token id. The last message may be incomplete; a header alone is no message.
     """
-    found: list[dict[str, Any]] = []
-    closed = 0
+    messages: list[dict[str, Any]] = []
+    complete = 0
     header: list[int] = []
     content: list[int] | None = None
     for token in token_ids:
         if token == START or token in _ENDS:
             if content is not None:
-                found.append(_message(header, content, tokens))
-                closed = len(found)
+                messages.append(_message(header, content, tokens))
+                complete = len(messages)
             header, content = [], None
         elif content is not None:
             content.append(token)
@@ -37,8 +37,8 @@ def read_messages(token_ids: Sequence[int], tokens: Sequence[bytes]) -> Messages
         else:
             header.append(token)
     if content is not None:
-        found.append(_message(header, content, tokens))
-    return Messages(found, closed)
+        messages.append(_message(header, content, tokens))
+    return Messages(messages, complete)
 
 
 def _message(header_ids: Sequence[int], content: Sequence[int], tokens: Sequence[bytes]) -> dict[str, Any]:

@@ -1,11 +1,11 @@
-"""The header of a message in gpt-oss's format, read from whatever the model has made of it. Pure.
+"""Lenient parser of harmony message headers. Pure.
 
-Written as it should be, it is
+A well-formed header is
 
     <|start|>assistant to=RECIPIENT<|channel|>CHANNEL to=RECIPIENT <|constrain|>TYPE<|message|>
 
-with the recipient in one of the two places or in none. Models leave things out, repeat them, forget spaces
-and add words; OpenAI's own reader raises for most of that.
+with the recipient in at most one of the two places. Models omit parts, repeat them, forget spaces and add
+words; openai-harmony's parser raises for most of that.
 """
 
 import re
@@ -25,21 +25,21 @@ _TYPE = re.compile(rb"\s*(json|code|text)\b")
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What a header says. Fields that it lacks, or that say nothing, are None."""
+    """A parsed header; missing and empty fields are None."""
 
     author: str = "assistant"
     channel: str | None = None
     recipient: str | None = None
     content_type: str | None = None
-    """The type of the content."""
+    """The type after `<|constrain|>`, such as `json`."""
     malformed: bool = False
-    """Something had to be guessed or was left out."""
+    """A part was missing, guessed or ignored."""
 
 
 def read_header(token_ids: Sequence[int], tokens: Sequence[bytes], *, names_author: bool) -> Header:
-    """The header in these tokens, which lie between <|start|> and <|message|>.
+    """The header in the tokens between <|start|> and <|message|>. Raises nothing.
 
-    It `names_author` unless the prompt itself has named the assistant. Raises nothing.
+    `names_author` is False if the prompt already contains the assistant's role.
     """
     sections = _split(token_ids, tokens)
     author = "assistant"
@@ -73,7 +73,7 @@ def read_header(token_ids: Sequence[int], tokens: Sequence[bytes], *, names_auth
 def read_headerless(
     token_ids: Sequence[int], tokens: Sequence[bytes], *, names_author: bool
 ) -> tuple[Header, bytes]:
-    """A message whose header was never ended: what is no part of a header is the beginning of its content."""
+    """Header and first content of a message without <|message|>: text beyond the header is content."""
     author, channel, recipient, content = "assistant", None, None, b""
     for marker, section in _split(token_ids, tokens):
         said = section
@@ -92,9 +92,9 @@ def read_headerless(
 
 
 def last_tokens(content: bytes, token_ids: Sequence[int], tokens: Sequence[bytes]) -> int:
-    """How many of the header's last tokens have spelled the content that `read_headerless` found in it.
+    """The number of trailing header tokens that are the content returned by `read_headerless`.
 
-    A token of which only a part is content has spelled what the header said.
+    A token that is partly content counts as header.
     """
     count = 0
     for token in reversed(token_ids):
@@ -107,7 +107,7 @@ def last_tokens(content: bytes, token_ids: Sequence[int], tokens: Sequence[bytes
 
 
 def _split(token_ids: Sequence[int], tokens: Sequence[bytes]) -> list[tuple[int | None, bytes]]:
-    """The text before the first marker and after each."""
+    """The header's bytes split at <|channel|> and <|constrain|>, each with the marker before it."""
     sections: list[tuple[int | None, list[bytes]]] = [(None, [])]
     for token in token_ids:
         if token in (CHANNEL, CONSTRAIN):

@@ -1,7 +1,7 @@
-"""What gpt-oss may write, as a grammar over its control tokens: which channels, which calls, which answer.
+"""Builds the output grammar for gpt-oss over its control tokens: channels, tool calls and the final answer.
 
-The model thinks and tells of its plans as it likes; the last message is an answer or a call. Where nothing is
-asked for there is no grammar. Pure.
+Messages of analysis and commentary are free; the last message is the answer or a call. Without constraints
+there is no grammar. Pure.
 """
 
 import json
@@ -22,9 +22,9 @@ _ANY_TEXT = "TEXT?"
 
 
 def make_grammar(conversation: Conversation, builtin: tuple[str, ...] = ()) -> StructuredOutput | None:
-    """What enforces the conversation's tool choice, strict tools and format; None if there is nothing to.
+    """The grammar that enforces tool choice, strict tools and output format; None without constraints.
 
-    Raises PromptError for what cannot be asked for together.
+    Raises PromptError for parameters that exclude each other.
     """
     choice, tools = conversation.tool_choice, _callable(conversation)
     if conversation.continue_final_message:
@@ -50,9 +50,9 @@ def _grammar(conversation: Conversation, calls: Sequence[tuple[str, str, str]]) 
     answers = list(_final(conversation)) if choice.mode != "required" else []
     lines = [
         f'start: (aside <[{START}]> "assistant")* ({" | ".join(["final", *last] if answers else last)})',
-        f"aside: (thought | told) <[{MESSAGE}]> {_ANY_TEXT} <[{END}]>",
-        f'told: <[{CHANNEL}]> "commentary"',
-        f'thought: <[{CHANNEL}]> "analysis"',
+        f"aside: (analysis | commentary) <[{MESSAGE}]> {_ANY_TEXT} <[{END}]>",
+        f'commentary: <[{CHANNEL}]> "commentary"',
+        f'analysis: <[{CHANNEL}]> "analysis"',
         f'json: (" "? <[{CONSTRAIN}]> "json" | " json")? <[{MESSAGE}]>',
         f'plain: (" "? <[{CONSTRAIN}]>? ("code" | "text"))? <[{MESSAGE}]>',
         *answers,
@@ -85,7 +85,7 @@ def _may_call(allowed: Sequence[str] | None, builtin: str) -> bool:
 
 
 def _restricts(conversation: Conversation, tools: list[Tool]) -> bool:
-    """Whether anything is asked for beyond what the model does of itself."""
+    """Whether the request constrains the output."""
     choice = conversation.tool_choice
     return (
         choice.mode == "required"
@@ -111,10 +111,10 @@ def _final(conversation: Conversation) -> Iterator[str]:
 
 
 def _calls(tools: list[Tool]) -> Iterator[tuple[str, str, str]]:
-    """To whom a call of each tool is addressed, on which channel, and what it holds."""
+    """(recipient, rule of the channel, expression of the content) for a call of each tool."""
     for tool in tools:
         kind = "json" if tool.kind == "function" else "plain"
-        yield recipient(tool.name, tool.namespace), "told", f"{kind} {_arguments(tool)}"
+        yield recipient(tool.name, tool.namespace), "commentary", f"{kind} {_arguments(tool)}"
 
 
 def _arguments(tool: Tool) -> str:
@@ -131,8 +131,8 @@ def _arguments(tool: Tool) -> str:
 
 
 def _builtin_calls(names: tuple[str, ...]) -> Iterator[tuple[str, str, str]]:
-    """Calls of the builtin tools are made while thinking, and take code."""
+    """As `_calls` for the builtin tools, which are called on the analysis channel with code."""
     callees = [f"{BROWSER}.{name}" for name in BROWSER_TOOLS] if BROWSER in names else []
     callees += [PYTHON] if PYTHON in names else []
     for callee in callees:
-        yield callee, "thought", f"plain {_ANY_TEXT}"
+        yield callee, "analysis", f"plain {_ANY_TEXT}"

@@ -1,8 +1,7 @@
-"""A conversation as gpt-oss's messages. Pure.
+"""Converts a conversation to harmony messages. Pure.
 
-What a message is, and which go into the prompt, is OpenAI's guide to the format (docs/format.md of
-openai/harmony): one system message of facts, a developer message with instructions and tools, then the turns.
-Thoughts are replayed only after the last final answer: what led to an answer that was given is over.
+Follows docs/format.md of openai/harmony: a system message of settings, a developer message of instructions
+and tools, then the conversation. Reasoning is included only after the last final answer.
 """
 
 import json
@@ -31,7 +30,7 @@ KNOWLEDGE_CUTOFF = "2024-06"
 CHANNELS = "# Valid channels: analysis, commentary, final. Channel must be included for every message."
 FUNCTIONS_NOTE = "Calls to these tools must go to the commentary channel: 'functions'."
 _EFFORTS = {"none": "low", "minimal": "low", "xhigh": "high", "max": "high"}
-"""The nearest to those that the model does not know."""
+"""The nearest supported effort of those that the model was not trained on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,18 +38,18 @@ class PromptMessage:
     """One message of the prompt."""
 
     author: str
-    """A role, or the recipient of the call that this is the output of."""
+    """A role, or for a tool's output the recipient of its call."""
     text: str
     channel: str | None = None
     recipient: str | None = None
     content_type: str | None = None
-    """The type of the content, if it is said: `json`, which is constrained, or `code`."""
+    """The content type in the header: `json` (with <|constrain|>), `code` or None."""
     unfinished: bool = False
-    """It goes on: the model writes its end."""
+    """The message has no end token, because the model continues it."""
 
 
 def system_text(conversation: Conversation, today: date, builtin_section: str) -> str:
-    """The system message: what the model is, when it is, how much it shall think."""
+    """The system message: identity, dates, reasoning effort, builtin tools, channels."""
     identity = conversation.chat_template_kwargs.get("model_identity", IDENTITY)
     if not isinstance(identity, str):
         raise PromptError("model_identity must be a string.", "chat_template_kwargs")
@@ -67,13 +66,13 @@ def system_text(conversation: Conversation, today: date, builtin_section: str) -
 
 
 def developer_text(instructions: str | None, tools_section: str, format_section: str) -> str:
-    """The first developer message; empty if there is nothing to say."""
-    told = f"# Instructions\n\n{instructions}" if instructions else ""
-    return "\n\n".join(part for part in (told, tools_section, format_section) if part)
+    """The first developer message; empty without content."""
+    section = f"# Instructions\n\n{instructions}" if instructions else ""
+    return "\n\n".join(part for part in (section, tools_section, format_section) if part)
 
 
 def format_section(wanted: OutputFormat) -> str:
-    """What the model is told of the format that its answer must have."""
+    """The `# Response Formats` section; empty for text."""
     match wanted.kind:
         case "json_schema":
             schema = json.dumps(wanted.schema if wanted.schema is not None else {}, ensure_ascii=False)
@@ -86,7 +85,7 @@ def format_section(wanted: OutputFormat) -> str:
 
 
 def split_instructions(conversation: Conversation) -> tuple[str | None, Sequence[Item]]:
-    """The instructions, and the items after them. Without any, a developer's first message gives them."""
+    """Instructions and remaining items; without instructions, a first developer message supplies them."""
     items = conversation.items
     first = items[0] if items else None
     if conversation.instructions is None and isinstance(first, Message) and _is_instructions(first):
@@ -95,7 +94,7 @@ def split_instructions(conversation: Conversation) -> tuple[str | None, Sequence
 
 
 def prompt_messages(items: Sequence[Item], *, continues: bool) -> Iterator[PromptMessage]:
-    """The items as messages. Raises PromptError for an output without its call, and a bad last item."""
+    """The messages. Raises PromptError for an output without its call, or if no message can be continued."""
     answered = _last_answer(items[:-1] if continues else items)
     callees: dict[str, str] = {}
     for index, item in enumerate(items):
@@ -126,12 +125,12 @@ def _message(item: Message, items: Sequence[Item], index: int, *, open: bool) ->
 
 
 def _is_instructions(item: Message) -> bool:
-    """What OpenAI's API calls `system` is a developer here: the format's system message is the server's."""
+    """Whether the message has instructions: the API's `system` is harmony's developer role, too."""
     return item.role in ("system", "developer")
 
 
 def _is_preamble(item: Message, items: Sequence[Item], index: int) -> bool:
-    """Whether the message only told of calls to come. Clients that lose `phase` show it by what follows."""
+    """Whether the message is commentary: by its `phase`, or, if clients drop that, by a call after it."""
     if item.phase in ("commentary", "final_answer"):
         return item.phase == "commentary"
     after = index + 1
@@ -141,7 +140,7 @@ def _is_preamble(item: Message, items: Sequence[Item], index: int) -> bool:
 
 
 def _last_answer(items: Sequence[Item]) -> int:
-    """The index of the last final answer; -1 without one."""
+    """The index of the last final answer, or -1."""
     for index in range(len(items) - 1, -1, -1):
         item = items[index]
         if isinstance(item, Message) and item.role == "assistant" and not _is_preamble(item, items, index):
@@ -165,7 +164,7 @@ def _call(item: FunctionCall | CustomToolCall, callee: str) -> PromptMessage:
 
 
 def _code(arguments: str) -> str:
-    """What the model wrote of a call that is kept as JSON."""
+    """The code in the JSON arguments of a `python` call."""
     try:
         check_size(arguments.encode(errors="replace"))
         found = json.loads(arguments)

@@ -1,4 +1,4 @@
-"""Tools in gpt-oss's format: to whom a call of each is addressed, how they are told to the model. Pure."""
+"""Tools in harmony: recipients of calls, and descriptions for the prompt. Pure."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -8,16 +8,16 @@ from server.model_formats.interface import PromptError, Tool
 from server.model_formats.tool_names import find_tool
 
 FUNCTIONS = "functions"
-"""The namespace of tools that were given none."""
+"""The namespace of tools without one."""
 PYTHON = "python"
-"""The one builtin tool that is not in a namespace: it is called by this name and takes code."""
+"""The builtin tool without a namespace: its recipient is `python`, its input is code."""
 BROWSER = "browser"
 BUILTIN = (BROWSER, PYTHON)
 BROWSER_TOOLS = ("search", "open", "find")
 
 
 def recipient(name: str, namespace: str | None) -> str:
-    """Whom a call of the tool is addressed to."""
+    """The recipient of calls of the tool."""
     if namespace == PYTHON and name == PYTHON:
         return PYTHON
     return f"{namespace or FUNCTIONS}.{name}"
@@ -42,12 +42,12 @@ def tools_by_recipient(tools: Sequence[Tool]) -> dict[str, Tool]:
 
 
 def is_builtin(called: str) -> bool:
-    """Whether calls to this recipient are made while thinking, as those of the builtin tools are."""
+    """Whether the recipient is a builtin tool, called on the analysis channel."""
     return called.partition(".")[0] in BUILTIN
 
 
 def tools_by_namespace(tools: Sequence[Tool]) -> dict[str, list[dict[str, Any]]]:
-    """The tools as `HarmonyEncoding.tools_section` takes them. Raises PromptError."""
+    """The argument of `HarmonyEncoding.tools_section`. Raises PromptError."""
     groups: dict[str, list[dict[str, Any]]] = {}
     for tool in tools:
         described = {
@@ -60,7 +60,7 @@ def tools_by_namespace(tools: Sequence[Tool]) -> dict[str, list[dict[str, Any]]]
 
 
 def read_builtin(value: object) -> tuple[str, ...]:
-    """The builtin tools that a caller asks for. Raises PromptError."""
+    """The builtin tools that a request enables. Raises PromptError."""
     names = value if isinstance(value, list | tuple) else [value]
     if not all(name in BUILTIN for name in names):
         raise PromptError("builtin_tools may name browser and python.", "chat_template_kwargs")
@@ -68,7 +68,7 @@ def read_builtin(value: object) -> tuple[str, ...]:
 
 
 def _description(tool: Tool) -> str:
-    """With the grammar of a custom tool, which would otherwise be enforced but unknown."""
+    """The description, with a custom tool's grammar, so that the model knows what is enforced."""
     description = tool.description or ""
     if tool.kind == "custom" and tool.syntax != "text":
         kind = {"lark": "Lark grammar", "regex": "regular expression"}[tool.syntax]

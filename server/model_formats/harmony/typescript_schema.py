@@ -1,8 +1,7 @@
-"""JSON schemas in the form of which openai-harmony writes good TypeScript.
+"""Rewrites JSON schemas for openai-harmony's TypeScript rendering in the prompt.
 
-What it does not know it writes as `any`: references, `anyOf`, constants, enumerations that are not of
-strings. All of these can be said in words that it knows. Pure; the result is for the prompt only, never for
-enforcing.
+The library renders `$ref`, `anyOf`, `const` and enums of other types than strings as `any`; here they are
+expressed with keywords that it supports. Pure; the result is never enforced.
 """
 
 import json
@@ -15,21 +14,21 @@ from server.model_formats.interface import PromptError
 
 MAX_DEPTH = 32
 MAX_SCHEMAS = 10_000
-"""Written out, with every reference in its place: references to references would make any number of them."""
+"""Maximum subschemas after inlining references, which can grow exponentially."""
 MAX_RUN = 1000
-"""Characters without a space in a description or name: encoding takes the square of their number."""
+"""Maximum characters without a space; the time to encode is quadratic in them."""
 
 _LONG_WORD = re.compile(rf"(?<!\S)\S{{{MAX_RUN + 1},}}+")
 _LONG_SPACE = re.compile(rf"(?<!\s)(\s{{{MAX_RUN}}})\s++")
 
 
 def inlined_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """The schema of a tool's arguments, without references. Raises PromptError if it is too large."""
+    """The schema of a tool's arguments with references inlined. Raises PromptError if it is too large."""
     return _Writer(schema).write(schema, 0, ())
 
 
 def encodable(text: str) -> str:
-    """The text without half characters and without runs that are too long to encode."""
+    """The text without lone surrogates, and with runs beyond `MAX_RUN` split or shortened."""
     return _LONG_SPACE.sub(r"\1", _LONG_WORD.sub(_cut, clean(text)))
 
 
@@ -44,7 +43,7 @@ class _Writer:
         self._left = MAX_SCHEMAS
 
     def write(self, schema: Any, depth: int, inside: tuple[str, ...]) -> dict[str, Any]:
-        """`inside` are the references that led here: one of them again is a recursion, which is cut off."""
+        """`inside` has the references on the path to this schema; a recursive one is dropped."""
         self._left -= 1
         if depth > MAX_DEPTH or self._left < 0:
             raise PromptError("The parameters of a tool are nested too deeply or too large.", "tools")
@@ -86,7 +85,7 @@ class _Writer:
     def _merged(
         self, schema: Mapping[str, Any], inside: tuple[str, ...]
     ) -> tuple[Mapping[str, Any], tuple[str, ...]]:
-        """The schema together with what it refers to, and with the parts of `allOf`."""
+        """The schema merged with the target of its `$ref` and the parts of `allOf`."""
         merged: dict[str, Any] = {}
         waiting: list[Any] = [schema]
         while waiting:
@@ -109,7 +108,7 @@ class _Writer:
         return merged, inside
 
     def _find(self, reference: str) -> Any:
-        """What a local reference points to; nothing if it is none."""
+        """The target of a local reference, or None."""
         found: Any = self._root
         for step in reference.removeprefix("#").split("/")[1:]:
             name = step.replace("~1", "/").replace("~0", "~")
@@ -121,13 +120,13 @@ class _Writer:
 
 
 def _literals(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """A constant or an enumeration, for which the library needs the type of strings, or else type names."""
+    """`const` or `enum`, as an enum of strings or as type names."""
     values = [schema["const"]] if "const" in schema else schema.get("enum")
     if not isinstance(values, list) or not values:
         return {}
     if all(isinstance(value, str) for value in values):
         return {"type": "string", "enum": [encodable(value) for value in values]}
-    # The library writes the names of types as they are, with bars between: so it does values.
+    # The library renders type names unchanged, joined with `|`, which also renders literals.
     return {"type": [encodable(json.dumps(value, ensure_ascii=False)) for value in values]}
 
 
@@ -142,7 +141,7 @@ def _list(schema: Mapping[str, Any], key: str) -> list[Any]:
 
 
 def _encodable_value(value: Any, depth: int = 0) -> Any:
-    """Every text in a value tamed."""
+    """The value with `encodable` applied to every string."""
     if depth > MAX_DEPTH:
         raise PromptError("A value in the parameters of a tool is nested too deeply.", "tools")
     match value:

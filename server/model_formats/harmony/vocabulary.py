@@ -1,8 +1,7 @@
-"""The vocabulary file of gpt-oss's format, found or made without a network.
+"""Locates gpt-oss's vocabulary file, or derives it from tokenizer.json, without network access.
 
-The file is o200k_base.tiktoken: a line of base64 and a rank for every token that is text. Its hash is known,
-so wherever it comes from, it is the right one or is refused. A gpt-oss snapshot's tokenizer.json holds the
-same tokens in another form. Ignorant of prompts and of the library that needs the file.
+The file is o200k_base.tiktoken: a line with base64 and rank for each text token. Its SHA-256 is checked
+wherever it comes from. A gpt-oss snapshot's tokenizer.json contains the same tokens.
 """
 
 import base64
@@ -17,35 +16,35 @@ from engine.vocabulary import read_vocabulary
 FILE = "o200k_base.tiktoken"
 SHA256 = "446a9538cb6c348e3516120d7c08b09f57c36495e2acfffe59a5bf8b0cfb1a2d"
 URL = f"https://openaipublic.blob.core.windows.net/encodings/{FILE}"
-"""Where openai-harmony and tiktoken download it from."""
+"""The URL from which openai-harmony and tiktoken download the file."""
 _NAME_IN_CACHES = hashlib.sha1(URL.encode(), usedforsecurity=False).hexdigest()
 TEXT_TOKENS = 199_998
 VOCABULARY = 201_088
-"""Token ids of the model, control tokens and reserved ones included."""
+"""Number of token ids, including control and reserved tokens."""
 
 (STARTOFTEXT, ENDOFTEXT, RETURN, CONSTRAIN, CHANNEL, START, END, MESSAGE, CALL) = (
     199_998, 199_999, 200_002, 200_003, 200_005, 200_006, 200_007, 200_008, 200_012,
 )  # fmt: skip
 STOPS = frozenset({RETURN, CALL, ENDOFTEXT})
-"""What generation ends with. END only ends a message."""
+"""Tokens that end generation; END only ends a message."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VocabularyPlaces:
-    """Where the file may lie beside the model's own folder; None where there is no such place."""
+    """Locations of the file beside the model folder."""
 
     user_folder: Path | None = None
-    """What TIKTOKEN_ENCODINGS_BASE names. If it is given, the file must be there."""
+    """TIKTOKEN_ENCODINGS_BASE; if set, the file must be there."""
     library_cache: Path | None = None
-    """Where openai-harmony keeps what it has downloaded."""
+    """openai-harmony's download cache."""
     own_cache: Path | None = None
-    """Where a derived file is kept for the next start."""
+    """Holdfast's cache of the derived file."""
 
 
 def find_vocabulary(folder: Path, places: VocabularyPlaces) -> bytes:
-    """The file's content, for the gpt-oss model in `folder`.
+    """The file's content for the gpt-oss model in `folder`.
 
-    Raises ValueError or FileNotFoundError, with a sentence, when there is none or the wrong one.
+    Raises FileNotFoundError if there is none, and ValueError for a wrong hash.
     """
     if places.user_folder is not None:
         return _read_from_user(places.user_folder / FILE)
@@ -57,13 +56,13 @@ def find_vocabulary(folder: Path, places: VocabularyPlaces) -> bytes:
             return content
     content = derive_vocabulary(folder)
     if cached is not None:
-        with contextlib.suppress(OSError):  # the next start takes a second more, that is all
+        with contextlib.suppress(OSError):  # without the cache the next start takes a second longer
             _write(cached, content)
     return content
 
 
 def derive_vocabulary(folder: Path) -> bytes:
-    """The file's content, made from the model's tokenizer.json. Raises as `find_vocabulary` does."""
+    """The file's content derived from tokenizer.json. Raises as `find_vocabulary`."""
     source = read_vocabulary(folder, VOCABULARY)
     if source is None:
         raise FileNotFoundError(
@@ -79,7 +78,7 @@ def derive_vocabulary(folder: Path) -> bytes:
 
 
 def read_tokens(content: bytes) -> list[bytes]:
-    """The bytes of every token id; control tokens have none."""
+    """The bytes of each token id; empty for control tokens."""
     tokens = [base64.b64decode(line.partition(b" ")[0]) for line in content.splitlines()]
     return tokens + [b""] * (VOCABULARY - len(tokens))
 
@@ -107,7 +106,7 @@ def _is_right(content: bytes) -> bool:
 
 
 def _write(file: Path, content: bytes) -> None:
-    """All of the file or none of it: another process may read it at any moment."""
+    """Writes the file atomically, because other processes may read it."""
     file.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile(dir=file.parent, delete=False) as written:
         written.write(content)

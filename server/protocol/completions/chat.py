@@ -1,4 +1,4 @@
-"""Chat Completions: the request as OpenAI and vLLM have it, and the objects that are sent."""
+"""Types of the Chat Completions API: OpenAI's and vLLM's request parameters, completions, chunks."""
 
 from typing import Annotated, Any, Literal
 
@@ -39,7 +39,7 @@ class ChatRequest(CompletionParameters, frozen=True, kw_only=True):
 
 
 class UpdateCompletion(msgspec.Struct, frozen=True):
-    """The body of POST /v1/chat/completions/{id}; null takes all metadata away."""
+    """The body of POST /v1/chat/completions/{id}; null removes all metadata."""
 
     metadata: Metadata | None
 
@@ -57,7 +57,7 @@ class CalledTool(msgspec.Struct, frozen=True):
 
 
 class ToolCall(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A call, or in a chunk a piece of one: `index` says of which."""
+    """A tool call, or in a chunk a part of the call at `index`."""
 
     index: int | UnsetType = UNSET
     id: str | UnsetType = UNSET
@@ -89,9 +89,9 @@ class ChatMessage(msgspec.Struct, frozen=True):
     audio: None = None
     reasoning_content: str | UnsetType = UNSET
     reasoning: str | None = None
-    """vLLM's name of the same."""
+    """vLLM's name of `reasoning_content`."""
     tool_calls: list[ToolCall] | UnsetType = UNSET
-    """Absent where there are none, as `function_call` always is: OpenAI allows neither to be null."""
+    """Absent if empty, because OpenAI's type is not nullable."""
 
 
 class Choice(msgspec.Struct, frozen=True):
@@ -99,10 +99,10 @@ class Choice(msgspec.Struct, frozen=True):
     message: ChatMessage
     finish_reason: FinishReason
     stop_reason: str | int | None = None
-    """vLLM's: the stop string or the id of the stop token that ended the answer."""
+    """vLLM's: the stop string or stop token id that ended the output."""
     logprobs: ChoiceLogprobs | None = None
     token_ids: list[int] | None = None
-    """vLLM's, null unless it was asked for."""
+    """vLLM's, null unless requested."""
 
 
 class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
@@ -116,12 +116,12 @@ class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
     system_fingerprint: str = FINGERPRINT
     metadata: dict[str, str] | UnsetType = UNSET
     prompt_token_ids: list[int] | None = None
-    """These two are vLLM's, null unless they were asked for."""
+    """vLLM's, as the next field; null unless requested."""
     prompt_logprobs: list[Any] | None = None
 
 
 class StoredCompletion(ChatCompletion, frozen=True, kw_only=True):
-    """A completion that was kept, with what was asked of it; its messages are in a list of their own."""
+    """A stored completion with its request parameters; its messages have an endpoint of their own."""
 
     input_user: str | None
     seed: int
@@ -135,7 +135,7 @@ class StoredCompletion(ChatCompletion, frozen=True, kw_only=True):
 
 
 class StoredMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """A message that a kept completion was given."""
+    """An input message of a stored completion."""
 
     id: str
     role: Literal["system", "developer", "user", "assistant", "tool"]
@@ -149,7 +149,7 @@ class StoredMessage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DeletedCompletion(msgspec.Struct, frozen=True):
-    """The answer to DELETE /v1/chat/completions/{id}."""
+    """The result of DELETE /v1/chat/completions/{id}."""
 
     id: str
     object: Literal["chat.completion.deleted"] = "chat.completion.deleted"
@@ -170,13 +170,13 @@ class ChunkChoice(msgspec.Struct, frozen=True):
     finish_reason: FinishReason | None = None
     logprobs: ChoiceLogprobs | None = None
     token_ids: list[int] | UnsetType = UNSET
-    """Those that have come since the choice's last chunk."""
+    """The token ids since the choice's last chunk."""
     stop_reason: str | int | UnsetType | None = UNSET
-    """vLLM's, beside a finish reason."""
+    """vLLM's, together with a finish reason."""
 
 
 class Chunk(msgspec.Struct, frozen=True, kw_only=True):
-    """One event of a streamed completion. `usage` is there only if the stream was asked to tell it."""
+    """One event of a streamed completion. `usage` is present only with `stream_options.include_usage`."""
 
     id: str
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"

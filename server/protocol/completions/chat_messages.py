@@ -1,4 +1,4 @@
-"""A chat's messages as a response's items, and items as the messages that they came as. Pure."""
+"""Converts Chat Completions messages to Responses items, and stored items back to messages. Pure."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -28,28 +28,28 @@ from server.protocol.responses.request import CreateResponse
 
 
 def read_messages(messages: list[dict[str, Any]]) -> list[InputItem]:
-    """The messages as items. Raises DecodeFailure with the message's path."""
+    """The items of all messages. Raises DecodeFailure with the message's path."""
     return [
         item for index, message in enumerate(messages) for item in read_message(message, f"messages[{index}]")
     ]
 
 
 def read_message(message: dict[str, Any], path: str) -> list[InputItem]:
-    """One message as items. Raises DecodeFailure with its path."""
+    """The items of one message. Raises DecodeFailure with its path."""
     return read_elements(_elements(message, path), path)
 
 
 def read_elements(elements: Iterable[dict[str, Any]], path: str) -> list[InputItem]:
-    """Elements of an input that are all of one message, which a DecodeFailure names."""
-    given: list[InputItem] = []
+    """The items of a message's input elements. Raises DecodeFailure with the message's path."""
+    items: list[InputItem] = []
     for element in elements:
         try:
-            given += read_input([element])
+            items += read_input([element])
         except DecodeFailure as failure:
             param = (failure.param or "").replace("input[0]", path, 1)
             text = str(failure).replace("input[0]", path)
             raise DecodeFailure(text, param, failure.code) from failure
-    return given
+    return items
 
 
 def _elements(message: dict[str, Any], path: str) -> list[dict[str, Any]]:
@@ -70,7 +70,7 @@ def _elements(message: dict[str, Any], path: str) -> list[dict[str, Any]]:
 
 
 def _assistant(message: dict[str, Any]) -> list[dict[str, Any]]:
-    """Reasoning, text and calls of one message, as the items that they are."""
+    """The reasoning, refusal, text and tool calls of an assistant message as input elements."""
     elements: list[dict[str, Any]] = []
     thought = message.get("reasoning_content") or message.get("reasoning")
     if isinstance(thought, str) and thought:
@@ -109,7 +109,7 @@ def _call(call: dict[str, Any]) -> dict[str, Any]:
 
 
 def _content(content: Any, text_type: str) -> Any:
-    """Parts under the names that they have in a response's input; anything else is left to be refused."""
+    """Content parts with the Responses API's type names; unknown ones are refused by `read_input`."""
     if not isinstance(content, list):
         return content
     return [_part(part, text_type) for part in content]
@@ -128,10 +128,10 @@ def _part(part: Any, text_type: str) -> Any:
 
 
 def stored_messages(items: Iterable[Item], completion: str) -> list[StoredMessage]:
-    """The messages that these items were read from, each with an id that its place gives it.
+    """The messages that these items were decoded from, with ids made of the completion's id and the index.
 
-    An assistant's reasoning, text and calls are one message again. Content that came as one part of text is
-    told as text: which of the two forms it had is not kept.
+    An assistant's reasoning, text and calls become one message. A single text part becomes a string, as the
+    original form is not stored.
     """
     messages: list[StoredMessage] = []
     for group in _grouped(items):
@@ -140,7 +140,7 @@ def stored_messages(items: Iterable[Item], completion: str) -> list[StoredMessag
 
 
 def answer_role(items: Sequence[InputItem], request: CreateResponse) -> str:
-    """The assistant's, unless the model goes on without a turn of its own: then it is the last message's."""
+    """`assistant`, or with `add_generation_prompt: false` the last message's role."""
     if request.add_generation_prompt is not False or not items:
         return "assistant"
     last = items[-1]
@@ -150,14 +150,14 @@ def answer_role(items: Sequence[InputItem], request: CreateResponse) -> str:
 
 
 def echo_text(items: Sequence[InputItem], role: str) -> str:
-    """What vLLM's `echo` puts before an answer: the last message's text, if its role is the answer's."""
+    """The text that vLLM's `echo` puts before an answer: of the last message, if it has that role."""
     if not items or not isinstance(items[-1], Message) or items[-1].role != role:
         return ""
     return plain_text(items[-1].content)
 
 
 def _grouped(items: Iterable[Item]) -> list[list[Item]]:
-    """Items that came in one message together."""
+    """The items grouped by message."""
     groups: list[list[Item]] = []
     for item in items:
         if groups and _is_same_message(groups[-1][-1], item):
@@ -168,7 +168,7 @@ def _grouped(items: Iterable[Item]) -> list[list[Item]]:
 
 
 def _is_same_message(before: Item, item: Item) -> bool:
-    """Whether it came in the message of the one before: reasoning, a refusal, text, calls, in that order."""
+    """Whether the item belongs to the message of the one before, in the order of `_assistant`."""
     match before, item:
         case Message(role=role), _ if role != "assistant":
             return False
@@ -203,15 +203,15 @@ def _stored_message(group: Sequence[Item], message_id: str) -> StoredMessage:
 def _assistant_message(group: Sequence[Item], message_id: str) -> StoredMessage:
     parts = [part for item in group if isinstance(item, Message) for part in item.content]
     refusals = [part.refusal for part in parts if isinstance(part, Refusal)]
-    said = [part for part in parts if not isinstance(part, Refusal)]
-    thoughts = [part.text for item in group if isinstance(item, Reasoning) for part in item.content or ()]
+    content = [part for part in parts if not isinstance(part, Refusal)]
+    reasoning = [part.text for item in group if isinstance(item, Reasoning) for part in item.content or ()]
     return StoredMessage(
         id=message_id,
         role="assistant",
-        content=plain_text(said) if said else None,
-        content_parts=_content_parts(said),
+        content=plain_text(content) if content else None,
+        content_parts=_content_parts(content),
         refusal="".join(refusals) or None,
-        reasoning_content="".join(thoughts) or UNSET,
+        reasoning_content="".join(reasoning) or UNSET,
         tool_calls=[_tool_call(item) for item in group if isinstance(item, FunctionCall | CustomToolCall)]
         or UNSET,
     )
@@ -225,7 +225,7 @@ def _tool_call(item: FunctionCall | CustomToolCall) -> ToolCall:
 
 
 def _content_parts(parts: Sequence[ContentPart]) -> list[dict[str, Any]] | None:
-    """The parts under a chat's names, if there is more to tell of them than their text."""
+    """The parts with Chat Completions' type names; None for a single text part."""
     if all(isinstance(part, InputText | OutputText) for part in parts) and len(parts) < 2:
         return None
     return [_content_part(part) for part in parts]

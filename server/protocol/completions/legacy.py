@@ -1,4 +1,4 @@
-"""Completions of plain text, OpenAI's legacy API: the request as OpenAI and vLLM have it, and the answer."""
+"""Types of the legacy /v1/completions: OpenAI's and vLLM's request parameters, and completions."""
 
 from typing import Annotated, Any, Literal
 
@@ -13,12 +13,12 @@ from server.protocol.completions.shared_parameters import (
 )
 
 MAX_TEXTS = 128
-"""Answers that one request may have, those to all of its prompts together."""
+"""Maximum choices of one request, of all its prompts together."""
 MAX_BEST_OF = 20
 DEFAULT_TOKENS = 16
 
 Prompts = str | Annotated[list[str | int | Annotated[list[int], Meta(min_length=1)]], Meta(min_length=1)]
-"""A text, or the ids of its tokens, or a list of either."""
+"""A text, token ids, or a list of either."""
 
 
 class TextRequest(CompletionParameters, frozen=True, kw_only=True):
@@ -32,13 +32,13 @@ class TextRequest(CompletionParameters, frozen=True, kw_only=True):
 
 
 class PlainRequest(ChoiceRequest, frozen=True, kw_only=True):
-    """What one answer is asked: the model reads these tokens and nothing else."""
+    """The request of one choice, whose prompt is these tokens."""
 
     token_ids: tuple[int, ...]
 
 
 class LegacyLogprobs(msgspec.Struct, frozen=True):
-    """One entry for each token in every list; offsets count characters of the choice's text."""
+    """One entry per token in each list; offsets are in characters of the choice's text."""
 
     text_offset: list[int]
     token_logprobs: list[float | None]
@@ -50,22 +50,22 @@ TextFinish = Literal["stop", "length"]
 
 
 class TextChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """An answer, or in a stream a piece of one, which has its finish reason at its end."""
+    """A choice, or in a stream a part of it; the last part has the finish reason."""
 
     index: int
     text: str
     logprobs: LegacyLogprobs | None = None
     finish_reason: TextFinish | None = None
     stop_reason: str | int | UnsetType | None = UNSET
-    """vLLM's, beside a finish reason: the stop string or the id of the stop token that ended the text."""
+    """vLLM's, together with a finish reason: the stop string or stop token id that ended the text."""
     token_ids: list[int] | UnsetType | None = UNSET
-    """These three are vLLM's; unless they were asked for, they are null, and absent in a stream."""
+    """vLLM's, as the next two; unless requested they are null, and absent in a stream."""
     prompt_token_ids: list[int] | UnsetType | None = UNSET
     prompt_logprobs: list[Any] | UnsetType | None = UNSET
 
 
 class TextCompletion(msgspec.Struct, frozen=True, kw_only=True):
-    """What is answered, and each event of a stream, where usage is told if that was asked for."""
+    """A completion, or one event of a stream, which has `usage` only if requested."""
 
     id: str
     object: Literal["text_completion"] = "text_completion"

@@ -1,4 +1,4 @@
-"""What chat completions and completions of plain text are asked alike, as OpenAI and vLLM have it."""
+"""Parameters and usage common to chat completions and legacy completions, as in OpenAI's API and vLLM."""
 
 from typing import Annotated, Any, Literal
 
@@ -27,7 +27,7 @@ class ResponseFormat(msgspec.Struct, frozen=True):
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchema | None = None
     structures: list[dict[str, Any]] | None = None
-    """These three are of vLLM's structural tags."""
+    """vLLM's structural tags, as the next two fields."""
     triggers: list[str] | None = None
     format: dict[str, Any] | None = None
 
@@ -49,34 +49,34 @@ class CompletionParameters(SharedParameters, frozen=True, kw_only=True):
 
 
 class ChoiceRequest(CreateResponse, frozen=True, kw_only=True):
-    """What one choice of a completion is asked, in a response's words, and what only a completion knows."""
+    """One choice of a completion as a response request, with the parameters that only completions have."""
 
     choice: int | None
-    """Its place among the choices of a chat completion."""
+    """Its index among the choices of a chat completion; None for legacy completions."""
     include_reasoning: bool = True
     echo: bool = False
     return_token_ids: bool = False
     streams_token_ids: bool = False
-    """The stream tells of tokens as they come."""
+    """The stream has a `holdfast:tokens` event with each group of token ids."""
     prompt_logprobs: int | None = None
     add_special_tokens: bool = False
-    """The tokenizer puts around the prompt what it puts around texts."""
+    """The tokenizer's own special tokens (BOS, EOS) are added around the prompt."""
     beams: int | None = None
-    """The answer is one of the so many likeliest that a beam search finds."""
+    """The beam width; None without beam search."""
     beam_rank: int = 0
-    """Which of them; 0 is the best."""
+    """The choice's rank among the beams; 0 is the best."""
     length_penalty: float = 1.0
-    """Of the beam search."""
+    """The beam search's exponent for length normalization."""
     ranked: bool = False
-    """How likely the whole answer was is told with its end."""
+    """The Response has `cumulative_logprob`, by which `best_of` ranks choices."""
 
 
 FINGERPRINT = f"holdfast-{VERSION}"
-"""Of the software that answers, as OpenAI's `system_fingerprint`: a release may answer a seed otherwise."""
+"""`system_fingerprint`: releases may differ in their output for the same seed."""
 
 
 class CompletionUsage(msgspec.Struct, frozen=True):
-    """While a completion runs, the details are not there."""
+    """OpenAI's `usage`; without details while the completion is in progress."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -86,7 +86,7 @@ class CompletionUsage(msgspec.Struct, frozen=True):
 
 
 def completion_usage(prompt: int, cached: int, output: int, reasoning: int) -> CompletionUsage:
-    """The tokens of a completion that has ended, in OpenAI's shape; there is no audio and no prediction."""
+    """The usage of a completed completion; audio and prediction tokens are 0."""
     of_prompt = {"cached_tokens": cached, "audio_tokens": 0}
     of_output = {
         "reasoning_tokens": reasoning,

@@ -1,4 +1,4 @@
-"""Texts and chats as tokens, and back: /tokenize and /detokenize as vLLM has them."""
+"""Types of vLLM's /tokenize and /detokenize."""
 
 from typing import Annotated, Any
 
@@ -10,7 +10,7 @@ from server.protocol.responses.request import MAX_TOOLS
 
 
 class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """The body of POST /tokenize: a text, or the messages of a chat with what else its template is told."""
+    """The body of POST /tokenize: a text, or chat messages with parameters of the chat template."""
 
     model: str | None = None
     prompt: str | None = None
@@ -28,7 +28,7 @@ class Tokenized(msgspec.Struct, frozen=True):
     max_model_len: int
     tokens: tuple[int, ...]
     token_strs: list[str] | None = None
-    """Each of them as the tokenizer writes it, if that was asked for."""
+    """The tokens' strings in the vocabulary, with `return_token_strs`."""
 
 
 class DetokenizeRequest(msgspec.Struct, frozen=True):

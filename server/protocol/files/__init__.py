@@ -1,1 +1,1 @@
-"""Files within a request: data URLs, text, and PDFs, which are read in a process of their own."""
+"""Input files of a request: text and PDFs in data URLs. PDFs are parsed in a separate process."""

@@ -1,4 +1,4 @@
-"""Files that come within a request, as data URLs or plain base64: text, and PDFs that have text."""
+"""The text of `input_file` parts: text files and PDFs, as data URLs or plain base64."""
 
 import base64
 import binascii
@@ -7,20 +7,20 @@ from urllib.parse import unquote_to_bytes
 from server.protocol.files.pdf_extraction import PdfError, is_pdf, pdf_text
 
 MAX_FILE_TEXT = 1_048_576
-"""Bytes of one file; it goes into the prompt whole."""
+"""Maximum bytes of one file's text, all of which goes into the prompt."""
 
 
 _PDF_TYPE = "data:application/pdf"
 
 
 class FileError(ValueError):
-    """The file cannot be read; the sentence is for the caller."""
+    """The file cannot be read; the message is sent to the client."""
 
 
 def storable_file_data(data: str) -> str:
-    """`file_data` as it is stored: of a PDF its text, as a data URL. Raises FileError, or ReaderBusy.
+    """`file_data` in the form that is stored: of a PDF, its text as a data URL.
 
-    So a PDF is parsed once, however often a conversation goes on from it.
+    So a PDF is parsed once, however many later requests include it. Raises FileError or ExtractionBusy.
     """
     content = _content(data)
     if data.startswith(_PDF_TYPE) and not is_pdf(content):
@@ -36,7 +36,7 @@ def storable_file_data(data: str) -> str:
 
 
 def file_text(data: str) -> str:
-    """The text in `file_data`. Raises FileError for what is not text in UTF-8."""
+    """The text in `file_data`. Raises FileError unless it is UTF-8."""
     content = _content(data)
     if len(content) > MAX_FILE_TEXT:
         raise FileError(f"The file is larger than {MAX_FILE_TEXT} bytes.")

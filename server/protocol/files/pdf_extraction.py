@@ -1,4 +1,4 @@
-"""The text of PDFs, read by pypdf in a process with hard bounds, as it works on what others have written."""
+"""Extracts text from PDFs with pypdf, in a subprocess with resource limits, because PDFs are untrusted."""
 
 import hashlib
 import json
@@ -15,15 +15,15 @@ from weakref import WeakValueDictionary
 from server.protocol.errors import ExtractionBusy
 
 MAX_PDF = 8 * 1024 * 1024
-"""Bytes of one PDF."""
+"""Maximum bytes of a PDF."""
 MAX_PAGES = 500
 CPU_SECONDS = 10
 MEMORY = 512 * 1024 * 1024
-"""Bytes of address space of the process that reads a PDF."""
+"""RLIMIT_AS of the subprocess, in bytes."""
 MAX_CONCURRENT = 2
-"""PDFs that are read at the same time, one of them a tenant's."""
+"""PDFs extracted at the same time, at most one per tenant."""
 _WALL_SECONDS = 30.0
-"""For a machine that is busy; the processor's time is what bounds the work."""
+"""Timeout for a busy machine; `CPU_SECONDS` limits the work."""
 _WAIT_SECONDS = 30.0
 _WORKER = Path(__file__).with_name("pdf_worker.py")
 _CACHE_SIZE = 8
@@ -37,29 +37,29 @@ _LIMIT_MESSAGE = "The PDF takes too much time or memory to be read: send its tex
 
 
 class PdfError(ValueError):
-    """The PDF cannot be read; the sentence is for the caller."""
+    """The PDF cannot be read; the message is sent to the client."""
 
 
 TENANT: ContextVar[str | None] = ContextVar("tenant", default=None)
-"""Who has this thread read PDFs; None where tenants are not told apart, and no share is kept for others."""
+"""The tenant of this thread's request; None disables the limit per tenant."""
 _slots = threading.BoundedSemaphore(MAX_CONCURRENT)
 _tenant_locks: WeakValueDictionary[str, threading.Lock] = WeakValueDictionary()
-"""Whoever holds one is the only one of its tenant that reads, or waits for, a PDF."""
+"""Held while a tenant's PDF is extracted or waits for a slot."""
 _tenant_locks_lock = threading.Lock()
 _cache: OrderedDict[bytes, dict[str, str]] = OrderedDict()
-"""What was read of the last PDFs: a request that waits for something is read again when that is there."""
+"""Results of the last PDFs by SHA-256: a request that was deferred is decoded again."""
 _cache_lock = threading.Lock()
 
 
 def is_pdf(content: bytes) -> bool:
-    """Whether it begins as PDFs do, perhaps after some bytes that readers pass over."""
+    """Whether the content begins with the PDF header, after white space."""
     return content[:1024].lstrip().startswith(b"%PDF-")
 
 
 def pdf_text(content: bytes, most_bytes: int) -> str:
-    """The text of all pages, at most so many bytes in UTF-8. For threads that may wait.
+    """The text of all pages, at most `most_bytes` in UTF-8. Blocks.
 
-    Raises PdfError, or ReaderBusy while too many others are read.
+    Raises PdfError, or ExtractionBusy if no slot is free in time.
     """
     if len(content) > MAX_PDF:
         raise PdfError(f"The PDF is larger than {MAX_PDF} bytes.")
@@ -88,7 +88,7 @@ def _tenant_lock(tenant: str | None) -> threading.Lock:
 
 @contextmanager
 def _slot() -> Iterator[None]:
-    """A turn to read, of the tenant and of all. Raises ReaderBusy if there is none in time."""
+    """Holds the tenant's lock and a slot. Raises ExtractionBusy if there is none in time."""
     own = _tenant_lock(TENANT.get())
     if not own.acquire(timeout=_WAIT_SECONDS):
         raise ExtractionBusy("Your other PDFs are still being read; try again later.", own=True)
@@ -104,7 +104,7 @@ def _slot() -> Iterator[None]:
 
 
 def _run_worker(content: bytes, most_bytes: int) -> dict[str, str]:
-    """What the worker says of it. Raises ReaderBusy if this machine has no time for it now."""
+    """The worker's result, `text` or `error`. Raises ExtractionBusy on timeout."""
     limits = map(str, (CPU_SECONDS, MEMORY, MAX_PAGES, most_bytes))
     try:
         with _slot():

@@ -1,7 +1,7 @@
-"""Reads the text of one PDF, in a process of its own: the PDF on standard input, JSON on standard output.
+"""Subprocess that extracts the text of one PDF from standard input; writes JSON to standard output.
 
-Run as a file by `pdf.py`, with limits that this process sets for itself before it looks at the PDF. What it
-answers has `text`, or `error`: `encrypted`, `pages`, `long`, `empty` or `broken`.
+Run as a file by `pdf_extraction`; sets its own resource limits before it reads the PDF. The result is
+`text` or `error`: `encrypted`, `pages`, `long`, `empty` or `broken`.
 """
 
 import io
@@ -12,7 +12,7 @@ import sys
 
 
 def read(content: bytes, most_pages: int, most_bytes: int) -> dict[str, str]:
-    """The text of all pages with blank lines between them, or what is wrong with the PDF."""
+    """The text of all pages, separated by blank lines, or an error."""
     import pypdf
 
     try:

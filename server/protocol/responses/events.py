@@ -1,7 +1,7 @@
-"""The stream events this server sends, and the compact form in which deltas are kept.
+"""Stream events of the Responses API, and the compact form in which the event log stores them.
 
-An event is kept as an `Event`: a delta as its bare text, everything else as its JSON. `render` makes the
-bytes that a client receives, always the same ones, so that a replay equals the first stream.
+The log stores an `Event`: a delta as its bare text, every other event as its JSON. `render` returns the bytes
+that clients receive; it is deterministic, so a replay equals the first stream.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from server.protocol.responses.response import Response
 
 
 class Kind(IntEnum):
-    """How an event's body is to be read. The numbers are stored; `v_events` names them too."""
+    """The encoding of an event's body. The numbers are stored, and named in the view `v_events`."""
 
     WHOLE = 0
     OUTPUT_TEXT_DELTA = 1
@@ -26,7 +26,7 @@ class Kind(IntEnum):
     FUNCTION_CALL_ARGUMENTS_DELTA = 3
     CUSTOM_TOOL_CALL_INPUT_DELTA = 4
     OUTPUT_TEXT_DELTA_WITH_LOGPROBS = 5
-    """Its body is JSON: the text, then the logprobs of its tokens."""
+    """The body is a JSON array: the text and the logprobs of its tokens."""
 
 
 ITEM_PREFIX = {
@@ -36,16 +36,16 @@ ITEM_PREFIX = {
     Kind.CUSTOM_TOOL_CALL_INPUT_DELTA: "ctc",
     Kind.OUTPUT_TEXT_DELTA_WITH_LOGPROBS: "msg",
 }
-"""What the ids of the items begin with that deltas of a kind belong to."""
+"""Id prefixes of the items that deltas belong to."""
 
 
 class Event(NamedTuple):
-    """One event of a response, as the emitter makes and the store keeps it."""
+    """One event of a response in its stored form."""
 
     sequence_number: int
     kind: Kind
     output_index: int
-    """0 for whole events, whose JSON has it."""
+    """0 for whole events, whose JSON contains it."""
     content_index: int
     body: str
     """JSON text of a whole event; the bare text of a delta."""
@@ -104,7 +104,7 @@ class ContentPartDone(_Event, frozen=True, tag="response.content_part.done"):
 
 
 class TokenIdsEvent(_Event, frozen=True, tag="holdfast:tokens"):
-    """Tokens as they are given to the model and come from it, before what they say: for those who ask."""
+    """Token ids of the prompt or of the output, sent before the text on request; an extension."""
 
     side: Literal["prompt", "output"]
     token_ids: list[int]
@@ -148,7 +148,7 @@ class ReasoningSummaryPartAdded(_Event, frozen=True, tag="response.reasoning_sum
 
 
 class ReasoningSummaryTextDelta(_Event, frozen=True, tag="response.reasoning_summary_text.delta"):
-    """Kept whole: there are none unless a request asks for a summary."""
+    """Stored as a whole event, as only requests for a summary have any."""
 
     item_id: str
     output_index: int
@@ -216,7 +216,7 @@ class McpCallInProgress(_Event, frozen=True, tag="response.mcp_call.in_progress"
 
 
 class McpCallArgumentsDelta(_Event, frozen=True, tag="response.mcp_call_arguments.delta"):
-    """All of them at once, as OpenAI sends them; so it is kept whole."""
+    """All arguments in one delta, as OpenAI sends them; stored as a whole event."""
 
     item_id: str
     output_index: int
@@ -328,7 +328,7 @@ WholeEvent = (
 StreamEvent = (
     WholeEvent | OutputTextDelta | ReasoningTextDelta | FunctionCallArgumentsDelta | CustomToolCallInputDelta
 )
-"""All that a stream may tell."""
+"""All events of a stream."""
 
 TERMINAL = frozenset({"response.completed", "response.failed", "response.incomplete"})
 
@@ -349,12 +349,12 @@ _encode = msgspec.json.Encoder().encode
 
 
 def whole_event(event: WholeEvent) -> Event:
-    """An event that is kept as its JSON text."""
+    """The stored form of an event that is not a delta: its JSON."""
     return Event(event.sequence_number, Kind.WHOLE, 0, 0, _encode(event).decode())
 
 
 def text_delta(number: int, output_index: int, text: str, logprobs: Sequence[Logprob]) -> Event:
-    """More of an answer's text; the logprobs are kept with it if there are any."""
+    """The stored form of a text delta, with its logprobs if there are any."""
     if not logprobs:
         return Event(number, Kind.OUTPUT_TEXT_DELTA, output_index, 0, text)
     body = _encode((text, logprobs)).decode()
@@ -362,14 +362,14 @@ def text_delta(number: int, output_index: int, text: str, logprobs: Sequence[Log
 
 
 def delta_of(event: Event) -> tuple[Kind, str, list[Logprob]]:
-    """What a delta says and to what kind of text it belongs."""
+    """A delta's kind without logprobs, its text, and its logprobs."""
     if event.kind is Kind.OUTPUT_TEXT_DELTA_WITH_LOGPROBS:
         return Kind.OUTPUT_TEXT_DELTA, *_decode_with_logprobs(event.body)
     return event.kind, event.body, []
 
 
 def event_type(event: Event) -> str:
-    """OpenAI's name of the event."""
+    """The event's `type`."""
     if event.kind is Kind.WHOLE:
         return event.body[_TYPE_START : event.body.index('"', _TYPE_START)]
     return _DELTA_TYPES[event.kind]
@@ -380,7 +380,7 @@ def is_terminal(event: Event) -> bool:
 
 
 def render(response: UUID, event: Event) -> bytes:
-    """The event's JSON, as every client of this response receives it."""
+    """The event's JSON that clients receive."""
     if event.kind is Kind.WHOLE:
         return with_logprobs(event.body).encode()
     item = ids.item_id(ITEM_PREFIX[event.kind], response, "o", event.output_index)

@@ -1,4 +1,4 @@
-"""Items of tools that the server itself runs, as OpenAI shapes them."""
+"""Items of hosted tools, which the server executes: MCP, code interpreter, web search."""
 
 from typing import Any, Literal
 
@@ -6,7 +6,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 CallStatus = Literal["in_progress", "completed", "incomplete", "calling", "failed"]
-"""Of a call that the server makes itself."""
+"""Status of an MCP call."""
 
 
 class ListedTool(msgspec.Struct, frozen=True):
@@ -19,17 +19,17 @@ class ListedTool(msgspec.Struct, frozen=True):
 
     @property
     def only_reads(self) -> bool:
-        """It says that it changes nothing."""
+        """The tool declares `readOnlyHint`."""
         return bool((self.annotations or {}).get("readOnlyHint"))
 
     @property
     def repeatable(self) -> bool:
-        """It says that a second call of it does no more than the first."""
+        """The tool declares itself read-only or idempotent, so that a call may be repeated after a crash."""
         return self.only_reads or bool((self.annotations or {}).get("idempotentHint"))
 
 
 class McpListTools(msgspec.Struct, frozen=True, tag_field="type", tag="mcp_list_tools"):
-    """The tools that an MCP server offered, or why it offered none."""
+    """The tools of an MCP server, or the error of listing them."""
 
     id: str
     server_label: str
@@ -38,12 +38,12 @@ class McpListTools(msgspec.Struct, frozen=True, tag_field="type", tag="mcp_list_
 
     @property
     def status(self) -> Literal["completed"]:
-        """Its row's; OpenAI's item has none."""
+        """The status in the item's row; OpenAI's item has none."""
         return "completed"
 
 
 class McpError(msgspec.Struct, frozen=True):
-    """Why a call gave nothing: what the tool said, or what kept the server from being asked."""
+    """The error of a call, from the tool, the protocol or the HTTP connection."""
 
     type: Literal["mcp_tool_execution_error", "mcp_protocol_error", "http_error"]
     content: list[dict[str, Any]] | UnsetType = UNSET
@@ -52,7 +52,7 @@ class McpError(msgspec.Struct, frozen=True):
 
 
 class McpCall(msgspec.Struct, frozen=True, tag_field="type", tag="mcp_call"):
-    """A call of an MCP server's tool that this server makes, and what came of it."""
+    """A call of an MCP server's tool, with its output or error."""
 
     id: str
     status: CallStatus
@@ -61,12 +61,12 @@ class McpCall(msgspec.Struct, frozen=True, tag_field="type", tag="mcp_call"):
     arguments: str
     output: str | None = None
     error: McpError | str | None = None
-    """Text only as clients of an older OpenAI replay it."""
+    """A string only in items that clients replay from earlier versions of OpenAI's API."""
     approval_request_id: str | None = None
 
 
 class McpApprovalRequest(msgspec.Struct, frozen=True, tag_field="type", tag="mcp_approval_request"):
-    """A call that is made once somebody allows it."""
+    """A call that waits for the client's approval."""
 
     id: str
     server_label: str
@@ -79,7 +79,7 @@ class McpApprovalRequest(msgspec.Struct, frozen=True, tag_field="type", tag="mcp
 
 
 class McpApprovalResponse(msgspec.Struct, frozen=True, tag_field="type", tag="mcp_approval_response"):
-    """The answer to such a request."""
+    """The client's answer to an approval request."""
 
     id: str
     approval_request_id: str
@@ -94,7 +94,7 @@ class McpApprovalResponse(msgspec.Struct, frozen=True, tag_field="type", tag="mc
 class CodeInterpreterCall(
     msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="code_interpreter_call"
 ):
-    """Code that a server of tools runs."""
+    """Code executed by a tool server."""
 
     id: str
     status: Literal["in_progress", "completed", "incomplete", "interpreting", "failed"]
@@ -106,17 +106,17 @@ class CodeInterpreterCall(
 class WebSearchCall(
     msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="web_search_call"
 ):
-    """A search, or a look at a page, by a server of tools."""
+    """A web search or page visit by a tool server."""
 
     id: str
     status: Literal["in_progress", "searching", "completed", "failed", "incomplete"]
     action: dict[str, Any] = {}
     results: str | UnsetType = UNSET
-    """What the model reads of it; ours alone."""
+    """The text that the model reads; an extension."""
 
 
 HostedCall = McpCall | CodeInterpreterCall | WebSearchCall
-"""Calls that the server makes itself."""
+"""Calls of hosted tools."""
 HostedItem = McpListTools | HostedCall | McpApprovalRequest | McpApprovalResponse
 HOSTED_ID_PREFIXES: dict[type[Any], str] = {
     McpListTools: "mcpl",
@@ -126,4 +126,4 @@ HOSTED_ID_PREFIXES: dict[type[Any], str] = {
     CodeInterpreterCall: "ci",
     WebSearchCall: "ws",
 }
-"""What the ids of these items begin with."""
+"""Id prefixes of these items, without the underscore."""

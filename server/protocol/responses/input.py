@@ -1,7 +1,7 @@
-"""The `input` of a request as items: messages, typed or easy, calls and outputs, whatever clients replay.
+"""Decodes the `input` of a request into items: messages, reasoning, tool calls and outputs, references.
 
-Foreign ids, unknown fields and item types without a meaning here are accepted; what is known and wrong is
-refused with its path. Pure.
+Foreign ids, unknown fields and unsupported item types are accepted; a wrong value in a known field is a
+DecodeFailure with its path. Pure.
 """
 
 from collections.abc import Callable
@@ -52,7 +52,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class ItemReference:
-    """An item that the server has already; the client names it in place of sending it."""
+    """A stored item, referenced by its id."""
 
     id: str
     path: str
@@ -60,14 +60,14 @@ class ItemReference:
 
 @dataclass(frozen=True, slots=True)
 class AdditionalTools:
-    """Tools that come among the items."""
+    """An input item that adds tools."""
 
     tools: list[Tool]
 
 
 @dataclass(frozen=True, slots=True)
 class CompactionTrigger:
-    """The wish that everything before it become one sealed item, and nothing else be generated."""
+    """Requests compaction of the items before it into one encrypted item, without generating an answer."""
 
 
 InputItem = Item | ItemReference | AdditionalTools | CompactionTrigger
@@ -151,32 +151,32 @@ class _AdditionalTools(msgspec.Struct, kw_only=True):
 
 
 class _NoFields(msgspec.Struct, kw_only=True):
-    """Of which no field is read."""
+    """A type of which no field is decoded."""
 
 
 def read_input(value: str | list[dict[str, Any]], name: str = "input") -> list[InputItem]:
-    """The `input` parameter, or one of that name; a string is one user message. Items have no ids yet.
+    """The items of a request's `input`, or of the parameter `name`, without ids; a string is a user message.
 
-    Raises DecodeFailure with the item's path for anything that this server cannot put before a model.
+    Raises DecodeFailure with the item's path.
     """
     if isinstance(value, str):
         return [Message("", "completed", "user", [InputText(value)])]
-    given = [_read_item(element, f"{name}[{index}]") for index, element in enumerate(value)]
-    return [item for item in given if item is not None]
+    items = [_read_item(element, f"{name}[{index}]") for index, element in enumerate(value)]
+    return [item for item in items if item is not None]
 
 
 def _read_item(element: dict[str, Any], path: str) -> InputItem | None:
     kind = element.get("type", "message" if "role" in element or "content" in element else None)
     if kind is None and isinstance(element.get("id"), str):
-        kind = "item_reference"  # the form of older clients
+        kind = "item_reference"  # earlier SDKs send references without a type
     if not isinstance(kind, str):
         raise DecodeFailure(
             f"Input items of type {abbreviated(kind)} are not supported.", f"{path}.type", "unsupported_value"
         )
     reader = ITEM_READERS.get(kind)
     if reader is not None:
-        given: InputItem | None = reader.read(element, path)
-        return given
+        item: InputItem | None = reader.read(element, path)
+        return item
     if kind not in OPAQUE_ITEM_TYPES:
         raise DecodeFailure(
             f"Input items of type {abbreviated(kind)} are not supported.", f"{path}.type", "unsupported_value"
@@ -187,13 +187,13 @@ def _read_item(element: dict[str, Any], path: str) -> InputItem | None:
 
 
 def _read_message(element: dict[str, Any], path: str) -> Item:
-    given: _Message = convert(element, _Message, path)
-    phase = given.phase if given.phase is not None else UNSET
-    return Message("", "completed", given.role, _read_content(given, path), phase)
+    message: _Message = convert(element, _Message, path)
+    phase = message.phase if message.phase is not None else UNSET
+    return Message("", "completed", message.role, _read_content(message, path), phase)
 
 
 def _read_content(message: _Message, path: str) -> list[ContentPart]:
-    """The parts of a message; a string becomes the one part that the role implies."""
+    """The content parts of a message; a string becomes one text part."""
     if isinstance(message.content, str):
         if message.role == "assistant":
             return [OutputText(text=message.content)]
@@ -202,95 +202,95 @@ def _read_content(message: _Message, path: str) -> list[ContentPart]:
 
 
 def _read_reasoning(element: dict[str, Any], path: str) -> Item:
-    given: _Reasoning = convert(element, _Reasoning, path)
+    reasoning: _Reasoning = convert(element, _Reasoning, path)
     return Reasoning(
         "",
         "completed",
-        given.summary,
-        given.content if given.content is not None else UNSET,
-        given.encrypted_content if given.encrypted_content is not None else UNSET,
+        reasoning.summary,
+        reasoning.content if reasoning.content is not None else UNSET,
+        reasoning.encrypted_content if reasoning.encrypted_content is not None else UNSET,
     )
 
 
 def _read_function_call(element: dict[str, Any], path: str) -> Item:
-    given: _FunctionCall = convert(element, _FunctionCall, path)
-    namespace = given.namespace if given.namespace is not None else UNSET
-    return FunctionCall(
-        "", given.status or "completed", given.call_id, given.name, given.arguments, namespace
-    )
+    call: _FunctionCall = convert(element, _FunctionCall, path)
+    namespace = call.namespace if call.namespace is not None else UNSET
+    return FunctionCall("", call.status or "completed", call.call_id, call.name, call.arguments, namespace)
 
 
 def _read_custom_tool_call(element: dict[str, Any], path: str) -> Item:
-    given: _CustomToolCall = convert(element, _CustomToolCall, path)
-    namespace = given.namespace if given.namespace is not None else UNSET
-    return CustomToolCall("", given.status or "completed", given.call_id, given.name, given.input, namespace)
+    call: _CustomToolCall = convert(element, _CustomToolCall, path)
+    namespace = call.namespace if call.namespace is not None else UNSET
+    return CustomToolCall("", call.status or "completed", call.call_id, call.name, call.input, namespace)
 
 
 def _read_output(
     kind: type[FunctionCallOutput] | type[CustomToolCallOutput],
 ) -> Callable[[dict[str, Any], str], Item]:
     def read(element: dict[str, Any], path: str) -> Item:
-        given: _Output = convert(element, _Output, path)
+        param: _Output = convert(element, _Output, path)
         output: str | list[ContentPart]
-        if isinstance(given.output, str):
-            output = given.output
+        if isinstance(param.output, str):
+            output = param.output
         else:
-            output = [read_part(part, f"{path}.output[{n}]") for n, part in enumerate(given.output)]
-        return kind("", given.status or "completed", given.call_id, output)
+            output = [read_part(part, f"{path}.output[{n}]") for n, part in enumerate(param.output)]
+        return kind("", param.status or "completed", param.call_id, output)
 
     return read
 
 
 def _read_compaction(element: dict[str, Any], path: str) -> Item:
-    given: _Compaction = convert(element, _Compaction, path)
-    return Compaction("", "completed", given.encrypted_content)
+    compaction: _Compaction = convert(element, _Compaction, path)
+    return Compaction("", "completed", compaction.encrypted_content)
 
 
 def _read_mcp_call(element: dict[str, Any], path: str) -> Item:
-    given = _convert_bounded(element, _McpCall, path)
+    call = _convert_bounded(element, _McpCall, path)
     return McpCall(
-        given.id or "",
-        given.status or "completed",
-        given.server_label,
-        given.name,
-        given.arguments,
-        given.output,
-        given.error,
-        given.approval_request_id,
+        call.id or "",
+        call.status or "completed",
+        call.server_label,
+        call.name,
+        call.arguments,
+        call.output,
+        call.error,
+        call.approval_request_id,
     )
 
 
 def _read_mcp_list_tools(element: dict[str, Any], path: str) -> Item:
-    given = _convert_bounded(element, _McpListTools, path)
-    return McpListTools(given.id or "", given.server_label, given.tools, given.error)
+    tools = _convert_bounded(element, _McpListTools, path)
+    return McpListTools(tools.id or "", tools.server_label, tools.tools, tools.error)
 
 
 def _read_approval_request(element: dict[str, Any], path: str) -> Item:
-    """Its id stays until it has one of its own here: the answer refers to it."""
-    given = _convert_bounded(element, _McpApprovalRequest, path)
-    return McpApprovalRequest(given.id, given.server_label, given.name, given.arguments)
+    """Keeps the client's id until the item gets its own, because the approval response refers to it."""
+    approval = _convert_bounded(element, _McpApprovalRequest, path)
+    return McpApprovalRequest(approval.id, approval.server_label, approval.name, approval.arguments)
 
 
 def _read_approval_response(element: dict[str, Any], path: str) -> Item:
-    given = _convert_bounded(element, _McpApprovalResponse, path)
-    return McpApprovalResponse(given.id or "", given.approval_request_id, given.approve, given.reason)
+    approval = _convert_bounded(element, _McpApprovalResponse, path)
+    return McpApprovalResponse(
+        approval.id or "", approval.approval_request_id, approval.approve, approval.reason
+    )
 
 
 def _read_stored_call(element: dict[str, Any], path: str) -> Item:
-    """A call that only its stored form is read of: what is not ours means nothing, and is kept."""
+    """A call in the server's own form; any other form becomes an `OtherItem`, stored unchanged."""
     if is_nested_deeper(element, MAX_NESTING):
         raise DecodeFailure("The item is nested too deeply.", path, "unsupported_value")
-    said = element.get("status")
-    status: Any = said if said in ("incomplete", "failed") else "completed"
+    value = element.get("status")
+    status: Any = value if value in ("incomplete", "failed") else "completed"
     return decode_item(encode_item(OtherItem("", status, element)))
 
 
 def _convert_bounded(element: dict[str, Any], kind: type[T], path: str) -> T:
-    """The element as such a struct, of which no part is nested too deeply."""
+    """The element as a struct; refuses values nested deeper than `MAX_NESTING`."""
     if is_nested_deeper(element, MAX_NESTING):
         raise DecodeFailure("The item is nested too deeply.", path, "unsupported_value")
-    given: T = convert(element, kind, path)
-    return given
+    struct: T = convert(element, kind, path)
+    return struct
 
 
 def _read_reference(element: dict[str, Any], path: str) -> ItemReference:
@@ -299,9 +299,9 @@ def _read_reference(element: dict[str, Any], path: str) -> ItemReference:
 
 
 def _read_additional_tools(element: dict[str, Any], path: str) -> AdditionalTools:
-    given: _AdditionalTools = convert(element, _AdditionalTools, path)
-    tools = read_tools(given.tools, f"{path}.tools")
-    log_ignored_tools(given.tools)
+    param: _AdditionalTools = convert(element, _AdditionalTools, path)
+    tools = read_tools(param.tools, f"{path}.tools")
+    log_ignored_tools(param.tools)
     return AdditionalTools(tools)
 
 
@@ -310,11 +310,11 @@ def _read_trigger(_element: dict[str, Any], _path: str) -> CompactionTrigger:
 
 
 def _ignore(_element: dict[str, Any], _path: str) -> None:
-    """Says something to OpenAI's servers alone."""
+    """An item that only OpenAI's servers use."""
 
 
 STORED_FORM_TYPES = frozenset({"code_interpreter_call", "web_search_call"})
-"""Items of ours, as far as they are as ours are; others of these types are kept as they came."""
+"""Hosted calls, decoded if they have the server's own form; others of these types are stored unchanged."""
 ITEM_READERS: dict[str, TypeReader] = {
     "message": TypeReader(_Message, _read_message),
     "reasoning": TypeReader(_Reasoning, _read_reasoning),
@@ -333,7 +333,7 @@ ITEM_READERS: dict[str, TypeReader] = {
     "additional_tools": TypeReader(_AdditionalTools, _read_additional_tools),
     "configuration_update": TypeReader(_NoFields, _ignore),
 }
-"""By `type`, which a message may leave out."""
+"""By `type`, which is optional for messages."""
 
 OPAQUE_ITEM_TYPES = frozenset(
     {
@@ -353,4 +353,4 @@ OPAQUE_ITEM_TYPES = frozenset(
         "tool_search_output",
     }
 )
-"""Items of tools that OpenAI's servers carry out: kept in the history, not put before the model."""
+"""Items of tools that only OpenAI's servers execute: stored, but not part of the prompt."""

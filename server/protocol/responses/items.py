@@ -1,4 +1,4 @@
-"""Items, which conversations are made of: OpenAI's fields, absent rather than null where clients differ."""
+"""Items of conversations, their content parts and JSON; optional fields are absent rather than null."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -27,7 +27,7 @@ class TopLogprob(msgspec.Struct, frozen=True):
 
 
 class Logprob(msgspec.Struct, frozen=True):
-    """How likely a token of the text was, and the likeliest in its place."""
+    """The log probability of an output token and of the most likely alternatives."""
 
     token: str
     bytes: list[int]
@@ -40,7 +40,7 @@ class InputText(msgspec.Struct, frozen=True, tag_field="type", tag="input_text")
 
 
 class InputImage(msgspec.Struct, frozen=True, tag_field="type", tag="input_image"):
-    """Kept as it was given; a model that reads text alone is told that there was one."""
+    """Stored unchanged; the prompt has a sentence in its place, as models read text only."""
 
     image_url: str | None = None
     file_id: str | None = None
@@ -48,7 +48,7 @@ class InputImage(msgspec.Struct, frozen=True, tag_field="type", tag="input_image
 
 
 class InputFile(msgspec.Struct, frozen=True, tag_field="type", tag="input_file"):
-    """A text file, read into the prompt. `file_data` is a data URL or base64."""
+    """A text file, whose text goes into the prompt. `file_data` is a data URL or base64."""
 
     filename: str | UnsetType = UNSET
     file_data: str | UnsetType = UNSET
@@ -76,7 +76,7 @@ class SummaryText(msgspec.Struct, frozen=True, tag_field="type", tag="summary_te
 
 
 class Message(msgspec.Struct, frozen=True, tag_field="type", tag="message"):
-    """A message of either side. `phase` is a client's or model's label, replayed as given."""
+    """A message of any role. `phase` is stored and returned unchanged."""
 
     id: str
     status: ItemStatus
@@ -86,7 +86,7 @@ class Message(msgspec.Struct, frozen=True, tag_field="type", tag="message"):
 
 
 class Reasoning(msgspec.Struct, frozen=True, tag_field="type", tag="reasoning"):
-    """What a model thought before it answered."""
+    """A model's reasoning."""
 
     id: str
     status: ItemStatus
@@ -96,7 +96,7 @@ class Reasoning(msgspec.Struct, frozen=True, tag_field="type", tag="reasoning"):
 
 
 class FunctionCall(msgspec.Struct, frozen=True, tag_field="type", tag="function_call"):
-    """A model's wish that a function be called."""
+    """A call of a function tool."""
 
     id: str
     status: ItemStatus
@@ -107,7 +107,7 @@ class FunctionCall(msgspec.Struct, frozen=True, tag_field="type", tag="function_
 
 
 class FunctionCallOutput(msgspec.Struct, frozen=True, tag_field="type", tag="function_call_output"):
-    """What the function gave, from whoever called it."""
+    """The output of a function call."""
 
     id: str
     status: ItemStatus
@@ -116,7 +116,7 @@ class FunctionCallOutput(msgspec.Struct, frozen=True, tag_field="type", tag="fun
 
 
 class CustomToolCall(msgspec.Struct, frozen=True, tag_field="type", tag="custom_tool_call"):
-    """A call of a tool that takes free text."""
+    """A call of a custom tool, whose input is free text."""
 
     id: str
     status: ItemStatus
@@ -127,7 +127,7 @@ class CustomToolCall(msgspec.Struct, frozen=True, tag_field="type", tag="custom_
 
 
 class CustomToolCallOutput(msgspec.Struct, frozen=True, tag_field="type", tag="custom_tool_call_output"):
-    """What a custom tool gave."""
+    """The output of a custom tool call."""
 
     id: str
     status: ItemStatus
@@ -136,7 +136,7 @@ class CustomToolCallOutput(msgspec.Struct, frozen=True, tag_field="type", tag="c
 
 
 class Compaction(msgspec.Struct, frozen=True, tag_field="type", tag="compaction"):
-    """What a longer conversation was shortened to, sealed: the client carries it and cannot read it."""
+    """A compacted conversation, encrypted: clients send it back but cannot read it."""
 
     id: str
     status: ItemStatus
@@ -144,12 +144,12 @@ class Compaction(msgspec.Struct, frozen=True, tag_field="type", tag="compaction"
 
 
 class OtherItem(msgspec.Struct, frozen=True, tag_field="type", tag="holdfast:other"):
-    """An item of a type that has no meaning here, kept for the client that gave it."""
+    """An item of a type that is not supported, stored and returned with all of its fields."""
 
     id: str
     status: ItemStatus
-    given: dict[str, Any]
-    """All of its fields."""
+    fields: dict[str, Any] = msgspec.field(name="given")
+    """All of the item's fields. Stored under the name of earlier releases."""
 
 
 Item = (
@@ -179,13 +179,13 @@ ID_PREFIXES: dict[type[Item], str] = {
     **HOSTED_ID_PREFIXES,
     OtherItem: "item",
 }
-"""What the ids of items begin with."""
+"""Id prefixes of items, without the underscore."""
 
 IMAGE_UNSEEN = "[An image was given here. This model reads text only and cannot see it.]"
 
 
 def plain_text(parts: Sequence[ContentPart]) -> str:
-    """The text of a message as a model reads it."""
+    """The text of content parts in the prompt."""
     return "".join(_text_of(part) for part in parts)
 
 
@@ -203,14 +203,14 @@ def _text_of(part: ContentPart) -> str:
 
 
 def item_type(item: Item) -> str:
-    """OpenAI's name of the item's type."""
-    return str(item.given["type"]) if isinstance(item, OtherItem) else str(item.__struct_config__.tag)
+    """The item's `type`."""
+    return str(item.fields["type"]) if isinstance(item, OtherItem) else str(item.__struct_config__.tag)
 
 
 def encode_item(item: Item) -> bytes:
-    """The item's JSON, as clients see it and the store keeps it."""
+    """The item's JSON, as sent to clients and stored."""
     if isinstance(item, OtherItem):
-        return msgspec.json.encode({**item.given, "id": item.id, "status": item.status})
+        return msgspec.json.encode({**item.fields, "id": item.id, "status": item.status})
     return msgspec.json.encode(item)
 
 
@@ -219,12 +219,12 @@ class _TypeField(msgspec.Struct):
 
 
 def decode_item(payload: str | bytes) -> Item:
-    """An item from what `encode_item` made of it."""
+    """The item of a JSON that `encode_item` returned."""
     kind = _ITEM_TYPES.get(decode_as(payload, _TypeField).type)
     if kind is not None:
-        # A client may have given one of the server's own kind that is not as ours are.
+        # A client may have sent a hosted item with other fields than the server's own.
         with suppress(*((msgspec.ValidationError,) if kind in HOSTED_ID_PREFIXES else ())):
             item: Item = decode_as(payload, kind)
             return item
-    given: dict[str, Any] = msgspec.json.decode(payload)
-    return OtherItem(given["id"], given.get("status", "completed"), given)
+    fields: dict[str, Any] = msgspec.json.decode(payload)
+    return OtherItem(fields["id"], fields.get("status", "completed"), fields)

@@ -1,4 +1,4 @@
-"""Parts of messages and of outputs, as clients give them: text under its many names, images, files. Pure."""
+"""Decodes content parts of messages and tool outputs: text under several type names, images, files."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -21,15 +21,14 @@ from server.protocol.responses.items import (
 )
 
 MAX_NESTING = 32
-"""Levels of a part of an item whose shape is free: what is decoded must be encoded again, at whatever depth
-of the stack."""
+"""Maximum nesting of untyped values: msgspec encodes them recursively, at any depth of the stack."""
 
 
 class TypeReader(NamedTuple):
-    """How what clients give of one type is read."""
+    """The decoder of one `type` of item or content part."""
 
     shape: type[msgspec.Struct]
-    """Its fields, beside `type`."""
+    """The fields beside `type`."""
     read: Callable[[dict[str, Any], str], Any]
 
 
@@ -60,7 +59,7 @@ class _File(msgspec.Struct, kw_only=True):
 
 
 def read_part(part: dict[str, Any], path: str) -> ContentPart:
-    """Raises DecodeFailure with the part's path."""
+    """The content part. Raises DecodeFailure with its path."""
     kind = part.get("type")
     reader = CONTENT_READERS.get(kind) if isinstance(kind, str) else None
     if reader is None:
@@ -74,13 +73,13 @@ def read_part(part: dict[str, Any], path: str) -> ContentPart:
 
 
 def _read_text(part: dict[str, Any], path: str) -> InputText:
-    given: _TextParam = convert(part, _TextParam, path)
-    return InputText(given.text)
+    param: _TextParam = convert(part, _TextParam, path)
+    return InputText(param.text)
 
 
 def _read_refusal(part: dict[str, Any], path: str) -> Refusal:
-    given: _RefusalParam = convert(part, _RefusalParam, path)
-    return Refusal(given.refusal)
+    param: _RefusalParam = convert(part, _RefusalParam, path)
+    return Refusal(param.refusal)
 
 
 def _read_image(part: dict[str, Any], path: str) -> InputImage:
@@ -95,27 +94,27 @@ def _read_image(part: dict[str, Any], path: str) -> InputImage:
 
 
 def _read_output_text(part: dict[str, Any], path: str) -> OutputText:
-    given: _OutputTextParam = convert(part, _OutputTextParam, path)
-    annotations = given.annotations or []
+    param: _OutputTextParam = convert(part, _OutputTextParam, path)
+    annotations = param.annotations or []
     if is_nested_deeper(annotations, MAX_NESTING):
         raise DecodeFailure("Annotations are nested too deeply.", f"{path}.annotations", "unsupported_value")
-    return OutputText(given.text, annotations)
+    return OutputText(param.text, annotations)
 
 
 def _read_file(part: dict[str, Any], path: str) -> InputFile:
-    given: _File = convert(part, _File, path)
-    if given.file_data is None:
-        where = "file_url" if given.file_url is not None else "file_id"
+    file: _File = convert(part, _File, path)
+    if file.file_data is None:
+        where = "file_url" if file.file_url is not None else "file_id"
         raise DecodeFailure(
             "Files are read from file_data only: send the file's content as a data URL.",
             f"{path}.{where}",
             "unsupported_value",
         )
     try:
-        data = storable_file_data(given.file_data)
+        data = storable_file_data(file.file_data)
     except FileError as error:
         raise DecodeFailure(str(error), f"{path}.file_data", "unsupported_value") from error
-    return InputFile(given.filename if given.filename is not None else UNSET, data)
+    return InputFile(file.filename if file.filename is not None else UNSET, data)
 
 
 CONTENT_READERS: dict[str, TypeReader] = {
@@ -131,7 +130,7 @@ CONTENT_READERS: dict[str, TypeReader] = {
 
 
 def is_nested_deeper(value: object, levels: int) -> bool:
-    """Whether lists and objects lie in each other on more levels than that."""
+    """Whether lists and objects are nested more than `levels` deep."""
     match value:
         case list():
             inner = value
@@ -143,7 +142,7 @@ def is_nested_deeper(value: object, levels: int) -> bool:
 
 
 def abbreviated(value: object) -> str:
-    """What a caller sent, short enough to be said back."""
+    """A client's value for an error message: its first 100 characters, or its type."""
     if not isinstance(value, str):
         return "null" if value is None else type(value).__name__
     return repr(value[:100])

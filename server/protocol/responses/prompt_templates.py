@@ -1,7 +1,7 @@
-"""Prompt templates: instructions and input in which `{{name}}` stands for what a request gives. Pure.
+"""Stored prompts: instructions and input in which `{{name}}` is replaced by a request's variable. Pure.
 
-Plain substitution, in the instructions and in the texts of messages: a template has no conditions or loops,
-and what is filled in is not looked at again.
+Plain substitution in the instructions and in the texts of messages, without conditions or loops. Substituted
+values are not substituted again.
 """
 
 import re
@@ -24,7 +24,7 @@ class _Content(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Template(msgspec.Struct, frozen=True):
-    """What is stored under a prompt's name."""
+    """The content of a stored prompt."""
 
     instructions: str | None
     items: list[Item]
@@ -32,8 +32,8 @@ class Template(msgspec.Struct, frozen=True):
 
     @property
     def names(self) -> set[str]:
-        """The variables that it needs."""
-        return {found[1] for text in self._texts() for found in _VARIABLE.finditer(text)}
+        """The names of its variables."""
+        return {match[1] for text in self._texts() for match in _VARIABLE.finditer(text)}
 
     def _texts(self) -> Iterator[str]:
         yield self.instructions or ""
@@ -43,22 +43,22 @@ class Template(msgspec.Struct, frozen=True):
 
 
 def read_template(content: bytes) -> Template:
-    """A template from its JSON. Raises DecodeFailure."""
-    given = decode(content, _Content)
+    """Decodes a template from JSON. Raises DecodeFailure."""
+    prompt = decode(content, _Content)
     items: list[Item] = []
-    for item in read_input(given.input) if given.input is not None else []:
+    for item in read_input(prompt.input) if prompt.input is not None else []:
         if not isinstance(item, Item):
             kinds = {AdditionalTools: "tools", ItemReference: "references to items"}
             kind = kinds.get(type(item), "compaction triggers")
             raise DecodeFailure(f"A prompt cannot hold {kind}.", "input", "unsupported_value")
         items.append(item)
-    if not given.instructions and not items:
+    if not prompt.instructions and not items:
         raise DecodeFailure("A prompt needs instructions, or input.", None, "invalid_value")
-    return Template(given.instructions, items)
+    return Template(prompt.instructions, items)
 
 
 def fill(template: Template, variables: Mapping[str, Any]) -> Template:
-    """The template with its variables' values. Raises DecodeFailure for a variable that is wrong."""
+    """The template with its variables substituted. Raises DecodeFailure for a missing or wrong variable."""
     names = template.names
     if missing := sorted(names - set(variables)):
         raise _variable_failure(
@@ -91,8 +91,8 @@ def _text_of(name: str, value: object) -> str:
 
 
 def _refuse_too_long(texts: Iterable[str], values: Mapping[str, str]) -> None:
-    """Before anything is filled in: a short template can name a long value many times."""
-    size = sum(len(text) + sum(len(values[found[1]]) for found in _VARIABLE.finditer(text)) for text in texts)
+    """Checks the length before substitution: a short template can repeat a long value many times."""
+    size = sum(len(text) + sum(len(values[match[1]]) for match in _VARIABLE.finditer(text)) for text in texts)
     if size > MAX_TEXT:
         raise DecodeFailure(
             f"With these variables the prompt is longer than {MAX_TEXT} characters.",
@@ -102,7 +102,7 @@ def _refuse_too_long(texts: Iterable[str], values: Mapping[str, str]) -> None:
 
 
 def _filled(text: str, values: Mapping[str, str]) -> str:
-    return _VARIABLE.sub(lambda found: values[found[1]], text)
+    return _VARIABLE.sub(lambda match: values[match[1]], text)
 
 
 def _filled_item(item: Item, values: Mapping[str, str]) -> Item:

@@ -1,4 +1,4 @@
-"""The body of POST /v1/responses. Unknown fields are ignored, known ones are typed and bounded."""
+"""The body of POST /v1/responses: typed and bounded fields; unknown fields are ignored."""
 
 from typing import Annotated, Any, Literal
 
@@ -24,11 +24,11 @@ AllowedTokens = Annotated[list[TokenId], Meta(min_length=1, max_length=16_384)]
 BadWords = Annotated[list[Annotated[str, Meta(min_length=1, max_length=256)]], Meta(max_length=128)]
 LogprobTokens = Annotated[list[TokenId], Meta(min_length=1, max_length=128)]
 PromptTokenLimit = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
-"""Tokens of a prompt that are read; -1 is as many as leave room for the answer."""
+"""vLLM's `truncate_prompt_tokens`; -1 keeps as many as leave room for the output."""
 TruncationSide = Literal["left", "right"]
 ThinkingTokens = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
 GenerationConfigParam = dict[str, Any] | Annotated[str, Meta(max_length=65_536)]
-"""transformers' generation config: an object, or its JSON."""
+"""transformers' generation config, as an object or as JSON text."""
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 Summary = Literal["auto", "concise", "detailed"]
@@ -38,7 +38,9 @@ class ReasoningOptions(msgspec.Struct, frozen=True):
     effort: Effort | None = None
     summary: Summary | None = None
     generate_summary: Summary | None = None
-    """The older name of `summary`."""
+
+
+"""Deprecated name of `summary`."""
 
 
 class TextFormat(msgspec.Struct, frozen=True):
@@ -55,7 +57,7 @@ class TextOptions(msgspec.Struct, frozen=True):
 
 
 class ExpiresAfter(msgspec.Struct, frozen=True):
-    """The shape that OpenAI's files have; for responses it is an extension."""
+    """OpenAI's parameter of files, as an extension for responses."""
 
     anchor: Literal["created_at"]
     seconds: Annotated[int, Meta(ge=60, le=10 * 365 * 24 * 3600)]
@@ -66,7 +68,7 @@ class ConversationReference(msgspec.Struct, frozen=True):
 
 
 class PromptReference(msgspec.Struct, frozen=True):
-    """A stored prompt, and what its variables stand for: texts, or `input_text` parts."""
+    """A stored prompt and the values of its variables: strings or `input_text` parts."""
 
     id: str
     version: str | None = None
@@ -74,7 +76,7 @@ class PromptReference(msgspec.Struct, frozen=True):
 
 
 class ContextManagement(msgspec.Struct, frozen=True):
-    """What is done about a context that grows; OpenAI has the one type `compaction`."""
+    """An entry of `context_management`; OpenAI's only type is `compaction`."""
 
     type: str
     compact_threshold: Annotated[int, Meta(ge=1000)] | None = None
@@ -82,11 +84,11 @@ class ContextManagement(msgspec.Struct, frozen=True):
 
 class StreamOptions(msgspec.Struct, frozen=True):
     include_obfuscation: bool | None = None
-    """Accepted; events are never padded, which no client asks for to be seen."""
+    """Accepted and ignored: events are never padded."""
 
 
 class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True):
-    """vLLM's parameter for grammars, and the older names of its fields."""
+    """vLLM's `structured_outputs`, and the deprecated `guided_*` names of its fields."""
 
     structured_outputs: dict[str, Any] | None = None
     guided_json: str | dict[str, Any] | None = None
@@ -100,7 +102,7 @@ Bias = Annotated[float, Meta(ge=-100, le=100)]
 
 
 class SharedParameters(StructuredOutputs, frozen=True, kw_only=True):
-    """What a request may ask alike of responses, chats and completions; most of it is vLLM's."""
+    """Parameters of responses, chat completions and legacy completions; most are vLLM's."""
 
     min_tokens: Annotated[int, Meta(ge=0)] | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
@@ -126,14 +128,14 @@ class SharedParameters(StructuredOutputs, frozen=True, kw_only=True):
     generation_config: GenerationConfigParam | None = None
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
-    """Accepted: nothing is put between tokens here."""
+    """Accepted and ignored: special tokens are never part of the text."""
     priority: Annotated[int, Meta(ge=-(2**31), lt=2**31)] | None = None
     cache_salt: Annotated[str, Meta(max_length=1024)] | None = None
     request_id: RequestId | None = None
 
 
 class CreateResponse(SharedParameters, frozen=True, kw_only=True):
-    """OpenAI's parameters, then vLLM's sampling ones, then `expires_after`, which is ours.
+    """OpenAI's parameters, then vLLM's, then the extension `expires_after`.
 
     Null means the default everywhere.
     """
@@ -176,6 +178,6 @@ class CreateResponse(SharedParameters, frozen=True, kw_only=True):
 
 
 class CountInput(CreateResponse, frozen=True, kw_only=True):
-    """The body of POST /v1/responses/input_tokens, for which any model is the one that is served."""
+    """The body of POST /v1/responses/input_tokens; the model is optional."""
 
-    model: str | None = None  # type: ignore[assignment]  # it is filled in before anybody reads it
+    model: str | None = None  # type: ignore[assignment]  # set before it is read

@@ -1,4 +1,4 @@
-"""The Response object. Every field that the SDKs or the Open Responses suite need is always present."""
+"""The Response object, usage and models. Fields that SDKs or the Open Responses suite need are always set."""
 
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, NamedTuple
@@ -26,15 +26,15 @@ class InputTokensDetails(msgspec.Struct, frozen=True):
     cached_tokens: int
     cache_write_tokens: int = 0
     input_tokens_per_turn: list[int] | UnsetType = UNSET
-    """These two are vLLM's: one number for each turn of the model; the server's calls are between turns. Told
-    with vLLM's messages alone: clients take every detail of usage for a number."""
+    """vLLM's, as the next field: one number for each model turn; hosted tool calls separate turns. Present
+    with `enable_response_messages` only, as clients expect every detail of usage to be a number."""
     cached_tokens_per_turn: list[int] | UnsetType = UNSET
 
 
 class OutputTokensDetails(msgspec.Struct, frozen=True):
     reasoning_tokens: int
     tool_output_tokens: int | UnsetType = UNSET
-    """vLLM's, as the two lists are: what the server's calls added to the prompts of the turns after them."""
+    """vLLM's, as the two lists: tokens of hosted tools' outputs in the prompts of later turns."""
     output_tokens_per_turn: list[int] | UnsetType = UNSET
     tool_output_tokens_per_turn: list[int] | UnsetType = UNSET
 
@@ -48,7 +48,7 @@ class Usage(msgspec.Struct, frozen=True):
 
 
 class TurnUsage(NamedTuple):
-    """The tokens of one turn of the model; `tool_output` is a part of `input`."""
+    """Token counts of one model turn; `tool_output` is included in `input`."""
 
     input: int
     cached: int
@@ -59,7 +59,7 @@ class TurnUsage(NamedTuple):
 def make_usage(
     prompt: int, cached: int, output: int, reasoning: int, turns: Sequence[TurnUsage] | None = None
 ) -> Usage:
-    """Token counts in OpenAI's shape, with vLLM's of tools; without `turns`, of one turn."""
+    """Token counts as OpenAI's `usage` object, with vLLM's count of tool outputs."""
     of_tools = sum(turn.tool_output for turn in turns or ())
     return Usage(
         prompt,
@@ -71,17 +71,17 @@ def make_usage(
 
 
 def with_turn_usage(whole: Usage, turns: Sequence[TurnUsage]) -> Usage:
-    """The same with vLLM's lists, of one number for each turn."""
-    told = whole.input_tokens_details, whole.output_tokens_details
-    turns = turns or [TurnUsage(whole.input_tokens, told[0].cached_tokens, whole.output_tokens)]
+    """The usage with vLLM's lists of counts per turn."""
+    input_details, output_details = whole.input_tokens_details, whole.output_tokens_details
+    turns = turns or [TurnUsage(whole.input_tokens, input_details.cached_tokens, whole.output_tokens)]
     of_input, of_cached, of_output, of_tools = (list(counts) for counts in zip(*turns, strict=True))
     return msgspec.structs.replace(
         whole,
         input_tokens_details=msgspec.structs.replace(
-            told[0], input_tokens_per_turn=of_input, cached_tokens_per_turn=of_cached
+            input_details, input_tokens_per_turn=of_input, cached_tokens_per_turn=of_cached
         ),
         output_tokens_details=msgspec.structs.replace(
-            told[1], output_tokens_per_turn=of_output, tool_output_tokens_per_turn=of_tools
+            output_details, output_tokens_per_turn=of_output, tool_output_tokens_per_turn=of_tools
         ),
     )
 
@@ -101,7 +101,7 @@ class ConversationEcho(msgspec.Struct, frozen=True):
 
 
 class Echo(msgspec.Struct, frozen=True, kw_only=True):
-    """What a response repeats of its request, defaults filled in. Stored once, as `responses.request`."""
+    """The request parameters in a Response, with defaults. Stored once, in `responses.request`."""
 
     background: bool
     conversation: ConversationEcho | UnsetType = UNSET
@@ -131,36 +131,38 @@ class Echo(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def has_row(self) -> bool:
-        """The database has the response: one in the background without `store` for a while after its end."""
+        """Whether the response is stored. A background response with `store: false` is, until some time after
+        its end.
+        """
         return self.store or self.background
 
 
 class RawMessage(msgspec.Struct, frozen=True, tag_field="type", tag="raw_message_tokens"):
-    """What a model was given or gave, as tokens and as what they spell; vLLM's shape."""
+    """Input or output of the model as token ids and text; vLLM's `ResponseRawMessageAndToken`."""
 
     message: str
     tokens: list[int]
 
 
 ModelMessage = Annotated[Any, Meta(extra_json_schema={"type": "object"})]
-"""A `RawMessage`, or for gpt-oss a message of its format: `role`, `name`, `content`, `channel`, …"""
+"""A `RawMessage`, or for gpt-oss a harmony message: `role`, `name`, `content`, `channel`, …"""
 
 
 class PromptLogprob(msgspec.Struct, frozen=True):
-    """How likely a token was at its place in the prompt; vLLM's shape."""
+    """The log probability of a prompt token; vLLM's `Logprob`."""
 
     logprob: float
     rank: int | None
-    """1 is the likeliest; null for a token of the prompt that is not among the likeliest."""
+    """1 for the most likely token; null for a prompt token that is not among the most likely ones."""
     decoded_token: str
 
 
 PromptLogprobs = dict[int, PromptLogprob]
-"""By token id: the prompt's own token and the likeliest in its place."""
+"""By token id: the prompt's token and the most likely alternatives at its position."""
 
 
 class Response(msgspec.Struct, frozen=True, kw_only=True):
-    """OpenAI's Response, in the order in which it is written."""
+    """OpenAI's Response; fields are sent in this order."""
 
     id: str
     object: Literal["response"] = "response"
@@ -199,18 +201,18 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
     usage: Usage | None
     user: str | None
     input_messages: list[ModelMessage] | UnsetType = UNSET
-    """These two are there once it has ended, if they were asked for."""
+    """With `output_messages`: present after the end, with `enable_response_messages`."""
     output_messages: list[ModelMessage] | UnsetType = UNSET
     prompt_logprobs: list[PromptLogprobs | None] | UnsetType = UNSET
-    """The same; null for the prompt's first token."""
+    """Present after the end, if requested; null for the prompt's first token."""
     stop_reason: str | int | UnsetType | None = UNSET
-    """Of the choice of a completion: the stop string or the id of the stop token that ended it."""
+    """For choices of completions: the stop string or stop token id that ended the output."""
     cumulative_logprob: float | UnsetType = UNSET
-    """Of one that is compared with others: the sum over its tokens, the last one included."""
+    """For choices ranked by `best_of`: the sum of the logprobs of all output tokens."""
 
 
 class Deleted(msgspec.Struct, frozen=True):
-    """The answer to DELETE /v1/responses/{id}."""
+    """The body of DELETE /v1/responses/{id}'s response."""
 
     id: str
     object: Literal["response"] = "response"
@@ -218,7 +220,7 @@ class Deleted(msgspec.Struct, frozen=True):
 
 
 class CompactedResponse(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer to POST /v1/responses/compact: a new input, to be sent as it is."""
+    """The result of POST /v1/responses/compact; `output` is the `input` of the next request."""
 
     id: str
     object: Literal["response.compaction"] = "response.compaction"
@@ -228,14 +230,14 @@ class CompactedResponse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class InputTokens(msgspec.Struct, frozen=True):
-    """The answer to POST /v1/responses/input_tokens."""
+    """The result of POST /v1/responses/input_tokens."""
 
     input_tokens: int
     object: Literal["response.input_tokens"] = "response.input_tokens"
 
 
 class Permission(msgspec.Struct, frozen=True):
-    """What may be done with a model: the same for all that are served."""
+    """vLLM's `permission` of a model; equal for all models."""
 
     id: str
     created: int
@@ -257,11 +259,11 @@ class Model(msgspec.Struct, frozen=True):
     id: str
     created: int
     max_model_len: int
-    """The most tokens of a prompt and its answer together; vLLM's, as are those below."""
+    """Maximum tokens of prompt and output together; vLLM's, as the following fields."""
     root: str
-    """The model that it is, or that it is an adapter of."""
+    """The base model's name, for an adapter as for the model itself."""
     parent: str | None = None
-    """The model that an adapter is for."""
+    """The base model of an adapter; null for a base model."""
     permission: list[Permission] = []
     object: Literal["model"] = "model"
     owned_by: str = "holdfast"

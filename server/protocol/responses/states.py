@@ -1,4 +1,4 @@
-"""The states of a response and the only ways between them.
+"""The status values of a response and the allowed transitions between them.
 
     queued ──▶ in_progress ──▶ completed
        │            ├────────▶ incomplete   (the token limit was reached)
@@ -37,7 +37,7 @@ def is_transition(old: Status, new: Status) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
-    """How a response ended; the columns that its row gets."""
+    """The end of a response: the columns of its row that are set then."""
 
     status: EndStatus
     first_token_at: datetime | None
@@ -47,18 +47,18 @@ class Ending:
     output_tokens: int
     reasoning_tokens: int
     turns: Sequence[TurnUsage] = ()
-    """Of each turn of the model."""
+    """Token counts of each model turn."""
     error_code: str | None = None
     error_message: str | None = None
     incomplete_reason: str | None = None
 
 
 def columns_of(ending: Ending) -> dict[str, Any]:
-    """What the row of a response gets at its end."""
+    """The column values of a response's row at its end, with `turns` as JSON."""
     columns = {name: getattr(ending, name) for name in Ending.__dataclass_fields__}
     return {**columns, "turns": json.dumps([turn._asdict() for turn in ending.turns])}
 
 
 def read_turns(column: str | None) -> Sequence[TurnUsage]:
-    """The turns in that column; none for a response that ended before there was one."""
+    """The turns in that column; empty for rows written before the column existed."""
     return [TurnUsage(**turn) for turn in json.loads(column or "[]")]

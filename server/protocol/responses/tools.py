@@ -1,7 +1,7 @@
-"""Tools as clients declare them, and their choice among them.
+"""Decodes `tools` and `tool_choice` of a request, and echoes tools in the Response.
 
-Functions, custom tools, namespaces of both and MCP servers are taken; hosted tools that this server does not
-have are left out, as every client copes with that, unless the request insists on one.
+Supported are functions, custom tools, namespaces of both, and MCP servers. Tools of other types are ignored,
+which clients handle, unless `tool_choice` names one.
 """
 
 import logging
@@ -44,7 +44,7 @@ class CustomTool(msgspec.Struct, frozen=True, tag_field="type", tag="custom"):
 
 
 class NamespaceTool(msgspec.Struct, frozen=True, tag_field="type", tag="namespace"):
-    """A group of tools under one name."""
+    """A namespace of tools."""
 
     name: Name
     tools: Annotated[list[FunctionTool | CustomTool], Meta(max_length=MAX_TOOLS)]
@@ -61,18 +61,18 @@ class ToolFilter(msgspec.Struct, frozen=True):
 
 
 class ApprovalFilter(msgspec.Struct, frozen=True):
-    """Which tools may be called only when somebody allows it, and which without asking."""
+    """The tools whose calls always need approval, and those whose calls never do."""
 
     always: ToolFilter | None = None
     never: ToolFilter | None = None
 
 
 ALL_TOOLS = "*"
-"""An entry of `allowed_tools` that means all that a server offers; vLLM's."""
+"""An entry of `allowed_tools` that allows all of a server's tools; vLLM's."""
 
 
 class McpTool(msgspec.Struct, frozen=True, tag_field="type", tag="mcp"):
-    """The tools of an MCP server: of one that the operator has registered under this label, or of a URL's."""
+    """An MCP server's tools; the server is registered by the operator under this label, or has a URL."""
 
     server_label: Name
     server_url: str | None = None
@@ -84,14 +84,14 @@ class McpTool(msgspec.Struct, frozen=True, tag_field="type", tag="mcp"):
     authorization: str | None = None
     headers: dict[str, str] | None = None
     listed: list[ListedTool] = []
-    """What the server offers, as it said when it was asked; never a caller's word."""
+    """The server's tools from tool discovery; never a client's value."""
     listing_error: str | None = None
     stands_for: dict[str, Any] | None = None
-    """The tool of OpenAI's that the request declares, and that this server serves."""
+    """The request's declaration of an OpenAI hosted tool that this MCP server implements."""
     listed_before: bool = False
-    """It said so earlier in the conversation."""
+    """Whether an earlier `mcp_list_tools` item of the conversation has these tools."""
     plain_names: bool = False
-    """The model knows its tools without the label; those of requests stored by earlier releases with it."""
+    """Whether tool names in the prompt lack the label; False in requests stored by earlier releases."""
 
     @property
     def name(self) -> str:
@@ -99,14 +99,14 @@ class McpTool(msgspec.Struct, frozen=True, tag_field="type", tag="mcp"):
 
     @property
     def offered(self) -> list[ListedTool]:
-        """Those of the listed tools that the request allows."""
+        """The discovered tools that `allowed_tools` permits."""
         allowed = self.allowed_tools
         if isinstance(allowed, list):
             allowed = None if ALL_TOOLS in allowed else ToolFilter(tool_names=allowed)
         return [tool for tool in self.listed if allowed is None or allowed.has(tool)]
 
     def needs_approval(self, tool: ListedTool) -> bool:
-        """OpenAI's default is that every call does. Of two filters that both have it, `always` holds."""
+        """Whether a call needs approval: by default yes, and `always` takes precedence over `never`."""
         match self.require_approval:
             case "never":
                 return False
@@ -127,11 +127,11 @@ TOOL_TYPES: dict[str, type[Tool]] = {
 
 
 class ToolChoice(msgspec.Struct, frozen=True):
-    """A choice in one shape, whichever of OpenAI's forms it came in."""
+    """A `tool_choice`, normalized from all of OpenAI's forms."""
 
     mode: Literal["none", "auto", "required"] = "auto"
     allowed: tuple[str, ...] | None = None
-    """Names of the only tools that may be called; None allows all."""
+    """Names of the tools that may be called; None allows all."""
 
 
 class _NamedTool(msgspec.Struct, frozen=True):
@@ -146,16 +146,16 @@ class _AllowedTools(msgspec.Struct, frozen=True):
 
 
 def log_ignored_tools(elements: Iterable[dict[str, Any]]) -> None:
-    """Says in the log which of these tools, which have been read, nobody here knows."""
+    """Logs the types of these tools that are not supported."""
     for kind in (element["type"] for element in elements):
         if kind not in TOOL_TYPES:
             log.info("a tool of type %s is left out", kind[:50])
 
 
-def read_tools(given: list[dict[str, Any]] | None, path: str = "tools") -> list[Tool]:
-    """The tools of a request that this module knows. Raises DecodeFailure for a known one that is wrong."""
+def read_tools(declared: list[dict[str, Any]] | None, path: str = "tools") -> list[Tool]:
+    """The supported tools of a request. Raises DecodeFailure for a supported one with a wrong field."""
     tools: list[Tool] = []
-    for index, element in enumerate(given or []):
+    for index, element in enumerate(declared or []):
         kind = element.get("type")
         if not isinstance(kind, str):
             raise DecodeFailure("A tool needs a type.", f"{path}[{index}].type", "invalid_type")
@@ -175,7 +175,7 @@ def _refuse_duplicates(tools: list[Tool], path: str) -> None:
 
 
 def callable_names(tools: list[Tool]) -> set[str]:
-    """What calls may name: tools, and the tools in namespaces."""
+    """The names that calls may have: of tools, of tools in namespaces, and of MCP tools with their label."""
     names: set[str] = set()
     for tool in tools:
         match tool:
@@ -188,9 +188,9 @@ def callable_names(tools: list[Tool]) -> set[str]:
     return names
 
 
-def read_choice(given: str | dict[str, Any] | None, tools: list[Tool]) -> ToolChoice:
-    """The choice that a request makes. Raises DecodeFailure when it asks for what is not there."""
-    match given:
+def read_choice(choice: str | dict[str, Any] | None, tools: list[Tool]) -> ToolChoice:
+    """The normalized `tool_choice`. Raises DecodeFailure if it names a tool that is not declared."""
+    match choice:
         case None | "auto":
             return ToolChoice()
         case "none":
@@ -198,12 +198,12 @@ def read_choice(given: str | dict[str, Any] | None, tools: list[Tool]) -> ToolCh
         case "required":
             return _required_choice(None, tools)
         case {"type": "allowed_tools"}:
-            allowed: _AllowedTools = convert(given, _AllowedTools, "tool_choice")
+            allowed: _AllowedTools = convert(choice, _AllowedTools, "tool_choice")
             names = tuple(name for tool in allowed.tools for name in _chosen_names(tool, tools))
-            choice = _required_choice(names, tools)
-            return choice if allowed.mode == "required" else ToolChoice("auto", names)
+            required = _required_choice(names, tools)
+            return required if allowed.mode == "required" else ToolChoice("auto", names)
         case {"type": str()}:
-            return _required_choice(_chosen_names(convert(given, _NamedTool, "tool_choice"), tools), tools)
+            return _required_choice(_chosen_names(convert(choice, _NamedTool, "tool_choice"), tools), tools)
     raise DecodeFailure(
         "tool_choice must be 'none', 'auto', 'required', or an object that names a tool.",
         "tool_choice",
@@ -212,15 +212,15 @@ def read_choice(given: str | dict[str, Any] | None, tools: list[Tool]) -> ToolCh
 
 
 def _chosen_names(named: _NamedTool, tools: list[Tool]) -> tuple[str, ...]:
-    """What calls may name by that; an MCP server without a tool's name means all that it offers."""
+    """The callable names that a choice allows; an MCP server without a tool name stands for all its tools."""
     if named.type == "mcp" and named.server_label is not None:
         if named.name is not None:
             return (f"{named.server_label}__{named.name}",)
         servers = [tool for tool in tools if isinstance(tool, McpTool) and tool.name == named.server_label]
         return tuple(sorted(callable_names(list(servers)))) or (named.server_label,)
-    standing = [tool for tool in tools if isinstance(tool, McpTool) and tool.stands_for is not None]
-    if served := [tool for tool in standing if (tool.stands_for or {}).get("type") == named.type]:
-        return tuple(sorted(callable_names(list(served))))
+    hosted = [tool for tool in tools if isinstance(tool, McpTool) and tool.stands_for is not None]
+    if matching := [tool for tool in hosted if (tool.stands_for or {}).get("type") == named.type]:
+        return tuple(sorted(callable_names(list(matching))))
     if named.type not in ("function", "custom") or named.name is None:
         raise DecodeFailure(
             f"Tools of type {named.type[:50]!r} are not available here, so they cannot be chosen.",
@@ -231,43 +231,43 @@ def _chosen_names(named: _NamedTool, tools: list[Tool]) -> tuple[str, ...]:
 
 
 def _required_choice(names: tuple[str, ...] | None, tools: list[Tool]) -> ToolChoice:
-    there = callable_names(tools)
-    missing = [name for name in names or () if name not in there]
+    known = callable_names(tools)
+    missing = [name for name in names or () if name not in known]
     if missing:
         raise DecodeFailure(
             f"tool_choice names '{missing[0][:100]}', which is not among the tools.",
             "tool_choice",
             "invalid_value",
         )
-    if not there:
+    if not known:
         raise DecodeFailure("There are no tools to choose from.", "tool_choice", "invalid_value")
     return ToolChoice("required", names)
 
 
 INTERNAL_FIELDS = frozenset({"listed", "listing_error", "listed_before", "plain_names", "stands_for"})
-"""Fields that are ours alone, in no request and in no answer."""
+"""Fields of `McpTool` that neither requests nor responses have."""
 
 
 def echo(tool: Tool) -> dict[str, Any]:
-    """A tool as the response repeats it: every field is there that OpenAI's document lets be null."""
+    """The tool in a Response's `tools`, with null for every nullable field of OpenAI's document."""
     if isinstance(tool, McpTool):
         if tool.stands_for is not None:
             return tool.stands_for
-        kept = msgspec.structs.replace(
+        public = msgspec.structs.replace(
             tool, headers=None, authorization=None, server_url=_redacted_url(tool.server_url)
         )
-        fields = msgspec.to_builtins(kept).items()
+        fields = msgspec.to_builtins(public).items()
         return {
             name: value for name, value in fields if name not in INTERNAL_FIELDS and _is_echoed(name, value)
         }
-    told: dict[str, Any] = msgspec.to_builtins(tool)
+    echoed: dict[str, Any] = msgspec.to_builtins(tool)
     if isinstance(tool, FunctionTool):
-        told["strict"] = bool(tool.strict)
+        echoed["strict"] = bool(tool.strict)
     if isinstance(tool, CustomTool):
-        told["format"] = told["format"] or {"type": "text"}
+        echoed["format"] = echoed["format"] or {"type": "text"}
         if tool.description is None:
-            del told["description"]
-    return told
+            del echoed["description"]
+    return echoed
 
 
 def _is_echoed(name: str, value: object) -> bool:
@@ -275,14 +275,14 @@ def _is_echoed(name: str, value: object) -> bool:
 
 
 def declaration(tool: Tool) -> dict[str, Any]:
-    """A tool as a request declares it."""
+    """The tool as declared in a request."""
     if not isinstance(tool, McpTool):
         return echo(tool)
     return {name: value for name, value in msgspec.to_builtins(tool).items() if name not in INTERNAL_FIELDS}
 
 
 def _redacted_url(url: str | None) -> str | None:
-    """A server's URL without what may be secret in it, as OpenAI repeats it."""
+    """A server's URL without query and path, which may contain secrets; as OpenAI echoes it."""
     if url is None:
         return None
     scheme, _, rest = url.partition("://")

@@ -1,4 +1,4 @@
-"""What goes over a WebSocket beside the stream events: what clients ask for, and what no stream tells."""
+"""Messages of the Responses WebSocket beside the stream events: client messages and errors."""
 
 from typing import Annotated, Any, Literal
 
@@ -13,13 +13,13 @@ class CreateMessage(CreateResponse, frozen=True, kw_only=True, tag_field="type",
     """The body of POST /v1/responses as a message."""
 
     generate: bool | None = None
-    """False prepares a response to go on from, without an answer."""
+    """False prefills the prompt without generating: a response for `previous_response_id`."""
     stream_id: Annotated[str, Meta(max_length=256)] | None = None
-    """The client's name for this response's stream; every event repeats it."""
+    """The client's id for this response's stream, repeated in every event."""
 
 
 class SteerMessage(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="response.steer"):
-    """More input for the response that runs."""
+    """Additional input for a response in progress."""
 
     previous_response_id: str
     input: Any
@@ -29,7 +29,7 @@ ClientMessage = CreateMessage | SteerMessage
 
 
 class SocketError(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="error"):
-    """What went wrong with a message; the connection stays usable."""
+    """An error of one message; the connection stays open."""
 
     status: int
     error: ErrorDetail
@@ -48,7 +48,7 @@ class Steer(msgspec.Struct, frozen=True):
 
 
 class SteerFailed(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="response.steer.failed"):
-    """The client has its input back."""
+    """The refused input, returned to the client."""
 
     sequence_number: int = 0
     error: SteerDetail

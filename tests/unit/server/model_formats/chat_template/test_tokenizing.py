@@ -18,17 +18,17 @@ def tokenizer() -> Tokenizer:
 
 
 class Watched:
-    """A tokenizer that remembers how many characters it was given."""
+    """A tokenizer that remembers how many characters it was characters."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self.given = 0
+        self.characters = 0
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._tokenizer, name)
 
     def encode_batch_fast(self, texts: list[str], **options: Any) -> Any:
-        self.given += sum(map(len, texts))
+        self.characters += sum(map(len, texts))
         return self._tokenizer.encode_batch_fast(texts, **options)
 
 
@@ -38,7 +38,7 @@ def test_a_text_that_is_too_long_by_its_characters_is_not_tokenized_at_all(token
     assert bounded.max_chars_per_token == max(map(len, tokenizer.get_vocab(with_added_tokens=True)))
     with pytest.raises(PromptTooLong):
         bounded.encode(["a" * (100 * bounded.max_chars_per_token + 1)], 100)
-    assert watched.given == 0
+    assert watched.characters == 0
 
 
 @pytest.mark.parametrize("texts", [["a b" * 100_000], ["a b" * 50] * 2000], ids=["one", "many"])
@@ -49,7 +49,7 @@ def test_a_text_is_counted_no_further_than_to_where_it_is_too_long(
     bounded = BoundedTokenizer(watched)  # type: ignore[arg-type]
     with pytest.raises(PromptTooLong):
         bounded.encode(texts, 30_000)
-    assert watched.given <= PIECE
+    assert watched.characters <= PIECE
 
 
 def test_a_long_text_that_fits_has_the_tokens_of_the_whole_text(tokenizer: Tokenizer) -> None:
@@ -71,7 +71,7 @@ def test_other_threads_run_while_a_text_is_tokenized(tokenizer: Tokenizer) -> No
     before = sys.getswitchinterval()
     other.start()
     try:
-        sys.setswitchinterval(600)  # nobody takes the interpreter away: it must be given
+        sys.setswitchinterval(600)  # nobody takes the interpreter away: it must be characters
         bounded.encode(["a b" * 200_000])
     finally:
         sys.setswitchinterval(before)

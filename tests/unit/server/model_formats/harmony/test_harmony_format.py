@@ -183,10 +183,8 @@ def test_random_conversations_are_written_as_the_library_writes_them() -> None:
                 said("assistant", texts[4], "analysis"),
             ]
         )
-        written_ids = (
-            harmony_format().write(Conversation(items=items, instructions=texts[0] or "-")).token_ids
-        )
-        assert list(written_ids) == expected
+        conversation = Conversation(items=items, instructions=texts[0] or "-")
+        assert list(harmony_format().write(conversation).token_ids) == expected
 
 
 # Turns
@@ -294,13 +292,13 @@ def test_a_prompt_can_end_with_its_last_item() -> None:
     ("items", "fields", "param"),
     [
         ([user("a"), output("x", "lost")], {}, "input"),
-        ([user("a")], {"continues": True}, "input"),
-        ([], {"continues": True}, "input"),
+        ([user("a")], {"continue_final_message": True}, "input"),
+        ([], {"continue_final_message": True}, "input"),
         ([user("a")], {"documents": [{"text": "x"}]}, "documents"),
-        ([user("a")], {"template": "{{ messages }}"}, "chat_template"),
-        ([user("a")], {"variables": {"builtin_tools": ["shell"]}}, "chat_template_kwargs"),
-        ([user("a")], {"variables": {"builtin_tools": [[]]}}, "chat_template_kwargs"),
-        ([user("a")], {"variables": {"model_identity": 3}}, "chat_template_kwargs"),
+        ([user("a")], {"chat_template": "{{ messages }}"}, "chat_template"),
+        ([user("a")], {"chat_template_kwargs": {"builtin_tools": ["shell"]}}, "chat_template_kwargs"),
+        ([user("a")], {"chat_template_kwargs": {"builtin_tools": [[]]}}, "chat_template_kwargs"),
+        ([user("a")], {"chat_template_kwargs": {"model_identity": 3}}, "chat_template_kwargs"),
     ],
 )
 def test_what_cannot_be_written_is_refused(items: list[Item], fields: dict[str, Any], param: str) -> None:

@@ -231,8 +231,8 @@ def test_many_tools_fit_into_a_grammar(compiler: GrammarCompiler) -> None:
 @pytest.mark.parametrize(
     "fields",
     [
-        {"choice": ToolChoice(mode="required")},
-        {"tools": [LOOSE], "choice": ToolChoice(mode="required", allowed=("fly",))},
+        {"tool_choice": ToolChoice(mode="required")},
+        {"tools": [LOOSE], "tool_choice": ToolChoice(mode="required", allowed=("fly",))},
     ],
 )
 def test_a_call_of_nothing_is_refused(fields: dict[str, Any]) -> None:
