@@ -310,7 +310,7 @@ class Admission:
             return [(run, run.accept() + run.start()) for run in runs]
         except BaseException:
             for response in ids:
-                self._recorder.forget(response)
+                self._recorder.release(response)
             raise
 
     def _accept(self, prepared: Sequence[NewRun]) -> list[StoredStart]:
@@ -335,7 +335,7 @@ class Admission:
         """
         response = run.facts.id
         if new.turns.may_follow:
-            self._tool_loop.expect(new.turns)
+            self._tool_loop.register(new.turns)
         channel = self._hub.open(
             response,
             stored=run.stored,
@@ -344,13 +344,13 @@ class Admission:
         )
         self._hub.publish([Published(response, 0, frames(response, begun), None)])
         at_calls = run.next_step_is_tools  # asked before another thread has it
-        self._recorder.begin(run)
+        self._recorder.start_run(run)
         crashpoint("accept.begun")
         if not at_calls:
             try:
                 self._served.engine.submit(new.prepared.engine_request)
             except RequestRefused as error:
-                self._recorder.fail(response, "The server could not take this response; try again.")
+                self._recorder.fail_run(response, "The server could not take this response; try again.")
                 refused.append(refusal(error, new.request))
         crashpoint("accept.submitted")
         return AcceptedResponse(response, channel, [*new.found.history, *new.found.new])

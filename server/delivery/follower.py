@@ -69,7 +69,7 @@ class Follower:
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._woken, selectors.EVENT_READ)
         self.thread = SupervisedThread(
-            "follower", self._turn, on_fatal=on_fatal, retry=Retry(longest_pause=_LONGEST_RETRY_SECONDS)
+            "follower", self._turn, on_fatal=on_fatal, retry=Retry(max_pause=_LONGEST_RETRY_SECONDS)
         )
         hub.on_watch = self.wake
 

@@ -258,7 +258,7 @@ class Hub:
         """The channel that was opened for a run here, until that has ended. Any thread."""
         return self._held.get(response_id)
 
-    def follows(self, response_id: UUID) -> bool:
+    def has_channel(self, response_id: UUID) -> bool:
         """Whether frames of this response are wanted. Any thread."""
         return response_id in self._channels
 

@@ -50,7 +50,7 @@ from server.process.load_model import load_model, model_name, read_adapters
 from server.process.open_database import OpenDatabase
 from server.prompting.loaded_model import LoadedModel
 from server.recording.messages import (
-    Inbound,
+    RecorderMessage,
 )
 from server.recording.recorder import Recorder
 from server.recovery.claimer import Claimer
@@ -234,10 +234,10 @@ class _Process:
             hub,
             on_fenced=self._fenced,
             on_events=self._notifier.events,
-            on_handed_back=self._notifier.queue,
-            on_steps=self._tool_loop.look,
+            on_released=self._notifier.queue,
+            on_committed=self._tool_loop.on_committed,
             cancel=self._tool_loop.cancel,
-            hold=self._engine.hold,
+            pause_engine=self._engine.hold,
             capacity=UnfinishedResponses.of(self._config),
         )
 
@@ -259,10 +259,10 @@ class _Process:
         return Heartbeat(
             self._database,
             self._replica,
-            holds=self._recorder.holds,
+            produces=self._recorder.produces,
             cancel=self._cancel,
             lease_seconds=self._config.lease_seconds,
-            reading=lambda: [one for one in hub.reading() if not self._recorder.holds(one)],
+            reading=lambda: [one for one in hub.reading() if not self._recorder.produces(one)],
             unread=self._unread,
             on_unowned=self._taker.wake,
             on_fenced=self._fenced,
@@ -275,7 +275,7 @@ class _Process:
         return Follower(
             self._database,
             hub,
-            is_here=self._recorder.holds,
+            is_here=self._recorder.produces,
             on_queue=self._taker.wake,
             on_cancel=self._cancel_all,
             listen=self._config.delivery == "notify",
@@ -332,7 +332,7 @@ class _Process:
                 model=model_name(self._config),
             )
 
-    def _deliver(self, messages: Sequence[Inbound], /) -> None:
+    def _deliver(self, messages: Sequence[RecorderMessage], /) -> None:
         """The engine thread, which was there before the recorder."""
         self._recorder.deliver(messages)
 
@@ -384,13 +384,13 @@ class _Process:
 
     def _drain(self) -> None:
         self._taker.stop()
-        background = [run.facts.id for run in self._recorder.running() if run.facts.echo.background]
-        self._recorder.hand_back()
+        background = [run.facts.id for run in self._recorder.active_runs() if run.facts.echo.background]
+        self._recorder.release_background_runs()
         for response in background:
             self._cancel(response)  # heard by nobody: the recorder has given it up before
         if not self._recorder.wait_idle(self._config.drain_seconds):
-            for run in self._recorder.running():
-                self._recorder.fail(
+            for run in self._recorder.active_runs():
+                self._recorder.fail_run(
                     run.facts.id, "The server was stopped while it was generating this response."
                 )
             self._engine.close(drain=False)

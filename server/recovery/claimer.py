@@ -17,7 +17,7 @@ from server.crashpoints import crashpoint
 from server.prompting.loaded_model import LoadedModel
 from server.recording.messages import (
     SERVER_ERROR,
-    DropRun,
+    CancelRun,
     FailRun,
     ReleaseRuns,
     StartRun,
@@ -115,7 +115,7 @@ class Claimer:
                 leases.fence(connection, self._replica)
                 claimed = claim(connection)
                 for stored in claimed:
-                    self._recorder.expect(stored.id, stored.tenant)
+                    self._recorder.reserve(stored.id, stored.tenant)
                 if claimed:
                     crashpoint("claim.written")
         except BaseException:
@@ -128,7 +128,7 @@ class Claimer:
     def _forget(self, claimed: Iterable[StoredResponse]) -> None:
         """They are this replica's and it does nothing for them: the keeper will notice and hand them back."""
         for stored in claimed:
-            self._recorder.forget(stored.id)
+            self._recorder.release(stored.id)
 
     def _claim_hopeless(self, connection: Connection) -> list[StoredResponse]:
         return claims.claim_to_end(
@@ -182,7 +182,7 @@ class Claimer:
             if is_gone(error):
                 raise
         finally:
-            self._recorder.forget(place.id)
+            self._recorder.release(place.id)
 
     def _act(self, rebuilt: Rebuilt, act: Callable[[Rebuilt], None]) -> None:
         """A mistake of ours that one response brings out ends that response."""
@@ -198,7 +198,7 @@ class Claimer:
     def _end(self, rebuilt: Rebuilt) -> None:
         stored = rebuilt.stored
         if stored.cancel_requested_at is not None:
-            last: DropRun | FailRun = DropRun(stored.id)
+            last: CancelRun | FailRun = CancelRun(stored.id)
         else:
             log.warning("response %s was left by a dead replica and ends as failed", stored.id)
             last = FailRun(stored.id, SERVER_ERROR, GIVEN_UP if stored.background else STOPPED)
@@ -214,12 +214,12 @@ class Claimer:
             )
             return
         if rebuilt.turns is not None and rebuilt.turns.may_follow:
-            self._tool_loop.expect(rebuilt.turns)
-        self._recorder.begin(run)
+            self._tool_loop.register(rebuilt.turns)
+        self._recorder.start_run(run)
         crashpoint("claim.begun")
         if rebuilt.engine_request is None:
             if tool_work is not None:
-                self._tool_loop.carry_on(run, tool_work, again=True)
+                self._tool_loop.begin(run, tool_work, is_retry=True)
             return
         try:
             self._served.engine.submit(rebuilt.engine_request)
@@ -231,5 +231,5 @@ class Claimer:
                 full.add(run.facts.tenant)
                 return
             log.error("response %s cannot go on: %s", run.facts.id, refused)
-            self._recorder.fail(run.facts.id, CHANGED)
+            self._recorder.fail_run(run.facts.id, CHANGED)
         crashpoint("claim.submitted")

@@ -27,7 +27,7 @@ class Heartbeat:
         database: Database,
         replica: UUID,
         *,
-        holds: Callable[[UUID], bool],
+        produces: Callable[[UUID], bool],
         cancel: Callable[[UUID], None],
         lease_seconds: float,
         reading: Callable[[], Sequence[UUID]],
@@ -39,7 +39,7 @@ class Heartbeat:
         on_turn: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = monotonic,
     ) -> None:
-        """`holds` tells whether a response is being produced here; `cancel` ends one that is.
+        """`produces` tells whether a response is being produced here; `cancel` ends one that is.
 
         `reading` gives the responses that run elsewhere and go on only while they are read here.
         `on_others` is told with every beat whether other replicas are alive. `on_fenced` is called when this
@@ -47,7 +47,7 @@ class Heartbeat:
         """
         self._database = database
         self._replica = replica
-        self._holds = holds
+        self._produces = produces
         self._cancel = cancel
         self._lease_seconds = lease_seconds
         self._reading = reading
@@ -63,7 +63,7 @@ class Heartbeat:
             self._turn,
             fatal=(leases.Fenced,),
             on_fatal=on_fenced,
-            retry=Retry(longest_pause=leases.BEAT_SECONDS),
+            retry=Retry(max_pause=leases.BEAT_SECONDS),
         )
 
     def start(self) -> None:
@@ -126,7 +126,7 @@ class Heartbeat:
         Nothing waits for one that is locked: the next heartbeat would come late by that. The next round tries
         it again.
         """
-        lost = [place for place in claims.owned(connection, self._replica) if not self._holds(place.id)]
+        lost = [place for place in claims.owned(connection, self._replica) if not self._produces(place.id)]
         handed_back = claims.hand_back(connection, self._replica, lost, skip_locked=True)
         if handed_back:
             log.warning("%d responses of this replica are not produced by it; handed back", handed_back)

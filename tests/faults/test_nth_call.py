@@ -1,7 +1,7 @@
 """F22: one request is served again and again, and each time another call to Postgres fails, or a step.
 
 As SQLite tests itself: the n-th exchange with the database is lost, for every n that there is, once before it
-was made and once after. Whatever the point, the request is answered and everything holds.
+was made and once after. Whatever the point, the request is answered and everything produces.
 """
 
 from collections.abc import Callable, Iterator
@@ -147,11 +147,11 @@ def serving(url: str, fault: Fault | None = None) -> Iterator[Server]:
         at = (bench.database, bench.replica)
         taker = Claimer(*at, served, bench.recorder, tool_loop, most_running=4, most_deaths=3)
         nothing: Callable[..., None] = lambda *_: None  # noqa: E731
-        unread = Abandonment(is_unread=bench.hub.follows, cancel=tool_loop.cancel)
+        unread = Abandonment(is_unread=bench.hub.has_channel, cancel=tool_loop.cancel)
         keeper = Heartbeat(
             bench.database,
             bench.replica,
-            holds=bench.recorder.holds,
+            produces=bench.recorder.produces,
             cancel=lambda response: engine.cancel(response.hex),
             lease_seconds=10,
             reading=list,

@@ -66,10 +66,10 @@ class Replica:
         self.keeper = Heartbeat(
             self.database,
             self.id,
-            holds=self.recorder.holds,
+            produces=self.recorder.produces,
             cancel=tool_loop.cancel,
             lease_seconds=LEASE_S,
-            reading=lambda: [one for one in self.hub.reading() if not self.recorder.holds(one)],
+            reading=lambda: [one for one in self.hub.reading() if not self.recorder.produces(one)],
             unread=unread,
             on_unowned=lambda: None,
             on_fenced=self.die,
@@ -112,9 +112,9 @@ class Replica:
 
     def record(self) -> None:
         """A turn of the recorder's thread, and one of the thread beside it."""
-        self.recorder._side.work()
+        self.recorder._side.retry_due()
         if not self.recorder._inbox.empty():
-            self.recorder.bring_forward(self.recorder._gather())
+            self.recorder.process(self.recorder._gather())
 
     def take(self) -> None:
         if not self.draining:
@@ -124,15 +124,15 @@ class Replica:
         """What `serve` does at SIGTERM, but for the waiting."""
         self.draining = True
         self.admission.close()
-        background = [run.facts.id for run in self.recorder.running() if run.facts.echo.background]
-        self.recorder.hand_back()
+        background = [run.facts.id for run in self.recorder.active_runs() if run.facts.echo.background]
+        self.recorder.release_background_runs()
         for response in background:
             self.engine.cancel(response.hex)
 
     def look(self) -> None:
         """The follower's look into the log."""
         with self.database.begin() as connection:
-            watched = [one for one in self.hub.watched() if not self.recorder.holds(one.response_id)]
+            watched = [one for one in self.hub.watched() if not self.recorder.produces(one.response_id)]
             told = [
                 follower.Follower._told(None, connection, news)  # type: ignore[arg-type]
                 for news in events.catch_up(connection, watched)

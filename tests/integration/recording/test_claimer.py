@@ -400,4 +400,4 @@ def test_two_replicas_take_each_response_once(database_url: str) -> None:
         taken = [request.request_id for request in [*first.engine.requests, *second.engine.requests]]
         assert sorted(taken) == sorted(run.engine_request_id for run in runs)
         for at in (first, second):
-            at.bench.recorder.hand_back()
+            at.bench.recorder.release_background_runs()

@@ -39,7 +39,7 @@ def keeper_of(database: Database, me: UUID, clock: Clock, **about: Any) -> Heart
         database,
         me,
         **{
-            "holds": lambda _response: True,
+            "produces": lambda _response: True,
             "cancel": nothing,
             "lease_seconds": LEASE,
             "reading": list,
@@ -108,7 +108,7 @@ def test_after_an_outage_of_many_leases_nobody_is_declared_dead_who_beats_again_
 def test_a_locked_response_that_is_to_be_handed_back_keeps_no_round_waiting(database: Database) -> None:
     me, clock = register(database), Clock()
     locked, _free = accept(database, me), accept(database, me)
-    keeper = keeper_of(database, me, clock, holds=lambda _response: False)
+    keeper = keeper_of(database, me, clock, produces=lambda _response: False)
     with database.begin() as other:
         other.exec_driver_sql("select 1 from responses where id = %s for update", (locked.facts.id,))
         keeper.beat()

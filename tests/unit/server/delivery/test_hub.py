@@ -139,17 +139,17 @@ def test_the_hub_delivers_to_the_channel_and_forgets_it_at_the_end() -> None:
     async def main() -> None:
         hub = Hub(asyncio.get_running_loop())
         response = uuid4()
-        assert not hub.follows(response)
+        assert not hub.has_channel(response)
         channel = hub.open(response, stored=True, grace=1, on_abandoned=lambda: None)
         assert hub.watch("acme", response) is channel
-        assert hub.follows(response)
+        assert hub.has_channel(response)
         hub.publish([Published(response, 0, (b"0",), None), Published(uuid4(), 0, (b"x",), None)])
         hub.publish([Published(response, 1, (b"1",), b"{}")])
         assert channel.after(0) == []
         await asyncio.sleep(0)
         assert channel.after(0) == [b"0", b"1"]
         assert channel.final == b"{}"
-        assert not hub.follows(response)
+        assert not hub.has_channel(response)
         hub.publish([Published(response, 2, (b"2",), None)])
         await asyncio.sleep(0)
         assert channel.after(0) == [b"0", b"1"]
@@ -241,7 +241,7 @@ def test_a_watched_response_has_one_channel_until_nobody_has_it() -> None:
         hub.on_watch = lambda: told.append(now())
         channel = hub.watch("acme", response)
         assert hub.watch("acme", response) is channel
-        assert hub.follows(response)
+        assert hub.has_channel(response)
         assert (hub.watched(), told) == ([], [])
         waker = channel.join()
         assert (hub.watched(), told) == ([Subscription("acme", response, None)], [0.0])
@@ -251,7 +251,7 @@ def test_a_watched_response_has_one_channel_until_nobody_has_it() -> None:
         channel.leave(waker)
         assert hub.watched() == []
         del channel
-        assert not hub.follows(response)
+        assert not hub.has_channel(response)
 
     run(main)
 

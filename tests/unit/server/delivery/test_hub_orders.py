@@ -51,7 +51,7 @@ class Orders(RuleBasedStateMachine):
     def commit(self, count: int, told: bool) -> None:
         first = len(self.log)
         self.log += [b"%d " % number for number in range(first, first + count)]
-        if told and self.hub.follows(self.response):
+        if told and self.hub.has_channel(self.response):
             self.on_the_way.append(Published(self.response, first, tuple(self.log[first:]), None))
 
     @rule()
