@@ -26,7 +26,7 @@ default, and 15 s allow for a delay of 5 s."""
 class UnsyncedCommits:
     """The updates of the last asynchronous commits."""
 
-    _steps: deque[tuple[float, RunUpdate]] = field(default_factory=deque)
+    _updates: deque[tuple[float, RunUpdate]] = field(default_factory=deque)
 
     def committed(self, updates: Sequence[RunUpdate]) -> None:
         """Adds committed updates. If one of them was its run's last, the commit was synchronous and saved
@@ -37,7 +37,7 @@ class UnsyncedCommits:
             return
         now = monotonic()
         self._updates.extend((now, update) for update in updates if update.run.stored and update.events)
-        while self._updates and self._steps[0][0] < now - KEEP_SECONDS:
+        while self._updates and self._updates[0][0] < now - KEEP_SECONDS:
             self._updates.popleft()
 
     def restore(self, connection: Connection) -> int:
