@@ -340,7 +340,7 @@ class Admission:
             response,
             stored=run.stored,
             grace=self._config.grace_seconds,
-            on_abandoned=partial(self._unread.left if run.stored else self._tool_loop.cancel, response),
+            on_abandoned=partial(self._unread.add if run.stored else self._tool_loop.cancel, response),
         )
         self._hub.publish([Published(response, 0, frames(response, begun), None)])
         at_calls = run.next_step_is_tools  # asked before another thread has it

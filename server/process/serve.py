@@ -190,8 +190,8 @@ class _Process:
             served,
             self._recorder,
             self._tool_loop,
-            most_running=config.max_running,
-            most_deaths=config.max_deaths,
+            max_running=config.max_running,
+            max_deaths=config.max_deaths,
             on_fatal=self._fenced,
         )
         self._unread = Abandonment(is_unread=hub.is_unread, cancel=self._cancel)
@@ -262,13 +262,13 @@ class _Process:
             produces=self._recorder.produces,
             cancel=self._cancel,
             lease_seconds=self._config.lease_seconds,
-            reading=lambda: [one for one in hub.reading() if not self._recorder.produces(one)],
-            unread=self._unread,
-            on_unowned=self._taker.wake,
+            read_here=lambda: [one for one in hub.read_here() if not self._recorder.produces(one)],
+            abandonment=self._unread,
+            on_claimable=self._taker.wake,
             on_fenced=self._fenced,
-            on_others=self._notifier.set_others_alive,
+            on_other_replicas=self._notifier.set_others_alive,
             on_database_gone=opened.restore,
-            on_turn=self._standby.sign,
+            on_beat_done=self._standby.sign,
         )
 
     def _make_follower(self, hub: Hub) -> Follower:

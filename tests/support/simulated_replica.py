@@ -62,18 +62,18 @@ class Replica:
         tool_loop = ToolLoop(self.engine, McpServers(RegisteredServers(), 1), self.recorder.deliver)  # type: ignore[arg-type]
         at = (self.database, self.id)
         unread = Abandonment(is_unread=self.hub.is_unread, cancel=tool_loop.cancel)
-        self.taker = Claimer(*at, served, self.recorder, tool_loop, most_running=4, most_deaths=3)
+        self.taker = Claimer(*at, served, self.recorder, tool_loop, max_running=4, max_deaths=3)
         self.keeper = Heartbeat(
             self.database,
             self.id,
             produces=self.recorder.produces,
             cancel=tool_loop.cancel,
             lease_seconds=LEASE_S,
-            reading=lambda: [one for one in self.hub.reading() if not self.recorder.produces(one)],
-            unread=unread,
-            on_unowned=lambda: None,
+            read_here=lambda: [one for one in self.hub.read_here() if not self.recorder.produces(one)],
+            abandonment=unread,
+            on_claimable=lambda: None,
             on_fenced=self.die,
-            on_others=lambda _alive: None,
+            on_other_replicas=lambda _alive: None,
             on_database_gone=lambda: None,
             clock=lambda: world.memory.seconds,
         )
@@ -118,7 +118,7 @@ class Replica:
 
     def take(self) -> None:
         if not self.draining:
-            self.taker.take()
+            self.taker.claim_all()
 
     def drain(self) -> None:
         """What `serve` does at SIGTERM, but for the waiting."""
@@ -132,9 +132,6 @@ class Replica:
     def look(self) -> None:
         """The follower's look into the log."""
         with self.database.begin() as connection:
-            watched = [one for one in self.hub.watched() if not self.recorder.produces(one.response_id)]
-            told = [
-                follower.Follower._told(None, connection, news)  # type: ignore[arg-type]
-                for news in events.catch_up(connection, watched)
-            ]
+            watched = [one for one in self.hub.subscriptions() if not self.recorder.produces(one.response_id)]
+            told = [follower._to_published(connection, news) for news in events.catch_up(connection, watched)]
         self.hub.publish(told)
