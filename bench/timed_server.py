@@ -12,7 +12,7 @@ from pathlib import Path
 from engine.request import Tokens
 from server.cli import entry_point
 from server.recording.messages import (
-    Inbound,
+    RecorderMessage,
 )
 from server.recording.recorder import Recorder
 
@@ -21,7 +21,7 @@ def main(file: str, arguments: Sequence[str]) -> int:
     noted: list[tuple[float, str, tuple[int, ...]]] = []
     deliver = Recorder.deliver
 
-    def note(recorder: Recorder, messages: Sequence[Inbound], /) -> None:
+    def note(recorder: Recorder, messages: Sequence[RecorderMessage], /) -> None:
         now = time.monotonic()
         noted.extend((now, one.request_id, one.token_ids) for one in messages if isinstance(one, Tokens))
         deliver(recorder, messages)

@@ -228,7 +228,7 @@ def _admission(written: int | None) -> Iterator[Callable[[bytes], object]]:
                     Config(),
                     tool_loop=ToolLoop(engine, servers, at.recorder.deliver),
                     on_queued=lambda: None,
-                    unread=Abandonment(is_unread=at.hub.follows, cancel=lambda _response: None),
+                    unread=Abandonment(is_unread=at.hub.has_channel, cancel=lambda _response: None),
                 )
                 caller = Caller(TENANT, None)
                 try:

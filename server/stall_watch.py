@@ -38,7 +38,7 @@ class StallWatch:
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self.stalls = Stalls()
         self._clock = clock
-        self.thread = SupervisedThread("stall watch", self._turn, retry=Retry(most_failures=None))
+        self.thread = SupervisedThread("stall watch", self._turn, retry=Retry(max_failures=None))
 
     def start(self) -> None:
         self.thread.start()

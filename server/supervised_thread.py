@@ -16,13 +16,13 @@ from time import monotonic
 
 log = logging.getLogger("holdfast.threads")
 
-LONGEST_TURN_SECONDS = 60.0
+MAX_TURN_SECONDS = 60.0
 """Several times what a turn may take: its statements end after 6 s, and it has a few of them."""
 FIRST_PAUSE_SECONDS = 0.1
-LONGEST_PAUSE_SECONDS = 30.0
-MOST_FAILURES = 20
+MAX_PAUSE_SECONDS = 30.0
+MAX_FAILURES = 20
 """In a row; with the pauses between them they take about six minutes."""
-FAILING = 5
+UNHEALTHY_FAILURES = 5
 """Failures in a row after which a thread counts as one that does not do its work."""
 
 
@@ -30,15 +30,15 @@ FAILING = 5
 class Retry:
     """How often a turn is repeated that fails, and after what pauses."""
 
-    most_failures: int | None = MOST_FAILURES
+    max_failures: int | None = MAX_FAILURES
     """In a row; the next one is fatal. None: the turn is repeated for ever, and that is no trouble."""
-    longest_pause: float = LONGEST_PAUSE_SECONDS
+    max_pause: float = MAX_PAUSE_SECONDS
 
     def pause(self, failures: int) -> float | None:
         """Seconds until the next try after so many failures in a row; None if there is to be none."""
-        if self.most_failures is not None and failures > self.most_failures:
+        if self.max_failures is not None and failures > self.max_failures:
             return None
-        return min(FIRST_PAUSE_SECONDS * 2.0 ** min(failures - 1, 32), self.longest_pause)
+        return min(FIRST_PAUSE_SECONDS * 2.0 ** min(failures - 1, 32), self.max_pause)
 
 
 class Activity:
@@ -47,18 +47,18 @@ class Activity:
     One thread writes, any thread reads: each change is one assignment of a tuple.
     """
 
-    def __init__(self, name: str, longest_turn: float, *, must_succeed: bool = True) -> None:
+    def __init__(self, name: str, max_turn: float, *, must_succeed: bool = True) -> None:
         """`must_succeed`: failures in a row are a trouble, too."""
         self._must_succeed = must_succeed
         self._name = name
-        self._longest_turn = longest_turn
+        self._max_turn = max_turn
         self._now: tuple[bool, float] = (True, 0.0)
         """Whether it is idle, and since when."""
         self.turns = 0
         """Turns that ended without an unexpected exception."""
         self.failures = 0
         """Turns that did not."""
-        self.failures_in_a_row = 0
+        self.consecutive_failures = 0
 
     def works(self, now: float) -> None:
         """A turn begins, or makes progress: the bound on its length counts from here."""
@@ -70,20 +70,20 @@ class Activity:
 
     def succeeded(self) -> None:
         self.turns += 1
-        self.failures_in_a_row = 0
+        self.consecutive_failures = 0
 
     def failed(self) -> int:
         """Failures in a row, with this one."""
         self.failures += 1
-        self.failures_in_a_row += 1
-        return self.failures_in_a_row
+        self.consecutive_failures += 1
+        return self.consecutive_failures
 
     def trouble(self, now: float) -> str | None:
         """Why the thread is not doing its work; None if it is."""
-        if self._must_succeed and self.failures_in_a_row >= FAILING:
-            return f"the {self._name} thread has failed {self.failures_in_a_row} times in a row"
+        if self._must_succeed and self.consecutive_failures >= UNHEALTHY_FAILURES:
+            return f"the {self._name} thread has failed {self.consecutive_failures} times in a row"
         idle, since = self._now
-        if idle or now - since <= self._longest_turn:
+        if idle or now - since <= self._max_turn:
             return None
         return f"the {self._name} thread has been at one turn for {now - since:.0f} s"
 
@@ -106,18 +106,18 @@ class SupervisedThread:
         on_fatal: Callable[[], None] = _nothing,
         fatal: tuple[type[BaseException], ...] = (),
         retry: Retry = Retry(),
-        longest_turn: float = LONGEST_TURN_SECONDS,
+        max_turn: float = MAX_TURN_SECONDS,
         on_end: Callable[[], None] = _nothing,
         clock: Callable[[], float] = monotonic,
     ) -> None:
         """`fatal` are the exceptions after which the worker cannot go on; the turn has logged them.
 
         `on_fatal` is called once, on the thread, when it ends without having been stopped. `on_end` is called
-        on the thread as its last act, however it ends. `longest_turn` is in seconds; time spent waiting does
+        on the thread as its last act, however it ends. `max_turn` is in seconds; time spent waiting does
         not count.
         """
         self.name = name
-        self.activity = Activity(name, longest_turn, must_succeed=retry.most_failures is not None)
+        self.activity = Activity(name, max_turn, must_succeed=retry.max_failures is not None)
         self._turn = turn
         self._on_fatal = on_fatal
         self._fatal = fatal
@@ -177,7 +177,7 @@ class SupervisedThread:
 
     def progress(self) -> None:
         """A turn of many parts, or without an end, has finished one of them. On the thread itself."""
-        self.activity.failures_in_a_row = 0
+        self.activity.consecutive_failures = 0
         self.activity.works(self._clock())
 
     def trouble(self) -> str | None:

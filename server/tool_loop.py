@@ -1,8 +1,9 @@
-"""Between two turns of a response: makes the calls that its model asked for, and begins the next turn.
+"""Between two model turns of a response: makes the hosted tool calls, then prepares and submits the next
+turn.
 
-Calls run on the thread that talks to MCP servers, next turns are prepared on threads of their own, so that
-one does not wait for the other. Each result goes to the recorder as one more message; when the last of a
-turn's is committed, the next turn's engine request is given to the engine.
+Calls run on the thread of the MCP sessions. Next turns are prepared on a thread pool of their own, so that
+neither waits for the other. Each result goes to the recorder as a message. When the last result of a turn is
+committed, the next turn's engine request is submitted.
 """
 
 import logging
@@ -22,7 +23,7 @@ from server.recording.messages import (
     SERVER_ERROR,
     CancelRequested,
     FailRun,
-    Inbound,
+    RecorderMessage,
     ReleaseRuns,
     RunUpdate,
     StartTurn,
@@ -32,7 +33,7 @@ from server.recording.messages import (
 log = logging.getLogger("holdfast.tools")
 
 TURN_THREADS = 4
-"""Next turns prepared at the same time: that is work of this process, and waits for no server."""
+"""Next turns that are prepared at the same time. That is this process's own work and waits for no server."""
 NO_ROOM = "The server is overloaded; try again later."
 CANNOT_GO_ON = "The response cannot go on after its tool calls."
 STOPPED = "The server stopped during this call. It is not known whether the call was carried out."
@@ -40,69 +41,70 @@ NO_MORE = "This response has made as many tool calls as it may; answer without m
 
 
 class ToolLoop:
-    """The responses whose tools the server runs. Any thread."""
+    """The responses on this replica whose tools the server runs. Any thread."""
 
     def __init__(self, engine: Engine, servers: McpServers, deliver: "Deliver") -> None:
         self._engine = engine
         self.servers = servers
         self._deliver = deliver
         self._lock = threading.Lock()
-        self._turns: dict[UUID, TurnBuilder] = {}
+        self._turn_builders: dict[UUID, TurnBuilder] = {}
         self._engine_requests: dict[UUID, str] = {}
+        """The engine request of each response's current turn, from the second turn on."""
         self._cancelled: set[UUID] = set()
         self._turn_pool = ThreadPoolExecutor(TURN_THREADS, "turns")
         self._closed = False
 
-    def expect(self, turns: TurnBuilder) -> None:
-        """A response is about to begin here; `look` forgets it at its end."""
+    def register(self, turns: TurnBuilder) -> None:
+        """Adds a response before its run starts; `on_committed` removes it at its end."""
         with self._lock:
-            self._turns[turns.response] = turns
+            self._turn_builders[turns.response] = turns
 
-    def forget(self, response: UUID) -> None:
+    def unregister(self, response: UUID) -> None:
         with self._lock:
-            self._turns.pop(response, None)
+            self._turn_builders.pop(response, None)
             self._engine_requests.pop(response, None)
             self._cancelled.discard(response)
         self.servers.cancel_calls(response)
 
-    def look(self, steps: Sequence[RunUpdate]) -> None:
-        """What the recorder has committed: begins what the runs now wait for."""
-        for step in steps:
-            if step.over:
-                self.forget(step.run.facts.id)
-            elif (tool_work := step.run.take_tool_work()) is not None:
-                self.carry_on(step.run, tool_work)
+    def on_committed(self, updates: Sequence[RunUpdate]) -> None:
+        """Begins the tool work of committed runs. The recorder's thread."""
+        for update in updates:
+            if update.is_last:
+                self.unregister(update.run.facts.id)
+            elif (tool_work := update.run.take_tool_work()) is not None:
+                self.begin(update.run, tool_work)
 
-    def carry_on(self, run: Run, tool_work: PendingToolWork, *, again: bool = False) -> None:
+    def begin(self, run: Run, tool_work: PendingToolWork, *, is_retry: bool = False) -> None:
         """Begins the calls, or the next turn, on other threads.
 
-        `again` says that the calls may have been made before, by a replica that was stopped: those whose
-        tools do not say that this does no harm are told as failed, for the model to decide.
+        With `is_retry` another replica may have made the calls before it stopped. Calls to tools that are not
+        declared as repeatable are then answered with an error, for the model to decide.
         """
         response = run.facts.id
         with self._lock:
-            turns = None if self._closed else self._turns.get(response)
+            turns = None if self._closed else self._turn_builders.get(response)
         if turns is None:
             return
         for due in tool_work.calls:
-            if again and not due.repeatable:
+            if is_retry and not due.repeatable:
                 self._deliver([ToolCallFinished(response, due.index, failed_result(STOPPED))])
             else:
-                self._call(turns, due)
+                self._begin_call(turns, due)
         if not tool_work.calls:
             self._submit(self._begin_turn, turns, tool_work)
 
     def _submit(self, act: Callable[..., None], *arguments: object) -> None:
-        """Has a thread of the pool do it; nothing once `close` was called: others go on with the response."""
+        """Runs `act` on the pool; does nothing after `close`, when other replicas continue the response."""
         with self._lock:
             if not self._closed:
                 self._turn_pool.submit(act, *arguments)
 
     def cancel(self, response: UUID) -> None:
-        """Ends a response early, whichever of its turns is generated, or none."""
+        """Cancels a response in any of its turns, or between two."""
         self._engine.cancel(response.hex)
         with self._lock:
-            if response not in self._turns:
+            if response not in self._turn_builders:
                 return
             self._cancelled.add(response)
             engine_request = self._engine_requests.get(response)
@@ -111,13 +113,13 @@ class ToolLoop:
         self._deliver([CancelRequested(response)])
 
     def close(self) -> None:
-        """Begins nothing more; what is under way is not waited for. Its results may still be delivered."""
+        """Begins nothing more, and does not wait for current work, whose results may still be delivered."""
         with self._lock:
             self._closed = True
         self._turn_pool.shutdown(wait=False, cancel_futures=True)
 
-    def _call(self, turns: TurnBuilder, due: DueCall) -> None:
-        """Begins a call, whose outcome is delivered when it is there. Waits for nothing."""
+    def _begin_call(self, turns: TurnBuilder, due: DueCall) -> None:
+        """Begins a call; its result is delivered later. Never waits."""
 
         def deliver(outcome: ToolResult) -> None:
             self._deliver([ToolCallFinished(turns.response, due.index, outcome)])
@@ -131,7 +133,7 @@ class ToolLoop:
             return
         try:
             access = turns.credentials_for(call.server_label)
-            made = self.servers.start_call(
+            future = self.servers.start_call(
                 call.server_label,
                 call.name,
                 call.arguments,
@@ -143,14 +145,14 @@ class ToolLoop:
             log.exception("a tool call of response %s broke", turns.response)
             deliver(failed_result("The call broke."))
             return
-        made.add_done_callback(lambda done: deliver(done.result()))
+        future.add_done_callback(lambda done: deliver(done.result()))
 
     def _begin_turn(self, turns: TurnBuilder, tool_work: PendingToolWork) -> None:
         response = turns.response
         try:
             turn = turns.next_turn(tool_work.output, tool_work.turn, tool_work.output_tokens)
         except ApiError as error:
-            # A prompt that leaves no room ends a response as a limit of tokens does: incomplete.
+            # A prompt that leaves no room ends a response as `max_output_tokens` does: incomplete.
             too_long = error.code == "context_length_exceeded"
             end = StartTurn(response, None, 0) if too_long else FailRun(response, SERVER_ERROR, str(error))
             self._deliver([end])
@@ -168,13 +170,13 @@ class ToolLoop:
         try:
             self._engine.submit(turn.engine_request)
         except RequestRefused as refused:
-            self._refused(turns, refused)
+            self._end_refused(turns, refused)
         with self._lock:
-            unwanted = response in self._cancelled or response not in self._turns
-        if unwanted:
+            cancelled = response in self._cancelled or response not in self._turn_builders
+        if cancelled:
             self._engine.cancel(turn.engine_request.request_id)
 
-    def _refused(self, turns: TurnBuilder, refused: RequestRefused) -> None:
+    def _end_refused(self, turns: TurnBuilder, refused: RequestRefused) -> None:
         log.warning("the next turn of response %s is refused: %s", turns.response, refused)
         no_room = refused.reason in ("overloaded", "share_full", "closed")
         if no_room and turns.resolved.request.background:
@@ -184,4 +186,4 @@ class ToolLoop:
 
 
 class Deliver(Protocol):
-    def __call__(self, messages: Sequence[Inbound], /) -> None: ...
+    def __call__(self, messages: Sequence[RecorderMessage], /) -> None: ...

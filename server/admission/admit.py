@@ -312,7 +312,7 @@ class Admission:
             return [(run, run.accept() + run.start()) for run in runs]
         except BaseException:
             for response in ids:
-                self._recorder.forget(response)
+                self._recorder.release(response)
             raise
 
     def _accept(self, prepared: Sequence[NewRun]) -> list[StoredStart]:
@@ -337,22 +337,22 @@ class Admission:
         """
         response = run.facts.id
         if new.turns.may_have_next_turn:
-            self._tool_loop.expect(new.turns)
+            self._tool_loop.register(new.turns)
         channel = self._hub.open(
             response,
             stored=run.stored,
             grace=self._config.grace_seconds,
-            on_abandoned=partial(self._abandonment.left if run.stored else self._tool_loop.cancel, response),
+            on_abandoned=partial(self._abandonment.add if run.stored else self._tool_loop.cancel, response),
         )
         self._hub.publish([Published(response, 0, frames(response, first_events), None)])
         waits_for_calls = run.next_step_is_tools  # read before the recorder's thread owns the run
-        self._recorder.begin(run)
+        self._recorder.start_run(run)
         crashpoint("accept.begun")
         if not waits_for_calls:
             try:
                 self._served.engine.submit(new.prepared.engine_request)
             except RequestRefused as error:
-                self._recorder.fail(response, "The server could not take this response; try again.")
+                self._recorder.fail_run(response, "The server could not take this response; try again.")
                 refused.append(refusal(error, new.resolved.request))
         crashpoint("accept.submitted")
         return AcceptedResponse(response, channel, new.resolved_input.items)

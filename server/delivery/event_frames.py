@@ -1,4 +1,4 @@
-"""One event as server-sent-event bytes, under either of its names. Pure."""
+"""Server-sent-event frames: an event as bytes, with OpenAI's or with Open Responses' event names. Pure."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -8,10 +8,10 @@ from server.protocol.responses.events import Event, event_type, render
 
 
 def frame(response: UUID, event: Event) -> bytes:
-    """`id:`, `event:` and `data:` lines and the blank line, in one piece; LF only.
+    """`id:`, `event:` and `data:` lines and the blank line, with LF.
 
-    The id is the event's sequence number, which a browser's EventSource sends as Last-Event-ID when it
-    connects again. It comes first, so that clients that split at `data: ` find nothing behind the JSON.
+    The id is the sequence number, which a browser's EventSource sends as Last-Event-ID when it reconnects.
+    It comes first, so that clients that split at `data: ` find nothing after the JSON.
     """
     kind = event_type(event).encode()
     return b"id: %d\nevent: %b\ndata: %b\n\n" % (event.sequence_number, kind, render(response, event))
@@ -22,35 +22,36 @@ def frames(response: UUID, events: Iterable[Event]) -> tuple[bytes, ...]:
 
 
 class OpenResponsesNames:
-    """Tells a response's events by the names that the Open Responses specification has for them.
+    """Renames events as in the Open Responses specification.
 
-    They are OpenAI's but for two: `response.reasoning_text.delta` and `.done` are `response.reasoning.delta`
-    and `.done`. The `id:` line is left out, as the specification has it. Nothing else of a frame changes.
+    Its names are OpenAI's except for two: `response.reasoning_text.delta` and `.done` are
+    `response.reasoning.delta` and `.done`. The `id:` line is left out, as the specification has it. Nothing
+    else of a frame changes.
     """
 
     def rewrite(self, _index: int, frames: Sequence[bytes]) -> list[bytes]:
-        return [renamed(one) for one in frames]
+        return [to_open_responses(one) for one in frames]
 
     def end(self) -> list[bytes]:
         return []
 
 
-def renamed(given: bytes) -> bytes:
-    """A frame under the specification's name; the type is the first field of its JSON."""
-    given = given[given.index(_EVENT) :]
-    if not given.startswith(_EVENT + _OPENAIS):
-        return given
-    return given.replace(_OPENAIS, _SPECIFIED, 2)
+def to_open_responses(frame: bytes) -> bytes:
+    """The renamed frame without its `id:` line. The type is the first field of its JSON."""
+    frame = frame[frame.index(_EVENT) :]
+    if not frame.startswith(_EVENT + _OPENAI):
+        return frame
+    return frame.replace(_OPENAI, _OPEN_RESPONSES, 2)
 
 
 _EVENT = b"event: "
-_OPENAIS = b"response.reasoning_text."
-_SPECIFIED = b"response.reasoning."
+_OPENAI = b"response.reasoning_text."
+_OPEN_RESPONSES = b"response.reasoning."
 
 
 @dataclass(frozen=True, slots=True)
 class FramePage:
-    """Committed frames, and whether the response has ended and these are its last."""
+    """Committed frames, and whether they are the last of an ended response."""
 
     frames: Sequence[bytes]
     ended: bool

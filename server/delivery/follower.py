@@ -1,7 +1,7 @@
-"""The follower thread: brings events of responses that run elsewhere to their readers here.
+"""The follower thread: reads committed events of responses that run elsewhere, for their readers here.
 
-It waits for hints of other replicas, for a reader that comes, or for a moment, and then looks into the log
-once for all watched responses. Hints only make it faster: without any of them readers get the same.
+It waits for a NOTIFY of another replica, a new reader or a time-out, and then reads the logs of watched
+responses in one query. Notifications only make it faster: without them readers get the same.
 """
 
 import logging
@@ -14,7 +14,7 @@ from uuid import UUID
 
 from server.delivery.event_frames import frames
 from server.delivery.function_names import with_function_names
-from server.delivery.hub import TAIL_FRAMES, Hub, Place, Published
+from server.delivery.hub import TAIL_FRAMES, Hub, Published, SubscriptionKey
 from server.delivery.stored_responses import read_end
 from server.store.cluster import notifications
 from server.store.cluster.notifications import Hints
@@ -25,19 +25,19 @@ from server.supervised_thread import Retry, SupervisedThread
 
 log = logging.getLogger("holdfast.follower")
 
-WATCHING_SECONDS = 0.05
-"""How long a hint may be missing before readers notice."""
+MIN_POLL_SECONDS = 0.05
+"""The shortest time between two reads of all watched logs."""
 IDLE_SECONDS = 1.0
-SHARE_LISTENING, SHARE_ASKING = 0.005, 0.1
-"""The most of its time that the thread may spend looking at everything, with hints and without."""
-MOST_SECONDS = 2.0
-"""How long it looks at nothing but hints at the most, however much there is to look at."""
+LISTEN_SHARE, POLL_SHARE = 0.005, 0.1
+"""The largest share of the thread's time for reading all logs, with notifications and without."""
+MAX_POLL_SECONDS = 2.0
+"""The longest time between two reads of all watched logs, however long one takes."""
 _RETRY_SECONDS = 0.5
-_LONGEST_RETRY_SECONDS = 5.0
+_MAX_RETRY_SECONDS = 5.0
 
 
 class Follower:
-    """Follows what the hub watches, until `stop`."""
+    """Publishes to the hub what other replicas commit for its watched responses."""
 
     def __init__(
         self,
@@ -50,11 +50,11 @@ class Follower:
         listen: bool,
         on_fatal: Callable[[], None] = lambda: None,
     ) -> None:
-        """`is_here` says whether this process runs a response, and so tells the hub of it itself.
+        """`is_here` returns whether this process runs a response, and so publishes its frames itself.
 
-        `on_queue` is called when there may be work that nobody has, `on_cancel` with responses that are to be
-        cancelled by whoever runs them; both on the follower's thread. Without `listen` there are no hints.
-        `on_fatal` is called when the thread gives up.
+        On the follower's thread, `on_queue` is called when there may be responses to claim, and `on_cancel`
+        with responses that their owner has to cancel. Without `listen` the thread only polls. `on_fatal` is
+        called when the thread gives up.
         """
         self._database = database
         self._hub = hub
@@ -63,36 +63,36 @@ class Follower:
         self._on_cancel = on_cancel
         self._listen = listen
         self._failed = False
-        self._woken, self._waker = socket.socketpair()
-        self._woken.setblocking(False)
-        self._waker.setblocking(False)
+        self._wake_receiver, self._wake_sender = socket.socketpair()
+        self._wake_receiver.setblocking(False)
+        self._wake_sender.setblocking(False)
         self._selector = selectors.DefaultSelector()
-        self._selector.register(self._woken, selectors.EVENT_READ)
+        self._selector.register(self._wake_receiver, selectors.EVENT_READ)
         self.thread = SupervisedThread(
-            "follower", self._turn, on_fatal=on_fatal, retry=Retry(longest_pause=_LONGEST_RETRY_SECONDS)
+            "follower", self._turn, on_fatal=on_fatal, retry=Retry(max_pause=_MAX_RETRY_SECONDS)
         )
-        hub.on_watch = self.wake
+        hub.on_new_reader = self.wake
 
     def start(self) -> None:
         self.thread.start()
 
     def wake(self) -> None:
-        """Has it look at once. Any thread; never waits."""
-        with suppress(OSError):  # full: it is about to look; closed: it has ended
-            self._waker.send(b"\0")
+        """Ends the current wait. Any thread; never waits."""
+        with suppress(OSError):  # full: it wakes up anyway; closed: it has ended
+            self._wake_sender.send(b"\0")
 
     def stop(self) -> None:
         self.thread.request_stop()
         self.wake()
         self.thread.join()
         self._selector.close()
-        self._woken.close()
-        self._waker.close()
+        self._wake_receiver.close()
+        self._wake_sender.close()
 
     # --- the follower thread ---
 
     def _turn(self) -> None:
-        """Follows over one connection until it is lost."""
+        """Follows over one connection until that is lost."""
         try:
             with self._connected() as connection:
                 self._follow(connection)
@@ -127,97 +127,106 @@ class Follower:
             log.warning("this database knows no LISTEN, so it is asked instead: %s", type(error).__name__)
 
     def _follow(self, connection: Connection) -> None:
-        """Looks at everything at first, for hints may have been missed, and then from time to time.
+        """Reads all watched logs at first, because notifications may have been missed, and then
+        periodically.
 
-        In between only at what is hinted at, and at what nobody has looked at yet: however many responses
-        are watched, a hint costs no more than those that it names.
+        Between these reads only the logs that were notified of or have new readers: so the cost of a
+        notification does not depend on the number of watched responses.
         """
-        due, pause = monotonic(), WATCHING_SECONDS
-        named: dict[str, Place] = {}
-        unseen: set[Place] = set()
+        due, pause = monotonic(), MIN_POLL_SECONDS
+        by_short_id: dict[str, SubscriptionKey] = {}
+        unseen: set[SubscriptionKey] = set()
         hinted: set[str] = set()
         while not self.thread.stopping:
             began = monotonic()
             everything = began >= due
-            unseen |= self._hub.joined()
+            unseen |= self._hub.take_new_subscriptions()
             if everything:
-                watched = self._hub.watched()
-                named = {
+                watched = self._hub.subscriptions()
+                by_short_id = {
                     notifications.short_id(one.response_id): (one.tenant, one.response_id) for one in watched
                 }
             else:
-                named.update(
+                by_short_id.update(
                     (notifications.short_id(response), (tenant, response)) for tenant, response in unseen
                 )
-                watched = self._hub.watched(unseen.union(named[name] for name in hinted & named.keys()))
+                notified = {by_short_id[name] for name in hinted & by_short_id.keys()}
+                watched = self._hub.subscriptions(unseen | notified)
             here = {one.response_id for one in watched if self._is_here(one.response_id)}
-            chosen = [one for one in watched if one.response_id not in here]
-            if chosen:
+            remote = [one for one in watched if one.response_id not in here]
+            if remote:
                 self._hub.publish(
-                    self._told(connection, news) for news in events.read_updates(connection, chosen)
+                    _to_published(connection, update) for update in events.read_updates(connection, remote)
                 )
             self._failed = False
             self.thread.progress()
             unseen = {(one.tenant, one.response_id) for one in watched if one.response_id in here}
             if everything:
                 pause = self._pause_after(monotonic() - began)
-                due = monotonic() + (pause if chosen else IDLE_SECONDS)
-            elif chosen:
+                due = monotonic() + (pause if remote else IDLE_SECONDS)
+            elif remote:
                 due = min(due, monotonic() + pause)
-            hinted = self._await_reason(connection, named, due)
+            hinted = self._await_wakeup(connection, by_short_id, due)
 
     def _pause_after(self, seconds: float) -> float:
-        """Until the next look at everything, if the last one took so long."""
-        share = SHARE_LISTENING if self._listen else SHARE_ASKING
-        return max(WATCHING_SECONDS, min(seconds / share, MOST_SECONDS))
+        """Seconds until the next read of all logs, after one that took `seconds`."""
+        share = LISTEN_SHARE if self._listen else POLL_SHARE
+        return max(MIN_POLL_SECONDS, min(seconds / share, MAX_POLL_SECONDS))
 
-    def _await_reason(self, connection: Connection, named: Mapping[str, Place], due: float) -> set[str]:
-        """Until a watched response is hinted at, a reader comes, or time is up; hands on other hints."""
+    def _await_wakeup(
+        self, connection: Connection, by_short_id: Mapping[str, SubscriptionKey], due: float
+    ) -> set[str]:
+        """Waits for a notification of a watched response, a new reader, or `due`; returns the notified short
+        ids.
+
+        Other notifications are dispatched.
+        """
         while True:
-            hints = notifications.receive(connection)  # first, for some may have come with the query's answer
-            self._hand_on(hints)
+            hints = notifications.receive(connection)  # some may have come with the answer
+            self._dispatch_hints(hints)
             left = due - monotonic()
-            if left <= 0 or self._is_awaited(hints.events, named) or self._wait(left):
+            if left <= 0 or self._is_relevant(hints.events, by_short_id) or self._wait(left):
                 return hints.events
 
-    def _is_awaited(self, names: Collection[str], named: Mapping[str, Place]) -> bool:
-        return any(name in named and not self._is_here(named[name][1]) for name in names)
+    def _is_relevant(self, names: Collection[str], by_short_id: Mapping[str, SubscriptionKey]) -> bool:
+        return any(name in by_short_id and not self._is_here(by_short_id[name][1]) for name in names)
 
     def _wait(self, seconds: float) -> bool:
-        """Until it is woken, which is True, the database says something, or so long."""
+        """Waits for `wake`, input from the database, or so many seconds; returns whether it was `wake`."""
         woken = False
         with self.thread.idle():
             ready = self._selector.select(seconds)
         for key, _ in ready:
-            if key.fileobj is self._woken:
-                self._woken.recv(4096)
+            if key.fileobj is self._wake_receiver:
+                self._wake_receiver.recv(4096)
                 woken = True
         return woken
 
-    def _hand_on(self, hints: Hints) -> None:
+    def _dispatch_hints(self, hints: Hints) -> None:
         if hints.queue:
             self._on_queue()
         if hints.cancels:
             self._on_cancel(hints.cancels)
 
-    def _told(self, connection: Connection, news: SubscriptionUpdate) -> Published:
-        """What there is to tell; of a response that cannot be read, that there is nothing more."""
-        response, position = news.watched.response_id, news.watched.next_seq or 0
-        try:
-            if news.state == "ended":
-                return read_end(connection, news)
-            if news.state == "running":
-                return _running(connection, news)
-        except DatabaseError:
-            raise
-        except Exception:
-            log.exception("response %s cannot be followed", response)
-        return Published(response, position, (), None, gone=True)
+
+def _to_published(connection: Connection, update: SubscriptionUpdate) -> Published:
+    """The new frames; for a response that cannot be read, that there is nothing more."""
+    response, position = update.watched.response_id, update.watched.next_seq or 0
+    try:
+        if update.state == "ended":
+            return read_end(connection, update)
+        if update.state == "running":
+            return _running(connection, update)
+    except DatabaseError:
+        raise
+    except Exception:
+        log.exception("response %s cannot be followed", response)
+    return Published(response, position, (), None, gone=True)
 
 
-def _running(connection: Connection, news: SubscriptionUpdate) -> Published:
-    tenant, response = news.watched.tenant, news.watched.response_id
-    found = news.events[-TAIL_FRAMES:]
-    first = found[0].sequence_number if found else news.end
-    named = with_function_names(found, lambda: events.read(connection, tenant, response, 0))
+def _running(connection: Connection, update: SubscriptionUpdate) -> Published:
+    tenant, response = update.watched.tenant, update.watched.response_id
+    tail = update.events[-TAIL_FRAMES:]
+    first = tail[0].sequence_number if tail else update.end
+    named = with_function_names(tail, lambda: events.read(connection, tenant, response, 0))
     return Published(response, first, frames(response, named), None)

@@ -1,4 +1,4 @@
-"""The names of function calls in `response.function_call_arguments.done`, for streams stored without them."""
+"""Adds function names to `response.function_call_arguments.done` of streams stored by earlier releases."""
 
 from collections.abc import Callable, Iterable, Iterator
 
@@ -11,10 +11,10 @@ from server.protocol.responses.items import FunctionCall
 def with_function_names(
     events: Iterable[Event], from_start: Callable[[], Iterable[Event]]
 ) -> Iterator[Event]:
-    """The events, each end of a call's arguments with the call's name.
+    """The events, with the function's name in each `response.function_call_arguments.done`.
 
-    `from_start` reads the response's stream from its beginning; it is called only for a stream that an
-    earlier release stored, whose names are in the items that it added.
+    `from_start` reads the response's stream from its beginning. It is called only for streams of earlier
+    releases, where the names are in `response.output_item.added` alone.
     """
     names: dict[int, str] | None = None
     for event in events:
@@ -27,7 +27,7 @@ def with_function_names(
 
 
 def _lacks_name(event: Event) -> bool:
-    """The arguments are a JSON string, in which a quote has a backslash: only a field matches."""
+    """The arguments are a JSON string with escaped quotes, so only a field can match."""
     if event.kind is not Kind.WHOLE or event_type(event) != "response.function_call_arguments.done":
         return False
     return '"name":' not in event.body

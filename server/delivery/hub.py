@@ -1,9 +1,10 @@
-"""Who follows which running response: committed frames come from the recorder if it runs here, else from the
-follower; readers wait on the loop.
+"""Live streams: a channel for each followed response, fed with committed frames, and the readers that wait
+on it.
 
-A channel keeps the tail of its response's frames and every reader only a position in it. A reader that falls
-behind the tail reads on from the store, so a slow client costs no memory. All of a channel's state is changed
-on the loop; other threads go through `call_soon_threadsafe`, once per commit and not once per event.
+Frames come from the recorder if the response runs here, else from the follower. A channel keeps the tail of
+its response's frames, and a reader only a position. A reader that falls behind the tail continues from the
+store, so a slow client costs no memory. Channels change on the event loop only; other threads use
+`call_soon_threadsafe`, once per commit and not once per event.
 """
 
 import asyncio
@@ -18,12 +19,12 @@ from weakref import WeakValueDictionary
 
 from server.store.log.events import Subscription
 
-Place = tuple[str, UUID]
-"""A response's key: its tenant's name and its own id."""
+SubscriptionKey = tuple[str, UUID]
+"""The tenant and the id of a response."""
 TAIL_FRAMES = 1024
-"""How many frames a stored response's channel keeps for its readers."""
+"""The frames that the channel of a stored response keeps."""
 FIRST_READER_SECONDS = 5.0
-"""How long a response at least waits for the reader that it is made for."""
+"""The minimum time that a foreground response waits for its first reader."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,7 @@ class Published:
 class Channel:
     """The frames of one running response, and the readers that wait for more.
 
-    Two sources may tell the same frames: each is kept once, by its number.
+    Recorder and follower may both add the same frames; each is kept once, by its sequence number.
     """
 
     def __init__(
@@ -53,16 +54,16 @@ class Channel:
         start: int | None = None,
         on_join: Callable[[], None] | None = None,
     ) -> None:
-        """`start` is the number of the first frame to come; without one the first `add` says it.
+        """`start` is the sequence number of the first frame; None if the first `add` determines it.
 
-        `on_join` is called with every reader.
+        `on_join` is called when a reader joins.
         """
         self.final: bytes | None = None
         self.gone = False
         self.ends_unread = False
-        """It is watched, and whoever runs it ends it when nobody reads it."""
+        """The response is in the foreground: the replica that runs it cancels it without readers."""
         self.next_seq = start
-        """The number after the last frame. Any thread."""
+        """The sequence number after the last frame. Any thread."""
         self._stored = stored
         self._frames: deque[bytes] = deque()
         self._wakers: set[asyncio.Event] = set()
@@ -81,14 +82,14 @@ class Channel:
         return bool(self._wakers)
 
     def after(self, position: int) -> list[bytes] | None:
-        """The frames from that sequence number on; None when they must be read from the store."""
+        """The frames from that sequence number on; None if they have to be read from the store."""
         if self.next_seq is None:
             return None
         skipped = position - (self.next_seq - len(self._frames))
         return list(islice(self._frames, skipped, None)) if skipped >= 0 else None
 
     def join(self, waker: asyncio.Event | None = None) -> asyncio.Event:
-        """A reader's event, set whenever there is more; its own if it brings one."""
+        """Adds a reader; returns its event (`waker` if given), which is set whenever there are new frames."""
         if self._abandonment is not None:
             self._abandonment.cancel()
         waker = waker or asyncio.Event()
@@ -102,13 +103,13 @@ class Channel:
         self._await_reader(self._grace if self._stored else 0.0)
 
     def end_without_readers(self, on_abandoned: Callable[[], None], grace: float) -> None:
-        """`on_abandoned` is called on the loop when the last reader has been gone for `grace` seconds, or at
-        once if nothing is stored that it could come back for.
+        """`on_abandoned` is called on the loop when the last reader has been gone for `grace` seconds; at
+        once if the response is not stored, because then no reader can come back.
         """
         self._on_abandoned, self._grace = on_abandoned, grace
 
     def await_first_reader(self) -> None:
-        """Lets the response be given up if nobody ever joins."""
+        """Starts the time in which the first reader has to join."""
         self._await_reader(max(self._grace, FIRST_READER_SECONDS))
 
     def _await_reader(self, seconds: float) -> None:
@@ -120,12 +121,12 @@ class Channel:
             self._on_abandoned()
 
     def begin_at(self, position: int) -> None:
-        """Notes the number of the next frame, unless some have come already."""
+        """Sets the sequence number of the next frame, unless frames were added before."""
         if self.next_seq is None:
             self.next_seq = position
 
     def add(self, published: Published) -> None:
-        """Keeps what is new; after a gap, which only the store can fill, the tail begins anew."""
+        """Adds frames that are new. After a gap, which only the store can fill, the tail starts over."""
         if self.ended:
             return
         if self.next_seq is None or published.first > self.next_seq:
@@ -142,106 +143,108 @@ class Channel:
 
 
 class Hub:
-    """The channels of this process: at most one of each response.
+    """The channels of this process, at most one for each response.
 
-    One that was opened for a run is held until its response ends. Any other lives as long as somebody has it:
-    whoever has got it from `watch` and not joined yet keeps it the one that all others get too.
+    A channel that was opened for a run is kept until its response ends. Any other is kept by those who have
+    it from `watch`, also before they join.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.on_watch: Callable[[], None] = lambda: None
-        """Called when a watched response gets a reader; on the loop, so it must not wait."""
+        self.on_new_reader: Callable[[], None] = lambda: None
+        """Called on the loop when a watched response gets a reader; must not wait."""
         self._loop = loop
-        self._making = threading.Lock()
+        self._lock = threading.Lock()
         self._channels: WeakValueDictionary[UUID, Channel] = WeakValueDictionary()
-        self._held: dict[UUID, Channel] = {}
-        self._watched: WeakValueDictionary[Place, Channel] = WeakValueDictionary()
-        self._joined: set[Place] = set()
+        self._opened: dict[UUID, Channel] = {}
+        self._watched: WeakValueDictionary[SubscriptionKey, Channel] = WeakValueDictionary()
+        self._new_readers: set[SubscriptionKey] = set()
 
     def open(
         self, response_id: UUID, *, stored: bool, grace: float, on_abandoned: Callable[[], None]
     ) -> Channel:
-        """The channel of a response that begins here and ends without readers.
+        """The channel of a foreground response that is about to run here; without readers it is cancelled.
 
-        Any thread, before its first `publish`. One that runs without readers too, and perhaps elsewhere, has
-        no such channel: its creator watches it like everybody. Whoever has found the response in the store
-        already, and watches it, keeps its channel, which becomes this one.
+        Any thread, before its first `publish`. Background responses use `watch` instead. If a reader already
+        subscribed through `watch`, that channel object is reused.
         """
-        with self._making:
+        with self._lock:
             channel = self._channels.get(response_id)
             if channel is None:
                 channel = Channel(stored=stored, start=0)
-            self._channels[response_id] = self._held[response_id] = channel
+            self._channels[response_id] = self._opened[response_id] = channel
         channel.end_without_readers(on_abandoned, grace)
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(channel.await_first_reader)
         return channel
 
     def watch(self, tenant: str, response_id: UUID, *, ends_unread: bool = False) -> Channel:
-        """The channel of a stored response of this tenant, which runs here, elsewhere or nowhere yet.
+        """The channel of a stored response of this tenant, wherever it runs. Any thread.
 
-        One that `ends_unread` goes on only while it has readers. Readers of a new one look into the store
-        until `begin_at`, or until something is published. A new response is watched before others can claim
-        it, because what they publish earlier reaches no reader here. Any thread.
+        `ends_unread`: the response is cancelled when it has no readers. Readers of a new channel read from
+        the store until `begin_at` or the first `publish`. Watch a new response before others can claim it:
+        frames that they publish earlier reach no reader here.
         """
-        with self._making:
+        with self._lock:
             channel = self._channels.get(response_id)
             if channel is None:
-                place = (tenant, response_id)
-                channel = Channel(stored=True, on_join=partial(self._tell_of_watch, place))
-                self._channels[response_id] = self._watched[place] = channel
+                key = (tenant, response_id)
+                channel = Channel(stored=True, on_join=partial(self._announce_reader, key))
+                self._channels[response_id] = self._watched[key] = channel
             channel.ends_unread |= ends_unread
             return channel
 
     def begin_at(self, channel: Channel, position: int) -> None:
-        """Says that readers of a watched channel know all frames before `position`. Any thread.
+        """Declares that the readers of a watched channel have all frames before `position`. Any thread.
 
-        Only what was read from the store after the channel was watched may be counted: frames committed
-        between a read and a later `watch` are in neither.
+        `position` must come from a read of the store after `watch`: frames committed between a read and a
+        later `watch` would be in neither.
         """
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(channel.begin_at, position)
 
     def release(self, tenant: str, response_id: UUID) -> None:
-        """The run here goes on elsewhere or not at all: readers of the channel that was opened for it get
-        the rest as those who watch it do. Any thread.
+        """Turns the channel of a run that leaves this replica into a watched one, which the follower feeds.
+
+        Any thread.
         """
-        place = (tenant, response_id)
-        with self._making:
-            channel = self._held.pop(response_id, None)
+        key = (tenant, response_id)
+        with self._lock:
+            channel = self._opened.pop(response_id, None)
             if channel is None or channel.ended:
                 return
-            self._watched[place] = channel
-        self._tell_of_watch(place)
+            self._watched[key] = channel
+        self._announce_reader(key)
 
-    def _tell_of_watch(self, place: Place) -> None:
-        with self._making:
-            self._joined.add(place)
-        self.on_watch()
+    def _announce_reader(self, key: SubscriptionKey) -> None:
+        with self._lock:
+            self._new_readers.add(key)
+        self.on_new_reader()
 
-    def joined(self) -> set[Place]:
-        """Watched responses that got a reader since this was last asked. Any thread, but one."""
-        with self._making:
-            found, self._joined = self._joined, set()
-            return found
+    def take_new_subscriptions(self) -> set[SubscriptionKey]:
+        """Watched responses that got a reader since the last call. Call from one thread only, the
+        follower's.
+        """
+        with self._lock:
+            new, self._new_readers = self._new_readers, set()
+            return new
 
-    def watched(self, among: Iterable[Place] | None = None) -> list[Subscription]:
-        """What somebody waits for and nobody here may tell of, of these or of all. Any thread."""
-        with self._making:
+    def subscriptions(self, among: Iterable[SubscriptionKey] | None = None) -> list[Subscription]:
+        """The watched responses with readers, of `among` or of all. Any thread."""
+        with self._lock:
             if among is None:
                 channels = list(self._watched.items())
             else:
-                found = ((place, self._watched.get(place)) for place in among)
-                channels = [(place, channel) for place, channel in found if channel is not None]
+                candidates = ((key, self._watched.get(key)) for key in among)
+                channels = [(key, channel) for key, channel in candidates if channel is not None]
         return [
             Subscription(tenant, response_id, channel.next_seq)
             for (tenant, response_id), channel in channels
             if channel.has_readers and not channel.ended
         ]
 
-    def reading(self) -> list[UUID]:
-        """Watched responses that would end without their readers here, wherever they run. Any thread."""
-        with self._making:
+    def read_here(self) -> list[UUID]:
+        """Watched foreground responses with readers here, wherever they run. Any thread."""
+        with self._lock:
             channels = list(self._watched.items())
         return [
             response_id
@@ -250,23 +253,23 @@ class Hub:
         ]
 
     def is_unread(self, response_id: UUID) -> bool:
-        """Whether it was opened for a run here, which has not ended, and has no readers. Any thread."""
-        channel = self._held.get(response_id)
+        """Whether it runs here in the foreground without readers. Any thread."""
+        channel = self._opened.get(response_id)
         return channel is not None and not channel.has_readers and not channel.ended
 
     def running(self, response_id: UUID) -> Channel | None:
-        """The channel that was opened for a run here, until that has ended. Any thread."""
-        return self._held.get(response_id)
+        """The channel opened for a run here, until its response ends. Any thread."""
+        return self._opened.get(response_id)
 
-    def follows(self, response_id: UUID) -> bool:
-        """Whether frames of this response are wanted. Any thread."""
+    def has_channel(self, response_id: UUID) -> bool:
+        """Whether this response has a channel, so that its frames are needed. Any thread."""
         return response_id in self._channels
 
     def publish(self, batch: Iterable[Published]) -> None:
-        """Tells the readers of what was committed. Any thread."""
-        told = list(batch)
-        if told and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._deliver, told)
+        """Delivers committed frames to the readers. Any thread."""
+        published = list(batch)
+        if published and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._deliver, published)
 
     def _deliver(self, batch: list[Published]) -> None:
         for published in batch:
@@ -275,6 +278,6 @@ class Hub:
                 continue
             channel.add(published)
             if channel.ended:
-                with self._making:
+                with self._lock:
                     self._channels.pop(published.response_id, None)
-                    self._held.pop(published.response_id, None)
+                    self._opened.pop(published.response_id, None)

@@ -1,4 +1,4 @@
-"""Pages of what is stored: a tenant's responses, and what one of them was given."""
+"""Pages of stored objects: a tenant's responses, and the input items of one response."""
 
 import logging
 from collections.abc import Sequence
@@ -22,36 +22,36 @@ log = logging.getLogger("holdfast.lists")
 def list_responses(
     database: Database, tenant: str, filters: Filters, after: str | None, limit: int, *, newest_first: bool
 ) -> Page[msgspec.Raw]:
-    """A page of the responses that exist for readers, whole. Raises InvalidRequest for a bad cursor.
+    """A page of a tenant's responses. Raises InvalidRequest for a bad cursor.
 
-    One that cannot be decoded is left out, and logged: it does not keep the others from being listed.
+    A response that cannot be decoded is logged and left out, so that the others can be listed.
     """
 
     def work(connection: Connection) -> tuple[list[bytes], bool]:
-        place = _cursor(connection, tenant, after) if after is not None else None
+        cursor = _cursor(connection, tenant, after) if after is not None else None
         while True:
-            found, more = list_pages.bounded_page(
-                connection, tenant, filters, place, limit, MAX_BYTES, newest_first=newest_first
+            rows, more = list_pages.bounded_page(
+                connection, tenant, filters, cursor, limit, MAX_BYTES, newest_first=newest_first
             )
-            ended = [stored.id for stored in found if stored.status in TERMINAL_STATUSES]
+            ended = [stored.id for stored in rows if stored.status in TERMINAL_STATUSES]
             outputs = list_pages.outputs(connection, tenant, ended)
             listed = [
                 whole
-                for stored in found
+                for stored in rows
                 if (whole := _encoded(connection, stored, outputs.get(stored.id, ())))
             ]
             if listed or not more:
                 return listed, more
-            place = PageCursor(found[-1].created_at, found[-1].id)
+            cursor = PageCursor(rows[-1].created_at, rows[-1].id)
 
-    found, more = database.read(work)
-    return make_page(found, limit, more=more)
+    page, more = database.read(work)
+    return make_page(page, limit, more=more)
 
 
 def _encoded(connection: Connection, stored: StoredResponse, output: Sequence[str]) -> bytes | None:
     try:
-        found = as_response(stored, output)
-        return msgspec.json.encode(with_turns(connection, stored, found, output))
+        response = as_response(stored, output)
+        return msgspec.json.encode(with_turns(connection, stored, response, output))
     except ValueError:  # msgspec's errors among them
         log.exception("response %s cannot be decoded and is not listed", stored.id)
         return None
@@ -68,9 +68,10 @@ def _cursor(connection: Connection, tenant: str, after: str) -> PageCursor:
 def list_input_items(
     database: Database, tenant: str, response: UUID, after: str | None, limit: int, *, newest_first: bool
 ) -> Page[msgspec.Raw] | None:
-    """A page of a response's own input; None without such a response. Raises InvalidRequest for a bad cursor.
+    """A page of a response's own input items; None without such a response. Raises InvalidRequest for a bad
+    cursor.
 
-    What came through `previous_response_id` is the input or output of other responses and listed there.
+    Items that came through `previous_response_id` are listed with the responses that they belong to.
     """
 
     def work(connection: Connection) -> PayloadPage | None:
@@ -85,10 +86,10 @@ def list_input_items(
             connection, tenant, response, place, limit, newest_first=newest_first, most_bytes=MAX_BYTES
         )
 
-    found = database.read(work)
-    if found is None:
+    page = database.read(work)
+    if page is None:
         return None
-    return make_page([payload.encode() for payload in found.payloads], limit, more=found.more)
+    return make_page([payload.encode() for payload in page.payloads], limit, more=page.more)
 
 
 def _bad_cursor(after: str, kind: str) -> InvalidRequest:

@@ -1,4 +1,4 @@
-"""Reading back what is stored: a response as an object, its stream as frames."""
+"""Reads responses from the store: as Response objects, and their event streams as frames."""
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
@@ -32,53 +32,54 @@ log = logging.getLogger("holdfast.read")
 _BETWEEN_TURNS = tuple(
     f'{{"type":"{kind.__struct_config__.tag}"' for kind in (*get_args(HostedCall), Compaction)
 )
-"""How an item begins in whose place the model has waited for the server."""
+"""The JSON prefixes of items that separate two model turns."""
 PAGE_EVENTS = 1024
 PAGE_BYTES = 32 * 1024
-"""About what a reader of the store holds in memory while its client is slow."""
+"""Bounds the memory of a reader of the store whose client is slow."""
 
 
 def read_response(connection: Connection, tenant: str, response: UUID) -> Response | None:
-    """The response as it stands; None if the tenant has none such."""
+    """The response in its current state; None if the tenant has no such response."""
     stored = responses.get(connection, tenant, response)
     if stored is None:
         return None
-    if stored.status not in TERMINAL_STATUSES:  # else its end may be written between these two queries
+    if stored.status not in TERMINAL_STATUSES:  # its end may be committed before the next query
         return as_response(stored, [])
     output = responses.output_items(connection, tenant, response)
-    found = as_response(stored, output)
+    whole = as_response(stored, output)
     if wants_token_dump(stored.asked):
-        return with_last_event(connection, stored, found)
-    return with_turns(connection, stored, found, output)
+        return with_last_event(connection, stored, whole)
+    return with_turns(connection, stored, whole, output)
 
 
-def with_last_event(connection: Connection, stored: StoredResponse, found: Response) -> Response:
-    """A response that has ended, with what its last event alone has kept."""
-    held = CachedStream(events.read_compacted(connection, stored.tenant, stored.id))
-    (last,) = held.read(held.end - 1)
-    return restore_token_dump(found, last.body)
+def with_last_event(connection: Connection, stored: StoredResponse, response: Response) -> Response:
+    """An ended response with the fields that only its last event has."""
+    stream = CachedStream(events.read_compacted(connection, stored.tenant, stored.id))
+    (last,) = stream.read(stream.end - 1)
+    return restore_token_dump(response, last.body)
 
 
 def with_turns(
-    connection: Connection, stored: StoredResponse, found: Response, output: Sequence[str]
+    connection: Connection, stored: StoredResponse, response: Response, output: Sequence[str]
 ) -> Response:
-    """The response with the usage of each turn of the model, which its last event may alone have kept.
+    """The response with the usage of each model turn, which for rows of earlier releases only its last event
+    has.
 
-    Of one that ended before its row had them; unless its items, as JSON, show that there was one turn; or its
-    events cannot be read.
+    Unchanged if the row has it, if the output items, as JSON, show a single turn, or if the event cannot be
+    read.
     """
     if stored.turns is not None or not any(payload.startswith(_BETWEEN_TURNS) for payload in output):
-        return found
+        return response
     try:
-        usage = with_last_event(connection, stored, found).usage
+        usage = with_last_event(connection, stored, response).usage
     except ValueError:  # msgspec's errors among them
         log.exception("the last event of response %s cannot be read", stored.id)
-        return found
-    return msgspec.structs.replace(found, usage=usage)
+        return response
+    return msgspec.structs.replace(response, usage=usage)
 
 
 def as_response(stored: StoredResponse, output: Sequence[str]) -> Response:
-    """What a row and the JSON of its output items say to a reader. Pure; raises msgspec.DecodeError."""
+    """The Response object from a row and the JSON of its output items. Pure; raises msgspec.DecodeError."""
     echo = decode_as(stored.request, Echo)
     items = [msgspec.Raw(with_logprobs(payload).encode()) for payload in output]
     return build_response(stored.id, stored.created_at, echo, stored.status, items, _ending(stored))
@@ -103,51 +104,51 @@ def _ending(stored: StoredResponse) -> Ending | None:
 
 
 def find_response(database: Database, tenant: str, response: UUID) -> Response | None:
-    """The same, all of one moment: nothing that is purged meanwhile is missing."""
+    """`read_response` in one snapshot, so that a concurrent purge cannot remove a part of it."""
     return database.read(lambda connection: read_response(connection, tenant, response))
 
 
 def final_responses(database: Database, tenant: str, wanted: Sequence[UUID]) -> list[bytes] | None:
-    """These responses as JSON once all of them have ended, without those that were deleted; else None."""
-    found = [one for response in wanted if (one := find_response(database, tenant, response)) is not None]
-    if any(one.status not in TERMINAL_STATUSES for one in found):
+    """These responses as JSON, without deleted ones; None while one of them has not ended."""
+    existing = [one for response in wanted if (one := find_response(database, tenant, response)) is not None]
+    if any(response.status not in TERMINAL_STATUSES for response in existing):
         return None
-    return [msgspec.json.encode(one) for one in found]
+    return [msgspec.json.encode(response) for response in existing]
 
 
-_held: WeakValueDictionary[tuple[str, UUID], CachedStream] = WeakValueDictionary()
-"""What the readers in this process hold, however many of them read the same stream."""
+_streams: WeakValueDictionary[tuple[str, UUID], CachedStream] = WeakValueDictionary()
+"""Shared by all readers of the same stream in this process."""
 
 
 class StreamReader:
-    """A response's stream in the store, read by one client a page at a time.
+    """A response's stored stream, read by one client a page at a time.
 
-    Once it finds the response ended, it holds the whole stream as it is stored, which is a fraction of its
-    frames, and asks the database no more. So what has been begun is read whole, whatever is purged meanwhile.
+    Once the response has ended, this keeps the whole compacted stream, a fraction of its frames, and makes
+    no more queries. So a stream that a client has begun to read stays complete during a purge.
     """
 
     def __init__(self, database: Database, tenant: str, response: UUID) -> None:
         self._database = database
         self._tenant = tenant
         self._response = response
-        self._held: CachedStream | None = None
+        self._stream: CachedStream | None = None
         self.background = False
-        """The response goes on without readers; known once it was looked for."""
+        """The response runs in the background; set by `find`."""
 
     @property
     def ended(self) -> bool:
-        """It has been found that the response has ended."""
-        return self._held is not None
+        """The response had ended at the last read."""
+        return self._stream is not None
 
     def find(self, first: int) -> FramePage | None:
-        """The same as `read`, of a response of which it is not known whether the tenant has it."""
+        """`read`, or None if the tenant has no such response."""
         return self._database.read(lambda connection: self._find(connection, first))
 
     def read(self, first: int) -> FramePage:
-        """The committed frames from that sequence number on, a page of them."""
-        if self._held is None:
+        """A page of the committed frames from that sequence number on."""
+        if self._stream is None:
             return self.find(first) or FramePage([], ended=True)
-        return self._page_of(self._held, first)
+        return self._page_of(self._stream, first)
 
     def _find(self, connection: Connection, first: int) -> FramePage | None:
         stored = responses.get(connection, self._tenant, self._response)
@@ -155,27 +156,27 @@ class StreamReader:
             return None
         self.background = stored.background
         if stored.status in TERMINAL_STATUSES:
-            self._held = self._hold(connection)
-            return self._page_of(self._held, first)
-        found = events.read(connection, self._tenant, self._response, first, PAGE_EVENTS)
-        page = self._page(found, lambda: events.read(connection, self._tenant, self._response, 0))
+            self._stream = self._cached_stream(connection)
+            return self._page_of(self._stream, first)
+        logged = events.read(connection, self._tenant, self._response, first, PAGE_EVENTS)
+        page = self._page(logged, lambda: events.read(connection, self._tenant, self._response, 0))
         return FramePage(page, ended=False)
 
-    def _hold(self, connection: Connection) -> CachedStream:
-        held = _held.get((self._tenant, self._response))
-        if held is None:
-            held = CachedStream(events.read_compacted(connection, self._tenant, self._response))
-            _held[self._tenant, self._response] = held
-        return held
+    def _cached_stream(self, connection: Connection) -> CachedStream:
+        stream = _streams.get((self._tenant, self._response))
+        if stream is None:
+            stream = CachedStream(events.read_compacted(connection, self._tenant, self._response))
+            _streams[self._tenant, self._response] = stream
+        return stream
 
-    def _page_of(self, held: CachedStream, first: int) -> FramePage:
-        page = self._page(held.read(first), lambda: held.read(0))
-        return FramePage(page, ended=first + len(page) >= held.end)
+    def _page_of(self, stream: CachedStream, first: int) -> FramePage:
+        page = self._page(stream.read(first), lambda: stream.read(0))
+        return FramePage(page, ended=first + len(page) >= stream.end)
 
-    def _page(self, found: Iterable[Event], from_start: Callable[[], Iterable[Event]]) -> list[bytes]:
+    def _page(self, stored: Iterable[Event], from_start: Callable[[], Iterable[Event]]) -> list[bytes]:
         page: list[bytes] = []
         size = 0
-        for event in islice(with_function_names(found, from_start), PAGE_EVENTS):
+        for event in islice(with_function_names(stored, from_start), PAGE_EVENTS):
             page.append(frame(self._response, event))
             size += len(page[-1])
             if size >= PAGE_BYTES:
@@ -183,17 +184,17 @@ class StreamReader:
         return page
 
 
-def read_end(connection: Connection, news: events.SubscriptionUpdate) -> Published:
-    """What a reader of an ended response has not heard yet, and the final response, as it heard them here.
+def read_end(connection: Connection, update: events.SubscriptionUpdate) -> Published:
+    """The frames that the readers of an ended response lack, and the final response.
 
-    Of many events the last alone: whoever is before them reads the store.
+    At most the last TAIL_FRAMES: a reader that lacks more reads the store.
     """
-    tenant, response = news.watched.tenant, news.watched.response_id
-    position = news.watched.next_seq or 0
-    found = events.read(connection, tenant, response, position)[-TAIL_FRAMES:]
+    tenant, response = update.watched.tenant, update.watched.response_id
+    position = update.watched.next_seq or 0
+    tail = events.read(connection, tenant, response, position)[-TAIL_FRAMES:]
     final = read_response(connection, tenant, response)
     if final is None:
         return Published(response, position, (), None, gone=True)
-    first = found[0].sequence_number if found else position
-    named = with_function_names(found, lambda: events.read(connection, tenant, response, 0))
+    first = tail[0].sequence_number if tail else position
+    named = with_function_names(tail, lambda: events.read(connection, tenant, response, 0))
     return Published(response, first, frames(response, named), msgspec.json.encode(final))

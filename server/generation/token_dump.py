@@ -27,7 +27,13 @@ from server.protocol.typed import decode_as
 
 ReadMessages = Callable[[Sequence[int]], Messages]
 
-NOT_STORED = ("input_messages", "output_messages", "prompt_logprobs", "stop_reason", "cumulative_logprob")
+ONLY_IN_LAST_EVENT = (
+    "input_messages",
+    "output_messages",
+    "prompt_logprobs",
+    "stop_reason",
+    "cumulative_logprob",
+)
 """Fields of a response that only its last event has."""
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from server.delivery.stored_responses import as_response
-from server.generation.token_dump import NOT_STORED
+from server.generation.token_dump import ONLY_IN_LAST_EVENT
 from server.protocol.earlier_releases import with_logprobs
 from server.protocol.ids import response_id
 from server.protocol.responses.events import TERMINAL, Event, render
@@ -163,7 +163,7 @@ def _check_ends(response: AuditedResponse, told: Sequence[Told]) -> Iterator[Fin
         return
     output = [item.payload for item in response.items if item.side == OUTPUT]
     read: Told = msgspec.json.decode(msgspec.json.encode(as_response(stored, output)))
-    given = {name: value for name, value in told[-1]["response"].items() if name not in NOT_STORED}
+    given = {name: value for name, value in told[-1]["response"].items() if name not in ONLY_IN_LAST_EVENT}
     if stored.choice is not None:
         given["metadata"] = read["metadata"]  # which a client may have changed since
     yield from _compare(given, read)

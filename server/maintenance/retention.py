@@ -96,7 +96,7 @@ class Retention:
         self._every = config.purge_seconds
         self._quiet = quiet_seconds(config)
         self._purged_at = time.monotonic()
-        self.thread = SupervisedThread("janitor", self._turn, retry=Retry(most_failures=None))
+        self.thread = SupervisedThread("janitor", self._turn, retry=Retry(max_failures=None))
 
     def start(self) -> None:
         self.thread.start()

@@ -54,7 +54,7 @@ from server.process.load_model import load_model, model_name, read_adapters
 from server.process.open_database import OpenDatabase
 from server.prompting.loaded_model import LoadedModel
 from server.recording.messages import (
-    Inbound,
+    RecorderMessage,
 )
 from server.recording.recorder import Recorder
 from server.recovery.claimer import Claimer
@@ -194,8 +194,8 @@ class _ServerProcess:
             model,
             self._recorder,
             self._tool_loop,
-            most_running=config.max_running,
-            most_deaths=config.max_deaths,
+            max_running=config.max_running,
+            max_deaths=config.max_deaths,
             on_fatal=self._fenced,
         )
         self._abandonment = Abandonment(is_unread=hub.is_unread, cancel=self._cancel)
@@ -238,10 +238,10 @@ class _ServerProcess:
             hub,
             on_fenced=self._fenced,
             on_events=self._notifier.events,
-            on_handed_back=self._notifier.queue,
-            on_steps=self._tool_loop.look,
+            on_released=self._notifier.queue,
+            on_committed=self._tool_loop.on_committed,
             cancel=self._tool_loop.cancel,
-            hold=self._engine.set_paused,
+            pause_engine=self._engine.set_paused,
             capacity=UnfinishedResponses.from_config(self._config),
         )
 
@@ -263,23 +263,23 @@ class _ServerProcess:
         return Heartbeat(
             self._database,
             self._replica,
-            holds=self._recorder.holds,
+            produces=self._recorder.produces,
             cancel=self._cancel,
             lease_seconds=self._config.lease_seconds,
-            reading=lambda: [one for one in hub.reading() if not self._recorder.holds(one)],
-            unread=self._abandonment,
-            on_unowned=self._claimer.wake,
+            read_here=lambda: [one for one in hub.read_here() if not self._recorder.produces(one)],
+            abandonment=self._abandonment,
+            on_claimable=self._claimer.wake,
             on_fenced=self._fenced,
-            on_others=self._notifier.set_others_alive,
+            on_other_replicas=self._notifier.set_others_alive,
             on_database_gone=opened.restore,
-            on_turn=self._standby.sign,
+            on_beat_done=self._standby.sign,
         )
 
     def _make_follower(self, hub: Hub) -> Follower:
         return Follower(
             self._database,
             hub,
-            is_here=self._recorder.holds,
+            is_here=self._recorder.produces,
             on_queue=self._claimer.wake,
             on_cancel=self._cancel_all,
             listen=self._config.delivery == "notify",
@@ -336,7 +336,7 @@ class _ServerProcess:
                 model=model_name(self._config),
             )
 
-    def _deliver(self, messages: Sequence[Inbound], /) -> None:
+    def _deliver(self, messages: Sequence[RecorderMessage], /) -> None:
         """The engine thread, which was there before the recorder."""
         self._recorder.deliver(messages)
 
@@ -388,13 +388,13 @@ class _ServerProcess:
 
     def _drain(self) -> None:
         self._claimer.stop()
-        background = [run.facts.id for run in self._recorder.running() if run.facts.echo.background]
-        self._recorder.hand_back()
+        background = [run.facts.id for run in self._recorder.active_runs() if run.facts.echo.background]
+        self._recorder.release_background_runs()
         for response in background:
             self._cancel(response)  # heard by nobody: the recorder has given it up before
         if not self._recorder.wait_idle(self._config.drain_seconds):
-            for run in self._recorder.running():
-                self._recorder.fail(
+            for run in self._recorder.active_runs():
+                self._recorder.fail_run(
                     run.facts.id, "The server was stopped while it was generating this response."
                 )
             self._engine.close(drain=False)

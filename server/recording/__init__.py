@@ -1,1 +1,1 @@
-"""How steps of runs are committed: all together, run by run when that fails, and aside from the rest."""
+"""How updates of runs are committed: all together, run by run when that fails, and aside from the rest."""

@@ -1,4 +1,4 @@
-"""One transaction of the recorder: what it writes, and what an earlier try of it may have left."""
+"""One transaction of the recorder, which may be tried again after its answer was lost."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -8,10 +8,10 @@ from uuid import UUID
 from server.crashpoints import crashpoint
 from server.recording.isolation import LOCK_MS, STATEMENT_MS
 from server.recording.messages import (
-    Inbound,
+    RecorderMessage,
     RunUpdate,
 )
-from server.recording.persist import is_written, log_rows, write
+from server.recording.persist import is_written, log_chunks, write
 from server.recording.run_registry import RunRegistry
 from server.recording.unsynced_commits import UnsyncedCommits
 from server.store.cluster import leases
@@ -21,100 +21,106 @@ from server.store.log.fast_append import append_and_commit
 
 log = getLogger("holdfast.recorder")
 
-HAD_HAPPENED = "a commit that was not answered had happened"
+ALREADY_COMMITTED = "a commit that was not answered had happened"
 
 
 class JointCommit:
-    """Messages that are applied to their runs once, and written as often as it takes."""
+    """All runs' messages: applied once, written in as many tries as it takes."""
 
     def __init__(
-        self, active: RunRegistry, replica: UUID, messages: Sequence[Inbound], unflushed: UnsyncedCommits
+        self,
+        registry: RunRegistry,
+        replica: UUID,
+        messages: Sequence[RecorderMessage],
+        unsynced: UnsyncedCommits,
     ) -> None:
-        self._unflushed = unflushed
-        self._active = active
+        self._unsynced = unsynced
+        self._registry = registry
         self._replica = replica
         self._messages = messages
-        self.steps: list[RunUpdate] = []
+        self.updates: list[RunUpdate] = []
         self.applied = False
-        """The messages became steps; a failure before that concerns no run."""
+        """The messages were applied. A failure before that is no run's fault."""
         self.in_doubt = False
-        """The connection was lost, so a try may have been committed, and Postgres may have crashed."""
+        """The connection was lost: a try may have been committed, and Postgres may have crashed."""
 
-    def make(self, connection: Connection) -> list[RunUpdate]:
-        """What was committed, now or by a try before. Raises Fenced, or whatever writing raises."""
-        if self._may_only_add() and append_and_commit(connection, self._replica, self._rows):
-            return self.steps
+    def execute(self, connection: Connection) -> list[RunUpdate]:
+        """Returns the updates committed now or by an earlier try. Raises Fenced, or any error of writing."""
+        if self._only_appends() and append_and_commit(connection, self._replica, self._chunks):
+            return self.updates
         with connection.begin():
             now = leases.fence(connection, self._replica)
             if not self.applied:
                 self._restore(connection)
                 self._apply(now)
-                write(connection, self._replica, self.steps)
+                write(connection, self._replica, self.updates)
             elif self.in_doubt and self._is_written(connection):
-                log.warning(HAD_HAPPENED)
+                log.warning(ALREADY_COMMITTED)
             else:
                 self._restore(connection)
-                write(connection, self._replica, self.steps)
+                write(connection, self._replica, self.updates)
             crashpoint("recorder.written")
-        return self.steps
+        return self.updates
 
     def _is_written(self, connection: Connection) -> bool:
-        """They were one transaction, so the first of them that can be told tells of all."""
-        told = (is_written(connection, self._replica, step) for step in self.steps)
-        return next((answer for answer in told if answer is not None), True)
+        """The updates were one transaction: the first one that leaves a trace answers for all."""
+        written = (is_written(connection, self._replica, update) for update in self.updates)
+        return next((answer for answer in written if answer is not None), True)
 
     def _restore(self, connection: Connection) -> None:
-        """Before anything is added to a log whose end Postgres may have forgotten in a crash."""
+        """Before any append: Postgres may have lost the end of the log in a crash."""
         if self.in_doubt:
-            restore(connection, self._unflushed)
+            restore(connection, self._unsynced)
 
-    def _may_only_add(self) -> bool:
-        return not (self.applied or self.in_doubt) and self._active.only_adds(self._messages)
+    def _only_appends(self) -> bool:
+        return not (self.applied or self.in_doubt) and self._registry.only_appends(self._messages)
 
     def _apply(self, now: datetime) -> None:
-        self.steps = self._active.apply(self._messages, now)
+        self.updates = self._registry.apply(self._messages, now)
         self.applied = True
 
-    def _rows(self, now: datetime) -> list[NewLogRow] | None:
-        """All that there is to write; None if a run ended after all, of which there is more to write."""
+    def _chunks(self, now: datetime) -> list[NewLogRow] | None:
+        """The log chunks to append; None if a run ended after all, which writes more than that."""
         self._apply(now)
-        if any(step.over or step.broken for step in self.steps):
+        if any(update.is_last or update.unwritable for update in self.updates):
             return None
         crashpoint("recorder.written")
-        return log_rows(self.steps)
+        return log_chunks(self.updates)
 
 
 class GroupCommit:
-    """Some steps of a joint commit that failed, in a transaction of their own that others do not wait for."""
+    """Some updates of a failed joint commit, in a short transaction of their own."""
 
-    def __init__(self, replica: UUID, steps: Sequence[RunUpdate], unflushed: UnsyncedCommits) -> None:
+    def __init__(self, replica: UUID, updates: Sequence[RunUpdate], unsynced: UnsyncedCommits) -> None:
         self._replica = replica
-        self._steps = steps
-        self._unflushed = unflushed
-        self.fenced = False
-        """The fence was passed; a failure before that concerns no run."""
+        self._updates = updates
+        self._unsynced = unsynced
+        self.passed_fence = False
+        """The fence was passed. A failure before that is no run's fault."""
 
-    def make(self, connection: Connection, *, in_doubt: bool) -> None:
-        """Writes those steps that no earlier try has written. Raises Fenced, or whatever writing raises."""
-        self.fenced = False
+    def execute(self, connection: Connection, *, in_doubt: bool) -> None:
+        """Writes the updates that no earlier try has committed. Raises Fenced, or any error of writing."""
+        self.passed_fence = False
         with connection.begin():
             set_timeouts(connection, lock_ms=LOCK_MS, statement_ms=STATEMENT_MS)
             leases.fence(connection, self._replica)
-            left = self._steps
+            missing = self._updates
             if in_doubt:
-                written = {step.run.facts.id: is_written(connection, self._replica, step) for step in left}
-                left = [step for step in left if not written[step.run.facts.id]]
+                written = {
+                    update.run.facts.id: is_written(connection, self._replica, update) for update in missing
+                }
+                missing = [update for update in missing if not written[update.run.facts.id]]
                 if any(written.values()):
-                    log.warning(HAD_HAPPENED)
-                # An end that is written has folded its log away: nothing of that may be added again.
+                    log.warning(ALREADY_COMMITTED)
+                # A committed end has compacted its log: nothing may be appended to that again.
                 if False in written.values():
-                    restore(connection, self._unflushed)
-            self.fenced = True
-            write(connection, self._replica, left)
+                    restore(connection, self._unsynced)
+            self.passed_fence = True
+            write(connection, self._replica, missing)
             crashpoint("recorder.written")
 
 
-def restore(connection: Connection, unflushed: UnsyncedCommits) -> None:
-    """Writes again what Postgres has forgotten in a crash."""
-    if lost := unflushed.restore(connection):
-        log.warning("the database had forgotten %d steps; they are written again", lost)
+def restore(connection: Connection, unsynced: UnsyncedCommits) -> None:
+    """Writes commits again that Postgres has lost in a crash."""
+    if lost := unsynced.restore(connection):
+        log.warning("the database had forgotten %d updates; they are written again", lost)

@@ -1,4 +1,6 @@
-"""What the recorder's thread receives, and what one commit writes for one run. Types without behaviour."""
+"""The recorder's inbox: messages of the engine, of handlers and of tools; and what one commit writes for a
+run.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -16,16 +18,16 @@ SERVER_ERROR = "server_error"
 
 @dataclass(frozen=True, slots=True)
 class StartRun:
-    """A run whose response has been accepted or claimed; its engine messages follow."""
+    """A run whose response was accepted or claimed. Its engine messages follow."""
 
     run: Run
     starts: bool = True
-    """It is going to be generated; else only its end follows."""
+    """If False, nothing is generated; a message that ends the run follows."""
 
 
 @dataclass(frozen=True, slots=True)
 class FailRun:
-    """End this run as failed; sent by whoever knows that no engine will."""
+    """Ends a run as failed where the engine will send no `Failed`."""
 
     response_id: UUID
     code: str
@@ -33,37 +35,37 @@ class FailRun:
 
 
 @dataclass(frozen=True, slots=True)
-class DropRun:
-    """End this run as cancelled; sent by whoever knows that no engine has it."""
+class CancelRun:
+    """Ends a run as cancelled where the engine has no request of it."""
 
     response_id: UUID
 
 
 @dataclass(frozen=True, slots=True)
 class ReleaseRuns:
-    """Give these runs up, unended: another replica goes on with them. None means all in the background."""
+    """Gives up runs without ending them, so that other replicas claim them. None: all background runs."""
 
     response_ids: frozenset[UUID] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class StopRecorder:
-    """The recorder's thread ends after what it was given before this."""
+    """Ends the recorder's thread after everything delivered before."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCallFinished:
-    """A call that the server made has given this."""
+    """The result of a call that the server made."""
 
     response_id: UUID
     index: int
-    """Of its item in the output."""
+    """The output index of the call's item."""
     outcome: ToolResult
 
 
 @dataclass(frozen=True, slots=True)
 class StartTurn:
-    """The model's next turn begins, whose tokens are read so; with no decoding there is no token left."""
+    """The next model turn begins. Without `decoding` there is no token left for it, and the run ends."""
 
     response_id: UUID
     decoding: DecodingSpec | None
@@ -72,15 +74,15 @@ class StartTurn:
 
 @dataclass(frozen=True, slots=True)
 class CancelRequested:
-    """A response's end is asked for, and the engine may have no engine request of it: it is at its calls."""
+    """Cancels a run that may be between two turns. During a turn the engine is asked to cancel as well."""
 
     response_id: UUID
 
 
-Inbound = (
+RecorderMessage = (
     StartRun
     | FailRun
-    | DropRun
+    | CancelRun
     | ReleaseRuns
     | StopRecorder
     | ToolCallFinished
@@ -92,62 +94,63 @@ Inbound = (
 
 @dataclass(slots=True)
 class RunUpdate:
-    """What one commit does for one run."""
+    """What one commit writes for one run."""
 
     run: Run
     events: list[Event] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
-    handed_back: bool = False
-    died: bool = False
-    """It is handed back because the engine died of it, or beside it."""
+    released: bool = False
+    """The response is given up without an end; another replica claims it."""
+    engine_died: bool = False
+    """It is released because the engine died, which may be this run's fault. It counts as a death."""
     first_seq: int = field(init=False)
-    """The number of the first event, if there is one."""
-    broken: bool = False
-    """What the run has made cannot even be turned into events, so there is no writing it."""
-    unreadable: bool = False
-    """The run ends because its tokens could not be read; its engine request is cancelled afterwards."""
+    """The sequence number of the first event."""
+    unwritable: bool = False
+    """The run could not even be ended with the output that it has; there is nothing to write."""
+    undecodable: bool = False
+    """The run failed because decoding its tokens raised. The engine request has to be cancelled."""
 
     def __post_init__(self) -> None:
         self.first_seq = self.run.next_seq
 
     @property
-    def over(self) -> bool:
-        """This replica has nothing more to do with the run."""
-        return self.handed_back or self.run.ending is not None
+    def is_last(self) -> bool:
+        """The run leaves this replica with this update: it has ended or is released."""
+        return self.released or self.run.ending is not None
 
 
-def _coalesce_tokens(messages: Sequence[Inbound]) -> Iterator[Inbound]:
-    """The same messages, neighbouring tokens of an engine request merged.
+def coalesce_tokens(messages: Sequence[RecorderMessage]) -> Iterator[RecorderMessage]:
+    """The same messages with consecutive tokens of an engine request merged into one message.
 
-    So deltas get longer, and fewer, when more than one step of the engine is written at a time.
+    Where a commit covers several steps of the engine, this makes fewer and longer deltas.
     """
     waiting: dict[str, list[Tokens]] = {}
     for message in messages:
         if isinstance(message, Tokens):
-            waiting.setdefault(key_of(message), []).append(message)
+            waiting.setdefault(response_hex_of(message), []).append(message)
             continue
         if isinstance(message, ReleaseRuns):
-            yield from (_merge_tokens(waiting.pop(engine_request)) for engine_request in list(waiting))
-        elif (engine_request := key_of(message)) in waiting:
-            yield _merge_tokens(waiting.pop(engine_request))
+            yield from (_merge_tokens(waiting.pop(response)) for response in list(waiting))
+        elif (response := response_hex_of(message)) in waiting:
+            yield _merge_tokens(waiting.pop(response))
         yield message
     yield from map(_merge_tokens, waiting.values())
 
 
 @lru_cache(maxsize=4096)
-def response_of(engine_request_id: str) -> UUID:
-    """The response that an engine request is a turn of: asked for of every token, and so remembered."""
+def response_id_of(engine_request_id: str) -> UUID:
+    """The response that an engine request belongs to. Cached, because it is needed for each token."""
     return UUID(hex=engine_request_id.partition(".")[0])
 
 
-def key_of(message: Inbound) -> str:
-    """What messages to one response have in common, its id in hexadecimal; empty if there is no such one."""
+def response_hex_of(message: RecorderMessage) -> str:
+    """The id in hexadecimal of the response that a message is about; empty if there is no single one."""
     match message:
         case StartRun(run):
             return run.facts.id.hex
         case (
             FailRun(response)
-            | DropRun(response)
+            | CancelRun(response)
             | ToolCallFinished(response)
             | StartTurn(response)
             | CancelRequested(response)
@@ -170,5 +173,5 @@ def _merge_tokens(pieces: Sequence[Tokens]) -> Tokens:
     token_ids = tuple(token for piece in pieces for token in piece.token_ids)
     logprobs = None
     if pieces[0].logprobs is not None:
-        logprobs = tuple(told for piece in pieces for told in piece.logprobs or ())
+        logprobs = tuple(logprob for piece in pieces for logprob in piece.logprobs or ())
     return Tokens(pieces[0].request_id, token_ids, logprobs)

@@ -1,6 +1,6 @@
-"""What a step of a run leaves in the database: events, and with the last of them everything else.
+"""Writes the updates of runs: events, and with the last of them the response's end, output items and usage.
 
-Within the recorder's transaction, which has passed the fence.
+All functions run within the transaction of the recorder or the side writer, after the fence.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from server.recording.expiry import lifetime_after_end
 from server.recording.messages import (
     RunUpdate,
 )
-from server.recording.unsynced_commits import chunks_of
+from server.recording.unsynced_commits import update_chunks
 from server.store.cluster import claims
 from server.store.cluster.claims import ResponseKey
 from server.store.content import conversations, deletion, responses
@@ -25,48 +25,48 @@ from server.store.log.events import NewLogRow
 
 
 class Unwritable(Exception):
-    """A step of this response is broken."""
+    """The update of this response has nothing that could be written."""
 
 
-def write(connection: Connection, replica: UUID, steps: Sequence[RunUpdate]) -> None:
-    """Writes the steps. Ends and hand-overs are on disk when the commit returns.
+def write(connection: Connection, replica: UUID, updates: Sequence[RunUpdate]) -> None:
+    """Writes the updates. The commit is synchronous if a run ends or is released.
 
-    Raises Unwritable, OwnershipLost, DatabaseError, or what the contents of one of them lead to.
+    Raises Unwritable, OwnershipLost, DatabaseError, or any error of encoding an update.
     """
-    if broken := [step.run.facts.id for step in steps if step.broken]:
+    if broken := [update.run.facts.id for update in updates if update.unwritable]:
         raise Unwritable(broken[0])
-    if any(step.over for step in steps):
+    if any(update.is_last for update in updates):
         commit_synchronously(connection)
-    if chunks := log_rows(steps):
+    if chunks := log_chunks(updates):
         events.append(connection, chunks)
-    for step in steps:
-        if step.run.ending is not None:
-            _write_end(connection, replica, step.run, step.run.ending)
-    if handed_back := [step for step in steps if step.handed_back and step.run.ending is None]:
-        for died in (False, True):
-            places = [_place(step.run) for step in handed_back if step.died is died]
-            claims.release(connection, replica, places, died=died)
+    for update in updates:
+        if update.run.ending is not None:
+            _write_end(connection, replica, update.run, update.run.ending)
+    if released := [update for update in updates if update.released and update.run.ending is None]:
+        for engine_died in (False, True):
+            keys = [_key(update.run) for update in released if update.engine_died is engine_died]
+            claims.release(connection, replica, keys, died=engine_died)
         crashpoint("handback.written")
-    if any(step.run.ending is not None for step in steps):
+    if any(update.run.ending is not None for update in updates):
         crashpoint("end.written")
 
 
-def log_rows(steps: Sequence[RunUpdate]) -> list[NewLogRow]:
-    """What the steps add to the log."""
-    return [chunk for step in steps if step.run.stored for chunk in chunks_of(step)]
+def log_chunks(updates: Sequence[RunUpdate]) -> list[NewLogRow]:
+    """The updates as rows of the event log, without those of responses that are not stored."""
+    return [chunk for update in updates if update.run.stored for chunk in update_chunks(update)]
 
 
-def is_written(connection: Connection, replica: UUID, step: RunUpdate) -> bool | None:
-    """Whether a commit of this step that was answered by an error had happened after all.
+def is_written(connection: Connection, replica: UUID, update: RunUpdate) -> bool | None:
+    """Whether a commit of this update had happened although it was answered by an error.
 
-    None if that leaves no trace, because there was nothing to write. What another replica has written of the
-    same response since it took it over is not taken for it.
+    None if such a commit leaves no trace, because there was nothing to write. Writes of another replica that
+    has taken the response over do not count.
     """
-    run, facts = step.run, step.run.facts
-    if run.ending is None and run.stored and step.events:
-        first = step.events[0].sequence_number
+    run, facts = update.run, update.run.facts
+    if run.ending is None and run.stored and update.events:
+        first = update.events[0].sequence_number
         return events.is_logged(connection, facts.tenant, facts.id, first, facts.attempt)
-    if run.ending is None and not step.handed_back:
+    if run.ending is None and not update.released:
         return None
     owner = responses.get_owner(connection, facts.tenant, facts.id) if run.stored else None
     if run.ending is None:
@@ -77,16 +77,16 @@ def is_written(connection: Connection, replica: UUID, step: RunUpdate) -> bool |
 
 
 def is_owner(owner: Owner | None, replica: UUID, run: Run) -> bool:
-    """Whether a response that the row shows to be so owned is still the replica's to write."""
+    """Whether a row's owner is this replica with this run's attempt, and the response has not ended."""
     return owner == Owner(replica, run.facts.attempt, ended=False)
 
 
-def _place(run: Run) -> ResponseKey:
+def _key(run: Run) -> ResponseKey:
     return ResponseKey(run.facts.tenant, run.facts.id)
 
 
 def _write_end(connection: Connection, replica: UUID, run: Run, ending: Ending) -> None:
-    """The row comes first: locked by others, or another's, it is found so before there is work to undo."""
+    """Updates the row first: if it is locked or another replica's, there is no work to undo yet."""
     facts = run.facts
     if run.stored:
         finished = responses.finish(

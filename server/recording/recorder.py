@@ -1,8 +1,8 @@
-"""The recorder thread: engine messages become events, events are committed, then readers are told.
+"""The recorder thread: engine messages become events, events are committed, committed events are published.
 
-One wake-up per engine step or commit. Whatever gathered while the last commit ran is the next commit, so a
-slow disk makes bigger commits, not a longer queue; and where even that is not enough, the engine is held.
-Knows nothing of HTTP and nothing of how a model writes.
+Everything that arrives during a commit goes into the next one. So a slow disk makes commits larger and
+not the queue longer; where that is not enough, the engine is paused. Knows nothing of HTTP and nothing of
+model formats.
 """
 
 import logging
@@ -26,39 +26,40 @@ from server.recording.committer import Committer
 from server.recording.messages import (
     SERVER_ERROR,
     FailRun,
-    Inbound,
+    RecorderMessage,
     ReleaseRuns,
     RunUpdate,
     StartRun,
     StopRecorder,
 )
 from server.recording.run_registry import RunRegistry
-from server.recording.side_writer import Settled, SideWriter
-from server.recording.suspended import Suspended
+from server.recording.side_writer import SideResult, SideWriter
+from server.recording.suspended import SuspendedRuns
 from server.store.cluster import leases
 from server.store.database import Database
 from server.supervised_thread import Retry, SupervisedThread
 
 log = logging.getLogger("holdfast.recorder")
 
-MOST_WAITING = 4096
-"""Deliveries that may wait for a commit; the engine is held while there are more. One is a step of the engine
-with at most a token for each running response, so what waits for a database that is away stays small."""
-_LONGEST_SLEEP = 0.1
-_LONGEST_END = 60.0
-"""In the end, while steps are retried aside; an outage may be waited for longer."""
-_REST = 6.0
-"""Times as long as a commit took, the next one is waited for. So commits, which take turns with the engine,
-have a seventh of the time where they are short, and longer deltas carry what gathers."""
-_LONGEST_REST = 0.012
-_LONGEST_WAIT = 0.004
-"""Seconds after a rest in which the next commit may wait for a delivery to begin with. Then the engine has
-just begun a step, beside which there is time for the commit and for the telling, which takes longer. Rest and
-wait together are how much later than it could be a token may be told while commits follow each other."""
+MAX_QUEUED = 4096
+"""Deliveries in the inbox beyond which the engine is paused. One is an engine step with at most a token for
+each running response, so the memory that waits for an unreachable database stays small."""
+_POLL_SECONDS = 0.1
+_MAX_DRAIN_SECONDS = 60.0
+"""For the side writer's retries at shutdown; an outage may be waited for longer."""
+_PAUSE_FACTOR = 6.0
+"""After a commit that took t seconds, wait min(6 t, 12 ms) before the next. Commits compete with the engine
+thread for the GIL; this caps them at a seventh of the time. Tokens that arrive meanwhile are merged into
+longer deltas."""
+_MAX_PAUSE = 0.012
+_MAX_WAIT = 0.004
+"""Seconds after that pause for which the next commit may wait for a delivery. A delivery means that the
+engine has just begun a step, beside which there is time for the commit and for publishing, which takes
+longer. Pause and wait together bound the delay of a token while commits follow each other."""
 
 
 class Recorder:
-    """Runs in progress, and the thread that brings them forward."""
+    """Starts, advances and ends the runs of this replica; owns the recorder and the side writer thread."""
 
     def __init__(
         self,
@@ -68,52 +69,52 @@ class Recorder:
         *,
         on_fenced: Callable[[], None],
         on_events: Callable[[Collection[UUID]], None] = lambda _responses: None,
-        on_handed_back: Callable[[], None] = lambda: None,
-        on_steps: Callable[[Sequence[RunUpdate]], None] = lambda _steps: None,
+        on_released: Callable[[], None] = lambda: None,
+        on_committed: Callable[[Sequence[RunUpdate]], None] = lambda _updates: None,
         cancel: Callable[[UUID], None] = lambda _response: None,
-        hold: Callable[[bool], None] = lambda _held: None,
-        most_waiting: int = MOST_WAITING,
+        pause_engine: Callable[[bool], None] = lambda _pause: None,
+        max_queued: int = MAX_QUEUED,
         capacity: UnfinishedResponses | None = None,
         clock: Callable[[], float] = monotonic,
     ) -> None:
-        """`on_fenced` is called, once, when this replica can write no more: it must end and start anew.
+        """`on_fenced` is called once, when this replica can write no more: the process must end.
 
-        Other replicas have taken it for dead, or a mistake of ours has stopped the thread, which must not
-        leave a server behind that accepts responses and answers none. `on_events` is called after a commit
-        with the stored responses that got events. `on_handed_back` is called when there
-        are responses that others may go on with. `on_steps` is called with what was
-        committed. `cancel` is called with responses that are not brought forward any more. `hold` stops and
-        starts the engine. `capacity` counts and bounds the responses here.
+        Either other replicas have declared it dead, or the thread has failed, which would leave a server
+        that accepts responses and answers none. After each commit `on_events` gets the stored responses
+        with new events, and `on_committed` all updates. `on_released` is called when responses are left
+        for other replicas to claim. `cancel` gets responses whose run does not continue here.
+        `pause_engine` pauses the engine with True and resumes it with False. `capacity` counts and bounds
+        the unfinished responses.
         """
         self._database = database
         self._replica = replica
         self._hub = hub
         self._on_events = on_events
-        self._on_handed_back = on_handed_back
-        self._on_steps = on_steps
+        self._on_released = on_released
+        self._on_committed = on_committed
         self._cancel = cancel
-        self._hold = hold
+        self._pause_engine = pause_engine
         self._clock = clock
-        self._most_waiting = most_waiting
-        self._holding = False
-        self._pressure = threading.Lock()
-        """So that of a hold and a release the one that was decided last is the last to be said."""
-        self._inbox: queue.SimpleQueue[Sequence[Inbound]] = queue.SimpleQueue()
-        self._active = RunRegistry()
-        self._held = capacity if capacity is not None else UnfinishedResponses()
-        """Responses that this process is about to begin or producing, until their end is committed."""
+        self._max_queued = max_queued
+        self._engine_paused = False
+        self._backpressure = threading.Lock()
+        """Orders the calls of `pause_engine` as the decisions behind them."""
+        self._inbox: queue.SimpleQueue[Sequence[RecorderMessage]] = queue.SimpleQueue()
+        self._registry = RunRegistry()
+        self.capacity = capacity if capacity is not None else UnfinishedResponses()
+        """The responses that this process generates or is about to, until their end is committed."""
         self._idle = threading.Event()
         self._idle.set()
-        self._handover = threading.Lock()
-        """Held while a run is given in, so that nothing is called idle just before it arrives."""
-        self._committer = Committer(database, replica, self._active, clock)
-        self._settled: queue.SimpleQueue[Settled] = queue.SimpleQueue()
-        self._suspended = Suspended()
+        self._starting = threading.Lock()
+        """Held while a run is started, so that `_idle` is not set just before the run arrives."""
+        self._committer = Committer(database, replica, self._registry, clock)
+        self._side_results: queue.SimpleQueue[SideResult] = queue.SimpleQueue()
+        self._suspended = SuspendedRuns()
         self._side = SideWriter(
             database,
             replica,
-            on_settled=self._settle_later,
-            running=self.running,
+            on_result=self._queue_side_result,
+            active_runs=self.active_runs,
             on_fenced=self._fence,
             clock=clock,
         )
@@ -122,13 +123,13 @@ class Recorder:
         self._thread = self._make_thread(on_fenced)
 
     def _make_thread(self, on_fatal: Callable[[], None]) -> SupervisedThread:
-        """No turn of it is repeated that fails: its messages have changed their runs already."""
+        """A failed turn is not repeated: its messages have changed their runs already."""
         return SupervisedThread(
             "recorder",
             self._turn,
             fatal=(leases.Fenced,),
             on_fatal=on_fatal,
-            retry=Retry(most_failures=0),
+            retry=Retry(max_failures=0),
             on_end=self._committer.close,
         )
 
@@ -140,64 +141,61 @@ class Recorder:
         """Why nothing is recorded at the moment, for /health/ready; None if all is well. Any thread."""
         return self._committer.trouble() or self._thread.trouble() or self._side.thread.trouble()
 
-    def deliver(self, messages: Sequence[Inbound], /) -> None:
-        """Hands messages over; never blocks. Any thread, the engine's above all."""
+    def deliver(self, messages: Sequence[RecorderMessage], /) -> None:
+        """Puts messages into the inbox; never blocks. Any thread."""
         self._inbox.put(messages)
-        with self._pressure:
-            if not self._holding and self._inbox.qsize() > self._most_waiting:
-                self._holding = True
-                log.warning("the database is behind: the engine is held")
-                self._hold(True)
+        with self._backpressure:
+            if not self._engine_paused and self._inbox.qsize() > self._max_queued:
+                self._engine_paused = True
+                log.warning("the database is behind: the engine is paused")
+                self._pause_engine(True)
 
-    @property
-    def capacity(self) -> UnfinishedResponses:
-        """What bounds the responses that are begun here."""
-        return self._held
+    def reserve(self, response_id: UUID, tenant: str) -> None:
+        """Counts a response that is about to be committed as this replica's. `start_run` or `release`
+        follows.
+        """
+        self.capacity.add(response_id, tenant)
 
-    def expect(self, response_id: UUID, tenant: str) -> None:
-        """A response is about to be written down as this replica's; its run follows, or `forget`."""
-        self._held.add(response_id, tenant)
+    def release(self, response_id: UUID) -> None:
+        """Undoes `reserve`: there will be no run."""
+        self.capacity.discard(response_id)
 
-    def forget(self, response_id: UUID) -> None:
-        """There will be no run of it after all."""
-        self._held.discard(response_id)
-
-    def holds(self, response_id: UUID) -> bool:
-        """Whether this process is producing it, or is about to. Any thread."""
-        return response_id in self._held
+    def produces(self, response_id: UUID) -> bool:
+        """Whether this process generates the response or is about to. Any thread."""
+        return response_id in self.capacity
 
     @property
     def load(self) -> int:
-        """How many responses this process is producing or about to. Any thread."""
-        return len(self._held)
+        """The number of responses that this process generates or is about to. Any thread."""
+        return len(self.capacity)
 
-    def begin(self, run: Run) -> None:
-        with self._handover:
+    def start_run(self, run: Run) -> None:
+        with self._starting:
             self._idle.clear()
-            self._held.add(run.facts.id, run.facts.tenant)
+            self.capacity.add(run.facts.id, run.facts.tenant)
             self.deliver([StartRun(run)])
 
-    def fail(self, response_id: UUID, message: str) -> None:
-        """Ends a run from outside the engine."""
+    def fail_run(self, response_id: UUID, message: str) -> None:
+        """Ends a run as failed where the engine will send no `Failed`."""
         self.deliver([FailRun(response_id, SERVER_ERROR, message)])
 
-    def running(self) -> list[Run]:
-        """The runs in progress here. Any thread; a snapshot."""
-        return self._active.runs
+    def active_runs(self) -> list[Run]:
+        """The runs in progress here, a snapshot. Any thread."""
+        return self._registry.runs
 
-    def hand_back(self) -> None:
-        """Gives all background responses up for other replicas to go on with."""
+    def release_background_runs(self) -> None:
+        """Gives up all background runs, for other replicas to claim."""
         self.deliver([ReleaseRuns()])
 
     def wait_idle(self, seconds: float) -> bool:
-        """Whether every run ended or was handed back within that time."""
+        """Waits until every run has ended or is released; False if that takes longer."""
         return self._idle.wait(seconds)
 
     def stop(self, seconds: float = inf) -> None:
         """Ends the thread after everything delivered before.
 
-        What cannot be committed in that time is left to other replicas; if that is more than single
-        responses, `on_fenced` is told of it.
+        What cannot be committed in that time is left to other replicas. If the database is unreachable until
+        then, `on_fenced` is called.
         """
         self._committer.give_up_at = self._clock() + seconds
         self.deliver([StopRecorder()])
@@ -206,8 +204,8 @@ class Recorder:
 
     # --- the side writer's thread ---
 
-    def _settle_later(self, settled: Settled) -> None:
-        self._settled.put(settled)
+    def _queue_side_result(self, result: SideResult) -> None:
+        self._side_results.put(result)
         self.deliver([])
 
     def _fence(self) -> None:
@@ -220,172 +218,171 @@ class Recorder:
         try:
             with self._thread.idle():
                 messages = self._gather(self._next_at)
-            self._next_at = self.bring_forward(messages)
+            self._next_at = self.process(messages)
             if any(isinstance(message, StopRecorder) for message in messages):
-                self._bring_to_rest()
+                self._await_side_writer()
                 self._thread.request_stop()
         except leases.Fenced:
-            log.critical("this replica was declared dead; its %d runs are given up", len(self.running()))
+            log.critical("this replica was declared dead; its %d runs are given up", len(self.active_runs()))
             raise
 
-    def _bring_to_rest(self) -> None:
-        """Waits for the steps that are retried aside, as long as there is time."""
-        until = min(self._committer.give_up_at, self._clock() + _LONGEST_END)
+    def _await_side_writer(self) -> None:
+        """Waits until no run is suspended, as long as there is time."""
+        until = min(self._committer.give_up_at, self._clock() + _MAX_DRAIN_SECONDS)
         while self._suspended and (left := until - self._clock()) > 0:
-            messages: Sequence[Inbound] = []
+            messages: Sequence[RecorderMessage] = []
             with suppress(queue.Empty):
-                messages = self._inbox.get(timeout=min(left, _LONGEST_SLEEP))
-            self.bring_forward(messages)
+                messages = self._inbox.get(timeout=min(left, _POLL_SECONDS))
+            self.process(messages)
         if self._suspended:
             log.error("%d responses could not be stored; others go on with them", self._suspended.count)
 
-    def bring_forward(self, messages: Sequence[Inbound]) -> float:
-        """One turn of the thread: commits what the messages mean, then tells of it. Raises Fenced.
+    def process(self, messages: Sequence[RecorderMessage]) -> float:
+        """One turn of the thread: applies the messages, commits, publishes. Raises Fenced.
 
-        Gives the time at which the next one may begin.
+        Returns the monotonic time at which the next turn may begin.
         """
         if self._fenced:
             raise leases.Fenced
-        retained = self._take_settled()
-        for response in self._suspended.overfull():
+        retained = self._apply_side_results()
+        for response in self._suspended.over_limit():
             self._side.give_up(response)
-            self._abandon(response)
+            self._give_up(response)
         began = monotonic()
-        steps = self._commit([*retained, *self._suspended.divert(messages)])
+        updates = self._commit([*retained, *self._suspended.divert(messages)])
         took = monotonic() - began
         crashpoint("recorder.committed")
-        if any(step.run.ending is not None for step in steps):
+        if any(update.run.ending is not None for update in updates):
             crashpoint("end.committed")
-        self._finish(steps)
-        self._relax()
-        return monotonic() + min(_REST * took, _LONGEST_REST)
+        self._after_commit(updates)
+        self._resume_engine()
+        self._set_idle()
+        return monotonic() + min(_PAUSE_FACTOR * took, _MAX_PAUSE)
 
-    def _finish(self, steps: Sequence[RunUpdate]) -> None:
-        """What follows from committed steps."""
-        self._tell(steps)
+    def _after_commit(self, updates: Sequence[RunUpdate]) -> None:
+        self._publish(updates)
         crashpoint("recorder.told")
-        for step in steps:
-            if step.unreadable:
-                self._cancel(step.run.facts.id)
-        self._let_go(steps)
-        self._on_steps(steps)
+        for update in updates:
+            if update.undecodable:
+                self._cancel(update.run.facts.id)
+            if update.is_last:
+                self.release(update.run.facts.id)
+        if any(update.released for update in updates):
+            crashpoint("handback.committed")
+            self._on_released()
+        self._on_committed(updates)
 
-    def _take_settled(self) -> list[Inbound]:
-        """Finishes what the side writer has settled; the messages that were retained for it."""
-        retained: list[Inbound] = []
+    def _apply_side_results(self) -> list[RecorderMessage]:
+        """Applies what the side writer has reported; returns the messages that were retained meanwhile."""
+        retained: list[RecorderMessage] = []
         with suppress(queue.Empty):
             while True:
-                retained += self._settle(self._settled.get_nowait())
+                retained += self._apply_side_result(self._side_results.get_nowait())
         return retained
 
-    def _settle(self, settled: Settled) -> list[Inbound]:
-        response, step = settled.response, settled.step
-        match settled.outcome:
+    def _apply_side_result(self, result: SideResult) -> list[RecorderMessage]:
+        response, update = result.response, result.update
+        match result.outcome:
             case "doubtful":
-                if self._active.get(response) is step.run and response not in self._suspended:
-                    self._suspend([step])
+                if self._registry.get(response) is update.run and response not in self._suspended:
+                    self._suspend([update])
                 return []
             case "given up":
-                self._abandon(response)
+                self._give_up(response)
                 return []
             case "left":
-                step = RunUpdate(step.run, handed_back=True)
-                self._abandon(response)
+                update = RunUpdate(update.run, released=True)
+                self._give_up(response)
             case "ended":
-                self._abandon(response)
-        retained = self._suspended.release(response)
-        if settled.outcome == "committed":
-            self._active.paused.discard(response)
+                self._give_up(response)
+        retained = self._suspended.resume(response)
+        if result.outcome == "committed":
+            self._registry.paused.discard(response)
         else:
-            self._active.forget(response)
-        self._finish([step])
-        if settled.outcome == "left" and step.run.stored:
-            self._hub.release(step.run.facts.tenant, response)
+            self._registry.remove(response)
+        self._after_commit([update])
+        if result.outcome == "left" and update.run.stored:
+            self._hub.release(update.run.facts.tenant, response)
         return retained
 
-    def _suspend(self, steps: Sequence[RunUpdate]) -> None:
-        """Others do not wait for these."""
-        for step in steps:
-            response = step.run.facts.id
-            self._active.paused.add(response)
-            self._suspended.add(step)
-            self._side.write(step)
+    def _suspend(self, updates: Sequence[RunUpdate]) -> None:
+        """Leaves these updates to the side writer, so that no other run waits for them."""
+        for update in updates:
+            response = update.run.facts.id
+            self._registry.paused.add(response)
+            self._suspended.add(update)
+            self._side.write(update)
 
-    def _abandon(self, response: UUID) -> None:
-        """Its run will not go on here."""
+    def _give_up(self, response: UUID) -> None:
+        """The suspended run does not continue here: its engine request is cancelled."""
         if self._suspended.give_up(response):
             self._cancel(response)
 
-    def _gather(self, next_at: float = 0.0) -> list[Inbound]:
-        """What is to be committed next: all there is, once there is something and that time has come."""
+    def _gather(self, next_at: float = 0.0) -> list[RecorderMessage]:
+        """The messages for the next commit: waits for the first, and until `next_at`."""
         messages = list(self._inbox.get())
         if (rest := next_at - monotonic()) > 0:
             sleep(rest)
-            messages += self._waiting()
+            messages += self._drain_inbox()
             with suppress(queue.Empty):
-                messages += self._inbox.get(timeout=_LONGEST_WAIT)
-        return messages + self._waiting()
+                messages += self._inbox.get(timeout=_MAX_WAIT)
+        return messages + self._drain_inbox()
 
-    def _waiting(self) -> list[Inbound]:
-        """All that has been delivered by now."""
-        messages: list[Inbound] = []
+    def _drain_inbox(self) -> list[RecorderMessage]:
+        messages: list[RecorderMessage] = []
         with suppress(queue.Empty):
             while True:
                 messages += self._inbox.get_nowait()
         return messages
 
-    def _let_go(self, steps: Sequence[RunUpdate]) -> None:
-        for step in steps:
-            if step.over:
-                self._held.discard(step.run.facts.id)
-        if any(step.handed_back for step in steps):
-            crashpoint("handback.committed")
-            self._on_handed_back()
-
-    def _relax(self) -> None:
-        """Everything that was delivered is committed or retried aside."""
-        with self._pressure:
-            if self._holding:
-                self._holding = False
+    def _resume_engine(self) -> None:
+        with self._backpressure:
+            if self._engine_paused:
+                self._engine_paused = False
                 log.warning("the database has caught up: the engine goes on")
-                self._hold(False)
-        with self._handover:
-            if not self._active and not self._suspended and self._inbox.empty():
+                self._pause_engine(False)
+
+    def _set_idle(self) -> None:
+        with self._starting:
+            if not self._registry and not self._suspended and self._inbox.empty():
                 self._idle.set()
 
-    def _commit(self, messages: Sequence[Inbound]) -> list[RunUpdate]:
-        """Applies messages to their runs; the steps that are committed. Others do not wait for the rest."""
-        if not any(self._active.needs_commit(message) for message in messages):
-            return self._without_commit(self._active.apply(messages, datetime.now(UTC)))
+    def _commit(self, messages: Sequence[RecorderMessage]) -> list[RunUpdate]:
+        """Applies messages to their runs; returns the committed updates and suspends the others."""
+        if not any(self._registry.needs_commit(message) for message in messages):
+            return self._apply_without_commit(messages)
         committed, failed = self._committer.commit(messages)
         self._suspend(failed)
         return committed
 
-    def _without_commit(self, steps: Sequence[RunUpdate]) -> list[RunUpdate]:
-        """Those that need none. By a mistake of ours a run may have ended, which is to be metered."""
-        ended = [step for step in steps if step.over or step.broken]
-        self._suspend(ended)
-        return [step for step in steps if step not in ended] if ended else list(steps)
-
-    def _tell(self, steps: Sequence[RunUpdate]) -> None:
-        self._on_events([step.run.facts.id for step in steps if step.events and step.run.stored])
-        told = [self._published(step) for step in steps if step.events]
-        self._hub.publish(published for published in told if published is not None)
-
-    def _published(self, step: RunUpdate) -> Published | None:
-        """What readers are told of a step; None if there are none, or if it cannot be told.
-
-        That can only be one that is not stored: what is stored has been encoded before.
+    def _apply_without_commit(self, messages: Sequence[RecorderMessage]) -> list[RunUpdate]:
+        """For messages that need no commit. If decoding raises, a run ends all the same and has to be
+        metered.
         """
-        response = step.run.facts.id
-        if not self._hub.follows(response):
+        updates = self._registry.apply(messages, datetime.now(UTC))
+        ended = [update for update in updates if update.is_last or update.unwritable]
+        self._suspend(ended)
+        return [update for update in updates if update not in ended] if ended else updates
+
+    def _publish(self, updates: Sequence[RunUpdate]) -> None:
+        self._on_events([update.run.facts.id for update in updates if update.events and update.run.stored])
+        batch = [self._to_published(update) for update in updates if update.events]
+        self._hub.publish(published for published in batch if published is not None)
+
+    def _to_published(self, update: RunUpdate) -> Published | None:
+        """An update's frames; None if there are no readers, or if it cannot be encoded.
+
+        Only a response that is not stored can fail here: stored ones were encoded for the commit.
+        """
+        response = update.run.facts.id
+        if not self._hub.has_channel(response):
             return None
         try:
-            told = frames(response, step.events)
-            final = msgspec.json.encode(step.run.final) if step.run.final is not None else None
+            encoded = frames(response, update.events)
+            final = msgspec.json.encode(update.run.final) if update.run.final is not None else None
         except Exception:
             log.exception("response %s cannot be told", response)
-            step.broken = True
-            self._suspend([step])
+            update.unwritable = True
+            self._suspend([update])
             return None
-        return Published(response, step.events[0].sequence_number, told, final)
+        return Published(response, update.events[0].sequence_number, encoded, final)

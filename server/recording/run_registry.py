@@ -1,6 +1,7 @@
-"""The runs in progress here: messages of the engine and of handlers become steps, one for each run.
+"""The runs in progress on this replica: applies the recorder's messages to them and collects one update for
+each.
 
-Pure: no thread, no clock, no database. Whatever goes wrong with one run stays with that run.
+Pure: no thread, no clock, no database. An exception in one run fails that run only.
 """
 
 import logging
@@ -15,17 +16,17 @@ from server.protocol.responses.events import Event
 from server.recording.messages import (
     SERVER_ERROR,
     CancelRequested,
-    DropRun,
+    CancelRun,
     FailRun,
-    Inbound,
+    RecorderMessage,
     ReleaseRuns,
     RunUpdate,
     StartRun,
     StartTurn,
     StopRecorder,
     ToolCallFinished,
-    _coalesce_tokens,
-    response_of,
+    coalesce_tokens,
+    response_id_of,
 )
 
 log = logging.getLogger("holdfast.runs")
@@ -35,14 +36,14 @@ UNREADABLE = "The model's output could not be read."
 
 
 class RunRegistry:
-    """What the recorder's thread brings forward."""
+    """The runs in progress. Only the recorder's thread changes it."""
 
     def __init__(self) -> None:
         self._runs: dict[UUID, Run] = {}
-        self._untold: dict[UUID, list[int]] = {}
-        """Tokens that have given no event yet; stored with the first event that they lead to."""
+        self._tokens_without_event: dict[UUID, list[int]] = {}
+        """Tokens that have produced no event yet. They are stored with the next event."""
         self.paused: set[UUID] = set()
-        """Runs whose last step is not committed yet; whoever paused them retains the messages to them."""
+        """Runs whose last update is not committed yet. `SuspendedRuns` retains the messages to them."""
 
     def __bool__(self) -> bool:
         return bool(self._runs)
@@ -53,17 +54,16 @@ class RunRegistry:
         return list(self._runs.values())
 
     def get(self, response: UUID) -> Run | None:
-        """The run in progress of that response."""
         return self._runs.get(response)
 
-    def needs_commit(self, message: Inbound) -> bool:
+    def needs_commit(self, message: RecorderMessage) -> bool:
         """Tokens of a response that is not stored need no commit; its end does, for the metering.
 
-        A run that is not known yet may begin in the same batch.
+        A run that is not known yet may start in the same batch.
         """
         match message:
             case Tokens(engine_request_id):
-                run = self._runs.get(response_of(engine_request_id))
+                run = self._runs.get(response_id_of(engine_request_id))
                 return run is None or run.stored
             case StartRun(run, starts):
                 return starts and not run.started
@@ -77,64 +77,66 @@ class RunRegistry:
             case _:
                 return True
 
-    def only_adds(self, messages: Sequence[Inbound]) -> bool:
-        """Whether no run begins or ends by these messages, unless by a mistake of ours."""
+    def only_appends(self, messages: Sequence[RecorderMessage]) -> bool:
+        """Whether these messages only append to event logs: no run starts or ends, unless decoding raises."""
         return all(isinstance(message, Tokens) or not self.needs_commit(message) for message in messages)
 
-    def apply(self, messages: Sequence[Inbound], now: datetime) -> list[RunUpdate]:
-        """Lets the runs take the messages. Runs that are over are forgotten."""
-        steps: dict[UUID, RunUpdate] = {}
-        for message in _coalesce_tokens(messages):
-            self._take(message, steps, now)
-        for response, step in steps.items():
-            if step.over:
-                self._runs.pop(response, None)
-                self._untold.pop(response, None)
-        return list(steps.values())
+    def apply(self, messages: Sequence[RecorderMessage], now: datetime) -> list[RunUpdate]:
+        """Applies the messages to their runs; one update for each run that they reach.
 
-    def forget(self, response: UUID) -> None:
-        """Drops a run that this replica does not bring forward any more."""
+        Runs that ended or were released leave the registry.
+        """
+        updates: dict[UUID, RunUpdate] = {}
+        for message in coalesce_tokens(messages):
+            self._apply(message, updates, now)
+        for response, update in updates.items():
+            if update.is_last:
+                self._runs.pop(response, None)
+                self._tokens_without_event.pop(response, None)
+        return list(updates.values())
+
+    def remove(self, response: UUID) -> None:
+        """Removes a run that does not continue on this replica."""
         self._runs.pop(response, None)
-        self._untold.pop(response, None)
+        self._tokens_without_event.pop(response, None)
         self.paused.discard(response)
 
-    def _take(self, message: Inbound, steps: dict[UUID, RunUpdate], now: datetime) -> None:
+    def _apply(self, message: RecorderMessage, updates: dict[UUID, RunUpdate], now: datetime) -> None:
         match message:
             case StartRun(run, starts):
                 self._runs[run.facts.id] = run
                 if starts:
-                    self._advance(steps, run.facts.id, now, Run.start)
-            case FailRun(response, code, told):
-                self._advance(steps, response, now, partial(Run.fail, code=code, message=told, at=now))
-            case DropRun(response):
-                self._advance(steps, response, now, partial(Run.cancel, at=now))
+                    self._advance(updates, run.facts.id, now, Run.start)
+            case FailRun(response, code, reason):
+                self._advance(updates, response, now, partial(Run.fail, code=code, message=reason, at=now))
+            case CancelRun(response):
+                self._advance(updates, response, now, partial(Run.cancel, at=now))
             case ReleaseRuns(responses):
-                self._hand_back(steps, responses)
+                self._release(updates, responses)
             case ToolCallFinished() | StartTurn() | CancelRequested():
-                self._take_from_tools(message, steps, now)
+                self._apply_tool_message(message, updates, now)
             case Tokens() | PromptLogprobs():
-                self._take_tokens(steps, message, now)
+                self._apply_tokens(updates, message, now)
             case Finished(engine_request_id, reason, usage, stop_match):
                 act = partial(Run.finish, reason=reason, usage=usage, at=now, stop_match=stop_match)
-                self._finish(steps, response_of(engine_request_id), now, act)
-            case Failed(engine_request_id, "engine_dead") if self._goes_on(response_of(engine_request_id)):
-                self._hand_back(steps, frozenset({response_of(engine_request_id)}), died=True)
+                self._finish(updates, response_id_of(engine_request_id), now, act)
+            case Failed(request_id, "engine_dead") if self._is_background(response_id_of(request_id)):
+                self._release(updates, frozenset({response_id_of(request_id)}), engine_died=True)
             case Failed(engine_request_id, code, cause, usage):
                 log.error("engine_request %s failed: %s: %s", engine_request_id, code, cause)
                 act = partial(Run.fail, code=SERVER_ERROR, message=ENGINE_FAILED, at=now, usage=usage)
-                self._advance(steps, response_of(engine_request_id), now, act)
+                self._advance(updates, response_id_of(engine_request_id), now, act)
             case StopRecorder():
                 pass
 
-    def _goes_on(self, response: UUID) -> bool:
-        """Whether an engine's death is not its end."""
+    def _is_background(self, response: UUID) -> bool:
         run = self._runs.get(response)
         return run is not None and run.facts.echo.background
 
-    def _take_from_tools(
+    def _apply_tool_message(
         self,
         message: ToolCallFinished | StartTurn | CancelRequested,
-        steps: dict[UUID, RunUpdate],
+        updates: dict[UUID, RunUpdate],
         now: datetime,
     ) -> None:
         match message:
@@ -144,10 +146,14 @@ class RunRegistry:
                 act = partial(Run.next_turn, decoding=decoding, prompt_tokens=prompt_tokens, at=now)
             case CancelRequested(response):
                 act = partial(Run.request_cancel, at=now)
-        self._advance(steps, response, now, act)
+        self._advance(updates, response, now, act)
 
-    def _hand_back(
-        self, steps: dict[UUID, RunUpdate], responses: frozenset[UUID] | None, *, died: bool = False
+    def _release(
+        self,
+        updates: dict[UUID, RunUpdate],
+        responses: frozenset[UUID] | None,
+        *,
+        engine_died: bool = False,
     ) -> None:
         for response, run in self._runs.items():
             if responses is None:
@@ -155,52 +161,63 @@ class RunRegistry:
             else:
                 wanted = response in responses
             if wanted and run.ending is None:
-                step = steps.setdefault(response, RunUpdate(run))
-                step.handed_back, step.died = True, died
+                update = updates.setdefault(response, RunUpdate(run))
+                update.released, update.engine_died = True, engine_died
 
-    def _take_tokens(
-        self, steps: dict[UUID, RunUpdate], given: Tokens | PromptLogprobs, now: datetime
+    def _apply_tokens(
+        self, updates: dict[UUID, RunUpdate], message: Tokens | PromptLogprobs, now: datetime
     ) -> None:
-        response = response_of(given.request_id)
-        if isinstance(given, PromptLogprobs):
-            self._advance(steps, response, now, partial(Run.add_prompt_logprobs, logprobs=given.logprobs))
+        response = response_id_of(message.request_id)
+        if isinstance(message, PromptLogprobs):
+            self._advance(updates, response, now, partial(Run.add_prompt_logprobs, logprobs=message.logprobs))
             return
-        self._untold.setdefault(response, []).extend(given.token_ids)
-        act = partial(Run.tokens, token_ids=given.token_ids, at=now, logprobs=given.logprobs)
-        step = self._advance(steps, response, now, act)
-        if step is not None and step.events:
-            step.token_ids += self._untold.pop(response)
+        self._tokens_without_event.setdefault(response, []).extend(message.token_ids)
+        act = partial(Run.tokens, token_ids=message.token_ids, at=now, logprobs=message.logprobs)
+        update = self._advance(updates, response, now, act)
+        if update is not None and update.events:
+            update.token_ids += self._tokens_without_event.pop(response)
 
     def _finish(
-        self, steps: dict[UUID, RunUpdate], response: UUID, now: datetime, act: Callable[[Run], list[Event]]
+        self,
+        updates: dict[UUID, RunUpdate],
+        response: UUID,
+        now: datetime,
+        act: Callable[[Run], list[Event]],
     ) -> None:
-        """The engine request has ended, and with it the run or one turn of it."""
-        step = self._advance(steps, response, now, act)
-        untold = self._untold.pop(response, [])
-        if step is not None and step.events and step.run.ending is None:
-            step.token_ids += untold
+        """The engine request has ended, and with it one turn of the run, or the run."""
+        update = self._advance(updates, response, now, act)
+        tokens = self._tokens_without_event.pop(response, [])
+        if update is not None and update.events and update.run.ending is None:
+            update.token_ids += tokens
 
     def _advance(
-        self, steps: dict[UUID, RunUpdate], response: UUID, now: datetime, act: Callable[[Run], list[Event]]
+        self,
+        updates: dict[UUID, RunUpdate],
+        response: UUID,
+        now: datetime,
+        act: Callable[[Run], list[Event]],
     ) -> RunUpdate | None:
-        """Lets a run take one message; a mistake of ours in it fails that run and no other."""
-        run = self._runs.get(response)
-        if run is None or run.ending is not None or (response in steps and steps[response].handed_back):
-            self._untold.pop(response, None)
-            return None
-        step = steps.setdefault(response, RunUpdate(run))
-        try:
-            step.events += act(run)
-        except Exception:
-            log.exception("run %s failed while decoding its tokens", response)
-            self._fail_unreadable(step, now)
-        return step
+        """Applies one message to a run and returns its update; an exception fails this run and no other.
 
-    def _fail_unreadable(self, step: RunUpdate, now: datetime) -> None:
-        """The end of a run that raised; its output so far may be what it cannot tell of."""
-        step.unreadable = True
+        None if the run is unknown, has ended or was released.
+        """
+        run = self._runs.get(response)
+        if run is None or run.ending is not None or (response in updates and updates[response].released):
+            self._tokens_without_event.pop(response, None)
+            return None
+        update = updates.setdefault(response, RunUpdate(run))
         try:
-            step.events += step.run.fail(SERVER_ERROR, UNREADABLE, now, readable=False)
+            update.events += act(run)
         except Exception:
-            log.exception("run %s cannot be ended with what it has", step.run.facts.id)
-            step.broken = True
+            log.exception("run %s failed while reading its tokens", response)
+            self._fail_undecodable(update, now)
+        return update
+
+    def _fail_undecodable(self, update: RunUpdate, now: datetime) -> None:
+        """Ends a run that raised. Its output up to now may be the reason, so this may raise again."""
+        update.undecodable = True
+        try:
+            update.events += update.run.fail(SERVER_ERROR, UNREADABLE, now, readable=False)
+        except Exception:
+            log.exception("run %s cannot be ended with what it has", update.run.facts.id)
+            update.unwritable = True

@@ -1,9 +1,8 @@
-"""The thread that commits what the recorder could not commit with the rest, and looks for lost responses.
+"""The side writer thread: retries updates that could not be committed with the others; finds lost responses.
 
-A locked row, a statement that takes long and data that Postgres refuses cost their own response time, and no
-other. The steps are retried one by one on a connection of this thread's, with more time for each statement
-than the recorder can spare. What comes of a step goes back to the recorder as a `Settled`: only there are
-runs brought forward and readers told.
+A locked row, a slow statement or data that Postgres refuses costs its own response time, and no other.
+Updates are retried one by one on this thread's own connection, with longer timeouts than the recorder's.
+Results go back to the recorder as `SideResult`s: only there are runs advanced and readers informed.
 """
 
 import logging
@@ -11,15 +10,14 @@ import queue
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime
 from time import monotonic
 from typing import Literal
 from uuid import UUID
 
-from server.generation.run import Run
-from server.recording.end_from_log import fail_from_log, fail_unstored
-from server.recording.messages import (
-    RunUpdate,
-)
+from server.generation.output_decoding import no_decoding
+from server.generation.run import Run, RunFacts, RunLog
+from server.recording.messages import SERVER_ERROR, RunUpdate
 from server.recording.persist import is_owner, is_written, write
 from server.recording.retries import Retries, Retry
 from server.store.cluster import claims, leases
@@ -27,87 +25,92 @@ from server.store.cluster.claims import ResponseKey
 from server.store.commit_failures import CommitFailure, classify
 from server.store.content import responses
 from server.store.database import Connection, Database, commit_synchronously, set_timeouts
+from server.store.database import clock as database_clock
 from server.store.log import events
 from server.supervised_thread import Retry as TurnRetry
 from server.supervised_thread import SupervisedThread
 
 log = logging.getLogger("holdfast.recorder")
 
+NOT_STORED = "The server could not store the rest of this response."
 LOCK_MS, STATEMENT_MS = 300, 5000
-"""A locked row is no reason to keep the next one waiting; a slow statement has what every other has."""
-LOOK_SECONDS = 1.0
-"""How often it is looked whether the responses that run here are still this replica's."""
+"""A locked row must not delay the next update for long; statements have the database's usual limit."""
+OWNERSHIP_CHECK_SECONDS = 1.0
+"""How often the rows of the active runs are checked for being this replica's."""
 
 
 @dataclass(frozen=True, slots=True)
-class Settled:
-    """What came of a step, or of a look at a response's row."""
+class SideResult:
+    """The result for an update, or of an ownership check."""
 
-    step: RunUpdate
+    update: RunUpdate
     outcome: Literal["committed", "ended", "given up", "left", "doubtful"]
-    """`committed`: this step, as it was. `ended`: this one in its place, which ends the response. `given up`:
-    nothing yet, but the run will not go on. `left`: the response is no more this replica's to write.
-    `doubtful`: that may be so, though nothing of it has failed; the step is empty."""
+    """`committed`: the update is stored as it was. `ended`: this update, which ends the response, was stored
+    in its place. `given up`: nothing is stored yet, but the run will not continue. `left`: the response is
+    not this replica's to write any more. `doubtful`: the ownership check suggests that; the update is
+    empty."""
 
     @property
     def response(self) -> UUID:
-        return self.step.run.facts.id
+        return self.update.run.facts.id
 
 
 class SideWriter:
-    """Steps that are committed aside from all others, each as soon as it can be."""
+    """Commits each update in a transaction of its own."""
 
     def __init__(
         self,
         database: Database,
         replica: UUID,
         *,
-        on_settled: Callable[[Settled], None],
-        running: Callable[[], Sequence[Run]],
+        on_result: Callable[[SideResult], None],
+        active_runs: Callable[[], Sequence[Run]],
         on_fenced: Callable[[], None],
         clock: Callable[[], float] = monotonic,
     ) -> None:
-        """`on_settled` and `on_fenced` are called on the thread; `running` gives the runs in progress."""
+        """`on_result` and `on_fenced` are called on the thread. `active_runs` returns the runs in
+        progress.
+        """
         self._database = database
         self._replica = replica
-        self._on_settled = on_settled
-        self._running = running
+        self._on_result = on_result
+        self._active_runs = active_runs
         self._new: queue.SimpleQueue[RunUpdate | UUID] = queue.SimpleQueue()
         self._retries = Retries()
         self._connection: Connection | None = None
         self._clock = clock
-        self._looked_at = clock()
+        self._checked_at = clock()
         self.thread = SupervisedThread(
             "side writer",
             self._turn,
             fatal=(leases.Fenced,),
             on_fatal=on_fenced,
-            retry=TurnRetry(most_failures=None),
+            retry=TurnRetry(max_failures=None),
             on_end=self._disconnect,
         )
 
-    def write(self, step: RunUpdate) -> None:
-        """Retries this step until it is settled. Any thread."""
-        self._new.put(step)
+    def write(self, update: RunUpdate) -> None:
+        """Retries this update until there is a result. Any thread."""
+        self._new.put(update)
         self.thread.wake()
 
     def give_up(self, response: UUID) -> None:
-        """Brings the response to an end without its step, if that is not committed yet. Any thread."""
+        """Ends the response without its update, unless that is committed already. Any thread."""
         self._new.put(response)
         self.thread.wake()
 
     # --- the side writer's thread ---
 
     def _turn(self) -> None:
-        self.work()
-        self.look()
+        self.retry_due()
+        self.check_ownership()
         now = self._clock()
         wait = self._retries.wait(now)
-        look = max(0.0, self._looked_at + LOOK_SECONDS - now)
-        self.thread.wait(look if wait is None else min(wait, look))
+        check_ownership = max(0.0, self._checked_at + OWNERSHIP_CHECK_SECONDS - now)
+        self.thread.wait(check_ownership if wait is None else min(wait, check_ownership))
 
-    def work(self) -> None:
-        """One try of each step whose time has come. Raises Fenced."""
+    def retry_due(self) -> None:
+        """Tries each update that is due once. Raises Fenced."""
         with suppress(queue.Empty):
             while True:
                 new = self._new.get_nowait()
@@ -120,12 +123,14 @@ class SideWriter:
             self._try(retry)
             self.thread.progress()
 
-    def look(self) -> None:
-        """Reports runs whose rows are another's or gone: their tokens are nobody's. Raises Fenced."""
-        if (now := self._clock()) < self._looked_at + LOOK_SECONDS:
+    def check_ownership(self) -> None:
+        """Reports runs whose rows belong to another replica or are gone. Raises Fenced."""
+        if (now := self._clock()) < self._checked_at + OWNERSHIP_CHECK_SECONDS:
             return
-        self._looked_at = now
-        runs = [run for run in self._running() if run.stored]  # before the look: all of them have rows
+        self._checked_at = now
+        runs = [
+            run for run in self._active_runs() if run.stored
+        ]  # listed before the query: all of them have rows
         if not runs:
             return
         try:
@@ -136,12 +141,12 @@ class SideWriter:
             if classify(error) == "refused":
                 raise
             return
-        for run in lost:  # or ended since `running` was asked, which the recorder knows
-            self._on_settled(Settled(RunUpdate(run), "doubtful"))
+        for run in lost:  # perhaps it has ended since `active_runs`, which the recorder knows
+            self._on_result(SideResult(RunUpdate(run), "doubtful"))
 
     def _try(self, retry: Retry) -> None:
         try:
-            settled = self._commit(self._connect(), retry)
+            result = self._commit(self._connect(), retry)
         except leases.Fenced:
             raise
         except Exception as error:  # noqa: BLE001 - of our own code too, it is this response's alone
@@ -149,58 +154,58 @@ class SideWriter:
             self._note_failure(retry, error)
             return
         self._retries.done(retry)
-        self._on_settled(settled)
+        self._on_result(result)
 
     def _note_failure(self, retry: Retry, error: Exception) -> None:
         trouble: CommitFailure = classify(error)
         was_given_up = retry.given_up
         self._retries.failed(retry, trouble, self._clock())
-        told = (retry.response, type(error).__name__, retry.way)
+        details = (retry.response, type(error).__name__, retry.way)
         if retry.given_up and not was_given_up:
-            log.error("a step of response %s cannot be stored (%s); next: %s", *told)
-            self._on_settled(Settled(retry.step, "given up"))
+            log.error("a update of response %s cannot be stored (%s); next: %s", *details)
+            self._on_result(SideResult(retry.update, "given up"))
         elif trouble != "away":
-            log.warning("a step of response %s is not stored yet (%s); next: %s", *told)
+            log.warning("a update of response %s is not stored yet (%s); next: %s", *details)
 
-    def _commit(self, connection: Connection, retry: Retry) -> Settled:
-        """One try, whose commit waits for the disk: what the recorder may have to restore is its own."""
-        step, facts = retry.step, retry.step.run.facts
+    def _commit(self, connection: Connection, retry: Retry) -> SideResult:
+        """One try. The commit is synchronous, because `UnsyncedCommits` belongs to the recorder's thread."""
+        update, facts = retry.update, retry.update.run.facts
         with connection.begin():
             set_timeouts(connection, lock_ms=LOCK_MS, statement_ms=STATEMENT_MS)
             leases.fence(connection, self._replica)
             commit_synchronously(connection)
-            if is_written(connection, self._replica, step):
-                return Settled(step, "committed")
-            if not step.run.stored:
+            if is_written(connection, self._replica, update):
+                return SideResult(update, "committed")
+            if not update.run.stored:
                 return self._commit_unstored(connection, retry)
             owner = responses.get_owner(connection, facts.tenant, facts.id)
-            if not is_owner(owner, self._replica, step.run):
+            if not is_owner(owner, self._replica, update.run):
                 events.delete_orphaned_log(connection, facts.tenant, facts.id)
                 log.warning("response %s is not this replica's any more; its run is dropped", facts.id)
-                return Settled(step, "left")
+                return SideResult(update, "left")
             match retry.way:
                 case "write":
-                    write(connection, self._replica, [step])
-                    return Settled(step, "committed")
+                    write(connection, self._replica, [update])
+                    return SideResult(update, "committed")
                 case "fail":
-                    last = fail_from_log(connection, facts)
+                    last = _fail_from_log(connection, facts)
                     write(connection, self._replica, [last])
-                    return Settled(last, "ended")
+                    return SideResult(last, "ended")
                 case "hand back":
-                    place = ResponseKey(facts.tenant, facts.id)
-                    claims.release(connection, self._replica, [place], died=True)
-                    return Settled(step, "left")
+                    key = ResponseKey(facts.tenant, facts.id)
+                    claims.release(connection, self._replica, [key], died=True)
+                    return SideResult(update, "left")
 
-    def _commit_unstored(self, connection: Connection, retry: Retry) -> Settled:
-        """Only its metering is written; without that its readers get its end all the same."""
-        step = retry.step
-        if retry.given_up and step.run.final is None:
-            step = fail_unstored(connection, step)
+    def _commit_unstored(self, connection: Connection, retry: Retry) -> SideResult:
+        """Writes the usage, the only thing that is stored; readers get the end even if that fails."""
+        update = retry.update
+        if retry.given_up and update.run.final is None:
+            update = _fail_unstored(connection, update)
         if retry.way == "hand back":
             log.error("response %s is not metered", retry.response)
         else:
-            write(connection, self._replica, [step])
-        return Settled(step, "ended" if retry.given_up else "committed")
+            write(connection, self._replica, [update])
+        return SideResult(update, "ended" if retry.given_up else "committed")
 
     def _connect(self) -> Connection:
         if self._connection is None:
@@ -212,3 +217,27 @@ class SideWriter:
             self._connection.invalidate()
             self._connection.close()
             self._connection = None
+
+
+def _fail_from_log(connection: Connection, facts: RunFacts) -> RunUpdate:
+    """The update that ends a response as failed after its last stored event.
+
+    Nothing of its run is used but the facts: the rest may be the reason why it cannot be stored.
+    """
+    progress = events.progress(connection, facts.tenant, facts.id)
+    emitted = events.read(connection, facts.tenant, facts.id, 0)
+    log = RunLog(progress.token_ids, progress.next_seq, emitted, progress.first_token_at)
+    return _fail(facts, log, database_clock(connection))
+
+
+def _fail_unstored(connection: Connection, update: RunUpdate) -> RunUpdate:
+    """The same for a response without a row, after the events before this update."""
+    return _fail(update.run.facts, RunLog((), update.first_seq, (), None), database_clock(connection))
+
+
+def _fail(facts: RunFacts, log: RunLog, at: datetime) -> RunUpdate:
+    run = Run(facts, no_decoding())
+    run.restore_output_only(log)
+    update = RunUpdate(run)
+    update.events += run.fail(SERVER_ERROR, NOT_STORED, at)
+    return update

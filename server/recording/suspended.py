@@ -1,7 +1,8 @@
-"""Runs whose last step is not committed yet, while all others go on. Pure.
+"""Runs whose last update is not committed yet, while all others continue. Pure.
 
-A step that cannot be committed with the others is retried aside. Until that has an outcome its run takes no
-message, for its next step must be stored and told behind it: the messages are retained, in order.
+An update that cannot be committed with the others is left to the side writer. Until it reports a result,
+the run takes no message, because its next update must be stored and published after this one. The
+messages are retained in order.
 """
 
 from collections.abc import Iterable, Sequence
@@ -9,30 +10,30 @@ from dataclasses import dataclass, field
 from uuid import UUID
 
 from server.recording.messages import (
-    Inbound,
+    RecorderMessage,
     ReleaseRuns,
     RunUpdate,
     StartRun,
-    key_of,
+    response_hex_of,
 )
 
-MOST_RETAINED = 8192
-"""Messages to one run; they hold a token each, or a few, so this is minutes of the fastest stream. A run
-that gets more is given up."""
+MAX_RETAINED = 8192
+"""Messages to one run. Each has one token or a few, so this is minutes of the fastest stream. A run with
+more is given up."""
 
 
 @dataclass(slots=True)
 class _Suspension:
     background: bool
-    retained: list[Inbound] = field(default_factory=list)
+    retained: list[RecorderMessage] = field(default_factory=list)
     given_up: bool = False
 
 
-class Suspended:
-    """The suspended runs. The recorder's thread only."""
+class SuspendedRuns:
+    """The recorder's thread only."""
 
-    def __init__(self, most_retained: int = MOST_RETAINED) -> None:
-        self._most_retained = most_retained
+    def __init__(self, max_retained: int = MAX_RETAINED) -> None:
+        self._max_retained = max_retained
         self._suspensions: dict[UUID, _Suspension] = {}
 
     def __bool__(self) -> bool:
@@ -45,17 +46,19 @@ class Suspended:
     def __contains__(self, response: UUID) -> bool:
         return response in self._suspensions
 
-    def add(self, step: RunUpdate) -> None:
-        """The step is not committed; its run takes nothing until `release`."""
-        self._suspensions[step.run.facts.id] = _Suspension(step.run.facts.echo.background)
+    def add(self, update: RunUpdate) -> None:
+        """Suspends the update's run until `resume`."""
+        self._suspensions[update.run.facts.id] = _Suspension(update.run.facts.echo.background)
 
-    def release(self, response: UUID) -> list[Inbound]:
-        """The step has an outcome: the messages that have come meanwhile, none for a run that is unknown."""
+    def resume(self, response: UUID) -> list[RecorderMessage]:
+        """Ends the suspension; returns the messages retained meanwhile, none for a run that is not
+        suspended.
+        """
         suspension = self._suspensions.pop(response, None)
         return suspension.retained if suspension else []
 
     def give_up(self, response: UUID) -> bool:
-        """Retains nothing more for a run that will not go on here; False if that was known."""
+        """Drops the messages of a run that does not continue here, also future ones; False if done before."""
         suspension = self._suspensions.get(response)
         if suspension is None or suspension.given_up:
             return False
@@ -63,25 +66,25 @@ class Suspended:
         suspension.retained.clear()
         return True
 
-    def divert(self, messages: Sequence[Inbound]) -> list[Inbound]:
-        """The messages that are for other runs; the rest is retained."""
+    def divert(self, messages: Sequence[RecorderMessage]) -> list[RecorderMessage]:
+        """Retains messages to suspended runs; returns the others."""
         if not self._suspensions:
             return list(messages)
-        return [rest for message in messages for rest in self._pass(message)]
+        return [rest for message in messages for rest in self._diverted(message)]
 
-    def overfull(self) -> list[UUID]:
-        """Runs that have more messages retained than they may; they are to be given up."""
+    def over_limit(self) -> list[UUID]:
+        """Runs with more retained messages than allowed, which have to be given up."""
         return [
             response
             for response, suspension in self._suspensions.items()
-            if len(suspension.retained) > self._most_retained
+            if len(suspension.retained) > self._max_retained
         ]
 
-    def _pass(self, message: Inbound) -> Iterable[Inbound]:
-        """What of a message is for runs that are not suspended."""
+    def _diverted(self, message: RecorderMessage) -> Iterable[RecorderMessage]:
+        """The part of a message that is for runs which are not suspended; the rest is retained."""
         if isinstance(message, ReleaseRuns):
-            return self._pass_hand_back(message)
-        if isinstance(message, StartRun) or not (key := key_of(message)):
+            return self._diverted_release(message)
+        if isinstance(message, StartRun) or not (key := response_hex_of(message)):
             return (message,)
         response = UUID(hex=key)
         if response not in self._suspensions:
@@ -89,7 +92,7 @@ class Suspended:
         self._retain(response, message)
         return ()
 
-    def _pass_hand_back(self, message: ReleaseRuns) -> Iterable[Inbound]:
+    def _diverted_release(self, message: ReleaseRuns) -> Iterable[RecorderMessage]:
         for response, suspension in self._suspensions.items():
             wanted = message.response_ids
             if suspension.background if wanted is None else response in wanted:
@@ -99,7 +102,7 @@ class Suspended:
         others = message.response_ids - self._suspensions.keys()
         return (ReleaseRuns(others),) if others else ()
 
-    def _retain(self, response: UUID, message: Inbound) -> None:
+    def _retain(self, response: UUID, message: RecorderMessage) -> None:
         suspension = self._suspensions[response]
         if not suspension.given_up:
             suspension.retained.append(message)

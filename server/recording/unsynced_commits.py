@@ -1,8 +1,8 @@
-"""What Postgres may still forget: commits that it has answered before they were on disk.
+"""Asynchronous commits that a crash of Postgres may still lose, kept so that they can be written again.
 
-Most commits of tokens do not wait for the disk, so a crash of Postgres takes the last of them back, while
-clients have seen them and their runs go on. The log is written in order: what is forgotten is the end of what
-was committed, and one commit that waits for the disk saves all before it. The recorder's thread only.
+Most commits of tokens run with `synchronous_commit = off`, so a crash of Postgres loses the last of them,
+although clients have seen them and their runs continue. WAL is written in order: only the last commits
+can be lost, and one synchronous commit saves all before it. The recorder's thread only.
 """
 
 from collections import deque
@@ -17,42 +17,45 @@ from server.recording.messages import (
 from server.store.database import Connection
 from server.store.log import events
 
-SYNC_AFTER_S = 15.0
-"""For how long they are kept. Postgres is on disk after three times `wal_writer_delay`, 0.6 s by default."""
+KEEP_SECONDS = 15.0
+"""How long commits are kept. Postgres flushes them within three times `wal_writer_delay`: 0.6 s by
+default, and 15 s allow for a delay of 5 s."""
 
 
 @dataclass(slots=True)
 class UnsyncedCommits:
-    """The steps of the last commits."""
+    """The updates of the last asynchronous commits."""
 
-    _steps: deque[tuple[float, RunUpdate]] = field(default_factory=deque)
+    _updates: deque[tuple[float, RunUpdate]] = field(default_factory=deque)
 
-    def committed(self, steps: Sequence[RunUpdate]) -> None:
-        """These are committed; an end or a hand-over among them has waited for the disk."""
-        if any(step.over for step in steps):
-            self._steps.clear()
+    def committed(self, updates: Sequence[RunUpdate]) -> None:
+        """Adds committed updates. If one of them was its run's last, the commit was synchronous and saved
+        all.
+        """
+        if any(update.is_last for update in updates):
+            self._updates.clear()
             return
         now = monotonic()
-        self._steps.extend((now, step) for step in steps if step.run.stored and step.events)
-        while self._steps and self._steps[0][0] < now - SYNC_AFTER_S:
-            self._steps.popleft()
+        self._updates.extend((now, update) for update in updates if update.run.stored and update.events)
+        while self._updates and self._updates[0][0] < now - KEEP_SECONDS:
+            self._updates.popleft()
 
     def restore(self, connection: Connection) -> int:
-        """Writes again what the log lacks, in the caller's transaction; how many steps that were."""
-        known: dict[UUID, int] = {}
+        """Appends updates that the log lacks, in the caller's transaction; returns how many there were."""
+        next_seqs: dict[UUID, int] = {}
         lost = []
-        for _, step in self._steps:
-            facts = step.run.facts
-            if facts.id not in known:
-                known[facts.id] = events.next_seq(connection, facts.tenant, facts.id)
-            if step.events[0].sequence_number >= known[facts.id]:
-                lost.append(step)
+        for _, update in self._updates:
+            facts = update.run.facts
+            if facts.id not in next_seqs:
+                next_seqs[facts.id] = events.next_seq(connection, facts.tenant, facts.id)
+            if update.events[0].sequence_number >= next_seqs[facts.id]:
+                lost.append(update)
         if lost:
-            events.append(connection, [chunk for step in lost for chunk in chunks_of(step)])
+            events.append(connection, [chunk for update in lost for chunk in update_chunks(update)])
         return len(lost)
 
 
-def chunks_of(step: RunUpdate) -> list[events.NewLogRow]:
-    """A stored run's step as rows of the log."""
-    facts = step.run.facts
-    return events.encode_rows(facts.tenant, facts.id, facts.attempt, step.events, step.token_ids)
+def update_chunks(update: RunUpdate) -> list[events.NewLogRow]:
+    """A stored run's update as rows of the event log."""
+    facts = update.run.facts
+    return events.encode_rows(facts.tenant, facts.id, facts.attempt, update.events, update.token_ids)

@@ -1,8 +1,7 @@
-"""The taker thread: claims responses that nobody owns, and goes on with them or ends them.
+"""The claimer thread: claims background responses and responses of dead replicas, and resumes or ends them.
 
-A background response that was just accepted, one that a stopping replica handed back and one whose replica
-died all come the same way: claimed, rebuilt from what is stored, begun, submitted. One of which nothing is
-stored yet is simply the shortest log.
+New and recovered background responses take the same path: claimed, rebuilt from the store, started,
+submitted to the engine. A new one has an empty event log.
 """
 
 import logging
@@ -17,7 +16,7 @@ from server.crashpoints import crashpoint
 from server.prompting.loaded_model import LoadedModel
 from server.recording.messages import (
     SERVER_ERROR,
-    DropRun,
+    CancelRun,
     FailRun,
     ReleaseRuns,
     StartRun,
@@ -32,24 +31,23 @@ from server.store.database import Connection, Database, DatabaseError, Transient
 from server.supervised_thread import SupervisedThread
 from server.tool_loop import ToolLoop
 
-log = logging.getLogger("holdfast.taker")
+log = logging.getLogger("holdfast.claimer")
 
 POLL_SECONDS = 1.0
-"""How often it looks by itself; hints make it look at once."""
-MOST_AT_ONCE = 64
+"""The time between two queries without a notification."""
+MAX_BATCH = 64
 STOPPED = "The server stopped while it was generating this response."
 GIVEN_UP = "The server stopped several times while it was generating this response; it was given up."
 CHANGED = "The server's model has changed since this response began, so it cannot be finished."
-
 CANNOT_GO_ON = "The server could not go on with this response."
 
 
 class _NoRoom(Exception):
-    """The engine takes nothing at the moment."""
+    """The engine refuses new requests at the moment."""
 
 
 class Claimer:
-    """Claims no more than this replica can run. `stop` ends the thread."""
+    """Claims no more responses than this replica can run."""
 
     def __init__(
         self,
@@ -59,11 +57,11 @@ class Claimer:
         recorder: Recorder,
         tool_loop: ToolLoop,
         *,
-        most_running: int,
-        most_deaths: int,
+        max_running: int,
+        max_deaths: int,
         on_fatal: Callable[[], None] = lambda: None,
     ) -> None:
-        """`most_deaths`: a response that so many replicas died of running is given up.
+        """A response is given up after `max_deaths` replicas died while they ran it.
 
         `on_fatal` is called when the thread gives up.
         """
@@ -72,9 +70,9 @@ class Claimer:
         self._served = served
         self._recorder = recorder
         self._tool_loop = tool_loop
-        self._most_running = most_running
-        self._most_deaths = most_deaths
-        self.thread = SupervisedThread("taker", self._turn, fatal=(leases.Fenced,), on_fatal=on_fatal)
+        self._max_running = max_running
+        self._max_deaths = max_deaths
+        self.thread = SupervisedThread("claimer", self._turn, fatal=(leases.Fenced,), on_fatal=on_fatal)
 
     def start(self) -> None:
         """The first claim follows at once: responses may have waited for a replica to start."""
@@ -82,29 +80,29 @@ class Claimer:
         self.thread.start()
 
     def wake(self) -> None:
-        """There may be something to take. Any thread."""
+        """There may be a response to claim. Any thread."""
         self.thread.wake()
 
     def stop(self) -> None:
-        """Takes nothing from now on; returns when what it had in hand is begun. Idempotent."""
+        """Claims nothing more; returns when the claimed responses are started. Idempotent."""
         self.thread.stop()
 
     def _turn(self) -> None:
         if self.thread.wait(POLL_SECONDS):
             return
         try:
-            self.take()
+            self.claim_all()
         except DatabaseError as error:
             log.warning("nothing can be claimed at the moment: %s", type(error).__name__)
 
-    def take(self) -> None:
-        """Claims until there is nothing left that this replica could do. Raises Fenced or DatabaseError."""
-        while claimed := self._claim(self._claim_hopeless):
+    def claim_all(self) -> None:
+        """Claims until nothing is left that this replica can run. Raises Fenced or DatabaseError."""
+        while claimed := self._claim(self._claim_to_end):
             self._handle(claimed, self._end)
         full = self._recorder.capacity.full_tenants()
         with suppress(_NoRoom):
             while claimed := self._claim(partial(self._claim_waiting, full=full)):
-                self._handle(claimed, partial(self._go_on, full=full))
+                self._handle(claimed, partial(self._resume, full=full))
 
     def _claim(self, claim: Callable[[Connection], list[StoredResponse]]) -> list[StoredResponse]:
         if self.thread.stopping:
@@ -115,28 +113,26 @@ class Claimer:
                 leases.fence(connection, self._replica)
                 claimed = claim(connection)
                 for stored in claimed:
-                    self._recorder.expect(stored.id, stored.tenant)
+                    self._recorder.reserve(stored.id, stored.tenant)
                 if claimed:
                     crashpoint("claim.written")
         except BaseException:
-            self._forget(claimed)
+            self._release(claimed)
             raise
         if claimed:
             crashpoint("claim.committed")
         return claimed
 
-    def _forget(self, claimed: Iterable[StoredResponse]) -> None:
-        """They are this replica's and it does nothing for them: the keeper will notice and hand them back."""
+    def _release(self, claimed: Iterable[StoredResponse]) -> None:
+        """This replica owns these responses but does nothing for them; the heartbeat thread releases them."""
         for stored in claimed:
-            self._recorder.forget(stored.id)
+            self._recorder.release(stored.id)
 
-    def _claim_hopeless(self, connection: Connection) -> list[StoredResponse]:
-        return claims.claim_to_end(
-            connection, self._replica, most_deaths=self._most_deaths, limit=MOST_AT_ONCE
-        )
+    def _claim_to_end(self, connection: Connection) -> list[StoredResponse]:
+        return claims.claim_to_end(connection, self._replica, most_deaths=self._max_deaths, limit=MAX_BATCH)
 
     def _claim_waiting(self, connection: Connection, full: set[str]) -> list[StoredResponse]:
-        room = min(self._most_running - self._recorder.load, MOST_AT_ONCE)
+        room = min(self._max_running - self._recorder.load, MAX_BATCH)
         if room <= 0 or not self._served.engine.stats().alive:
             return []
         return claims.claim_waiting(
@@ -144,21 +140,21 @@ class Claimer:
         )
 
     def _handle(self, claimed: Sequence[StoredResponse], act: Callable[[Rebuilt], None]) -> None:
-        left = deque(claimed)
+        remaining = deque(claimed)
         try:
-            while left:
-                rebuilt = self._rebuilt(left[0])
+            while remaining:
+                rebuilt = self._rebuild(remaining[0])
                 crashpoint("claim.rebuilt")
-                left.popleft()
+                remaining.popleft()
                 if rebuilt is not None:
-                    self._act(rebuilt, act)
+                    self._call(rebuilt, act)
                 self.thread.progress()
         except BaseException:
-            self._forget(left)
+            self._release(remaining)
             raise
 
-    def _rebuilt(self, claimed: StoredResponse) -> Rebuilt | None:
-        """The run; None if it cannot be made, and all is done about that response. Raises DatabaseError."""
+    def _rebuild(self, claimed: StoredResponse) -> Rebuilt | None:
+        """The rebuilt run; None if that fails, after which nothing is left to do. Raises DatabaseError."""
         try:
             with self._database.begin() as connection:
                 return rebuild(connection, claimed, self._served)
@@ -166,46 +162,46 @@ class Claimer:
             if is_unavailable(error):
                 raise
             log.warning("response %s cannot be read now: %s", claimed.id, type(error).__name__)
-            self._forget([claimed])  # it took too long, perhaps; those behind it need not wait for it
+            self._release([claimed])  # perhaps a time-out: the next ones need not wait for it
             return None
         except Exception:
             log.exception("response %s cannot be read", claimed.id)
         self._end_unreadable(ResponseKey(claimed.tenant, claimed.id))
         return None
 
-    def _end_unreadable(self, place: ResponseKey) -> None:
+    def _end_unreadable(self, key: ResponseKey) -> None:
         try:
-            if fail_undecodable(self._database, self._replica, place):
-                log.error("response %s ends as failed: what is stored of it cannot be read", place.id)
+            if fail_undecodable(self._database, self._replica, key):
+                log.error("response %s ends as failed: what is stored of it cannot be read", key.id)
         except DatabaseError as error:
-            log.error("response %s cannot even be ended: %s", place.id, type(error).__name__)
+            log.error("response %s cannot even be ended: %s", key.id, type(error).__name__)
             if is_unavailable(error):
                 raise
         finally:
-            self._recorder.forget(place.id)
+            self._recorder.release(key.id)
 
-    def _act(self, rebuilt: Rebuilt, act: Callable[[Rebuilt], None]) -> None:
-        """A mistake of ours that one response brings out ends that response."""
+    def _call(self, rebuilt: Rebuilt, act: Callable[[Rebuilt], None]) -> None:
+        """Calls `act`; an unexpected exception ends this response only."""
         try:
             act(rebuilt)
         except _NoRoom:
             raise
         except Exception:
             log.exception("response %s cannot go on", rebuilt.stored.id)
-            last = FailRun(rebuilt.stored.id, SERVER_ERROR, CANNOT_GO_ON)
-            self._recorder.deliver([StartRun(rebuilt.run, starts=False), last])
+            end = FailRun(rebuilt.stored.id, SERVER_ERROR, CANNOT_GO_ON)
+            self._recorder.deliver([StartRun(rebuilt.run, starts=False), end])
 
     def _end(self, rebuilt: Rebuilt) -> None:
         stored = rebuilt.stored
         if stored.cancel_requested_at is not None:
-            last: DropRun | FailRun = DropRun(stored.id)
+            end: CancelRun | FailRun = CancelRun(stored.id)
         else:
             log.warning("response %s was left by a dead replica and ends as failed", stored.id)
-            last = FailRun(stored.id, SERVER_ERROR, GIVEN_UP if stored.background else STOPPED)
-        self._recorder.deliver([StartRun(rebuilt.run, starts=False), last])
+            end = FailRun(stored.id, SERVER_ERROR, GIVEN_UP if stored.background else STOPPED)
+        self._recorder.deliver([StartRun(rebuilt.run, starts=False), end])
 
-    def _go_on(self, rebuilt: Rebuilt, full: set[str]) -> None:
-        """Begins a claimed run, or hands it back if the engine has no room for its tenant."""
+    def _resume(self, rebuilt: Rebuilt, full: set[str]) -> None:
+        """Starts a claimed run, or releases it if the engine has no room for its tenant."""
         run = rebuilt.run
         tool_work = run.take_tool_work()
         if rebuilt.engine_request is None and not run.next_step_is_tools:
@@ -214,12 +210,12 @@ class Claimer:
             )
             return
         if rebuilt.turns is not None and rebuilt.turns.may_have_next_turn:
-            self._tool_loop.expect(rebuilt.turns)
-        self._recorder.begin(run)
+            self._tool_loop.register(rebuilt.turns)
+        self._recorder.start_run(run)
         crashpoint("claim.begun")
         if rebuilt.engine_request is None:
             if tool_work is not None:
-                self._tool_loop.carry_on(run, tool_work, again=True)
+                self._tool_loop.begin(run, tool_work, is_retry=True)
             return
         try:
             self._served.engine.submit(rebuilt.engine_request)
@@ -231,5 +227,5 @@ class Claimer:
                 full.add(run.facts.tenant)
                 return
             log.error("response %s cannot go on: %s", run.facts.id, refused)
-            self._recorder.fail(run.facts.id, CHANGED)
+            self._recorder.fail_run(run.facts.id, CHANGED)
         crashpoint("claim.submitted")

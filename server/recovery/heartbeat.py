@@ -1,7 +1,7 @@
-"""The keeper thread: this replica's heartbeat, the burial of silent ones, and a look at what it owns.
+"""The heartbeat thread: renews this replica's lease, expires silent replicas, reconciles owned responses.
 
-What it owns in the database and does not produce was lost on the way (a commit whose answer never came), so
-it is handed back; what somebody asked to end elsewhere is cancelled.
+A response that this replica owns in the database but does not run was lost (a commit whose answer never
+came): it is released. A response with a cancel request is cancelled.
 """
 
 import logging
@@ -16,54 +16,55 @@ from server.store.cluster import claims, leases
 from server.store.database import Connection, Database, DatabaseError
 from server.supervised_thread import Retry, SupervisedThread
 
-log = logging.getLogger("holdfast.keeper")
+log = logging.getLogger("holdfast.heartbeat")
 
 
 class Heartbeat:
-    """Beats about once a second until `stop`."""
+    """Beats about once a second, several times within a lease."""
 
     def __init__(
         self,
         database: Database,
         replica: UUID,
         *,
-        holds: Callable[[UUID], bool],
+        produces: Callable[[UUID], bool],
         cancel: Callable[[UUID], None],
         lease_seconds: float,
-        reading: Callable[[], Sequence[UUID]],
-        unread: Abandonment,
-        on_unowned: Callable[[], None],
+        read_here: Callable[[], Sequence[UUID]],
+        abandonment: Abandonment,
+        on_claimable: Callable[[], None],
         on_fenced: Callable[[], None],
-        on_others: Callable[[bool], None],
+        on_other_replicas: Callable[[bool], None],
         on_database_gone: Callable[[], None],
-        on_turn: Callable[[], None] = lambda: None,
+        on_beat_done: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = monotonic,
     ) -> None:
-        """`holds` tells whether a response is being produced here; `cancel` ends one that is.
+        """`produces` returns whether a response runs here; `cancel` ends one that does.
 
-        `reading` gives the responses that run elsewhere and go on only while they are read here.
-        `on_others` is told with every beat whether other replicas are alive. `on_fenced` is called when this
-        process must end. `on_turn` is called after every turn, whether its beat could be written or not.
+        `read_here` returns foreground responses that run elsewhere and have readers here. `abandonment` gets
+        those that run here and have readers elsewhere. `on_claimable` is called when responses were
+        released, `on_other_replicas` with every beat and whether other replicas are alive, `on_fenced` when
+        this process must end, and `on_beat_done` after every turn, also after a failed one.
         """
         self._database = database
         self._replica = replica
-        self._holds = holds
+        self._produces = produces
         self._cancel = cancel
         self._lease_seconds = lease_seconds
-        self._reading = reading
-        self._unread = unread
-        self._on_unowned = on_unowned
-        self._on_others = on_others
+        self._read_here = read_here
+        self._abandonment = abandonment
+        self._on_claimable = on_claimable
+        self._on_other_replicas = on_other_replicas
         self._on_database_gone = on_database_gone
-        self._on_turn = on_turn
+        self._on_beat_done = on_beat_done
         self._clock = clock
         self._watch = HeartbeatWatch(lease_seconds)
         self.thread = SupervisedThread(
-            "keeper",
+            "heartbeat",
             self._turn,
             fatal=(leases.Fenced,),
             on_fatal=on_fenced,
-            retry=Retry(longest_pause=leases.HEARTBEAT_SECONDS),
+            retry=Retry(max_pause=leases.HEARTBEAT_SECONDS),
         )
 
     def start(self) -> None:
@@ -84,52 +85,52 @@ class Heartbeat:
             log.warning("heartbeat failed, trying again: %s", type(error).__name__)
             self._on_database_gone()
         finally:
-            self._on_turn()
+            self._on_beat_done()
 
     def beat(self) -> None:
-        """One round. Raises leases.Fenced when this replica was declared dead, or DatabaseError."""
-        silent = self._watch.look(self._clock(), self._heartbeats())
+        """One turn. Raises leases.Fenced if this replica was declared dead, or DatabaseError."""
+        silent = self._watch.observe(self._clock(), self._heartbeats())
         if silent:
             with self._database.begin() as connection:
                 leases.expire_replicas(connection, silent, self._lease_seconds)
         with self._database.begin() as connection:
-            unowned = leases.release_orphans(connection)
-            if unowned:
+            orphans = leases.release_orphans(connection)
+            if orphans:
                 crashpoint("bury.written")
-        if unowned:
+        if orphans:
             crashpoint("bury.committed")
         with self._database.begin() as connection:
-            lost = self._hand_back_lost(connection)
-            unwanted = claims.cancel_requested(connection, self._replica)
-        for response in unwanted:
+            lost = self._release_lost(connection)
+            cancelled = claims.cancel_requested(connection, self._replica)
+        for response in cancelled:
             self._cancel(response)
-        if unowned or lost:
-            self._on_unowned()
+        if orphans or lost:
+            self._on_claimable()
 
     def _heartbeats(self) -> dict[UUID, float]:
-        """Those of the other replicas, after this one's own is committed."""
+        """Commits this replica's heartbeat; returns the other replicas'."""
         try:
             with self._database.begin() as connection:
-                leases.write_heartbeat(connection, self._replica, self._reading())
-                read = leases.remotely_read(connection, self._replica, self._unread.waiting())
+                leases.write_heartbeat(connection, self._replica, self._read_here())
+                read = leases.remotely_read(connection, self._replica, self._abandonment.pending())
                 heartbeats = leases.other_heartbeats(connection, self._replica)
         except Exception:
             self._watch.failed()
             raise
-        self._on_others(bool(heartbeats))
-        self._unread.settle(read, alone=not heartbeats)
+        self._on_other_replicas(bool(heartbeats))
+        self._abandonment.settle(read, alone=not heartbeats)
         return heartbeats
 
-    def _hand_back_lost(self, connection: Connection) -> int:
-        """How many responses were given up that this replica owned and does not produce.
+    def _release_lost(self, connection: Connection) -> int:
+        """Releases responses that this replica owns and does not run; returns how many.
 
-        Nothing waits for one that is locked: the next heartbeat would come late by that. The next round tries
-        it again.
+        Skips locked rows, because waiting for a lock would delay the next heartbeat. The next turn tries
+        them again.
         """
         lost = [
-            place for place in claims.owned_responses(connection, self._replica) if not self._holds(place.id)
+            key for key in claims.owned_responses(connection, self._replica) if not self._produces(key.id)
         ]
-        handed_back = claims.release(connection, self._replica, lost, skip_locked=True)
-        if handed_back:
-            log.warning("%d responses of this replica are not produced by it; handed back", handed_back)
-        return handed_back
+        released = claims.release(connection, self._replica, lost, skip_locked=True)
+        if released:
+            log.warning("%d responses of this replica are not produced by it; released", released)
+        return released

@@ -1,44 +1,45 @@
-"""Which other replicas have been silent for a whole lease, as one replica observes it. Pure.
+"""Decides which other replicas have been silent for a whole lease, from this replica's own observations.
+Pure.
 
-A replica judges others only by what it has seen itself: their heartbeats did not change while its own were
-all written, for as long as a lease. So an outage of the database, a suspended machine or a clock that is set
-counts against nobody: nobody observes anything meanwhile, and afterwards everybody has time to beat again.
+A replica counts as silent while its heartbeat does not change although this replica's own heartbeats are all
+written. So a database outage, a suspended machine or a changed clock count against nobody: nothing is
+observed meanwhile, and afterwards every replica has time to beat again.
 """
 
 from collections.abc import Mapping
 from uuid import UUID
 
-LOOKS_PER_LEASE = 4
-"""A gap between two looks counts for at most this part of a lease, however long it was: so a replica has had
-several turns to beat in before it is judged."""
+OBSERVATIONS_PER_LEASE = 4
+"""A gap between two observations counts for at most this part of a lease, so that a replica has had several
+turns to beat before it is declared dead."""
 
 
 class HeartbeatWatch:
-    """Fed with the heartbeats of all living replicas, after each of this replica's own."""
+    """`observe` is called with all heartbeats after each of this replica's own, `failed` if that failed."""
 
     def __init__(self, lease_seconds: float) -> None:
         self._lease = lease_seconds
-        self._most_step = lease_seconds / LOOKS_PER_LEASE
-        self._looked_at: float | None = None
+        self._max_step = lease_seconds / OBSERVATIONS_PER_LEASE
+        self._observed_at: float | None = None
         self._silent: dict[UUID, tuple[float, float]] = {}
-        """The heartbeat that was last seen of each, and the seconds for which it has not changed."""
+        """By replica: its last heartbeat, and the seconds for which it has not changed."""
 
     def failed(self) -> None:
-        """This replica could not write its own heartbeat: whatever was observed before proves nothing."""
-        self._looked_at = None
+        """This replica could not write its own heartbeat: earlier observations prove nothing."""
+        self._observed_at = None
         self._silent.clear()
 
-    def look(self, now: float, heartbeats: Mapping[UUID, float]) -> dict[UUID, float]:
-        """The replicas whose silence has lasted a lease, with the heartbeats that they stopped at.
+    def observe(self, now: float, heartbeats: Mapping[UUID, float]) -> dict[UUID, float]:
+        """The replicas that have been silent for a lease, with their last heartbeats.
 
-        `now` is in seconds of this replica's monotonic clock. A gap longer than a lease begins anew: this
-        replica was suspended, or as good as that.
+        `now` is in seconds of this replica's monotonic clock. After a gap longer than a lease the observation
+        starts over: this replica was suspended, or as good as that.
         """
-        gap = now - self._looked_at if self._looked_at is not None else 0.0
+        gap = now - self._observed_at if self._observed_at is not None else 0.0
         if gap > self._lease:
             self._silent.clear()
-        step = min(gap, self._most_step)
-        self._looked_at = now
+        step = min(gap, self._max_step)
+        self._observed_at = now
         before, self._silent = self._silent, {}
         for replica, heartbeat in heartbeats.items():
             seen, silence = before.get(replica, (heartbeat, -step))

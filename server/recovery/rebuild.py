@@ -1,8 +1,8 @@
-"""A run that another replica began, rebuilt from the store, with the engine request that continues it.
+"""Rebuilds the run of a claimed response from the store, with the engine request that continues it.
 
-The request is prepared again as it was when it was accepted, and the run is fed the stored tokens. Both must
-come out as they did then; if not, because a template or a parser has changed since, the run can still be
-ended in good order, but not go on.
+The request is prepared again as when it was accepted, and the run is fed the logged tokens. Both must give
+the same prompt and text as then. If they do not, because a template or a parser has changed, the run can be
+ended but not continued.
 """
 
 import logging
@@ -29,7 +29,7 @@ from server.protocol.responses.request import CreateResponse
 from server.protocol.responses.response import Echo
 from server.protocol.responses.tools import read_tools
 from server.protocol.typed import decode_as
-from server.recovery.replay import replay, said
+from server.recovery.replay import replay, texts
 from server.store.content import responses
 from server.store.content.responses import StoredResponse
 from server.store.database import Connection, DatabaseError
@@ -41,29 +41,33 @@ log = logging.getLogger("holdfast.rebuild")
 
 @dataclass(frozen=True, slots=True)
 class Rebuilt:
-    """A run where its log ends; without an engine request it can only be ended."""
+    """A run at the end of its log. Without an engine request it is at its tool calls, or can only be
+    ended.
+    """
 
     stored: StoredResponse
     run: Run
     engine_request: EngineRequest | None
     turns: TurnBuilder | None = None
-    """There if the run can go on."""
+    """Set if the run can continue."""
 
 
 def rebuild(connection: Connection, stored: StoredResponse, served: LoadedModel) -> Rebuilt:
-    """Reads a claimed response's log and history.
+    """Reads a claimed response's log, history and request.
 
-    Raises DatabaseError, and any exception when what is stored cannot be decoded even so far that the run
-    could be ended.
+    Raises DatabaseError, and any exception if the stored data cannot be decoded even as far as ending the
+    run needs.
     """
     progress = events.read_progress(connection, stored.tenant, stored.id)
-    told = events.read(connection, stored.tenant, stored.id, 0)
+    logged = events.read(connection, stored.tenant, stored.id, 0)
     prepared = None
     try:
         resolved = _resolve_again(connection, stored, served)
         prepared = _prepare_again(stored, served, resolved) if resolved is not None else None
-        if resolved is not None and prepared is not None:
-            rebuilt = _resumed(stored, served, resolved, prepared, progress, told)
+        if resolved is not None and (
+            rebuilt None:
+            rebuilt = _resume(stored, served, resolved, prepared, progress, logged)
+        ):
             if rebuilt is not None:
                 return rebuilt
     except DatabaseError:
@@ -71,28 +75,30 @@ def rebuild(connection: Connection, stored: StoredResponse, served: LoadedModel)
     except Exception:
         log.exception("response %s cannot go on from what is stored of it", stored.id)
     run = Run(
-        _facts(stored, prepared), replace(no_decoding(), summarizes_reasoning=bool(has_summaries(told)))
+        _facts(stored, prepared), replace(no_decoding(), summarizes_reasoning=bool(has_summaries(logged)))
     )
-    run.restore_output_only(RunLog(progress.token_ids, progress.next_seq, told, progress.first_token_at))
+    run.restore_output_only(RunLog(progress.token_ids, progress.next_seq, logged, progress.first_token_at))
     return Rebuilt(stored, run, None)
 
 
-def _resumed(
+def _resume(
     stored: StoredResponse,
     served: LoadedModel,
     resolved: ResolvedRequest,
     prepared: Prepared,
     progress: LogProgress,
-    told: Sequence[Event],
+    logged: Sequence[Event],
 ) -> Rebuilt | None:
-    """The run with the engine request that goes on; None if its tokens read otherwise now."""
-    reading = first_decoding_spec(served, resolved, prepared)
-    if (summarized := has_summaries(told)) is not None:  # an earlier release or setting told it so
-        reading = replace(reading, summarizes_reasoning=summarized)
-    run = Run(_facts(stored, prepared), reading)
+    """The run with the engine request that continues it; None if its tokens now decode differently."""
+    facts, request = _facts(stored, prepared), _request(stored, stored.asked or "")
+    items = _items(connection, stored)
+    decoding = first_decoding_spec(served, resolved, prepared)
+    if (summarized := has_summaries(logged)) is not None:  # perhaps by an earlier release
+        decoding = replace(decoding, summarizes_reasoning=summarized)
+    run = Run(_facts(stored, prepared), decoding)
     turns = TurnBuilder(served=served, resolved=resolved, model_writes_summary=run.writes_summary)
-    said_now, engine_request = replay(run, turns, prepared, progress, told)
-    if said(said_now) == said(told):
+    emitted, engine_request = replay(run, turns, prepared, progress, logged)
+    if texts(emitted) == texts(logged):
         return Rebuilt(stored, run, engine_request, turns)
     log.error("response %s reads otherwise than when it was written", stored.id)
     return None
@@ -114,7 +120,7 @@ def _facts(stored: StoredResponse, prepared: Prepared | None) -> RunFacts:
 def _resolve_again(
     connection: Connection, stored: StoredResponse, served: LoadedModel
 ) -> ResolvedRequest | None:
-    """The request as it was accepted; None if it is not stored, or its model or tools are not known now."""
+    """The request prepared again; None if that fails or gives another prompt than tools it known now."""
     if stored.asked is None or stored.model not in served.names:
         return None
     request = _request(stored, stored.asked)
@@ -150,7 +156,7 @@ def _prepare_again(stored: StoredResponse, served: LoadedModel, resolved: Resolv
 
 
 def _request(stored: StoredResponse, asked: str) -> CreateResponse:
-    """The request as it was, but for its input, which is stored as items."""
+    """The stored request, without its input, which is stored as items."""
     echo = decode_as(stored.request, Echo)
     request = decode_as(asked, CreateResponse)
     return msgspec.structs.replace(request, instructions=echo.instructions)

@@ -1,4 +1,6 @@
-"""A log of several turns, parted into them, and the run that it makes again. Pure but for the prompts."""
+"""Splits an event log into model turns and replays them on a fresh run. Pure, except that prompts are
+prepared again.
+"""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +19,7 @@ from server.protocol.responses.hosted_items import HostedCall
 from server.protocol.responses.items import Compaction
 from server.store.log.events import LogProgress
 
-_CALLED = frozenset(
+_CALL_ENDS = frozenset(
     f"response.{end}"
     for end in (
         "mcp_call.completed",
@@ -31,90 +33,94 @@ _decode_done = msgspec.json.Decoder(OutputItemDone).decode
 
 @dataclass(slots=True)
 class LoggedTurn:
-    """What one turn left in the log."""
+    """The part of a log that belongs to one turn."""
 
     token_ids: list[int] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
-    called: dict[int, ToolResult] = field(default_factory=dict)
-    """The calls that were made, by place. No token of the turn is stored after the first of them."""
-    summed_up: bool = False
-    """It wrote the summary of a compaction, and that is told."""
+    results: dict[int, ToolResult] = field(default_factory=dict)
+    """Results of finished calls by output index. The log has no token of this turn after the first of
+    them."""
+    wrote_summary: bool = False
+    """It wrote a compaction's summary, and the compaction item is done."""
 
 
-def parted(progress: LogProgress, told: Sequence[Event], *, writes_summary: bool = False) -> list[LoggedTurn]:
-    """The turns of a log: a turn is over where a call of the server's has an outcome.
+def split_turns(
+    progress: LogProgress, logged: Sequence[Event], *, writes_summary: bool = False
+) -> list[LoggedTurn]:
+    """The turns of a log. A turn ends where the log has the result of a hosted tool call.
 
-    The first of one that begins by `writes_summary` is over where its compaction is told.
+    With `writes_summary` the first turn ends where the log has the finished compaction item.
     """
     turns = [LoggedTurn()]
     pieces = dict(progress.pieces)
-    calling = False
-    for event in told:
+    between_turns = False
+    for event in logged:
         kind = event_type(event)
         piece = pieces.pop(event.sequence_number, None)
-        if calling and piece is not None:
+        if between_turns and piece is not None:
             turns.append(LoggedTurn())
-            calling = False
-        calling = calling or kind in _CALLED
+            between_turns = False
+        between_turns = between_turns or kind in _CALL_ENDS
         turns[-1].token_ids += piece or []
         turns[-1].events.append(event)
         if event.kind is Kind.WHOLE and kind == "response.output_item.done":
             done = _decode_done(event.body)
             if writes_summary and isinstance(done.item, Compaction):
-                calling, turns[-1].summed_up = True, True
-            elif calling and isinstance(done.item, HostedCall):
-                turns[-1].called[done.output_index] = tool_result_of(done.item)
+                between_turns, turns[-1].wrote_summary = True, True
+            elif between_turns and isinstance(done.item, HostedCall):
+                turns[-1].results[done.output_index] = tool_result_of(done.item)
     return turns
 
 
 def replay(
-    run: Run, turns: TurnBuilder, prepared: Prepared, progress: LogProgress, told: Sequence[Event]
+    run: Run, turns: TurnBuilder, prepared: Prepared, progress: LogProgress, logged: Sequence[Event]
 ) -> tuple[list[Event], EngineRequest | None]:
-    """Brings a fresh run to where the log ends: what its tokens say now, and the engine request that goes on.
+    """Brings a fresh run to the end of its log; returns the events that its tokens give now, and the engine
+    request that continues it.
 
-    Without an engine request the run is at its calls, and has an tool_work. Raises ApiError.
+    Without an engine request the run is at its tool calls and has tool work. Raises ApiError.
     """
-    run.emit_start_events(RunLog(progress.token_ids, progress.next_seq, told, progress.first_token_at))
+    run.emit_start_events(RunLog(progress.token_ids, progress.next_seq, logged, progress.first_token_at))
     at = progress.first_token_at or run.facts.created_at
-    said: list[Event] = []
+    emitted: list[Event] = []
     engine_request, events = prepared.engine_request, []
-    logged = parted(progress, told, writes_summary=run.writes_summary)
-    for number, turn in enumerate(logged):
+    logged_turns = split_turns(progress, logged, writes_summary=run.writes_summary)
+    for number, turn in enumerate(logged_turns):
         if number:
-            engine_request = _begin(run, turns, at)
+            engine_request = _next_turn(run, turns, at)
         events = run.feed_logged_tokens(RunLog(turn.token_ids, 0, turn.events, progress.first_token_at))
-        said += events
-        again = turn.summed_up or run.awaiting_tools or turn.called
-        if again or (
+        emitted += events
+        is_over = turn.wrote_summary or run.awaiting_tools or turn.results
+        if is_over or (
             run.has_pending_calls
             and turn.token_ids[-1] in engine_request.stop_ids | engine_request.stop_token_ids
         ):
-            _call_again(run, turn, len(engine_request.prompt), at)
+            _restore_results(run, turn, len(engine_request.prompt), at)
     run.set_next_seq(progress.next_seq)
-    return said, None if run.next_step_is_tools else engine_request_after(
-        engine_request, logged[-1].token_ids
+    return emitted, None if run.next_step_is_tools else engine_request_after(
+        engine_request, logged_turns[-1].token_ids
     )
 
 
-def _begin(run: Run, turns: TurnBuilder, at: datetime) -> EngineRequest:
+def _next_turn(run: Run, turns: TurnBuilder, at: datetime) -> EngineRequest:
     tool_work = run.take_tool_work()
-    assert tool_work is not None, "a turn that follows calls which are not made"
+    assert tool_work is not None, "a turn that follows calls without results"
     turn = turns.next_turn(tool_work.output, tool_work.turn, tool_work.output_tokens)
-    assert turn is not None, "a turn that there was no token for"
+    assert turn is not None, "a turn without a token left for it"
     run.next_turn(turn.decoding_spec, len(turn.engine_request.prompt), at)
     return turn.engine_request
 
 
-def _call_again(run: Run, turn: LoggedTurn, prompt_tokens: int, at: datetime) -> None:
-    """Ends the turn, unless it is one of calls alone, and takes its calls' outcomes over from the log."""
+def _restore_results(run: Run, turn: LoggedTurn, prompt_tokens: int, at: datetime) -> None:
+    """Ends the turn, unless it only had approved calls, and applies the logged results of its calls."""
     if not run.awaiting_tools:
         run.finish("stop", Usage(prompt_tokens + len(turn.token_ids)), at)
-    for index, outcome in turn.called.items():
+    for index, outcome in turn.results.items():
         run.finish_call(index, outcome, at)
 
 
-def said(events: Iterable[Event]) -> list[tuple[Kind, int, str]]:
-    """What each item said, however its deltas were cut."""
+def texts(events: Iterable[Event]) -> list[tuple[Kind, int, str]]:
+    """The text of each consecutive run of deltas of one kind and item, however the deltas were cut."""
     deltas = [
         (kind, event.output_index, text)
         for event in events
@@ -122,6 +128,6 @@ def said(events: Iterable[Event]) -> list[tuple[Kind, int, str]]:
         for kind, text, _ in [delta_of(event)]
     ]
     return [
-        (*place, "".join(text for _, _, text in group))
-        for place, group in groupby(deltas, key=lambda delta: delta[:2])
+        (*key, "".join(text for _, _, text in group))
+        for key, group in groupby(deltas, key=lambda delta: delta[:2])
     ]

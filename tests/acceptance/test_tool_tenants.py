@@ -58,7 +58,7 @@ class Two:
         return error
 
 
-def key_of(database_url: str, tenant: str) -> str:
+def response_hex_of(database_url: str, tenant: str) -> str:
     made = run_command("keys", "create", "--tenant", tenant, database_url=database_url)
     assert made.returncode == 0, made.stderr
     return made.stdout.strip()
@@ -69,7 +69,7 @@ def shared(module_database: str) -> Iterator[Two]:
     with running_fakes(2) as (notes, other):
         server = ServerProcess(module_database, settings={**SCRIPTED, **settings_of(notes, other)})
         try:
-            keys = [key_of(module_database, tenant) for tenant in ("alice", "bob")]
+            keys = [response_hex_of(module_database, tenant) for tenant in ("alice", "bob")]
             server.start()
             yield Two(server, notes, other, module_database, *keys)
         finally:
@@ -284,7 +284,7 @@ def test_two_tenants_with_one_session_name_share_no_names_and_no_files(module_da
         }
         server = ServerProcess(module_database, settings={**SCRIPTED, **settings})
         try:
-            keys = [key_of(module_database, tenant) for tenant in ("alice", "bob")]
+            keys = [response_hex_of(module_database, tenant) for tenant in ("alice", "bob")]
             server.start()
             two = Two(server, unused, unused, module_database, *keys)
             tools = [named("analysis-1")]
@@ -316,7 +316,7 @@ def test_two_tenants_with_one_session_name_share_no_open_pages(module_database: 
         }
         server = ServerProcess(module_database, settings={**SCRIPTED, **settings})
         try:
-            keys = [key_of(module_database, tenant) for tenant in ("alice", "bob")]
+            keys = [response_hex_of(module_database, tenant) for tenant in ("alice", "bob")]
             server.start()
             two = Two(server, unused, unused, module_database, *keys)
             tools = [{**named("analysis-1"), "server_label": "pages"}]

@@ -30,7 +30,7 @@ STRANGERS = 40
 MOST_GROWTH = 100 * MIB
 
 
-def key_of(tenant: str, database_url: str) -> str:
+def response_hex_of(tenant: str, database_url: str) -> str:
     made = run_command("keys", "create", "--tenant", tenant, database_url=database_url)
     return made.stdout.split()[-1]
 
@@ -139,8 +139,8 @@ def test_a_tenant_that_takes_all_it_may_costs_another_one_nothing(
     """Alone is a second server, by turns with the first: of the same settings, at the same time and on the
     same machine, with a database of its own and nobody else's requests.
     """
-    loud, quiet = key_of("loud", database_url), key_of("quiet", database_url)
-    alone_key = key_of("quiet", other_database_url)
+    loud, quiet = response_hex_of("loud", database_url), response_hex_of("quiet", database_url)
+    alone_key = response_hex_of("quiet", other_database_url)
     server, calm = (
         start_server_on(
             url,
@@ -218,7 +218,7 @@ def test_file_descriptors_that_run_out_for_another_reason_are_logged_once_a_minu
 def test_bodies_of_those_without_a_key_take_no_memory(
     start_server: StartServer, database_url: str, tally: Tally
 ) -> None:
-    key_of("acme", database_url)
+    response_hex_of("acme", database_url)
     server = start_server(lease_seconds=10)
     httpx.post(f"{server.api}/responses", json=HELLO, timeout=PATIENCE_S)
     before = resident_bytes(server)

@@ -1,7 +1,7 @@
 """F22: one request is served again and again, and each time another call to Postgres fails, or a step.
 
 As SQLite tests itself: the n-th exchange with the database is lost, for every n that there is, once before it
-was made and once after. Whatever the point, the request is answered and everything holds.
+was made and once after. Whatever the point, the request is answered and everything produces.
 """
 
 from collections.abc import Callable, Iterator
@@ -85,8 +85,8 @@ class Server:
     engine: ScriptedEngine
     told: list[Outbound]
     admission: Admission
-    taker: Claimer
-    keeper: Heartbeat
+    claimer: Claimer
+    heartbeat: Heartbeat
     taken: list[str]
     """The engine requests that the engine accepted."""
 
@@ -106,7 +106,7 @@ class Server:
 
     def _look_after(self) -> None:
         """A turn of the threads that look after what is left lying."""
-        for act in (self.taker.take, self.keeper.beat):
+        for act in (self.claimer.claim_all, self.heartbeat.beat):
             with suppress(DatabaseError):
                 act()
 
@@ -145,20 +145,20 @@ def serving(url: str, fault: Fault | None = None) -> Iterator[Server]:
         served = LoadedModel(name="model", engine=engine, model_format=SpelledFormat())
         tool_loop = ToolLoop(engine, McpServers(RegisteredServers(), 1), bench.recorder.deliver)
         at = (bench.database, bench.replica)
-        taker = Claimer(*at, served, bench.recorder, tool_loop, most_running=4, most_deaths=3)
+        claimer = Claimer(*at, served, bench.recorder, tool_loop, max_running=4, max_deaths=3)
         nothing: Callable[..., None] = lambda *_: None  # noqa: E731
-        unread = Abandonment(is_unread=bench.hub.follows, cancel=tool_loop.cancel)
-        keeper = Heartbeat(
+        unread = Abandonment(is_unread=bench.hub.has_channel, cancel=tool_loop.cancel)
+        heartbeat = Heartbeat(
             bench.database,
             bench.replica,
-            holds=bench.recorder.holds,
+            produces=bench.recorder.produces,
             cancel=lambda response: engine.cancel(response.hex),
             lease_seconds=10,
-            reading=list,
-            unread=unread,
-            on_unowned=nothing,
+            read_here=list,
+            abandonment=unread,
+            on_claimable=nothing,
             on_fenced=nothing,
-            on_others=nothing,
+            on_other_replicas=nothing,
             on_database_gone=nothing,
         )
         admission = Admission(
@@ -174,7 +174,7 @@ def serving(url: str, fault: Fault | None = None) -> Iterator[Server]:
             unread=unread,
         )
         try:
-            yield Server(bench, engine, told, admission, taker, keeper, taken)
+            yield Server(bench, engine, told, admission, claimer, heartbeat, taken)
         finally:
             engine.close(drain=False)
 

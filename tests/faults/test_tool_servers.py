@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from tests.acceptance.test_code_runner import tool_call
-from tests.acceptance.test_tool_tenants import key_of
+from tests.acceptance.test_tool_tenants import response_hex_of
 from tests.fix_server import StartServer
 from tests.fix_tally import Tally
 from tests.support.eventually import eventually
@@ -79,7 +79,7 @@ def scene(
         scripted_answers=ANSWERS,
         lease_seconds=10,
     )
-    tenants = [Tenant(server, key_of(database_url, name)) for name in ("mallory", "alice")]
+    tenants = [Tenant(server, response_hex_of(database_url, name)) for name in ("mallory", "alice")]
     try:
         yield tenants[0], tenants[1]
     finally:

@@ -325,7 +325,7 @@ class SpyHub(Hub):
         self.told: list[Told] = []
         self.when_told: Callable[[list[Published]], None] = lambda _batch: None
 
-    def follows(self, response_id: UUID) -> bool:
+    def has_channel(self, response_id: UUID) -> bool:
         return True
 
     def publish(self, batch: Iterable[Published]) -> None:

@@ -62,18 +62,18 @@ class Replica:
         tool_loop = ToolLoop(self.engine, McpServers(RegisteredServers(), 1), self.recorder.deliver)  # type: ignore[arg-type]
         at = (self.database, self.id)
         unread = Abandonment(is_unread=self.hub.is_unread, cancel=tool_loop.cancel)
-        self.taker = Claimer(*at, served, self.recorder, tool_loop, most_running=4, most_deaths=3)
+        self.taker = Claimer(*at, served, self.recorder, tool_loop, max_running=4, max_deaths=3)
         self.keeper = Heartbeat(
             self.database,
             self.id,
-            holds=self.recorder.holds,
+            produces=self.recorder.produces,
             cancel=tool_loop.cancel,
             lease_seconds=LEASE_S,
-            reading=lambda: [one for one in self.hub.reading() if not self.recorder.holds(one)],
-            unread=unread,
-            on_unowned=lambda: None,
+            read_here=lambda: [one for one in self.hub.read_here() if not self.recorder.produces(one)],
+            abandonment=unread,
+            on_claimable=lambda: None,
             on_fenced=self.die,
-            on_others=lambda _alive: None,
+            on_other_replicas=lambda _alive: None,
             on_database_gone=lambda: None,
             clock=lambda: world.memory.seconds,
         )
@@ -112,29 +112,28 @@ class Replica:
 
     def record(self) -> None:
         """A turn of the recorder's thread, and one of the thread beside it."""
-        self.recorder._side.work()
+        self.recorder._side.retry_due()
         if not self.recorder._inbox.empty():
-            self.recorder.bring_forward(self.recorder._gather())
+            self.recorder.process(self.recorder._gather())
 
     def take(self) -> None:
         if not self.draining:
-            self.taker.take()
+            self.taker.claim_all()
 
     def drain(self) -> None:
         """What `serve` does at SIGTERM, but for the waiting."""
         self.draining = True
         self.admission.close()
-        background = [run.facts.id for run in self.recorder.running() if run.facts.echo.background]
-        self.recorder.hand_back()
+        background = [run.facts.id for run in self.recorder.active_runs() if run.facts.echo.background]
+        self.recorder.release_background_runs()
         for response in background:
             self.engine.cancel(response.hex)
 
     def look(self) -> None:
         """The follower's look into the log."""
         with self.database.begin() as connection:
-            watched = [one for one in self.hub.watched() if not self.recorder.holds(one.response_id)]
+            watched = [one for one in self.hub.subscriptions() if not self.recorder.produces(one.response_id)]
             told = [
-                follower.Follower._told(None, connection, news)  # type: ignore[arg-type]
-                for news in events.read_updates(connection, watched)
+                follower._to_published(connection, news) for news in events.read_updates(connection, watched)
             ]
         self.hub.publish(told)

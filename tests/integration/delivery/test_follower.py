@@ -41,7 +41,7 @@ def notifier(bench: Bench) -> Iterator[Notifier]:
 @pytest.fixture
 def in_an_hour(monkeypatch: pytest.MonkeyPatch) -> None:
     """No look at the log but for a reason."""
-    monkeypatch.setattr(follower, "WATCHING_SECONDS", 3600.0)
+    monkeypatch.setattr(follower, "MIN_POLL_SECONDS", 3600.0)
     monkeypatch.setattr(follower, "IDLE_SECONDS", 3600.0)
 
 

@@ -13,7 +13,7 @@ from server.delivery.event_frames import frame
 from server.generation.run import Run
 from server.protocol.responses.events import Event
 from server.recording.messages import (
-    Inbound,
+    RecorderMessage,
 )
 from server.recording.recorder import Recorder
 from server.store.database import Database
@@ -45,7 +45,7 @@ class Bench:
     """The responses of which other replicas are to be told."""
     cancelled: list[UUID]
     """Those whose engine requests the engine is to end."""
-    handled: list[Inbound]
+    handled: list[RecorderMessage]
     """What the recorder has brought forward, in order."""
 
     def accept(self, **about: Any) -> Run:
@@ -54,10 +54,10 @@ class Bench:
     def begin(self, **about: Any) -> Run:
         """A run that the recorder has."""
         run = self.accept(**about)
-        self.recorder.begin(run)
+        self.recorder.start_run(run)
         return run
 
-    def feed(self, *messages: Inbound) -> None:
+    def feed(self, *messages: RecorderMessage) -> None:
         """Delivers the messages in one piece and waits until they are committed and told."""
         told, handled = len(self.hub.told), len(self.handled)
         self.recorder.deliver(messages)
@@ -100,15 +100,15 @@ def recording(url: str) -> Iterator[Bench]:
         on_events=hinted.extend,
         cancel=cancelled.append,
     )
-    handled: list[Inbound] = []
-    bring_forward = recorder.bring_forward
+    handled: list[RecorderMessage] = []
+    process = recorder.process
 
-    def bring_forward_and_note(messages: Sequence[Inbound]) -> float:
-        next_at = bring_forward(messages)
+    def process_and_note(messages: Sequence[RecorderMessage]) -> float:
+        next_at = process(messages)
         handled.extend(messages)
         return next_at
 
-    recorder.bring_forward = bring_forward_and_note  # type: ignore[method-assign]
+    recorder.process = process_and_note  # type: ignore[method-assign]
     recorder.start()
     try:
         yield Bench(database, replica, hub, recorder, fenced, hinted, cancelled, handled)

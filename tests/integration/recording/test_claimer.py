@@ -24,9 +24,9 @@ from server.protocol.responses.events import event_type, is_terminal, render
 from server.recording.messages import (
     SERVER_ERROR,
 )
-from server.recovery import claimer as taker
+from server.recovery import claimer as claimer_module
 from server.recovery.claimer import CHANGED, GIVEN_UP, STOPPED, Claimer
-from server.recovery.replay import said
+from server.recovery.replay import texts
 from server.store.cluster import claims
 from server.store.content import deletion
 from server.store.log import events
@@ -115,7 +115,7 @@ class RealParsers:
 class Taking:
     bench: Bench
     engine: StillEngine
-    taker: Claimer
+    claimer: Claimer
     model_format: ModelFormat
 
     def leave(self, given: list[list[int]], *, background: bool = False, dies: bool = True) -> Run:
@@ -159,7 +159,7 @@ def taking(url: str, model_format: ModelFormat | None = None, **limits: Any) -> 
     with recording(url) as bench:
         engine = StillEngine()
         served = LoadedModel(name="model", engine=engine, model_format=model_format or SpelledFormat())
-        taker = Claimer(
+        claimer = Claimer(
             bench.database,
             bench.replica,
             served,
@@ -167,7 +167,7 @@ def taking(url: str, model_format: ModelFormat | None = None, **limits: Any) -> 
             ToolLoop(engine, McpServers(RegisteredServers(), 1), bench.recorder.deliver),
             **{"most_running": 64, "most_deaths": 3, **limits},
         )
-        yield Taking(bench, engine, taker, served.model_format)
+        yield Taking(bench, engine, claimer, served.model_format)
 
 
 def check_end(bench: Bench, response: UUID, before: list[bytes], status: str) -> dict[str, Any]:
@@ -197,7 +197,7 @@ def test_a_foreground_response_left_at_any_token_ends_as_failed_with_what_it_had
         for cut in range(len(SPELLED) + 1):
             run = at.leave([[token] for token in SPELLED[:cut]])
             before = at.stream(run)
-            at.taker.take()
+            at.claimer.claim_all()
             told = check_end(at.bench, run.facts.id, before, "failed")
             assert told["error"] == {"code": SERVER_ERROR, "message": STOPPED}
         assert at.engine.requests == []
@@ -208,7 +208,7 @@ def test_a_background_response_left_at_any_token_goes_on_at_the_next(database_ur
         for cut in range(len(SPELLED) + 1):
             run = at.leave([[token] for token in SPELLED[:cut]], background=True)
             before = at.stream(run)
-            at.taker.take()
+            at.claimer.claim_all()
             request = at.engine.requests.pop()
             done = list(request.prompt[3:])
             usage = Usage(len(request.prompt), 2, len(SPELLED) - len(done))
@@ -231,7 +231,7 @@ def test_a_waiting_response_is_begun_and_one_cancelled_meanwhile_is_not(database
         wanted, unwanted = (accept(at.bench.database, at.bench.replica, background=True) for _ in range(2))
         with at.bench.database.begin() as connection:
             claims.request_cancel(connection, TENANT, unwanted.facts.id)
-        at.taker.take()
+        at.claimer.claim_all()
         assert [request.request_id for request in at.engine.requests] == [wanted.engine_request_id]
         at.bench.recorder.deliver([Finished(wanted.engine_request_id, "stop", Usage(3, 0, 0))])
         check_end(at.bench, wanted.facts.id, [], "completed")
@@ -244,14 +244,14 @@ def test_a_waiting_response_is_begun_and_one_cancelled_meanwhile_is_not(database
 def test_what_waited_for_a_replica_to_start_is_claimed_at_once(
     database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(taker, "POLL_SECONDS", 3600.0)
+    monkeypatch.setattr(claimer_module, "POLL_SECONDS", 3600.0)
     with taking(database_url) as at:
         run = accept(at.bench.database, at.bench.replica, background=True)
-        at.taker.start()
+        at.claimer.start()
         try:
             eventually(lambda: [one.request_id for one in at.engine.requests] == [run.engine_request_id])
         finally:
-            at.taker.stop()
+            at.claimer.stop()
         at.bench.recorder.deliver([Finished(run.engine_request_id, "stop", Usage(3, 0, 0))])
         check_end(at.bench, run.facts.id, [], "completed")
 
@@ -260,13 +260,13 @@ def test_no_more_is_claimed_than_the_engine_may_run(database_url: str) -> None:
     with taking(database_url, most_running=2) as at:
         for _ in range(3):
             accept(at.bench.database, at.bench.replica, background=True)
-        at.taker.take()
+        at.claimer.claim_all()
         first = at.engine.requests[:]
         assert len(first) == 2
         at.bench.recorder.deliver([Finished(first[0].request_id, "stop", Usage(3, 0, 0))])
         at.bench.hub.final(UUID(hex=first[0].request_id))
         eventually(lambda: at.bench.recorder.load == 1)
-        at.taker.take()
+        at.claimer.claim_all()
         assert len(at.engine.requests) == 3
 
 
@@ -275,10 +275,10 @@ def test_what_the_engine_has_no_room_for_is_handed_back(database_url: str, reaso
     with taking(database_url) as at:
         run = accept(at.bench.database, at.bench.replica, background=True)
         at.engine.refusal = reason
-        at.taker.take()
+        at.claimer.claim_all()
         assert at.bench.recorder.wait_idle(10)
         at.engine.refusal = None
-        at.taker.take()
+        at.claimer.claim_all()
         assert [request.request_id for request in at.engine.requests] == [run.engine_request_id]
         at.bench.recorder.deliver([Finished(run.engine_request_id, "stop", Usage(3, 0, 0))])
         check_end(at.bench, run.facts.id, [], "completed")
@@ -288,7 +288,7 @@ def test_a_background_response_of_which_too_many_died_is_given_up(database_url: 
     with taking(database_url, most_deaths=1) as at:
         run = at.leave([list(say("poison"))], background=True)
         before = at.stream(run)
-        at.taker.take()
+        at.claimer.claim_all()
         told = check_end(at.bench, run.facts.id, before, "failed")
         assert told["error"]["message"] == GIVEN_UP
         assert at.engine.requests == []
@@ -300,7 +300,7 @@ def test_a_response_whose_prompt_is_written_otherwise_now_ends_and_is_not_splice
         before = at.stream(run)
         with at.bench.database.begin() as connection:
             connection.exec_driver_sql("update responses set prompt_hash = 'other'")
-        at.taker.take()
+        at.claimer.claim_all()
         told = check_end(at.bench, run.facts.id, before, "failed")
         assert told["error"]["message"] == CHANGED
         assert told["output"][0]["content"][0]["text"] == "half"
@@ -316,7 +316,7 @@ def test_reasoning_is_read_again_whoever_opened_it(database_url: str, opened: bo
         for cut in range(len(given) + 1):
             run = at.leave([[token] for token in given[:cut]], background=True)
             before = at.stream(run)
-            at.taker.take()
+            at.claimer.claim_all()
             request = at.engine.requests.pop()
             rest = tuple(given[request.output_offset :])
             usage = Usage(len(request.prompt), 0, len(rest))
@@ -342,12 +342,12 @@ def test_any_tokens_in_any_steps_are_taken_up(
     with taking(database_url, RealParsers(opens_reasoning=opened)) as at:
         run = at.leave(given_tokens, background=True)
         before = at.stream(run)
-        already = said(at.bench.stored(run.facts.id))
-        at.taker.take()
+        already = texts(at.bench.stored(run.facts.id))
+        at.claimer.claim_all()
         request = at.engine.requests.pop()
         at.bench.recorder.deliver([Finished(request.request_id, "length", Usage(len(request.prompt), 0, 0))])
         check_end(at.bench, run.facts.id, before, "incomplete")
-        assert said(at.bench.stored(run.facts.id))[: len(already) - 1] == already[:-1]
+        assert texts(at.bench.stored(run.facts.id))[: len(already) - 1] == already[:-1]
 
 
 def test_one_whose_tokens_cannot_be_read_again_ends_with_what_it_told(database_url: str) -> None:
@@ -362,7 +362,7 @@ def test_one_whose_tokens_cannot_be_read_again_ends_with_what_it_told(database_u
                     " where response_id = %s and token_ids is not null",
                     (token.to_bytes(4, "little"), run.facts.id),
                 )
-        at.taker.take()
+        at.claimer.claim_all()
         for run, seen in zip(runs, before, strict=True):
             output = check_end(at.bench, run.facts.id, seen, "failed")["output"]
             assert [item["content"][0]["text"] for item in output] == ["wh", "be"]
@@ -373,7 +373,7 @@ def test_the_responses_of_living_replicas_are_left_alone(database_url: str) -> N
         run = at.bench.begin()
         at.bench.feed(tokens(run, say("mine")))
         at.leave([list(say("theirs"))], background=True, dies=False)
-        at.taker.take()
+        at.claimer.claim_all()
         assert at.engine.requests == []
         at.bench.feed(finished(run))
         assert event_type(at.bench.stored(run.facts.id)[-1]) == "response.completed"
@@ -384,7 +384,7 @@ def test_a_deleted_one_leaves_nothing(database_url: str) -> None:
         run = at.leave([list(say("secret"))], background=True)
         with at.bench.database.begin() as connection:
             assert deletion.delete(connection, TENANT, run.facts.id) is True
-        at.taker.take()
+        at.claimer.claim_all()
         at.bench.hub.final(run.facts.id)
         assert {name for name, count in at.bench.counts().items() if count} == {"usage_ledger"}
 
@@ -393,8 +393,8 @@ def test_two_replicas_take_each_response_once(database_url: str) -> None:
     with taking(database_url) as first, taking(database_url) as second:
         runs = [first.leave([list(say("a"))], background=True) for _ in range(6)]
         for at in (first, second, first):
-            at.taker.take()
+            at.claimer.claim_all()
         taken = [request.request_id for request in [*first.engine.requests, *second.engine.requests]]
         assert sorted(taken) == sorted(run.engine_request_id for run in runs)
         for at in (first, second):
-            at.bench.recorder.hand_back()
+            at.bench.recorder.release_background_runs()

@@ -33,20 +33,20 @@ class Clock:
         return self.now
 
 
-def keeper_of(database: Database, me: UUID, clock: Clock, **about: Any) -> Heartbeat:
+def heartbeat_of(database: Database, me: UUID, clock: Clock, **about: Any) -> Heartbeat:
     nothing: Callable[..., None] = lambda *_: None  # noqa: E731
     return Heartbeat(
         database,
         me,
         **{
-            "holds": lambda _response: True,
+            "produces": lambda _response: True,
             "cancel": nothing,
             "lease_seconds": LEASE,
-            "reading": list,
-            "unread": Abandonment(is_unread=lambda _response: False, cancel=nothing),
-            "on_unowned": nothing,
+            "read_here": list,
+            "abandonment": Abandonment(is_unread=lambda _response: False, cancel=nothing),
+            "on_claimable": nothing,
             "on_fenced": nothing,
-            "on_others": nothing,
+            "on_other_replicas": nothing,
             "on_database_gone": nothing,
             "clock": clock,
             **about,
@@ -62,10 +62,10 @@ def state(database: Database, replica: UUID) -> str:
         return found
 
 
-def judged_at(database: Database, keeper: Heartbeat, clock: Clock, other: UUID, until: int) -> int | None:
+def judged_at(database: Database, heartbeat: Heartbeat, clock: Clock, other: UUID, until: int) -> int | None:
     """The second at which another replica is declared dead, if it is."""
     while clock.now < until:
-        keeper.beat()
+        heartbeat.beat()
         if state(database, other) == "dead":
             return int(clock.now)
         clock.now += 1
@@ -77,8 +77,8 @@ def test_a_replica_that_has_just_started_judges_nobody_for_a_lease(database: Dat
     run = accept(database, other)
     with database.begin() as connection:
         connection.exec_driver_sql("update replicas set heartbeat_at = 'epoch' where id = %s", (other,))
-    keeper = keeper_of(database, me, clock)
-    assert judged_at(database, keeper, clock, other, 20) == LEASE
+    heartbeat = heartbeat_of(database, me, clock)
+    assert judged_at(database, heartbeat, clock, other, 20) == LEASE
     with database.begin() as connection:
         row = connection.exec_driver_sql(
             "select replica_id, deaths from responses where id = %s", (run.facts.id,)
@@ -90,30 +90,30 @@ def test_after_an_outage_of_many_leases_nobody_is_declared_dead_who_beats_again_
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     me, other, clock = register(database), register(database), Clock()
-    keeper = keeper_of(database, me, clock)
-    assert judged_at(database, keeper, clock, other, int(LEASE)) is None
+    heartbeat = heartbeat_of(database, me, clock)
+    assert judged_at(database, heartbeat, clock, other, int(LEASE)) is None
     with monkeypatch.context() as patch:
         patch.setattr(leases, "write_heartbeat", fail)
         for _ in range(4):
             with pytest.raises(DatabaseError):
-                keeper.beat()
+                heartbeat.beat()
             clock.now += LEASE
     back = int(clock.now)
-    assert judged_at(database, keeper, clock, other, back + int(LEASE)) is None
+    assert judged_at(database, heartbeat, clock, other, back + int(LEASE)) is None
     with database.begin() as connection:
         leases.write_heartbeat(connection, other)
-    assert judged_at(database, keeper, clock, other, back + 30) == back + 2 * LEASE
+    assert judged_at(database, heartbeat, clock, other, back + 30) == back + 2 * LEASE
 
 
 def test_a_locked_response_that_is_to_be_handed_back_keeps_no_round_waiting(database: Database) -> None:
     me, clock = register(database), Clock()
     locked, _free = accept(database, me), accept(database, me)
-    keeper = keeper_of(database, me, clock, holds=lambda _response: False)
+    heartbeat = heartbeat_of(database, me, clock, produces=lambda _response: False)
     with database.begin() as other:
         other.exec_driver_sql("select 1 from responses where id = %s for update", (locked.facts.id,))
-        keeper.beat()
+        heartbeat.beat()
         assert owned_by(database, me) == [locked.facts.id]
-    keeper.beat()
+    heartbeat.beat()
     assert owned_by(database, me) == []
 
 
@@ -128,11 +128,11 @@ def fail(*_arguments: object) -> None:
 
 def test_a_replica_that_was_suspended_judges_nobody_when_it_goes_on(database: Database) -> None:
     me, other, clock = register(database), register(database), Clock()
-    keeper = keeper_of(database, me, clock)
-    assert judged_at(database, keeper, clock, other, int(LEASE)) is None
+    heartbeat = heartbeat_of(database, me, clock)
+    assert judged_at(database, heartbeat, clock, other, int(LEASE)) is None
     clock.now += 3 * LEASE
     resumed = int(clock.now)
-    assert judged_at(database, keeper, clock, other, 100) == resumed + LEASE
+    assert judged_at(database, heartbeat, clock, other, 100) == resumed + LEASE
 
 
 def test_a_replica_that_was_declared_dead_ends_its_process_and_shows_no_sign_of_life_after(
@@ -141,18 +141,18 @@ def test_a_replica_that_was_declared_dead_ends_its_process_and_shows_no_sign_of_
     me, fenced, signs = register(database), list[bool](), list[bool]()
     with database.begin() as connection:
         leases.mark_stopped(connection, me)
-    keeper = keeper_of(
+    heartbeat = heartbeat_of(
         database,
         me,
         Clock(),
         lease_seconds=2.0,
         on_fenced=lambda: fenced.append(True),
-        on_turn=lambda: signs.append(True),
+        on_beat_done=lambda: signs.append(True),
     )
-    keeper.start()
+    heartbeat.start()
     eventually(lambda: fenced)
-    assert "has died" in str(eventually(keeper.thread.trouble))
-    keeper.stop()
+    assert "has died" in str(eventually(heartbeat.thread.trouble))
+    heartbeat.stop()
     assert (len(fenced), len(signs)) == (1, 1)
 
 

@@ -1,4 +1,4 @@
-"""The taker meets rows that cannot be decoded, and mistakes of ours that one response brings out."""
+"""The claimer meets rows that cannot be decoded, and mistakes of ours that one response brings out."""
 
 from typing import Any
 from uuid import UUID
@@ -33,7 +33,7 @@ def test_a_row_that_cannot_be_decoded_ends_its_own_response_and_no_other(
         bad, good = (accept(at.bench.database, at.bench.replica, background=True) for _ in range(2))
         with at.bench.database.begin() as connection:
             assert connection.exec_driver_sql(POISONS[poison], (bad.facts.id,)).rowcount > 0
-        at.taker.take()
+        at.claimer.claim_all()
         assert [engine_request.request_id for engine_request in at.engine.requests] == [
             good.engine_request_id
         ]
@@ -41,7 +41,7 @@ def test_a_row_that_cannot_be_decoded_ends_its_own_response_and_no_other(
             eventually(lambda: status_of(connection, bad.facts.id) == "failed")
             metered = connection.execute("select response_id, status from usage_ledger").fetchall()
         assert metered == [(bad.facts.id, "failed")]
-        assert not at.bench.recorder.holds(bad.facts.id)
+        assert not at.bench.recorder.produces(bad.facts.id)
         at.bench.recorder.deliver([Finished(good.engine_request_id, "stop", Usage(3, 0, 0))])
         check_end(at.bench, good.facts.id, [], "completed")
 
@@ -65,7 +65,7 @@ def test_a_mistake_that_one_response_brings_out_ends_it_and_no_other(
             submit(engine_request)
 
         monkeypatch.setattr(at.engine, "submit", broken)
-        at.taker.take()
+        at.claimer.claim_all()
         assert [engine_request.request_id for engine_request in at.engine.requests] == [
             good.engine_request_id
         ]

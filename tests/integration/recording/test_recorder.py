@@ -13,7 +13,7 @@ from server.protocol.responses.events import event_type, is_terminal
 from server.recording import recorder
 from server.recording.messages import (
     FailRun,
-    Inbound,
+    RecorderMessage,
     StartRun,
 )
 from server.recording.recorder import Recorder
@@ -219,11 +219,11 @@ def test_wait_idle_waits_for_the_end_of_every_run(bench: Bench) -> None:
     run = bench.begin()
     bench.feed(tokens(run, say("a")))
     assert not bench.recorder.wait_idle(0)
-    assert bench.recorder.running() == [run]
+    assert bench.recorder.active_runs() == [run]
     bench.recorder.deliver([finished(run)])
     assert bench.recorder.wait_idle(10)
     assert is_terminal(bench.stored(run.facts.id)[-1])
-    assert bench.recorder.running() == []
+    assert bench.recorder.active_runs() == []
 
 
 def test_a_run_that_begins_while_the_recorder_becomes_idle_is_waited_for(
@@ -232,14 +232,14 @@ def test_a_run_that_begins_while_the_recorder_becomes_idle_is_waited_for(
     run = bench.accept()
     deliver = Recorder.deliver
 
-    def deliver_after_an_idle_turn(recorder: Recorder, messages: Sequence[Inbound]) -> None:
+    def deliver_after_an_idle_turn(recorder: Recorder, messages: Sequence[RecorderMessage]) -> None:
         deliver(recorder, [])
         eventually(lambda: bench.hub.turns)
         recorder.wait_idle(0.2)
         deliver(recorder, messages)
 
     monkeypatch.setattr(Recorder, "deliver", deliver_after_an_idle_turn)
-    bench.recorder.begin(run)
+    bench.recorder.start_run(run)
     monkeypatch.undo()
     assert not bench.recorder.wait_idle(0)
     bench.recorder.deliver([finished(run)])
@@ -272,7 +272,7 @@ def test_a_fenced_recorder_says_so_and_writes_nothing_more(bench: Bench) -> None
 def test_a_run_failed_from_outside_ends_with_that_sentence(bench: Bench) -> None:
     run = bench.begin()
     bench.feed(tokens(run, say("part")))
-    bench.recorder.fail(run.facts.id, "Sorry.")
+    bench.recorder.fail_run(run.facts.id, "Sorry.")
     final = msgspec.json.decode(bench.hub.final(run.facts.id))
     assert final["error"] == {"code": "server_error", "message": "Sorry."}
     assert event_type(bench.stored(run.facts.id)[-1]) == "response.failed"
@@ -280,7 +280,7 @@ def test_a_run_failed_from_outside_ends_with_that_sentence(bench: Bench) -> None
 
 def test_a_tenants_response_is_recorded_as_its_own(bench: Bench) -> None:
     run = accept(bench.database, bench.replica, tenant="other")
-    bench.recorder.begin(run)
+    bench.recorder.start_run(run)
     bench.feed(tokens(run, say("a")), finished(run))
     assert bench.stored(run.facts.id) == []
     assert len(bench.stored(run.facts.id, "other")) > 5

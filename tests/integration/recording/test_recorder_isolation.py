@@ -79,7 +79,7 @@ def test_an_end_whose_row_is_locked_waits_alone_and_is_stored_when_it_is_free(be
         bench.recorder.deliver([finished(others[0])])
         assert b'"completed"' in bench.hub.final(others[0].facts.id)
         assert status(bench, hit)[0] == "in_progress"
-        assert bench.recorder.holds(hit.facts.id)
+        assert bench.recorder.produces(hit.facts.id)
         assert not bench.recorder.wait_idle(0)
     check(bench, hit, "Hello there!")
     assert bench.fenced == []
@@ -122,7 +122,7 @@ def test_a_slow_statement_of_one_response_has_its_time_and_takes_nobody_elses(be
 def test_a_response_that_stays_locked_is_given_up_and_ends_as_failed_once_it_can(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(retries, "MOST_TRIES", 2)
+    monkeypatch.setattr(retries, "MAX_TRIES", 2)
     monkeypatch.setattr(retries, "FIRST_PAUSE_SECONDS", 0.3)
     hit, other = bench.begin(), bench.begin()
     bench.feed(tokens(hit, say("stored")))
@@ -143,7 +143,7 @@ def test_a_response_that_stays_locked_is_given_up_and_ends_as_failed_once_it_can
 def test_a_background_response_that_stays_locked_is_handed_back(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(retries, "MOST_TRIES", 1)
+    monkeypatch.setattr(retries, "MAX_TRIES", 1)
     monkeypatch.setattr(retries, "FIRST_PAUSE_SECONDS", 0.3)
     hit = in_background(bench)
     bench.feed(tokens(hit, say("stored")))
@@ -151,7 +151,7 @@ def test_a_background_response_that_stays_locked_is_handed_back(
         bench.recorder.deliver([finished(hit)])
         eventually(lambda: bench.cancelled)
         await_pause_before(bench, "hand back")
-    eventually(lambda: not bench.recorder.holds(hit.facts.id))
+    eventually(lambda: not bench.recorder.produces(hit.facts.id))
     assert status(bench, hit) == ("in_progress", None, 1)
     assert text(bench, hit) == "stored"
     assert bench.recorder.wait_idle(10)
@@ -175,7 +175,7 @@ def in_background(bench: Bench) -> Run:
             "update responses set status = 'in_progress', replica_id = %s, attempt = 1 where id = %s",
             (bench.replica, run.facts.id),
         )
-    bench.recorder.begin(run)
+    bench.recorder.start_run(run)
     return run
 
 
@@ -184,9 +184,9 @@ def test_background_runs_are_handed_back_though_one_of_them_is_locked(bench: Ben
     bench.feed(tokens(hit, say("a")), tokens(other, say("b")))
     with locked(bench, hit):
         bench.recorder.deliver([ReleaseRuns()])
-        eventually(lambda: not bench.recorder.holds(other.facts.id))
+        eventually(lambda: not bench.recorder.produces(other.facts.id))
         assert status(bench, other) == ("in_progress", None, 0)
-    eventually(lambda: not bench.recorder.holds(hit.facts.id))
+    eventually(lambda: not bench.recorder.produces(hit.facts.id))
     assert status(bench, hit) == ("in_progress", None, 0)
 
 
@@ -263,7 +263,7 @@ def test_a_response_that_can_in_no_way_be_stored_is_handed_back(
     monkeypatch.setattr(events, "encode_rows", refuse)
     bench.recorder.deliver([tokens(hit, say(" lost"))])
     goes_on(bench, other)
-    eventually(lambda: not bench.recorder.holds(hit.facts.id))
+    eventually(lambda: not bench.recorder.produces(hit.facts.id))
     assert status(bench, hit) == ("in_progress", None, 1)
     assert text(bench, hit) == "stored"
     assert all(b"lost" not in frame for frame in bench.hub.frames(hit.facts.id))
@@ -279,7 +279,7 @@ def test_a_deleted_row_drops_its_own_run(bench: Bench, ends: bool) -> None:
     bench.feed(tokens(hit, say("b")), tokens(other, say("b")))
     if ends:
         bench.recorder.deliver([finished(hit), finished(other)])
-    eventually(lambda: not bench.recorder.holds(hit.facts.id))
+    eventually(lambda: not bench.recorder.produces(hit.facts.id))
     if not ends:
         bench.recorder.deliver([finished(other)])
     check(bench, other, "ab")
@@ -304,7 +304,7 @@ def test_a_run_whose_row_another_replica_took_is_dropped_alone(bench: Bench, goe
             events.append(connection, events.encode_rows(TENANT, hit.facts.id, 2, added, [1]))
     last = [] if goes == "on" else [finished(hit)]
     bench.recorder.deliver([tokens(hit, say("ours")), *last, tokens(other, say("b"))])
-    eventually(lambda: not bench.recorder.holds(hit.facts.id))
+    eventually(lambda: not bench.recorder.produces(hit.facts.id))
     bench.recorder.deliver([finished(other)])
     assert final(bench, other)["status"] == "completed"
     assert text(bench, other) == "ab"

@@ -40,9 +40,9 @@ def test_tools_that_are_closed_before_the_recorder_end_nothing_but_themselves(
 ) -> None:
     with recording(database_url) as bench:
         loop = ToolLoop(NoEngine(), McpServers({}, 1), bench.recorder.deliver)  # type: ignore[arg-type]
-        bench.recorder._on_steps = loop.look
+        bench.recorder._on_committed = loop.on_committed
         run, other = calling(bench.database, bench.replica), bench.begin()
-        loop.expect(
+        loop.register(
             TurnBuilder(
                 served=None,  # type: ignore[arg-type]  # nothing is prepared
                 resolved=ResolvedRequest(
@@ -55,7 +55,7 @@ def test_tools_that_are_closed_before_the_recorder_end_nothing_but_themselves(
                 ),
             )
         )
-        bench.recorder.begin(run)
+        bench.recorder.start_run(run)
         if closed_at == "the call":
             loop.close()
         else:

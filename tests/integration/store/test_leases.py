@@ -217,8 +217,8 @@ def test_a_buried_replicas_recorder_is_fenced_while_another_replicas_goes_on(dat
     kill(database, zombie)
     for recorder, replica in zip(recorders, (zombie, living), strict=True):
         run = accept(database, replica)
-        recorder.begin(run)
-        recorder.fail(run.facts.id, "Ended.")
+        recorder.start_run(run)
+        recorder.fail_run(run.facts.id, "Ended.")
     eventually(lambda: told[zombie] and recorders[1].wait_idle(0))
     for recorder in recorders:
         recorder.stop()

@@ -9,7 +9,7 @@ import pytest
 from server.supervised_thread import Activity, Retry, SupervisedThread
 from tests.support.eventually import eventually
 
-AT_ONCE = Retry(longest_pause=0.0)
+AT_ONCE = Retry(max_pause=0.0)
 
 
 @contextmanager
@@ -37,7 +37,7 @@ def test_a_turn_that_raises_is_logged_counted_and_repeated(caplog: pytest.LogCap
         assert done.wait(10)
         assert thread.trouble() is None
         assert thread.activity.failures == 2
-    assert thread.activity.failures_in_a_row == 0
+    assert thread.activity.consecutive_failures == 0
     logged = [record for record in caplog.records if record.exc_info is not None]
     assert len(logged) == 2
     assert "worker" in caplog.text
@@ -110,7 +110,7 @@ def test_a_thread_can_stop_itself_within_a_turn() -> None:
 
 
 def test_a_turn_that_lasts_longer_than_its_bound_is_a_trouble_that_names_the_thread() -> None:
-    activity = Activity("worker", longest_turn=60)
+    activity = Activity("worker", max_turn=60)
     activity.works(100)
     assert activity.trouble(160) is None
     assert activity.trouble(173) == "the worker thread has been at one turn for 73 s"
@@ -119,7 +119,7 @@ def test_a_turn_that_lasts_longer_than_its_bound_is_a_trouble_that_names_the_thr
 
 
 def test_a_thread_that_waits_for_work_has_no_trouble_however_long_it_waits() -> None:
-    activity = Activity("worker", longest_turn=60)
+    activity = Activity("worker", max_turn=60)
     activity.works(0)
     activity.waits(1)
     assert activity.trouble(1e6) is None
@@ -148,7 +148,7 @@ def test_a_thread_that_fails_again_and_again_is_a_trouble_until_it_makes_progres
 
 
 def test_failures_of_a_thread_that_is_repeated_for_ever_are_no_trouble() -> None:
-    activity = Activity("janitor", longest_turn=60, must_succeed=False)
+    activity = Activity("janitor", max_turn=60, must_succeed=False)
     for _ in range(100):
         activity.failed()
     activity.works(0)
@@ -157,8 +157,8 @@ def test_failures_of_a_thread_that_is_repeated_for_ever_are_no_trouble() -> None
 
 
 def test_pauses_double_up_to_a_bound_and_end_after_so_many_failures() -> None:
-    retry = Retry(most_failures=12, longest_pause=5)
+    retry = Retry(max_failures=12, max_pause=5)
     pauses = [retry.pause(failures) for failures in range(1, 14)]
     assert pauses[:6] == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6, 3.2])
     assert pauses[6:] == [5, 5, 5, 5, 5, 5, None]
-    assert Retry(most_failures=None).pause(10_000) == 30
+    assert Retry(max_failures=None).pause(10_000) == 30

@@ -1,6 +1,6 @@
 from hypothesis import given
 
-from server.delivery.event_frames import OpenResponsesNames, frame, renamed
+from server.delivery.event_frames import OpenResponsesNames, frame, to_open_responses
 from server.generation.event_emitter import EventEmitter
 from server.model_formats.interface import Delta, ReasoningDelta, TextDelta
 from server.protocol.responses.events import Event, event_type
@@ -45,8 +45,8 @@ def test_text_that_spells_a_name_of_openais_is_told_as_it_is() -> None:
         next(one for one in frames_of([delta]) if b".delta" in one.split(b"\n")[1])
         for delta in (ReasoningDelta(spelled), TextDelta(spelled))
     )
-    assert parse(renamed(thought))[0].json["delta"] == spelled
-    assert renamed(answer) == answer.partition(b"\n")[2]
+    assert parse(to_open_responses(thought))[0].json["delta"] == spelled
+    assert to_open_responses(answer) == answer.partition(b"\n")[2]
 
 
 def test_a_frame_is_three_lines_and_a_blank_one_under_its_number_and_type() -> None:

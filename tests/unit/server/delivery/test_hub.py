@@ -139,17 +139,17 @@ def test_the_hub_delivers_to_the_channel_and_forgets_it_at_the_end() -> None:
     async def main() -> None:
         hub = Hub(asyncio.get_running_loop())
         response = uuid4()
-        assert not hub.follows(response)
+        assert not hub.has_channel(response)
         channel = hub.open(response, stored=True, grace=1, on_abandoned=lambda: None)
         assert hub.watch("acme", response) is channel
-        assert hub.follows(response)
+        assert hub.has_channel(response)
         hub.publish([Published(response, 0, (b"0",), None), Published(uuid4(), 0, (b"x",), None)])
         hub.publish([Published(response, 1, (b"1",), b"{}")])
         assert channel.after(0) == []
         await asyncio.sleep(0)
         assert channel.after(0) == [b"0", b"1"]
         assert channel.final == b"{}"
-        assert not hub.follows(response)
+        assert not hub.has_channel(response)
         hub.publish([Published(response, 2, (b"2",), None)])
         await asyncio.sleep(0)
         assert channel.after(0) == [b"0", b"1"]
@@ -238,20 +238,20 @@ def test_a_watched_response_has_one_channel_until_nobody_has_it() -> None:
         hub = Hub(asyncio.get_running_loop())
         response = uuid4()
         told: list[float] = []
-        hub.on_watch = lambda: told.append(now())
+        hub.on_new_reader = lambda: told.append(now())
         channel = hub.watch("acme", response)
         assert hub.watch("acme", response) is channel
-        assert hub.follows(response)
-        assert (hub.watched(), told) == ([], [])
+        assert hub.has_channel(response)
+        assert (hub.subscriptions(), told) == ([], [])
         waker = channel.join()
-        assert (hub.watched(), told) == ([Subscription("acme", response, None)], [0.0])
+        assert (hub.subscriptions(), told) == ([Subscription("acme", response, None)], [0.0])
         hub.publish([Published(response, 3, (b"3",), None)])
         await asyncio.sleep(0)
-        assert hub.watched() == [Subscription("acme", response, 4)]
+        assert hub.subscriptions() == [Subscription("acme", response, 4)]
         channel.leave(waker)
-        assert hub.watched() == []
+        assert hub.subscriptions() == []
         del channel
-        assert not hub.follows(response)
+        assert not hub.has_channel(response)
 
     run(main)
 
@@ -263,11 +263,11 @@ def test_who_has_joined_is_told_once_and_watched_ones_are_found_by_their_places(
         channels = [hub.watch(*place) for place in places]
         for channel in channels[:2]:
             channel.join()
-        assert hub.joined() == set(places[:2])
+        assert hub.take_new_subscriptions() == set(places[:2])
         channels[0].join()
-        assert (hub.joined(), hub.joined()) == ({places[0]}, set())
-        assert hub.watched(places[1:]) == [Subscription(*places[1], None)]
-        assert hub.watched([("rival", places[0][1]), ("acme", uuid4())]) == []
+        assert (hub.take_new_subscriptions(), hub.take_new_subscriptions()) == ({places[0]}, set())
+        assert hub.subscriptions(places[1:]) == [Subscription(*places[1], None)]
+        assert hub.subscriptions([("rival", places[0][1]), ("acme", uuid4())]) == []
 
     run(main)
 
@@ -301,10 +301,10 @@ def test_a_response_that_ended_is_not_looked_after_and_its_next_reader_begins_an
         channel.join()
         hub.publish([Published(response, 0, (b"0",), b"{}")])
         await asyncio.sleep(0)
-        assert hub.watched() == []
+        assert hub.subscriptions() == []
         other = hub.watch("acme", response)
         other.join()
         assert other is not channel
-        assert hub.watched() == [Subscription("acme", response, None)]
+        assert hub.subscriptions() == [Subscription("acme", response, None)]
 
     run(main)

@@ -51,12 +51,12 @@ class Orders(RuleBasedStateMachine):
     def commit(self, count: int, told: bool) -> None:
         first = len(self.log)
         self.log += [b"%d " % number for number in range(first, first + count)]
-        if told and self.hub.follows(self.response):
+        if told and self.hub.has_channel(self.response):
             self.on_the_way.append(Published(self.response, first, tuple(self.log[first:]), None))
 
     @rule()
     def look(self) -> None:
-        for watched in self.hub.watched():
+        for watched in self.hub.subscriptions():
             first = len(self.log) if watched.next_seq is None else watched.next_seq
             self.on_the_way.append(Published(self.response, first, tuple(self.log[first:]), None))
 
@@ -105,7 +105,7 @@ class Orders(RuleBasedStateMachine):
             reader = self.expected.pop()
             reader.waker = reader.channel.join()
             self.readers.append(reader)
-        for watched in self.hub.watched():
+        for watched in self.hub.subscriptions():
             self.on_the_way.append(
                 Published(
                     self.response, watched.next_seq or 0, tuple(self.log[watched.next_seq or 0 :]), b"{}"

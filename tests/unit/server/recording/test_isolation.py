@@ -14,19 +14,19 @@ def adding() -> RunUpdate:
 
 
 def ending() -> RunUpdate:
-    step = adding()
-    step.run.ending = make_ending()
-    return step
+    update = adding()
+    update.run.ending = make_ending()
+    return update
 
 
 def play(isolation: Isolation, bad: list[RunUpdate], seconds: float = 0.0) -> list[list[RunUpdate]]:
-    """What is tried, if whatever has a bad step in it fails; each try takes so long."""
+    """What is tried, if whatever has a bad update in it fails; each try takes so long."""
     tried = []
     now = 0.0
     while (group := isolation.next(now)) is not None:
         tried.append(group)
         now += seconds
-        if any(step in bad for step in group):
+        if any(update in bad for update in group):
             isolation.failed()
         else:
             isolation.committed()

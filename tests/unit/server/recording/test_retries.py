@@ -7,7 +7,7 @@ import pytest
 from server.recording.messages import (
     RunUpdate,
 )
-from server.recording.retries import LONGEST_PAUSE_SECONDS, MOST_TRIES, Retries, Retry, Way
+from server.recording.retries import MAX_PAUSE_SECONDS, MAX_TRIES, Retries, Retry, Way
 from server.store.commit_failures import CommitFailure
 from tests.support.builders import make_echo, make_run
 
@@ -36,9 +36,9 @@ def fail(retries: Retries, retry: Retry, trouble: CommitFailure, times: int = 1)
 
 def test_blocked_tries_are_repeated_with_growing_pauses_and_given_up_after_so_many() -> None:
     retries, retry = one(new())
-    pauses = fail(retries, retry, "blocked", MOST_TRIES - 1)
+    pauses = fail(retries, retry, "blocked", MAX_TRIES - 1)
     assert pauses[:4] == pytest.approx([0.1, 0.2, 0.4, 0.8])
-    assert max(pauses) <= LONGEST_PAUSE_SECONDS
+    assert max(pauses) <= MAX_PAUSE_SECONDS
     assert not retry.given_up
     assert fail(retries, retry, "blocked") == [0.0]
     assert retry.way == "fail"
@@ -68,7 +68,7 @@ def test_what_is_refused_is_given_up_at_once(trouble: CommitFailure, background:
 
 def test_what_is_blocked_too_long_goes_on_elsewhere_if_it_may() -> None:
     retries, retry = one(new(background=True))
-    fail(retries, retry, "blocked", MOST_TRIES)
+    fail(retries, retry, "blocked", MAX_TRIES)
     assert retry.way == "hand back"
 
 
@@ -80,7 +80,7 @@ def test_what_is_given_up_is_brought_to_an_end_in_either_way_for_as_long_as_it_t
         ways.append(retry.way)
         fail(retries, retry, "blocked")
     assert ways[:4] == ["fail", "hand back", "fail", "hand back"]
-    assert fail(retries, retry, "blocked") == [LONGEST_PAUSE_SECONDS]
+    assert fail(retries, retry, "blocked") == [MAX_PAUSE_SECONDS]
 
 
 def test_the_step_that_has_waited_longest_is_next() -> None:
@@ -93,11 +93,11 @@ def test_the_step_that_has_waited_longest_is_next() -> None:
     assert retries.wait(0.5) == 0.5
     retry = retries.due(1.5)
     assert retry is not None
-    assert retry.step is first
+    assert retry.update is first
     retries.failed(retry, "blocked", 2.5)
     retry = retries.due(2.5)
     assert retry is not None
-    assert retry.step is second
+    assert retry.update is second
     retries.done(retry)
     assert retries.due(2.5) is None
     assert retries
