@@ -1,1 +1,1 @@
-"""Chat Completions and legacy completions as shapes of responses."""
+"""Chat Completions and legacy completions: made from responses, in their own shapes."""

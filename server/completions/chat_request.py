@@ -1,7 +1,4 @@
-"""A chat request as a response's: its parameters under their other names. Pure.
-
-So a completion walks the same way as a response, and is only told otherwise.
-"""
+"""A Chat Completions request as requests for responses, one for each choice. Pure."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -28,14 +25,14 @@ def validate_chat_request(request: ChatRequest) -> None:
         )
     if request.top_logprobs and not request.logprobs:
         raise InvalidRequest("top_logprobs needs logprobs to be true.", param="top_logprobs")
-    # Frameworks send an empty list, and "auto" with it, where an agent has no tools, and OpenAI takes that.
+    # Frameworks send `tools: []` with "auto" for an agent without tools, and OpenAI accepts that.
     without_tools = (None, "none") if request.tools is None else (None, "none", "auto")
     if not request.tools and request.tool_choice not in without_tools:
         raise InvalidRequest("tool_choice is allowed where tools are given.", param="tool_choice")
 
 
 def as_response_request(request: ChatRequest, choice: int) -> ChoiceRequest:
-    """The request for one of its choices. Raises ApiError."""
+    """The request for the response that is choice number `choice`. Raises ApiError or DecodeFailure."""
     return ChoiceRequest(
         **choice_parameters(request, choice, request.prompt_logprobs),
         choice=choice,
@@ -69,10 +66,10 @@ def _tools_in_prompt(request: ChatRequest) -> Sequence[dict[str, Any]]:
     return () if left_out else request.tools or ()
 
 
-def _tool(given: dict[str, Any], index: int) -> dict[str, Any]:
-    """A tool in the flat form of a response's."""
-    kind = given.get("type")
-    inner = given.get(str(kind))
+def _tool(tool: dict[str, Any], index: int) -> dict[str, Any]:
+    """A chat's tool in the flat form of the Responses API. Raises DecodeFailure."""
+    kind = tool.get("type")
+    inner = tool.get(str(kind))
     if kind not in ("function", "custom") or not isinstance(inner, dict):
         raise DecodeFailure(
             "A tool is {type: function, function: {…}} or {type: custom, custom: {…}}.",
@@ -86,8 +83,8 @@ def _tool(given: dict[str, Any], index: int) -> dict[str, Any]:
     return flat
 
 
-def _tool_choice(given: str | dict[str, Any] | None) -> str | dict[str, Any] | None:
-    match given:
+def _tool_choice(choice: str | dict[str, Any] | None) -> str | dict[str, Any] | None:
+    match choice:
         case {"type": "function", "function": {"name": str(name)}}:
             return {"type": "function", "name": name}
         case {"type": "custom", "custom": {"name": str(name)}}:
@@ -99,7 +96,7 @@ def _tool_choice(given: str | dict[str, Any] | None) -> str | dict[str, Any] | N
                 "tools": [_flat_tool_choice(tool) for tool in tools],
             }
         case _:
-            return given
+            return choice
 
 
 def _flat_tool_choice(tool: Any) -> Any:
@@ -111,35 +108,35 @@ def _flat_tool_choice(tool: Any) -> Any:
 
 
 def _structured_outputs(request: ChatRequest) -> dict[str, Any] | None:
-    """The grammar for the whole answer. Raises InvalidRequest where there are two."""
-    given = with_modern_names(request).structured_outputs
+    """The grammar of the whole output. Raises InvalidRequest if response_format has one, too."""
+    grammar = with_modern_names(request).structured_outputs
     form = request.response_format
-    if given is not None and form is not None and form.type != "text":
+    if grammar is not None and form is not None and form.type != "text":
         raise InvalidRequest(
             "Give response_format or structured_outputs, not both.", param="structured_outputs"
         )
-    return grammar_of_format(form) if given is None and form is not None else given
+    return grammar_of_format(form) if grammar is None and form is not None else grammar
 
 
 def _text(request: ChatRequest) -> TextOptions | None:
-    asked = request.response_format
-    if asked is None or asked.type == "structural_tag":
+    form = request.response_format
+    if form is None or form.type == "structural_tag":
         return TextOptions(verbosity=request.verbosity) if request.verbosity else None
-    if asked.type != "json_schema":
-        return TextOptions(TextFormat(asked.type), request.verbosity)
-    if asked.json_schema is None or asked.json_schema.schema is None:
+    if form.type != "json_schema":
+        return TextOptions(TextFormat(form.type), request.verbosity)
+    schema = form.json_schema
+    if schema is None or schema.schema is None:
         raise InvalidRequest(
             "A json_schema format needs a schema.", param="response_format.json_schema.schema"
         )
-    given = asked.json_schema
     return TextOptions(
-        TextFormat("json_schema", given.name or "answer", given.description, given.schema, given.strict),
+        TextFormat("json_schema", schema.name or "answer", schema.description, schema.schema, schema.strict),
         request.verbosity,
     )
 
 
 def chat_tool(flat: dict[str, Any]) -> dict[str, Any]:
-    """A response's tool in the form that it has in a chat: what `_tool` made flat."""
+    """A response's tool in the nested form of Chat Completions: the inverse of `_tool`."""
     kind = flat["type"]
     inner = {name: value for name, value in flat.items() if name != "type"}
     match inner.get("format"):
@@ -149,7 +146,7 @@ def chat_tool(flat: dict[str, Any]) -> dict[str, Any]:
 
 
 def chat_choice(flat: Any) -> Any:
-    """A response's tool choice in the form that it has in a chat."""
+    """A response's tool choice in the form of Chat Completions."""
     match flat:
         case {"type": "allowed_tools", "mode": mode, "tools": list(tools)}:
             tools = [chat_choice(tool) for tool in tools]

@@ -1,4 +1,4 @@
-"""A response told as a chat completion: its final object as choices, its events as chunks. Pure."""
+"""Responses as a chat completion: final objects as choices, stream events as chunks. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -38,32 +38,32 @@ from server.protocol.responses.input import InputItem
 
 @dataclass(frozen=True, slots=True)
 class CompletionFormat:
-    """What all of one completion's objects have in common, and what was asked of them."""
+    """The fields that all chunks of a completion share, and the options that shape them."""
 
     id: str
     created: int
     model: str
     include_reasoning: bool = True
-    """The model's thinking is told."""
+    """Whether reasoning is sent."""
     role: str = "assistant"
-    """Of the answer: that of the last message, where the model goes on without a turn of its own."""
+    """Of the answer: the last message's role where the model continues that message."""
     echo: str = ""
-    """What comes before the answer in its text."""
+    """The text before the answer, with `echo`."""
     include_usage: bool = False
-    """A stream ends with a chunk of usage."""
+    """Whether a stream ends with a chunk of usage."""
     continuous_usage: bool = False
-    """Each chunk before it tells what its choice has used."""
+    """Whether every chunk has its choice's usage so far."""
     return_token_ids: bool = False
-    """Tokens are told beside what they say."""
+    """Whether token ids are sent beside the text."""
     function_required: bool = False
-    """A certain function had to be called, which OpenAI's finish reason takes for an ordinary stop."""
+    """Whether tool_choice names a function: OpenAI's finish reason of such a call is `stop`."""
     metadata: dict[str, str] | None = None
-    """Of a stored completion."""
+    """Of a stored completion; None of others."""
 
 
-def format_of(request: ChoiceRequest, first: UUID, given: Sequence[InputItem]) -> CompletionFormat:
-    """How the completion is told whose first choice this request asks for, after these messages."""
-    role = answer_role(given, request)
+def format_of(request: ChoiceRequest, first: UUID, messages: Sequence[InputItem]) -> CompletionFormat:
+    """The format of the completion whose first choice is the response `first`."""
+    role = answer_role(messages, request)
     choice = request.tool_choice
     return CompletionFormat(
         id=ids.completion_id(first),
@@ -71,7 +71,7 @@ def format_of(request: ChoiceRequest, first: UUID, given: Sequence[InputItem]) -
         model=request.model,
         include_reasoning=request.include_reasoning,
         role=role,
-        echo=echo_text(given, role) if request.echo else "",
+        echo=echo_text(messages, role) if request.echo else "",
         return_token_ids=request.return_token_ids,
         function_required=isinstance(choice, dict) and choice.get("type") == "function",
         metadata=(request.metadata or {}) if request.store else None,
@@ -79,34 +79,36 @@ def format_of(request: ChoiceRequest, first: UUID, given: Sequence[InputItem]) -
 
 
 def chat_completion(
-    telling: CompletionFormat, finals: Sequence[dict[str, Any]], places: Sequence[int] | None = None
+    shape: CompletionFormat,
+    finals: Sequence[dict[str, Any]],
+    indexes: Sequence[int] | None = None,
 ) -> ChatCompletion:
-    """The completion whose choices are these final responses, at these places if some are missing."""
+    """The completion of these final responses. `indexes` are the choices' own where some were deleted."""
     return ChatCompletion(
-        id=telling.id,
-        created=telling.created,
-        model=telling.model,
+        id=shape.id,
+        created=shape.created,
+        model=shape.model,
         choices=[
-            _choice(telling, *placed) for placed in zip(places or range(len(finals)), finals, strict=True)
+            _choice(shape, *indexed) for indexed in zip(indexes or range(len(finals)), finals, strict=True)
         ],
         usage=total_usage(finals),
-        metadata=telling.metadata if telling.metadata is not None else UNSET,
-        prompt_token_ids=dump_token_ids(finals[0], "input_messages") if telling.return_token_ids else None,
+        metadata=shape.metadata if shape.metadata is not None else UNSET,
+        prompt_token_ids=dump_token_ids(finals[0], "input_messages") if shape.return_token_ids else None,
         prompt_logprobs=finals[0].get("prompt_logprobs"),
     )
 
 
-def finish_reason(telling: CompletionFormat, final: dict[str, Any]) -> FinishReason:
+def finish_reason(shape: CompletionFormat, final: dict[str, Any]) -> FinishReason:
     if final["status"] == "incomplete" and final["incomplete_details"]["reason"] == "max_output_tokens":
         return "length"
     if any(item["type"] in ("function_call", "custom_tool_call") for item in final["output"]):
-        return "stop" if telling.function_required else "tool_calls"
+        return "stop" if shape.function_required else "tool_calls"
     return "stop"
 
 
-def _choice(telling: CompletionFormat, index: int, final: dict[str, Any]) -> Choice:
+def _choice(shape: CompletionFormat, index: int, final: dict[str, Any]) -> Choice:
     texts: list[str] = []
-    thoughts: list[str] = []
+    reasoning: list[str] = []
     calls: list[ToolCall] = []
     logprobs: list[dict[str, Any]] = []
     for item in final["output"]:
@@ -116,23 +118,23 @@ def _choice(telling: CompletionFormat, index: int, final: dict[str, Any]) -> Cho
                     texts.append(part["text"])
                     logprobs += part.get("logprobs", [])
             case "reasoning":
-                thoughts += [part["text"] for part in item.get("content", [])]
+                reasoning += [part["text"] for part in item.get("content", [])]
             case "function_call" | "custom_tool_call":
                 calls.append(_whole_call(item))
-    thought = "".join(thoughts) if thoughts and telling.include_reasoning else None
-    text = telling.echo + "".join(texts)
+    reasoning_text = "".join(reasoning) if reasoning and shape.include_reasoning else None
+    text = shape.echo + "".join(texts)
     message = ChatMessage(
-        telling.role,
+        shape.role,
         text if text or (texts and not calls) else None,
-        reasoning_content=UNSET if thought is None else thought,
-        reasoning=thought,
+        reasoning_content=UNSET if reasoning_text is None else reasoning_text,
+        reasoning=reasoning_text,
         tool_calls=calls or UNSET,
     )
-    token_ids = dump_token_ids(final, "output_messages") if telling.return_token_ids else None
+    token_ids = dump_token_ids(final, "output_messages") if shape.return_token_ids else None
     return Choice(
         index,
         message,
-        finish_reason(telling, final),
+        finish_reason(shape, final),
         final.get("stop_reason"),
         _logprobs(logprobs),
         token_ids,
@@ -147,26 +149,26 @@ def _whole_call(item: dict[str, Any]) -> ToolCall:
     return ToolCall(id=item["call_id"], type="custom", custom=CalledTool(item["name"], item["input"]))
 
 
-def _logprobs(given: Sequence[dict[str, Any]]) -> ChoiceLogprobs | None:
-    if not given:
+def _logprobs(logprobs: Sequence[dict[str, Any]]) -> ChoiceLogprobs | None:
+    if not logprobs:
         return None
     return ChoiceLogprobs(
         [
             TokenLogprob(one["token"], one["logprob"], one.get("bytes"), one.get("top_logprobs", []))
-            for one in given
+            for one in logprobs
         ]
     )
 
 
 class ChunkStream:
-    """Rewrites the events of one completion's responses, each the stream of one choice, as chunks."""
+    """Turns the events of one completion's responses, one response a choice, into chunks."""
 
-    def __init__(self, telling: CompletionFormat) -> None:
-        self._format = telling
+    def __init__(self, shape: CompletionFormat) -> None:
+        self._shape = shape
         self._choices: dict[int, _ChoiceState] = {}
 
     def rewrite(self, index: int, frames: Sequence[bytes]) -> list[bytes]:
-        """Server-sent-event frames of chunks for those of events."""
+        """The chunks' frames for a choice's event frames."""
         state = self._choices.setdefault(index, _ChoiceState())
         chunks: list[bytes] = []
         for frame in frames:
@@ -175,10 +177,10 @@ class ChunkStream:
                 chunks.append(error_frame(event["response"]["error"]["message"]))
             elif event["type"] == "holdfast:tokens":
                 state.tokens.add_event(event)
-            elif (told := self._delta_of(state, event)) is not None:
-                chunks.append(self._encode_choice(state, index, *told))
-                if self._format.echo and event["type"] == "response.in_progress":
-                    chunks.append(self._encode_choice(state, index, Delta(content=self._format.echo)))
+            elif (update := self._delta_of(state, event)) is not None:
+                chunks.append(self._encode_choice(state, index, *update))
+                if self._shape.echo and event["type"] == "response.in_progress":
+                    chunks.append(self._encode_choice(state, index, Delta(content=self._shape.echo)))
         return chunks
 
     def _encode_choice(
@@ -189,16 +191,16 @@ class ChunkStream:
         finish: FinishReason | None = None,
         logprobs: ChoiceLogprobs | None = None,
     ) -> bytes:
-        """A chunk of one choice, with the tokens that have come since its last one."""
-        prompt, came = state.tokens.take_new()
-        usage = state.tokens.usage if self._format.continuous_usage else None
+        """A chunk of one choice, with the token ids since its last one."""
+        prompt, output = state.tokens.take_new()
+        usage = state.tokens.usage if self._shape.continuous_usage else None
         stop = state.final.get("stop_reason") if state.final is not None else UNSET
-        if not self._format.return_token_ids:
+        if not self._shape.return_token_ids:
             return self._encode_chunk([ChunkChoice(index, delta, finish, logprobs, UNSET, stop)], usage)
-        return self._encode_chunk([ChunkChoice(index, delta, finish, logprobs, came, stop)], usage, prompt)
+        return self._encode_chunk([ChunkChoice(index, delta, finish, logprobs, output, stop)], usage, prompt)
 
     def end(self) -> list[bytes]:
-        if not self._format.include_usage:
+        if not self._shape.include_usage:
             return []
         finals = [state.final for state in self._choices.values() if state.final]
         return [self._encode_chunk([], total_usage(finals))]
@@ -210,11 +212,11 @@ class ChunkStream:
         prompt: list[int] | msgspec.UnsetType = UNSET,
     ) -> bytes:
         chunk = Chunk(
-            id=self._format.id,
-            created=self._format.created,
-            model=self._format.model,
+            id=self._shape.id,
+            created=self._shape.created,
+            model=self._shape.model,
             choices=choices,
-            usage=usage if self._format.include_usage else UNSET,
+            usage=usage if self._shape.include_usage else UNSET,
             prompt_token_ids=prompt,
         )
         return data_frame(chunk)
@@ -224,10 +226,10 @@ class ChunkStream:
     ) -> tuple[Delta, FinishReason | None, ChoiceLogprobs | None] | None:
         match event["type"]:
             case "response.in_progress":
-                return Delta(role=self._format.role, content=""), None, None
+                return Delta(role=self._shape.role, content=""), None, None
             case "response.output_text.delta":
                 return Delta(content=event["delta"]), None, _logprobs(event["logprobs"])
-            case "response.reasoning_text.delta" if self._format.include_reasoning:
+            case "response.reasoning_text.delta" if self._shape.include_reasoning:
                 return Delta(reasoning_content=event["delta"], reasoning=event["delta"]), None, None
             case "response.output_item.added" if (call := state.begin_call(event["item"])) is not None:
                 return Delta(tool_calls=[call]), None, None
@@ -239,13 +241,13 @@ class ChunkStream:
                 return Delta(tool_calls=[call]), None, None
             case "response.completed" | "response.incomplete":
                 state.final = event["response"]
-                return Delta(), finish_reason(self._format, event["response"]), None
+                return Delta(), finish_reason(self._shape, event["response"]), None
         return None
 
 
 @dataclass(slots=True)
 class _ChoiceState:
-    """How far one choice has been told."""
+    """The state of one choice's stream."""
 
     calls: int = 0
     final: dict[str, Any] | None = None

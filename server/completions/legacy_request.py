@@ -1,4 +1,4 @@
-"""A legacy completions request as response requests, one for each choice. Pure but for the model format."""
+"""A legacy completion request as requests for responses, one for each choice."""
 
 import json
 from collections.abc import Sequence
@@ -20,12 +20,12 @@ from server.protocol.completions.legacy import DEFAULT_TOKENS, MAX_TEXTS, PlainR
 
 @dataclass(frozen=True, slots=True)
 class LegacyPrompt:
-    """One prompt."""
+    """One prompt, tokenized."""
 
     text: str
     token_ids: tuple[int, ...]
     first_token: str
-    """The first token, as text."""
+    """The text of its first token."""
 
 
 def validate_legacy_request(request: TextRequest) -> None:
@@ -46,7 +46,7 @@ def validate_legacy_request(request: TextRequest) -> None:
 
 
 def read_prompts(request: TextRequest, served: LoadedModel, tenant: str) -> list[LegacyPrompt]:
-    """The prompts, in order, as the model is given them. Raises InvalidRequest."""
+    """The prompts, in order, tokenized. Raises InvalidRequest."""
     vocabulary = served.vocabulary
     if vocabulary is None:
         raise InvalidRequest("What this model's tokens spell is not known here, so that it cannot read text.")
@@ -59,28 +59,28 @@ def read_prompts(request: TextRequest, served: LoadedModel, tenant: str) -> list
 
 
 def generated_per_prompt(request: TextRequest) -> int:
-    """The answers that are generated to each prompt, of which the best are told."""
+    """Answers generated for each prompt: best_of or n. The n likeliest of them are returned."""
     return max(request.best_of or 1, request.n or 1)
 
 
-def _count_prompts(given: str | list[Any]) -> int:
-    """The prompts there are, looked at no further than to that."""
-    return 1 if isinstance(given, str) or isinstance(given[0], int) else len(given)
+def _count_prompts(prompt: str | list[Any]) -> int:
+    """The number of prompts, without looking at each."""
+    return 1 if isinstance(prompt, str) or isinstance(prompt[0], int) else len(prompt)
 
 
-def _split_prompts(given: str | list[Any]) -> list[tuple[str, str | list[int]]]:
-    """Each prompt with its path."""
-    if isinstance(given, str):
-        return [("prompt", given)]
-    if all(isinstance(one, int) for one in given):
-        return [("prompt", list(given))]
-    if any(isinstance(one, int) for one in given):
+def _split_prompts(prompt: str | list[Any]) -> list[tuple[str, str | list[int]]]:
+    """Each prompt with its path. Raises InvalidRequest for texts and token ids in one list."""
+    if isinstance(prompt, str):
+        return [("prompt", prompt)]
+    if all(isinstance(one, int) for one in prompt):
+        return [("prompt", list(prompt))]
+    if any(isinstance(one, int) for one in prompt):
         raise InvalidRequest("A list of prompts has texts or lists of token ids.", param="prompt")
-    return [(f"prompt[{index}]", one) for index, one in enumerate(given)]
+    return [(f"prompt[{index}]", one) for index, one in enumerate(prompt)]
 
 
 def _read_prompt(
-    given: str | list[int],
+    prompt: str | list[int],
     path: str,
     request: TextRequest,
     served: LoadedModel,
@@ -88,42 +88,42 @@ def _read_prompt(
     vocabulary: Vocabulary,
 ) -> LegacyPrompt:
     context = served.engine.model_info.context_length
-    room = context if request.truncate_prompt_tokens is None else MAX_COUNTED_CONTEXTS * context
-    if isinstance(given, str):
+    limit = context if request.truncate_prompt_tokens is None else MAX_COUNTED_CONTEXTS * context
+    if isinstance(prompt, str):
         special = request.add_special_tokens is not False
-        tokens = encode_text(served, tenant, given, path, special=special, room=room)
-    elif len(given) > room:
-        raise too_long(room, path)
+        tokens = encode_text(served, tenant, prompt, path, special=special, max_tokens=limit)
+    elif len(prompt) > limit:
+        raise too_long(limit, path)
     else:
-        check_tokens(given, path, vocabulary)
-        tokens = tuple(given)
-    if (most := request.truncate_prompt_tokens) is not None:
-        asked = DEFAULT_TOKENS if request.max_tokens is None else request.max_tokens
-        tokens = truncate_tokens(tokens, most, request.truncation_side, context=context, asked=asked)
-        given = list(tokens)
+        check_tokens(prompt, path, vocabulary)
+        tokens = tuple(prompt)
+    if (kept := request.truncate_prompt_tokens) is not None:
+        output = DEFAULT_TOKENS if request.max_tokens is None else request.max_tokens
+        tokens = truncate_tokens(tokens, kept, request.truncation_side, context=context, max_output=output)
+        prompt = list(tokens)
     if not tokens:
         raise InvalidRequest("The prompt is empty.", param=path)
-    text = given if isinstance(given, str) else spell_tokens(tokens, vocabulary)
+    text = prompt if isinstance(prompt, str) else spell_tokens(tokens, vocabulary)
     return LegacyPrompt(text, tokens, spell_tokens(tokens[:1], vocabulary))
 
 
 def check_tokens(token_ids: Sequence[int], path: str, vocabulary: Vocabulary) -> None:
-    """Raises InvalidRequest for what is no token of the model."""
-    most = len(vocabulary.tokens) - 1
-    wrong = next((token for token in token_ids if not 0 <= token <= most), None)
+    """Raises InvalidRequest for a token id beyond the vocabulary."""
+    last = len(vocabulary.tokens) - 1
+    wrong = next((token for token in token_ids if not 0 <= token <= last), None)
     if wrong is not None:
         raise InvalidRequest(
-            f"Token id {wrong} is out of vocabulary: this model's are from 0 to {most}.", param=path
+            f"Token id {wrong} is out of vocabulary: this model's are from 0 to {last}.", param=path
         )
 
 
 def spell_tokens(token_ids: Sequence[int], vocabulary: Vocabulary) -> str:
-    """The text of tokens, control tokens as they are written."""
+    """The text of tokens, control tokens included."""
     return vocabulary.spell(token_ids).decode(errors="replace")
 
 
 def as_response_requests(request: TextRequest, prompts: Sequence[LegacyPrompt]) -> list[PlainRequest]:
-    """A request for each answer, those to one prompt beside each other."""
+    """A request for each answer, ordered by prompt."""
     return [
         _choice_request(prompt, request, place)
         for prompt in prompts
@@ -131,12 +131,12 @@ def as_response_requests(request: TextRequest, prompts: Sequence[LegacyPrompt]) 
     ]
 
 
-def _choice_request(prompt: LegacyPrompt, request: TextRequest, place: int) -> PlainRequest:
-    asked = request.prompt_logprobs
-    if asked is None and request.echo:
-        asked = request.logprobs
+def _choice_request(prompt: LegacyPrompt, request: TextRequest, index: int) -> PlainRequest:
+    logprobs = request.prompt_logprobs
+    if logprobs is None and request.echo:
+        logprobs = request.logprobs
     return PlainRequest(
-        **choice_parameters(request, place, asked),
+        **choice_parameters(request, index, logprobs),
         choice=None,
         token_ids=prompt.token_ids,
         store=False,
@@ -149,20 +149,20 @@ def _choice_request(prompt: LegacyPrompt, request: TextRequest, place: int) -> P
 
 
 def _grammar(request: TextRequest) -> dict[str, Any] | None:
-    """A response format as the grammar that it is; the prompt is not told of it."""
-    asked = request.response_format
-    given = with_modern_names(request).structured_outputs
-    if asked is None or asked.type == "text":
-        return given
-    if given is not None:
+    """The grammar of response_format or structured_outputs; the prompt does not mention it."""
+    form = request.response_format
+    grammar = with_modern_names(request).structured_outputs
+    if form is None or form.type == "text":
+        return grammar
+    if grammar is not None:
         raise InvalidRequest("Give response_format or structured_outputs, not both.", param="response_format")
-    if (tag := grammar_of_format(asked)) is not None:
+    if (tag := grammar_of_format(form)) is not None:
         return tag
-    if asked.type == "json_object":
+    if form.type == "json_object":
         return {"json_object": True}
-    if asked.json_schema is None or asked.json_schema.schema is None:
+    if form.json_schema is None or form.json_schema.schema is None:
         raise InvalidRequest(
             "A json_schema format needs a schema.", param="response_format.json_schema.schema"
         )
-    schema = asked.json_schema.schema
-    return {"json": json.dumps(schema if asked.json_schema.strict else without_unenforced(schema))}
+    schema = form.json_schema.schema
+    return {"json": json.dumps(schema if form.json_schema.strict else without_unenforced(schema))}

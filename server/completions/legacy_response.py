@@ -1,4 +1,4 @@
-"""Responses told as a completion of plain text: final objects as choices, events as chunks. Pure."""
+"""Responses as a legacy completion: final objects as choices, stream events as chunks. Pure."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -33,23 +33,23 @@ from server.protocol.completions.shared_parameters import CompletionUsage, compl
 
 @dataclass(frozen=True, slots=True)
 class LegacyFormat:
-    """What all of one completion's objects have in common, and what was asked of them."""
+    """The fields that all chunks of a completion share, and the options that shape them."""
 
     id: str
     created: int
     model: str
     prompts: Sequence[str]
     first_tokens: Sequence[str]
-    """The first token of each."""
+    """The text of each prompt's first token."""
     per_prompt: int
-    """To each of the prompts that are told."""
+    """Answers returned for each prompt (n)."""
     generated_per_prompt: int
-    """To each of them that were generated: the likeliest are told, or all."""
+    """Answers generated for each prompt (best_of)."""
     tokens_as_ids: bool = False
-    """Tokens are named by their ids."""
+    """Whether tokens are named by their ids (return_tokens_as_token_ids)."""
     echo: bool = False
     no_output: bool = False
-    """No token of an answer was asked for."""
+    """Whether max_tokens is 0: the prompt alone is returned."""
     logprobs: bool = False
     prompt_logprobs: bool = False
     return_token_ids: bool = False
@@ -57,12 +57,12 @@ class LegacyFormat:
     continuous_usage: bool = False
 
     def echo_text(self, index: int) -> str:
-        """What the text of the choice at that place has before the answer."""
+        """The prompt that the choice's text begins with, if the request has `echo`."""
         return self.prompts[index // self.per_prompt] if self.echo else ""
 
 
 def format_of(request: TextRequest, prompts: Sequence[LegacyPrompt], first: UUID) -> LegacyFormat:
-    """How the completion is told whose first answer has that id."""
+    """The format of the completion whose first choice is the response `first`."""
     return LegacyFormat(
         id=ids.text_completion_id(first),
         created=ids.unix_seconds(first),
@@ -82,95 +82,96 @@ def format_of(request: TextRequest, prompts: Sequence[LegacyPrompt], first: UUID
     )
 
 
-def text_completion(telling: LegacyFormat, finals: Sequence[dict[str, Any]]) -> TextCompletion:
-    """The completion whose answers are these final responses."""
+def text_completion(shape: LegacyFormat, finals: Sequence[dict[str, Any]]) -> TextCompletion:
+    """The completion of these final responses, which are ordered by prompt."""
     groups = [
-        finals[at : at + telling.generated_per_prompt]
-        for at in range(0, len(finals), telling.generated_per_prompt)
+        finals[at : at + shape.generated_per_prompt]
+        for at in range(0, len(finals), shape.generated_per_prompt)
     ]
-    told = [(final, group[0]) for group in groups for final in _best(group, telling.per_prompt)]
+    choices = [(final, group[0]) for group in groups for final in _best(group, shape.per_prompt)]
     return TextCompletion(
-        id=telling.id,
-        created=telling.created,
-        model=telling.model,
-        choices=[_choice(telling, index, final, first) for index, (final, first) in enumerate(told)],
+        id=shape.id,
+        created=shape.created,
+        model=shape.model,
+        choices=[_choice(shape, index, final, first) for index, (final, first) in enumerate(choices)],
         usage=_sum(total_usage(group) for group in groups),
     )
 
 
 def _best(group: Sequence[dict[str, Any]], count: int) -> Sequence[dict[str, Any]]:
-    """The likeliest of the answers to one prompt, as they came where all are told."""
+    """The `count` likeliest answers to one prompt; all of them in their own order."""
     if len(group) == count:
         return group
     return sorted(group, key=lambda final: -final["cumulative_logprob"])[:count]
 
 
-def _choice(telling: LegacyFormat, index: int, final: dict[str, Any], first: Mapping[str, Any]) -> TextChoice:
-    """`first` is the first answer that was generated to the prompt, which tells of the prompt."""
+def _choice(shape: LegacyFormat, index: int, final: dict[str, Any], first: Mapping[str, Any]) -> TextChoice:
+    """`first` is the prompt's first answer, whose response has the log probabilities of the prompt."""
     parts = [part for item in final["output"] for part in item["content"]]
     logprobs = [one for part in parts for one in part.get("logprobs", [])]
-    head = telling.first_tokens[index // telling.per_prompt]
-    told = _prompt_logprobs(first, head, telling) if telling.echo and telling.logprobs else []
+    head = shape.first_tokens[index // shape.per_prompt]
+    prompt_logprobs = _prompt_logprobs(first, head, shape) if shape.echo and shape.logprobs else []
+    entries = [*prompt_logprobs, *map(_output_logprob, logprobs)]
     return TextChoice(
         index=index,
-        text=telling.echo_text(index) + "".join(part["text"] for part in parts),
-        logprobs=legacy_logprobs([*told, *map(_output_logprob, logprobs)], 0) if telling.logprobs else None,
-        finish_reason=_finish(telling, final),
+        text=shape.echo_text(index) + "".join(part["text"] for part in parts),
+        logprobs=legacy_logprobs(entries, 0) if shape.logprobs else None,
+        finish_reason=_finish(shape, final),
         stop_reason=final.get("stop_reason"),
-        token_ids=dump_token_ids(final, "output_messages") if telling.return_token_ids else None,
-        prompt_token_ids=dump_token_ids(final, "input_messages") if telling.return_token_ids else None,
-        prompt_logprobs=first["prompt_logprobs"] if telling.prompt_logprobs else None,
+        token_ids=dump_token_ids(final, "output_messages") if shape.return_token_ids else None,
+        prompt_token_ids=dump_token_ids(final, "input_messages") if shape.return_token_ids else None,
+        prompt_logprobs=first["prompt_logprobs"] if shape.prompt_logprobs else None,
     )
 
 
-def _finish(telling: LegacyFormat, final: Mapping[str, Any]) -> TextFinish:
-    return "length" if telling.no_output or final["status"] == "incomplete" else "stop"
+def _finish(shape: LegacyFormat, final: Mapping[str, Any]) -> TextFinish:
+    return "length" if shape.no_output or final["status"] == "incomplete" else "stop"
 
 
 _LegacyLogprob = tuple[str, float | None, dict[str, float] | None, int]
-"""A token, its logprob, those of the likeliest and of itself, and how many characters it has."""
+"""A token, its log probability, those of the likeliest tokens and of itself, and its length in characters."""
 
 
-def _output_logprob(told: Mapping[str, Any]) -> _LegacyLogprob:
-    likely = {one["token"]: one["logprob"] for one in told["top_logprobs"]}
-    length = len(bytes(told["bytes"]).decode(errors="replace"))
-    return told["token"], told["logprob"], {**likely, told["token"]: told["logprob"]}, length
+def _output_logprob(entry: Mapping[str, Any]) -> _LegacyLogprob:
+    likely = {one["token"]: one["logprob"] for one in entry["top_logprobs"]}
+    length = len(bytes(entry["bytes"]).decode(errors="replace"))
+    return entry["token"], entry["logprob"], {**likely, entry["token"]: entry["logprob"]}, length
 
 
-def _prompt_logprobs(final: Mapping[str, Any], head: str, telling: LegacyFormat) -> Iterable[_LegacyLogprob]:
-    """The prompt's tokens; how likely the first of them was is not known."""
+def _prompt_logprobs(final: Mapping[str, Any], head: str, shape: LegacyFormat) -> Iterable[_LegacyLogprob]:
+    """The prompt's tokens; the first has no log probability."""
     message = final["input_messages"][0]
     for token, likely in zip(message["tokens"], final["prompt_logprobs"], strict=True):
         if likely is None:
-            yield token_id_name(token) if telling.tokens_as_ids else head, None, None, len(head)
+            yield token_id_name(token) if shape.tokens_as_ids else head, None, None, len(head)
             continue
         own = likely[str(token)]
         names = {
-            other: token_id_name(int(other)) if telling.tokens_as_ids else one["decoded_token"]
+            other: token_id_name(int(other)) if shape.tokens_as_ids else one["decoded_token"]
             for other, one in likely.items()
         }
-        told = {names[other]: one["logprob"] for other, one in likely.items()}
-        yield names[str(token)], own["logprob"], told, len(own["decoded_token"])
+        likeliest = {names[other]: one["logprob"] for other, one in likely.items()}
+        yield names[str(token)], own["logprob"], likeliest, len(own["decoded_token"])
 
 
-def legacy_logprobs(told: Sequence[_LegacyLogprob], offset: int) -> LegacyLogprobs:
-    """In the legacy API's shape, for a text whose first token is at that offset."""
-    lengths = [length for _, _, _, length in told]
+def legacy_logprobs(logprobs: Sequence[_LegacyLogprob], offset: int) -> LegacyLogprobs:
+    """The `logprobs` object of a text whose first token has this text offset."""
+    lengths = [length for _, _, _, length in logprobs]
     return LegacyLogprobs(
-        list(accumulate(lengths[:-1], initial=offset)) if told else [],
-        [logprob for _, logprob, _, _ in told],
-        [token for token, _, _, _ in told],
-        [likely for _, _, likely, _ in told],
+        list(accumulate(lengths[:-1], initial=offset)) if logprobs else [],
+        [logprob for _, logprob, _, _ in logprobs],
+        [token for token, _, _, _ in logprobs],
+        [likely for _, _, likely, _ in logprobs],
     )
 
 
 def _sum(usages: Iterable[CompletionUsage]) -> CompletionUsage:
-    """Of several prompts."""
-    told = list(usages)
+    """The usage of a completion of several prompts."""
+    prompts = list(usages)
     return completion_usage(
-        sum(usage.prompt_tokens for usage in told),
-        sum(map(_cached, told)),
-        sum(usage.completion_tokens for usage in told),
+        sum(usage.prompt_tokens for usage in prompts),
+        sum(map(_cached, prompts)),
+        sum(usage.completion_tokens for usage in prompts),
         0,
     )
 
@@ -180,22 +181,22 @@ def _cached(usage: CompletionUsage) -> int:
 
 
 class LegacyChunkStream:
-    """Rewrites the events of one completion's responses, each the stream of one choice, as chunks."""
+    """Turns the events of one completion's responses, one response a choice, into chunks."""
 
-    def __init__(self, telling: LegacyFormat) -> None:
-        self._format = telling
+    def __init__(self, shape: LegacyFormat) -> None:
+        self._shape = shape
         self._choices: dict[int, _ChoiceState] = {}
 
     def rewrite(self, index: int, frames: Sequence[bytes]) -> list[bytes]:
-        """Server-sent-event frames of chunks for those of events."""
+        """The chunks' frames for a choice's event frames."""
         state = self._choices.setdefault(index, _ChoiceState())
         return [told for one in frames if (told := self._rewrite(state, index, parse_event(one))) is not None]
 
     def end(self) -> list[bytes]:
-        if not self._format.include_usage:
+        if not self._shape.include_usage:
             return []
         finals = [state.final for _, state in sorted(self._choices.items()) if state.final]
-        return [self._encode_chunk([], text_completion(self._format, finals).usage)]
+        return [self._encode_chunk([], text_completion(self._shape, finals).usage)]
 
     def _rewrite(self, state: "_ChoiceState", index: int, event: dict[str, Any]) -> bytes | None:
         match event["type"]:
@@ -203,13 +204,13 @@ class LegacyChunkStream:
                 state.tokens.add_event(event)
             case "response.failed":
                 return error_frame(event["response"]["error"]["message"])
-            case "response.in_progress" if begun := self._format.echo_text(index):
-                return self._encode_choice(state, index, begun)
+            case "response.in_progress" if echo := self._shape.echo_text(index):
+                return self._encode_choice(state, index, echo)
             case "response.output_text.delta":
                 return self._encode_choice(state, index, event["delta"], event["logprobs"])
             case "response.completed" | "response.incomplete":
                 state.final = event["response"]
-                finish = _finish(self._format, event["response"])
+                finish = _finish(self._shape, event["response"])
                 return self._encode_choice(
                     state, index, "", finish=finish, stop=event["response"].get("stop_reason")
                 )
@@ -224,38 +225,38 @@ class LegacyChunkStream:
         finish: TextFinish | None = None,
         stop: str | int | msgspec.UnsetType | None = UNSET,
     ) -> bytes:
-        telling = self._format
-        prompt, came = state.tokens.take_new()
+        shape = self._shape
+        prompt, output = state.tokens.take_new()
         choice = TextChoice(
             index=index,
             text=text,
             logprobs=legacy_logprobs(list(map(_output_logprob, logprobs)), state.length)
-            if telling.logprobs and logprobs
+            if shape.logprobs and logprobs
             else None,
             finish_reason=finish,
             stop_reason=stop,
-            token_ids=came if telling.return_token_ids else UNSET,
-            prompt_token_ids=prompt if telling.return_token_ids else UNSET,
+            token_ids=output if shape.return_token_ids else UNSET,
+            prompt_token_ids=prompt if shape.return_token_ids else UNSET,
         )
         state.length += len(text)
-        return self._encode_chunk([choice], state.tokens.usage if telling.continuous_usage else None)
+        return self._encode_chunk([choice], state.tokens.usage if shape.continuous_usage else None)
 
     def _encode_chunk(
         self, choices: list[TextChoice], usage: CompletionUsage | msgspec.UnsetType | None
     ) -> bytes:
         chunk = TextCompletion(
-            id=self._format.id,
-            created=self._format.created,
-            model=self._format.model,
+            id=self._shape.id,
+            created=self._shape.created,
+            model=self._shape.model,
             choices=choices,
-            usage=usage if self._format.include_usage else UNSET,
+            usage=usage if self._shape.include_usage else UNSET,
         )
         return data_frame(chunk)
 
 
 @dataclass(slots=True)
 class _ChoiceState:
-    """How far one choice has been told."""
+    """The state of one choice's stream."""
 
     tokens: ChoiceTokens = field(default_factory=ChoiceTokens)
     length: int = 0

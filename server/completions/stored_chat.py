@@ -1,7 +1,7 @@
-"""Stored chat completions: read, listed, changed and deleted by the responses that are their choices.
+"""Stored chat completions: retrieve, list, update and delete, through the responses that are their choices.
 
-A completion is there once all of its choices have ended as answers; a choice that was deleted as the response
-that it is belongs to it no more.
+A completion exists once all of its choices have ended as answers. Deleting one choice through /v1/responses
+removes it from its completion.
 """
 
 import logging
@@ -56,8 +56,8 @@ def update(database: Database, tenant: str, first: UUID, metadata: Metadata | No
         ):
             echo = decode_as(stored.request, Echo)
             changed = msgspec.structs.replace(echo, metadata=metadata or {})
-            told = [msgspec.json.encode(value).decode() for value in (changed, changed.metadata)]
-            chat_choices.update_metadata(connection, stored, *told)
+            encoded = [msgspec.json.encode(value).decode() for value in (changed, changed.metadata)]
+            chat_choices.update_metadata(connection, stored, *encoded)
         return _stored_completion(
             chat_choices.get(connection, tenant, _candidates(first)), connection, tenant
         )
@@ -66,46 +66,46 @@ def update(database: Database, tenant: str, first: UUID, metadata: Metadata | No
 
 
 def delete(connection: Connection, tenant: str, first: UUID) -> list[UUID]:
-    """Makes its choices absent, however far they are; those that still run, to be ended. Raises NotFound."""
-    found = chat_choices.get(connection, tenant, _candidates(first))
-    if not found or found[0].id != first:
+    """Delete all choices, finished or not; returns those still running, to be cancelled. Raises NotFound."""
+    choices = chat_choices.get(connection, tenant, _candidates(first))
+    if not choices or choices[0].id != first:
         raise unknown(first)
-    return [stored.id for stored in found if deletion.delete(connection, tenant, stored.id)]
+    return [stored.id for stored in choices if deletion.delete(connection, tenant, stored.id)]
 
 
 def list_completions(
     database: Database, tenant: str, filters: Filters, after: str | None, limit: int, *, newest_first: bool
 ) -> Page[msgspec.Raw]:
-    """A page of the completions that are there. Raises InvalidRequest for a bad cursor.
+    """A page of completions. Raises InvalidRequest for a bad cursor.
 
-    One that cannot be decoded is left out, and logged: it does not keep the others from being listed.
+    A completion that cannot be decoded is logged and left out.
     """
 
     def work(connection: Connection) -> tuple[list[bytes], bool]:
         cursor = _cursor(connection, tenant, after) if after is not None else None
-        found: list[bytes] = []
+        page: list[bytes] = []
         size = 0
         while True:
             first, more = list_pages.bounded_page(
                 connection, tenant, filters, cursor, limit + 1, MAX_BYTES, newest_first=newest_first
             )
             for one in _encode_answered(connection, tenant, first):
-                if len(found) == limit or size >= MAX_BYTES:
-                    return found, True
-                found.append(one)
-                size += len(found[-1])
+                if len(page) == limit or size >= MAX_BYTES:
+                    return page, True
+                page.append(one)
+                size += len(one)
             if not more:
-                return found, False
+                return page, False
             cursor = PageCursor(first[-1].created_at, first[-1].id)
 
-    found, more = database.read(work)
-    return make_page(found, limit, more=more)
+    page, more = database.read(work)
+    return make_page(page, limit, more=more)
 
 
 def list_messages(
     database: Database, tenant: str, first: UUID, after: str | None, limit: int, *, newest_first: bool
 ) -> Page[msgspec.Raw]:
-    """A page of what a completion was given. Raises NotFound, or InvalidRequest for a bad cursor."""
+    """A page of a completion's input messages. Raises NotFound, or InvalidRequest for a bad cursor."""
 
     def work(connection: Connection) -> list[str]:
         _require_answered(chat_choices.get(connection, tenant, _candidates(first)), first)
@@ -115,13 +115,13 @@ def list_messages(
     messages = messages[::-1] if newest_first else messages
     begin = 0
     if after is not None:
-        named = [message.id for message in messages]
-        if after not in named:
+        message_ids = [message.id for message in messages]
+        if after not in message_ids:
             raise _bad_cursor(after, "a message of this completion")
-        begin = named.index(after) + 1
+        begin = message_ids.index(after) + 1
     rest = messages[begin:]
-    told = list(within_page_bytes(msgspec.json.encode(message) for message in rest[:limit]))
-    return make_page(told, limit, more=len(rest) > len(told))
+    page = list(within_page_bytes(msgspec.json.encode(message) for message in rest[:limit]))
+    return make_page(page, limit, more=len(rest) > len(page))
 
 
 def unknown(first: UUID) -> NotFound:
@@ -129,18 +129,18 @@ def unknown(first: UUID) -> NotFound:
 
 
 def _candidates(first: UUID) -> list[UUID]:
-    return [ids.choice_id(first, place) for place in range(MAX_CHOICES)]
+    return [ids.choice_id(first, index) for index in range(MAX_CHOICES)]
 
 
-def _require_answered(found: Sequence[StoredResponse], first: UUID) -> Sequence[StoredResponse]:
-    """The choices of a completion that is there. Raises NotFound."""
-    if not found or found[0].id != first or any(stored.status not in ANSWERED_STATUSES for stored in found):
+def _require_answered(choices: Sequence[StoredResponse], first: UUID) -> Sequence[StoredResponse]:
+    """The choices, all of which have ended as answers. Raises NotFound."""
+    if not choices or choices[0].id != first or any(stored.status not in ANSWERED_STATUSES for stored in choices):
         raise unknown(first)
-    return found
+    return choices
 
 
 def _encode_answered(connection: Connection, tenant: str, first: Sequence[StoredResponse]) -> Iterator[bytes]:
-    """The JSON of those completions with these first choices that are there and can be decoded, in order."""
+    """The JSON of the completions with these first choices, without unfinished and undecodable ones."""
     for stored in first:
         group = chat_choices.get(connection, tenant, _candidates(stored.id))
         if not group or any(one.status not in ANSWERED_STATUSES for one in group):
@@ -164,18 +164,18 @@ def _bad_cursor(after: str, kind: str) -> InvalidRequest:
 
 
 def _stored_completion(
-    found: Sequence[StoredResponse], connection: Connection, tenant: str
+    choices: Sequence[StoredResponse], connection: Connection, tenant: str
 ) -> StoredCompletion:
-    outputs = list_pages.outputs(connection, tenant, [stored.id for stored in found])
-    finals = [_final_response(connection, stored, outputs[stored.id]) for stored in found]
-    first, final = found[0], finals[0]
-    places = [stored.choice or 0 for stored in found]
-    asked = decode_as(first.asked or "", ChoiceRequest)
-    goes_on = asked.echo or asked.add_generation_prompt is False
-    given = responses.input_items(connection, tenant, first.id) if goes_on else []
-    telling = format_of(asked, first.id, [decode_item(item) for item in given])
-    told = chat_completion(replace(telling, metadata=final["metadata"]), finals, places)
-    return StoredCompletion(**msgspec.structs.asdict(told), **_request_fields(first, final))
+    outputs = list_pages.outputs(connection, tenant, [stored.id for stored in choices])
+    finals = [_final_response(connection, stored, outputs[stored.id]) for stored in choices]
+    first, final = choices[0], finals[0]
+    indexes = [stored.choice or 0 for stored in choices]
+    request = decode_as(first.asked or "", ChoiceRequest)
+    needs_messages = request.echo or request.add_generation_prompt is False
+    payloads = responses.input_items(connection, tenant, first.id) if needs_messages else []
+    shape = format_of(request, first.id, [decode_item(payload) for payload in payloads])
+    whole = chat_completion(replace(shape, metadata=final["metadata"]), finals, indexes)
+    return StoredCompletion(**msgspec.structs.asdict(whole), **_request_fields(first, final))
 
 
 def _final_response(connection: Connection, stored: StoredResponse, output: Sequence[str]) -> dict[str, Any]:
@@ -187,10 +187,10 @@ def _final_response(connection: Connection, stored: StoredResponse, output: Sequ
 
 
 def _request_fields(first: StoredResponse, final: Mapping[str, Any]) -> dict[str, Any]:
-    """What of the request a kept completion tells."""
-    told = ("temperature", "top_p", "presence_penalty", "frequency_penalty")
+    """The request's parameters that a stored completion repeats."""
+    names = ("temperature", "top_p", "presence_penalty", "frequency_penalty")
     return {
-        **{name: final[name] for name in told},
+        **{name: final[name] for name in names},
         "input_user": final["user"],
         "seed": first.seed,
         "tools": [chat_tool(tool) for tool in final["tools"]] or None,

@@ -1,4 +1,4 @@
-"""/tokenize and /detokenize: texts and chats as the tokens that a model reads. Pure but for its format."""
+"""POST /tokenize and /detokenize: token ids as the tokens that of a chat's prompt, and their text."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -18,7 +18,7 @@ from server.protocol.responses.tools import read_tools
 
 
 def vocabulary_of(served: LoadedModel, model: str | None) -> Vocabulary:
-    """What tokens spell. Raises UnknownModel, or InvalidRequest where nobody knows."""
+    """The model's vocabulary. Raises UnknownModel, or InvalidRequest if the model has none."""
     if model is not None and model not in served.names:
         raise UnknownModel(model, served.names)
     if served.vocabulary is None:
@@ -29,8 +29,8 @@ def vocabulary_of(served: LoadedModel, model: str | None) -> Vocabulary:
 def tokenize(served: LoadedModel, tenant: str, request: TokenizeRequest) -> tuple[int, ...]:
     """The tokens of a text, or of the prompt that a chat completion would have. Raises ApiError."""
     if request.prompt is not None and request.messages is None:
-        special, room = request.add_special_tokens is not False, _max_counted(served)
-        return encode_text(served, tenant, request.prompt, "prompt", special=special, room=room)
+        special, limit = request.add_special_tokens is not False, _max_counted(served)
+        return encode_text(served, tenant, request.prompt, "prompt", special=special, max_tokens=limit)
     if request.messages is None or request.prompt is not None:
         raise InvalidRequest("Give a prompt or messages, one of the two.", param="prompt")
     return _tokens_of_chat(served, tenant, request, request.messages)
@@ -49,8 +49,7 @@ def _tokens_of_chat(
         chat_template_kwargs=request.chat_template_kwargs,
     )
     validate_chat_request(chat)
-    given = read_messages(messages)
-    items = [item for item in given if isinstance(item, Item)]
+    items = [item for item in read_messages(messages) if isinstance(item, Item)]
     response_request = as_response_request(chat, 0)
     tools, limit = read_tools(response_request.tools), _max_counted(served)
     prompt = write_prompt(served, tenant, response_request, tools, items, datetime.now(UTC), max_tokens=limit)
@@ -62,25 +61,25 @@ def _max_counted(served: LoadedModel) -> int:
 
 
 def encode_text(
-    served: LoadedModel, tenant: str, text: str, param: str, *, special: bool, room: int
+    served: LoadedModel, tenant: str, text: str, param: str, *, special: bool, max_tokens: int
 ) -> tuple[int, ...]:
-    """The tokens of a text, in its tenant's turn. Raises InvalidRequest for more than `room`."""
+    """The tokens of a text. Raises InvalidRequest beyond `max_tokens`, and as `LongPromptLimit.slot`."""
     try:
         with served.long_prompts.slot(tenant, len(text)):
-            return served.model_format.encode(text, special=special, limit=room)
+            return served.model_format.encode(text, special=special, limit=max_tokens)
     except PromptError as error:
         raise InvalidRequest(str(error), param=param) from error
     except PromptTooLong:
         context = served.engine.model_info.context_length
-        raise (too_long if room == context else too_long_to_count)(room, param) from None
+        raise (too_long if max_tokens == context else too_long_to_count)(max_tokens, param) from None
 
 
 def check_token_count(token_ids: Sequence[int], served: LoadedModel) -> None:
-    """Raises InvalidRequest for more tokens than any prompt here has: each spells up to hundreds of bytes."""
-    if len(token_ids) > (room := _max_counted(served)):
-        raise InvalidRequest(f"Up to {room} tokens are spelled; these are {len(token_ids)}.", param="tokens")
+    """Raises InvalidRequest for more tokens than a prompt may have; one may spell hundreds of bytes."""
+    if len(token_ids) > (limit := _max_counted(served)):
+        raise InvalidRequest(f"Up to {limit} tokens are spelled; these are {len(token_ids)}.", param="tokens")
 
 
 def pieces_of(token_ids: Sequence[int], vocabulary: Vocabulary) -> list[str]:
-    """The tokens as the tokenizer itself writes them, such as `Ġa` or `▁a` for a word behind a space."""
+    """The tokens as strings of the tokenizer, such as `Ġa` or `▁a` for ` a`."""
     return [vocabulary.piece(token) for token in token_ids]

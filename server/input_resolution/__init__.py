@@ -1,1 +1,1 @@
-"""Which items a response is given: its input, previous responses, conversations, prompt templates."""
+"""A request's items: its input, previous responses, conversations, prompt templates."""

@@ -1,4 +1,4 @@
-"""Conversations made, read and changed by hand. What responses add to them is written where responses end."""
+"""The Conversations API: create, read, change. Responses append their own items when they end."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -25,14 +25,14 @@ from server.store.content.responses import NewItem
 from server.store.database import Connection, Database
 
 
-def create(database: Database, tenant: str, wanted: CreateConversation, seal: Seal) -> Conversation:
-    """Raises ApiError or DecodeFailure for items that cannot be kept."""
+def create(database: Database, tenant: str, request: CreateConversation, seal: Seal) -> Conversation:
+    """Raises ApiError or DecodeFailure for items that cannot be stored."""
     conversation = ids.new_uuid()
-    given = _read_items(wanted.items or [])
+    items = _read_items(request.items or [])
 
     def work(connection: Connection) -> StoredConversation:
-        new = _resolve_items(connection, tenant, given, conversation, seal)
-        store.create(connection, tenant, conversation, _json(wanted.metadata))
+        new = _resolve_items(connection, tenant, items, conversation, seal)
+        store.create(connection, tenant, conversation, _json(request.metadata))
         return _append(connection, tenant, conversation, new)
 
     return to_wire(database.retry(work))
@@ -47,14 +47,14 @@ def update(database: Database, tenant: str, conversation: UUID, metadata: Metada
     """Replaces the metadata. Raises NotFound."""
 
     def work(connection: Connection) -> StoredConversation:
-        found = store.update_metadata(connection, tenant, conversation, _json(metadata))
-        return _require(found, conversation)
+        stored = store.update_metadata(connection, tenant, conversation, _json(metadata))
+        return _require(stored, conversation)
 
     return to_wire(database.retry(work))
 
 
 def delete(database: Database, tenant: str, conversation: UUID) -> None:
-    """The responses in it stay. Raises NotFound or ConversationLocked."""
+    """Delete the conversation; its responses remain. Raises NotFound or ConversationLocked."""
     with database.begin() as connection:
         lock_conversation(connection, tenant, conversation)
         store.delete(connection, tenant, conversation)
@@ -63,12 +63,12 @@ def delete(database: Database, tenant: str, conversation: UUID) -> None:
 def add_items(
     database: Database, tenant: str, conversation: UUID, items: Sequence[dict[str, Any]], seal: Seal
 ) -> list[bytes]:
-    """The JSON of the items as they are kept. Raises ApiError or DecodeFailure."""
-    given = _read_items(items)
+    """Append items; returns the JSON of each as stored. Raises ApiError or DecodeFailure."""
+    parsed = _read_items(items)
     source = ids.new_uuid()
 
     def work(connection: Connection) -> list[NewItem]:
-        new = _resolve_items(connection, tenant, given, source, seal)
+        new = _resolve_items(connection, tenant, parsed, source, seal)
         _append(connection, tenant, conversation, new)
         return new
 
@@ -80,21 +80,21 @@ def find_item(database: Database, tenant: str, conversation: UUID, item_id: str)
 
     def work(connection: Connection) -> str:
         _require_stored(connection, tenant, conversation)
-        found = store.get_item(connection, tenant, item_id, conversation)
-        if found is None:
+        payload = store.get_item(connection, tenant, item_id, conversation)
+        if payload is None:
             raise unknown_item(item_id)
-        return found
+        return payload
 
     return with_logprobs(database.retry(work)).encode()
 
 
 def delete_item(database: Database, tenant: str, conversation: UUID, item_id: str) -> Conversation:
-    """What is left. Raises NotFound or ConversationLocked."""
+    """Delete one item; returns the conversation. Raises NotFound or ConversationLocked."""
     with database.begin() as connection:
-        held = lock_conversation(connection, tenant, conversation)
+        locked = lock_conversation(connection, tenant, conversation)
         if not store.delete_item(connection, tenant, conversation, item_id):
             raise unknown_item(item_id)
-    return to_wire(held)
+    return to_wire(locked)
 
 
 def list_items(
@@ -104,10 +104,10 @@ def list_items(
 
     def work(connection: Connection) -> PayloadPage:
         _require_stored(connection, tenant, conversation)
-        place = None
+        position = None
         if after is not None:
-            place = store.item_position(connection, tenant, conversation, after)
-            if place is None:
+            position = store.item_position(connection, tenant, conversation, after)
+            if position is None:
                 raise InvalidRequest(
                     f"after must be the id of an item of this conversation, not '{after[:100]}'.",
                     param="after",
@@ -116,25 +116,25 @@ def list_items(
             connection,
             tenant,
             conversation,
-            place,
+            position,
             limit,
             newest_first=newest_first,
             most_bytes=MAX_BYTES,
         )
 
-    found = database.read(work)
-    return make_page([payload.encode() for payload in found.payloads], limit, more=found.more)
+    page = database.read(work)
+    return make_page([payload.encode() for payload in page.payloads], limit, more=page.more)
 
 
 def lock_conversation(connection: Connection, tenant: str, conversation: UUID) -> StoredConversation:
-    """A conversation that nobody else changes until the transaction ends.
+    """Lock the conversation's row until the transaction ends.
 
-    Raises NotFound, or ConversationLocked while a response in it is unfinished.
+    Raises NotFound, or ConversationLocked while one of its responses is unfinished.
     """
-    held = _require(store.lock_for_update(connection, tenant, conversation), conversation)
+    locked = _require(store.lock_for_update(connection, tenant, conversation), conversation)
     if store.has_unfinished_response(connection, tenant, conversation):
         raise ConversationLocked
-    return held
+    return locked
 
 
 def to_wire(stored: StoredConversation) -> Conversation:
@@ -153,15 +153,15 @@ def _require_stored(connection: Connection, tenant: str, conversation: UUID) -> 
     return _require(store.get(connection, tenant, conversation), conversation)
 
 
-def _require(found: StoredConversation | None, conversation: UUID) -> StoredConversation:
-    if found is None:
+def _require(stored: StoredConversation | None, conversation: UUID) -> StoredConversation:
+    if stored is None:
         raise resolve_input.unknown_conversation(ids.conversation_id(conversation))
-    return found
+    return stored
 
 
 def _read_items(items: Sequence[dict[str, Any]]) -> list[InputItem]:
-    given = read_input(list(items), "items")
-    for item in given:
+    parsed = read_input(list(items), "items")
+    for item in parsed:
         if isinstance(item, CompactionTrigger):
             raise DecodeFailure(
                 "A conversation is compacted by a response: send the trigger with a request for one.",
@@ -174,30 +174,30 @@ def _read_items(items: Sequence[dict[str, Any]]) -> list[InputItem]:
                 "items",
                 "unsupported_value",
             )
-    return given
+    return parsed
 
 
 def _resolve_items(
-    connection: Connection, tenant: str, given: Sequence[InputItem], source: UUID, seal: Seal
+    connection: Connection, tenant: str, items: Sequence[InputItem], source: UUID, seal: Seal
 ) -> list[NewItem]:
-    """The items as a conversation keeps them; `source` makes their ids, the same ones at a second try."""
-    resolved = resolve_input.resolve_references(connection, tenant, given)
+    """The items as stored. Their ids are derived from `source`, so that a retry has the same ones."""
+    resolved = resolve_input.resolve_references(connection, tenant, items)
     return [
-        stored_item(item) for item in resolve_input.with_own_ids(given, resolved, source, "c", seal, tenant)
+        stored_item(item) for item in resolve_input.with_own_ids(items, resolved, source, "c", seal, tenant)
     ]
 
 
 def _append(
     connection: Connection, tenant: str, conversation: UUID, new: Sequence[NewItem]
 ) -> StoredConversation:
-    """Appends what an earlier try has not appended already."""
-    held = lock_conversation(connection, tenant, conversation)
+    """Append the items, unless an earlier attempt that was not confirmed has committed them."""
+    locked = lock_conversation(connection, tenant, conversation)
     if new and store.get_item(connection, tenant, new[0].id, conversation) is None:
-        there = measure_conversation(connection, tenant, conversation, MAX_ITEMS)
+        size = measure_conversation(connection, tenant, conversation, MAX_ITEMS)
         added = sum(len(item.for_model or item.payload) for item in new)
-        check_history_size(there.bytes + added, there.items + len(new))
-        store.append(connection, tenant, held, new)
-    return held
+        check_history_size(size.bytes + added, size.items + len(new))
+        store.append(connection, tenant, locked, new)
+    return locked
 
 
 def _json(metadata: Metadata | None) -> str:

@@ -1,7 +1,7 @@
-"""Bounds of what is read of stored history: of one request, and of all requests at the same time.
+"""Limits on the stored history that requests read, and the form in which items are stored for prompts.
 
-Sizes are asked of the database before contents are read. What no model reads (the data of pictures) is stored
-beside the rest and not read for a prompt at all.
+Sizes are read from the database before contents. An item with image data, which no model here reads, has a
+second, shorter JSON in its row (`for_model`), and prompts are made from that.
 """
 
 from collections.abc import Callable, Iterator
@@ -26,22 +26,22 @@ from server.store.content.history_items import HistorySize
 from server.store.content.responses import NewItem
 
 MAX_BYTES = 16 * 1024 * 1024
-"""Of the items that one request goes on from, as the model reads them, and of those it refers to."""
+"""Of the stored items that one request reads: its history and its item references, as JSON for the model."""
 MAX_ITEMS = 50_000
 MAX_TOTAL_BYTES = 128 * 1024 * 1024
-"""Read by all requests that this process is preparing; in memory they take about four times as much."""
+"""Of all requests in preparation in this process; decoded items take about four times the memory."""
 MAX_TENANT_BYTES = 48 * 1024 * 1024
 MIN_SHORTENED_BYTES = 4096
-"""Items that are no larger are read as they are."""
+"""Smaller items have no copy without image data."""
 MAX_FIELD = 64 * 1024
 OMITTED_URL = "data:,"
 
 Reserve = Callable[[HistorySize], None]
-"""Called with the size of what is about to be read. Raises ApiError if it must not be."""
+"""Called with the size of items before they are read. Raises ApiError beyond a limit."""
 
 
 class HistoryReads:
-    """The bytes of history that are being read for prompts. Thread-safe."""
+    """Counts the bytes of history that requests in preparation have read. Thread-safe."""
 
     def __init__(self) -> None:
         self._bytes = SharedLimit(
@@ -50,7 +50,7 @@ class HistoryReads:
 
     @contextmanager
     def for_request(self, tenant: str) -> Iterator["RequestReads"]:
-        """What one request reads, counted until the block ends."""
+        """The counter of one request; its bytes are released when the block ends."""
         reads = RequestReads(self._bytes, tenant)
         try:
             yield reads
@@ -59,7 +59,7 @@ class HistoryReads:
 
 
 class RequestReads:
-    """What one request has read of its tenant's history."""
+    """The bytes of history that one request has read."""
 
     def __init__(self, limit: SharedLimit, tenant: str) -> None:
         self._limit = limit
@@ -67,13 +67,13 @@ class RequestReads:
         self._count = 0
 
     def start_over(self) -> None:
-        """Nothing that was read before is used any more."""
+        """Release the bytes counted so far, before a transaction is repeated."""
         self._limit.release(self._tenant, self._count)
         self._count = 0
 
     def reserve(self, size: HistorySize) -> None:
-        """Raises InvalidRequest for more than a request may read, TooManyRequests or Overloaded for more
-        than may be read at a time.
+        """Count a read. Raises InvalidRequest at the request's limit, TooManyRequests or Overloaded at the
+        limits of its tenant and of the process.
         """
         check_history_size(self._count + size.bytes, size.items)
         self._limit.acquire(self._tenant, size.bytes)
@@ -81,7 +81,7 @@ class RequestReads:
 
 
 def check_history_size(size: int, items: int = 0) -> None:
-    """Raises InvalidRequest for more than one request may go on from."""
+    """Raises InvalidRequest for more bytes or items than one request may read."""
     if size > MAX_BYTES or items > MAX_ITEMS:
         raise InvalidRequest(
             f"{OVER_THE_LIMIT}: what this request goes on from or refers to is more than the "
@@ -93,11 +93,11 @@ def check_history_size(size: int, items: int = 0) -> None:
 
 
 def unbounded(_size: HistorySize) -> None:
-    """For what was accepted once."""
+    """A `Reserve` without limits, for a response that was accepted before."""
 
 
 def model_payload(item: Item, payload: bytes) -> str | None:
-    """The item's JSON as it is read for prompts; None where that is all of it."""
+    """The item's JSON without image data and long fields; None if that is `payload` itself."""
     if len(payload) <= MIN_SHORTENED_BYTES:
         return None
     shorter = _without_image_data(item)
@@ -135,7 +135,7 @@ def _without_data(part: object) -> object:
 
 
 def stored_item(item: Item) -> NewItem:
-    """An item with the columns that its row shows."""
+    """The row of an item."""
     payload = encode_item(item)
     return NewItem(
         id=item.id,

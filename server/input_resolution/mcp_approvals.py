@@ -1,8 +1,7 @@
-"""Requests for approval that this server made, told from those that a client made up.
+"""MCP approval requests: authenticated, so that clients cannot approve calls that were never asked about.
 
-The id of one ends in a tag of what it asks for and of whose it is, so a client may carry it where nothing is
-stored. An id without a tag is believed where only the server gives ids: of an output item in the store.
-Pure but for the keys of the seal.
+The id ends in a MAC of the tenant and the call, so that a client may carry the request itself with
+`store: false`. An id without a MAC is accepted for stored output items alone. Pure but for the seal's keys.
 """
 
 from collections.abc import Sequence
@@ -18,19 +17,19 @@ from server.sealing.cipher import Seal
 
 
 def with_tagged_id(seal: Seal, tenant: str, request: McpApprovalRequest) -> McpApprovalRequest:
-    """The request with an id, made of the one that its place gives it, by which it is known again."""
+    """The request with the MAC appended to its id."""
     tag = seal.tag("approval", tenant, *_parts(request.id, request))
     return msgspec.structs.replace(request, id=f"{request.id}_{tag}")
 
 
 def is_tagged(seal: Seal, tenant: str, request: McpApprovalRequest) -> bool:
-    """Whether this server has made that request for this tenant, whoever brings it."""
-    place, tag = split_id_tag(request.id)
-    return bool(tag) and seal.is_tag(tag, "approval", tenant, *_parts(place, request))
+    """Whether the id has this server's MAC of the call for this tenant."""
+    item_id, tag = split_id_tag(request.id)
+    return bool(tag) and seal.is_tag(tag, "approval", tenant, *_parts(item_id, request))
 
 
 def keep_approval_tag(seal: Seal, tenant: str, given: Item, own: Item, *, stored: bool = False) -> Item:
-    """`own`, a given item with an id of its own here; a request that was believed goes on being so."""
+    """`own`, the copy of `given` with a new id; a valid approval request gets a MAC for that id."""
     if not isinstance(given, McpApprovalRequest) or not isinstance(own, McpApprovalRequest):
         return own
     if is_tagged(seal, tenant, given) or (stored and is_output_id(given.id)):
@@ -39,9 +38,9 @@ def keep_approval_tag(seal: Seal, tenant: str, given: Item, own: Item, *, stored
 
 
 def refuse_forged(seal: Seal, tenant: str, items: Sequence[Item], param: str = "input") -> None:
-    """Raises InvalidRequest if the items allow a call that this server never asked about.
+    """Raises InvalidRequest if the items approve a call that this server did not ask about.
 
-    The ids of the items are those that they have here.
+    The items have the ids under which this response stores them.
     """
     for request in approved_calls(items):
         if not (is_output_id(request.id) or is_tagged(seal, tenant, request)):
@@ -53,5 +52,5 @@ def refuse_forged(seal: Seal, tenant: str, items: Sequence[Item], param: str = "
             )
 
 
-def _parts(place: str, request: McpApprovalRequest) -> tuple[str, str, str, str]:
-    return place, request.server_label, request.name, request.arguments
+def _parts(item_id: str, request: McpApprovalRequest) -> tuple[str, str, str, str]:
+    return item_id, request.server_label, request.name, request.arguments

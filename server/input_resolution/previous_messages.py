@@ -1,7 +1,7 @@
-"""vLLM's `previous_input_messages`: a history that the client brings, as items before the input. Pure.
+"""vLLM's `previous_input_messages`: a history that the client sends, as items before the input. Pure.
 
-Messages are a chat's (`role`) or harmony's (`author`, `channel`, `recipient`). Those of systems and
-developers are left out, because instructions are always the newest request's.
+Messages are a chat's (`role`) or harmony's (`author`, `channel`, `recipient`). System and developer messages
+are dropped: instructions are those of the newest request.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ _LEFT_OUT = ("system", "developer")
 
 def read_previous(messages: Sequence[dict[str, Any]]) -> list[InputItem]:
     """The messages as items, in order. Raises DecodeFailure with the message's path."""
-    given: list[InputItem] = []
+    items: list[InputItem] = []
     unanswered: dict[str, list[str]] = {}
     for index, message in enumerate(messages):
         path = f"{PARAM}[{index}]"
@@ -34,8 +34,8 @@ def read_previous(messages: Sequence[dict[str, Any]]) -> list[InputItem]:
         for item in read:
             if isinstance(item, FunctionCall | CustomToolCall):
                 unanswered.setdefault(item.name, []).append(item.call_id)
-        given += read
-    return given
+        items += read
+    return items
 
 
 def _input_element(
@@ -45,7 +45,7 @@ def _input_element(
     index: int,
     unanswered: dict[str, list[str]],
 ) -> dict[str, Any]:
-    """A harmony message as an element of an input. Harmony's calls have no ids: its places give them some."""
+    """A harmony message as an input element. Harmony's calls have no ids; they get their index as one."""
     text = _text(message.get("content"), path)
     recipient = message.get("recipient")
     match author.get("role"):
@@ -82,13 +82,13 @@ def _text(content: Any, path: str) -> str:
 
 
 def _with_call_id(message: dict[str, Any], unanswered: dict[str, list[str]]) -> dict[str, Any]:
-    """A chat's message; a tool's that names its function in place of its call is of the first one open."""
+    """A chat message; a tool message without `tool_call_id` gets that of its function's first open call."""
     if message.get("role") != "tool" or message.get("tool_call_id") is not None:
         return message
     return {**message, "tool_call_id": _pop_call_id(message.get("name"), unanswered)}
 
 
 def _pop_call_id(name: Any, unanswered: dict[str, list[str]]) -> str | None:
-    """The id of the first call of that function that has no output yet."""
+    """Remove and return the id of the function's first call without an output; None if there is none."""
     calls = unanswered.get(name.removeprefix(_FUNCTIONS), []) if isinstance(name, str) else []
     return calls.pop(0) if calls else None

@@ -1,4 +1,4 @@
-"""A request's stored prompt, put into the request before anything else is made of it."""
+"""`prompt` of a request: a stored prompt template, filled with variables and put before the input."""
 
 import msgspec
 
@@ -12,54 +12,55 @@ from server.store.content import prompt_templates
 from server.store.database import Connection, Database
 
 MAX_VERSION_DIGITS = 9
-"""Of a version's number."""
+"""Of a version; longer ones are unknown without a query."""
 
 
 def read_templated_input(
     database: Database, tenant: str, request: CreateResponse
 ) -> tuple[CreateResponse, list[InputItem]]:
-    """What `context.read_given` gives, with what the stored prompt says put before it."""
+    """The template's items and the parsed input. Raises NotFound, and as `read_request_input` does."""
     if request.prompt is None:
         return read_request_input(request)
-    named = request.prompt
-    version, template = database.retry(lambda connection: _find(connection, tenant, named))
-    request, items = expand(request, named, version, template)
-    request, given = read_request_input(request)
-    return request, [*items, *given]
+    reference = request.prompt
+    version, template = database.retry(lambda connection: _find(connection, tenant, reference))
+    request, items = expand(request, reference, version, template)
+    request, input_items = read_request_input(request)
+    return request, [*items, *input_items]
 
 
 def expand(
-    request: CreateResponse, named: PromptReference, version: int, template: Template
+    request: CreateResponse, reference: PromptReference, version: int, template: Template
 ) -> tuple[CreateResponse, list[Item]]:
-    """The request with its prompt's instructions, unless it has its own, and the items before its input.
+    """The request with the template's instructions, unless it has its own, and the template's items.
 
-    It then names the version that was taken. Raises DecodeFailure for wrong variables. Pure.
+    `prompt.version` becomes the version used. Raises DecodeFailure for wrong variables. Pure.
     """
-    filled = fill(template, named.variables or {})
+    filled = fill(template, reference.variables or {})
     changed = msgspec.structs.replace(
         request,
         instructions=request.instructions if request.instructions is not None else filled.instructions,
-        prompt=msgspec.structs.replace(named, version=str(version)),
+        prompt=msgspec.structs.replace(reference, version=str(version)),
     )
     return changed, filled.items
 
 
-def _find(connection: Connection, tenant: str, named: PromptReference) -> tuple[int, Template]:
-    version = _version_number(named)
-    stored = prompt_templates.get(connection, tenant, named.id, version)
+def _find(connection: Connection, tenant: str, reference: PromptReference) -> tuple[int, Template]:
+    version = _version_number(reference)
+    stored = prompt_templates.get(connection, tenant, reference.id, version)
     if stored is None:
-        raise _unknown(named)
+        raise _unknown(reference)
     return stored.version, read_template(stored.content.encode())
 
 
-def _version_number(named: PromptReference) -> int | None:
-    if named.version is None:
+def _version_number(reference: PromptReference) -> int | None:
+    version = reference.version
+    if version is None:
         return None
-    if not (named.version.isascii() and named.version.isdigit() and len(named.version) <= MAX_VERSION_DIGITS):
-        raise _unknown(named)
-    return int(named.version)
+    if not (version.isascii() and version.isdigit() and len(version) <= MAX_VERSION_DIGITS):
+        raise _unknown(reference)
+    return int(version)
 
 
-def _unknown(named: PromptReference) -> NotFound:
-    version = f" and version '{named.version[:20]}'" if named.version is not None else ""
-    return NotFound(f"Prompt with id '{named.id[:100]}'{version} not found.", param="prompt.id")
+def _unknown(reference: PromptReference) -> NotFound:
+    version = f" and version '{reference.version[:20]}'" if reference.version is not None else ""
+    return NotFound(f"Prompt with id '{reference.id[:100]}'{version} not found.", param="prompt.id")

@@ -1,4 +1,4 @@
-"""What the model is given of a conversation: stored history, then the new input."""
+"""The items of a request: its history from a previous response or a conversation, and its new input."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -42,12 +42,12 @@ from server.store.database import Connection
 
 _NO_ITEMS = AdditionalTools | CompactionTrigger
 COMPACTION_TRIGGER = "compaction_trigger"
-"""What stands among `context_management` for a trigger in the input."""
+"""The type in `context_management` that records a trigger in the input."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConversationVersion:
-    """A conversation as it was when it was read."""
+    """A conversation at the moment when its items were read."""
 
     id: UUID
     next_position: int
@@ -55,17 +55,17 @@ class ConversationVersion:
 
 @dataclass(frozen=True, slots=True)
 class ResolvedInput:
-    """Where a request stands: what it goes on from, and what it adds."""
+    """A request's items."""
 
     previous_id: UUID | None
     history: Sequence[Item]
     new: Sequence[Item]
-    """With ids of their own."""
+    """The new input, with ids of this response."""
     conversation: ConversationVersion | None = None
 
     @property
     def items(self) -> list[Item]:
-        """Everything that the model reads, in order."""
+        """History and new input, in order."""
         return [*self.history, *self.new]
 
 
@@ -76,34 +76,36 @@ def resolve_input(
     given: Sequence[InputItem],
     response: UUID,
     seal: Seal,
-    held: Sequence[Item] | None = None,
+    prior_items: Sequence[Item] | None = None,
     *,
     reserve: Reserve = unbounded,
 ) -> ResolvedInput:
-    """Looks up what the request refers to. Raises ApiError for what is not there or does not fit.
+    """Read what the request refers to. Raises ApiError for missing references and unmatched call outputs.
 
-    `held` is everything up to the end of the previous response, where that is not in the store. `reserve` is
-    called with the size of what is about to be read, and raises what forbids that.
+    `prior_items` is the history up to the end of the previous response where that is not stored. `reserve`
+    is called with the size of stored items before they are read.
     """
     conversation = parse_conversation(request)
-    previous, before = (
-        (None, held) if held is not None else _read_previous(connection, tenant, request, reserve)
+    version = None
+    previous, history_items = (
+        (None, prior_items)
+        if prior_items is not None
+        else _read_previous(connection, tenant, request, reserve)
     )
-    standing = None
     if conversation is not None:
-        standing, before = _read_versioned_conversation(connection, tenant, conversation, reserve)
+        version, history_items = _read_versioned_conversation(connection, tenant, conversation, reserve)
     wanted = [item for item in given if not isinstance(item, _NO_ITEMS)]
     resolved = resolve_references(connection, tenant, wanted, reserve)
     new = with_own_ids(given, resolved, response, "i", seal, tenant)
-    refuse_forged(seal, tenant, [*before, *new], _answer_path(given))
-    validate_call_outputs(before, new, lambda items: unseal_items(items, seal, tenant))
-    return ResolvedInput(previous, before, new, standing)
+    refuse_forged(seal, tenant, [*history_items, *new], _answer_path(given))
+    validate_call_outputs(history_items, new, lambda items: unseal_items(items, seal, tenant))
+    return ResolvedInput(previous, history_items, new, version)
 
 
 def read_request_input(request: CreateResponse) -> tuple[CreateResponse, list[InputItem]]:
-    """The request's input, and the request with the tools and wishes that came in it. Raises DecodeFailure.
+    """The parsed input, and the request with the tools and the compaction trigger that the input had.
 
-    Pure.
+    Raises DecodeFailure. Pure.
     """
     if request.previous_input_messages:
         before = read_previous(request.previous_input_messages)
@@ -121,17 +123,17 @@ def read_request_input(request: CreateResponse) -> tuple[CreateResponse, list[In
 
 
 def _with_compaction_trigger(request: CreateResponse, given: Sequence[InputItem]) -> CreateResponse:
-    """The wish is noted where it is stored with the request: a trigger is no item."""
+    """The trigger as a `context_management` entry: it is no item, and the request is stored."""
     if given.count(CompactionTrigger()) > 1:
         raise DecodeFailure("Only one compaction_trigger may be given.", "input", "invalid_value")
     if given[-1] != CompactionTrigger():
         raise DecodeFailure("The compaction_trigger must be the last input item.", "input", "invalid_value")
-    asked = [*(request.context_management or ()), ContextManagement(COMPACTION_TRIGGER)]
-    return msgspec.structs.replace(request, context_management=asked)
+    settings = [*(request.context_management or ()), ContextManagement(COMPACTION_TRIGGER)]
+    return msgspec.structs.replace(request, context_management=settings)
 
 
 def _required_input(request: CreateResponse) -> str | list[dict[str, Any]]:
-    """It may be left out only where something else is there to answer to."""
+    """Raises DecodeFailure if there is no input and nothing else to answer to."""
     if request.input is not None:
         return request.input
     if request.prompt is None and request.conversation is None and request.previous_response_id is None:
@@ -142,7 +144,7 @@ def _required_input(request: CreateResponse) -> str | list[dict[str, Any]]:
 
 
 def with_own_id(item: Item, response: UUID, side: ids.ItemSource, index: int) -> Item:
-    """The item as one of this response, or of what else it came with, with the id that its place gives it."""
+    """The item with an id derived from the response (or conversation) and its index there."""
     return msgspec.structs.replace(item, id=ids.item_id(ID_PREFIXES[type(item)], response, side, index))
 
 
@@ -154,9 +156,9 @@ def with_own_ids(
     seal: Seal,
     tenant: str,
 ) -> list[Item]:
-    """The items with ids of their own, by which those that refer to others of them do so.
+    """The items with new ids, and references between them changed accordingly.
 
-    `given` is what they were resolved from, others perhaps among it.
+    `given` is the input that they were resolved from; elements that are no items are skipped.
     """
     stored = [isinstance(item, ItemReference) for item in given if not isinstance(item, _NO_ITEMS)]
     new = [
@@ -167,7 +169,7 @@ def with_own_ids(
 
 
 def _answer_path(given: Sequence[InputItem]) -> str:
-    """The place of the input's last answer to a request for approval."""
+    """The path of the input's last approval response, for the error."""
     places = [index for index, item in enumerate(given) if isinstance(item, McpApprovalResponse)]
     return f"input[{places[-1]}]" if places else "input"
 
@@ -175,7 +177,7 @@ def _answer_path(given: Sequence[InputItem]) -> str:
 def read_history(
     connection: Connection, tenant: str, response: UUID, reserve: Reserve = unbounded
 ) -> list[Item]:
-    """Every item up to a response's end, oldest first, as a model reads it."""
+    """Every item up to a response's end, oldest first, without image data."""
     if reserve is not unbounded:
         reserve(history.measure_chain(connection, tenant, response, MAX_ITEMS))
     return [decode_item(payload) for payload in history.chain_items(connection, tenant, response)]
@@ -184,14 +186,14 @@ def read_history(
 def read_conversation(
     connection: Connection, tenant: str, conversation: UUID, reserve: Reserve = unbounded
 ) -> list[Item]:
-    """Every item of a conversation, oldest first, as a model reads it."""
+    """Every item of a conversation, oldest first, without image data."""
     if reserve is not unbounded:
         reserve(history.measure_conversation(connection, tenant, conversation, MAX_ITEMS))
     return [decode_item(payload) for payload in history.conversation_items(connection, tenant, conversation)]
 
 
 def parse_conversation(request: CreateResponse) -> UUID | None:
-    """The conversation that a request goes on with. Raises ApiError for what cannot be one. Pure."""
+    """The id of the request's conversation, if it has one. Raises ApiError for an invalid id. Pure."""
     if request.conversation is None:
         return None
     if request.previous_response_id is not None:
@@ -219,14 +221,14 @@ def _refuse_prefix(given: str, prefix: str, param: str) -> None:
 
 
 def unknown_conversation(given: str) -> NotFound:
-    """What another tenant's id, a deleted one and one never made are all answered with."""
+    """The same error for another tenant's conversation, a deleted one and one that never existed."""
     return NotFound(f"Conversation with id '{given[:100]}' not found.", param="conversation")
 
 
 def _read_versioned_conversation(
     connection: Connection, tenant: str, conversation: UUID, reserve: Reserve
 ) -> tuple[ConversationVersion, list[Item]]:
-    """The items are read last: if they are newer than the standing, that is noticed when it is held."""
+    """The version is read before the items: an item added in between is noticed in the accept transaction."""
     found = conversations.get(connection, tenant, conversation)
     if found is None:
         raise unknown_conversation(ids.conversation_id(conversation))
@@ -238,7 +240,7 @@ def _read_versioned_conversation(
 def resolve_references(
     connection: Connection, tenant: str, given: Sequence[InputItem], reserve: Reserve = unbounded
 ) -> list[Item]:
-    """The items that are meant. Raises NotFound, or InvalidRequest if references name too many bytes."""
+    """The input with its item references read. Raises NotFound, or InvalidRequest beyond the size limit."""
     resolved: list[Item] = []
     referred = 0
     for item in given:
@@ -255,7 +257,7 @@ def resolve_references(
 
 
 def _referenced_payload(connection: Connection, tenant: str, item: ItemReference) -> str:
-    """The JSON of the item that is meant. Raises NotFound."""
+    """The JSON of the referenced item. Raises NotFound."""
     payload = responses.get_item(connection, tenant, item.id) or conversations.get_item(
         connection, tenant, item.id
     )
@@ -267,7 +269,7 @@ def _referenced_payload(connection: Connection, tenant: str, item: ItemReference
 
 
 def _with_renamed_references(given: Sequence[Item], new: Sequence[Item]) -> list[Item]:
-    """The new items, those that refer to others of them by the ids that these have now. Pure."""
+    """The new items, with approval_request_id changed to the new ids. Pure."""
     names = {before.id: after.id for before, after in zip(given, new, strict=True) if before.id}
 
     def rename(item: Item) -> Item:
@@ -279,11 +281,13 @@ def _with_renamed_references(given: Sequence[Item], new: Sequence[Item]) -> list
 
 
 def validate_call_outputs(
-    history: Sequence[Item], new: Sequence[Item], opened: Callable[[Sequence[Item]], Sequence[Item]] = list
+    history: Sequence[Item],
+    new: Sequence[Item],
+    unseal: Callable[[Sequence[Item]], Sequence[Item]] = list,
 ) -> None:
-    """Raises InvalidRequest for an output of a call that the model never made. Pure.
+    """Raises InvalidRequest for an output or approval whose call or request is not in the items. Pure.
 
-    `opened` shows the calls that are sealed in a compaction.
+    `unseal` returns the items with the calls that a compaction has sealed.
     """
     asked = {item.id for item in [*history, *new] if isinstance(item, McpApprovalRequest)}
     for item in new:
@@ -295,7 +299,7 @@ def validate_call_outputs(
     for item in new:
         if not isinstance(item, FunctionCallOutput | CustomToolCallOutput) or item.call_id in calls:
             continue
-        if item.call_id not in _calls(opened([*history, *new])):
+        if item.call_id not in _calls(unseal([*history, *new])):
             raise InvalidRequest(
                 f"No tool call found for function call output with call_id {item.call_id[:100]}.",
                 param="input",
@@ -309,7 +313,7 @@ def _calls(items: Sequence[Item]) -> set[str]:
 def _read_previous(
     connection: Connection, tenant: str, request: CreateResponse, reserve: Reserve
 ) -> tuple[UUID | None, list[Item]]:
-    """The response that this request goes on from, and every item up to its end, oldest first."""
+    """The id of the previous response and every item up to its end, oldest first."""
     if request.previous_response_id is None:
         return None, []
     given = request.previous_response_id

@@ -1,4 +1,4 @@
-"""What a completion of either kind asks of each of its choices, in a response's words. Pure."""
+"""Parameters that both completion APIs share: validation, and their translation to a response's. Pure."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ _NEUTRAL_WITH_BEAMS: dict[str, tuple[Any, ...]] = {
     "repetition_penalty": (None, 1),
     "thinking_token_budget": (None, -1),
 }
-"""What a beam search does not go by, and the values that ask for nothing."""
+"""Parameters that a beam search does not apply, with their neutral values, which are accepted."""
 
 
 def refuse_unsupported(request: CompletionParameters) -> None:
@@ -25,9 +25,9 @@ def refuse_unsupported(request: CompletionParameters) -> None:
         raise InvalidRequest(
             "stream_options is for streams: set stream to true, or leave it out.", param="stream_options"
         )
-    wanted = request.response_format
-    if wanted is not None and wanted.type == "json_schema" and wanted.json_schema is not None:
-        check_format_name(wanted.json_schema.name, "response_format.json_schema.name")
+    form = request.response_format
+    if form is not None and form.type == "json_schema" and form.json_schema is not None:
+        check_format_name(form.json_schema.name, "response_format.json_schema.name")
     if request.stream and request.prompt_logprobs is not None:
         raise unsupported(
             "prompt_logprobs", "Logprobs of the prompt are told with the whole answer: set stream to false."
@@ -50,7 +50,7 @@ def _check_beam_search(request: CompletionParameters) -> None:
 
 
 def check_format_name(name: str | None, param: str) -> None:
-    """Raises InvalidRequest unless it is a name that OpenAI's API takes for a JSON schema."""
+    """Raises InvalidRequest unless OpenAI's API accepts it as a JSON schema's name."""
     if name is None:
         raise InvalidRequest(
             f"Missing required parameter: '{param}'.", param=param, code="missing_required_parameter"
@@ -68,10 +68,10 @@ def unsupported(param: str, sentence: str) -> InvalidRequest:
 
 
 def choice_parameters(
-    request: CompletionParameters, place: int, prompt_logprobs: int | None
+    request: CompletionParameters, index: int, prompt_logprobs: int | None
 ) -> dict[str, Any]:
-    """The parameters of a choice, by its place among those of one prompt; the first one tells of that."""
-    tells_prompt = prompt_logprobs is not None and place == 0
+    """The parameters of choice number `index` of a prompt. Number 0 has the prompt's log probabilities."""
+    with_prompt = prompt_logprobs is not None and index == 0
     return {
         "model": request.model,
         "input": "",
@@ -84,7 +84,7 @@ def choice_parameters(
         "frequency_penalty": request.frequency_penalty,
         "repetition_penalty": request.repetition_penalty,
         "logit_bias": request.logit_bias,
-        "seed": None if request.seed is None else _seed_at(request.seed, place),
+        "seed": None if request.seed is None else _seed_of_choice(request.seed, index),
         "stop": request.stop,
         "include_stop_str_in_output": request.include_stop_str_in_output,
         "ignore_eos": request.ignore_eos,
@@ -104,17 +104,17 @@ def choice_parameters(
         "streams_token_ids": bool(
             request.stream and (request.return_token_ids or includes_continuous_usage(request))
         ),
-        "prompt_logprobs": prompt_logprobs if tells_prompt else None,
+        "prompt_logprobs": prompt_logprobs if with_prompt else None,
         "beams": request.n or 1 if request.use_beam_search else None,
-        "beam_rank": place,
+        "beam_rank": index,
         "length_penalty": 1.0 if request.length_penalty is None else request.length_penalty,
-        "enable_response_messages": True if request.return_token_ids or tells_prompt else None,
+        "enable_response_messages": True if request.return_token_ids or with_prompt else None,
     }
 
 
-def _seed_at(seed: int, place: int) -> int:
-    """The seed of a choice: the next one of 64 bits for each place, behind the largest the smallest."""
-    return (seed + place + 2**63) % 2**64 - 2**63
+def _seed_of_choice(seed: int, index: int) -> int:
+    """Seed + index as a signed 64-bit integer, with overflow wrapped."""
+    return (seed + index + 2**63) % 2**64 - 2**63
 
 
 def includes_usage(request: CompletionParameters) -> bool:
@@ -122,6 +122,6 @@ def includes_usage(request: CompletionParameters) -> bool:
 
 
 def includes_continuous_usage(request: CompletionParameters) -> bool:
-    """As in vLLM, only where usage is told at all."""
+    """As in vLLM, continuous_usage_stats needs include_usage."""
     options = request.stream_options
     return includes_usage(request) and bool(options and options.continuous_usage_stats)

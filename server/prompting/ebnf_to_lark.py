@@ -1,7 +1,7 @@
-"""Grammars in EBNF, as vLLM documents them (`root ::= …`), in the Lark that the engine reads. Pure.
+"""Translates EBNF grammars, as vLLM documents them (`root ::= …`), to Lark, which the engine reads. Pure.
 
-Rules that no recursion reaches become terminals, each of which is one regular expression to the engine: so
-the texts that they match are never cut by a longer match of another. Time is linear in the grammar.
+Rules without recursion become terminals. A terminal is one regular expression to the engine, so its text is
+not split by a longer match of another terminal. Linear in the grammar's length.
 """
 
 import json
@@ -11,9 +11,9 @@ from functools import lru_cache
 
 ROOT = "root"
 MAX_EBNF = 20_000
-"""Characters. The engine's own bound for Lark applies to what is made of them, too."""
+"""Characters. The engine's own limit applies to the resulting Lark."""
 MAX_TERMINAL = 4096
-"""Characters of a terminal with all that it uses written out: longer ones stay rules."""
+"""Characters of a terminal with the terminals that it uses expanded; longer ones stay rules."""
 _EBNF = re.compile(r"(?:\s|#[^\n]*+\n)*+[A-Za-z_][\w-]*+\s*+::=", re.ASCII)
 _TOKEN = re.compile(
     r"(?P<space>(?:\s|#[^\n]*+)++)|(?P<defined>::=)|(?P<name>[A-Za-z_][\w-]*+)"
@@ -30,13 +30,13 @@ class BadEbnf(ValueError):
 
 
 def is_ebnf(text: str) -> bool:
-    """Whether the text begins as a grammar in EBNF does."""
+    """Whether the text begins with an EBNF rule (`name ::=`)."""
     return len(text) <= MAX_EBNF and _EBNF.match(text) is not None
 
 
 @lru_cache(maxsize=64)
 def ebnf_to_lark(text: str) -> str:
-    """The same grammar in Lark, which starts with the rule `root`. Raises BadEbnf."""
+    """The grammar in Lark, whose `start` is the rule `root`. Raises BadEbnf."""
     rules = _rules(_tokens(text))
     used = {name: {word for kind, word in body if kind == "name"} for name, body in rules.items()}
     for name, words in used.items():
@@ -53,15 +53,15 @@ def ebnf_to_lark(text: str) -> str:
 
 def _tokens(text: str) -> list[tuple[str, str]]:
     tokens: list[tuple[str, str]] = []
-    place = 0
-    while place < len(text):
-        found = _TOKEN.match(text, place)
-        if found is None or found.lastgroup is None:
-            line = text.count("\n", 0, place) + 1
-            raise BadEbnf(f"In line {line} of the grammar, {text[place : place + 20]!r} is not EBNF.")
-        place = found.end()
-        if found.lastgroup != "space":
-            tokens.append((found.lastgroup, found[0]))
+    index = 0
+    while index < len(text):
+        match = _TOKEN.match(text, index)
+        if match is None or match.lastgroup is None:
+            line = text.count("\n", 0, index) + 1
+            raise BadEbnf(f"In line {line} of the grammar, {text[index : index + 20]!r} is not EBNF.")
+        index = match.end()
+        if match.lastgroup != "space":
+            tokens.append((match.lastgroup, match[0]))
     return tokens
 
 
@@ -75,7 +75,7 @@ def _rules(tokens: Sequence[tuple[str, str]]) -> dict[str, list[tuple[str, str]]
                 raise BadEbnf("Before ::= stands the name of a rule.")
             name = tokens[index - 1][1]
             if body:
-                body.pop()  # the name, which is not a part of the rule before
+                body.pop()  # the name of this rule, not a token of the one before
             if name in rules:
                 raise BadEbnf(f"The rule {name!r} is defined twice.")
             body = rules[name] = []
@@ -90,7 +90,7 @@ def _rules(tokens: Sequence[tuple[str, str]]) -> dict[str, list[tuple[str, str]]
 
 
 def _terminals(rules: Mapping[str, Sequence[tuple[str, str]]], used: Mapping[str, set[str]]) -> set[str]:
-    """The rules that reach no recursion, as far as they are not too long when they are written out."""
+    """The names of rules without recursion that have at most MAX_TERMINAL characters expanded."""
     sizes: dict[str, int] = {}
     users: dict[str, list[str]] = {}
     open_uses = {name: len(words) for name, words in used.items()}
@@ -130,7 +130,7 @@ def _lark_token(kind: str, word: str, names: Mapping[str, str]) -> str:
 
 
 def _character_class(inner: str) -> str:
-    """A set of characters as a regular expression, each written by its number."""
+    """A set of characters as a regular expression, each character by its code point."""
     negated = inner.startswith("^")
     characters = _characters(inner.removeprefix("^"), in_set=True)
     parts = [character if character == "" else f"\\x{{{ord(character):x}}}" for character in characters]
@@ -141,28 +141,28 @@ def _character_class(inner: str) -> str:
 
 
 def _characters(escaped: str, *, in_set: bool = False) -> list[str]:
-    """The characters that a literal has; in a set, "" stands for the sign of a range."""
+    """The characters of a literal; in a set, "" stands for the `-` of a range."""
     characters: list[str] = []
-    place = 0
-    while place < len(escaped):
-        character = escaped[place]
-        place += 1
+    index = 0
+    while index < len(escaped):
+        character = escaped[index]
+        index += 1
         if character == "\\":
-            character, place = _unescaped(escaped, place)
-        elif character == "-" and in_set and characters and place < len(escaped):
+            character, index = _unescaped(escaped, index)
+        elif character == "-" and in_set and characters and index < len(escaped):
             character = ""
         characters.append(character)
     return characters
 
 
-def _unescaped(escaped: str, place: int) -> tuple[str, int]:
-    """The character behind a backslash, and the place after it."""
-    sign = escaped[place]
+def _unescaped(escaped: str, index: int) -> tuple[str, int]:
+    """The character after a backslash, and the index after it."""
+    sign = escaped[index]
     digits = _HEX.get(sign)
     if digits is None:
-        return _ESCAPES.get(sign, sign), place + 1
-    number = escaped[place + 1 : place + 1 + digits]
+        return _ESCAPES.get(sign, sign), index + 1
+    number = escaped[index + 1 : index + 1 + digits]
     try:
-        return chr(int(number, 16)), place + 1 + len(number)
+        return chr(int(number, 16)), index + 1 + len(number)
     except (ValueError, OverflowError):
         raise BadEbnf(f"\\{sign}{number} names no character.") from None

@@ -1,4 +1,4 @@
-"""What a caller is answered when the engine refuses an engine request. Pure."""
+"""The API error for each reason for which the engine refuses a request. Pure."""
 
 from engine.request import RequestRefused
 from server.errors import ApiError, InvalidRequest, Overloaded, TooManyRequests
@@ -6,7 +6,7 @@ from server.protocol.responses.request import CreateResponse
 
 
 def refusal(refused: RequestRefused, request: CreateResponse) -> ApiError:
-    """The engine's refusal as the caller is told it."""
+    """The error that the client gets."""
     match refused.reason:
         case "too_long":
             return InvalidRequest(str(refused), param="input", code="context_length_exceeded")

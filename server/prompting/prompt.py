@@ -56,9 +56,14 @@ def write_prompt(
     try:
         with served.long_prompts.slot(tenant, characters_of(conversation)):
             prompt = write_within(served.model_format, conversation, limit, truncates=truncates)
-        most, side = request.truncate_prompt_tokens, request.truncation_side
-        kept = truncate_tokens(prompt.token_ids, most, side, context=context, asked=request.max_output_tokens)
-        return replace(prompt, token_ids=kept)
+        token_ids = truncate_tokens(
+            prompt.token_ids,
+            request.truncate_prompt_tokens,
+            request.truncation_side,
+            context=context,
+            max_output=request.max_output_tokens,
+        )
+        return replace(prompt, token_ids=token_ids)
     except PromptError as error:
         raise InvalidRequest(str(error), param=error.param) from error
     except PromptTooLong as error:

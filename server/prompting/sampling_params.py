@@ -1,6 +1,6 @@
-"""What a request asks of the engine's sampler, checked against the model that is served.
+"""Sampling parameters of a request: checked against the model and translated to the engine's.
 
-Pure but for the model_format, which spells bad words and knows the marks of reasoning.
+Pure but for the model format, which tokenizes bad words and knows the tokens around reasoning.
 """
 
 from collections.abc import Sequence
@@ -12,17 +12,17 @@ from server.protocol.responses.request import CreateResponse
 from server.protocol.responses.response import Echo
 
 SMALLEST_TOP_P = 1e-6
-"""What top_p 0 means: the likeliest token alone."""
+"""Stands for top_p 0, which means the likeliest token alone."""
 _MAX_REPORTED = 5
-"""Mistakes that one sentence names."""
+"""Invalid keys that an error names."""
 UNLIMITED = -1
-"""The value of `thinking_token_budget` that sets none."""
+"""The value of `thinking_token_budget` for no budget."""
 
 
 def sampling_params(
     model: ModelInfo, model_format: ModelFormat, request: CreateResponse, echo: Echo, seed: int
 ) -> SamplingParams:
-    """Raises InvalidRequest for tokens that the model does not have."""
+    """The engine's parameters. Raises InvalidRequest for token ids beyond the vocabulary."""
     return SamplingParams(
         seed=seed,
         temperature=echo.temperature,
@@ -41,25 +41,22 @@ def sampling_params(
 
 
 def token_ids(request: CreateResponse, param: str, model: ModelInfo) -> tuple[int, ...]:
-    """The ids in that list of the request, none if it has no such list.
-
-    Raises InvalidRequest for those beyond the vocabulary.
-    """
-    found: Sequence[int] = getattr(request, param) or ()
-    for place, token_id in enumerate(found):
+    """The token ids in the request's field `param`. Raises InvalidRequest for ids beyond the vocabulary."""
+    ids: Sequence[int] = getattr(request, param) or ()
+    for index, token_id in enumerate(ids):
         if token_id >= model.vocab_size:
             raise InvalidRequest(
                 f"The model's token ids are from 0 to {model.vocab_size - 1}; {token_id} is none.",
-                param=f"{param}[{place}]",
+                param=f"{param}[{index}]",
                 code="invalid_value",
             )
-    return tuple(found)
+    return tuple(ids)
 
 
 def thinking_budget(
     request: CreateResponse, model_format: ModelFormat, prompt: Sequence[int]
 ) -> ThinkingBudget | None:
-    """How long the model may reason before its answer. Raises InvalidRequest where that cannot be told."""
+    """The limit on reasoning tokens. Raises InvalidRequest if the model's reasoning has no end token."""
     limit = request.thinking_token_budget
     if limit is None or limit == UNLIMITED:
         return None
@@ -78,47 +75,47 @@ def thinking_budget(
 
 
 def _open_reasoning_tokens(prompt: Sequence[int], marks: ReasoningMarks) -> int | None:
-    """The tokens of the reasoning that the prompt ends within; None if it ends in none."""
+    """The length of the reasoning that the prompt's end is inside of; None if it is not inside one."""
     start, end = marks.start, marks.end
-    for place in range(len(prompt), 0, -1):
-        if prompt[place - 1] == end[-1] and tuple(prompt[max(0, place - len(end)) : place]) == end:
+    for stop in range(len(prompt), 0, -1):
+        if prompt[stop - 1] == end[-1] and tuple(prompt[max(0, stop - len(end)) : stop]) == end:
             return None
-        if prompt[place - 1] == start[-1] and tuple(prompt[max(0, place - len(start)) : place]) == start:
-            return len(prompt) - place
+        if prompt[stop - 1] == start[-1] and tuple(prompt[max(0, stop - len(start)) : stop]) == start:
+            return len(prompt) - stop
     return None
 
 
-def _logit_bias(given: dict[str, float]) -> tuple[tuple[int, float], ...]:
-    wrong = [token for token in given if not (token.isascii() and token.isdecimal())]
+def _logit_bias(biases: dict[str, float]) -> tuple[tuple[int, float], ...]:
+    wrong = [token for token in biases if not (token.isascii() and token.isdecimal())]
     if wrong:
         named = ", ".join(repr(word[:50]) for word in wrong[:_MAX_REPORTED])
         raise InvalidRequest(
             f"logit_bias maps token ids to numbers; these are no token ids: {named}.", param="logit_bias"
         )
-    return tuple(sorted((int(token), bias) for token, bias in given.items()))
+    return tuple(sorted((int(token), bias) for token, bias in biases.items()))
 
 
 def _bad_words(words: Sequence[str], model_format: ModelFormat) -> tuple[tuple[int, ...], ...]:
-    """Each as the tokens of a text that begins with it, and as those of a word behind a space.
+    """The token sequences of each word, at the begin of a text and after a space.
 
-    As in vLLM, the second form counts only if it has as many tokens and another first one.
+    As in vLLM, the second is used only if it has the same length and another first token.
     """
-    found: dict[tuple[int, ...], None] = {}
-    for place, word in enumerate(words):
+    sequences: dict[tuple[int, ...], None] = {}
+    for index, word in enumerate(words):
         bare = word.lstrip()
         plain = model_format.encode(bare, special=False) if bare else ()
         if not plain:
             raise InvalidRequest(
-                "A bad word needs a token that is no white space.", param=f"bad_words[{place}]"
+                "A bad word needs a token that is no white space.", param=f"bad_words[{index}]"
             )
-        found[plain] = None
+        sequences[plain] = None
         spaced = model_format.encode(f" {bare}", special=False)
         if len(spaced) == len(plain) and spaced[0] != plain[0]:
-            found[spaced] = None
-    if len(found) > MAX_BAD_WORDS or sum(map(len, found)) > MAX_BAD_TOKENS:
+            sequences[spaced] = None
+    if len(sequences) > MAX_BAD_WORDS or sum(map(len, sequences)) > MAX_BAD_TOKENS:
         raise InvalidRequest(
             f"bad_words have more than {MAX_BAD_WORDS} forms, or more than {MAX_BAD_TOKENS} tokens together.",
             param="bad_words",
             code="invalid_value",
         )
-    return tuple(found)
+    return tuple(sequences)

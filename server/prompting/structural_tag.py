@@ -1,4 +1,4 @@
-"""vLLM's `structural_tag`: free text in which tags have a form, in the form that the engine reads. Pure.
+"""vLLM's `structural_tag` (free text with constrained tags) as the engine's structured output. Pure.
 
 Of xgrammar's JSON there are the older form (`structures` and `triggers`), and the newer one whose `format`
 is `triggered_tags`, or is the whole output: `json_schema`, `regex`, `grammar`, `const_string`, `any_text`,
@@ -18,11 +18,11 @@ _MAX_DEPTH = 16
 
 
 class BadTag(ValueError):
-    """The value is no structural tag that is served; `str()` is a sentence for the caller."""
+    """The value is no supported structural tag; `str()` is a sentence for the client."""
 
 
 def read_tag(value: str | dict[str, Any]) -> StructuredOutput | None:
-    """The grammar that it stands for; None for any text. Raises BadTag."""
+    """The structured output of a tag; None if it allows any text. Raises BadTag."""
     if isinstance(value, str):
         try:
             value = parse_json(value)
@@ -58,11 +58,11 @@ def _read_format(form: dict[str, Any]) -> StructuredOutput | None:
     raise BadTag(f"A format here is triggered_tags with tags and triggers, or one of {_FORMATS}.")
 
 
-def _nested_form(given: Any, depth: int = 0) -> dict[str, Any]:
-    """The engine's form of a format that is a part of another. Raises BadTag."""
+def _nested_form(part: Any, depth: int = 0) -> dict[str, Any]:
+    """The engine's form of a format inside another. Raises BadTag."""
     if depth > _MAX_DEPTH:
         raise BadTag(f"A format may be {_MAX_DEPTH} levels deep.")
-    match given:
+    match part:
         case {"type": "const_string", "value": str(text)}:
             return {"text": text}
         case {"type": "json_schema", "json_schema": dict() | bool() as schema}:
@@ -72,27 +72,31 @@ def _nested_form(given: Any, depth: int = 0) -> dict[str, Any]:
         case {"type": "any_text"}:
             return {"any": True}
         case {"type": "grammar"}:
-            grammar = _read_format(given)
+            grammar = _read_format(part)
             assert grammar is not None
             return {"lark": grammar.text}
         case {"type": "sequence", "elements": list(parts)} if parts:
-            return {"sequence": [_nested_form(part, depth + 1) for part in parts]}
+            return {"sequence": [_nested_form(inner, depth + 1) for inner in parts]}
         case {"type": "or", "elements": list(parts)} if parts:
-            return {"choice": [_nested_form(part, depth + 1) for part in parts]}
-        case {"begin": str(begin), "content": dict(content), "end": str(end)}:  # a tag, which need not say so
+            return {"choice": [_nested_form(inner, depth + 1) for inner in parts]}
+        case {
+            "begin": str(begin),
+            "content": dict(content),
+            "end": str(end),
+        }:  # a tag; its type may be left out
             return {"sequence": [{"text": begin}, _nested_form(content, depth + 1), {"text": end}]}
         case {"type": "tags_with_separator", "tags": list(tags), "separator": str(separator)} if tags:
             return {
                 "repeat": {"choice": [_nested_form(tag, depth + 1) for tag in tags]},
                 "separator": separator,
-                "least": int(given.get("at_least_one") is True),
-                "once": given.get("stop_after_first") is True,
+                "least": int(part.get("at_least_one") is True),
+                "once": part.get("stop_after_first") is True,
             }
     raise BadTag(f"A part of a format is one of {_FORMATS}.")
 
 
 def _triggered(structures: list[Any], triggers: list[Any], flags: dict[str, Any]) -> StructuredOutput:
-    """Free text until a trigger; from there on a tag."""
+    """Free text in which a trigger begins a tag."""
     tags = []
     for structure in structures:
         if not isinstance(structure, dict):
@@ -108,7 +112,7 @@ def _triggered(structures: list[Any], triggers: list[Any], flags: dict[str, Any]
 
 
 def _older_structure(tag: Any) -> dict[str, Any]:
-    """A tag of the newer form in the older one's fields."""
+    """A tag of the newer format with the older one's fields."""
     match tag:
         case {"begin": str(begin), "content": {"type": str(kind), **content}, "end": str(end)}:
             match kind, content:

@@ -1,4 +1,4 @@
-"""vLLM's `structured_outputs`: a grammar that the caller gives for the whole output. Pure."""
+"""vLLM's `structured_outputs` (and `guided_*`): a grammar for the whole output. Pure."""
 
 import json
 from typing import Any, TypeVar
@@ -35,7 +35,7 @@ def with_modern_names(request: R) -> R:
 
 
 def grammar_of_format(form: ResponseFormat) -> dict[str, Any] | None:
-    """A structural tag as a field of `structured_outputs`; None of other formats."""
+    """A response_format of type structural_tag as `structured_outputs`; None for other types."""
     if form.type != "structural_tag":
         return None
     parts = {"structures": form.structures, "triggers": form.triggers, "format": form.format}
@@ -43,14 +43,14 @@ def grammar_of_format(form: ResponseFormat) -> dict[str, Any] | None:
 
 
 def structured_output_grammar(request: CreateResponse) -> StructuredOutput | None:
-    """Raises InvalidRequest unless exactly one kind is given, in the form that it must have."""
-    given = request.structured_outputs
-    if given is None:
+    """The grammar. Raises InvalidRequest unless exactly one kind of constraint is set and well-formed."""
+    constraints = request.structured_outputs
+    if constraints is None:
         return None
-    kinds = [kind for kind in _KINDS if given.get(kind) is not None]
+    kinds = [kind for kind in _KINDS if constraints.get(kind) is not None]
     if len(kinds) != 1:
         raise InvalidRequest(f"Give exactly one of {', '.join(_KINDS)}.", param=PARAM)
-    return _grammar(kinds[0], given[kinds[0]])
+    return _grammar(kinds[0], constraints[kinds[0]])
 
 
 def _grammar(kind: str, value: Any) -> StructuredOutput | None:
@@ -73,7 +73,7 @@ def _grammar(kind: str, value: Any) -> StructuredOutput | None:
 
 
 def _from_text(text: str) -> StructuredOutput:
-    """A grammar in Lark, or in EBNF."""
+    """A grammar in Lark or EBNF."""
     try:
         return StructuredOutput(kind="lark", text=ebnf_to_lark(text) if is_ebnf(text) else text)
     except BadEbnf as error:

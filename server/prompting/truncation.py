@@ -1,7 +1,7 @@
-"""Prompts that are too long for the model: not written, or of the conversation's last turns alone. Pure.
+"""Prompts longer than the context: refused, or truncated to the conversation's newest turns. Pure.
 
-A turn begins with a user's message and goes whole, so that no call is parted from its output. What the system
-or the developer said stays, and so does the last turn.
+A turn begins with a user message and is dropped as a whole, so that no call loses its output. System and
+developer messages and the last turn always stay.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,10 +18,10 @@ from server.protocol.responses.request import TruncationSide
 def write_within(
     model_format: ModelFormat, conversation: Conversation, limit: int, *, truncates: bool
 ) -> Prompt:
-    """The prompt of a conversation, or, if that is too long and it `truncates`, of its last turns.
+    """The prompt of a conversation; with `truncates`, of its newest turns if the whole is too long.
 
-    What must be too long by its characters is not written. Raises PromptTooLong for what was not written
-    to its end, and PromptError; a prompt that was may have more than `limit` tokens.
+    A conversation with more characters than `limit` tokens can have is not written. Raises PromptError, and
+    PromptTooLong if tokenizing stopped at the limit; without `truncates` a prompt may exceed `limit`.
     """
     longest = model_format.max_chars_per_token
     most = None if longest is None else longest * limit
@@ -49,18 +49,17 @@ def truncate_tokens(
     most: int | None,
     side: TruncationSide | None,
     *,
-    context: int,
-    asked: int | None,
+    context: int, max_output: int | None,
 ) -> tuple[int, ...]:
-    """The `most` last tokens of a prompt, or the first ones where what is on the `right` is cut off.
+    """VLLM's `truncate_prompt_tokens`: the last `most` tokens of a prompt, the first ones with side `right`.
 
-    All of them for None; for -1 as many as leave room for the tokens that are `asked` for, in a model that
-    reads `context` tokens. Raises InvalidRequest if none is left.
+    None keeps all; -1 keeps as many as leave room for `max_output` tokens in the context. Raises
+    InvalidRequest if none is left.
     """
     if most is None:
         return token_ids
     if most < 0:
-        most = max(1, context - max(1, asked or 1))
+        most = max(1, context - max(1, max_output or 1))
     if most == 0:
         raise InvalidRequest("No token of the prompt would be left.", param="truncate_prompt_tokens")
     return token_ids[:most] if side == "right" else token_ids[-most:]
@@ -69,10 +68,10 @@ def truncate_tokens(
 def truncate_turns(
     items: Sequence[Item], write: Callable[[Sequence[Item]], Prompt], limit: int, most: int | None = None
 ) -> Prompt | None:
-    """The prompt of as many of the last turns as have at most `limit` tokens; None if even one has more.
+    """The prompt of the most newest turns that have at most `limit` tokens; None if the last one has more.
 
-    Turns are found by halving: a longer conversation has no fewer tokens. Those of more than `most`
-    characters are not tried.
+    A binary search, because a longer conversation has no fewer tokens. Turns with more than `most`
+    characters are not tokenized.
     """
     starts = [index for index, item in enumerate(items) if _begins_turn(item)]
     low, high, best = _first_start_within(items, starts, most), len(starts) - 1, None
@@ -91,22 +90,22 @@ def truncate_turns(
 
 
 def _first_start_within(items: Sequence[Item], starts: Sequence[int], most: int | None) -> int:
-    """The first of the turns, but for the very first, from which on there are at most so many characters."""
+    """The first turn but number 0 from which on there are at most `most` characters."""
     if most is None:
         return 1
-    size, place = 0, len(items)
+    size, end = 0, len(items)
     for number in range(len(starts) - 1, 0, -1):
-        size += sum(map(text_size, items[starts[number] : place]))
-        place = starts[number]
+        size += sum(map(text_size, items[starts[number] : end]))
+        end = starts[number]
         if size > most:
             return number + 1
     return 1
 
 
 def drop_before(items: Sequence[Item], start: int) -> list[Item]:
-    """The conversation from an item on, and the instructions before it."""
-    kept = [item for item in items[:start] if isinstance(item, Message) and _instructs(item)]
-    return [*kept, *items[start:]]
+    """The items from index `start` on, after the instructions before it."""
+    instructions = [item for item in items[:start] if isinstance(item, Message) and _instructs(item)]
+    return [*instructions, *items[start:]]
 
 
 def _instructs(item: Message) -> bool:

@@ -1,7 +1,6 @@
-"""Values that a request for a response must not have, beside what `server.protocol.parameters` refuses.
+"""Validation of a create request: unsupported values and combinations that its types allow.
 
-These are values, and parameters that do not go together. Checked when a request comes in, and not of one that
-is stored. Pure.
+New requests are checked, stored ones are not. `server.protocol.parameters` refuses unknown parameters. Pure.
 """
 
 from collections.abc import Callable
@@ -14,12 +13,12 @@ from server.protocol.responses.request import CreateResponse
 
 COMPACTION = "compaction"
 _MAX_CHARACTERS = {"user": 512, "include": 128, "service_tier": 64, "safety_identifier": 64}
-"""Of strings that are stored as they came. Not in the types, by which older requests are read, too."""
+"""Of strings that are stored as sent. Not in the types, which also decode requests stored earlier."""
 
 _UNSUPPORTED: list[tuple[str, Callable[[CreateResponse], object], str]] = [
     (
         "context_management",
-        lambda r: any(asked.type != COMPACTION for asked in r.context_management or ()),
+        lambda r: any(entry.type != COMPACTION for entry in r.context_management or ()),
         "The one type of context_management that there is is compaction.",
     ),
     (
@@ -58,7 +57,7 @@ _INVALID: list[tuple[str, Callable[[CreateResponse], object], str]] = [
 
 
 def validate_request(request: CreateResponse, served: LoadedModel) -> None:
-    """Raises InvalidRequest as `refuse_unsupported`, and for a template; UnknownModel for another model."""
+    """Raises InvalidRequest as `refuse_unsupported` and for a chat_template, UnknownModel for the model."""
     if request.chat_template is not None and not served.trusts_templates:
         raise InvalidRequest(
             "This server's operator does not let requests bring a chat_template; the model's own is used.",
@@ -79,9 +78,9 @@ def refuse_unsupported(request: CreateResponse) -> None:
         if asks(request):
             raise InvalidRequest(sentence, param=param, code="invalid_value")
     _check_string_lengths(request)
-    wanted = request.text.format if request.text else None
-    if wanted is not None and wanted.type == "json_schema":
-        check_format_name(wanted.name, "text.format.name")
+    output_format = request.text.format if request.text else None
+    if output_format is not None and output_format.type == "json_schema":
+        check_format_name(output_format.name, "text.format.name")
 
 
 def _check_string_lengths(request: CreateResponse) -> None:
@@ -97,7 +96,7 @@ def _check_string_lengths(request: CreateResponse) -> None:
 
 
 def refuse_empty(request: CreateResponse) -> None:
-    """Raises InvalidRequest for an empty list as input where nothing else is there to answer to."""
+    """Raises InvalidRequest for `input: []` without any other input."""
     others = (
         request.previous_response_id,
         request.conversation,
@@ -113,8 +112,8 @@ def refuse_empty(request: CreateResponse) -> None:
 
 
 def _has_format(request: CreateResponse) -> bool:
-    wanted = request.text.format if request.text else None
-    return wanted is not None and wanted.type != "text"
+    output_format = request.text.format if request.text else None
+    return output_format is not None and output_format.type != "text"
 
 
 def _names_tool(request: CreateResponse) -> bool:
