@@ -134,7 +134,11 @@ def _candidates(first: UUID) -> list[UUID]:
 
 def _require_answered(choices: Sequence[StoredResponse], first: UUID) -> Sequence[StoredResponse]:
     """The choices, all of which have ended as answers. Raises NotFound."""
-    if not choices or choices[0].id != first or any(stored.status not in ANSWERED_STATUSES for stored in choices):
+    if (
+        not choices
+        or choices[0].id != first
+        or any(stored.status not in ANSWERED_STATUSES for stored in choices)
+    ):
         raise unknown(first)
     return choices
 

@@ -49,7 +49,8 @@ def truncate_tokens(
     most: int | None,
     side: TruncationSide | None,
     *,
-    context: int, max_output: int | None,
+    context: int,
+    max_output: int | None,
 ) -> tuple[int, ...]:
     """VLLM's `truncate_prompt_tokens`: the last `most` tokens of a prompt, the first ones with side `right`.
 
