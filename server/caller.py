@@ -3,14 +3,14 @@
 from dataclasses import dataclass
 
 DEFAULT_TENANT = "default"
-"""Whose everything is while the server has no key."""
+"""The tenant of all requests while no API key exists."""
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Whose request it is; `key_id` is None while the server has no key."""
+    """The tenant and API key of a request; `key_id` is None while no API key exists."""
 
     tenant: str
     key_id: str | None
     priority_floor: int = 0
-    """The most urgent priority that its requests may have; a lower number is more urgent."""
+    """The most urgent priority of the key's requests; a lower number is more urgent."""

@@ -1,6 +1,6 @@
-"""The variables that Kubernetes sets in every pod for a Service whose name begins with `holdfast`. Pure.
+"""Recognises the variables that Kubernetes sets in every pod for a Service whose name begins with `holdfast`.
 
-They begin as this server's settings do, and are none:
+They have the prefix of this server's settings without being settings:
 https://kubernetes.io/docs/concepts/services-networking/service/#environment-variables
 """
 
@@ -15,5 +15,5 @@ _PLACE = re.compile(r"(?:tcp|udp|sctp)://")
 
 
 def is_service_link(variable: str, value: str) -> bool:
-    """Whether it is one of them. `HOLDFAST_PORT` is one by its value alone: `tcp://10.0.0.1:8000`."""
+    """Whether Kubernetes set the variable. `HOLDFAST_PORT` is recognised by its value, `tcp://10.0.0.1:8000`."""
     return bool(_LINK.fullmatch(variable) or (_PORT.fullmatch(variable) and _PLACE.match(value)))

@@ -1,9 +1,9 @@
-"""Which hosts and web pages may ask, judged by what browsers cannot leave out: Host, Origin, Sec-Fetch-Site.
+"""Allowed hosts and origins of requests, by Host, Origin and Sec-Fetch-Site, which browsers always send.
 
-A server without a key trusts its machine, and every page that a browser on that machine opens can send it
-requests: directly (cross-site request forgery), or under a name of the page's own that resolves to loopback
-(DNS rebinding). So while no key exists the Host must be this machine, and a page that asks must have come
-from here. A key is proof enough against both, because pages do not have it.
+A server without API keys trusts its machine, but every page in a browser on that machine can send it
+requests: directly (cross-site request forgery), or under a name of the page's that resolves to loopback (DNS
+rebinding). So while no key exists, Host must name this machine and Origin must be this server. A key protects
+against both, because pages do not have it.
 """
 
 from collections.abc import Mapping
@@ -14,12 +14,12 @@ from urllib.parse import urlsplit
 from server.errors import ApiError, ConfigError, UnsupportedMediaType, WrongHost, WrongOrigin
 
 SAME_SITE_VALUES = frozenset({"same-origin", "none"})
-"""Values of Sec-Fetch-Site that no page of another site causes; `none` is an address that a person typed."""
+"""Values of Sec-Fetch-Site that pages of other sites cannot cause; `none` is typed into the address bar."""
 
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """A name or an address, in lower case and without brackets, and the port if one is named."""
+    """A host name or address, in lower case and without brackets, and its port if there is one."""
 
     name: str
     port: int | None
@@ -27,7 +27,7 @@ class Host:
 
 @dataclass(frozen=True, slots=True)
 class AllowedHosts:
-    """The hosts that `HOLDFAST_ALLOWED_HOSTS` lists; none of them: the setting says nothing."""
+    """The hosts of HOLDFAST_ALLOWED_HOSTS; empty if the setting is not used."""
 
     hosts: tuple[Host, ...] = ()
 
@@ -54,17 +54,17 @@ def read_allowed_hosts(text: str | None) -> AllowedHosts:
 
 @dataclass(frozen=True, slots=True)
 class AllowedOrigins:
-    """The origins of pages that `HOLDFAST_CORS_ORIGINS` lists."""
+    """The origins of HOLDFAST_CORS_ORIGINS."""
 
     origins: frozenset[str] = frozenset()
     any: bool = False
-    """Every page may ask; only a server with a key lets it in."""
+    """`*` is listed: every origin, on servers with API keys only."""
 
     def __contains__(self, origin: str) -> bool:
         return self.any or origin.lower() in self.origins
 
     def lists(self, origin: str | None) -> bool:
-        """Whether the setting names this very origin."""
+        """Whether the origin itself is listed; `*` does not count."""
         return origin is not None and origin.lower() in self.origins
 
 
@@ -84,7 +84,7 @@ def read_cors_origins(text: str | None) -> AllowedOrigins:
 
 
 def read_host(text: str) -> Host | None:
-    """A Host header's value; None for what is not `host` or `host:port`."""
+    """The host of a Host header; None if it is not `host` or `host:port`."""
     try:
         parts = urlsplit(f"//{text}")
         name, port = parts.hostname, parts.port
@@ -103,10 +103,10 @@ def origin_error(
     *,
     key_exists: bool,
 ) -> ApiError | None:
-    """Why the request is refused before anything is looked at; None if it may go on.
+    """The error for a wrong host or origin; None if the request is allowed.
 
-    `headers` are looked up by names in lower case; `port` is the one that the request came in on. `pages` are
-    let in without a key if the setting names their origin: `*` names none.
+    Names in `headers` are in lower case; `port` is the server's. Without a key, listed `pages` are allowed,
+    but not by `*`.
     """
     if key_exists and not allowed:
         return None
@@ -127,9 +127,9 @@ def origin_error(
 
 
 def require_json(headers: Mapping[str, str], body: bytes) -> None:
-    """Raises UnsupportedMediaType for a body that does not say that it is JSON.
+    """Raises UnsupportedMediaType for a body whose Content-Type is not JSON.
 
-    A page of another site may send the types that HTML forms have without a preflight, and nothing else.
+    Without a CORS preflight, a page of another site can only send the content types of HTML forms.
     """
     if not body:
         return
@@ -149,7 +149,7 @@ def _is_loopback(host: Host, port: int | None) -> bool:
 
 
 def _is_same_origin(origin: str, host: str) -> bool:
-    """Whether a page has come from this very server; `null` and the schemes of extensions have not."""
+    """Whether an origin is this server; `null` and extensions' schemes are not."""
     scheme, separator, netloc = origin.lower().partition("://")
     return bool(separator) and scheme in ("http", "https") and netloc == host.lower()
 

@@ -1,4 +1,4 @@
-"""Settings that earlier releases had. A value that asked for nothing special is passed over."""
+"""Settings of earlier releases. Their default value is ignored with a warning; any other is an error."""
 
 import logging
 
@@ -7,11 +7,11 @@ from server.errors import ConfigError
 log = logging.getLogger("holdfast.config")
 
 REMOVED = {"tensor_parallel": ("1", "a model is computed on one GPU.")}
-"""By name: the default that it had, and a sentence's end for those who set it."""
+"""By name: the former default, and the reason for the removal."""
 
 
 def is_removed(name: str, variable: str, value: str) -> bool:
-    """Whether the setting is one of these. Raises ConfigError if it asks for what was removed."""
+    """Whether the setting was removed. Raises ConfigError for a value other than its default."""
     if name not in REMOVED:
         return False
     default, reason = REMOVED[name]

@@ -1,4 +1,4 @@
-"""Where the files that are not Python lie: in a checkout beside the packages, in a wheel inside them."""
+"""Paths of files that are not Python: beside the packages in a checkout, inside them in a wheel."""
 
 from pathlib import Path
 
@@ -22,7 +22,7 @@ def demo_model_folder() -> Path:
 
 
 def model_folder(config: Config) -> Path:
-    """The folder of the model that is served. Raises ConfigError if it is none."""
+    """The configured model's folder. Raises ConfigError if it is not a model folder."""
     folder = config.model or demo_model_folder()
     if not (folder / "config.json").is_file():
         raise ConfigError(f"{folder} is not a model folder: it has no config.json.")
