@@ -1,4 +1,4 @@
-"""POST /tokenize and /detokenize: token ids as the tokens that of a chat's prompt, and their text."""
+"""POST /tokenize and /detokenize: token ids of a text or of a chat's prompt, and the text of token ids."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime

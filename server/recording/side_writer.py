@@ -224,7 +224,7 @@ def _fail_from_log(connection: Connection, facts: RunFacts) -> RunUpdate:
 
     Nothing of its run is used but the facts: the rest may be the reason why it cannot be stored.
     """
-    progress = events.progress(connection, facts.tenant, facts.id)
+    progress = events.read_progress(connection, facts.tenant, facts.id)
     emitted = events.read(connection, facts.tenant, facts.id, 0)
     log = RunLog(progress.token_ids, progress.next_seq, emitted, progress.first_token_at)
     return _fail(facts, log, database_clock(connection))

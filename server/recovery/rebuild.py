@@ -64,10 +64,8 @@ def rebuild(connection: Connection, stored: StoredResponse, served: LoadedModel)
     try:
         resolved = _resolve_again(connection, stored, served)
         prepared = _prepare_again(stored, served, resolved) if resolved is not None else None
-        if resolved is not None and (
-            rebuilt None:
+        if resolved is not None and prepared is not None:
             rebuilt = _resume(stored, served, resolved, prepared, progress, logged)
-        ):
             if rebuilt is not None:
                 return rebuilt
     except DatabaseError:
@@ -90,8 +88,6 @@ def _resume(
     logged: Sequence[Event],
 ) -> Rebuilt | None:
     """The run with the engine request that continues it; None if its tokens now decode differently."""
-    facts, request = _facts(stored, prepared), _request(stored, stored.asked or "")
-    items = _items(connection, stored)
     decoding = first_decoding_spec(served, resolved, prepared)
     if (summarized := has_summaries(logged)) is not None:  # perhaps by an earlier release
         decoding = replace(decoding, summarizes_reasoning=summarized)
@@ -120,7 +116,7 @@ def _facts(stored: StoredResponse, prepared: Prepared | None) -> RunFacts:
 def _resolve_again(
     connection: Connection, stored: StoredResponse, served: LoadedModel
 ) -> ResolvedRequest | None:
-    """The request prepared again; None if that fails or gives another prompt than tools it known now."""
+    """The request as it was accepted; None if it was not stored, or its model or tools are not here."""
     if stored.asked is None or stored.model not in served.names:
         return None
     request = _request(stored, stored.asked)
