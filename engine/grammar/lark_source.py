@@ -1,9 +1,8 @@
-"""From a request's `StructuredOutput` to one grammar in Lark, the language that the masks are compiled from.
+"""Translates a request's `StructuredOutput` into one Lark grammar, the input of llguidance.
 
-Pure functions; any thread. Everything is checked against the bounds of `grammar_limits` on the way. What
-a grammar may be: a JSON schema (local references only); nothing but "some JSON object"; a regular
-expression for the whole output; a Lark grammar; a structural form: parts in a row, in choice or repeated;
-or structural tags: free text until a trigger, from there on a tag.
+Pure functions; any thread. Checks all limits of `grammar.limits`. Kinds: a JSON schema (local references
+only); any JSON object; a regular expression for the whole output; a Lark grammar; a structural form (parts in
+sequence, choice or repetition); or structural tags: free text until a trigger, then a tag.
 
     {"triggers": ["<call"],
      "tags": [{"begin": "<call name=a>", "schema": {...}, "end": "</call>"}, ...],

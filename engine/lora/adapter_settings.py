@@ -1,7 +1,7 @@
-"""What an adapter's adapter_config.json says, as peft writes it, or a refusal of what is not served.
+"""Reads a LoRA adapter's adapter_config.json (peft's format); refuses unsupported settings.
 
-Load time, pure; any thread. Ignorant of torch and of the weights. Names of layers are those of the base
-model's modules, such as `model.layers.0.self_attn.q_proj`.
+Load time; no torch. Layer names are those of the base model's modules, such as
+`model.layers.0.self_attn.q_proj`.
 """
 
 import json

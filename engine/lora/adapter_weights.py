@@ -1,6 +1,6 @@
-"""From an adapter's folder, as peft writes it, to matrices that fit the base model, or a refusal by name.
+"""Reads a LoRA adapter's weights (peft's format, safetensors only) and checks them against the base model.
 
-Load time. safetensors only. Ignorant of how the matrices are applied (`adapters`).
+Load time.
 """
 
 import re

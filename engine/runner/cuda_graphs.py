@@ -122,7 +122,7 @@ def _fill_with_dummies(static_inputs: StaticInputs, salt: int) -> None:
     """Fills in tokens of the spare block, to which all block tables point. Rows with the same position have
     the same token, so the order of their writes does not matter.
     """
-    rows = torch.arange(static_inputs.most.rows, device=static_inputs.inputs.device)
+    rows = torch.arange(static_inputs.max_bucket.rows, device=static_inputs.inputs.device)
     positions = rows % static_inputs.block_size
     static_inputs.inputs[1] = positions
     static_inputs.inputs[0] = (positions * 7 + salt * 31) % static_inputs.vocab_size

@@ -1,8 +1,7 @@
-"""Rows as wide as a vocabulary, looked at in stretches of neighbouring columns.
+"""Chunked reductions over the vocabulary: max, argmax, top-k, inverse CDF, k-th highest value.
 
-Engine thread. What is asked of a whole row (its highest values, the column where a running sum passes a
-number) is asked of one number for each stretch first, and then of few stretches: a row is read once, in
-order, instead of being sorted or summed up number by number. Ignorant of what the numbers mean.
+Engine thread. A row is reduced to one value per chunk of `CHUNK_WIDTH` columns first; then only few chunks
+are read. So a row is read once, sequentially, instead of being sorted or accumulated element by element.
 """
 
 from functools import cache
@@ -31,7 +30,7 @@ def chunk_sums(rows: Tensor) -> Tensor:
 
 
 def argmax(rows: Tensor, maxima: Tensor) -> Tensor:
-    """The first column of each row that has its highest value."""
+    """`[rows]`: the first column with the row's highest value. `maxima` is `chunk_max(rows)`."""
     chunk = maxima.argmax(dim=1, keepdim=True)
     return chunk[:, 0] * CHUNK_WIDTH + _gather_chunk(rows, chunk, -inf).argmax(dim=1)
 
@@ -52,9 +51,9 @@ def inverse_cdf(rows: Tensor, sums: Tensor, uniforms: Tensor) -> Tensor:
 
 
 def top_k(rows: Tensor, count: int, maxima: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """As `topk`: the `count` highest values of each row, and their columns; among equals, any.
+    """As `torch.topk`: the `count` highest values of each row and their columns; any among equal ones.
 
-    Whatever is above the last of them lies in the stretches with the highest maxima, which are as many.
+    They lie in the `count` chunks with the highest maxima, so only these are searched.
     """
     if rows.shape[1] < 2 * count * CHUNK_WIDTH:
         return rows.topk(count, dim=1)
@@ -72,7 +71,7 @@ def top_k(rows: Tensor, count: int, maxima: Tensor | None = None) -> tuple[Tenso
 
 
 def kth_highest(row: Tensor, count: int) -> Tensor:
-    """The lowest of the `count` highest values of one row `[columns]`, without sorting them."""
+    """`[1]`: the `count`-th highest value of one row `[columns]`, without a sort."""
     place = len(row) - count
     if row.device.type != "cpu":
         return row.kthvalue(place + 1).values
