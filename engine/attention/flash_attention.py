@@ -16,13 +16,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from engine.attention.interface import LayerCall
 from engine.attention.paged import (
     AttentionMetadata,
     GatherSdpaBackend,
     LayerAttentionSpec,
     PagedAttentionBackend,
 )
-from engine.attention.sdpa import LayerCall
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from engine.attention.sdpa import LayerCall, attend_one_token
+from engine.attention.interface import LayerCall
+from engine.attention.sdpa import attend_one_token
 from engine.kv.kv_cache import KVCache
 from engine.scheduling.block_pool import BLANK_BLOCK
 

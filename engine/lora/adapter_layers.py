@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 from transformers import PreTrainedModel
 
-from engine.attention.sdpa import ProbeForward
+from engine.attention.interface import ProbeForward
 from engine.config import ModelRefused
 from engine.lora.adapter_weights import Adapter, LowRank, read_adapter
 from engine.scheduling.scheduler import ScheduledChunk

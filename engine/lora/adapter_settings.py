@@ -146,7 +146,7 @@ def _parse(values: dict[str, Any]) -> AdapterSettings:
     )
     if not settings.target_modules:
         raise ValueError("has no target_modules")
-    settings.changes("")  # a pattern that is none is told of here
+    settings.changes("")  # raises re.error for an invalid pattern
     settings.scale_of("")
     return settings
 

@@ -16,8 +16,8 @@ import transformers
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
+from engine.attention.interface import IMPLEMENTATION, LayerCall, ProbeForward
 from engine.attention.paged import LayerAttentionSpec
-from engine.attention.sdpa import IMPLEMENTATION, LayerCall, ProbeForward
 from engine.config import EngineConfig, ModelRefused
 from engine.executor import EngineFault
 from engine.kv.kv_cache import LayerShape

@@ -19,7 +19,8 @@ from engine.device_copies import AsyncToHost, to_device
 from engine.executor import EngineFault, OutOfMemory, RowFailure, StepResult
 from engine.grammar.compiler import GrammarCompiler
 from engine.kv.kv_cache import KVCache
-from engine.kv.memory_sizing import count_blocks, retain_freed_memory
+from engine.kv.malloc import retain_freed_memory
+from engine.kv.memory_sizing import count_blocks
 from engine.lora.adapter_layers import Adapters, install_adapters
 from engine.model.loader import LoadedModel, load_model, raising_model_refused
 from engine.request import ModelInfo, PromptLogprobs

@@ -20,9 +20,9 @@ class PendingLogprobs:
     """Normalizers, top tokens and named logprobs of rows, computed before the logits are changed."""
 
     def __init__(self, logits: Tensor, top_count: int, named_ids: Tensor | None = None) -> None:
-        """`logits` `[rows, vocabulary]` in float32; of each row the `top_count` likeliest are to be told.
+        """`logits` `[rows, vocabulary]` in float32; `top_count` top tokens are kept per row.
 
-        And those with the ids in its row of `named_ids`, `[rows, any number]`.
+        And the ids of the row of `named_ids`, `[rows, any number]`.
         """
         maxima = chunk_max(logits)
         highest = maxima.amax(dim=1, keepdim=True)
@@ -50,9 +50,9 @@ class PendingLogprobs:
 def read_logprobs(
     numbers: Sequence[Sequence[float]], top_counts: Sequence[int], named_ids: Sequence[Sequence[int]] = ()
 ) -> list[TokenLogprobs]:
-    """What `PendingLogprobs.numbers` gave, as it is told: of each row the `top_counts` likeliest.
+    """Parses the rows of `PendingLogprobs.numbers`: `top_counts` has the number of top tokens of each row.
 
-    Or the ids that are `named_ids` for it, in their order; `named_ids` is empty, or has a list for each row.
+    `named_ids` is empty or has a list for each row; a row with a non-empty list gets these ids instead.
     """
     width = max(map(len, named_ids), default=0)
     top_count = (len(numbers[0]) - 1 - width) // 2 if numbers else 0
