@@ -1,5 +1,4 @@
-"""The seam to transformers: `paged_attention`, the attention function registered there, and its step
-protocol.
+"""The seam to transformers: the registered attention function `paged_attention` and its step protocol.
 
 Engine thread. Each layer of the model calls `paged_attention`, which passes the layer's query, key and value
 as a `LayerCall` to the `AttentionStep` of the forward pass.

@@ -1,5 +1,4 @@
-"""`PagedAttentionBackend`, the interface of attention over block tables, and `GatherSdpaBackend`, its
-reference.
+"""`PagedAttentionBackend`: the interface of attention over block tables, and its reference backend.
 
 Engine thread. `AttentionMetadata` describes all requests of a step by tensors whose shapes the host knows, so
 that calls can be captured as CUDA graphs. The reference is torch's own attention over gathered blocks, on any

@@ -1,4 +1,4 @@
-"""The number of KV blocks by free memory, control groups included.
+"""The number of KV blocks, chosen by free memory, with control groups taken into account.
 
 Load time; no torch, so the caller passes a GPU's free memory.
 """

@@ -19,6 +19,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, Pre
 from engine.attention.interface import IMPLEMENTATION, LayerCall, ProbeForward
 from engine.attention.paged import LayerAttentionSpec
 from engine.config import EngineConfig, ModelRefused
+from engine.error_text import describe
 from engine.executor import EngineFault
 from engine.kv.kv_cache import LayerShape
 from engine.model.prepacked_linear import prepack_weights
@@ -81,7 +82,7 @@ def raising_model_refused(model: Path) -> Iterator[None]:
         raise
     except (Exception, EngineFault) as error:
         log.error("loading %s failed", model, exc_info=error)
-        raise ModelRefused(f"The model in {model} cannot be loaded: {explain(error)}") from error
+        raise ModelRefused(f"The model in {model} cannot be loaded: {describe(error, 1000)}") from error
 
 
 def _load_and_probe(
@@ -284,11 +285,6 @@ def _number(value: float | None, default: float) -> float:
     return default if value is None else value
 
 
-def explain(error: BaseException) -> str:
-    """Type and message of an error in one line of at most 1,000 characters."""
-    return " ".join(f"{type(error).__name__}: {error}".split())[:1000]
-
-
 def _say(error: Exception) -> str:
     """The message, with the type of the error unless it is one with clear messages."""
-    return str(error) if isinstance(error, OSError | ValueError | ImportError) else explain(error)
+    return str(error) if isinstance(error, OSError | ValueError | ImportError) else describe(error, 1000)

@@ -1,5 +1,4 @@
-"""`ModelRunner`, the executor with a model: plan -> input tensors -> forward pass -> logits -> sampled
-tokens.
+"""`ModelRunner`, the executor with a model: plan -> inputs -> forward pass -> logits -> sampled tokens.
 
 Created by the thread that starts the engine, then used by the engine thread only.
 """

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from engine.grammar.compiler import CompiledGrammar, GrammarCompiler, one_line
+from engine.error_text import describe, one_line
+from engine.grammar.compiler import CompiledGrammar, GrammarCompiler
 from engine.request import EngineRequest
 from engine.scheduling.sequence import TokenSequence
 
@@ -74,7 +75,7 @@ class GrammarMatchers:
             except BaseException as error:  # panics of the library are not Exceptions
                 if isinstance(error, KeyboardInterrupt | SystemExit):
                     raise
-                masks.failed[row] = f"{type(error).__name__}: {one_line(str(error))}"
+                masks.failed[row] = describe(error)
         return masks
 
     def _compute(self, sequence: TokenSequence, address: int, stride: int) -> Any:
