@@ -107,8 +107,8 @@ class AdapterSettings:
         patterns = [rf"(?:^|.*?\.){part}\.(\d+)\." for part in self.layers_pattern] or [
             r".*?\.[^.]*\.(\d+)\."
         ]
-        found = next((match for pattern in patterns if (match := re.match(pattern, layer))), None)
-        return found is not None and int(found[1]) in self.layers_to_transform
+        index_match = next((match for pattern in patterns if (match := re.match(pattern, layer))), None)
+        return index_match is not None and int(index_match[1]) in self.layers_to_transform
 
 
 def read_settings(name: str, folder: Path) -> AdapterSettings:
@@ -198,10 +198,10 @@ def _indexes(value: Any) -> frozenset[int]:
 
 
 def _mapping(values: dict[str, Any], key: str) -> dict[str, Any]:
-    found = values.get(key) or {}
-    if not isinstance(found, dict):
+    mapping = values.get(key) or {}
+    if not isinstance(mapping, dict):
         raise ValueError(f"has a {key} that is not an object")
-    return found
+    return mapping
 
 
 def _is_named(layer: str, names: str | Sequence[str]) -> bool:

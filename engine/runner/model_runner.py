@@ -224,9 +224,11 @@ class ModelRunner:
         if bucket is None or any(chunk.sequence.request.adapter for chunk in plan):
             return None
         self._adapters.step = None
-        found = self._static.run(plan, bucket, self._device_tokens)
-        none = found.logits[:0]
-        return RunningForward(self, found.requests, found.logits[: len(found.requests)], [], none, none, [])
+        output = self._static.run(plan, bucket, self._device_tokens)
+        none = output.logits[:0]
+        return RunningForward(
+            self, output.requests, output.logits[: len(output.requests)], [], none, none, []
+        )
 
     def _forward_packed(
         self, plan: SchedulerOutput, prompt_requests: list[tuple[LogitRows, PromptLogprobRequest]]
@@ -316,9 +318,11 @@ class ModelRunner:
             if is_live is not None and not is_live(prompt_request.sequence):
                 continue
             wanted = prompt_request.sequence.request.prompt_logprobs or 0
-            found = prompt_token_logprobs(rows, prompt_request.token_ids, wanted)
+            logprobs = prompt_token_logprobs(rows, prompt_request.token_ids, wanted)
             prompt_logprobs.append(
-                PromptLogprobs(prompt_request.sequence.request.request_id, prompt_request.begin, tuple(found))
+                PromptLogprobs(
+                    prompt_request.sequence.request.request_id, prompt_request.begin, tuple(logprobs)
+                )
             )
         return prompt_logprobs
 
