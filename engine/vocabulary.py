@@ -1,5 +1,4 @@
-"""`Vocabulary`: the bytes of each token id, read from a model folder's tokenizer.json; for stop strings and
-grammars.
+"""`Vocabulary`: the bytes of each token id, from tokenizer.json; for stop strings and grammars.
 
 Frozen; any thread; no torch. Bytes, because a token may contain a part of a character.
 """

@@ -1,5 +1,4 @@
-"""`FlashAttentionBackend`: FlashAttention 3 over paged keys and values; `select_backend` finds and verifies
-it.
+"""`FlashAttentionBackend`: FlashAttention 3 over paged keys and values, selected and verified at load time.
 
 Selection runs at load time, calls on the engine thread. The kernel is `flash_attn_with_kvcache`, from an
 installed package or the Hub; packages name its parameters differently, so the signature is inspected. A
@@ -16,13 +15,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from engine.attention.interface import LayerCall
 from engine.attention.paged import (
     AttentionMetadata,
     GatherSdpaBackend,
     LayerAttentionSpec,
     PagedAttentionBackend,
 )
-from engine.attention.sdpa import LayerCall
+from engine.error_text import describe
 
 log = logging.getLogger(__name__)
 
@@ -136,7 +136,7 @@ def select_backend(
         except ModuleNotFoundError:
             continue
         except Exception as error:  # noqa: BLE001 - whatever a foreign package raises
-            log.warning("the attention kernel %s is not used: %s", name, _one_line(error))
+            log.warning("the attention kernel %s is not used: %s", name, describe(error))
             continue
         unsupported_reason = _rejection_reason(backend, specs, dtype, device, block_size)
         if unsupported_reason is None:
@@ -161,7 +161,7 @@ def _rejection_reason(
         except torch.AcceleratorError:
             raise  # the device can do nothing more
         except Exception as error:  # noqa: BLE001 - whatever a foreign kernel raises
-            return _one_line(error)
+            return describe(error)
         # `not <=` instead of `>` is True for NaN, too.
         if not difference <= 3e-2:
             return f"it differs from the reference by {difference:g} for {spec}"
@@ -246,7 +246,3 @@ def _reference_output(
         metadata.block_tables[owner], own, query_start_loc, max_query_len=1, max_seq_len=metadata.max_seq_len
     )
     return GatherSdpaBackend().attend(call, keys, values, alone)
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())[:300]

@@ -1,5 +1,4 @@
-"""`PagedAttentionBackend`, the interface of attention over block tables, and `GatherSdpaBackend`, its
-reference.
+"""`PagedAttentionBackend`: the interface of attention over block tables, and its reference backend.
 
 Engine thread. `AttentionMetadata` describes all requests of a step by tensors whose shapes the host knows, so
 that calls can be captured as CUDA graphs. The reference is torch's own attention over gathered blocks, on any
@@ -13,7 +12,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from engine.attention.sdpa import LayerCall, attend_one_token
+from engine.attention.interface import LayerCall
+from engine.attention.sdpa import attend_one_token
 from engine.kv.kv_cache import KVCache
 from engine.scheduling.block_pool import BLANK_BLOCK
 

@@ -1,120 +1,27 @@
-"""Paged attention with torch's `scaled_dot_product_attention`, registered as an attention of transformers.
+"""Paged attention with torch's `scaled_dot_product_attention`, over contiguous copies or gathered blocks.
 
-Engine thread. All tokens of a step form one packed row `[1, T]`: first one token each of decoding requests,
-then prefill chunks. `paged_attention` gets the query, key and value of one layer at a time and passes them to
-the step's `AttentionStep`.
-
-Runs on every device and is the reference for kernels. An attention sink (gpt-oss) is one more position whose
-key and value are zero and whose mask is the sink logit, which is exact. All shapes are known to the host, so
-that nothing waits for the device.
+Engine thread. All tokens of a step form one packed row: first one token each of decoding requests, then
+prefill chunks. Runs on every device and is the reference for kernels. An attention sink (gpt-oss) is one more
+position whose key and value are zero and whose mask is the sink logit, which is exact. All shapes are known
+to the host, so that nothing waits for the device.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import inf
-from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import AttentionInterface
 
-from engine.config import ModelRefused
+from engine.attention.interface import LayerCall
 from engine.kv.contiguous_cache import ContiguousBuffer
-from engine.kv.kv_cache import KVCache, LayerShape
-
-IMPLEMENTATION = "holdfast_paged"
-"""The name of `paged_attention` in transformers. No mask function is registered for it, so models build no
-mask."""
+from engine.kv.kv_cache import KVCache
 
 MAX_QUERIES_PER_CALL = 128
 """Prefill tokens per attention call where masks are per head (sinks, softcap), or where a sliding window
 makes most keys irrelevant for most queries."""
-
-IGNORED_ARGUMENTS = frozenset(
-    {"dropout", "position_ids", "use_cache", "output_attentions", "output_router_logits"}
-)
-"""Arguments of models that have no effect in inference here. All others are implemented or refused."""
-
-
-@dataclass(frozen=True, slots=True)
-class LayerCall:
-    """The arguments of one layer's attention in one step."""
-
-    layer: int
-    query: Tensor
-    """`[T, heads, size]`."""
-    key: Tensor
-    """`[T, kv_heads, size]`, as is `value`; sizes of key and value may differ."""
-    value: Tensor
-    scale: float | None
-    window: int | None
-    """Sliding window: a token attends to this many tokens, itself included; None is no limit."""
-    sinks: Tensor | None
-    """`[heads]`: attention sink logits."""
-    softcap: float | None = None
-    """Scores become `softcap * tanh(score / softcap)`."""
-
-
-class AttentionStep(Protocol):
-    """Computes attention in one forward pass; passed through the model as the argument `step`."""
-
-    def attend(self, call: LayerCall) -> Tensor:
-        """Returns `[T, heads, value size]`."""
-
-
-def paged_attention(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    *,
-    step: AttentionStep | None = None,
-    scaling: float | None = None,
-    sliding_window: int | None = None,
-    s_aux: Tensor | None = None,
-    softcap: float | None = None,
-    is_causal: bool | None = None,
-    **others: Any,
-) -> tuple[Tensor, None]:
-    """The attention function of transformers: `[1, heads, T, size]` in, `[1, T, heads, size]` out.
-
-    Raises `ModelRefused` for arguments that are not implemented.
-    """
-    name = type(module).__name__
-    unknown = sorted(k for k, v in others.items() if v is not None and k not in IGNORED_ARGUMENTS)
-    if unknown:
-        raise ModelRefused(f"{name} uses attention arguments that are not implemented: {unknown}")
-    if attention_mask is not None:
-        raise ModelRefused(f"{name} brings an attention mask of its own")
-    if is_causal is False or getattr(module, "is_causal", True) is False:
-        raise ModelRefused(f"{name} is not causal")
-    if step is None:
-        raise ModelRefused(f"{name} does not hand arguments on to its attention")
-    layer = getattr(module, "layer_idx", None)
-    if not isinstance(layer, int):
-        raise ModelRefused(f"{name} does not number its layers")
-    q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
-    return step.attend(LayerCall(layer, q, k, v, scaling, sliding_window, s_aux, softcap))[None], None
-
-
-AttentionInterface.register(IMPLEMENTATION, paged_attention)
-
-
-@dataclass(slots=True)
-class ProbeForward:
-    """Records the shapes of all layers in a forward pass; its output is meaningless."""
-
-    shapes: dict[int, LayerShape] = field(default_factory=dict)
-
-    def attend(self, call: LayerCall) -> Tensor:
-        if call.layer in self.shapes:
-            raise ModelRefused(f"layer {call.layer} attends twice in one pass")
-        _, heads, size = call.value.shape
-        self.shapes[call.layer] = LayerShape(heads, call.key.shape[2], size)
-        return call.value.repeat_interleave(call.query.shape[1] // heads, dim=1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -293,10 +293,10 @@ class EngineCore:
     def _is_live(self, sequence: TokenSequence) -> bool:
         return self._sequences.get(sequence.request.request_id) is sequence
 
-    def _queue_prompt_logprobs(self, told: Sequence[PromptLogprobs]) -> None:
-        for part in told:
+    def _queue_prompt_logprobs(self, messages: Sequence[PromptLogprobs]) -> None:
+        for part in messages:
             self._sequences[part.request_id].num_prompt_logprobs_sent = part.begin + len(part.logprobs)
-        self._outbox += told
+        self._outbox += messages
 
     def _apply_result(self, progress: ComputedBlocks, result: SampledToken | RowFailure) -> None:
         sequence = progress.sequence

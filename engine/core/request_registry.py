@@ -115,5 +115,5 @@ class RequestRegistry:
         capacity = self._capacity_per_key
         if capacity is not None and self._count_by_key[request.fairness_key] >= capacity:
             raise RequestRefused(
-                "share_full", f"This share has {capacity} requests here, as many as one may have."
+                "share_full", f"This fairness key has {capacity} unfinished requests, the maximum."
             )

@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
+from engine.error_text import one_line
 from engine.fair_limit import FairLimit
 from engine.grammar.lark_source import to_lark
 from engine.grammar.limits import MAX_TEXT, BadGrammar
@@ -351,8 +352,3 @@ def _result_of(future: Future[CompiledGrammar]) -> CompiledGrammar | None:
 def _size(future: Future[CompiledGrammar]) -> int:
     made = _result_of(future)
     return BASE_BYTES if made is None else made.size  # refusals count, too, so that their number is bounded
-
-
-def one_line(text: str) -> str:
-    """The text without line breaks, at most 300 characters."""
-    return " ".join(text.split())[:300]

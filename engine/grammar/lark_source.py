@@ -1,9 +1,8 @@
-"""From a request's `StructuredOutput` to one grammar in Lark, the language that the masks are compiled from.
+"""Translates a request's `StructuredOutput` into one Lark grammar, the input of llguidance.
 
-Pure functions; any thread. Everything is checked against the bounds of `grammar_limits` on the way. What
-a grammar may be: a JSON schema (local references only); nothing but "some JSON object"; a regular
-expression for the whole output; a Lark grammar; a structural form: parts in a row, in choice or repeated;
-or structural tags: free text until a trigger, from there on a tag.
+Pure functions; any thread. Checks all limits of `grammar.limits`. Kinds: a JSON schema (local references
+only); any JSON object; a regular expression for the whole output; a Lark grammar; a structural form (parts in
+sequence, choice or repetition); or structural tags: free text until a trigger, then a tag.
 
     {"triggers": ["<call"],
      "tags": [{"begin": "<call name=a>", "schema": {...}, "end": "</call>"}, ...],
@@ -109,8 +108,8 @@ def _regex(pattern: Any) -> str:
     return f"/(?:{inside})/"
 
 
-def _escape_in_lark(found: re.Match[str]) -> str:
-    return {"/": "\\/", "\n": "\\n", "\\\n": "\\n"}.get(found[0], found[0])
+def _escape_in_lark(match: re.Match[str]) -> str:
+    return {"/": "\\/", "\n": "\\n", "\\\n": "\\n"}.get(match[0], match[0])
 
 
 def _lark(text: str) -> str:
@@ -131,18 +130,18 @@ def _with_schemas(text: str) -> tuple[str, str]:
     """The grammar with each `%json {...}` as it is compiled, and the grammar without the schemas."""
     whole, bare, place = "", "", 0
     search = schemas = 0
-    while found := _LARK_JSON.search(text, search):
-        search = found.end()
-        if found["open"]:
-            raise not_closed(text, found.start())
-        if found["json"] is None:
+    while match := _LARK_JSON.search(text, search):
+        search = match.end()
+        if match["open"]:
+            raise not_closed(text, match.start())
+        if match["json"] is None:
             continue
         schemas += 1
         if schemas > MAX_TAGS or len(bare) > MAX_LARK:
             raise BadGrammar(f"A Lark grammar may have {MAX_TAGS} directives and {MAX_LARK} characters.")
-        end = _json_end(text, found.end())
-        whole += text[place : found.start()] + _json(parse_json(text[found.end() : end]))
-        bare += text[place : found.end()] + '""'
+        end = _json_end(text, match.end())
+        whole += text[place : match.start()] + _json(parse_json(text[match.end() : end]))
+        bare += text[place : match.end()] + '""'
         place = search = end
     return whole + text[place:], bare + text[place:]
 
@@ -263,9 +262,9 @@ class _Texts:
             raise BadGrammar(f"A text of a tag may have {MAX_PATTERN} characters.")
         segments: list[Segment] = []
         start = 0
-        for found in self._split.finditer(text):
-            segments += [text[start : found.start()], self.special[found[0]]]
-            start = found.end()
+        for match in self._split.finditer(text):
+            segments += [text[start : match.start()], self.special[match[0]]]
+            start = match.end()
         segments = [segment for segment in [*segments, text[start:]] if segment != ""]
         if what and (not segments or (isinstance(segments[0], str) and len(segments) > 1)):
             raise BadGrammar(f"{what} must be text without special tokens, or begin with one.")

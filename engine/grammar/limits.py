@@ -1,9 +1,8 @@
-"""How large a grammar may be: every bound is checked before anything is compiled.
+"""Limits of grammars: size and nesting of schemas, patterns and Lark grammars, checked before the compile.
 
-Plain data; any thread. A compile cannot be interrupted, so what is let through here must be what compiles
-in far less than the time a caller waits. The checks are long work in Python, during which no other thread
-runs: they stop again and again to let the others on. Ignorant of the library that compiles, of tokens
-and of requests.
+Any thread. A compile cannot be interrupted, so the limits admit only grammars that compile in far less than
+the callers' timeout. The checks are long Python loops that hold the GIL, so they pause regularly for other
+threads.
 """
 
 import json

@@ -1,9 +1,8 @@
-"""The number of KV blocks by free memory, control groups included, and glibc's malloc thresholds.
+"""The number of KV blocks, chosen by free memory, with control groups taken into account.
 
 Load time; no torch, so the caller passes a GPU's free memory.
 """
 
-import ctypes
 import os
 from pathlib import Path
 
@@ -23,13 +22,6 @@ GPU_MAX_BLOCKS = 2**17
 
 GPU_MEMORY_FRACTION = 0.8
 """On a GPU this fraction of the memory left after loading weights; the rest is for activations and graphs."""
-
-TRIM_THRESHOLD_BYTES = 2**28
-"""glibc keeps this much freed memory at the end of each heap."""
-MMAP_THRESHOLD_BYTES = 2**25
-"""Larger allocations are mapped separately, and returned when freed; the maximum that glibc allows."""
-
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
 
 CGROUPS = (
     (Path("/sys/fs/cgroup"), "memory.max", "memory.current", "inactive_file"),
@@ -67,18 +59,6 @@ def count_blocks(config: EngineConfig, *, block_bytes: int, context_length: int,
             f"One KV block of this model takes {block_bytes} bytes; there is room for {budget}."
         )
     return blocks
-
-
-def retain_freed_memory() -> None:
-    """Makes glibc keep freed memory for reuse; without effect with another C library.
-
-    Each step on a CPU allocates and frees the same tensors. By default the memory goes back to the kernel,
-    which zeroes every page on the next use: a tenth of a step's time.
-    """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        mallopt(M_TRIM_THRESHOLD, TRIM_THRESHOLD_BYTES)
-        mallopt(M_MMAP_THRESHOLD, MMAP_THRESHOLD_BYTES)
 
 
 def free_memory() -> int:

@@ -1,11 +1,8 @@
-"""LoRA adapters beside the base model: each request's tokens are computed with its own, in one pass for all.
+"""LoRA layers: each request's tokens use its own adapter, in one forward pass for all (as SGMV kernels do).
 
-The layers that adapters change are wrapped while loading; the rest of the model stays as it is. For each
-layer the matrices of all adapters lie one below the other, so that what a step needs are views of them: two
-products for a stretch of rows with one adapter, and a mask between the two where neighbouring rows have
-different ones. Masks are made once a step. A stretch of rows without an adapter costs nothing.
-
-Engine thread, after loading. Ignorant of files (`adapter_weights`) and of what layers mean.
+Layers that adapters change are wrapped while loading. Per layer, the matrices of all adapters are stacked, so
+that a step uses views of them: two products for a segment of rows, with a mask between them if its rows have
+different adapters. Masks are built once a step. Segments without an adapter cost nothing.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,29 +15,30 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 from transformers import PreTrainedModel
 
-from engine.attention.sdpa import ProbeForward
+from engine.attention.interface import ProbeForward
 from engine.config import ModelRefused
 from engine.lora.adapter_weights import Adapter, LowRank, read_adapter
 from engine.scheduling.scheduler import ScheduledChunk
 
 NO_ADAPTER = -1
-"""The place of the base model among the adapters."""
+"""The adapter index of the base model."""
 
 MAX_IDLE_BETWEEN = 2
-"""So many adapters between two that a step needs are computed with them rather than stepped over."""
+"""Up to this number of unused adapters between two used ones, one product over all of them is faster than
+two."""
 
 PROBE_ROWS = 7
 
 
 class StepRows(Protocol):
-    """What the wrapped layers see of a step."""
+    """Adds adapter outputs to the wrapped layers' outputs in one step."""
 
     def add(self, layer: "AdaptedLayer", hidden: Tensor, out: Tensor) -> Tensor:
-        """Adds to `out` what the rows' adapters make of `hidden`."""
+        """Adds the adapters' products with `hidden` to `out`, in place, and returns it."""
 
 
 class Adapters:
-    """The adapters of one model by their places, and what the present step does with them."""
+    """The adapters of one model, by index, and the current step."""
 
     def __init__(self, names: Sequence[str] = ()) -> None:
         self.names = tuple(names)
@@ -61,7 +59,7 @@ class Layout:
 
 
 class AdaptedLayer(nn.Module):
-    """A linear layer of the model, and all that adapters add to it."""
+    """A linear layer of the model with the stacked matrices of all adapters."""
 
     def __init__(self, base: nn.Module, layout: Layout, down: Tensor, up: Tensor, adapters: Adapters) -> None:
         """`down` is `[rows, inputs]`, `up` is `[rows, outputs]`."""
@@ -110,7 +108,7 @@ class AdapterStep:
                 continue
             inner = linear(inputs[segment.begin : segment.end], layer.down[low:high])
             if segment.mixed:
-                # Not a product with zeros: what overflowed for another's adapter must not get through.
+                # Filled, not multiplied by 0: inf * 0 of another request's adapter would be NaN.
                 inner.masked_fill_(self._foreign_columns(segment, layer.layout), 0)
             outputs[segment.begin : segment.end].addmm_(inner, layer.up[low:high])
         return out

@@ -1,7 +1,7 @@
-"""What an adapter's adapter_config.json says, as peft writes it, or a refusal of what is not served.
+"""Reads a LoRA adapter's adapter_config.json (peft's format); refuses unsupported settings.
 
-Load time, pure; any thread. Ignorant of torch and of the weights. Names of layers are those of the base
-model's modules, such as `model.layers.0.self_attn.q_proj`.
+Load time; no torch. Layer names are those of the base model's modules, such as
+`model.layers.0.self_attn.q_proj`.
 """
 
 import json
@@ -107,8 +107,8 @@ class AdapterSettings:
         patterns = [rf"(?:^|.*?\.){part}\.(\d+)\." for part in self.layers_pattern] or [
             r".*?\.[^.]*\.(\d+)\."
         ]
-        found = next((match for pattern in patterns if (match := re.match(pattern, layer))), None)
-        return found is not None and int(found[1]) in self.layers_to_transform
+        index_match = next((match for pattern in patterns if (match := re.match(pattern, layer))), None)
+        return index_match is not None and int(index_match[1]) in self.layers_to_transform
 
 
 def read_settings(name: str, folder: Path) -> AdapterSettings:
@@ -146,7 +146,7 @@ def _parse(values: dict[str, Any]) -> AdapterSettings:
     )
     if not settings.target_modules:
         raise ValueError("has no target_modules")
-    settings.changes("")  # a pattern that is none is told of here
+    settings.changes("")  # raises re.error for an invalid pattern
     settings.scale_of("")
     return settings
 
@@ -198,10 +198,10 @@ def _indexes(value: Any) -> frozenset[int]:
 
 
 def _mapping(values: dict[str, Any], key: str) -> dict[str, Any]:
-    found = values.get(key) or {}
-    if not isinstance(found, dict):
+    mapping = values.get(key) or {}
+    if not isinstance(mapping, dict):
         raise ValueError(f"has a {key} that is not an object")
-    return found
+    return mapping
 
 
 def _is_named(layer: str, names: str | Sequence[str]) -> bool:

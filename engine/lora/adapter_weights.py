@@ -1,6 +1,6 @@
-"""From an adapter's folder, as peft writes it, to matrices that fit the base model, or a refusal by name.
+"""Reads a LoRA adapter's weights (peft's format, safetensors only) and checks them against the base model.
 
-Load time. safetensors only. Ignorant of how the matrices are applied (`adapters`).
+Load time.
 """
 
 import re
@@ -91,10 +91,10 @@ def _read_matrices(name: str, folder: Path) -> dict[str, dict[str, Tensor]]:
     try:
         with safe_open(file, framework="pt") as tensors:
             for key in tensors.keys():  # noqa: SIM118 - it is no mapping
-                found = KEY.fullmatch(key)
-                if found is None:
+                match = KEY.fullmatch(key)
+                if match is None:
                     raise ModelRefused(f"The adapter {name} has {_describe(key)}: {key}.")
-                matrices.setdefault(found["layer"], {})[found["part"]] = tensors.get_tensor(key)
+                matrices.setdefault(match["layer"], {})[match["part"]] = tensors.get_tensor(key)
     except (OSError, SafetensorError) as error:
         raise ModelRefused(f"The {FILE} of the adapter {name} cannot be read: {error}.") from error
     if not matrices:

@@ -1,7 +1,6 @@
-"""Loading: from a directory to a model that computes through our attention, or a refusal by name.
+"""Loads a model directory with transformers, puts in the engine's attention, and refuses unsupported models.
 
-Runs on the thread that starts the engine. safetensors only; code that comes with a model is never run;
-nothing is fetched. Ignorant of requests and of how steps are computed.
+Runs on the thread that starts the engine. safetensors only; no remote code; no downloads.
 """
 
 import inspect
@@ -17,9 +16,10 @@ import transformers
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
+from engine.attention.interface import IMPLEMENTATION, LayerCall, ProbeForward
 from engine.attention.paged import LayerAttentionSpec
-from engine.attention.sdpa import IMPLEMENTATION, LayerCall, ProbeForward
 from engine.config import EngineConfig, ModelRefused
+from engine.error_text import describe
 from engine.executor import EngineFault
 from engine.kv.kv_cache import LayerShape
 from engine.model.prepacked_linear import prepack_weights
@@ -32,26 +32,26 @@ log = logging.getLogger(__name__)
 LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 
 LENGTH_DEPENDENT_ROPES = frozenset({"dynamic", "longrope"})
-"""Position encodings whose frequencies change, for the whole batch, with its longest sequence once
-that is beyond the length the model was first trained for. Up to that length they are constant."""
+"""RoPE types whose frequencies depend on the longest sequence of the batch, beyond the original context
+length. Up to that length they are constant, so the context is limited to it."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """The model, unchanged but for its attention, and what was learnt of it."""
+    """The model with the engine's attention, and its properties."""
 
     network: PreTrainedModel
     device: torch.device
     dtype: torch.dtype
     shapes: list[LayerShape]
     attention_specs: frozenset[LayerAttentionSpec]
-    """What its layers ask of attention."""
+    """The different kinds of its attention layers."""
     model_info: ModelInfo
     vocabulary: Vocabulary | None
 
 
 def load_model(config: EngineConfig, progress: Callable[[str], None]) -> LoadedModel:
-    """Raises `ModelRefused` for a model that cannot be loaded or would not be served rightly."""
+    """Raises `ModelRefused` for a model that is not supported or cannot be loaded."""
     if config.torch_threads is not None:
         torch.set_num_threads(config.torch_threads)
     device = _choose_device(config)
@@ -75,14 +75,14 @@ def load_model(config: EngineConfig, progress: Callable[[str], None]) -> LoadedM
 
 @contextmanager
 def raising_model_refused(model: Path) -> Iterator[None]:
-    """Whatever goes wrong while a model is loaded is said as `ModelRefused`, and the rest by the log."""
+    """Turns any error of loading into `ModelRefused`, and logs its traceback."""
     try:
         yield
     except ModelRefused:
         raise
     except (Exception, EngineFault) as error:
         log.error("loading %s failed", model, exc_info=error)
-        raise ModelRefused(f"The model in {model} cannot be loaded: {explain(error)}") from error
+        raise ModelRefused(f"The model in {model} cannot be loaded: {describe(error, 1000)}") from error
 
 
 def _load_and_probe(
@@ -118,7 +118,7 @@ def _load_with(
 
 
 class _AttentionSpecProbe(ProbeForward):
-    """Learns, beside the shapes, what the layers ask for."""
+    """Records the attention specs of all layers beside their shapes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -151,7 +151,7 @@ def _choose_dtype(config: EngineConfig, hf_config: PretrainedConfig, device: tor
     if config.dtype != "auto":
         return getattr(torch, config.dtype)  # type: ignore[no-any-return]
     own = hf_config.get_text_config().dtype or hf_config.dtype
-    # CPUs that compute in bfloat16 are few, and the others lose both speed and digits by it.
+    # Few CPUs have bfloat16 instructions; on others it is slower and less precise than float32.
     return own if device.type == "cuda" and isinstance(own, torch.dtype) else torch.float32
 
 
@@ -162,7 +162,7 @@ def _read_hf_config(config: EngineConfig) -> PretrainedConfig:
         hf_config: PretrainedConfig = AutoConfig.from_pretrained(
             config.model, trust_remote_code=False, local_files_only=True
         )
-        hf_config.get_text_config()  # which fails where there are several
+        hf_config.get_text_config()  # raises for several text models
     except Exception as error:
         raise ModelRefused(f"The model in {config.model} is not known: {_say(error)}") from error
     return hf_config
@@ -195,7 +195,7 @@ def _read_weights(config: EngineConfig, dtype: torch.dtype, options: Mapping[str
         raise ModelRefused(f"The weights in {config.model} cannot be read: {_say(error)}") from error
     network: PreTrainedModel = loaded[0]
     report: dict[str, Any] = loaded[1]
-    # transformers only warns, and fills what is missing with random numbers.
+    # transformers only warns, and initializes missing weights randomly.
     for problem in ("missing_keys", "mismatched_keys", "error_msgs"):
         if report[problem]:
             raise ModelRefused(f"The weights in {config.model}: {problem} {report[problem]}.")
@@ -211,7 +211,7 @@ def _read_weights(config: EngineConfig, dtype: torch.dtype, options: Mapping[str
 
 
 def _probe(network: PreTrainedModel, device: torch.device) -> _AttentionSpecProbe:
-    """Runs two tokens through the model: what it asks of attention must be what we implement."""
+    """Runs two tokens through the model, to record its attention layers and refuse unsupported arguments."""
     step = _AttentionSpecProbe()
     pair = torch.tensor([[0, 1]], device=device)
     try:
@@ -260,8 +260,8 @@ def _describe(network: PreTrainedModel) -> ModelInfo:
 
 
 def _within_vocabulary(eos_ids: Sequence[int], vocab_size: int) -> frozenset[int]:
-    """The end tokens that the model can draw. Others, of fine-tunes that added tokens to the tokenizer
-    alone, could end nothing and would be looked up where there is no logit.
+    """The end tokens below `vocab_size`. Fine-tunes that add tokens to the tokenizer only may have others,
+    which cannot be sampled and would index past the logits.
     """
     inside = frozenset(token for token in eos_ids if 0 <= token < vocab_size)
     for token in sorted(set(eos_ids) - inside):
@@ -274,7 +274,7 @@ def _context_length(hf_config: PretrainedConfig) -> int:
     if length is None:
         raise ModelRefused(f"{hf_config.model_type} does not say how long its context is.")
     ropes = getattr(hf_config, "rope_parameters", None) or {}
-    # Either the parameters themselves, or one such mapping for each type of layer.
+    # Either one set of parameters, or one per layer type.
     for rope in ropes.values() if all(isinstance(r, dict) for r in ropes.values()) else (ropes,):
         if rope and rope.get("rope_type") in LENGTH_DEPENDENT_ROPES:
             length = min(length, rope.get("original_max_position_embeddings", length))
@@ -285,11 +285,6 @@ def _number(value: float | None, default: float) -> float:
     return default if value is None else value
 
 
-def explain(error: BaseException) -> str:
-    """Kind and message in one line, cut where it is long."""
-    return " ".join(f"{type(error).__name__}: {error}".split())[:1000]
-
-
 def _say(error: Exception) -> str:
-    """Messages of some errors say nothing without their kind."""
-    return str(error) if isinstance(error, OSError | ValueError | ImportError) else explain(error)
+    """The message, with the type of the error unless it is one with clear messages."""
+    return str(error) if isinstance(error, OSError | ValueError | ImportError) else describe(error, 1000)

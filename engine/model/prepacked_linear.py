@@ -1,8 +1,7 @@
-"""Linear layers on a CPU, their weights arranged once as oneDNN's kernels read them.
+"""`PrepackedLinear`: linear layers on a CPU whose weights are packed once in oneDNN's layout.
 
-Load time, and the layers themselves in every pass. With plain weights a product of few rows takes long, for
-each time the weights are arranged anew; and generating is computing few rows. The numbers stay what they
-are. Ignorant of what layers are for.
+With plain weights, oneDNN repacks them in every call, which dominates products of few rows, and so decoding.
+The results are those of the plain layer.
 """
 
 import torch
@@ -11,20 +10,20 @@ from torch.nn.functional import linear
 from transformers import PreTrainedModel
 
 MIN_WEIGHTS = 2**16
-"""Numbers of a layer; one that is smaller is computed before oneDNN is even called."""
+"""Smaller layers are computed faster than oneDNN is called."""
 
 MIN_OUTPUT_RATIO = 8
-"""In float32 only layers with so many times as many outputs as inputs gain: the one over the vocabulary."""
+"""In float32, only layers with this ratio of outputs to inputs gain: the output embedding."""
 
 UNPACKED_ROWS = 3
-"""In float32 so many rows are computed as fast with plain weights, or faster."""
+"""In float32, up to this number of rows is at least as fast with plain weights."""
 
 
 class PrepackedLinear(nn.Linear):
-    """Computes what the layer does that it is made of.
+    """Replaces an `nn.Linear` with the same weights.
 
-    In bfloat16 the weights are only held arranged; who computes with them by himself gets an error, no wrong
-    numbers. In float32 they are held both ways, which for tied embeddings they would have to be anyway.
+    In bfloat16 only the packed weights are kept; other operations on them raise. In float32 both forms are
+    kept, which tied embeddings need anyway.
     """
 
     def __init__(self, plain: nn.Linear) -> None:
@@ -46,10 +45,10 @@ class PrepackedLinear(nn.Linear):
 
 
 def prepack_weights(network: PreTrainedModel) -> None:
-    """Puts arranged layers in the place of those plain ones that gain by it."""
+    """Replaces the linear layers that gain from packing."""
     packed: dict[nn.Module, PrepackedLinear] = {}
     for name, module in list(network.named_modules(remove_duplicate=False)):
-        # Exactly these: what derives from them, as quantised layers do, may compute something else.
+        # Not subclasses: quantized layers, for one, compute something else.
         if type(module) is nn.Linear and _is_worth_packing(module):
             if module not in packed:
                 packed[module] = PrepackedLinear(module)

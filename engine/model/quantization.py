@@ -1,8 +1,7 @@
-"""Checkpoints whose weights are written in few bits: how they can be read here, and which cannot.
+"""Quantized checkpoints: arguments for `from_pretrained`, and refusal of formats that would load incorrectly.
 
-Load time. Almost all of it is transformers' own; what it leaves to whoever loads is said here. Where it only
-warns, and would compute with numbers whose scales it dropped, the model is refused. Ignorant of what the
-weights are for.
+Load time. transformers reads quantized weights; where it would only warn and drop their scales, the model is
+refused.
 """
 
 import json
@@ -19,22 +18,22 @@ from transformers.utils.quantization_config import Mxfp4Config
 from engine.config import ModelRefused
 
 MXFP4_PACKAGES = ("accelerate", "kernels", "triton")
-"""What transformers needs to compute with MXFP4 as it is written, on a GPU."""
+"""Packages that transformers needs to compute with MXFP4 weights on a GPU."""
 
 MODELOPT_FILE = "hf_quant_config.json"
-"""How NVIDIA's ModelOpt says, beside config.json, in what form it wrote the weights."""
+"""NVIDIA ModelOpt's description of the weight format, beside config.json."""
 
 SCALE_SUFFIXES = (
     "_scale", "_scale_2", "_scales", "scale_inv", ".scales", ".scale", "qweight", "qzeros", "_zero_point",
     "g_idx", "absmax", "quant_map", "SCB", "_packed", "weight_shape",
 )  # fmt: skip
-"""The ends of the names under which formats keep what weights are multiplied with, or looked up in."""
+"""Suffixes of tensor names under which formats store scales, zero points and lookup tables."""
 
 UNRELATED_SCALE_SUFFIXES = ("logit_scale", "embed_scale", "layer_scale")
-"""What models of images and older checkpoints may have left over, and no weight is multiplied with."""
+"""Suffixes of scales that do not belong to quantized weights: vision models, older checkpoints."""
 
 LOW_BIT_DTYPE_PREFIXES = ("F8", "F6", "F4")
-"""How the types of numbers begin, in a safetensors header, that stand for weights only with a scale."""
+"""Prefixes of safetensors dtypes that need a scale."""
 
 
 def load_options(hf_config: PretrainedConfig, device: torch.device) -> list[Mapping[str, Any]]:

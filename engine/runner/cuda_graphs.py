@@ -12,6 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from engine.error_text import describe
 from engine.runner.static_decode import Compute, GraphBucket, StaticInputs
 
 log = logging.getLogger(__name__)
@@ -112,9 +113,10 @@ def capture_graphs_or_log(
     """As `capture_graphs`; logs an error and returns None, so that steps run eagerly."""
     try:
         return capture_graphs(static_inputs, buckets, record)
-    except Exception as error:  # noqa: BLE001 - whatever a model does that cannot be recorded
-        why = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-        log.warning("steps are not recorded as CUDA graphs, but computed operation by operation: %s", why)
+    except Exception as error:  # noqa: BLE001 - any operation that cannot be captured
+        log.warning(
+            "steps are not recorded as CUDA graphs, but computed operation by operation: %s", describe(error)
+        )
         return None
 
 
@@ -122,7 +124,7 @@ def _fill_with_dummies(static_inputs: StaticInputs, salt: int) -> None:
     """Fills in tokens of the spare block, to which all block tables point. Rows with the same position have
     the same token, so the order of their writes does not matter.
     """
-    rows = torch.arange(static_inputs.most.rows, device=static_inputs.inputs.device)
+    rows = torch.arange(static_inputs.max_bucket.rows, device=static_inputs.inputs.device)
     positions = rows % static_inputs.block_size
     static_inputs.inputs[1] = positions
     static_inputs.inputs[0] = (positions * 7 + salt * 31) % static_inputs.vocab_size

@@ -10,14 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.attention.sdpa import (
-    AttentionStep,
-    ContiguousRows,
-    DecodeRows,
-    GatheredRows,
-    PromptChunk,
-    SdpaForward,
-)
+from engine.attention.interface import AttentionStep
+from engine.attention.sdpa import ContiguousRows, DecodeRows, GatheredRows, PromptChunk, SdpaForward
 from engine.kv.contiguous_cache import ContiguousBuffer, ContiguousKVCache
 from engine.kv.kv_cache import KVCache
 from engine.lora.adapter_layers import AdapterStep, adapter_indexes_of, adapter_segments

@@ -1,5 +1,4 @@
-"""`ModelRunner`, the executor with a model: plan -> input tensors -> forward pass -> logits -> sampled
-tokens.
+"""`ModelRunner`, the executor with a model: plan -> inputs -> forward pass -> logits -> sampled tokens.
 
 Created by the thread that starts the engine, then used by the engine thread only.
 """
@@ -19,7 +18,8 @@ from engine.device_copies import AsyncToHost, to_device
 from engine.executor import EngineFault, OutOfMemory, RowFailure, StepResult
 from engine.grammar.compiler import GrammarCompiler
 from engine.kv.kv_cache import KVCache
-from engine.kv.memory_sizing import count_blocks, retain_freed_memory
+from engine.kv.malloc import retain_freed_memory
+from engine.kv.memory_sizing import count_blocks
 from engine.lora.adapter_layers import Adapters, install_adapters
 from engine.model.loader import LoadedModel, load_model, raising_model_refused
 from engine.request import ModelInfo, PromptLogprobs
@@ -224,9 +224,11 @@ class ModelRunner:
         if bucket is None or any(chunk.sequence.request.adapter for chunk in plan):
             return None
         self._adapters.step = None
-        found = self._static.run(plan, bucket, self._device_tokens)
-        none = found.logits[:0]
-        return RunningForward(self, found.requests, found.logits[: len(found.requests)], [], none, none, [])
+        output = self._static.run(plan, bucket, self._device_tokens)
+        none = output.logits[:0]
+        return RunningForward(
+            self, output.requests, output.logits[: len(output.requests)], [], none, none, []
+        )
 
     def _forward_packed(
         self, plan: SchedulerOutput, prompt_requests: list[tuple[LogitRows, PromptLogprobRequest]]
@@ -316,9 +318,11 @@ class ModelRunner:
             if is_live is not None and not is_live(prompt_request.sequence):
                 continue
             wanted = prompt_request.sequence.request.prompt_logprobs or 0
-            found = prompt_token_logprobs(rows, prompt_request.token_ids, wanted)
+            logprobs = prompt_token_logprobs(rows, prompt_request.token_ids, wanted)
             prompt_logprobs.append(
-                PromptLogprobs(prompt_request.sequence.request.request_id, prompt_request.begin, tuple(found))
+                PromptLogprobs(
+                    prompt_request.sequence.request.request_id, prompt_request.begin, tuple(logprobs)
+                )
             )
         return prompt_logprobs
 

@@ -55,22 +55,26 @@ class StaticInputs:
     """The preallocated inputs, and the forward pass over them."""
 
     def __init__(
-        self, network: PreTrainedModel, kv_cache: KVCache, backend: PagedAttentionBackend, most: GraphBucket
+        self,
+        network: PreTrainedModel,
+        kv_cache: KVCache,
+        backend: PagedAttentionBackend,
+        max_bucket: GraphBucket,
     ) -> None:
         device = kv_cache.device
-        self.most = most
+        self.max_bucket = max_bucket
         self.block_size = kv_cache.block_size
         self.spare_block = kv_cache.spare_block
         self.vocab_size: int = network.config.get_text_config().vocab_size
         self._network = network
         self._kv_cache = kv_cache
         self._backend = backend
-        self.inputs = torch.zeros(2, most.rows, dtype=torch.long, device=device)
+        self.inputs = torch.zeros(2, max_bucket.rows, dtype=torch.long, device=device)
         """Token ids and positions."""
-        self.block_tables = torch.zeros(most.rows, most.width, dtype=torch.int32, device=device)
+        self.block_tables = torch.zeros(max_bucket.rows, max_bucket.width, dtype=torch.int32, device=device)
         self.block_tables[:, 0] = kv_cache.spare_block
-        self._starts = torch.arange(most.rows + 1, dtype=torch.int32, device=device)
-        self._rows = torch.arange(most.rows, device=device)
+        self._starts = torch.arange(max_bucket.rows + 1, dtype=torch.int32, device=device)
+        self._rows = torch.arange(max_bucket.rows, device=device)
 
     def compute(self, bucket: GraphBucket) -> Tensor:
         """Implements `Compute`."""
@@ -104,7 +108,7 @@ class StaticDecoder:
         self._buffers = buffers
         self._buckets = sorted(buckets)
         self._compute = compute
-        self._slots = DecodeSlots(buffers.most.width, buffers.spare_block)
+        self._slots = DecodeSlots(buffers.max_bucket.width, buffers.spare_block)
 
     def bucket_for(self, plan: SchedulerOutput) -> GraphBucket | None:
         """The smallest bucket for the plan; None unless every chunk is one token that samples the next."""

@@ -1,9 +1,8 @@
-"""Beam search: of all outputs that were looked at, the likeliest ones.
+"""`BeamSearch`: the state of one beam search, as in vLLM's `beam_search`. Pure.
 
-Pure. The order of steps, scores and ends is that of vLLM's `beam_search`: each step looks at the `2 * width`
-likeliest next tokens of every beam; a beam that ends leaves the search, and the best `width` of the others go
-on. A score is the sum of the tokens' log probabilities, divided by the number of all tokens, the prompt's
-included, to the power of `length_penalty`.
+Each step reads the `2 * width` likeliest next tokens of every beam; beams with a stop token leave the search,
+and the best `width` of the others continue. A score is the sum of the tokens' logprobs divided by (number of
+prompt and output tokens) ** `length_penalty`.
 """
 
 from collections.abc import Sequence
@@ -15,18 +14,18 @@ from engine.request import TokenLogprobs
 
 @dataclass(frozen=True, slots=True)
 class Beam:
-    """One output, or what there is of it so far."""
+    """A finished or partial output."""
 
     token_ids: tuple[int, ...] = ()
-    """With the stop token that ended it."""
+    """Stop token included."""
     logprobs: tuple[TokenLogprobs, ...] = ()
-    """One for each token, if they are wanted."""
+    """One for each token, if requested."""
     total: float = 0.0
-    """The sum of the tokens' own log probabilities."""
+    """Sum of the tokens' logprobs."""
     ended: bool = False
-    """By a stop token."""
+    """Ended by a stop token."""
     origin: int = 0
-    """The place of the beam that it continues, among those that ran in the step before."""
+    """Index, among the beams of the previous step, of the beam that it continues."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +54,7 @@ class _Candidate:
 
 
 class BeamSearch:
-    """The state of one search. `advance` is called with what a model says after each of `running`."""
+    """The state of one search. `advance` takes the model's top logprobs after each beam of `running`."""
 
     def __init__(
         self,
@@ -86,7 +85,7 @@ class BeamSearch:
 
     @property
     def candidates_per_beam(self) -> int:
-        """How many of the likeliest tokens a step looks at, of every beam."""
+        """Number of likeliest tokens per beam that a step needs."""
         return 2 * self._width
 
     def advance(self, tables: Sequence[TokenLogprobs]) -> None:
@@ -115,7 +114,7 @@ class BeamSearch:
         return sorted(beams, key=self.score, reverse=True)[: self._width]
 
     def score(self, beam: Beam) -> float:
-        """What beams are compared by. The stop token counts for the sum, and not for the length."""
+        """The normalized score. A stop token counts in the sum and not in the length."""
         return self._normalized(beam.total, len(beam.token_ids) - beam.ended)
 
     def _normalized(self, total: float, output_length: int) -> float:

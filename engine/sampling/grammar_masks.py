@@ -1,8 +1,7 @@
-"""Grammars followed token by token, and told as masks: which tokens may come next. Engine thread.
+"""Grammar matchers: the state of each request in its grammar, and token bitmasks for the rows of a step.
 
-`GrammarMatcher`: where one request's output stands in its grammar. `GrammarMatchers`: the masks of all
-rows of a step, a bit a token. A mask is a function of the request's tokens alone: it can be had again
-after a preemption or a cut, and before the logits are there. Ignorant of models, of logits and of torch.
+Engine thread; no torch. A mask is a function of the request's tokens, so it can be rebuilt after a preemption
+or restart, and computed before the logits are there.
 """
 
 import ctypes
@@ -12,22 +11,23 @@ from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from engine.grammar.compiler import CompiledGrammar, GrammarCompiler, one_line
+from engine.error_text import describe, one_line
+from engine.grammar.compiler import CompiledGrammar, GrammarCompiler
 from engine.request import EngineRequest
 from engine.scheduling.sequence import TokenSequence
 
 
 class GrammarMatcher:
-    """One request's place in its grammar. Engine thread."""
+    """One request's state in its grammar, a matcher of llguidance."""
 
     def __init__(self, compiled: CompiledGrammar, request: EngineRequest) -> None:
         self.compiled = compiled
         self.ll_matcher: Any = compiled.begin()
         self._num_consumed = len(request.prompt) - request.output_offset
-        """So many of the request's tokens are behind it, those of the prompt included."""
+        """Number of the request's tokens that the matcher has consumed or skipped, the prompt included."""
 
     def advance(self, tokens: Sequence[int]) -> None:
-        """Follows the request's tokens, of which there are more than before."""
+        """Consumes new tokens; `tokens` is prompt and output so far."""
         if self._num_consumed < len(tokens):
             self.ll_matcher.consume_tokens(list(tokens[self._num_consumed :]))
             self._num_consumed = len(tokens)
@@ -35,16 +35,16 @@ class GrammarMatcher:
 
 @dataclass(slots=True)
 class Masks:
-    """Of some rows of a step: bit `n % 8` of byte `n // 8` is set if token n is allowed."""
+    """Bitmasks of some rows of a step: bit `n % 8` of byte `n // 8` is set if token n is allowed."""
 
     rows: list[int]
-    """The places of these rows in the step."""
+    """Row numbers in the step."""
     bits: bytearray
-    """All masks, end to end."""
+    """The masks of `rows`, concatenated."""
     stride: int
     """Bytes of one mask; a multiple of 4."""
     failed: dict[int, str] = field(default_factory=dict)
-    """By place in the step: why nothing can be drawn. Such a row's mask says nothing."""
+    """By row: why no token can be sampled. Such a row's mask is meaningless."""
 
     def of(self, row: int) -> memoryview:
         """The mask of one row."""
@@ -53,7 +53,7 @@ class Masks:
 
 
 class GrammarMatchers:
-    """The followers of all requests that have a grammar, which go with their sequences. Engine thread."""
+    """The matchers of all requests with a grammar; they live as long as their sequences."""
 
     def __init__(self, compiler: GrammarCompiler | None) -> None:
         self._compiler = compiler
@@ -72,10 +72,10 @@ class GrammarMatchers:
             try:
                 ll_matcher = self._compute(sequences[row], address + index * stride, stride)
                 masks.failed |= _allow_stop_ids(masks, index, ll_matcher, sequences[row].request, vocab_size)
-            except BaseException as error:  # the library's panics are no Exceptions
+            except BaseException as error:  # panics of the library are not Exceptions
                 if isinstance(error, KeyboardInterrupt | SystemExit):
                     raise
-                masks.failed[row] = f"{type(error).__name__}: {one_line(str(error))}"
+                masks.failed[row] = describe(error)
         return masks
 
     def _compute(self, sequence: TokenSequence, address: int, stride: int) -> Any:
@@ -118,7 +118,7 @@ class GrammarMatchers:
 def _allow_stop_ids(
     masks: Masks, index: int, ll_matcher: Any, request: EngineRequest, vocab_size: int
 ) -> dict[int, str]:
-    """Allows the request's stop ids exactly where the grammar may end; tells what stands in the way."""
+    """Allows stop ids exactly where the grammar may end. Returns a failure for `Masks.failed`."""
     row = masks.rows[index]
     if ll_matcher.is_error():
         return {row: f"The grammar failed: {one_line(ll_matcher.get_error())}"}
@@ -135,12 +135,12 @@ def _allow_stop_ids(
 
 
 def mask_stride(vocab_size: int) -> int:
-    """Bytes of a mask: a bit for each token and one for the end, in whole words."""
+    """Bytes of a mask: a bit for each token and one for the end, in whole 32-bit words."""
     return (vocab_size + 32) // 32 * 4
 
 
 def _pop_end_bit(bits: bytearray, start: int, vocab_size: int) -> bool:
-    """Whether the grammar may end here, said by the bit after the last token, which is cleared."""
+    """Whether the grammar may end here: reads and clears the bit after the last token."""
     index, bit = start + vocab_size // 8, 1 << vocab_size % 8
     may_end = bool(bits[index] & bit)
     bits[index] &= ~bit

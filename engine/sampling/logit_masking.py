@@ -1,6 +1,6 @@
-"""Masks of bits become logits of minus infinity, for all their rows at once, on any device.
+"""Applies token bitmasks to logits: sets disallowed tokens to -inf, for all rows at once, on any device.
 
-Engine thread. What crosses to the device is the bits. Ignorant of grammars.
+Engine thread. Only the bits are copied to the device.
 """
 
 from functools import cache
@@ -14,9 +14,9 @@ from engine.sampling.grammar_masks import Masks
 
 
 def apply_masks(logits: Tensor, masks: Masks) -> None:
-    """Bars the logits of forbidden tokens, in place; `logits` has all rows of the step."""
+    """Sets the logits of disallowed tokens to -inf, in place. `logits` has all rows of the step."""
     packed = to_device(torch.frombuffer(masks.bits, dtype=torch.uint8), torch.uint8, logits.device)
-    # Added, not filled in: with a condition for each number it takes ten times as long on a CPU.
+    # Adding -inf takes a tenth of the time of `masked_fill_` on a CPU.
     barred = _bars(logits.device).index_select(0, packed.int()).view(len(masks.rows), -1)
     barred = barred[:, : logits.shape[-1]]
     if len(masks.rows) == len(logits):
@@ -27,6 +27,6 @@ def apply_masks(logits: Tensor, masks: Masks) -> None:
 
 @cache
 def _bars(device: torch.device) -> Tensor:
-    """`[256, 8]`: for each byte of a mask what is added to the logits of its eight tokens."""
+    """`[256, 8]`: for each byte of a bitmask, the values to add to the logits of its eight tokens."""
     bars = [[0.0 if byte >> bit & 1 else -inf for bit in range(8)] for byte in range(256)]
     return torch.tensor(bars, dtype=torch.float32, device=device)

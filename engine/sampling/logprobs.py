@@ -1,8 +1,4 @@
-"""How likely tokens were to the model itself, for the requests that ask.
-
-Engine thread. Reads the logits as the model gave them, before anything changes them. Ignorant of how
-tokens are drawn.
-"""
+"""Logprobs of sampled tokens, top tokens, named ids and prompt tokens, from the raw logits. Engine thread."""
 
 from collections.abc import Sequence
 from math import inf
@@ -14,24 +10,24 @@ from engine.request import TokenLogprobs
 from engine.sampling.vocab_chunks import chunk_max, top_k
 
 ROWS_AT_ONCE = 64
-"""Of a prompt: what is computed beside the logits themselves stays small."""
+"""Prompt rows per pass; bounds the temporary memory."""
 
 EXTRA_CANDIDATES = 3
 WIDENING = 16
 
 
 class PendingLogprobs:
-    """Of rows of logits what their logprobs need, read off before the logits are changed."""
+    """Normalizers, top tokens and named logprobs of rows, computed before the logits are changed."""
 
     def __init__(self, logits: Tensor, top_count: int, named_ids: Tensor | None = None) -> None:
-        """`logits` `[rows, vocabulary]` in float32; of each row the `top_count` likeliest are to be told.
+        """`logits` `[rows, vocabulary]` in float32; `top_count` top tokens are kept per row.
 
-        And those with the ids in its row of `named_ids`, `[rows, any number]`.
+        And the ids of the row of `named_ids`, `[rows, any number]`.
         """
         maxima = chunk_max(logits)
         highest = maxima.amax(dim=1, keepdim=True)
         self.total = (logits - highest).exp_().sum(dim=1, keepdim=True).log_() + highest
-        """`[rows, 1]`: what a logit is more than its logprob."""
+        """`[rows, 1]`: logsumexp; a logprob is the logit minus this."""
         self.ids, self.values = None, None
         if top_count:
             values, self.ids = top_in_order(logits, top_count, maxima)
@@ -39,9 +35,9 @@ class PendingLogprobs:
         self.named_ids = None if named_ids is None else logits.gather(1, named_ids) - self.total
 
     def numbers(self, chosen: Tensor) -> Tensor:
-        """All of it as one tensor of doubles, for one transfer; `chosen` are the tokens' logits.
+        """`[rows, n]` doubles, for one transfer; `chosen` `[rows]` are the sampled tokens' logits.
 
-        Of each row: its token's logprob; the ids of the likeliest; their logprobs; those of the named ones.
+        Columns: the sampled token's logprob, the top ids, their logprobs, the logprobs of named ids.
         """
         parts = [(chosen[:, None] - self.total).double()]
         if self.ids is not None and self.values is not None:
@@ -54,9 +50,9 @@ class PendingLogprobs:
 def read_logprobs(
     numbers: Sequence[Sequence[float]], top_counts: Sequence[int], named_ids: Sequence[Sequence[int]] = ()
 ) -> list[TokenLogprobs]:
-    """What `PendingLogprobs.numbers` gave, as it is told: of each row the `top_counts` likeliest.
+    """Parses the rows of `PendingLogprobs.numbers`: `top_counts` has the number of top tokens of each row.
 
-    Or the ids that are `named_ids` for it, in their order; `named_ids` is empty, or has a list for each row.
+    `named_ids` is empty or has a list for each row; a row with a non-empty list gets these ids instead.
     """
     width = max(map(len, named_ids), default=0)
     top_count = (len(numbers[0]) - 1 - width) // 2 if numbers else 0
@@ -71,11 +67,10 @@ def read_logprobs(
 
 
 def top_in_order(logits: Tensor, count: int, maxima: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """The `count` highest values of each row, falling, and their ids, rising among equals.
+    """The `count` highest values of each row, descending, and their ids, ascending among equal values.
 
-    Without sorting the vocabulary. Among equals at the border `top_k` chooses as it likes: where the
-    last of the list has more equals than a few, more are looked at. Tokens that are forbidden have no order.
-    `maxima` are those of the rows' stretches, if they are known.
+    Does not sort the vocabulary. `top_k` picks any of several equal values, so where values at the threshold
+    are equal, more candidates are read. Masked tokens have no defined order. `maxima` is `chunk_max(logits)`.
     """
     size = count + EXTRA_CANDIDATES
     while size < logits.shape[-1]:
@@ -91,7 +86,7 @@ def top_in_order(logits: Tensor, count: int, maxima: Tensor | None = None) -> tu
 
 
 def prompt_token_logprobs(logits: Tensor, token_ids: Sequence[int], top_counts: int) -> list[TokenLogprobs]:
-    """The logprobs of a stretch of a prompt, some rows at a time. `logits` `[rows, vocabulary]`."""
+    """Logprobs of consecutive prompt tokens, from their `logits` `[rows, vocabulary]`."""
     logprobs: list[TokenLogprobs] = []
     ids = torch.tensor(token_ids, dtype=torch.long, device=logits.device)
     for begin in range(0, len(ids), ROWS_AT_ONCE):

@@ -1,10 +1,8 @@
-"""Biases and penalties: the few logits that a request's own tokens and wishes change.
+"""Logit bias and repetition, frequency and presence penalties, applied only at the tokens they concern.
 
-Engine thread. Kept from step to step and touched only at the tokens that a request has, never over the
-vocabulary. Ignorant of how tokens are drawn, and of the model.
-
-What is kept is a function of the request and of its tokens, so it survives a preemption, and can be made
-anew from a prompt that ends in earlier output.
+Engine thread. The state is kept between steps and updated with new tokens, never over the whole vocabulary.
+It is a function of the request and its tokens, so it survives a preemption and can be rebuilt from earlier
+output.
 """
 
 from collections import Counter
@@ -19,10 +17,10 @@ from engine.device_copies import to_device
 from engine.request import EngineRequest, SamplingParams
 
 SPARE_COLUMNS = 64
-"""Tokens that may come before a table must be written anew, with so many more columns."""
+"""Free columns of a new table, for tokens to come before it must be rebuilt."""
 
 UNSEEN = -1.0
-"""The count of a token that is only biased: neither prompt nor output has it."""
+"""Count of a token that has a bias but occurs neither in prompt nor output."""
 
 
 def changes_logits(sampling: SamplingParams) -> bool:
@@ -35,9 +33,9 @@ def changes_logits(sampling: SamplingParams) -> bool:
 
 
 class TokenCounts:
-    """The ids whose logits one request changes: how often the output has each, and its bias.
+    """The ids whose logits a request changes, with their count in the output and their bias.
 
-    A count of 0 is a token of the prompt alone, which matters to the repetition penalty.
+    A count of 0 is a token of the prompt only, which the repetition penalty concerns.
     """
 
     def __init__(self, request: EngineRequest) -> None:
@@ -54,7 +52,7 @@ class TokenCounts:
         self.biases = [bias for _, bias in sampling.logit_bias]  # they come first in `ids`, too
         self.biases += [0.0] * (len(counts) - len(self.biases))
         self.changed: list[int] = []
-        """Which place in the lists above each token changed that was counted since."""
+        """Indexes into the lists above, in the order of counting: one for each token counted since."""
         self._num_counted = len(request.prompt)
         self._index_of = {token_id: index for index, token_id in enumerate(self.ids)}
 
@@ -62,7 +60,7 @@ class TokenCounts:
         return len(self.ids)
 
     def catch_up(self, tokens: Sequence[int]) -> None:
-        """Counts what was drawn since; `tokens` is the whole of prompt and output."""
+        """Counts new tokens; `tokens` is prompt and output so far."""
         for token_id in tokens[self._num_counted :]:
             index = self._index_of.setdefault(token_id, len(self.ids))
             if index == len(self.ids):
@@ -75,14 +73,13 @@ class TokenCounts:
 
 
 class PenaltyTable:
-    """What biases and penalties change in the rows of a batch, step after step.
+    """Biases and penalties of a batch as arrays `[rows, columns]`, one column per concerned token.
 
-    A table has a line for each row and a column for each token; what is left of a line repeats its first
-    token, which changes nothing.
+    Unused columns repeat the row's first token, so that writing them changes nothing.
     """
 
     def __init__(self, rows: Sequence[int], counts: Sequence[TokenCounts], device: torch.device) -> None:
-        """Of these rows; `counts` go on counting."""
+        """`rows` are the batch rows of `counts`, whose changes are picked up in each step."""
         self._rows = rows
         self._counts = counts
         self._device = device
@@ -93,7 +90,7 @@ class PenaltyTable:
         self._repeats = any(repetition != 1 for repetition, _, _ in coefficients)
         self._coefficients = to_device(torch.tensor(coefficients), torch.float32, device).T[:, :, None]
         self._num_synced = [0] * len(counts)
-        """How much of each row's `changed` the table has."""
+        """Number of entries of each row's `changed` that are in the table."""
         self._cells = np.empty((0, 0), np.int64)
         self._numbers = np.empty((2, 0, 0), np.float32)
         """Counts and biases."""
@@ -101,7 +98,7 @@ class PenaltyTable:
     def apply(self, logits: Tensor) -> tuple[Tensor, Tensor] | None:
         """Applies each row's bias, then its penalties, in place; `logits` must be contiguous.
 
-        Gives what `restore_logits` needs, or None if nothing was changed.
+        Returns the argument for `restore_logits`, or None if nothing was changed.
         """
         width = max(map(len, self._counts))
         if width == 0:
@@ -139,7 +136,7 @@ class PenaltyTable:
                 self._numbers[:, line, :size] = own.counts, own.biases
 
     def _update(self, vocab_size: int) -> None:
-        """Writes what was counted since."""
+        """Writes newly counted tokens."""
         for line, own in enumerate(self._counts):
             num_synced, self._num_synced[line] = self._num_synced[line], len(own.changed)
             for index in own.changed[num_synced:]:
@@ -155,13 +152,13 @@ class PenaltyTable:
 
 
 def restore_logits(logits: Tensor, change: tuple[Tensor, Tensor]) -> None:
-    """Makes the changed logits what they were before."""
+    """Restores the logits that `PenaltyTable.apply` changed."""
     cells, before = change
     logits.view(-1)[cells] = before
 
 
 def mask_tokens(logits: Tensor, rows: Sequence[int], token_ids: Sequence[frozenset[int]]) -> None:
-    """These tokens will not be drawn, in place."""
+    """Sets the logits of these tokens to -inf, in place; `token_ids` has one set per entry of `rows`."""
     pairs = [(row, token_id) for row, ids in zip(rows, token_ids, strict=True) for token_id in ids]
     cells = to_device(torch.tensor(pairs).reshape(-1, 2), torch.long, logits.device)
     logits[cells[:, 0], cells[:, 1]] = -inf

@@ -1,7 +1,7 @@
-"""How the requests of a step draw: what is kept of each request, and of all that draw together.
+"""`SamplingBatches`: keeps the sampling state of requests, and the batch of the previous step, between steps.
 
-Engine thread. What is kept of a request hangs on its sequence and goes with it; what is kept of a batch stays
-as long as its requests do. Ignorant of logits and of how tokens are drawn.
+Engine thread. A request's state lives as long as its sequence; a batch is reused while its requests are the
+same.
 """
 
 from weakref import WeakKeyDictionary
@@ -16,7 +16,7 @@ NO_IDS: frozenset[int] = frozenset()
 
 
 class SamplingBatches:
-    """The batches of successive steps, most of which are the batch of the step before."""
+    """The batches of successive steps; usually the batch of the previous step."""
 
     def __init__(self, vocab_size: int, device: torch.device) -> None:
         self._vocab_size = vocab_size
@@ -26,7 +26,7 @@ class SamplingBatches:
         self._batch = SamplingBatch((), vocab_size, device)
 
     def of(self, sequences: list[TokenSequence]) -> SamplingBatch:
-        """The batch of these sequences as they are now."""
+        """The batch of these sequences, updated to their current tokens."""
         if sequences != self._sequences:
             self._batch = SamplingBatch(
                 [self._row_sampling(s) for s in sequences], self._vocab_size, self._device

@@ -1,8 +1,7 @@
-"""What a request's own rules say of its next token: allowed ids, bad words and the end of its reasoning.
+"""Per-request token rules as bitmasks: allowed token ids, bad words, thinking budget.
 
-Engine thread. A rule is a function of the request and of its tokens, so it holds after a preemption, a
-cut and in a step ahead. It is told as a mask of bits, which is put together with that of the request's
-grammar. Ignorant of logits and of torch.
+Engine thread; no torch. A rule is a function of the request and its tokens, so it survives a preemption or
+restart. Its bitmask is combined with that of the request's grammar.
 """
 
 from collections import defaultdict
@@ -19,26 +18,26 @@ def has_rules(request: EngineRequest) -> bool:
 
 
 class ThinkingState:
-    """Where one request's output stands in its reasoning."""
+    """Tracks whether a request's output is inside reasoning, and how many reasoning tokens it has."""
 
     def __init__(self, budget: ThinkingBudget, output: int) -> None:
-        """The first `output` tokens are the prompt."""
+        """`output` is the index of the first output token."""
         self._budget = budget
         self._begin = self._read = output
         self._inside = budget.open
         self._count = budget.spent if budget.open else 0
         self._ending = 0
-        """So many tokens of the end were forced."""
+        """Number of tokens of `budget.end` that have been forced."""
 
     @property
     def forced(self) -> int | None:
-        """The token that must come next."""
+        """The token that must come next; None if any may."""
         if not self._inside or self._count < self._budget.tokens:
             return None
         return self._budget.end[self._ending]
 
     def advance(self, tokens: Sequence[int]) -> None:
-        """Follows the request's tokens, of which there may be more than before."""
+        """Processes new tokens; `tokens` is prompt and output so far."""
         while self._read < len(tokens):
             forced = self.forced
             self._read += 1
@@ -56,7 +55,7 @@ class ThinkingState:
                 self._inside = self._ends_with(tokens, self._budget.start)
 
     def _ends_with(self, tokens: Sequence[int], mark: tuple[int, ...]) -> bool:
-        """Whether a mark ends with the last token that was read; all of it is output."""
+        """Whether the tokens read so far end with `mark`, all of it in the output."""
         start = self._read - len(mark)
         return start >= self._begin and tuple(tokens[start : self._read]) == mark
 
@@ -74,16 +73,16 @@ class RequestRules:
         allowed = request.sampling.allowed_token_ids
         self._allowed = self._bits(allowed) if allowed else None
         self._words: dict[int, list[tuple[int, ...]]] = defaultdict(list)
-        """Those of several tokens, by the last but one."""
+        """Bad words of several tokens, by their last token but one."""
         self._always = {word[0] for word in request.sampling.bad_words if len(word) == 1}
         for word in request.sampling.bad_words:
             if len(word) > 1:
                 self._words[word[-2]].append(word)
 
     def mask(self, tokens: Sequence[int], grammar: bytes | None) -> bytes | None:
-        """The tokens that may come next, among those of the grammar if there is one; None is any.
+        """The bitmask of allowed tokens, within that of the grammar if there is one; None allows all.
 
-        A mask of zeros is none at all.
+        A mask of zeros allows none.
         """
         forced = None
         if self._thinking is not None:
@@ -95,7 +94,7 @@ class RequestRules:
                 return alone
         allowed = self._allowed
         if grammar is not None:
-            # Where the grammar may end, the request must be able to.
+            # Stop ids are always allowed where the grammar may end.
             allowed = grammar if allowed is None else _and(_or(allowed, self._bits(self._stops)), grammar)
         banned = self._banned(tokens)
         if not banned:
@@ -129,14 +128,14 @@ class RequestRules:
 
 
 class TokenRules:
-    """The rules of all requests that have some, which go with their sequences."""
+    """The rules of all requests that have any; they live as long as their sequences."""
 
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
         self._rules: WeakKeyDictionary[TokenSequence, RequestRules] = WeakKeyDictionary()
 
     def restrict(self, sequences: Sequence[TokenSequence], masks: Masks | None) -> Masks | None:
-        """Puts the rules of these sequences into the masks of their grammars; None if all tokens may come."""
+        """Combines the sequences' rules with their grammars' masks; None if all tokens are allowed."""
         ruled = [row for row, sequence in enumerate(sequences) if has_rules(sequence.request)]
         if not ruled:
             return masks

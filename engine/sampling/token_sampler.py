@@ -1,14 +1,14 @@
-"""One token out of each row of logits, by temperature, top_k, top_p and min_p.
+"""`TokenSampler`: samples one token a row by temperature, top_k, top_p and min_p.
 
-Engine thread. Ignorant of penalties, masks and logprobs: these logits are what is drawn from.
+Engine thread. Penalties and masks have been applied to the logits before.
 
-There are three kinds of rows. Greedy ones take the maximum. Those with a small top_k draw from a list of the
-highest logits. All others draw from the whole vocabulary without sorting it, cut by a larger top_k at the
-lowest logit that it allows: a token that top_p rules out is drawn anew, by the next random number and among
-the likelier ones. So the tokens that top_p allows are drawn as if the rest had been cut off before, equally
-likely ones being in or out together.
+Greedy rows take the argmax. Rows with a small top_k sample from a sorted list of the top logits. All other
+rows sample from the whole vocabulary by inverse CDF, without a sort; a larger top_k masks logits below the
+k-th value; top_p is rejection sampling: a rejected token is sampled again, with the next random number, among
+likelier tokens. The result has the distribution of a cut before sampling; equally likely tokens are in or out
+together.
 
-Rows are drawn with others of their kind only, so what a row costs does not depend on what others ask for.
+Rows are grouped by these kinds, so that a row's cost does not depend on the parameters of other rows.
 """
 
 import hashlib
@@ -24,27 +24,27 @@ from engine.sampling.logprobs import top_in_order
 from engine.sampling.vocab_chunks import argmax, chunk_max, chunk_sums, inverse_cdf, kth_highest
 
 MIN_TEMPERATURE = 1e-10
-"""A lower temperature than this draws the maximum in any case, and would divide by zero in float32."""
+"""A lower temperature always samples the argmax, and would divide by zero in float32."""
 
 TOP_K_LIST_SIZES = (64, 256)
-"""The longest lists of two kinds of rows: a list is as long as the largest top_k that it serves. Beyond the
-last, to find where a row is to be cut costs less than to put its highest logits in order."""
+"""Maximum top_k of the two groups that sample from a sorted list; a group's list is as long as its largest
+top_k. Above the last, finding the k-th value costs less than sorting the top k."""
 
 SMALL_VOCABULARY = 4096
-"""A vocabulary below this is looked at whole: few long steps cost more than many short ones spare."""
+"""For smaller vocabularies a plain `max` is faster than the chunked one."""
 
 
 class RowGroup:
-    """The rows of a batch that draw in one way, and what stays the same of them from step to step."""
+    """The rows of a batch that are sampled in one way, with their parameters as tensors."""
 
     def __init__(
         self, rows: Sequence[int], params: Sequence[SamplingParams], count: int, device: torch.device
     ) -> None:
-        """Of a batch of `count` rows these, each with its sampling."""
+        """`rows` of a batch of `count` rows, each with its parameters."""
         self.rows = rows
         self.params = params
         self.index = None if len(rows) == count else to_device(rows, torch.long, device)
-        """None if that is all rows."""
+        """`rows` as a tensor; None if these are all rows."""
         self.temperatures = _column([max(s.temperature, MIN_TEMPERATURE) for s in params], device)
         self.has_unit_temperature = all(s.temperature == 1 for s in params)
         self.min_p = _column([s.min_p for s in params], device)
@@ -54,13 +54,13 @@ class RowGroup:
         self.max_top_k = max(s.top_k for s in params)
         top_p_rows = [row for row, s in enumerate(params) if s.top_p < 1]
         self.top_p_rows = to_device(top_p_rows, torch.long, device) if top_p_rows else None
-        """The places in this group that have a top_p."""
+        """Indexes in the group of rows with a top_p; None if there are none."""
         self.large_top_k = [(row, s.top_k) for row, s in enumerate(params) if s.top_k > TOP_K_LIST_SIZES[-1]]
-        """The places in this group that have a top_k which is too large for a list, and it."""
+        """(index in the group, top_k) of rows with a top_k above `TOP_K_LIST_SIZES`."""
 
 
 class TokenSampler:
-    """Draws for the rows of a batch, step after step."""
+    """Samples the rows of one batch in successive steps."""
 
     def __init__(self, params: Sequence[SamplingParams], vocab_size: int, device: torch.device) -> None:
         greedy_rows, full_rows = [], []
@@ -86,10 +86,10 @@ class TokenSampler:
         self._samplers = [(group, draw) for group, draw in samplers if group is not None]
 
     def sample(self, logits: Tensor, positions: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """`[rows, vocabulary]` in float32 -> the highest logit and the token of each row.
+        """Logits `[rows, vocabulary]` in float32 -> highest logit `[rows]`, token id `[rows]`.
 
-        `positions` are the numbers of tokens before, prompt and output. The token of a row whose highest
-        logit is not finite means nothing.
+        `positions` are the numbers of earlier tokens, prompt and output. The token of a row whose highest
+        logit is not finite is meaningless.
         """
         highest, token_ids = self._row_maxima(logits)
         for group, draw in self._samplers:
@@ -101,7 +101,7 @@ class TokenSampler:
         return highest, token_ids
 
     def _row_maxima(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """The tokens are right for greedy rows only, if there are any."""
+        """Highest logit and argmax of each row; the argmax is only computed if there are greedy rows."""
         if logits.shape[1] < SMALL_VOCABULARY:
             values, token_ids = logits.max(dim=1)
             return values, token_ids
@@ -113,7 +113,7 @@ class TokenSampler:
 
 
 def uniform(seed: int, position: int, attempt: int = 0) -> float:
-    """The random number in [0, 1) of this seed at this position, the same on every machine."""
+    """A random number in [0, 1), a hash of seed, position and attempt; the same on every machine."""
     counter = f"{seed}:{position}:{attempt}" if attempt else f"{seed}:{position}"
     digest = hashlib.blake2b(counter.encode(), digest_size=8, person=b"holdfast-draw").digest()
     return (int.from_bytes(digest, "little") >> 11) / 2**53
@@ -132,14 +132,14 @@ def _sample_full_vocabulary(
     sums = chunk_sums(allowed)
     token_ids = inverse_cdf(allowed, sums, _uniforms(group, positions, weights.device))
     if group.top_p_rows is not None:
-        # top_p is a share of everything, min_p or not.
+        # top_p is a fraction of the total before min_p.
         total = sums.sum(dim=1, keepdim=True) if allowed is weights else weights.sum(dim=1, keepdim=True)
         _resample_top_p(token_ids, weights, total * group.top_p, group, positions)
     return token_ids
 
 
 def _top_k_mask(row: Tensor, count: int) -> Tensor:
-    """`[columns]`: whether each logit of a row is one of its `count` highest; among equals the first are."""
+    """`[columns]`, bool: the `count` highest logits of a row; among equal ones, the first."""
     threshold = kth_highest(row, count)
     above, equal = row > threshold, row == threshold
     return above | (equal & (equal.cumsum(0) <= count - above.sum()))
@@ -148,10 +148,10 @@ def _top_k_mask(row: Tensor, count: int) -> Tensor:
 def _resample_top_p(
     token_ids: Tensor, weights: Tensor, limits: Tensor, group: RowGroup, positions: Sequence[int]
 ) -> None:
-    """Draws anew the tokens that top_p rules out.
+    """Samples again, in place, until no token is outside its row's top_p.
 
-    Such a token is one that is less likely than others which together reach top_p. All that top_p allows
-    is among those others, so the next draw is from them; the likeliest token is always allowed.
+    A token is outside if the likelier tokens together reach top_p. All allowed tokens are among those, so the
+    next attempt samples from them. The likeliest token is always allowed.
     """
     index = group.top_p_rows
     assert index is not None
@@ -163,8 +163,8 @@ def _resample_top_p(
         likelier = _zero_unless(torch.gt, weights, weights.gather(1, token_ids[index, None]))
         sums = chunk_sums(likelier)
         above = sums.sum(dim=1, keepdim=True)
-        # The sums of a row of no numbers are none either: nothing is drawn anew there. Nor is it where
-        # nothing is likelier, though a tiny top_p may be rounded to none at all.
+        # Comparisons with NaN are False, so rows of NaN end here. `above > 0` ends rows of which the
+        # likeliest token was sampled, where a tiny top_p may have been rounded to 0.
         out = ((above >= limits) & (above > 0)).nonzero()[:, 0]
         if not len(out):
             return
@@ -174,12 +174,12 @@ def _resample_top_p(
 
 
 def _sample_top_k_list(logits: Tensor, highest: Tensor, group: RowGroup, positions: Sequence[int]) -> Tensor:
-    """For rows with a top_k: the list is as long as the largest of them."""
+    """Samples rows with a small top_k from a sorted list of the group's largest top_k."""
     values, token_ids = top_in_order(logits, group.max_top_k)
     weights = _weights(values, highest, group)
     weights[torch.arange(group.max_top_k, device=logits.device) >= group.top_k] = 0
     cumulative = weights.cumsum(dim=1)
-    # The first of those that are equally likely decides for all of them, as in the other rows.
+    # Equally likely tokens are in or out together, by the first of them.
     before = (cumulative - weights).where(values != values.roll(1, dims=1), 0).cummax(dim=1).values
     allowed = (before < group.top_p * cumulative[:, -1:]) & (weights >= group.min_p)
     allowed_weights = weights.where(allowed, 0)
@@ -189,7 +189,7 @@ def _sample_top_k_list(logits: Tensor, highest: Tensor, group: RowGroup, positio
 
 
 def _weights(logits: Tensor, highest: Tensor, group: RowGroup) -> Tensor:
-    """The probabilities but for a factor: the highest is 1, so that none can overflow."""
+    """Unnormalized probabilities; the highest is 1, so that none overflows."""
     weights = logits - highest[:, None]
     if not group.has_unit_temperature:
         weights.div_(group.temperatures)
@@ -198,7 +198,7 @@ def _weights(logits: Tensor, highest: Tensor, group: RowGroup) -> Tensor:
 
 def _zero_unless(compare: Callable[..., Tensor], weights: Tensor, threshold: Tensor) -> Tensor:
     """The weights beyond the border; zero for the others."""
-    # Ones and zeros as floats: with booleans this takes twice as long on a CPU.
+    # A float mask takes half the time of a boolean one on a CPU.
     return compare(weights, threshold, out=torch.empty_like(weights)).mul_(weights)
 
 
@@ -209,7 +209,7 @@ def _uniforms(
     rows: Sequence[int] | None = None,
     attempt: int = 0,
 ) -> Tensor:
-    """A random number for each row of the group, or for these of them."""
+    """`[n, 1]`: a random number for each of `rows`, by default all rows of the group."""
     some = range(len(positions)) if rows is None else rows
     numbers = [uniform(group.params[row].seed, positions[row], attempt) for row in some]
     return _column(numbers, device)

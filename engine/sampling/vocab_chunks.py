@@ -1,8 +1,7 @@
-"""Rows as wide as a vocabulary, looked at in stretches of neighbouring columns.
+"""Chunked reductions over the vocabulary: max, argmax, top-k, inverse CDF, k-th highest value.
 
-Engine thread. What is asked of a whole row (its highest values, the column where a running sum passes a
-number) is asked of one number for each stretch first, and then of few stretches: a row is read once, in
-order, instead of being sorted or summed up number by number. Ignorant of what the numbers mean.
+Engine thread. A row is reduced to one value per chunk of `CHUNK_WIDTH` columns first; then only few chunks
+are read. So a row is read once, sequentially, instead of being sorted or accumulated element by element.
 """
 
 from functools import cache
@@ -13,34 +12,36 @@ import torch
 from torch import Tensor
 
 CHUNK_WIDTH = 128
-"""Columns of a stretch. The last one has what is left."""
+"""Columns of a chunk; the last chunk has the rest."""
 
 
 def chunk_max(rows: Tensor) -> Tensor:
-    """`[rows, columns]` -> `[rows, stretches]`; no number is higher than all."""
+    """`[rows, columns]` -> `[rows, chunks]`: the maximum of each chunk; NaN propagates."""
     chunked, rest = _split(rows)
     maxima = chunked.amax(dim=2)
     return torch.cat((maxima, rest.amax(dim=1, keepdim=True)), dim=1) if rest.shape[1] else maxima
 
 
 def chunk_sums(rows: Tensor) -> Tensor:
-    """`[rows, columns]` -> `[rows, stretches]`."""
+    """`[rows, columns]` -> `[rows, chunks]`: the sum of each chunk."""
     chunked, rest = _split(rows)
     sums = chunked.sum(dim=2)
     return torch.cat((sums, rest.sum(dim=1, keepdim=True)), dim=1) if rest.shape[1] else sums
 
 
 def argmax(rows: Tensor, maxima: Tensor) -> Tensor:
-    """The first column of each row that has its highest value."""
+    """`[rows]`: the first column with the row's highest value. `maxima` is `chunk_max(rows)`."""
     chunk = maxima.argmax(dim=1, keepdim=True)
     return chunk[:, 0] * CHUNK_WIDTH + _gather_chunk(rows, chunk, -inf).argmax(dim=1)
 
 
 def inverse_cdf(rows: Tensor, sums: Tensor, uniforms: Tensor) -> Tensor:
-    """The first column of each row at which its running sum is above `uniforms` `[rows, 1]` of the whole.
+    """`[rows]`: the first column at which a row's cumulative sum exceeds `uniforms` `[rows, 1]` times its
+    total.
 
-    No number is negative. A column of zero is not given while there is another: a device that sums up in
-    parallel may round a step into a stretch of zeros. Of a row of what are no numbers it is any column.
+    Values are at least 0; `sums` is `chunk_sums(rows)`. A column of 0 is never returned while there is
+    another: a parallel cumulative sum on a device may round so that it appears to increase there. For a row
+    of NaN any column.
     """
     cumulative = sums.cumsum(dim=1)
     point = uniforms * cumulative[:, -1:]
@@ -52,9 +53,9 @@ def inverse_cdf(rows: Tensor, sums: Tensor, uniforms: Tensor) -> Tensor:
 
 
 def top_k(rows: Tensor, count: int, maxima: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """As `topk`: the `count` highest values of each row, and their columns; among equals, any.
+    """As `torch.topk`: the `count` highest values of each row and their columns; any among equal ones.
 
-    Whatever is above the last of them lies in the stretches with the highest maxima, which are as many.
+    They lie in the `count` chunks with the highest maxima, so only these are searched.
     """
     if rows.shape[1] < 2 * count * CHUNK_WIDTH:
         return rows.topk(count, dim=1)
@@ -72,7 +73,7 @@ def top_k(rows: Tensor, count: int, maxima: Tensor | None = None) -> tuple[Tenso
 
 
 def kth_highest(row: Tensor, count: int) -> Tensor:
-    """The lowest of the `count` highest values of one row `[columns]`, without sorting them."""
+    """`[1]`: the `count`-th highest value of one row `[columns]`, without a sort."""
     place = len(row) - count
     if row.device.type != "cpu":
         return row.kthvalue(place + 1).values
@@ -80,13 +81,13 @@ def kth_highest(row: Tensor, count: int) -> Tensor:
 
 
 def _split(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """`[rows, stretches, WIDTH]`, and the columns that are left."""
+    """`[rows, chunks, CHUNK_WIDTH]`, and the remaining columns `[rows, rest]`."""
     end = rows.shape[1] // CHUNK_WIDTH * CHUNK_WIDTH
     return rows[:, :end].view(len(rows), -1, CHUNK_WIDTH), rows[:, end:]
 
 
 def _gather_chunk(rows: Tensor, chunk: Tensor, padding: float) -> Tensor:
-    """`[rows, WIDTH]`: of each row the stretch that `chunk` `[rows, 1]` says."""
+    """`[rows, CHUNK_WIDTH]`: the chunk of each row at index `chunk` `[rows, 1]`, padded with `padding`."""
     columns = chunk * CHUNK_WIDTH + _chunk_offsets(rows.device)
     size = rows.shape[1]
     if size % CHUNK_WIDTH == 0:
@@ -95,7 +96,10 @@ def _gather_chunk(rows: Tensor, chunk: Tensor, padding: float) -> Tensor:
 
 
 def _first_above(cumulative: Tensor, point: Tensor) -> Tensor:
-    """`[rows, 1]`: rounding can push a point up to the whole, which is then the last that adds to it."""
+    """`[rows, 1]`: the first index with a value above `point`, at most the last index that increases the sum.
+
+    Rounding can make `point` equal to the total.
+    """
     last = torch.searchsorted(cumulative, cumulative[:, -1:].contiguous())
     first = torch.searchsorted(cumulative, point, right=True)
     return first.minimum(last).clamp_(max=cumulative.shape[1] - 1)

@@ -7,13 +7,13 @@ import pytest
 
 from engine.config import EngineConfig, Limits, ModelRefused
 from engine.kv import memory_sizing
+from engine.kv.malloc import retain_freed_memory
 from engine.kv.memory_sizing import (
     CPU_MAX_BYTES,
     GPU_MAX_BLOCKS,
     MAX_FULL_CONTEXTS,
     count_blocks,
     free_memory,
-    retain_freed_memory,
 )
 
 
