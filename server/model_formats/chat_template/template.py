@@ -18,8 +18,8 @@ from typing import Any
 from jinja2 import TemplateError
 from tokenizers import Tokenizer
 
+from server.model_formats.chat_template.bounded_tokenizer import BoundedTokenizer
 from server.model_formats.chat_template.jinja_environment import compile_template, literals_of, variables_of
-from server.model_formats.chat_template.tokenizing import BoundedTokenizer
 from server.model_formats.interface import PromptError
 
 _MARKER = "\ufdd0"
