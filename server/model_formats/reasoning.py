@@ -88,7 +88,9 @@ def read_reasoning(
     answer.restart()
     scanner.in_reasoning = True
     also_ends = tuple(also_ends)
-    found = yield from scanner.copy_until(StopTexts([*reasoning_format.end_tags, *also_ends]), reasoning.add)
-    if found in also_ends:
-        scanner.unread(len(found))
-    scanner.in_reasoning = not found
+    end_tag = yield from scanner.copy_until(
+        StopTexts([*reasoning_format.end_tags, *also_ends]), reasoning.add
+    )
+    if end_tag in also_ends:
+        scanner.unread(len(end_tag))
+    scanner.in_reasoning = not end_tag

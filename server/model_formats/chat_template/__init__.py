@@ -1,1 +1,1 @@
-"""Models with a Hugging Face chat template: prompts by Jinja, output read token by token."""
+"""Model format of all models with a Hugging Face chat template: Jinja prompts, streaming output parser."""

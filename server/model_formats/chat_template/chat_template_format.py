@@ -1,4 +1,4 @@
-"""The model format of models with an ordinary Hugging Face chat template, whatever their family."""
+"""The model format of every model with a Hugging Face chat template, whatever its family."""
 
 import copy
 from collections.abc import Mapping, Sequence
@@ -38,16 +38,16 @@ CHAT_TEMPLATE_KWARGS = frozenset(
         "verbosity",
     }
 )
-"""What callers may tell a chat template. A template that does not know a name ignores it."""
+"""Variables that clients may set in `chat_template_kwargs`; templates ignore those that they do not use."""
 _THINKING_SWITCHES = ("enable_thinking", "thinking")
-"""By which templates are told whether the model is to reason."""
+"""Template variables that switch reasoning on or off."""
 _MAX_KWARG = 4096
 _TEMPLATE_CACHE_SIZE = 8
-"""Of those that requests bring: each is compiled, and tried out for what it can write."""
+"""Clients' templates to cache, as each is compiled and probed."""
 
 
 class ChatTemplateFormat:
-    """One model folder's model format. Thread-safe; every engine request gets a parser of its own."""
+    """An `interface.ModelFormat` for one model folder."""
 
     def __init__(
         self,
@@ -57,12 +57,12 @@ class ChatTemplateFormat:
         call_format: type[ToolCallFormat] | None = None,
         model_type: str | None = None,
     ) -> None:
-        """Without a `call_format`, the folder's template or `model_type` shows it."""
+        """Without a `call_format`, it is detected from the chat template or the `model_type`."""
         self._template = ChatTemplate(folder)
         self._stop_ids = stop_ids
         self._markup = markup_of(self._template.tokenizer)
-        found = call_format or detect_tool_call_format(self._template.source, model_type)
-        self._calls = found(self._markup) if found else None
+        detected = call_format or detect_tool_call_format(self._template.source, model_type)
+        self._calls = detected(self._markup) if detected else None
         reasoning_format = detect_reasoning_format(self._template.source)
         self._reasoning_format = reasoning_format.with_signs(self._markup) if reasoning_format else None
         self._marks = self._find_marks()
@@ -75,13 +75,13 @@ class ChatTemplateFormat:
         self._opens_with_switches = self._opened(self._render_thinking())
 
     def _replaced(self, template: str) -> Self:
-        """The same model, told of conversations by another template; it answers as it was trained to."""
+        """A copy that renders prompts with another template; the output parser stays the model's own."""
         other = copy.copy(self)
         other._write_with(self._template.replaced(template))
         return other
 
     def write(self, conversation: Conversation) -> Prompt:
-        """Raises PromptError or PromptTooLong."""
+        """The prompt; see `ModelFormat.write`."""
         own = conversation.chat_template
         return (self if own is None else self._with_template(own))._write(conversation)
 
@@ -131,7 +131,7 @@ class ChatTemplateFormat:
         return self._marks
 
     def _find_marks(self) -> ReasoningMarks | None:
-        """What ends the reasoning must be one token: texts are spelled in more ways than one."""
+        """The reasoning tags as tokens; None unless the end tag is one token, whose encoding is unique."""
         if self._reasoning_format is None:
             return None
         texts = [
@@ -168,48 +168,48 @@ class ChatTemplateFormat:
             raise PromptError("The model's chat template cannot write documents.", "documents")
         return conversation.documents or None
 
-    def _render(self, messages: Sequence[dict[str, Any]], conversation: Conversation, **told: Any) -> str:
-        named = _checked_kwargs(conversation.chat_template_kwargs)
-        wished = {**self._wishes(conversation), **named}
+    def _render(self, messages: Sequence[dict[str, Any]], conversation: Conversation, **inputs: Any) -> str:
+        kwargs = _checked_kwargs(conversation.chat_template_kwargs)
+        variables = {**self._effort_variables(conversation), **kwargs}
         if conversation.created_at is not None:
-            told["strftime_now"] = conversation.created_at.strftime
+            inputs["strftime_now"] = conversation.created_at.strftime
         try:
-            return self._template.render(messages, **told, **wished)
+            return self._template.render(messages, **inputs, **variables)
         except PromptError as error:
-            if wished:
-                self._blame(messages, told, named, error)
+            if variables:
+                self._attribute_error(messages, inputs, kwargs, error)
             raise
 
-    def _blame(
+    def _attribute_error(
         self,
         messages: Sequence[dict[str, Any]],
-        told: dict[str, Any],
-        named: dict[str, Any],
+        inputs: dict[str, Any],
+        kwargs: dict[str, Any],
         error: PromptError,
     ) -> None:
-        """Raises with the right parameter where the template would write the conversation without wishes."""
-        self._template.render(messages, **told)
-        param = "chat_template_kwargs" if named else "reasoning.effort"
+        """Raises PromptError with the right `param` if rendering succeeds without the variables."""
+        self._template.render(messages, **inputs)
+        param = "chat_template_kwargs" if kwargs else "reasoning.effort"
         raise PromptError(str(error), param) from error
 
-    def _wishes(self, conversation: Conversation) -> dict[str, Any]:
-        """Effort and verbosity in the words that the template knows."""
+    def _effort_variables(self, conversation: Conversation) -> dict[str, Any]:
+        """The template variables for reasoning effort and verbosity."""
         known, effort = self._template.variables, conversation.reasoning_effort
-        wishes: dict[str, Any] = {}
+        variables: dict[str, Any] = {}
         if effort is not None:
             thinks = effort not in ("none", "minimal")
-            wishes = {name: thinks for name in _THINKING_SWITCHES if name in known}
+            variables = {name: thinks for name in _THINKING_SWITCHES if name in known}
             if "reasoning_effort" in known:
-                wishes["reasoning_effort"] = effort
+                variables["reasoning_effort"] = effort
         if conversation.verbosity is not None and "verbosity" in known:
-            wishes["verbosity"] = conversation.verbosity
-        return wishes
+            variables["verbosity"] = conversation.verbosity
+        return variables
 
     def _thinking(self, rendered: str, effort: Effort | None) -> ReasoningStart:
-        """Whether the prompt's end, which the template wrote, has opened or closed the reasoning.
+        """Whether the rendered prompt ends within the reasoning, after it, or before it.
 
-        Where it has done neither, a grammar leaves it to the model, unless the caller wants no reasoning, or
-        the template would have opened it for one who does.
+        In the last case the model may reason, unless the request has no reasoning effort, or the
+        template starts it itself when it is switched on.
         """
         if self._reasoning_format is None:
             return "no"
@@ -227,7 +227,7 @@ class ChatTemplateFormat:
         return any(end.endswith(self._markup.restore(opening).rstrip()) for opening in forms)
 
     def _render_thinking(self) -> str:
-        """A prompt whose model is to reason, as the template writes it; empty where it cannot be told to."""
+        """A prompt with reasoning switched on; empty if the template has no switch."""
         switches: dict[str, Any] = {
             name: True for name in _THINKING_SWITCHES if name in self._template.variables
         }
@@ -238,7 +238,7 @@ class ChatTemplateFormat:
 
 
 def _checked_kwargs(variables: Mapping[str, Any]) -> dict[str, Any]:
-    """Raises PromptError for names that callers may not set, and for values that are large or nested."""
+    """The kwargs. Raises PromptError for names that clients may not set, and large or nested values."""
     for name, value in variables.items():
         param = f"chat_template_kwargs.{name}"
         if name not in CHAT_TEMPLATE_KWARGS:

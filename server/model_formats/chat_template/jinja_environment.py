@@ -1,4 +1,4 @@
-"""Jinja as chat templates expect it, in the immutable sandbox: as transformers gives it, without torch."""
+"""The sandboxed Jinja environment for chat templates, equal to transformers' but without torch."""
 
 import json
 import re
@@ -14,7 +14,7 @@ _NOT_ASCII = re.compile(r"[^\x00-\x7f]")
 
 
 class _Generation(Extension):
-    """`{% generation %}`, with which templates mark the assistant's part for training: it stays as it is."""
+    """`{% generation %}`, which marks the assistant's part for training; its content is rendered as is."""
 
     tags = {"generation"}  # noqa: RUF012 - Jinja reads a set here
 
@@ -24,7 +24,7 @@ class _Generation(Extension):
 
 
 def compile_template(source: str, marker: str) -> Template:
-    """`marker` is a character that comes through whatever a template does to write JSON.
+    """Compiles a template. `marker` is a character that `tojson` never escapes.
 
     Raises jinja2.TemplateError.
     """
@@ -42,7 +42,7 @@ def compile_template(source: str, marker: str) -> Template:
         text = json.dumps(
             value, ensure_ascii=False, indent=indent, separators=separators, sort_keys=sort_keys
         )
-        return _NOT_ASCII.sub(lambda found: _in_ascii(found[0], marker), text) if ensure_ascii else text
+        return _NOT_ASCII.sub(lambda match: _in_ascii(match[0], marker), text) if ensure_ascii else text
 
     def strftime_now(pattern: str) -> str:
         return datetime.now().astimezone().strftime(pattern)
@@ -55,12 +55,12 @@ def compile_template(source: str, marker: str) -> Template:
 
 
 def variables_of(source: str) -> frozenset[str]:
-    """The names that a template takes from outside."""
+    """The undeclared variables of a template."""
     return frozenset(meta.find_undeclared_variables(_environment().parse(source)))
 
 
 def literals_of(source: str) -> str:
-    """All texts that a template writes or compares with, each with a null before the next."""
+    """All text and string constants of a template, joined with NUL."""
     tree = _environment().parse(source)
     texts: list[Any] = [node.data for node in tree.find_all(nodes.TemplateData)]
     texts += [node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str)]

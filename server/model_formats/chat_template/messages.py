@@ -1,8 +1,7 @@
-"""A conversation's items as the messages that one chat template can write. Pure functions.
+"""Converts a conversation's items to messages that a particular chat template can render. Pure.
 
-What a template cannot write as it is told, it is told otherwise where that says the same: several system
-messages as one, calls one after the other, a system message before the user's first words. What cannot be
-said at all is a PromptError.
+Unsupported structures are replaced by equivalent ones: several system messages by one, parallel calls by
+sequential ones, a system message by the beginning of the user's message. If there is none: PromptError.
 """
 
 import hashlib
@@ -34,33 +33,33 @@ from server.protocol.responses.items import Message as MessageItem
 
 _LETTERS = string.ascii_letters + string.digits
 _MAX_ARGUMENTS = 2**20
-"""Characters of a call's arguments that are parsed for a template, which keeps other threads waiting."""
+"""Maximum characters of a call's arguments; parsing them holds the GIL."""
 _NINE = re.compile(r"[A-Za-z0-9]{9}")
 
 
 @dataclass(slots=True)
 class Call:
-    """One call in the history."""
+    """A tool call in the history."""
 
     name: str
     arguments: str
     """JSON text."""
     call_id: str
-    """As the template wants it."""
+    """In the form that the template requires."""
 
 
 @dataclass(slots=True)
 class Turn:
-    """What one side said in one go."""
+    """A message in the making: consecutive items of one role."""
 
     role: str
     text: str = ""
     thought: str = ""
     calls: list[Call] = field(default_factory=list)
     call: Call | None = None
-    """Of an output: what it answers."""
+    """For a tool output: its call."""
     said: bool = False
-    """There was a message, if an empty one."""
+    """Whether the turn has a message item, even an empty one."""
 
 
 def write_messages(
@@ -84,7 +83,7 @@ def write_messages(
 
 
 def _turns(conversation: Conversation, ids: str) -> Iterator[Turn]:
-    """Who said what, in order; all that a model said without being answered between is one turn."""
+    """The turns in order; consecutive assistant items form one turn."""
     if conversation.instructions:
         yield Turn("system", conversation.instructions)
     names = _CallIds(ids, conversation.tools)
@@ -114,7 +113,7 @@ def _is_from_assistant(item: Item) -> bool:
 
 
 def _starts_new_message(turn: Turn, item: Item) -> bool:
-    """A model's second message, or what it thought after the first, is a message of its own."""
+    """Whether the item starts a new assistant message: a second message, or reasoning after one."""
     if isinstance(item, MessageItem):
         return turn.said or bool(turn.calls)
     return isinstance(item, Reasoning) and (turn.said or bool(turn.calls))
@@ -147,7 +146,7 @@ def _output_text(output: str | list[ContentPart]) -> str:
 
 
 class _CallIds:
-    """Call ids as a family wants them, and names. A call and its output keep their bond: the id they had."""
+    """Maps call ids to the family's form and tools to prompt names; outputs find calls by the original id."""
 
     def __init__(self, wanted: str, tools: Sequence[Tool] = ()) -> None:
         self._wanted = wanted
@@ -156,7 +155,7 @@ class _CallIds:
         self._count = 0
 
     def name(self, item: FunctionCall | CustomToolCall) -> str:
-        """What the model knows the called tool by, or did where it is not offered any more."""
+        """The called tool's prompt name, or for a tool that is no longer declared its qualified name."""
         namespace = item.namespace or None
         return self._spoken.get((namespace, item.name)) or qualified_name(item.name, namespace)
 
@@ -173,7 +172,7 @@ class _CallIds:
         return call
 
     def answered(self, call_id: str) -> Call:
-        """The latest call with that id before."""
+        """The latest call with that id."""
         if call_id not in self._calls:
             raise PromptError(f"There is no call with the call_id {call_id[:100]!r} before its output.")
         return self._calls[call_id]
@@ -189,14 +188,14 @@ def _nine_letters(call_id: str) -> str:
 
 
 def _merge_systems(turns: Sequence[Turn]) -> list[Turn]:
-    """All system messages as one, which comes first."""
+    """The turns with all system messages merged into a first one."""
     texts = [turn.text for turn in turns if turn.role == "system"]
     rest = [turn for turn in turns if turn.role != "system"]
     return [Turn("system", "\n\n".join(texts)), *rest] if texts else rest
 
 
 def _system_as_user(turns: Sequence[Turn]) -> list[Turn]:
-    """System messages as the beginning of what the user says next."""
+    """The turns with system messages prepended to the next user message."""
     written: list[Turn] = []
     waiting: list[str] = []
     for turn in turns:
@@ -224,25 +223,25 @@ def _merge_users(turns: Sequence[Turn]) -> Iterator[Turn]:
 
 
 def _split_parallel_calls(turns: Sequence[Turn]) -> Iterator[Turn]:
-    """Each call in a message of its own, with its output after it."""
+    """The turns with one call per message, each followed by its output."""
     outputs = {id(turn.call): turn for turn in turns if turn.call is not None}
-    told: set[int] = set()
+    emitted: set[int] = set()
     for turn in turns:
-        if id(turn) in told:
+        if id(turn) in emitted:
             continue
         if len(turn.calls) < 2:
             yield turn
             continue
-        for place, call in enumerate(turn.calls):
-            yield replace(turn, calls=[call]) if place == 0 else Turn("assistant", calls=[call])
+        for index, call in enumerate(turn.calls):
+            yield replace(turn, calls=[call]) if index == 0 else Turn("assistant", calls=[call])
             output = outputs.get(id(call))
             if output is not None:
-                told.add(id(output))
+                emitted.add(id(output))
                 yield output
 
 
 class _Writer:
-    """Turns as messages."""
+    """Converts turns to messages."""
 
     def __init__(
         self, template: ChatTemplate, capabilities: TemplateCapabilities, calls: ToolCallFormat | None
@@ -297,12 +296,12 @@ class _Writer:
             except DecodeFailure as error:
                 raise PromptError("The arguments of a call have too many values or digits.") from error
             except (ValueError, RecursionError):
-                arguments = call.arguments  # as the model wrote it, if the template takes text too
+                arguments = call.arguments  # unchanged, for templates that accept text
         function = {"name": call.name, "arguments": arguments}
         return {"type": "function", "id": call.call_id, "function": function}
 
     def _calls_as_text(self, turn: Turn) -> MarkupText:
-        """For a template that writes no calls: as the model itself writes them."""
+        """The calls as text in the model's own format, for templates that cannot render calls."""
         guard = self._template.guard
         pairs = [(guard(call.name), guard(call.arguments)) for call in turn.calls]
         written = self._calls.render_calls(pairs) if self._calls else None

@@ -1,4 +1,4 @@
-"""Tokens of one engine request → text with signs for markup → reasoning, answer and calls."""
+"""Streaming output parser: tokens, to text with signs for special tokens, to reasoning, text, call deltas."""
 
 from collections.abc import Iterator, Sequence
 
@@ -16,7 +16,7 @@ from server.model_formats.tool_names import ToolIndex
 
 
 class ChatParser:
-    """See `base.Parser`. Each token is read by itself, so that no split of them makes a difference."""
+    """An `interface.OutputParser`. Tokens are processed one by one, so any split gives the same deltas."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class ChatParser:
         next(self._reader, None)
 
     def _decode(self, token: int) -> str | None:
-        """The text that this token completes; a cut-off character is kept for the next one."""
+        """The text that this token completes; None for an incomplete character."""
         sign = self._signs.get(token)
         if sign is not None:
             place = self._places.pop()
@@ -86,7 +86,7 @@ class ChatParser:
         return text
 
     def _flush(self) -> None:
-        """Reads what a cut-off character's tokens say without their rest."""
+        """Decodes and reads the tokens of an incomplete character."""
         if self._undecoded:
             rest = self._tokenizer.decode(self._undecoded, skip_special_tokens=True)
             self._undecoded = []

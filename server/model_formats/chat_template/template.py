@@ -1,10 +1,9 @@
-"""A model folder's own chat template and tokenizer: messages in, token ids out.
+"""A model folder's chat template and tokenizer: renders messages and encodes them as token ids.
 
-Reads `tokenizer.json` with the tokenizers library and renders the template in Jinja's immutable sandbox, as
-transformers does, but without importing torch. Templates come from the operator's model folder, or
-from requests that the operator trusts: what a template does is not bounded in time.
+Uses the tokenizers library and Jinja's immutable sandbox, as transformers does, but without torch. Templates
+are trusted, whether from the model folder or from a request: their running time is not limited.
 
-Text that is not the template's own must not act as markup. Every control token in it is split by a marker
+Text of messages must not act as markup. Every control token in it is split by a marker
 before rendering, and the rendered text is encoded piece by piece between markers, so the tokenizer never
 sees a whole control token where the template did not write one.
 """
@@ -19,31 +18,31 @@ from typing import Any
 from jinja2 import TemplateError
 from tokenizers import Tokenizer
 
+from server.model_formats.chat_template.bounded_tokenizer import BoundedTokenizer
 from server.model_formats.chat_template.jinja_environment import compile_template, literals_of, variables_of
-from server.model_formats.chat_template.tokenizing import BoundedTokenizer
 from server.model_formats.interface import PromptError
 
 _MARKER = "\ufdd0"
 """A Unicode noncharacter: never valid in interchanged text, so removing it from input loses nothing."""
 _END = "\ufdd1"
-"""Another: where the message ends that is to be continued."""
+"""Another noncharacter, which marks the end of the message to continue."""
 _DROPPED = re.compile(f"[{_MARKER}{_END}\ud800-\udfff]")
 _LOOKS_LIKE_CONTROL = re.compile(r"<[|｜].*[|｜]>|\[/?[A-Z_]+\]", re.DOTALL)
 
 _TEMPLATE_ERRORS = (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError)
-"""What a template raises, beside its own errors, that was not written for this conversation."""
+"""Python errors that templates raise for conversations that they do not support."""
 
 Message = dict[str, Any]
 
 
 class MarkupText(str):
-    """Text with markup that is meant: what others wrote in it has been through `ChatTemplate.guard`."""
+    """Text whose markup is intended; its untrusted parts have been through `ChatTemplate.guard`."""
 
     __slots__ = ()
 
 
 class ChatTemplate:
-    """The prompt writer of one model folder. Thread-safe."""
+    """The chat template and tokenizer of one model folder. Thread-safe."""
 
     def __init__(self, folder: Path) -> None:
         """Raises FileNotFoundError or ValueError, naming the file, when the folder is not usable."""
@@ -54,7 +53,7 @@ class ChatTemplate:
         self.tokens = BoundedTokenizer(self.tokenizer)
         config = read_json(folder / "tokenizer_config.json")
         self._param = "input"
-        """The parameter of a request that is to blame where a template cannot write it."""
+        """The request parameter in errors of the template."""
         try:
             self._read(_template_sources(folder, config))
         except TemplateError as error:
@@ -66,13 +65,13 @@ class ChatTemplate:
     def _read(self, sources: Mapping[str, str]) -> None:
         self._templates = {name: compile_template(source, _MARKER) for name, source in sources.items()}
         self.variables = frozenset().union(*map(variables_of, sources.values()))
-        """What the templates can be told, beside messages and tools."""
+        """The variables that the templates use."""
         self.source = "\0".join(sources.values())
         literals = "\0".join(map(literals_of, sources.values()))
         self._control_start = _start_of_any(_control_tokens(self.tokenizer, literals))
 
     def replaced(self, source: str) -> "ChatTemplate":
-        """The same tokenizer with another template. Raises PromptError if that is not valid."""
+        """A copy with another template. Raises PromptError if that is invalid."""
         other = copy.copy(self)
         other._param = "chat_template"
         try:
@@ -91,9 +90,9 @@ class ChatTemplate:
         continues: bool = False,
         **variables: object,
     ) -> str:
-        """The prompt's text, markers still in it.
+        """The prompt's text, with markers.
 
-        It ends with the generation prompt if it `generates`, within the last message if it `continues`.
+        `generates` adds the generation prompt; `continues` ends the text within the last message.
         """
         guarded = [self.guard(message) for message in messages]
         if continues:
@@ -114,7 +113,7 @@ class ChatTemplate:
         return _cut_at_end_mark(rendered) if continues else rendered
 
     def encode(self, rendered: str, limit: int | None = None) -> tuple[int, ...]:
-        """Token ids of what `render` gave. Raises PromptTooLong, see `BoundedTokenizer.encode`."""
+        """The token ids of a rendered text. Raises PromptTooLong, see `BoundedTokenizer.encode`."""
         first, *rest = rendered.split(_MARKER)
         begun = [first, *(self._lead + piece for piece in rest)]
         if limit is not None and self._lead:
@@ -126,26 +125,26 @@ class ChatTemplate:
         return tuple(ids)
 
     def surround(self, token_ids: tuple[int, ...]) -> tuple[int, ...]:
-        """The ids with those before and after them that the tokenizer puts around a text."""
+        """The ids with the tokenizer's own special tokens (BOS, EOS) around them."""
         bare, whole = (
             self.tokenizer.encode("a", add_special_tokens=special).ids for special in (False, True)
         )
         begin = next((at for at in range(len(whole)) if whole[at : at + len(bare)] == bare), None)
         if begin is None:
-            return token_ids  # a text is written otherwise within them: there is nothing to put around others
+            return token_ids  # special tokens change the text's own tokens: nothing can be added
         return (*whole[:begin], *token_ids, *whole[begin + len(bare) :])
 
     def plain(self, rendered: str) -> str:
-        """What `render` gave, as a reader would see it."""
+        """A rendered text without markers."""
         return rendered.replace(_MARKER, "")
 
     def guard(self, value: Any) -> Any:
-        """The same with all control tokens in texts split, names in mappings included."""
+        """The value with all control tokens in strings and keys split by markers."""
         match value:
             case MarkupText():
                 return value
             case str():
-                return self._control_start.sub(lambda found: found[0] + _MARKER, _DROPPED.sub("", value))
+                return self._control_start.sub(lambda match: match[0] + _MARKER, _DROPPED.sub("", value))
             case Mapping():
                 return {self.guard(name): self.guard(inner) for name, inner in value.items()}
             case list() | tuple():
@@ -154,7 +153,7 @@ class ChatTemplate:
 
 
 def _cut_at_end_mark(rendered: str) -> str:
-    """The text up to where the continued message ends; a template may have trimmed what follows."""
+    """The text up to the end mark; templates may have trimmed the space after it."""
     place = rendered.rfind(_END)
     if place < 0:
         raise PromptError("The model's chat template leaves out the message that is to be continued.")
@@ -163,9 +162,9 @@ def _cut_at_end_mark(rendered: str) -> str:
 
 
 def _control_tokens(tokenizer: Tokenizer, literals: str) -> list[str]:
-    """What users must not be able to write: special tokens, and others that are markup by all signs.
+    """Tokens that clients must not be able to produce: special tokens, and added tokens that are markup.
 
-    Not every added token is: some tokenizers add runs of blanks, or the tags of HTML.
+    Not every added token is markup: some tokenizers add runs of blanks, or HTML tags.
     """
     return [
         token.content
@@ -177,7 +176,7 @@ def _control_tokens(tokenizer: Tokenizer, literals: str) -> list[str]:
 
 
 def _both_ends(tag: str) -> tuple[str, str]:
-    """A tag and the other one of its pair: a template that writes only one of them means both."""
+    """The start and end tag of a pair; a template that contains one uses both."""
     return tag, tag.replace("</", "<", 1) if tag.startswith("</") else tag.replace("<", "</", 1)
 
 
@@ -192,9 +191,9 @@ def _start_of_any(controls: Iterable[str]) -> re.Pattern[str]:
 
 
 def _prefix_of(tokenizer: Tokenizer) -> str:
-    """What to begin a later piece with, so that a tokenizer which puts a space before all text puts none.
+    """The prefix of pieces after the first, so that tokenizers do not add their leading space.
 
-    As in transformers: a line break, whose own tokens are taken off again.
+    As in transformers, a line break, whose tokens are removed again; empty for tokenizers that need none.
     """
     alone = tokenizer.encode("a", add_special_tokens=False).ids
     lead = tokenizer.encode("\n", add_special_tokens=False).ids
@@ -205,12 +204,12 @@ def _prefix_of(tokenizer: Tokenizer) -> str:
 def _read_tokenizer(path: Path) -> Tokenizer:
     try:
         return Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises nothing more exact
+    except Exception as error:  # the library raises plain Exception
         raise ValueError(f"{path} cannot be read as a tokenizer: {error}.") from error
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A file's JSON object, an empty one if there is no such file. Raises ValueError."""
+    """The file's JSON object; empty without a file. Raises ValueError."""
     if not path.is_file():
         return {}
     try:
@@ -221,7 +220,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def _template_sources(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
-    """The template `default`, and `tool_use` where conversations with tools have their own."""
+    """The templates by name: `default`, and `tool_use` if there is a separate one for tools."""
     template = config.get("chat_template")
     sources = {"default": template}
     if isinstance(template, list):
@@ -238,9 +237,9 @@ def _template_sources(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]
 
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    """`bos_token` and the like, which templates use as variables."""
-    found = {}
+    """Special tokens such as `bos_token`, which templates use as variables."""
+    tokens = {}
     for key, value in config.items():
         if key.endswith("_token") and value:
-            found[key] = value["content"] if isinstance(value, dict) else str(value)
-    return found
+            tokens[key] = value["content"] if isinstance(value, dict) else str(value)
+    return tokens

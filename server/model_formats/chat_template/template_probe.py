@@ -1,7 +1,7 @@
-"""What a chat template can write, and how it wants things told: found out by rendering small conversations.
+"""Detects the capabilities of a chat template by rendering small conversations.
 
-Templates differ in whether they know a system role, several system messages, tools, calls with text beside
-them or more than one at a time, and in what arguments and call ids must look like. None of them says so.
+Templates differ in their support for system messages, tools, calls with text, parallel calls, and in the form
+of arguments; none declares it.
 """
 
 from collections.abc import Sequence
@@ -19,31 +19,31 @@ _USER: Message = {"role": "user", "content": _ASKED}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TemplateCapabilities:
-    """One template's wishes."""
+    """What a template can render, and in which form."""
 
     first_system: bool
-    """It writes a system message that comes first."""
+    """A first system message."""
     later_systems: bool
-    """And others, wherever they come."""
+    """Further system messages at any position."""
     consecutive_users: bool
-    """It writes two messages of the user one after the other."""
+    """Consecutive user messages."""
     tools: bool
     calls: bool
     outputs: bool
-    """It writes tools, calls in the history, and their outputs."""
+    """Tools, tool calls in the history, tool outputs."""
     arguments_as_object: bool
-    """A call's arguments are an object; otherwise JSON text."""
+    """Arguments of calls are an object, else JSON text."""
     empty_content: str | None
-    """The content of a message that has only calls."""
+    """The content of a message with calls only."""
     text_with_calls: bool
     parallel_calls: bool
-    """One message may have text and calls, and more than one call."""
+    """Text beside calls, and several calls, in one message."""
     reasoning_as_part: bool
-    """Reasoning is a part of the content; otherwise a field of the message, which may be ignored."""
+    """Reasoning is a content part, else a field of the message, which the template may ignore."""
 
 
 def probe_template(template: ChatTemplate) -> TemplateCapabilities:
-    """Renders with each wish in turn; what raises or does not show is not wished."""
+    """Renders a conversation per capability; an error or missing text means no support."""
     probe = _Probe(template)
     system = {"role": "system", "content": _SYSTEM}
     later = {"role": "system", "content": _LATER}
@@ -95,7 +95,7 @@ class _Probe:
         return all(text in rendered for text in texts)
 
     def shows_call(self, parsed: bool, empty: str | None) -> bool:
-        """A call's name and argument come out, and neither Python's own form of them nor its None."""
+        """Whether the call's argument is rendered, and not as a Python repr, escaped JSON or None."""
         message = {"role": "assistant", "content": empty, "tool_calls": [_call(_FUNCTION, parsed)]}
         output = {"role": "tool", "content": _OUTPUT, "name": _FUNCTION, "tool_call_id": _ID}
         for messages in ([_USER, message, output], [_USER, message]):

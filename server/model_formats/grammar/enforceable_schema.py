@@ -1,9 +1,8 @@
-"""The part of a JSON schema that masks can enforce, for forced calls of functions that are not strict.
+"""Reduces a JSON schema to the part that token masks can enforce, for forced calls of non-strict functions.
 
-Every value that the schema allows is allowed by its part. Left out is what the compiler of masks does not
-know (`not`, `if`, `uniqueItems`, `contains`, unknown formats, patterns that look around ...), what is no
-JSON schema, and annotations; `oneOf` becomes `anyOf`. References are followed once and stand in `$defs`
-under names of their own. Pure.
+The result allows every value that the schema allows. Dropped are keywords that the grammar compiler does not
+support (`not`, `if`, `uniqueItems`, `contains`, unknown formats, lookaround ...), invalid keywords
+and annotations; `oneOf` becomes `anyOf`. References become `$defs` under new names. Pure.
 """
 
 import json
@@ -18,26 +17,26 @@ from server.model_formats.tool_names import ALL_TYPES, ANY_OBJECT, types_of
 FORMATS = frozenset(
     {"date", "date-time", "time", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid"}
 )
-"""Those that every family's calls can be held to, or that are left out where one cannot."""
+"""Formats that the grammars enforce; families that cannot enforce one ignore it."""
 MAX_REFERENCES = 200
 _MAX_DEPTH = 64
 _BASIC_DEPTH = 6
 _BASIC_VALUES = 100
 _DIGITS = 5
-"""Of multipleOf, its point included: a grammar needs a state for every remainder."""
+"""Maximum digits of `multipleOf`, with its point: a grammar needs a state for each remainder."""
 _EXACT = 2**53
-"""Numbers below it are whole in every reader's arithmetic."""
+"""Integers below it are exact in double precision."""
 _PROPERTY_COUNTS = ("minProperties", "maxProperties")
 _COUNTS = ("minLength", "maxLength", "minItems", "maxItems", *_PROPERTY_COUNTS)
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 _SPECIAL = re.compile(r"\\(?P<escape>.|\Z)|(?P<group>\(\?(?!:))", re.DOTALL)
-"""Escapes in a pattern, and groups that are more than groups."""
+"""Escapes, and groups other than `(?:`, in a pattern."""
 _ESCAPES = frozenset("dDwWsSnrtfvxu")
-"""Letters behind a backslash that mean the same to all."""
+"""Escape letters with the same meaning in all regex engines."""
 
 
 def enforceable(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A part of a function's parameters that can be compiled; a smaller one where that is too large."""
+    """The enforceable part of a function's parameters; if too large, the basic schema."""
     for part in (_EnforceablePart(schema).of_object(), basic_schema(schema)):
         try:
             check_schema(part)
@@ -48,7 +47,7 @@ def enforceable(schema: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def basic_schema(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Types, properties and enumerations alone, down to a few levels: what always compiles, and fast."""
+    """Types, properties and enums of the first levels, which always compile quickly."""
     part = _basic(schema, 0)
     return {**part, "type": "object"} if "object" in types_of(part) or "type" not in part else ANY_OBJECT
 
@@ -76,16 +75,16 @@ def _basic(schema: Any, depth: int) -> dict[str, Any]:
 
 
 class _EnforceablePart:
-    """The part of one schema, whose references it collects."""
+    """Builds the enforceable part of one schema and collects its references."""
 
     def __init__(self, root: Mapping[str, Any]) -> None:
         self._root = root
         self._names: dict[str, str] = {}
-        """By reference, as far as these lead anywhere: what each is called in `$defs`."""
+        """Names in `$defs` by reference; only references with a target."""
         self._waiting: list[tuple[str, Any]] = []
 
     def of_object(self) -> dict[str, Any]:
-        """That of the whole, which is of an object in any case."""
+        """The part of the root schema, with type object."""
         part = self._of(self._root, 0)
         if isinstance(part, bool) or ((types := types_of(part)) and "object" not in types):
             return dict(ANY_OBJECT)
@@ -127,7 +126,7 @@ class _EnforceablePart:
         return [self._of(one, depth + 1) for one in branches] if isinstance(branches, list) else []
 
     def _of_array(self, schema: Mapping[str, Any], depth: int) -> Iterator[tuple[str, Any]]:
-        """The schemas of elements, in the words of today's JSON schemas."""
+        """The schemas of elements as draft 2020-12's `prefixItems` and `items`."""
         first, rest = schema.get("prefixItems"), schema.get("items")
         if isinstance(rest, list):
             first, rest = rest, schema.get("additionalItems")
@@ -146,7 +145,7 @@ class _EnforceablePart:
             )
         if isinstance(patterns, Mapping) and patterns:
             if not all(map(_is_known_pattern, patterns)):
-                others = None  # it is only about properties that no pattern fits
+                others = None  # additionalProperties applies only to properties that match no pattern
             else:
                 yield "patternProperties", {key: self._of(one, depth + 1) for key, one in patterns.items()}
         if isinstance(others, Mapping | bool):
@@ -155,22 +154,22 @@ class _EnforceablePart:
             yield "required", required
 
     def _name(self, reference: str) -> str | None:
-        """What the reference's target is called in `$defs`; None if it has none."""
+        """The name in `$defs` of a reference's target; None without a target."""
         if reference in self._names:
             return self._names[reference]
-        found: Any = self._root
+        target: Any = self._root
         if not reference.startswith("#") or len(self._names) >= MAX_REFERENCES:
             return None
         for step in reference.removeprefix("#").split("/")[1:]:
             key = step.replace("~1", "/").replace("~0", "~")
-            if isinstance(found, list) and key.isdecimal() and len(key) < 6 and int(key) < len(found):
-                found = found[int(key)]
+            if isinstance(target, list) and key.isdecimal() and len(key) < 6 and int(key) < len(target):
+                target = target[int(key)]
             else:
-                found = found.get(key) if isinstance(found, Mapping) else None
-        if not isinstance(found, Mapping) or (reference != "#" and "/" not in reference):
+                target = target.get(key) if isinstance(target, Mapping) else None
+        if not isinstance(target, Mapping) or (reference != "#" and "/" not in reference):
             return None
         name = self._names[reference] = f"d{len(self._names)}"
-        self._waiting.append((name, found))
+        self._waiting.append((name, target))
         return name
 
 
@@ -218,7 +217,7 @@ def _required(schema: Mapping[str, Any]) -> list[str]:
 
 
 def _is_known_pattern(pattern: Any) -> bool:
-    """Whether a regular expression does nothing that masks cannot; its syntax is not looked at."""
+    """Whether a pattern uses only features that masks support; its syntax is not checked."""
     if not isinstance(pattern, str) or not _is_text(pattern):
         return False
     try:
@@ -226,13 +225,13 @@ def _is_known_pattern(pattern: Any) -> bool:
     except BadGrammar:
         return False
     return not any(
-        found["group"] or (found["escape"].isalnum() and found["escape"] not in _ESCAPES)
-        for found in _SPECIAL.finditer(pattern)
+        match["group"] or (match["escape"].isalnum() and match["escape"] not in _ESCAPES)
+        for match in _SPECIAL.finditer(pattern)
     )
 
 
 def _is_text(value: Any) -> bool:
-    """Whether a value can be written in UTF-8: it has no half of a character."""
+    """Whether a value can be encoded as UTF-8 JSON, without lone surrogates."""
     try:
         json.dumps(value, ensure_ascii=False).encode()
     except (UnicodeEncodeError, ValueError, RecursionError):

@@ -1,7 +1,7 @@
-"""What forced calls follow: their functions' schemas, strict or not, as far as masks can enforce these.
+"""Schemas that the grammar enforces for forced calls (`tool_choice: required` or named), as in vLLM.
 
-vLLM's required and named calls follow the function's schema, too. A schema that cannot be enforced whole is
-enforced in part; should even that not compile, less of it is, down to any JSON object. Pure.
+They follow the function's schema even if it is not strict. A schema that cannot be enforced completely is
+enforced in part; if that does not compile, less of it, down to any JSON object. Pure.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -20,15 +20,15 @@ from server.model_formats.tool_names import (
 )
 
 MAX_ALTERNATIVES = 16
-"""Of one schema, written out as objects that each have their own properties."""
+"""Maximum alternatives of a schema, expanded to objects with properties of their own."""
 _MAX_DEPTH = 8
 _JOINING = {"$ref", "anyOf", "oneOf", "allOf"}
 
 
 def forced_levels(tools: Iterable[Tool]) -> list[list[Tool]]:
-    """The tools with the schemas that their calls follow, from the most that is enforced to the least.
+    """The tools with enforced schemas, in lists from the strictest to the loosest.
 
-    The schemas of strict functions are the same in all.
+    Schemas of strict functions are equal in all lists.
     """
     tools = list(tools)
     if all(tool.strict or tool.kind == "custom" for tool in tools):
@@ -48,9 +48,9 @@ def _anything(schema: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def alternatives(tool: Tool) -> Iterator[Tool]:
-    """A strict function once for each object that its schema allows: with `anyOf` there may be several.
+    """A strict function once per alternative object of its schema (`anyOf`).
 
-    For families whose calls have a place for each property, and none for a whole object.
+    For families that write arguments per property, see `ToolCallFormat.per_property`.
     """
     if not tool.strict or tool.parameters is None:
         yield tool
@@ -60,26 +60,26 @@ def alternatives(tool: Tool) -> Iterator[Tool]:
 
 
 def objects_of(schema: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The objects that a schema allows, each as one without `anyOf`, `allOf` and reference of its own."""
+    """The alternative objects of a schema, without `anyOf`, `allOf` and `$ref` at their top level."""
     if not schema.keys() & _JOINING:
         return [schema]
-    found = _alternatives(schema, 0)
-    if len(found) > MAX_ALTERNATIVES:
+    objects = _alternatives(schema, 0)
+    if len(objects) > MAX_ALTERNATIVES:
         return [definition_of(schema)]
-    return [{**definitions_of(schema), **one} for one in found]
+    return [{**definitions_of(schema), **one} for one in objects]
 
 
 def arguments_of(tool: Tool) -> tuple[dict[str, Mapping[str, Any]], Mapping[str, Any]]:
-    """What each of a tool's arguments may be, and what any other may."""
+    """The schemas of a tool's arguments by name, and of additional ones."""
     schemas = objects_of(schema_of(tool))
-    found: dict[str, Mapping[str, Any]] = {}
+    schemas_by_name: dict[str, Mapping[str, Any]] = {}
     for schema in schemas:
         for name, inner in properties_of(schema).items():
-            known = found.get(name)
-            found[name] = (
+            known = schemas_by_name.get(name)
+            schemas_by_name[name] = (
                 inner if known in (None, inner) else {**definitions_of(schema), "anyOf": [known, inner]}
             )
-    return found, additional_of(schemas[0])
+    return schemas_by_name, additional_of(schemas[0])
 
 
 def _alternatives(schema: Any, depth: int) -> list[dict[str, Any]]:
@@ -87,16 +87,16 @@ def _alternatives(schema: Any, depth: int) -> list[dict[str, Any]]:
         return [{}]
     named = definition_of(schema)
     own = {key: value for key, value in named.items() if key not in ("anyOf", "oneOf", "allOf")}
-    if named is not schema:  # what stands beside a reference holds, too
+    if named is not schema:  # keywords beside `$ref` apply, too
         own = _merged({key: value for key, value in schema.items() if key != "$ref"}, own)
-    found = [own]
+    merged = [own]
     for key in ("anyOf", "oneOf"):
         if isinstance(branches := named.get(key), list) and branches:
-            found = _crossed(found, [one for inner in branches for one in _branch(schema, inner, depth)])
+            merged = _crossed(merged, [one for inner in branches for one in _branch(schema, inner, depth)])
     parts = named.get("allOf")
     for inner in parts if isinstance(parts, list) else []:
-        found = _crossed(found, _branch(schema, inner, depth))
-    return found
+        merged = _crossed(merged, _branch(schema, inner, depth))
+    return merged
 
 
 def _branch(schema: Mapping[str, Any], inner: Any, depth: int) -> list[dict[str, Any]]:
@@ -111,7 +111,7 @@ def _crossed(some: list[dict[str, Any]], others: list[dict[str, Any]]) -> list[d
 
 
 def _merged(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
-    """An object that both schemas allow."""
+    """The intersection of two object schemas."""
     merged = {**one, **other}
     first, second = (_mapping(schema.get("properties")) for schema in (one, other))
     if first or second:

@@ -34,7 +34,7 @@ _ATOM = re.compile(
 _CODE = re.compile(r"\\[xuU]\{([0-9a-fA-F]++)\}")
 _PROPERTY = re.compile(r"\\[pP]\{[^{}]*+\}")
 _SPECIAL = '"\\\n\r\t\b\f'
-"""Characters that are written otherwise in JSON."""
+"""Characters that JSON strings escape."""
 _ORDINARY = [chr(code) for code in range(0x20, 0x7F) if chr(code) not in _SPECIAL]
 _PLAIN = r"[^\"\\\x00-\x1f]"
 _COMMON = {
@@ -51,33 +51,33 @@ _COMMON = {
     "WS": r"/[ \t\f\r\n]+/",
     "WS_INLINE": r"/[ \t]+/",
 }
-"""What Lark's own library calls by these names."""
+"""Terminals of Lark's library `common`."""
 
 
 def escaped_grammar(definition: str) -> str:
-    """The grammar of the JSON-escaped input. Raises PromptError for what cannot be rewritten."""
+    """The grammar of the JSON-escaped input. Raises PromptError for unsupported syntax."""
     return _TOKEN.sub(_rewrite, definition)
 
 
-def _rewrite(found: re.Match[str]) -> str:
-    match found.lastgroup:
+def _rewrite(token: re.Match[str]) -> str:
+    match token.lastgroup:
         case "comment":
-            return found[0]
+            return token[0]
         case "range":
-            first, last = _literal_text(found["first"]), _literal_text(found["last"])
+            first, last = _literal_text(token["first"]), _literal_text(token["last"])
             return _atom(f"[{re.escape(first)}-{re.escape(last)}]", "")
-    if found["text"] is not None:
-        letters = [_atom(re.escape(letter), found["case"]) for letter in _literal_text(found["text"])]
+    if token["text"] is not None:
+        letters = [_atom(re.escape(letter), token["case"]) for letter in _literal_text(token["text"])]
         return f"({' '.join(letters)})" if letters else '""'
-    if found["regex"] is not None:
-        return f"({' '.join(_expression(found['regex'], found['flags']))})"
-    if found["import"] is not None:
-        if found["import"] not in _COMMON:
-            raise _unsupported(found[0])
-        return f"{_rule(found['import'])}: {escaped_grammar(_COMMON[found['import']])}"
-    if found["directive"] is not None or found["open"] is not None:
-        raise _unsupported(found[0])
-    return _rule(found["name"])
+    if token["regex"] is not None:
+        return f"({' '.join(_expression(token['regex'], token['flags']))})"
+    if token["import"] is not None:
+        if token["import"] not in _COMMON:
+            raise _unsupported(token[0])
+        return f"{_rule(token['import'])}: {escaped_grammar(_COMMON[token['import']])}"
+    if token["directive"] is not None or token["open"] is not None:
+        raise _unsupported(token[0])
+    return _rule(token["name"])
 
 
 def _rule(name: str) -> str:
@@ -93,7 +93,7 @@ def _literal_text(text: str) -> str:
 
 
 def _expression(pattern: str, flags: str) -> Iterator[str]:
-    """A regular expression as one of Lark: groups, choices and repetitions are written alike."""
+    """A regular expression as a Lark expression, in which groups, choices and repetitions are equal."""
     if flags.strip("is"):
         raise _unsupported(f"/{pattern}/{flags}")
     for part in _ATOM.finditer(pattern):
@@ -109,7 +109,7 @@ def _expression(pattern: str, flags: str) -> Iterator[str]:
 
 @lru_cache(maxsize=4096)
 def _atom(atom: str, flags: str) -> str:
-    """One character of those that an atom of a regular expression fits, as JSON writes it."""
+    """The expression of the characters that a regex atom matches, escaped as in JSON."""
     case = "i" if "i" in flags else ""
     tested = re.compile(_for_python(atom), re.DOTALL if "s" in flags else 0)
     ways = [json.dumps(json.dumps(letter)[1:-1]) for letter in _SPECIAL if tested.fullmatch(letter)]
@@ -121,7 +121,7 @@ def _atom(atom: str, flags: str) -> str:
 
 
 def _for_python(atom: str) -> str:
-    """The same atom for Python's `re`, as far as the characters matter that JSON escapes."""
+    """The atom in Python's `re` syntax, equivalent for the characters that JSON escapes."""
     atom = _CODE.sub(_code, atom)
     atom = _PROPERTY.sub("", atom)
     try:
@@ -131,10 +131,10 @@ def _for_python(atom: str) -> str:
     return atom if atom not in ("", "[]") else "(?!)"
 
 
-def _code(found: re.Match[str]) -> str:
-    number = found[1].lstrip("0") or "0"
+def _code(escape: re.Match[str]) -> str:
+    number = escape[1].lstrip("0") or "0"
     if len(number) > 6 or int(number, 16) > 0x10FFFF:
-        raise _unsupported(found[0])
+        raise _unsupported(escape[0])
     return f"\\U{int(number, 16):08x}"
 
 

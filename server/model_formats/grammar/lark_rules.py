@@ -1,7 +1,7 @@
-"""Grammars in the making: expressions of Lark, as `engine.grammar.lark_source` reads it, and their rules.
+"""Builder of Lark grammars in the syntax of `engine.grammar.lark_source`.
 
-Texts become literals, in which special tokens are meant where their texts or signs stand. Whatever is
-built here is read again by the same family's parser.
+In literals, texts and signs of special tokens become the special tokens. The family's own parser must be able
+to read every output of the grammar.
 """
 
 import json
@@ -18,7 +18,7 @@ _TERMINALS = "TEXT: /(.|\\n)+/\nANY: /(.|\\n)*/\n"
 
 
 class GrammarBuilder:
-    """Expressions for one grammar; `grammar` ends it."""
+    """Builds the expressions and rules of one grammar; `grammar` completes it."""
 
     def __init__(self, markup: Markup) -> None:
         self._markup = markup
@@ -29,20 +29,20 @@ class GrammarBuilder:
         return StructuredOutput(kind="lark", text="\n".join([f"start: {start}", *rules, _TERMINALS]))
 
     def literal(self, text: str) -> str:
-        """Exactly this text."""
+        """The expression of exactly this text."""
         pieces = self._markup.pieces(self._markup.restore(text))
         if not pieces:
             return '""'
         return " ".join(map(_piece, pieces))
 
     def rule(self, name: str, body: str) -> str:
-        """The name of a rule with this body, which is made once."""
+        """Defines a rule and returns its name."""
         head, _, _ = name.partition("[")
         self._rules[name] = body
         return head
 
     def until(self, end: str) -> str:
-        """Any text up to where this one comes first, itself included."""
+        """Any text up to and including the first `end`."""
         first, *rest = self._markup.pieces(self._markup.restore(end))
         if isinstance(first, int):
             return f"TEXT? {self.literal(end)}"
@@ -50,7 +50,7 @@ class GrammarBuilder:
         return " ".join([name, *map(_piece, rest)])
 
     def terminated_string(self, text: str, end: str, banned: str) -> str:
-        """What this terminal's body allows and has nothing `banned` in it, and the `end`."""
+        """The terminal `text` without `banned` in it, followed by `end`."""
         pieces = self._markup.pieces(self._markup.restore(end))
         stop = self._markup.pieces(self._markup.restore(banned))[0]
         apart = f" & ~/(.|\\n)*{regex_of(stop)}(.|\\n)*/" if isinstance(stop, str) else ""
@@ -60,18 +60,18 @@ class GrammarBuilder:
         return " ".join([name, *map(_piece, pieces)])
 
     def text_without(self, texts: Iterable[str]) -> str:
-        """Any text that has none of these, which may be nothing."""
+        """Any text without these, possibly empty."""
         return self.rule("PLAIN", self.text_body(texts, empty=True))
 
     def text_body(self, texts: Iterable[str], start: str = "", *, empty: bool = False) -> str:
-        """A terminal's body: text that has none of these, and whose first visible character is of `start`."""
+        """A terminal's body: text without these, whose first visible character matches `start`."""
         parts = [self._markup.pieces(self._markup.restore(text))[0] for text in texts]
         banned = [f" & ~/(.|\n)*{regex_of(part)}(.|\n)*/" for part in parts if isinstance(part, str)]
         whole = f"[ \n\t]*({start}(.|\n)*)?" if start else "(.|\n)*" if empty else "(.|\n)+"
         return f"/{whole}/{''.join(banned)}"
 
     def shared_rule(self, name: str, body: str, attributes: str = "") -> str:
-        """The name of a rule with this body; equal bodies share one."""
+        """The name of a rule with this body; equal bodies share one rule."""
         for head, known in self._rules.items():
             if known == body and head.endswith(attributes) and head.startswith(f"{name}_"):
                 return head.removesuffix(attributes)
@@ -80,7 +80,7 @@ class GrammarBuilder:
         return head
 
     def separated(self, parts: Sequence[tuple[str, bool]], separator: str) -> str:
-        """Expressions with separators between; each may be left out unless it is marked as wanted."""
+        """(expression, required) pairs in order, with separators; optional ones may be absent."""
         after, begin = '""', '""'
         comma = self.literal(separator)
         for part, wanted in reversed(parts):
@@ -93,11 +93,11 @@ class GrammarBuilder:
         return begin if parts else '""'
 
     def json(self, schema: Mapping[str, Any] | bool) -> str:
-        """JSON of a schema; equal ones are in the grammar once."""
+        """A JSON value of the schema; equal schemas share one rule."""
         return self.shared_rule("json", f"%json {json.dumps(schema if isinstance(schema, Mapping) else {})}")
 
     def name(self) -> str:
-        """The name of an argument that no schema names."""
+        """The name of an additional argument."""
         return self.rule("NAME", "/[A-Za-z_][A-Za-z0-9_]{0,63}/")
 
     def arguments(self, tool: Tool) -> str:
@@ -116,7 +116,7 @@ class GrammarBuilder:
         return self.json({"type": "string", **pattern})
 
     def input(self, tool: Tool) -> str | None:
-        """A custom tool's input as it stands; None where it is any text."""
+        """A custom tool's unescaped input; None for any text."""
         match tool.syntax:
             case "regex":
                 return f"/(?:{in_slashes(tool.definition)})/"
@@ -130,12 +130,12 @@ def _piece(piece: str | int) -> str:
 
 
 def regex_of(text: str) -> str:
-    """A regular expression, between slashes, that is this text."""
+    """A regular expression that matches exactly this text."""
     return "".join(character if character.isalnum() else f"\\x{{{ord(character):x}}}" for character in text)
 
 
 def in_slashes(pattern: str) -> str:
-    """A regular expression as it stands between slashes."""
+    """A regular expression escaped for a Lark terminal between slashes."""
     escaped = ""
     position = 0
     while position < len(pattern):

@@ -1,4 +1,4 @@
-"""Formats that are not strict: their schemas without the keywords that cannot be enforced. Pure."""
+"""Removes schema keywords that cannot be enforced, for output formats that are not strict. Pure."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -21,14 +21,14 @@ UNENFORCED = frozenset(
         "uniqueItems",
     }
 )
-"""Keywords that the grammar engine refuses; a schema without them allows more."""
+"""Keywords that the grammar engine does not support; without them a schema allows more."""
 _OF_NAMES = frozenset({"properties", "patternProperties", "$defs", "definitions"})
 _LISTS = frozenset({"anyOf", "oneOf", "allOf", "prefixItems"})
 _SCHEMAS = frozenset({"items", "additionalItems", "additionalProperties"})
 
 
 def without_unenforced(schema: Any) -> Any:
-    """The schema without those keywords, at all of its levels, of which the caller has bounded the number."""
+    """The schema without these keywords at all levels; the caller limits the depth."""
     if not isinstance(schema, Mapping):
         return schema
     return {key: _inner(key, value) for key, value in schema.items() if key not in UNENFORCED}

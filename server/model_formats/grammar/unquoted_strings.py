@@ -1,12 +1,12 @@
-"""What a schema's strings may be where they stand without quotes, as terminals of a Lark grammar. Pure.
+"""Lark terminals for a schema's strings in call formats that write them without quotes. Pure.
 
-A text is what one of several alternatives allows: all that hold for one of them hold together. Length,
-`pattern`, `enum`, `const` and the formats below are held to; `anyOf`, `allOf` and references are followed,
-and `oneOf` as if it were `anyOf`. Other formats are not held to, and a pattern that looks around is refused.
+A string matches one of several alternatives, each a conjunction. Enforced are length, `pattern`, `enum`,
+`const` and the formats below; `anyOf`, `allOf` and references are resolved, `oneOf` as `anyOf`. Other
+formats are ignored; lookaround in a pattern is refused.
 
-Where a value may be a string or something else, and the family's calls do not say which, it is narrower than
-the schema, never wider: no string looks like a value of the other types, nor begins as lists, objects and
-numbers within bounds do.
+If a value may be a string or another type and the format does not mark which, the terminal allows less than
+the schema: no string that looks like a value of the other types, or begins like a list, object or bounded
+number.
 """
 
 import json
@@ -23,17 +23,17 @@ _ANNOTATIONS = {
     *("title", "description", "default", "examples", "example", "deprecated", "readOnly", "writeOnly"),
     *("$defs", "definitions", "$comment", "$schema", "$id", "nullable"),
 }
-"""Keywords that allow and forbid nothing."""
+"""Keywords without effect on validation."""
 _MAX_ALTERNATIVES = 64
 _MAX_DEPTH = 16
 _MAX_LENGTH = 5_000
-"""Of one counted repetition; longer ones are put together of several."""
+"""Maximum of one counted repetition; longer ones are composed of several."""
 _ANY = "/(.|\\n)*/"
 _SPACE = r"[\s\x1c-\x1f]*"
 _NUMBERS = {"integer": r"-?(0|[1-9][0-9]*)", "number": r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?"}
 _TIME = r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{1,9})?(Z|[+\-]([01][0-9]|2[0-3]):[0-5][0-9])"
 _DATE = r"[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|1[0-9]|2[0-8])"
-"""Without the last days of months, which not every month has."""
+"""Days 29 to 31 are excluded, as not every month has them."""
 _BYTE = r"(25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
 _LABEL = r"[a-zA-Z0-9]([a-zA-Z0-9\-]{0,61}[a-zA-Z0-9])?"
 _FORMATS = {
@@ -58,7 +58,7 @@ def allows_anything(schema: Mapping[str, Any]) -> bool:
 
 
 def strings_of(schema: Any) -> str | None:
-    """The terminal of the strings that the schema allows; None if it allows none. Raises PromptError."""
+    """The terminal of the strings that the schema allows, or None. Raises PromptError."""
     alternatives = _alternatives(schema, 0)
     if not alternatives:
         return None
@@ -68,10 +68,10 @@ def strings_of(schema: Any) -> str | None:
 def distinguish_strings(
     strings: str, others: frozenset[str], schema: Mapping[str, Any]
 ) -> tuple[str, frozenset[str]]:
-    """The strings and values of `others` as one terminal, for a text that does not say which of them it is.
+    """A terminal of strings and of values of the types `others`, for text without type marks.
 
-    What would be read as something else is no string. Gives also the types that the terminal leaves out:
-    no string begins as their values do.
+    Strings exclude text that would be parsed as another type. Also returns the types that the terminal does
+    not include; no string begins like their values.
     """
     out = [rf"/{_SPACE}(?i:{'|'.join(_WORDS[word])}){_SPACE}/" for word in sorted(others & _WORDS.keys())]
     said = [json.dumps(word) for word, value in _VALUES if _allows(schema, value, 0)]
@@ -96,7 +96,7 @@ _VALUES: tuple[tuple[str, bool | None], ...] = (("true", True), ("false", False)
 
 
 def _alternatives(schema: Any, depth: int) -> list[list[str]]:
-    """Terminals that must all fit, for each way in which a string can be allowed."""
+    """The alternatives of a string, each a list of terminals that must all match."""
     if not isinstance(schema, Mapping):
         return [] if schema is False else [[]]
     if depth > _MAX_DEPTH:
@@ -104,15 +104,16 @@ def _alternatives(schema: Any, depth: int) -> list[list[str]]:
     schema = definition_of(schema)
     if "string" not in _listed(schema.get("type", "string")):
         return []
-    found = [own] if (own := _own_constraints(schema)) is not None else []
+    alternatives = [own] if (own := _own_constraints(schema)) is not None else []
     for key in ("anyOf", "oneOf"):
         if isinstance(branches := schema.get(key), list):
-            found = _conjoined(
-                found, [a for branch in _inner(schema, branches) for a in _alternatives(branch, depth + 1)]
+            alternatives = _conjoined(
+                alternatives,
+                [a for branch in _inner(schema, branches) for a in _alternatives(branch, depth + 1)],
             )
     for branch in _inner(schema, _listed(schema.get("allOf", []))):
-        found = _conjoined(found, _alternatives(branch, depth + 1))
-    return found
+        alternatives = _conjoined(alternatives, _alternatives(branch, depth + 1))
+    return alternatives
 
 
 def _conjoined(some: list[list[str]], others: list[list[str]]) -> list[list[str]]:
@@ -122,7 +123,7 @@ def _conjoined(some: list[list[str]], others: list[list[str]]) -> list[list[str]
 
 
 def _own_constraints(schema: Mapping[str, Any]) -> list[str] | None:
-    """What the schema itself asks of a string; None if no string can do that."""
+    """The terminals of the schema's own keywords; None if they exclude all strings."""
     parts = []
     for values in ([schema["const"]] if "const" in schema else None, schema.get("enum")):
         if isinstance(values, list):
@@ -142,7 +143,7 @@ def _own_constraints(schema: Mapping[str, Any]) -> list[str] | None:
 
 
 def _count(schema: Mapping[str, Any], key: str) -> int | None:
-    """A length's bound. Raises PromptError before work is done in proportion to one that is too large."""
+    """The value of a length keyword. Raises PromptError beyond `MAX_COUNT`."""
     value = schema.get(key)
     if not isinstance(value, int | float):
         return None
@@ -159,7 +160,7 @@ def _refuse_long(pattern: str) -> None:
 
 
 def _of_length(low: int, high: int | None) -> str:
-    """Any text of so many characters."""
+    """Any text of `low` to `high` characters."""
     pieces = []
     while low > _MAX_LENGTH or (high or 0) > _MAX_LENGTH:
         least = min(low, _MAX_LENGTH)
@@ -172,7 +173,7 @@ def _of_length(low: int, high: int | None) -> str:
 
 
 def _searched(pattern: str) -> str:
-    """A regular expression that fits whole what has this one in it, between slashes. Raises PromptError."""
+    """The pattern, which JSON schema searches, as one that matches the whole text. Raises PromptError."""
     branches: list[str] = [""]
     depth = 0
     for atom in _ATOM.finditer(pattern):
@@ -231,7 +232,7 @@ _LIMITS = {
 
 
 def _limits_numbers(schema: Any, depth: int) -> bool:
-    """Whether numbers are held to more than their type, or may be."""
+    """Whether the schema constrains numbers beyond their type."""
     if not isinstance(schema, Mapping):
         return False
     schema = definition_of(schema)
@@ -242,7 +243,7 @@ def _limits_numbers(schema: Any, depth: int) -> bool:
 
 
 def _inner(schema: Mapping[str, Any], branches: Sequence[Any]) -> list[Any]:
-    """Parts of a schema, each with the definitions that it may refer to."""
+    """Subschemas, each with the definitions that it may reference."""
     definitions = definitions_of(schema)
     return [{**definitions, **branch} if isinstance(branch, Mapping) else branch for branch in branches]
 

@@ -47,8 +47,8 @@ def read_header(token_ids: Sequence[int], tokens: Sequence[bytes], *, names_auth
     channel = recipient = data = None
     for marker, said in sections:
         text = said.decode(errors="replace")
-        if found := _TO.search(text):
-            recipient = found[1] or recipient
+        if match := _TO.search(text):
+            recipient = match[1] or recipient
             text = _TO.sub(" ", text)
         words = text.split()
         if marker is None:
@@ -78,15 +78,15 @@ def read_headerless(
     for marker, section in _split(token_ids, tokens):
         said = section
         if marker is None:
-            found = _AUTHOR.match(said) if names_author else _ASSISTANT.match(said)
-            author = found[1].decode(errors="replace") if found else author
-            said = said[found.end() :] if found else said
-        if marker == CHANNEL and (found := _CHANNEL.match(said)):
-            channel, said = found[1].decode(), said[found.end() :]
-        if found := _RECIPIENT.match(said):
-            recipient, said = found[1].decode(errors="replace"), said[found.end() :]
-        if marker == CONSTRAIN and (found := _TYPE.match(said)):
-            said = said[found.end() :]
+            match = _AUTHOR.match(said) if names_author else _ASSISTANT.match(said)
+            author = match[1].decode(errors="replace") if match else author
+            said = said[match.end() :] if match else said
+        if marker == CHANNEL and (match := _CHANNEL.match(said)):
+            channel, said = match[1].decode(), said[match.end() :]
+        if match := _RECIPIENT.match(said):
+            recipient, said = match[1].decode(errors="replace"), said[match.end() :]
+        if marker == CONSTRAIN and (match := _TYPE.match(said)):
+            said = said[match.end() :]
         content += said
     return Header(author, channel, recipient, malformed=True), content.lstrip()
 
@@ -98,10 +98,10 @@ def last_tokens(content: bytes, token_ids: Sequence[int], tokens: Sequence[bytes
     """
     count = 0
     for token in reversed(token_ids):
-        said = b"" if token in (CHANNEL, CONSTRAIN) else tokens[token]
-        if not said or not content.endswith(said):
+        spelled = b"" if token in (CHANNEL, CONSTRAIN) else tokens[token]
+        if not spelled or not content.endswith(spelled):
             break
-        content = content[: -len(said)]
+        content = content[: -len(spelled)]
         count += 1
     return count
 
@@ -114,4 +114,4 @@ def _split(token_ids: Sequence[int], tokens: Sequence[bytes]) -> list[tuple[int 
             sections.append((token, []))
         elif 0 <= token < len(tokens):
             sections[-1][1].append(tokens[token])
-    return [(marker, b"".join(said)) for marker, said in sections]
+    return [(marker, b"".join(spelled)) for marker, spelled in sections]

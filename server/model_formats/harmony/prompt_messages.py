@@ -167,10 +167,10 @@ def _code(arguments: str) -> str:
     """The code in the JSON arguments of a `python` call."""
     try:
         check_size(arguments.encode(errors="replace"))
-        found = json.loads(arguments)
+        value = json.loads(arguments)
     except (DecodeFailure, ValueError, RecursionError):
         return arguments
-    code = found.get("code") if isinstance(found, dict) else None
+    code = value.get("code") if isinstance(value, dict) else None
     return code if isinstance(code, str) else arguments
 
 

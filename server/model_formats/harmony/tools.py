@@ -24,11 +24,11 @@ def recipient(name: str, namespace: str | None) -> str:
 
 
 def tool_of(called: str, tools: Mapping[str, Tool]) -> Tool:
-    """The tool that a call's recipient names, out of `tools_by_recipient`'s; an unknown one is made up."""
-    if found := tools.get(called) or tools.get(f"{FUNCTIONS}.{called}"):
-        return found
-    if found := find_tool(called.removeprefix(f"{FUNCTIONS}."), tools.values()):
-        return found
+    """The tool of a call's recipient; for an unknown recipient, a function of that name."""
+    if tool := tools.get(called) or tools.get(f"{FUNCTIONS}.{called}"):
+        return tool
+    if tool := find_tool(called.removeprefix(f"{FUNCTIONS}."), tools.values()):
+        return tool
     if called == PYTHON:
         return Tool(name=PYTHON, kind="custom", namespace=PYTHON)
     namespace, dot, name = called.partition(".")

@@ -109,14 +109,14 @@ class _Writer:
 
     def _find(self, reference: str) -> Any:
         """The target of a local reference, or None."""
-        found: Any = self._root
+        target: Any = self._root
         for step in reference.removeprefix("#").split("/")[1:]:
             name = step.replace("~1", "/").replace("~0", "~")
-            if isinstance(found, list) and name.isdecimal() and int(name) < len(found):
-                found = found[int(name)]
+            if isinstance(target, list) and name.isdecimal() and int(name) < len(target):
+                target = target[int(name)]
             else:
-                found = found.get(name) if isinstance(found, Mapping) else None
-        return found if reference.startswith("#") else None
+                target = target.get(name) if isinstance(target, Mapping) else None
+        return target if reference.startswith("#") else None
 
 
 def _literals(schema: Mapping[str, Any]) -> dict[str, Any]:

@@ -29,11 +29,11 @@ class Markup:
 
     def sign(self, text: str) -> str:
         """The text with each special token replaced by its sign."""
-        return self._find.sub(lambda found: self._sign_of(found[0]), text)
+        return self._find.sub(lambda match: self._sign_of(match[0]), text)
 
     def restore(self, text: str) -> str:
         """The text with each sign replaced by its special token's text."""
-        return _ANY.sub(lambda found: self._texts.get(found[0], ""), text) if self.signs else text
+        return _ANY.sub(lambda match: self._texts.get(match[0], ""), text) if self.signs else text
 
     def clean(self, text: str) -> str:
         """The text without signs."""

@@ -1,4 +1,4 @@
-"""The formats of tool calls by name, and which of them a model folder speaks."""
+"""Registry of tool-call formats by name, and detection of a model's format."""
 
 from server.model_formats.tool_calls.gemma import FunctionGemma, Gemma4
 from server.model_formats.tool_calls.interface import ToolCallFormat
@@ -30,7 +30,7 @@ TOOL_CALL_FORMATS: dict[str, type[ToolCallFormat]] = {
         QwenCoder,
     )
 }
-"""What the setting `tool_parser` may name."""
+"""Values of the setting `tool_parser`."""
 
 _TEMPLATE_MARKS: tuple[tuple[tuple[str, ...], type[ToolCallFormat]], ...] = (
     (("｜DSML｜", "function_calls"), DeepSeekV32),
@@ -54,7 +54,7 @@ _TEMPLATE_MARKS: tuple[tuple[tuple[str, ...], type[ToolCallFormat]], ...] = (
     (('{"name": function name, "parameters": ',), Llama),
     (("[func_name1(",), Pythonic),
 )
-"""What in a chat template shows which format its model was taught; the first that is all there counts."""
+"""Texts in a chat template that identify a format; the first entry with all texts present wins."""
 
 _FORMAT_OF_MODEL_TYPE = {
     "deepseek_v3": "deepseek_v3",
@@ -78,11 +78,11 @@ _FORMAT_OF_MODEL_TYPE = {
     "qwen3_next": "hermes",
     "cohere2": "cohere",
 }
-"""By `model_type`, for templates that show tools but no calls."""
+"""Formats by `model_type`, for templates that render tools but no calls."""
 
 
 def detect_tool_call_format(template: str, model_type: str | None) -> type[ToolCallFormat] | None:
-    """The format that the template writes, or that models of this type are taught; None if unknown."""
+    """The format of the template's calls, else of the model type; None if unknown."""
     for signs, call_format in _TEMPLATE_MARKS:
         if all(sign in template for sign in signs):
             return call_format

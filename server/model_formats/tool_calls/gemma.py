@@ -1,4 +1,4 @@
-"""Calls as Gemma writes them: `call:NAME{key:value,...}`, with marks of their own around strings."""
+"""Tool-call formats of Gemma: `call:NAME{key:value,...}` with special tokens as quotes."""
 
 import json
 import re
@@ -64,14 +64,14 @@ class FunctionGemma(ToolCallFormat):
         if (yield from self._object(scanner, emitter.add_arguments, 0)):
             emitter.end()
 
-    def _object(self, scanner: Scanner, give: TextSink, depth: int) -> Reader[bool]:
-        """Members and the closing brace."""
-        give("{")
+    def _object(self, scanner: Scanner, sink: TextSink, depth: int) -> Reader[bool]:
+        """Reads the members and the closing brace; False if truncated or malformed."""
+        sink("{")
         before = ""
         while True:
             yield from scanner.skip_space()
             if (yield from scanner.accept("}")):
-                give("}")
+                sink("}")
                 return True
             quoted = yield from scanner.accept(self._quote)
             key = (yield from scanner.take_while(_KEY, MAX_NAME)).strip().strip('"')
@@ -79,54 +79,54 @@ class FunctionGemma(ToolCallFormat):
                 yield from scanner.accept(self._quote)
             if not (yield from scanner.accept(":")):
                 return False
-            give(f"{before}{json.dumps(key, ensure_ascii=False)}: ")
+            sink(f"{before}{json.dumps(key, ensure_ascii=False)}: ")
             before = ", "
-            if not (yield from self._value(scanner, give, depth + 1)):
+            if not (yield from self._value(scanner, sink, depth + 1)):
                 return False
             yield from scanner.skip_space()
             yield from scanner.accept(",")
 
-    def _list(self, scanner: Scanner, give: TextSink, depth: int) -> Reader[bool]:
-        give("[")
+    def _list(self, scanner: Scanner, sink: TextSink, depth: int) -> Reader[bool]:
+        sink("[")
         before = ""
         while True:
             yield from scanner.skip_space()
             if (yield from scanner.accept("]")):
-                give("]")
+                sink("]")
                 return True
-            give(before)
+            sink(before)
             before = ", "
-            if not (yield from self._value(scanner, give, depth + 1)):
+            if not (yield from self._value(scanner, sink, depth + 1)):
                 return False
             yield from scanner.skip_space()
             if not (yield from scanner.accept(",")) and (yield from scanner.peek()) != "]":
                 return False
 
-    def _value(self, scanner: Scanner, give: TextSink, depth: int) -> Reader[bool]:
+    def _value(self, scanner: Scanner, sink: TextSink, depth: int) -> Reader[bool]:
         yield from scanner.skip_space()
         if (yield from scanner.accept(self._quote)):
-            give('"')
+            sink('"')
             if not (
-                yield from scanner.copy_until(self._string_end, lambda text: give(json_string_content(text)))
+                yield from scanner.copy_until(self._string_end, lambda text: sink(json_string_content(text)))
             ):
                 return False
-            give('"')
+            sink('"')
             return True
         first = yield from scanner.peek()
         if depth > _MAX_DEPTH or not first:
             return False
         if first == '"':
-            return (yield from copy_json(scanner, give))
+            return (yield from copy_json(scanner, sink))
         if first in "{[":
             scanner.skip()
-            return (yield from (self._object if first == "{" else self._list)(scanner, give, depth))
+            return (yield from (self._object if first == "{" else self._list)(scanner, sink, depth))
         word = (yield from scanner.take_while(_BARE, _MAX_BARE)).strip()
         if word in ("true", "false", "null") or _NUMBER.fullmatch(word):
-            give(word)
+            sink(word)
         elif not (yield from scanner.peek()):
-            return False  # cut off: it may be the half of a number or of `true`
+            return False  # truncated, perhaps within a number or `true`
         elif word:
-            give(json.dumps(word, ensure_ascii=False))
+            sink(json.dumps(word, ensure_ascii=False))
         return bool(word)
 
     def call_grammar(self, lark: GrammarBuilder, name: str, tool: Tool) -> str:
@@ -157,7 +157,7 @@ class FunctionGemma(ToolCallFormat):
         return f"{lark.literal('{')} {lark.separated(pairs, ',')} {lark.literal('}')}"
 
     def _grammar(self, lark: GrammarBuilder, schema: Mapping[str, Any], depth: int) -> str:
-        """Any value that the schema allows, as far as it is not nested too deeply."""
+        """The expression of the values that the schema allows; deeply nested ones become null."""
         schema = definition_of(schema)
         values = [schema["const"]] if "const" in schema else schema.get("enum")
         if isinstance(values, list) and values:
@@ -175,7 +175,7 @@ class FunctionGemma(ToolCallFormat):
         match type_:
             case "string":
                 strings = strings_of({**schema, "type": "string"})
-                assert strings is not None  # enumerations are told by their values
+                assert strings is not None  # enumerations were handled above
                 return (
                     f"{lark.literal(self._quote)} {lark.terminated_string(strings, self._quote, self._quote)}"
                 )
@@ -209,12 +209,12 @@ class FunctionGemma(ToolCallFormat):
 
 
 def json_string_content(text: str) -> str:
-    """Text as it stands in a JSON string, without the signs of special tokens."""
+    """The text escaped for a JSON string, without signs of special tokens."""
     return escaped("".join(character for character in text if not "\ud800" <= character <= "\udfff"))
 
 
 class Gemma4(FunctionGemma):
-    """The same with other marks: Gemma 4."""
+    """`<|tool_call>call:NAME{key:<|"|>text<|"|>}<tool_call|>`: Gemma 4."""
 
     name = "gemma4"
     begin, end, quote = "<|tool_call>", "<tool_call|>", '<|"|>'

@@ -1,8 +1,8 @@
-"""What every format of tool calls gives, and how an answer with calls in it is read.
+"""The interface of tool-call formats, and the reader of an answer with text and calls.
 
-A format reads a call from where its opener was found: it starts the call as soon as the name is known,
-gives the arguments as they come and ends it. A reader that returns before it has started a call has read
-text, which is told as such; one that returns before it has ended its call leaves it unfinished.
+A format's reader begins after the opener. It starts the call once the name is known, streams the arguments
+and ends the call. If it returns before starting a call, the text is emitted as text; if it returns before
+ending one, the call is truncated.
 """
 
 from abc import ABC, abstractmethod
@@ -18,22 +18,22 @@ from server.model_formats.tool_calls.streamed_json import CustomInput
 from server.model_formats.tool_names import ToolIndex
 
 MAX_NAME = 256
-"""Characters of a tool's name, or of an id, that are read before they are no name."""
+"""Maximum characters of a tool's name or of a call id."""
 
 
 class ToolCallEmitter:
-    """Where a format's reader tells of calls, one after the other."""
+    """Appends call deltas to the scanner's deltas."""
 
     def __init__(self, scanner: Scanner, tools: ToolIndex) -> None:
         self.scanner = scanner
         self.tools = tools
         self.count = 0
-        """Calls started so far."""
+        """Number of calls started."""
         self._custom: CustomInput | None = None
         self._ids: set[str] = set()
 
     def start(self, tool: Tool, call_id: str | None = None) -> None:
-        """What was read since the scanner's mark is a call of this tool."""
+        """Starts a call of the tool, dropping the text since the mark. A duplicate id is dropped."""
         if self.scanner.marked:
             self.scanner.unmark()
         self.count += 1
@@ -45,7 +45,7 @@ class ToolCallEmitter:
         self.scanner.deltas.append(CallStart(tool.name, call_id, tool.kind, tool.namespace))
 
     def add_arguments(self, arguments: str) -> None:
-        """More of the arguments' JSON."""
+        """Appends JSON text of the arguments; for a custom tool its `input` is extracted."""
         if self._custom is not None:
             self._custom.feed(arguments)
         else:
@@ -62,42 +62,42 @@ class ToolCallEmitter:
 
 
 class ToolCallFormat(ABC):
-    """One family's way to write calls. Its texts have signs for special tokens."""
+    """One family's syntax of tool calls, in text with signs for special tokens."""
 
     name: ClassVar[str]
     prefix: str
-    """What comes before the first call's name, or what stands for it; it begins with the first opener."""
+    """The text before the first call's `call_grammar`; begins with the first opener."""
     separator: str
-    """What comes between what is one call's own and what is the next one's."""
+    """The text between two calls' `call_grammar`."""
     suffix: str
-    """What comes after the last call."""
+    """The text after the last call."""
     openers: tuple[str, ...] = ()
     closers: tuple[str, ...] = ()
-    """What may follow a call and is never shown there."""
+    """Texts after a call that are dropped."""
     inner_markup: tuple[str, ...] = ()
-    """Markup inside a call, of which a half is never shown where the output is cut off in it."""
+    """Markup within a call; a truncated one is not emitted as text."""
     bare_starts: str = ""
-    """The characters that may begin a call, without any opener, at the beginning of an answer."""
+    """Characters that may begin a call without an opener, at the beginning of an answer."""
     per_property = False
-    """A call has a place for each property of its arguments, and none for the object that they are."""
+    """Arguments are written per property, not as one object."""
     inline = False
-    """They may begin one behind text, too, where no grammar says otherwise."""
+    """Calls without opener may also follow text, unless a grammar excludes them."""
     call_id_style: ClassVar[str] = "any"
-    """What call ids must be in prompts: `any`, `mistral` for nine letters, `kimi` for function and number."""
+    """The form of call ids in prompts: `any`, `mistral` (nine letters), `kimi` (functions.NAME:NUMBER)."""
 
     def __init__(self, markup: Markup) -> None:
         self.markup = markup
 
     @abstractmethod
     def read(self, emitter: ToolCallEmitter, opener: str) -> Reader[None]:
-        """Reads calls, from behind the opener; at the beginning of an answer there may be none."""
+        """Reads calls after the opener, which is empty for `bare_starts`."""
 
     @abstractmethod
     def call_grammar(self, lark: GrammarBuilder, name: str, tool: Tool) -> str:
-        """The Lark expression of what is one call's own: its name and its arguments."""
+        """The Lark expression of a call's name and arguments, between `prefix`, `separator` and `suffix`."""
 
     def render_calls(self, calls: Sequence[tuple[str, str]]) -> str | None:
-        """Names and arguments as an answer has them; None where only a chat template can write it."""
+        """The text of calls (name, arguments); None if only a chat template can render it."""
         del calls
         return None
 
@@ -114,9 +114,9 @@ def read_answer(
     *,
     must_call: bool = False,
 ) -> Reader[None]:
-    """Reads text and calls to the end. What is `dropped` is never shown.
+    """Reads text and calls to the end of the output. Texts in `dropped` are removed.
 
-    Where the answer `must_call`, the beginning of a call that the end cuts off is not shown either.
+    With `must_call`, a truncated beginning of a call is not emitted as text.
     """
     answer.buffers_space = calls is not None
     inline = calls is not None and calls.inline and emitter.tools.accepts_unknown
@@ -129,18 +129,18 @@ def read_answer(
         if first and first in calls.bare_starts:
             depth = yield from _read_calls(calls, emitter, answer, "", must_call=must_call)
     while True:
-        found = yield from scanner.copy_until(stops, answer.add, drops_half=must_call)
-        if not found:
+        stop = yield from scanner.copy_until(stops, answer.add, drops_half=must_call)
+        if not stop:
             answer.flush()
             return
-        if calls and found in calls.openers:
-            depth = yield from _read_calls(calls, emitter, answer, found, must_call=must_call)
-        elif calls and found == "{" and depth == 0:
+        if calls and stop in calls.openers:
+            depth = yield from _read_calls(calls, emitter, answer, stop, must_call=must_call)
+        elif calls and stop == "{" and depth == 0:
             scanner.unread(1)
             depth = yield from _read_calls(calls, emitter, answer, "", must_call=must_call)
-        elif found in ("{", "}"):
-            depth = max(0, depth + (1 if found == "{" else -1))
-            answer.add(found)
+        elif stop in ("{", "}"):
+            depth = max(0, depth + (1 if stop == "{" else -1))
+            answer.add(stop)
 
 
 def _read_calls(

@@ -1,7 +1,7 @@
-"""Calls written as JSON objects with a name and arguments: Hermes and Qwen, Llama, Mistral's list, and kin.
+"""Tool-call formats with a JSON object of name and arguments: Hermes and Qwen, Llama, Mistral, and others.
 
-The members may come in any order. The arguments are given as they come when the name is known before them;
-otherwise they wait for it.
+Members may have any order. Arguments are streamed if the name precedes them, otherwise they wait until
+the name is known.
 """
 
 from collections.abc import Sequence
@@ -16,15 +16,15 @@ from server.model_formats.tool_calls.streamed_json import copy_json, copy_string
 _NAMES = {"name", "tool_name", "function_name"}
 _ARGUMENTS = {"arguments", "parameters"}
 _OTHERS = {"type", "function", "description", "id", "tool_call_id"}
-"""Keys that do not speak against a call. Cohere's `tool_call_id` only counts from 0 in each turn."""
+"""Other keys that an object of a call may have. Cohere's `tool_call_id` only counts from 0 in each turn."""
 _MAX_MEMBERS = 16
 
 
 class JsonCalls(ToolCallFormat):
-    """Objects, alone or in a list; what differs between families are the texts around them."""
+    """Objects, alone or in a list; families differ in the text around them."""
 
     bare = False
-    """Calls may come without an opener, so that an object must show at once that it is a call."""
+    """Calls may lack an opener, so an object with an unknown key is not a call."""
     middle = '", "arguments": '
 
     def read(self, emitter: ToolCallEmitter, opener: str) -> Reader[None]:
@@ -45,8 +45,8 @@ class JsonCalls(ToolCallFormat):
         scanner.unmark()
 
     def _another(self, scanner: Scanner) -> Reader[bool]:
-        found = yield from scanner.accept(";", ",")
-        return bool(found) or (yield from scanner.peek()) == "{"
+        separator = yield from scanner.accept(";", ",")
+        return bool(separator) or (yield from scanner.peek()) == "{"
 
     def call_grammar(self, lark: GrammarBuilder, name: str, tool: Tool) -> str:
         return f"{lark.literal(name + self.middle)} {lark.arguments(tool)}"
@@ -61,7 +61,7 @@ class JsonCalls(ToolCallFormat):
 
 
 class _Object:
-    """One object, which is a call if it names a tool."""
+    """Reader of one JSON object, which is a call if it names a tool."""
 
     def __init__(self, emitter: ToolCallEmitter, *, exact: bool) -> None:
         self._emitter = emitter
@@ -70,13 +70,13 @@ class _Object:
         self._tool: Tool | None = None
         self._id: str | None = None
         self._is_guess = False
-        """The name is no offered tool's, so only `{"name": ..., "parameters": {...}}` is a call of it."""
+        """The name is no declared tool's, so only `{"name": ..., "parameters": {...}}` counts as a call."""
         self._early: list[str] | None = None
-        """Arguments that came before the name."""
+        """Arguments that precede the name."""
         self._started = False
 
     def read(self) -> Reader[bool]:
-        """True if this was a whole call, False if not, or not whole."""
+        """True for a complete call, False for a truncated one or another object."""
         scanner = self._scanner
         if not (yield from scanner.accept("{")):
             return False
@@ -102,7 +102,7 @@ class _Object:
         return False
 
     def _member(self, key: str) -> Reader[bool]:
-        """Reads the value of one key; False if there can be no call any more."""
+        """Reads the value of one key; False if the object cannot be a complete call."""
         scanner = self._scanner
         if key in _NAMES or (key == "function" and self._tool is None):
             return self._name((yield from read_string(scanner)) or "")
@@ -118,7 +118,7 @@ class _Object:
         return (yield from copy_json(scanner, _ignore))
 
     def _name(self, name: str) -> bool:
-        """Takes the called tool's name; False if it can be none's."""
+        """Sets the called tool; False for a name that cannot be a tool's."""
         tools = self._emitter.tools
         known = tools.find(name)
         self._tool = known or tools.resolve(name)
@@ -130,13 +130,13 @@ class _Object:
         return True
 
     def _arguments(self) -> Reader[bool]:
-        give: TextSink = self._emitter.add_arguments
+        sink: TextSink = self._emitter.add_arguments
         if self._tool is None:
             self._early = []
-            give = self._early.append
+            sink = self._early.append
         else:
             self._start()
-        whole = yield from read_arguments(self._scanner, give)
+        whole = yield from read_arguments(self._scanner, sink)
         if whole and self._started:
             self._emitter.end()
         return whole
@@ -160,15 +160,15 @@ class _Object:
         return True
 
 
-def read_arguments(scanner: Scanner, give: TextSink) -> Reader[bool]:
-    """An object, or the text of one in a string."""
+def read_arguments(scanner: Scanner, sink: TextSink) -> Reader[bool]:
+    """Reads arguments: a JSON object, or a string that contains one; False if truncated."""
     if (yield from scanner.accept('"')):
-        return (yield from copy_string(scanner, give))
-    return (yield from copy_json(scanner, give))
+        return (yield from copy_string(scanner, sink))
+    return (yield from copy_json(scanner, sink))
 
 
 def read_string(scanner: Scanner) -> Reader[str | None]:
-    """A short JSON string; None if there is none."""
+    """A JSON string of at most `MAX_NAME` characters, else None."""
     if not (yield from scanner.accept('"')):
         return None
     pieces: list[str] = []

@@ -1,4 +1,4 @@
-"""Calls whose name stands in a header of its own, before arguments in JSON: DeepSeek, Kimi K2, Mistral."""
+"""Tool-call formats with the name in a header before JSON arguments: DeepSeek, Kimi K2, Mistral."""
 
 import re
 
@@ -15,7 +15,7 @@ _LETTER = re.compile(r"[A-Za-z0-9]")
 
 
 def _skip_to_first_call(scanner: Scanner, opener: str, begin: str) -> Reader[bool]:
-    """Goes on from what opened a list of calls to where its first one begins; False if none does."""
+    """Skips from the opener of a list of calls to its first call; False if there is none."""
     if opener != begin:
         yield from scanner.skip_space()
         if not (yield from scanner.accept(begin)):
@@ -148,6 +148,6 @@ class MistralArgs(MistralList):
             emitter.end()
 
     def call_grammar(self, lark: GrammarBuilder, name: str, tool: Tool) -> str:
-        """With an id, where the tokenizer has a token for it."""
+        """With a call id if the tokenizer has the token `[CALL_ID]`."""
         own_id = f"{lark.literal(self._id)} /[A-Za-z0-9]{{9}}/ " if self.markup.is_sign(self._id) else ""
         return f"{lark.literal(name)} {own_id}{lark.literal(self._arguments)} {lark.arguments(tool)}"

@@ -1,6 +1,6 @@
-"""Calls written as Python: `[get_weather(city="Paris", days=2), ...]`, from Llama 3.2 and 4 and others.
+"""Pythonic tool calls, `[get_weather(city="Paris", days=2), ...]`: Llama 3.2 and 4 and others.
 
-Read as literals only: nothing is ever evaluated. Arguments become JSON while they come.
+Only literals are parsed, nothing is evaluated. Arguments are converted to JSON as they arrive.
 """
 
 import re
@@ -92,7 +92,7 @@ class Pythonic(ToolCallFormat):
 
 
 def _has_named_arguments(scanner: Scanner) -> Reader[bool]:
-    """Whether named arguments follow, or none: else a list of text is no call. Reads nothing."""
+    """Whether named arguments or an empty argument list follow; otherwise it is text. Consumes nothing."""
     start = scanner.offset
     name = yield from scanner.take_while(_NAME, MAX_NAME)
     ended = yield from scanner.accept("=" if name else ")")
@@ -101,29 +101,29 @@ def _has_named_arguments(scanner: Scanner) -> Reader[bool]:
     return called
 
 
-def _arguments(scanner: Scanner, give: TextSink) -> Reader[bool]:
-    """Named arguments up to the closing parenthesis, as a JSON object."""
-    give("{")
+def _arguments(scanner: Scanner, sink: TextSink) -> Reader[bool]:
+    """Reads named arguments up to the closing parenthesis and writes them as a JSON object."""
+    sink("{")
     before = ""
     while True:
         yield from scanner.skip_space()
         if (yield from scanner.accept(")")):
-            give("}")
+            sink("}")
             return True
         key = yield from scanner.take_while(_NAME, MAX_NAME)
         yield from scanner.skip_space()
         if not key or not (yield from scanner.accept("=")):
             return False
-        give(f'{before}"{escaped(key)}": ')
+        sink(f'{before}"{escaped(key)}": ')
         before = ", "
-        if not (yield from _literal(scanner, give, 0)):
+        if not (yield from _literal(scanner, sink, 0)):
             return False
         yield from scanner.skip_space()
         if not (yield from scanner.accept(",")) and (yield from scanner.peek()) != ")":
             return False
 
 
-def _literal(scanner: Scanner, give: TextSink, depth: int) -> Reader[bool]:
+def _literal(scanner: Scanner, sink: TextSink, depth: int) -> Reader[bool]:
     """One Python literal as JSON; False for what is none, or not whole."""
     yield from scanner.skip_space()
     first = yield from scanner.peek()
@@ -131,57 +131,57 @@ def _literal(scanner: Scanner, give: TextSink, depth: int) -> Reader[bool]:
         return False
     if first in _PLAIN:
         scanner.skip()
-        return (yield from _string(scanner, give, first))
+        return (yield from _string(scanner, sink, first))
     if first in _CLOSING:
         scanner.skip()
-        return (yield from _collection(scanner, give, first, depth + 1))
+        return (yield from _collection(scanner, sink, first, depth + 1))
     word = yield from scanner.take_while(_WORD, 512)
     if word in _WORDS:
-        give(_WORDS[word])
+        sink(_WORDS[word])
     elif _NUMBER.fullmatch(word):
-        give(word)
+        sink(word)
     else:
         return False
     return True
 
 
-def _collection(scanner: Scanner, give: TextSink, opening: str, depth: int) -> Reader[bool]:
+def _collection(scanner: Scanner, sink: TextSink, opening: str, depth: int) -> Reader[bool]:
     keyed, closing = opening == "{", _CLOSING[opening]
-    give("{" if keyed else "[")
+    sink("{" if keyed else "[")
     before = ""
     while True:
         yield from scanner.skip_space()
         if (yield from scanner.accept(closing)):
-            give("}" if keyed else "]")
+            sink("}" if keyed else "]")
             return True
         if before and not (yield from scanner.accept(",")):
             return False
         yield from scanner.skip_space()
         if before and (yield from scanner.accept(closing)):
-            give("}" if keyed else "]")
+            sink("}" if keyed else "]")
             return True
-        give(before)
+        sink(before)
         before = ", "
         if keyed:
             quote = yield from scanner.accept('"', "'")
-            if not quote or not (yield from _string(scanner, give, quote)):
+            if not quote or not (yield from _string(scanner, sink, quote)):
                 return False
             yield from scanner.skip_space()
             if not (yield from scanner.accept(":")):
                 return False
-            give(": ")
-        if not (yield from _literal(scanner, give, depth)):
+            sink(": ")
+        if not (yield from _literal(scanner, sink, depth)):
             return False
 
 
-def _string(scanner: Scanner, give: TextSink, quote: str) -> Reader[bool]:
+def _string(scanner: Scanner, sink: TextSink, quote: str) -> Reader[bool]:
     """The rest of a string, with its escapes turned into JSON's."""
-    give('"')
+    sink('"')
     high = 0
     """The first half of a character that two escapes spell."""
 
     def tell(text: str) -> None:
-        give(escaped(text))
+        sink(escaped(text))
 
     while True:
         if high and (yield from scanner.peek()) != "\\":
@@ -192,7 +192,7 @@ def _string(scanner: Scanner, give: TextSink, quote: str) -> Reader[bool]:
         character = yield from scanner.peek()
         if character == quote:
             scanner.skip()
-            give('"')
+            sink('"')
             return True
         if character != "\\":
             return False
@@ -215,7 +215,7 @@ def _string(scanner: Scanner, give: TextSink, quote: str) -> Reader[bool]:
 
 
 def _escape(scanner: Scanner) -> Reader[int | str | None]:
-    """What stands behind a backslash: a character's number, or text; None at the end."""
+    """Reads an escape after its backslash: a code point, or text; None if truncated."""
     kind = yield from scanner.peek()
     if not kind or "\ud800" <= kind <= "\udfff":
         return None

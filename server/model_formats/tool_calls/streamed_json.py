@@ -1,7 +1,7 @@
-"""JSON values in a text that is still coming: copied, decoded and checked piece by piece, in linear time.
+"""Streaming readers of JSON values, for `text_stream.scanner`, in linear time.
 
-Readers for `scanner.Scanner`. What they copy is what the model wrote; nothing is kept but what a cut-off
-escape needs. A lone surrogate, by which `markup` stands for a special token, ends every value.
+They copy the model's text unchanged and buffer only incomplete escapes. A sign of a special token (a lone
+surrogate) ends every value.
 """
 
 import json
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from server.model_formats.text_stream.scanner import Reader, Scanner, TextSink
 
 _OUTSIDE = re.compile(r"[\s\w:,.+\-]+")
-"""Of JSON, between strings and brackets."""
+"""JSON text between strings and brackets."""
 _IN_STRING = re.compile(r'[^"\\\ud800-\udfff]+')
 _SCALAR = re.compile(r"[\w.+\-]+")
 _ONE = re.compile(r"[^\ud800-\udfff]")
@@ -23,28 +23,28 @@ _INSIDE = re.compile(r'(?:[^"\\]|\\.)*', re.DOTALL)
 
 
 def escaped(text: str) -> str:
-    """The text as it stands in a JSON string."""
+    """The text escaped for a JSON string."""
     return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
-def copy_json(scanner: Scanner, give: TextSink) -> Reader[bool]:
-    """Gives a JSON value as it stands; False if the text, or what can be JSON, ends before it does."""
+def copy_json(scanner: Scanner, sink: TextSink) -> Reader[bool]:
+    """Copies a JSON value to `sink`; False if it is truncated or malformed."""
     first = yield from scanner.peek()
     if first == '"':
-        give(first)
+        sink(first)
         scanner.skip()
-        return (yield from _copy_string(scanner, give))
+        return (yield from _copy_string(scanner, sink))
     if first and first in "{[":
-        return (yield from _copy_nested(scanner, give))
+        return (yield from _copy_nested(scanner, sink))
     copied: list[str] = []
     more = yield from scanner.copy_run(_SCALAR, copied.append)
-    give("".join(copied))
+    sink("".join(copied))
     return more and bool(copied)
 
 
-def copy_string(scanner: Scanner, give: TextSink) -> Reader[bool]:
-    """Gives what a JSON string, from behind its first quote, says; False if it does not end."""
-    decoder = StringDecoder(give)
+def copy_string(scanner: Scanner, sink: TextSink) -> Reader[bool]:
+    """Decodes a JSON string after its first quote to `sink`; False if it is truncated."""
+    decoder = StringDecoder(sink)
 
     def add(piece: str) -> None:
         if piece != '"':
@@ -55,37 +55,37 @@ def copy_string(scanner: Scanner, give: TextSink) -> Reader[bool]:
     return whole
 
 
-def _copy_string(scanner: Scanner, give: TextSink) -> Reader[bool]:
-    """The rest of a string as it stands, its last quote included."""
+def _copy_string(scanner: Scanner, sink: TextSink) -> Reader[bool]:
+    """Copies the rest of a string including its last quote."""
     while True:
-        if not (yield from scanner.copy_run(_IN_STRING, give)):
+        if not (yield from scanner.copy_run(_IN_STRING, sink)):
             return False
         character = yield from scanner.peek()
         if character not in '"\\':
             return False
         scanner.skip()
         if character == '"':
-            give(character)
+            sink(character)
             return True
         following = yield from scanner.peek()
         if not following or not _ONE.match(following):
             return False
         scanner.skip()
-        give(character + following)
+        sink(character + following)
 
 
-def _copy_nested(scanner: Scanner, give: TextSink) -> Reader[bool]:
+def _copy_nested(scanner: Scanner, sink: TextSink) -> Reader[bool]:
     depth = 0
     while True:
-        if not (yield from scanner.copy_run(_OUTSIDE, give)):
+        if not (yield from scanner.copy_run(_OUTSIDE, sink)):
             return False
         character = yield from scanner.peek()
         if character not in '{}[]"':
             return False
         scanner.skip()
-        give(character)
+        sink(character)
         if character == '"':
-            if not (yield from _copy_string(scanner, give)):
+            if not (yield from _copy_string(scanner, sink)):
                 return False
         else:
             depth += 1 if character in "{[" else -1
@@ -94,35 +94,35 @@ def _copy_nested(scanner: Scanner, give: TextSink) -> Reader[bool]:
 
 
 class StringDecoder:
-    """The inside of a JSON string → what it says. Half an escape waits for its other half."""
+    """Decodes the content of a JSON string; an incomplete escape is buffered."""
 
-    def __init__(self, give: TextSink) -> None:
-        self._give = give
-        self._held = ""
+    def __init__(self, sink: TextSink) -> None:
+        self._sink = sink
+        self._pending = ""
 
     def feed(self, piece: str) -> None:
-        if "\\" not in piece and not self._held:
+        if "\\" not in piece and not self._pending:
             if piece:
-                self._give(piece)
+                self._sink(piece)
             return
-        text = self._held + piece
-        self._held = ""
-        said = "".join(self._units(text))
-        if said:
-            self._give(said)
+        text = self._pending + piece
+        self._pending = ""
+        decoded = "".join(self._units(text))
+        if decoded:
+            self._sink(decoded)
 
     def close(self) -> None:
-        """Gives an escape that was cut off as it stands."""
-        if self._held:
-            text, self._held = self._held, ""
-            self._give("\ufffd" if len(text) >= 6 else text)
+        """Passes on a truncated escape unchanged."""
+        if self._pending:
+            text, self._pending = self._pending, ""
+            self._sink("\ufffd" if len(text) >= 6 else text)
 
     def _units(self, text: str) -> Iterator[str]:
         at = 0
         while at < len(text):
             unit = _UNIT.match(text, at)
             if unit is None:
-                self._held = text[at:]
+                self._pending = text[at:]
                 return
             if unit[1] is None:
                 yield _SHORT.get(unit[2], unit[2]) if unit[2] else unit[0]
@@ -132,7 +132,7 @@ class StringDecoder:
             if 0xD800 <= code < 0xDC00:
                 low = _UNIT.match(text, unit.end())
                 if low is None and "\\u".startswith(text[unit.end() :][:2]):
-                    self._held = text[at:]
+                    self._pending = text[at:]
                     return
                 if low and low[1] and 0xDC00 <= int(low[1], 16) < 0xE000:
                     yield chr(0x10000 + ((code - 0xD800) << 10) + int(low[1], 16) - 0xDC00)
@@ -143,10 +143,10 @@ class StringDecoder:
 
 
 class CustomInput:
-    """The arguments of a custom tool, `{"input": "..."}` → the input. Other JSON is given as it stands."""
+    """Extracts the input of a custom tool from `{"input": "..."}`; other JSON is passed on unchanged."""
 
-    def __init__(self, give: TextSink) -> None:
-        self._give = give
+    def __init__(self, sink: TextSink) -> None:
+        self._sink = sink
         self._decoder: StringDecoder | None = None
         self._head = self._half = ""
         self._state = "head"
@@ -154,21 +154,21 @@ class CustomInput:
     def feed(self, piece: str) -> None:
         if self._state == "head":
             self._head += piece
-            found = _CUSTOM_HEAD.match(self._head)
-            if found:
-                self._state, self._decoder = "inside", StringDecoder(self._give)
-                piece, self._head = self._head[found.end() :], ""
+            head = _CUSTOM_HEAD.match(self._head)
+            if head:
+                self._state, self._decoder = "inside", StringDecoder(self._sink)
+                piece, self._head = self._head[head.end() :], ""
             elif len(self._head) > _MAX_HEAD:
                 self._state = "plain"
                 piece, self._head = self._head, ""
         if self._state == "plain":
-            self._give(piece)
+            self._sink(piece)
         elif self._state == "inside":
             self._read_inside(piece)
 
     def close(self) -> None:
         if self._head:
-            self._give(self._head)
+            self._sink(self._head)
         if self._decoder is not None:
             self._decoder.close()
 

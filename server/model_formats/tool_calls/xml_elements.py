@@ -1,7 +1,7 @@
-"""Calls whose arguments stand in elements of their own: Qwen3-Coder, GLM 4.5, MiniMax M2, DeepSeek V3.2.
+"""Tool-call formats with an XML element per argument: Qwen3-Coder, GLM 4.5, MiniMax M2, DeepSeek V3.2.
 
-Values are plain text there; the tool's schema says which of them are strings. The values of strings are
-given as they come, others when they are whole, as JSON if they can be what the schema wants.
+Values are unquoted; the tool's schema determines which are strings. Strings are streamed; other values are
+emitted when complete, as JSON if they match the schema's types.
 """
 
 import json
@@ -35,23 +35,23 @@ _IN_TAG = re.compile(r"[^<>\n\ud800-\udfff]")
 
 
 class ElementCalls(ToolCallFormat):
-    """One element for the call, one for each argument; the texts between differ."""
+    """An element for the call and one for each argument; the tags differ by family."""
 
     before_name: str
-    """Between the opener and the name; `after_name` ends the name."""
+    """The text before the name; `after_name` ends it."""
     after_name: str
     key: str
-    """Before an argument's name; `after_key` ends it and begins the value, which `after_value` ends."""
+    """The text before an argument's name; `after_key` ends it, `after_value` ends the value."""
     after_key: str
     after_string_key = ""
-    """The same where the value is a string, if that is said there."""
+    """`after_key` of string values, in families that mark them."""
     after_value: str
     last: str
-    """What ends the call."""
+    """The text that ends the call."""
     in_name = _IN_TAG
     per_property = True
     lines = False
-    """A value has a line break before and after it that is not its own."""
+    """Values are surrounded by line breaks, which are not part of them."""
 
     @cached_property
     def value_stops(self) -> StopTexts:
@@ -88,10 +88,10 @@ class ElementCalls(ToolCallFormat):
             value = _Value(emitter, types, trims=self.lines)
             if types and "string" not in types:
                 yield from scanner.copy_run(SPACE, value.add)
-                yield from copy_json(scanner, value.add)  # within it, what ends a value does not
-            found = yield from scanner.copy_until(self.value_stops, value.add, drops_half=True)
-            value.close(whole=bool(found))
-            if not found:
+                yield from copy_json(scanner, value.add)  # nested JSON may contain `after_value`
+            end = yield from scanner.copy_until(self.value_stops, value.add, drops_half=True)
+            value.close(whole=bool(end))
+            if not end:
                 return
         if (yield from scanner.accept(self.last)):
             emitter.add_arguments("{}" if before == "{" else "}")
@@ -101,7 +101,7 @@ class ElementCalls(ToolCallFormat):
         return bool((yield from scanner.accept(self.after_name)))
 
     def _end_key(self, scanner: Scanner, types: frozenset[str]) -> Reader[frozenset[str] | None]:
-        """Reads on to the value; gives its types, or None where no value comes."""
+        """Reads up to the value; returns its possible types, or None without a value."""
         return types if (yield from scanner.accept(self.after_key)) else None
 
     def call_grammar(self, lark: GrammarBuilder, name: str, tool: Tool) -> str:
@@ -118,7 +118,7 @@ class ElementCalls(ToolCallFormat):
         return " ".join([*parts, lark.literal(f"\n{self.last}")])
 
     def _element(self, lark: GrammarBuilder, tool: Tool, key: str | None, schema: Mapping[str, Any]) -> str:
-        """One argument, from the line break before it; without a key of any name."""
+        """The expression of one argument with the line break before it; without `key`, of any name."""
         if tool.kind == "custom" and (custom := lark.input(tool)):
             return f"{self._before(lark, key, _STRING)} {custom} {lark.literal(self._value_end())}"
         if not tool.strict:
@@ -146,7 +146,7 @@ class ElementCalls(ToolCallFormat):
         return lark.literal(f"\n{self.key}{key}{self.end_of_key(types)}")
 
     def end_of_key(self, types: frozenset[str]) -> str:
-        """Between an argument's name and its value, the line break of a value in lines included."""
+        """The text between an argument's name and its value, including the value's line break."""
         strings = self.after_string_key and (not types or "string" in types)
         return (self.after_string_key if strings else self.after_key) + "\n" * self.lines
 
@@ -158,58 +158,58 @@ _STRING = frozenset({"string"})
 
 
 class _Value:
-    """One argument's text on its way to JSON."""
+    """Converts one argument's text to JSON."""
 
     def __init__(self, emitter: ToolCallEmitter, types: frozenset[str], *, trims: bool) -> None:
         self._give = emitter.add_arguments
         self._types = types
         self._trims = trims
-        self._how = "string" if types == _STRING else "held"
-        """`held` until it is whole; then, or where it gets too long, a string or JSON as it stands."""
-        self._held = ""
+        self._mode = "string" if types == _STRING else "buffered"
+        """`buffered` until complete or too long; then `string` or `raw` JSON."""
+        self._line_break = ""
         self._pieces: list[str] = []
         self._size = 0
         self._at_head = True
         self._quoted = False
 
     def add(self, piece: str) -> None:
-        if self._how == "held":
+        if self._mode == "buffered":
             self._pieces.append(piece)
             self._size += len(piece)
             if self._size <= MAX_BUFFERED:
                 return
             piece = "".join(self._pieces)
             nested = piece.lstrip()[:1] in ("{", "[") and "string" not in self._types
-            self._how = "raw" if nested else "string"
-        text = self._held + piece
-        kept = self._trims and text.endswith("\n")
-        self._held = "\n" if kept else ""
-        self._tell(text[:-1] if kept else text)
+            self._mode = "raw" if nested else "string"
+        text = self._line_break + piece
+        ends_line = self._trims and text.endswith("\n")
+        self._line_break = "\n" if ends_line else ""
+        self._emit(text[:-1] if ends_line else text)
 
     def close(self, *, whole: bool) -> None:
-        if self._how == "held":
+        if self._mode == "buffered":
             text = "".join(self._pieces)
             if self._trims:
                 text = text.removeprefix("\n").removesuffix("\n")
-            self._give(as_json(text, self._types) if whole else self._begun(text))
+            self._give(as_json(text, self._types) if whole else self._truncated(text))
             return
-        # A line break that is held back here is not the value's own, or was cut off with what follows it.
-        if whole and self._how == "string":
+        # A buffered line break is not part of the value, or the value is truncated after it.
+        if whole and self._mode == "string":
             self._give('"' if self._quoted else '""')
 
-    def _begun(self, text: str) -> str:
-        """The beginning of a value that was cut off; nothing if it could be of several kinds."""
+    def _truncated(self, text: str) -> str:
+        """The JSON of a truncated value; empty if its type is ambiguous."""
         if self._types and "string" not in self._types:
             return text
         start = text.strip().lower()
         other = start[:1] in tuple("-0123456789{[") or any(word.startswith(start) for word in _WORDS)
         return "" if other else f'"{escaped(text)}'
 
-    def _tell(self, text: str) -> None:
+    def _emit(self, text: str) -> None:
         if self._at_head and text:
             text = text.removeprefix("\n") if self._trims else text
             self._at_head = False
-        if text and self._how == "raw":
+        if text and self._mode == "raw":
             self._give(text)
         elif text:
             self._give(escaped(text) if self._quoted else f'"{escaped(text)}')
@@ -217,7 +217,7 @@ class _Value:
 
 
 def as_json(text: str, types: frozenset[str]) -> str:
-    """The text as JSON of one of these types, or, if it cannot be that, as a string."""
+    """The text as JSON of one of these types, else as a JSON string."""
     word = _WORDS.get(text.strip().lower())
     if word and ({"true": "boolean", "false": "boolean", "null": "null"}[word] in types or not types):
         return word
@@ -282,7 +282,7 @@ class Glm(ElementCalls):
         self.suffix = ""
 
     def _end_name(self, scanner: Scanner) -> Reader[bool]:
-        """A name ends with its line or with the first argument."""
+        """The name ends with its line or before the first argument."""
         yield from scanner.skip_space()
         following = yield from scanner.accept(self.key, self.last)
         scanner.unread(len(following))
@@ -342,7 +342,7 @@ class DeepSeekV32(ElementCalls):
 
 
 class DeepSeekV4(DeepSeekV32):
-    """The same within other tags: DeepSeek V4."""
+    """As V3.2 within `<｜DSML｜tool_calls>`: DeepSeek V4."""
 
     name = "deepseek_v4"
     around = "tool_calls"

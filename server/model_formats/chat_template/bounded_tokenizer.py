@@ -1,8 +1,7 @@
-"""Text to token ids without a text's length deciding over memory, time or other threads.
+"""Tokenizer with a token limit, so that long texts do not cost unbounded time, memory or GIL time.
 
-What has more tokens than its caller has room for is found out without being tokenized whole: by its
-characters, then piece by piece. The library's batch call is used throughout: it lets other threads run, the
-single call does not. Thread-safe.
+Texts beyond the limit are detected without tokenizing them completely: by their characters, then in pieces.
+Only the library's batch call is used, because the single call does not release the GIL. Thread-safe.
 """
 
 from collections.abc import Sequence
@@ -12,13 +11,13 @@ from tokenizers import Tokenizer
 from server.model_formats.interface import PromptTooLong
 
 PIECE = 65_536
-"""Characters that are counted at once; 1 million tokens at once take 380 MB and 1 s, these 25 MB at most."""
+"""Characters counted in one call, at most 25 MB of memory; 1 million tokens take 380 MB and 1 s."""
 CHARACTERS_PER_TOKEN = 2
-"""A text of so many characters for each token of room is tokenized without having been counted."""
+"""A text of at most this many characters per allowed token is tokenized without counting."""
 TOKENS_PER_CUT = 32
-"""Tokens that a cut may add to a count: what is cut in a word, and the merges next to it."""
+"""Tokens that a cut within a word may add to the count."""
 MAX_COMPOSED = 4
-"""Characters of which the composing normal forms may make one."""
+"""Characters that NFC and NFKC may compose into one."""
 
 
 class BoundedTokenizer:
@@ -27,14 +26,14 @@ class BoundedTokenizer:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self.max_chars_per_token = _max_chars_per_token(tokenizer)
-        """Characters that a token stands for at most; None where a tokenizer may drop or join any number."""
+        """Maximum characters of a token; None if the tokenizer may drop or join any number of characters."""
 
     def encode(
         self, texts: Sequence[str], limit: int | None = None, *, special: bool = False
     ) -> list[list[int]]:
-        """The ids of each text. `special` adds what the tokenizer puts around texts.
+        """The ids of each text. `special` adds the tokenizer's own special tokens (BOS, EOS).
 
-        Raises PromptTooLong if they have more than `limit` tokens; it may return a few more than that.
+        Raises PromptTooLong beyond `limit` tokens together; the result may exceed it by a few.
         """
         if limit is not None:
             self._refuse_long(texts, limit)
@@ -71,7 +70,7 @@ def _batches(texts: Sequence[str]) -> list[list[str]]:
 
 
 def _max_chars_per_token(tokenizer: Tokenizer) -> int | None:
-    """Known for byte-level BPE, whose tokens together spell all of a text and nothing else."""
+    """The bound for byte-level BPE, whose tokens contain every character of a text; else None."""
     normalizer = type(tokenizer.normalizer).__name__
     if normalizer not in ("NoneType", "NFC", "NFKC") or type(tokenizer.model).__name__ != "BPE":
         return None
