@@ -261,14 +261,14 @@ class Recorder:
 
     def _after_commit(self, updates: Sequence[RunUpdate]) -> None:
         self._publish(updates)
-        crashpoint("recorder.told")
+        crashpoint("recorder.published")
         for update in updates:
             if update.undecodable:
                 self._cancel(update.run.facts.id)
             if update.is_last:
                 self.release(update.run.facts.id)
         if any(update.released for update in updates):
-            crashpoint("handback.committed")
+            crashpoint("release.committed")
             self._on_released()
         self._on_committed(updates)
 
